@@ -1,11 +1,11 @@
-"""dpx: declare a private-training experiment in YAML; get a model and a true privacy statement."""
+"""Trains a private model from an experiment declared in YAML, and states the privacy that its run really has."""
 
 import importlib
 from typing import Any
 
 __version__ = "0.1.0"
 
-# Imported when asked for: the jobs that only plan or account must not import jax.
+# Imported on first use: jobs that only plan or account must not import jax.
 _MODULES = {
     "clipped_sum": "dpx.clipping.clipped_sum",
     "plain_sum": "dpx.clipping.clipped_sum",

@@ -1,4 +1,4 @@
-"""The entry point of the command line. Importing it changes nothing in the process; `main` does, before it imports Hydra."""
+"""Starts the command line. Importing this module changes nothing in the process; `main` does, before it imports Hydra."""
 
 import os
 import signal
@@ -7,8 +7,11 @@ import threading
 
 
 def main() -> None:
-    """Exit code 0; 2 with `error: <value>: <reason>. <fix>` for what the user can correct; 1 for a defect; 130 and 143 for Ctrl-C and
-    SIGTERM, with one line that says how to resume."""
+    """Runs the command line and returns its exit code.
+
+    0: success. 2: `error: <value>: <reason>. <fix>` for a mistake that the user can correct. 1: a defect of the program. 130 and 143:
+    Ctrl-C and SIGTERM, with one line that says how to resume.
+    """
     # Until `run` handles it, Ctrl-C ends without a traceback: importing takes a second or two.
     if threading.current_thread() is threading.main_thread():
         signal.signal(signal.SIGINT, signal.SIG_DFL)
@@ -17,7 +20,7 @@ def main() -> None:
     try:
         from dpx.launch.command import run
     except ModuleNotFoundError as missing:
-        # A checkout that was never installed, by an interpreter that has none of what it needs.
+        # A checkout that was never installed, run by an interpreter without its dependencies.
         line = f"{missing.name}: is not installed for {sys.executable}. In the checkout run pip install -c requirements.lock -e ."
         print(f"error: {line}", file=sys.stderr)
         sys.exit(2)

@@ -1,4 +1,4 @@
-"""Expected batch size as a function of the step (Anil et al. 2021, section 5.2)."""
+"""Declares the expected batch size as a function of the step (Anil et al. 2021, section 5.2)."""
 
 import itertools
 from collections.abc import Sequence
@@ -8,7 +8,7 @@ from dpx.declaration import declaration, require
 
 @declaration
 class Constant:
-    """The same expected batch size at every step."""
+    """Uses the same expected batch size at every step."""
 
     size: int
 
@@ -26,7 +26,7 @@ class Constant:
 
 @declaration
 class Staged:
-    """`sizes[i]` for `stage_steps` steps each; the last size stays."""
+    """Uses `sizes[i]` for `stage_steps` steps each; the last size stays until the end."""
 
     sizes: Sequence[int]
     stage_steps: int
@@ -49,13 +49,13 @@ class Staged:
         return self.sizes[min(step // self.stage_steps, len(self.sizes) - 1)]
 
     def with_at_most(self, limit: int) -> str:
-        """Same as `Constant.with_at_most`."""
+        """Returns the same sentence as `Constant.with_at_most`, for these settings."""
         return f"Set every one of batch_schedule.sizes to {limit} or less"
 
 
 @declaration
 class Linear:
-    """A straight ramp from `start` to `end` over `ramp_steps` steps, then `end`.
+    """Increases the batch size linearly from `start` to `end` over `ramp_steps` steps, then uses `end`.
 
     Step t of the ramp uses the value at its middle, t + 1/2, so that the ramp's mean is (start + end) / 2 exactly.
     """
@@ -81,7 +81,7 @@ class Linear:
         return round(self.start + (self.end - self.start) * (step + 0.5) / self.ramp_steps)
 
     def with_at_most(self, limit: int) -> str:
-        """Same as `Constant.with_at_most`."""
+        """Returns the same sentence as `Constant.with_at_most`, for these settings."""
         return f"Set batch_schedule.start and batch_schedule.end to {limit} or less"
 
 
@@ -89,5 +89,5 @@ BatchSchedule = Constant | Staged | Linear
 
 
 def stages(schedule: BatchSchedule, steps: int) -> tuple[tuple[int, int], ...]:
-    """`(expected batch size, consecutive steps)` pairs covering `steps` steps, equal neighbours merged."""
+    """Returns the pairs (expected batch size, consecutive steps) of a run of `steps` steps; equal neighbours are merged."""
     return tuple((size, len(list(equal))) for size, equal in itertools.groupby(map(schedule.at, range(steps))))

@@ -1,4 +1,4 @@
-"""A checkpoint's folder: where it lies, what it declares (`config.json`), and which files hold its weights. Nothing in it is executed."""
+"""Reads a checkpoint's folder: its path, its declaration (`config.json`), and the files of its weights. Nothing in it is executed."""
 
 import importlib
 from pathlib import Path
@@ -11,12 +11,13 @@ from dpx.run_folder import read_json
 WEIGHTS, INDEX, CONFIG = "model.safetensors", "model.safetensors.index.json", "config.json"
 _COPY = "Copy the file again"
 _PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl", ".pickle", ".h5", ".msgpack")
-# All that a model and its tokenizer are read from.
+# The files that a model and its tokenizer are read from.
 _DOWNLOADED = ["*.json", "*.txt", "*.safetensors", "README.md"]
 
 
 def folder_of(path: str, key: str = "init.path") -> Path:
-    """The folder that `path` names: itself, or the copy of a hub id's files that `huggingface_hub` keeps on this machine.
+    """Returns the folder that `path` names: the path itself, or the copy of a hub id's files that `huggingface_hub` keeps on this
+    machine.
 
     Raises `ConfigError`, naming the `key` that it was declared under, if the folder does not exist.
     """
@@ -24,7 +25,7 @@ def folder_of(path: str, key: str = "init.path") -> Path:
     try:
         place = Path(path).expanduser()
         is_file, is_folder = place.is_file(), place.is_dir()
-    except (OSError, RuntimeError):  # a name that no file can have, or the home of a user who is not there
+    except (OSError, RuntimeError):  # a name that no file can have, or the home of a user who does not exist
         raise ConfigError(asked, "no such folder", "Name a folder that holds config.json") from None
     require(not is_file, asked, _said_of_file(place), "Name the folder that holds config.json and model.safetensors")
     if is_folder:
@@ -39,19 +40,22 @@ def folder_of(path: str, key: str = "init.path") -> Path:
 
 
 def is_hub_id(path: str) -> bool:
-    """Whether a path that does not exist has the form of a hub id."""
+    """Returns whether a path that does not exist has the form of a hub id."""
     return path.count("/") <= 1 and not path.startswith((".", "/", "~"))
 
 
 def config_of(folder: Path) -> dict[str, Any]:
-    """The config of the checkpoint in `folder`. Raises `ConfigError` if it is missing or is not a JSON object."""
+    """Returns the config of the checkpoint in `folder`. Raises `ConfigError` if it is missing or is not a JSON object."""
     require((folder / CONFIG).is_file(), folder, f"contains no {CONFIG}", "Name the folder of a checkpoint")
     return read_json(folder / CONFIG, _COPY)
 
 
 def weight_files(folder: Path) -> dict[str, list[str]]:
-    """The weight files, each with the names of its tensors according to the index; no names without an index. Refuses pickles."""
-    # As transformers does: an index beside the one file is left from before.
+    """Returns the weight files, each with the names of its tensors from the index, or without names if the index is missing.
+
+    Raises `ConfigError` for pickles.
+    """
+    # As in transformers: an index beside a single weight file is left over from an earlier save.
     if (folder / WEIGHTS).is_file():
         return {WEIGHTS: []}
     if (folder / INDEX).is_file():

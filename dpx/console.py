@@ -1,4 +1,4 @@
-"""The streams for text and tables that people read."""
+"""Writes text and tables for people to the standard streams."""
 
 import contextlib
 import errno
@@ -15,13 +15,14 @@ from dpx.declaration import ConfigError
 def require_standard_streams() -> None:
     """Opens `/dev/null` in place of standard streams that this process was started without (`2>&-`).
 
-    The next file that is opened would otherwise take such a stream's number, and what libraries write to the stream would go into it.
+    Otherwise the next file that is opened would get the number of such a stream, and text that libraries write to the stream would go into
+    the file.
     """
     for number in range(3):
         try:
             os.fstat(number)
         except OSError:
-            # The lowest free number is given out: this one.
+            # The system assigns the lowest free number: this one.
             os.open(os.devnull, os.O_RDWR)
     for number, name in ((1, "stdout"), (2, "stderr")):
         if getattr(sys, name) is None:
@@ -35,20 +36,20 @@ def _discard(stream: Any) -> None:
 
 
 def closed_pipe() -> ConfigError:
-    """The error to report where the reader of standard output has gone (`| head`). Later output is discarded."""
+    """Returns the error to report if the reader of standard output has closed it (`| head`), and discards all later output."""
     _discard(sys.stdout)
     return ConfigError("standard output", "was closed before everything was written", "Read all of it, or write it to a file")
 
 
 class Console(rich.console.Console):
-    """A Rich console that raises `closed_pipe` if its reader has gone. Rich itself exits with code 1 and no message."""
+    """A Rich console that raises `closed_pipe` if its reader has closed the stream. Rich itself exits with code 1 and no message."""
 
     def on_broken_pipe(self) -> NoReturn:
         raise closed_pipe()
 
 
 class _Lossy:
-    """A stream that people read, whose reader may go away, or whose file may not be writable any more: its text is then discarded."""
+    """A stream that discards its text if its reader has closed it or its file can no longer be written."""
 
     def __init__(self, stream: Any):
         self._stream = stream
@@ -74,7 +75,8 @@ class _Lossy:
 
 
 def progress_console() -> Console:
-    """Standard error, for progress messages. Writing to it never fails: work does not end because nobody reads its messages."""
+    """Returns a console on standard error for progress messages. Writing to it never fails, so work does not stop because nobody reads
+    them."""
     file: Any = _Lossy(sys.stderr)
     return Console(file=file)
 
@@ -87,17 +89,19 @@ def tell(line: str) -> None:
 
 
 def wide_console() -> Console:
-    """A console as wide as the terminal, or with 160 columns without a terminal: in a log, a table cut to 80 columns is not readable."""
+    """Returns a console as wide as the terminal, or with 160 columns without a terminal: a table cut to 80 columns is not readable in a
+    log."""
     console = Console()
     return console if console.is_terminal else Console(width=160)
 
 
 def stage(text: str) -> None:
-    """Writes to standard error which work starts now; standard output receives only tables."""
+    """Writes to standard error which stage of the work starts now; standard output receives only tables."""
     progress_console().print(text, highlight=False, markup=False, soft_wrap=True)
 
 
 def figure(value: float, places: int = 3) -> str:
-    """`value` to `places` decimal places, and with at least two digits where it is small or huge: 7.394, 0.039, 0.00027, 3.7e+19."""
+    """Returns `value` as text with `places` decimal places, and with at least two digits if it is small or huge: 7.394, 0.039, 0.00027,
+    3.7e+19."""
     is_readable = value == 0 or 10 ** (1 - places) <= abs(value) < 1e9
     return f"{value:.{places}f}" if is_readable else f"{value:.2g}"

@@ -1,4 +1,4 @@
-"""The common behaviour of declarations: frozen, keyword-only, type-checked, with errors that give value, reason and fix.
+"""Defines what all declarations share: they are frozen, keyword-only and type-checked, and their errors give value, reason and fix.
 
 Nothing here (or in any declaration) imports jax: a config is checked before an array can be allocated.
 """
@@ -48,12 +48,12 @@ def declaration(cls: Cls) -> Cls:
 
 
 def is_declaration(value: Any) -> bool:
-    """Whether `value` is a class with the decorator `declaration`; a subclass of a declaration needs the decorator itself."""
+    """Returns whether `value` is a class with the decorator `declaration`; a subclass of a declaration needs the decorator itself."""
     return isinstance(value, type) and vars(value).get(_MARK) is value
 
 
 def at_default(declared: Any) -> list[str]:
-    """The fields of a declaration that have their default value, as a config that leaves them out gives it."""
+    """Returns the fields of a declaration that have their default value, as in a config that leaves them out."""
     return [field.name for field in dataclasses.fields(declared) if _default(field) == getattr(declared, field.name)]
 
 
@@ -62,9 +62,10 @@ def _default(field: dataclasses.Field[Any]) -> Any:
 
 
 def identifying_values(declared: Any) -> Any:
-    """`declared` as plain data that identifies it: of each declaration its class, and the fields that do not have their default value.
+    """Returns `declared` as plain data that identifies it: for each declaration its class and the fields that differ from their
+    defaults.
 
-    A field that is added with a default thus leaves it as it was. Whether a default itself changed is for a checksum of the code to show.
+    So a new field with a default does not change the result. A changed default is detected by the checksum of the code instead.
     """
     if dataclasses.is_dataclass(declared) and not isinstance(declared, type):
         left_out = at_default(declared)
@@ -78,7 +79,7 @@ def identifying_values(declared: Any) -> Any:
 
 
 def several(names: Sequence[str], most: int = 3) -> str:
-    """The first `most` of `names` for a message, and how many more there are."""
+    """Returns text for a message: the first `most` of `names`, and the number of the others."""
     return ", ".join(names[:most]) + (f" and {len(names) - most} more" if len(names) > most else "")
 
 

@@ -1,6 +1,6 @@
-"""Files that are whole after a power cut: the old content or the new one, never a part.
+"""Writes files that are whole after a power cut: they hold the old content or the new content, never a part.
 
-What grows line by line is appended and synced by its owner instead: `dpx.privacy.chain`, `dpx.training.released`.
+A file that grows line by line is appended to and synced by its owner instead: `dpx.privacy.chain`, `dpx.training.released`.
 """
 
 import contextlib
@@ -13,7 +13,7 @@ from pathlib import Path
 
 
 def write_durably(path: Path, data: str | bytes) -> None:
-    """Puts `data` at `path` atomically, making its folder where needed; content and name are on disk when this returns."""
+    """Writes `data` to `path` atomically, and makes its folder if needed; content and name are on disk when this returns."""
     make_folder(path.parent)
     with naming(path), draft_of(path) as draft, open(draft, "wb", opener=not_following) as file:
         file.write(data.encode() if isinstance(data, str) else data)
@@ -21,7 +21,7 @@ def write_durably(path: Path, data: str | bytes) -> None:
 
 @contextlib.contextmanager
 def draft_of(path: Path, put: Callable[[Path, Path], None] | None = None) -> Iterator[Path]:
-    """A new path beside `path`, at which the block writes a file or a folder.
+    """Yields a new path beside `path`, at which the block writes a file or a folder.
 
     When the block ends, the draft is synced to disk and renamed to `path`, or `put(draft, path)` is called instead of `put_in_place`. If
     anything raises, the draft is deleted and `path` is as before.
@@ -41,7 +41,8 @@ def draft_of(path: Path, put: Callable[[Path, Path], None] | None = None) -> Ite
 
 @contextlib.contextmanager
 def naming(path: Path) -> Iterator[None]:
-    """Names `path` in an `OSError` that names no file, as one from writing to an open file: the user is told which one it was."""
+    """Adds `path` to an `OSError` that names no file, such as an error from writing to an open file, so that the user sees which file it
+    was."""
     try:
         yield
     except OSError as fault:
@@ -50,16 +51,17 @@ def naming(path: Path) -> Iterator[None]:
 
 
 def put_in_place(draft: Path, path: Path) -> None:
-    """Renames `draft`, a file or folder already synced to disk, to `path` atomically, replacing a file there; durable at return.
+    """Renames `draft`, a file or folder that is already synced to disk, to `path` atomically; the new name is on disk when this returns.
 
-    Raises `OSError` where both are not on one file system, or `path` is a folder that is not empty."""
+    It replaces a file at `path`. Raises `OSError` if both are not on one file system, or if `path` is a folder that is not empty.
+    """
     os.replace(draft, path)
     for folder in {draft.parent, path.parent}:
         sync(folder)
 
 
 def make_folder(path: Path) -> None:
-    """Makes `path` and its parents where they are missing, each no more open to other users than the folder it lies in."""
+    """Makes `path` and its parents if they are missing, each with at most the permissions of the folder that contains it."""
     if path.is_dir():
         return
     make_folder(path.parent)
@@ -67,8 +69,10 @@ def make_folder(path: Path) -> None:
 
 
 def make_private(path: Path) -> None:
-    """Makes the folder `path` where it is missing, and lets its owner alone look into it, whatever the umask. Raises `OSError` where it is
-    a symbolic link."""
+    """Makes the folder `path` if it is missing, and gives access to its owner alone, whatever the umask.
+
+    Raises `OSError` if `path` is a symbolic link.
+    """
     make_folder(path.parent)
     path.mkdir(mode=0o700, exist_ok=True)
     handle = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
@@ -80,15 +84,20 @@ def make_private(path: Path) -> None:
 
 
 def not_following(path: str | os.PathLike[str], flags: int) -> int:
-    """An `opener` for `open`: raises `OSError` for a symbolic link; a file that it makes is no more open to other users than its folder."""
+    """Opens a file for `open(opener=...)`; raises `OSError` for a symbolic link.
+
+    A file that it makes has at most the permissions of its folder.
+    """
     mode = os.stat(os.path.dirname(path) or ".").st_mode
     return os.open(path, flags | os.O_NOFOLLOW, 0o666 & mode)
 
 
 @contextlib.contextmanager
 def locked(path: Path, operation: int) -> Iterator[None]:
-    """Holds the lock file `path`, made where it is missing and never emptied, by `operation` of `flock`. Raises `BlockingIOError` where
-    another process holds it and `operation` does not wait, and another `OSError` where it cannot be opened."""
+    """Holds the lock file `path` with the `flock` operation `operation`. The file is made if it is missing and is never emptied.
+
+    Raises `BlockingIOError` if another process holds it and `operation` does not wait, and another `OSError` if it cannot be opened.
+    """
     handle = _locked_handle(path, operation)
     try:
         yield
@@ -97,7 +106,8 @@ def locked(path: Path, operation: int) -> Iterator[None]:
 
 
 def _locked_handle(path: Path, operation: int) -> int:
-    """An open, locked handle of the file that is at `path` now: a file that was removed meanwhile would lock nobody out."""
+    """Returns an open, locked handle of the file that is at `path` now: a lock on a file that was removed meanwhile would exclude
+    nobody."""
     while True:
         handle = not_following(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC)
         try:
@@ -113,7 +123,7 @@ def _locked_handle(path: Path, operation: int) -> int:
 
 @contextlib.contextmanager
 def held(folder: Path) -> Iterator[None]:
-    """Keeps other processes that would hold `folder` waiting, while what lies in it is read, changed and written back."""
+    """Makes other processes that would hold `folder` wait while its content is read, changed and written back."""
     handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
     try:
         fcntl.flock(handle, fcntl.LOCK_EX)
@@ -123,7 +133,7 @@ def held(folder: Path) -> Iterator[None]:
 
 
 def sync(path: str | os.PathLike[str]) -> None:
-    """Makes a file's content, or a directory's entries, outlive a power cut."""
+    """Writes a file's content, or a directory's entries, to disk, so that they survive a power cut."""
     handle = os.open(path, os.O_RDONLY)
     try:
         os.fsync(handle)

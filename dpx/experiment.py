@@ -1,4 +1,4 @@
-"""The root declaration: one frozen record that fixes the whole claim."""
+"""Defines the root declaration: one frozen record of everything that the privacy claim depends on."""
 
 from typing import Any, Literal
 
@@ -23,8 +23,10 @@ from dpx.tuning.declarations import Tune
 
 @declaration
 class Schedule:
-    """The intervals, in steps, at which a run evaluates and saves, on how many held-out rows, and how many checkpoints stay. None of these
-    settings affects the claim."""
+    """Sets how often a run evaluates and saves, in steps, on how many held-out rows, and how many checkpoints are kept.
+
+    None of these settings affects the claim.
+    """
 
     evaluate_every: int = 100
     evaluation_rows: int = 10_000
@@ -38,7 +40,7 @@ class Schedule:
 
 @declaration
 class Experiment:
-    """Everything that decides what is trained, on what, and with which privacy. Imports no jax."""
+    """Declares the model, the data, the training and the privacy of one run. Imports no jax."""
 
     name: str
     steps: int
@@ -144,17 +146,17 @@ class Experiment:
 
     @property
     def vocabulary_size(self) -> int:
-        """The rows of the model's word table: as the model declares, else as the data does."""
+        """The number of rows of the model's embedding table, as the model declares it, or else as the data declares it."""
         return self.model.vocabulary_size or self.data.vocabulary.size
 
     @property
     def widths(self) -> tuple[int, ...]:
-        """Lengths that texts are padded to, ascending."""
+        """The lengths in tokens that texts are padded to, ascending."""
         return widths_of(self.length_buckets, self.data.sequence_length)
 
     @property
     def trained(self) -> Trained:
-        """What is trained: `train`, of which the mechanism may leave out what its noise does not cover."""
+        """The trained parameters: `train`, without the parameters that the mechanism's noise does not cover."""
         return self.mechanism.trained(self.train)
 
     @property
@@ -163,6 +165,6 @@ class Experiment:
 
 
 def _has(declared: Any, key: str) -> bool:
-    """Whether a declaration has the dotted config key `key`."""
+    """Returns whether a declaration has the dotted config key `key`."""
     name, _, rest = key.partition(".")
     return hasattr(declared, name) and (not rest or _has(getattr(declared, name), rest))

@@ -1,4 +1,4 @@
-"""Checksums of files: what a file held when it was written, to be compared before anything reads meaning into its bytes.
+"""Computes checksums of files, which are compared before a file's content is used.
 
 Files are read in blocks, so memory does not grow with their size.
 """
@@ -15,7 +15,7 @@ Known = dict[str, Any]
 
 
 def of_file(path: Path, read: Callable[[int], None] = lambda count: None) -> Known:
-    """Size and SHA-256 of the file at `path`; `read` is told after each block how many bytes it had. Raises `OSError`."""
+    """Returns the size and the SHA-256 of the file at `path`; calls `read` after each block with its number of bytes. Raises `OSError`."""
     digest, size = hashlib.sha256(), 0
     with path.open("rb", buffering=0) as file:
         while block := file.read(BLOCK_BYTES):
@@ -26,7 +26,7 @@ def of_file(path: Path, read: Callable[[int], None] = lambda count: None) -> Kno
 
 
 def of_folder(folder: Path, without: str) -> dict[str, Known]:
-    """Those of every file in `folder` and the folders in it, by its path from there; `without` names one to leave out."""
+    """Returns the size and the SHA-256 of every file below `folder`, by its relative path; `without` names one file to leave out."""
     files = sorted(path for path in folder.rglob("*") if path.is_file())
     named = {path.relative_to(folder).as_posix(): path for path in files}
     return {name: of_file(path) for name, path in named.items() if name != without}

@@ -1,9 +1,10 @@
-"""Ctrl-C and SIGTERM: work that must not be cut is finished first, anything else ends where it is, and a second signal ends at once.
+"""Handles Ctrl-C and SIGTERM: work that must not be cut is finished first, other work stops at once, and a second signal ends the
+process.
 
-The interpreter runs a signal's handler between two bytecodes of the main thread, which may wait minutes for a device. So a thread of its
-own hears of signals too: it ends the process at the second one, whatever the main thread waits for.
+The interpreter runs a signal's handler between two bytecodes of the main thread, which may wait minutes for a device. So a separate thread
+receives signals too: it ends the process at the second one, even while the main thread waits.
 
-That thread needs the interpreter's lock, and compiled code that hangs may hold it. So a small process, the guard, hears of signals first:
+That thread needs the interpreter's lock, and compiled code that hangs may hold it. So a small process, the guard, receives signals first:
 it forwards them, and kills this process if it still exists some seconds after the second one.
 """
 
@@ -19,7 +20,7 @@ from typing import Any
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
-# How long after the second signal the guard waits.
+# Seconds that the guard waits after the second signal.
 GRACE_SECONDS = 5
 
 # The guard ends with its parent: its standard input, the pipe that signals are written to, then has no writer left.
@@ -48,7 +49,10 @@ _is_deferred = False
 
 
 class Interrupted(BaseException):
-    """The user ended the program. `done` is how many steps a run has saved, `None` outside training; `how` says how to resume."""
+    """Says that the user ended the program.
+
+    `done` is the number of steps that a run has saved, `None` outside training; `how` says how to resume.
+    """
 
     def __init__(self, done: int | None = None):
         super().__init__()
@@ -57,7 +61,7 @@ class Interrupted(BaseException):
 
     @property
     def exit_code(self) -> int:
-        """128 and the signal's number, as a shell has it: 130 for Ctrl-C, 143 for SIGTERM."""
+        """128 plus the signal's number, as in a shell: 130 for Ctrl-C, 143 for SIGTERM."""
         return 128 + (_received[0] if _received else signal.SIGINT)
 
     def __str__(self) -> str:
@@ -65,7 +69,7 @@ class Interrupted(BaseException):
 
 
 def install() -> None:
-    """Handles both signals from here on, until `release`; call it from the main thread."""
+    """Handles both signals from now on, until `release`; call it from the main thread."""
     global _writer
     if _writer is None:
         reader, _writer = os.pipe()
@@ -85,13 +89,13 @@ def release() -> None:
 
 
 def is_requested() -> bool:
-    """Whether SIGINT or SIGTERM came since `install`."""
+    """Returns whether SIGINT or SIGTERM was received since `install`."""
     return bool(_received)
 
 
 @contextlib.contextmanager
 def deferred() -> Iterator[None]:
-    """Inside, a signal raises nothing: the work asks `is_requested` where it may stop."""
+    """Defers signals inside the block: they raise nothing, and the work asks `is_requested` at points where it may stop."""
     global _is_deferred
     _is_deferred = True
     try:
@@ -101,14 +105,15 @@ def deferred() -> Iterator[None]:
 
 
 def _handle(number: int, frame: Any) -> None:
-    """Raises `Interrupted` where the program is, unless deferred."""
+    """Raises `Interrupted` at the current point of the program, unless signals are deferred."""
     _received.append(number)
     if not _is_deferred:
         raise Interrupted
 
 
 def _listen(*readers: int) -> None:
-    """Notes the first signal; ends the process at the second. A reader that ends, as the guard's does with it, is followed by the next."""
+    """Records the first signal and ends the process at the second. If the reader ends, as it does when the guard ends, the next reader
+    is used."""
     heard = 0
     for number in itertools.chain.from_iterable(map(_bytes_of, readers)):
         if number not in SIGNALS:

@@ -1,4 +1,4 @@
-"""A finished run, loaded from Python: its declaration, its parameters and its claim."""
+"""Loads a finished run in Python: its declaration, its parameters and its privacy statement."""
 
 import dataclasses
 from pathlib import Path
@@ -13,7 +13,7 @@ from dpx.records import to_json
 
 @dataclasses.dataclass(frozen=True)
 class Loaded:
-    """A finished run.
+    """Holds a finished run.
 
     Attributes:
         experiment: What was declared.

@@ -1,4 +1,4 @@
-"""Learning rate as a function of the step: the papers' own schedule (Anil et al. 2021, section 4.2), and some of optax's.
+"""Declares the learning rate as a function of the step: the papers' schedule (Anil et al. 2021, section 4.2), and some of optax's.
 
 A duration is a whole number of steps, or a fraction below 1 of the run's steps.
 """
@@ -11,7 +11,7 @@ from dpx.declaration import declaration, require
 
 
 def in_steps(duration: int | float, steps: int) -> int:
-    """A declared duration in a run of `steps`, rounded to whole steps."""
+    """Returns a declared duration in a run of `steps` steps, rounded to whole steps."""
     return duration if isinstance(duration, int) else round(duration * steps)
 
 
@@ -38,8 +38,8 @@ def _require_final(final_fraction: float) -> None:
 
 @declaration
 class WarmUpThen:
-    """`learning_rate` is reached after `warmup_steps`, from zero along a line; `decay` then brings it to `final_fraction` of it at the last
-    step."""
+    """Increases the rate linearly from zero to `learning_rate` in `warmup_steps`; `decay` then reduces it to `final_fraction` of that at
+    the last step."""
 
     learning_rate: float
     warmup_steps: int | float
@@ -58,7 +58,7 @@ class WarmUpThen:
         )
 
     def require_fits(self, steps: int) -> None:
-        """Raises `ConfigError` where a run of `steps` would never reach the peak rate."""
+        """Raises `ConfigError` if a run of `steps` steps would never reach the peak rate."""
         require(
             in_steps(self.warmup_steps, steps) <= steps,
             f"lr_schedule.warmup_steps={self.warmup_steps}",
@@ -67,7 +67,7 @@ class WarmUpThen:
         )
 
     def at(self, step: int, steps: int) -> float:
-        """Rate of update `step` (from 0) in a run of `steps`: the paper's eta_t with t = step + 1."""
+        """Returns the rate of update `step` (from 0) in a run of `steps` steps: the paper's eta_t with t = step + 1."""
         t, warmup_steps = step + 1, in_steps(self.warmup_steps, steps)
         if t < warmup_steps:
             return self.learning_rate * t / warmup_steps
@@ -90,11 +90,11 @@ class OfOptax:
     warmup_steps: int | float
 
     def curve(self, steps: int) -> Callable[[Any], Any]:
-        """Optax's schedule for a run of `steps`: the rate as a function of the count."""
+        """Returns optax's schedule for a run of `steps` steps: the rate as a function of the count."""
         raise NotImplementedError
 
     def require_fits(self, steps: int) -> None:
-        """Raises `ConfigError` where a run of `steps` would end at the peak rate, or before it."""
+        """Raises `ConfigError` if a run of `steps` steps would end before the peak rate or at it."""
         require(
             in_steps(self.warmup_steps, steps) < steps,
             f"lr_schedule.warmup_steps={self.warmup_steps}",
@@ -103,16 +103,19 @@ class OfOptax:
         )
 
     def at(self, step: int, steps: int) -> float:
-        """Rate of update `step` (from 0) in a run of `steps`: optax's value at count step + 1, so that a warm-up from zero does not spend
-        its first step on a rate of zero."""
+        """Returns the rate of update `step` (from 0) in a run of `steps` steps.
+
+        It is optax's value at count step + 1, so that the first step of a warm-up from zero does not have the rate zero.
+        """
         return _rates(self, steps)[min(step, steps - 1)]
 
 
 @functools.lru_cache(maxsize=8)
 def _rates(schedule: OfOptax, steps: int) -> list[float]:
-    """The rate of every update of a run, computed at once: step by step, each would wait for the device.
+    """Returns the rate of every update of a run, computed at once: one step at a time, each would wait for the device.
 
-    On the host, and not under jit: a division that is only nearly exact makes the last root of a polynomial one of a negative number.
+    They are computed on the host and not under jit: an inexact division there can make the argument of the last root of a polynomial
+    negative.
     """
     import jax
     import jax.numpy as jnp
@@ -121,7 +124,7 @@ def _rates(schedule: OfOptax, steps: int) -> list[float]:
     try:
         host = jax.local_devices(backend="cpu")[0]
     except RuntimeError:
-        # The environment allows jax an accelerator alone.
+        # The environment allows jax only an accelerator.
         host = None
     with jax.default_device(host):
         return np.asarray(jax.vmap(schedule.curve(steps))(jnp.arange(1, steps + 1)), np.float32).tolist()
@@ -129,8 +132,8 @@ def _rates(schedule: OfOptax, steps: int) -> list[float]:
 
 @declaration
 class Cosine(OfOptax):
-    """`optax.warmup_cosine_decay_schedule`: a line from zero, then half a cosine to `final_fraction` of the peak, to the power
-    `exponent`."""
+    """Uses `optax.warmup_cosine_decay_schedule`: a linear warm-up, then half a cosine, to the power `exponent`, to `final_fraction` of
+    the peak."""
 
     learning_rate: float
     warmup_steps: int | float
@@ -153,8 +156,11 @@ class Cosine(OfOptax):
 
 @declaration
 class WarmUpStableDecay(OfOptax):
-    """A line from zero, the peak rate, and over the last `decay_steps` a line to `final_fraction` of it (Hu et al. 2024), joined by
-    `optax.join_schedules`."""
+    """Warms up linearly, holds the peak rate, and decays linearly to `final_fraction` of it over the last `decay_steps` (Hu et al.
+    2024).
+
+    It joins optax's schedules by `optax.join_schedules`.
+    """
 
     learning_rate: float
     warmup_steps: int | float
@@ -169,7 +175,7 @@ class WarmUpStableDecay(OfOptax):
         _require_final(self.final_fraction)
 
     def require_fits(self, steps: int) -> None:
-        """Raises `ConfigError` where warm-up and decay are together longer than a run of `steps`."""
+        """Raises `ConfigError` if warm-up and decay are together longer than a run of `steps` steps."""
         OfOptax.require_fits(self, steps)
         require(
             in_steps(self.warmup_steps, steps) + in_steps(self.decay_steps, steps) <= steps,
@@ -192,8 +198,10 @@ class WarmUpStableDecay(OfOptax):
 
 @declaration
 class OneCycle(OfOptax):
-    """`optax.cosine_onecycle_schedule` (Smith & Topin 2018): up from the peak over `div_factor`, then down to that over
-    `final_div_factor`, each along half a cosine."""
+    """Uses `optax.cosine_onecycle_schedule` (Smith & Topin 2018).
+
+    The rate rises from the peak over `div_factor`, then falls to that value over `final_div_factor`, each along half a cosine.
+    """
 
     learning_rate: float
     warmup_steps: int | float
@@ -218,8 +226,8 @@ class OneCycle(OfOptax):
 
 @declaration
 class Polynomial(OfOptax):
-    """A line from zero, then `optax.polynomial_schedule`: the remaining part of the run to the power `power`, down to `final_fraction` of
-    the peak."""
+    """Warms up linearly, then uses `optax.polynomial_schedule`: it falls to `final_fraction` of the peak with the power `power` of the
+    remaining part."""
 
     learning_rate: float
     warmup_steps: int | float

@@ -1,4 +1,4 @@
-"""Declares the devices that a run is distributed over, and makes their jax mesh."""
+"""Declares the devices that a run uses, and makes their jax mesh."""
 
 import os
 import sys
@@ -9,7 +9,8 @@ from dpx.declaration import ConfigError, declaration, require
 
 @declaration
 class Mesh:
-    """Axes `data` (examples), `fsdp` (examples; stored parameters are sharded) and `tensor` (within a layer, left to the compiler).
+    """Has the axes `data` (examples), `fsdp` (examples; stored parameters are sharded) and `tensor` (within a layer, left to the
+    compiler).
 
     `simulated_devices` splits one CPU into that many devices (for tests). `flops_per_s` and `memory_bytes` describe one device, for plans;
     `flops_per_s` is the assumed rate of a well-tuned step there.
@@ -44,11 +45,11 @@ class Mesh:
 
     @property
     def shards(self) -> int:
-        """Number of devices over which one copy of parameters and moments is divided: `fsdp` times `tensor`."""
+        """The number of devices that share one copy of parameters and moments: `fsdp` times `tensor`."""
         return self.fsdp * self.tensor
 
     def make(self):
-        """The `jax.sharding.Mesh`, automatic axis types; raises `ConfigError` when the machine has too few devices."""
+        """Returns the `jax.sharding.Mesh` with automatic axis types; raises `ConfigError` if the machine has too few devices."""
         import jax
         import numpy as np
 
@@ -67,7 +68,7 @@ THREADS_PER_DEVICE = 4
 
 
 def simulate_devices(mesh: Mesh, devices: int | None) -> None:
-    """Tells jax, which must not have looked for devices yet, how many to make of one CPU; `None` leaves it as it is."""
+    """Sets the number of devices that jax makes of one CPU, before jax looks for devices; `None` leaves the number unchanged."""
     if devices is None:
         return
     # A simulated device may wait for others in several collectives at once, each on a thread. XLA makes one thread per device, so all can
@@ -85,7 +86,7 @@ def simulate_devices(mesh: Mesh, devices: int | None) -> None:
 
 
 def _tell_imported_jax(mesh: Mesh, devices: int) -> None:
-    """The same for a jax that was imported to trace shapes, which looks for no devices. Raises `ConfigError` if it has found them."""
+    """Sets the number of devices in a jax that was already imported. Raises `ConfigError` if it has already looked for devices."""
     import jax
 
     try:

@@ -1,8 +1,9 @@
-"""One process trains a run. Several processes of one job would each draw separate noise for one sum, or clip the same rows twice.
+"""Requires that one process trains a run: several processes of one job would each draw separate noise for one sum, or clip the same rows
+twice.
 
-`dpx.mesh` spreads a run over the devices of one process. A run cannot be divided among several processes yet. So jobs that train raise in
-one of several processes, detected from the variables that launchers set, and all code that draws rows or noise raises if jax runs in
-several.
+`dpx.mesh` distributes a run over the devices of one process. A run cannot be divided among several processes yet. So a job that trains
+raises an error if it is one of several processes, which it detects from the variables that launchers set. All code that draws rows or noise
+raises an error if jax runs in several processes.
 """
 
 import os
@@ -10,7 +11,7 @@ import sys
 
 from dpx.declaration import require, several
 
-# How many processes of one job there are, by the launcher that says so: jax's own convention, srun, mpirun of two kinds, torchrun.
+# Variables with the number of processes of one job, by launcher: jax's own convention, srun, mpirun of two kinds, torchrun.
 _COUNTS = ("JAX_NUM_PROCESSES", "SLURM_STEP_NUM_TASKS", "OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "WORLD_SIZE")
 # The machines of a slice of TPUs, each of which runs a process, as a list with commas.
 _LISTS = ("TPU_PROCESS_ADDRESSES", "TPU_WORKER_HOSTNAMES")
@@ -20,7 +21,7 @@ _FIX = "Start one process, such as srun --ntasks=1, and spread it over its devic
 
 
 def require_one_process() -> None:
-    """Raises `ConfigError` where this is one of several processes of one job, as far as that is known before jax starts."""
+    """Raises `ConfigError` if this is one of several processes of one job, as far as that is known before jax starts."""
     for name in _COUNTS:
         value = os.environ.get(name, "")
         require(not value.isdecimal() or int(value) < 2, f"{name}={value}", _REASON, _FIX)
@@ -36,7 +37,7 @@ def require_one_process() -> None:
 
 
 def require_one_jax_process() -> None:
-    """Raises `ConfigError` where jax runs in several processes; starts jax."""
+    """Raises `ConfigError` if jax runs in several processes; starts jax."""
     import jax
 
     require(jax.process_count() == 1, f"jax.process_count()={jax.process_count()}", _REASON, _FIX)

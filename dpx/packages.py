@@ -1,8 +1,8 @@
-"""Packages from outside this tree that add to dpx: found by the entry point group `dpx.packages`, without importing one of them.
+"""Finds packages from outside this tree that add to dpx, by the entry point group `dpx.packages`, without importing them.
 
 An entry point names an importable package: `dpx_pond = "dpx_pond"`. Its options are the YAML files in its folder `conf/`, and a `_target_`
-may name what it declares. The same list decides both, for a command line, for `run=<folder>` and for `dpx.load`. A package that cannot be
-distinguished from another is set aside as a whole, with a reason: nothing of it can be named, and dpx's own jobs run without it.
+may name what it declares. The same list is used for a command line, for `run=<folder>` and for `dpx.load`. A package whose name or option
+also belongs to another one is set aside as a whole, with a reason: nothing of it can be named, and dpx's own jobs run without it.
 """
 
 import dataclasses
@@ -21,8 +21,11 @@ OWN = "dpx"
 
 @dataclasses.dataclass(frozen=True)
 class Package:
-    """One listed package. `name` is its import name, `folder` the folder of its source; `options` are paths below its `conf/`, such as
-    `mechanism/ripple`; `set_aside` says why it is not used, empty if it is used."""
+    """Describes one listed package.
+
+    `name` is its import name, `folder` the folder of its source; `options` are paths below its `conf/`, such as `mechanism/ripple`;
+    `set_aside` is the reason why it is not used, empty if it is used.
+    """
 
     name: str
     distribution: str
@@ -41,7 +44,7 @@ class Package:
 
 
 def conf_directory() -> Path:
-    """The folder of config.yaml: inside an installed wheel, or beside the package in a checkout."""
+    """Returns the folder of config.yaml: inside an installed wheel, or beside the package in a checkout."""
     package = Path(__file__).resolve().parent
     for candidate in (package / "conf", package.parent / "conf"):
         if (candidate / "config.yaml").is_file():
@@ -50,23 +53,23 @@ def conf_directory() -> Path:
 
 
 def listed() -> tuple[Package, ...]:
-    """Every listed package, by name, including packages that are set aside."""
+    """Returns every listed package by name, including packages that are set aside."""
     # Computed again if the path, or the content of its folders, has changed.
     return _listed(tuple((folder, _changed_at(folder)) for folder in sys.path))
 
 
 def usable() -> tuple[Package, ...]:
-    """The listed packages that are not set aside: their options and declarations may be named."""
+    """Returns the listed packages that are not set aside: their options and declarations may be named."""
     return tuple(package for package in listed() if not package.set_aside)
 
 
 def named(name: str) -> Package | None:
-    """The listed package that is imported by `name`."""
+    """Returns the listed package that is imported by `name`."""
     return next((package for package in listed() if package.name == name), None)
 
 
 def version_of(name: str) -> str:
-    """The version of a listed package; "unlisted" for code that no package brings, such as a notebook's."""
+    """Returns the version of a listed package, or "unlisted" for code of no package, such as a notebook's."""
     package = named(name)
     return package.version if package else "unlisted"
 
@@ -88,35 +91,29 @@ def require_listed(value: str, name: str) -> None:
 
 
 def folders() -> list[tuple[str, Path]]:
-    """(package, folder of options), dpx's own first."""
+    """Returns the pairs (package, folder of options), dpx's own first."""
     return [(OWN, conf_directory()), *((package.name, package.conf) for package in usable())]
 
 
-def yaml_of(group: str, name: str) -> Path | None:
-    """The file that declares the option `name` of `group`, of dpx or of any package."""
-    paths = (folder / group / f"{name}.yaml" for _, folder in folders())
-    return next((path for path in paths if path.is_file()), None)
-
-
 def is_own(group: str, name: str) -> bool:
-    """Whether the option `name` of `group` is dpx's own."""
+    """Returns whether the option `name` of `group` is dpx's own."""
     return (conf_directory() / group / f"{name}.yaml").is_file()
 
 
 def names_in(group: str) -> list[str]:
-    """The options of a group, in alphabetical order; an option in a subfolder is named by its path below the group."""
+    """Returns the options of a group, in alphabetical order; an option in a subfolder is named by its path below the group."""
     options = (path.relative_to(folder / group).with_suffix("") for _, folder in folders() for path in (folder / group).rglob("*.yaml"))
     return sorted(path.as_posix() for path in options)
 
 
 def described() -> str:
-    """The packages, one per line, for `--help`; empty if no package is installed."""
+    """Returns the packages for `--help`, one per line; empty if no package is installed."""
     lines = [f"  {package}: {package.set_aside or ', '.join(assignments(package)) or 'no options'}" for package in listed()]
     return "\n".join(["== Packages ==", *lines, ""]) + "\n" if lines else ""
 
 
 def assignments(package: Package) -> list[str]:
-    """Options as they are written on a command line."""
+    """Returns options in the form of a command line."""
     return [f"+{_written(option)}" if option.startswith("experiment/") else _written(option) for option in package.options]
 
 
@@ -127,7 +124,7 @@ def _options(conf: Path) -> tuple[str, ...]:
 @functools.lru_cache(maxsize=8)
 def _listed(path: tuple[tuple[str, int], ...]) -> tuple[Package, ...]:
     del path
-    # A distribution that is twice on the path, such as a checkout beside an installation, counts once: the first is imported.
+    # A distribution that is on the path twice, such as a checkout beside an installation, counts once: the first is imported.
     by_entry = {
         (_distribution(entry).lower(), entry.value): _package(entry) for entry in reversed(list(metadata.entry_points(group=GROUP)))
     }
@@ -166,7 +163,7 @@ def _package(entry: metadata.EntryPoint) -> Package:
 
 
 def _without_clashes(packages: list[Package]) -> tuple[Package, ...]:
-    """`packages`, where a package whose name or option also belongs to another one is set aside."""
+    """Returns `packages`, with every package set aside whose name or option also belongs to another one."""
     checked, own = [], set(_options(conf_directory()))
     for package in packages:
         reason = package.set_aside or _clash(package, [other for other in packages if other is not package and not other.set_aside], own)

@@ -1,7 +1,6 @@
-"""The pictures of an analysis: columns of its tables plotted against one another, so that a picture never shows a number that is not in a
-table.
+"""Describes the pictures of an analysis, which plot columns of its tables, so that a picture shows no number that is not in a table.
 
-An analysis that draws has `pictures() -> list[Picture]`; `dpx.report.pictures` does the drawing.
+An analysis with pictures has `pictures() -> list[Picture]`; `dpx.report.pictures` draws them.
 """
 
 import dataclasses
@@ -15,7 +14,7 @@ Scale = Literal["linear", "log", "category"]
 
 @declaration
 class _Axes:
-    """What every panel has: the table that it draws, the column or columns across, and what is written on it."""
+    """Holds what every panel has: its table, the column or columns of the x axis, and its labels."""
 
     table: str
     x: str | Sequence[str]
@@ -26,12 +25,12 @@ class _Axes:
 
 @declaration
 class Lines(_Axes):
-    """One line for each column of `y`, times one for each value of the column `by`. `marks` are columns drawn without a line.
+    """Draws one line for each column of `y` and each value of the column `by`. `marks` are columns drawn without a line.
 
-    `where` keeps rows whose column has that value. `x` may be several columns, joined; that is a category. `names` renames columns
-    in the legend. `runs` is a column that tells replicates apart: each is drawn thin, or as a mark, and their mean thick. `values` writes
-    the value of each mark beside it, `level` is the height of a dotted line; on a page, it may be an experiment, whose
-    runs' mean is drawn.
+    `where` selects the rows whose column has that value. `x` may be several columns, joined to a category. `names` renames columns in the
+    legend. `runs` is a column that tells replicates apart: each is drawn as a thin line, or as a mark, and their mean as a thick line.
+    `values` writes the value of each mark beside it. `level` is the height of a dotted line; on a page, it may be an experiment, and the
+    mean of its runs is drawn.
     """
 
     y: Sequence[str] = ()
@@ -50,7 +49,8 @@ class Lines(_Axes):
 
 @declaration
 class Arrows(_Axes):
-    """An arrow at each (`x`, `y`) on doubling axes, whose parts are the columns `right` and `up`: 1 is a whole doubling."""
+    """Draws an arrow at each point (`x`, `y`) on logarithmic axes; its components are the columns `right` and `up`, where 1 is a whole
+    doubling."""
 
     x: str
     y: str
@@ -60,7 +60,7 @@ class Arrows(_Axes):
 
 @declaration
 class Cells(_Axes):
-    """`value` written and shaded at each pair of (`x`, `y`)."""
+    """Writes and shades `value` at each pair (`x`, `y`)."""
 
     x: str
     y: str
@@ -72,7 +72,7 @@ Panel = Lines | Arrows | Cells
 
 @dataclasses.dataclass(frozen=True)
 class Picture:
-    """Panels side by side under one caption; `name` is the file's, without ending."""
+    """Places panels side by side under one caption; `name` is the file's name without its extension."""
 
     name: str
     caption: str

@@ -1,4 +1,4 @@
-"""A config without the paths of the machine that it was run on: the form that may leave the machine."""
+"""Removes the paths of this machine from a config, so that it may be shared."""
 
 import os
 import re
@@ -11,7 +11,7 @@ _ABSOLUTE = re.compile(r"[/~]|file:|[A-Za-z]:[\\/]|\\\\")
 
 
 def without_places(config_yaml: str) -> str:
-    """`config_yaml` with each path that is absolute, or leads out of the working folder, replaced by its last component.
+    """Returns `config_yaml` with each path that is absolute, or leads out of the working folder, replaced by its last component.
 
     Paths are recognised by their form, whatever their key. Relative paths below the working folder stay.
     """
@@ -22,7 +22,7 @@ def without_places(config_yaml: str) -> str:
 
 
 def told(node: Any) -> Any:
-    """Plain containers, or one value, as `without_places` gives them."""
+    """Returns `value`, plain containers or one value, with the paths replaced as in `without_places`."""
     if isinstance(node, dict):
         return {key: told(value) for key, value in node.items()}
     if isinstance(node, list):
@@ -32,7 +32,7 @@ def told(node: Any) -> Any:
 
 def _is_of_the_machine(value: str) -> bool:
     leads_out = os.path.normpath(value).split(os.sep)[0] == os.pardir
-    # The home of a service may be the root of all folders, which every path lies in.
+    # The home of a service may be the root folder, which contains every path.
     homes = (str(place) for place in (Path.home(), Path.cwd()) if len(place.parts) > 1)
     return bool(_ABSOLUTE.match(value)) or leads_out or any(home in value for home in homes)
 

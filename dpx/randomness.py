@@ -1,7 +1,7 @@
-"""One root secret per run; every key and generator is derived from it by what it is for, never by device or order.
+"""Derives every key and generator of a run from one root secret, by its purpose and never by device or order.
 
-Derivation is keyed BLAKE2b over an unambiguous encoding of `(purpose, *parts)`, so distinct tuples of any length give
-independent keys. Noise uses parts (step, parameter path, slice); sampling uses (step, virtual shard).
+The derivation is keyed BLAKE2b over an unambiguous encoding of `(purpose, *parts)`, so distinct tuples of any length give independent keys.
+Noise uses the parts (step, parameter path, slice); sampling uses (step, virtual shard).
 """
 
 import hashlib
@@ -20,7 +20,7 @@ SECRET_BYTES = 32
 
 
 def _encode(parts: tuple[str | int, ...]) -> bytes:
-    """Injective: every part carries its type and its length."""
+    """Encodes the parts injectively, each with its type and its length."""
     pieces = []
     for part in parts:
         if isinstance(part, bool) or not isinstance(part, str | int | np.integer):
@@ -31,10 +31,10 @@ def _encode(parts: tuple[str | int, ...]) -> bytes:
 
 
 class RootSecret:
-    """A run's one secret: 256 bits from the operating system, or, for tests, a seed.
+    """Holds a run's only secret: 256 bits from the operating system, or, for tests, a seed.
 
-    `strength_bits` is what an adversary must guess to reproduce the noise: 0 for a seed, else the 64 bits of one derived key
-    (two uint32 words, what `jax.random` threefry keys hold).
+    `strength_bits` is the number of bits that an adversary must guess to reproduce the noise: 0 for a seed, else the 64 bits of one derived
+    key (two uint32 words, as in the threefry keys of `jax.random`).
     """
 
     __slots__ = ("_secret", "strength_bits")
@@ -47,7 +47,7 @@ class RootSecret:
 
     @classmethod
     def create(cls, path: str | os.PathLike[str]) -> "RootSecret":
-        """Draws a secret, durable at `path` (mode 0600) before this returns; raises `ConfigError` if `path` exists."""
+        """Draws a secret and writes it durably to `path` (mode 0600); raises `ConfigError` if `path` exists."""
         path = Path(path)
         secret = secrets.token_bytes(SECRET_BYTES)
         try:
@@ -61,7 +61,7 @@ class RootSecret:
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> "RootSecret":
-        """Reads the secret of an earlier `create`; raises `ConfigError` when it is missing or cut short."""
+        """Reads the secret of an earlier `create`; raises `ConfigError` if it is missing or cut short."""
         try:
             return cls(Path(path).read_bytes())
         except FileNotFoundError:
@@ -69,27 +69,27 @@ class RootSecret:
 
     @classmethod
     def from_seed(cls, seed: int) -> "RootSecret":
-        """A reproducible secret for tests; a run that uses it has no guarantee (`fixed_seed`)."""
+        """Returns a reproducible secret for tests; a run that uses it has no guarantee (`fixed_seed`)."""
         return cls(hashlib.blake2b(_encode(("seed", seed)), digest_size=SECRET_BYTES).digest(), strength_bits=0)
 
     def _derive(self, use: str, purpose: str, parts: tuple[str | int, ...], size: int) -> bytes:
         return hashlib.blake2b(_encode((use, purpose, *parts)), key=self._secret, digest_size=size).digest()
 
     def key(self, purpose: str, *parts: str | int) -> np.ndarray:
-        """`uint32[2]`: the data of one jax threefry key."""
+        """Returns the data of one jax threefry key, `uint32[2]`."""
         return np.frombuffer(self._derive("key", purpose, parts, 8), dtype=">u4").astype(np.uint32)
 
     def generator(self, purpose: str, *parts: str | int) -> np.random.Generator:
-        """A Philox generator with a 128-bit key, for draws on the host."""
+        """Returns a Philox generator with a 128-bit key, for draws on the host."""
         return np.random.Generator(np.random.Philox(key=int.from_bytes(self._derive("generator", purpose, parts, 16), "big")))
 
     def stream(self, purpose: str, *parts: str | int) -> "BitStream":
-        """A stream of words with a 256-bit key, for draws whose generator must be as strong as a cipher."""
+        """Returns a stream of words with a 256-bit key, for draws whose generator must be as strong as a cipher."""
         return BitStream(self._derive("stream", purpose, parts, SECRET_BYTES))
 
     @property
     def tag(self) -> str:
-        """Tells this secret from others, and nothing else of it: 16 hexadecimal digits."""
+        """An identifier of this secret, 16 hexadecimal digits, which reveals nothing else about it."""
         return self._derive("tag", "which secret this is", (), 8).hex()
 
     def __repr__(self) -> str:
@@ -100,7 +100,7 @@ class RootSecret:
 
 
 class BitStream:
-    """Uniform 64-bit words of SHAKE-256 under a key: request number n is the output for (key, n)."""
+    """Produces uniform 64-bit words of SHAKE-256 under a key: request number n is the output for (key, n)."""
 
     __slots__ = ("_key", "_requests")
 
@@ -108,7 +108,7 @@ class BitStream:
         self._key, self._requests = key, 0
 
     def words(self, count: int) -> np.ndarray:
-        """The next `count` words, uint64."""
+        """Returns the next `count` words, uint64."""
         data = hashlib.shake_256(self._key + struct.pack(">Q", self._requests)).digest(8 * count)
         self._requests += 1
         return np.frombuffer(data, ">u8").astype(np.uint64)

@@ -1,9 +1,9 @@
-"""Records: what is stored as JSON, or crosses from one package of the code to another, as frozen dataclasses.
+"""Defines records: frozen dataclasses that are stored as JSON or passed from one package of the code to another.
 
-`to_json` is the one writer of a record and `from_json` the one reader. A field is declared once, with its type and a sentence that says
-what it holds; the JSON Schemas and the page of fields (`dpx/docs/records.md`) are made from these. The reader refuses a field that is not
-declared, a value of another type and a missing field that has no default, so that no code asks whether a field is there. Where a value is
-one of several records, each has a field `kind` with its own constant, and the reader chooses by that alone.
+Only `to_json` writes a record, and only `from_json` reads it. A field is declared once, with its type and a sentence that describes its
+content; the JSON Schemas and the page of fields (`dpx/docs/records.md`) are made from these. The reader refuses an undeclared field, a
+value of another type and a missing field without a default, so no other code tests whether a field is there. If a value is one of several
+records, each record has a field `kind` with a different constant, and the reader chooses by that alone.
 """
 
 import dataclasses
@@ -19,25 +19,25 @@ Cls = TypeVar("Cls", bound=type)
 Made = TypeVar("Made")
 
 FIX = "Restore the file, or use the version of dpx that wrote it"
-# The field that tells the records of a union apart.
+# The field that distinguishes the records of a union.
 TAG = "kind"
 
 
 def described(sentence: str, *, default: Any = dataclasses.MISSING) -> Any:
-    """A field of a record: `sentence` says what it holds; without a `default` it is required."""
+    """Declares a field of a record, whose content `sentence` describes; without a `default` it is required."""
     return dataclasses.field(default=default, metadata={"description": sentence})
 
 
 @dataclass_transform(frozen_default=True, kw_only_default=True, field_specifiers=(described,))
 def record(cls: Cls) -> Cls:
     """Makes `cls` a declaration (`dpx.declaration`) that `to_json` writes and `from_json` reads."""
-    # What a JSON Schema of it says about fields that are not declared, for pydantic, which is not imported here.
+    # How a JSON Schema of the record treats undeclared fields, for pydantic, which is not imported here.
     cls.__pydantic_config__ = {"extra": "forbid"}  # pyright: ignore[reportAttributeAccessIssue]
     return declaration(cls)
 
 
 def to_json(value: Any) -> Any:
-    """`value`, a record or what a record may hold, as JSON: every field by name, a sequence as a list."""
+    """Returns `value`, a record or a value that a record may hold, as JSON: every field by name, a sequence as a list."""
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         return {field.name: to_json(getattr(value, field.name)) for field in ordered(type(value))}
     if isinstance(value, Mapping):
@@ -46,14 +46,15 @@ def to_json(value: Any) -> Any:
 
 
 def ordered(kind: type) -> list[dataclasses.Field[Any]]:
-    """The fields of a record, its tag first."""
+    """Returns the fields of a record, its tag first."""
     return sorted(dataclasses.fields(kind), key=lambda field: field.name != TAG)
 
 
 def from_json(kind: Any, node: Any, source: Any, fix: str = FIX) -> Any:
-    """The record of type `kind`, which may be a union of records, that `to_json` wrote into `source` as `node`.
+    """Returns the record of type `kind`, or of a union of records, that `to_json` wrote into `source` as `node`.
 
-    Raises `ConfigError`, naming `source`, the field and the reason, for anything else; its last sentence is `fix`."""
+    Raises `ConfigError`, naming `source`, the field and the reason, for anything else; its last sentence is `fix`.
+    """
     try:
         return _value(kind, node, "")
     except _UnreadableError as error:
@@ -113,7 +114,7 @@ def _record(kind: Any, node: Any, path: str) -> Any:
 
 
 def _one_of(kinds: Sequence[Any], node: Any, path: str) -> Any:
-    """The value of one of `kinds`: null, or the record whose tag `node` holds, or the first other type that fits."""
+    """Returns the value of one of `kinds`: null, the record whose tag is in `node`, or the first other type that fits."""
     if node is None and type(None) in kinds:
         return None
     others = [kind for kind in kinds if kind is not type(None)]
@@ -136,7 +137,7 @@ def _tagged(kinds: tuple[Any, ...]) -> dict[str, Any]:
 
 
 def tag_of(kind: Any) -> str:
-    """The constant in the field `kind` of a record type."""
+    """Returns the constant in the field `kind` of a record type."""
     return str(next(field.default for field in dataclasses.fields(kind) if field.name == TAG))
 
 

@@ -1,4 +1,5 @@
-"""The measurements at a run's end, `private/results.json`: made on protected and held-out text, so never in `release/`."""
+"""Stores the measurements at a run's end in `private/results.json`: they depend on protected and held-out text and are never in
+`release/`."""
 
 import json
 from pathlib import Path
@@ -13,7 +14,7 @@ _FIX = "Restore the file, or remove it and run the same command again"
 
 @record
 class Results:
-    """What a finished run came to."""
+    """Holds the results of a finished run."""
 
     steps: int = described("Number of steps.")
     metric: str = described("Name of the task's metric, by which runs are compared.")
@@ -28,5 +29,5 @@ def write_results(private: Path, results: Results) -> None:
 
 
 def read_results(private: Path) -> Results:
-    """The results in the private tree of a run; raises `ConfigError` for a file that holds none."""
+    """Returns the results in the private tree of a run; raises `ConfigError` for a file without results."""
     return from_json(Results, read_json(private / RESULTS, _FIX), private / RESULTS, _FIX)

@@ -1,4 +1,4 @@
-"""The folder of one run: `release/` may be shared, everything in `private/` depends on the data without noise."""
+"""Manages the folder of one run: `release/` may be shared; everything in `private/` depends on the data without noise."""
 
 import contextlib
 import dataclasses
@@ -20,7 +20,8 @@ LOCK = "lock"
 
 @dataclasses.dataclass(frozen=True)
 class RunFolder:
-    """`path/release` (weights, privacy.json, config.yaml) and `path/private` (key, ledger, checkpoints, logs, metrics, whole config.yaml).
+    """Has two trees: `path/release` (weights, privacy.json, config.yaml) and `path/private` (key, ledger, checkpoints, logs, metrics,
+    whole config.yaml).
 
     `config_yaml` is the run's resolved config; `fork` is `<run folder>@<step>` of the run that it branches from, `None` for no fork.
     """
@@ -39,29 +40,31 @@ class RunFolder:
 
     @property
     def has_begun(self) -> bool:
-        """Whether a run was started in it: its config is then in `release/`."""
+        """Whether a run was started in this folder: its config is then in `release/`."""
         return (self.release / CONFIG).is_file()
 
     @property
     def released_config_yaml(self) -> str:
-        """The config as `release/config.yaml` holds it."""
+        """The text of the config in `release/config.yaml`."""
         return without_places(self.config_yaml)
 
     def made_release(self) -> Path:
-        """`release/`, made where it is missing. Raises `ConfigError` where a symbolic link lies in the run's folder: what is written there
-        would be written where it leads."""
+        """Returns `release/` and makes it if it is missing.
+
+        Raises `ConfigError` if the run's folder contains a symbolic link, since files would be written to its target.
+        """
         self.require_no_links()
         make_folder(self.release)
         return self.release
 
     def made_private(self) -> Path:
-        """`private/`, made where it is missing and readable by its owner alone. Raises `ConfigError` as `made_release` does."""
+        """Returns `private/` and makes it, readable by its owner alone, if it is missing. Raises `ConfigError` as `made_release` does."""
         self.require_no_links()
         make_private(self.private)
         return self.private
 
     def require_no_links(self) -> None:
-        """Raises `ConfigError` where `release`, `private` or anything in them is not a regular file or folder."""
+        """Raises `ConfigError` if `release`, `private` or anything in them is not a regular file or folder."""
         for tree in (self.release, self.private):
             found = tree if _is_other(tree) else _first_other(tree)
             if found is not None:
@@ -70,7 +73,7 @@ class RunFolder:
 
     @contextlib.contextmanager
     def claimed(self) -> Iterator[None]:
-        """Makes the trees and holds the folder for this process; raises `ConfigError` where another process holds it."""
+        """Makes the trees and locks the folder for this process; raises `ConfigError` if another process holds it."""
         self.made_release()
         self.made_private()
         with contextlib.ExitStack() as stack:
@@ -84,7 +87,7 @@ class RunFolder:
 
     @contextlib.contextmanager
     def read_by_another(self) -> Iterator[None]:
-        """Keeps a process from training in this folder while a run elsewhere reads it; raises `ConfigError` where one does."""
+        """Prevents training in this folder while a run elsewhere reads it; raises `ConfigError` if a process is training in it."""
         with contextlib.ExitStack() as stack:
             try:
                 if (self.private / LOCK).is_file():
@@ -96,7 +99,7 @@ class RunFolder:
 
 @contextlib.contextmanager
 def _read_locked(path: Path) -> Iterator[None]:
-    """A shared lock on a file that is only read: the folder may be one that nobody may write to."""
+    """Holds a shared lock on a file that is opened for reading only, since nobody may have the right to write to its folder."""
     with open(path, opener=not_following) as lock:
         fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
         yield
@@ -107,10 +110,10 @@ def _is_other(path: Path) -> bool:
 
 
 def _first_other(folder: Path) -> Path | None:
-    """Something below `folder` that is not a regular file or folder; symbolic links are not followed."""
+    """Returns a path below `folder` that is not a regular file or folder; symbolic links are not followed."""
     try:
         entries = list(os.scandir(folder))
-    except (FileNotFoundError, NotADirectoryError):  # what a run that goes on has deleted meanwhile
+    except (FileNotFoundError, NotADirectoryError):  # a file that a running job has deleted meanwhile
         return None
     for entry in entries:
         if entry.is_dir(follow_symlinks=False):
@@ -123,7 +126,7 @@ def _first_other(folder: Path) -> Path | None:
 
 
 def read_json(path: Path, fix: str = "Restore the file") -> dict[str, Any]:
-    """The JSON object in `path`. Raises `ConfigError`, whose last sentence is `fix`, where it holds anything else."""
+    """Returns the JSON object in `path`. Raises `ConfigError`, whose last sentence is `fix`, for any other content."""
     try:
         document = json.loads(path.read_text(encoding="utf-8"))
     except (ValueError, RecursionError) as error:
@@ -133,20 +136,23 @@ def read_json(path: Path, fix: str = "Restore the file") -> dict[str, Any]:
 
 
 def write_json(path: Path, value: Any) -> None:
-    """Writes `value` to `path` as indented JSON, keys in the order given; durable when this returns."""
+    """Writes `value` to `path` as indented JSON, keys in the given order; the file is on disk when this returns."""
     write_durably(path, json.dumps(value, indent=2) + "\n")
 
 
 class Status:
-    """One job's entry in a run's `private/status.json`: `state` (`running`, `finished`, `failed`, `interrupted`), times, the error and the
-    score that a search maximises. After a kill the last state remains, and the entries of jobs in other processes do not change."""
+    """Holds one job's entry in `private/status.json`: `state`, times, the error and the score that a search maximises.
+
+    `state` is `running`, `finished`, `failed` or `interrupted`. After a kill the last state remains. The entries of jobs in other processes
+    do not change.
+    """
 
     def __init__(self, folder: Path, job: str):
         self._folder, self.job = RunFolder(folder), job
         self._path = self._folder.private / "status.json"
 
     def read(self) -> dict[str, Any]:
-        """This job's entry; empty if it has never run here, or if the file cannot be read."""
+        """Returns this job's entry; empty if it has never run here, or if the file cannot be read."""
         entry = self._all().get(self.job)
         return entry if isinstance(entry, dict) else {}
 

@@ -1,4 +1,4 @@
-"""The results of an analysis: tables whose cells are plain values, so that JSON, CSV and a terminal show the same."""
+"""Holds the results of an analysis as tables of plain values, so that JSON, CSV and a terminal show the same values."""
 
 import csv
 import dataclasses
@@ -11,7 +11,7 @@ from rich.table import Table as RichTable
 
 @dataclasses.dataclass(frozen=True)
 class Table:
-    """One table of an analysis.
+    """Holds one table of an analysis.
 
     Attributes:
         name: The name of its CSV file, without ending.
@@ -37,7 +37,7 @@ class Table:
 
     @classmethod
     def from_rows(cls, name: str, rows: Sequence[Mapping[str, Any]], title: str = "", notes: Sequence[str] = ()) -> "Table":
-        """The table of rows by column, as `as_json` gives them; a row without a column has None there."""
+        """Returns the table of `rows`, each a dict by column as in `as_json`; a missing column becomes None."""
         columns = tuple(dict.fromkeys(column for row in rows for column in row))
         return cls(name, columns, tuple(tuple(row.get(column) for column in columns) for row in rows), title, tuple(notes))
 
@@ -50,7 +50,7 @@ class Table:
         }
 
     def write_csv(self, folder: Path) -> Path:
-        """Writes `<name>.csv` into `folder`, with numbers that are not rounded; returns its path."""
+        """Writes `<name>.csv` into `folder`, with unrounded numbers; returns its path."""
         path = folder / f"{self.name}.csv"
         with open(path, "w", newline="") as file:
             csv.writer(file).writerows([self.columns, *self.rows])

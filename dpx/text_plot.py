@@ -1,4 +1,4 @@
-"""Curves in a terminal: a few rows of characters with the range written on both axes."""
+"""Draws curves in a terminal: a few rows of characters, with the range of both axes."""
 
 import math
 from collections.abc import Sequence
@@ -10,7 +10,10 @@ MARKS = "●○+"
 def text_plot(
     curves: dict[str, Points], x_label: str, y_label: str, width: int = 60, height: int = 10, log_x: bool = False, log_y: bool = False
 ) -> str:
-    """One character per point and curve, the first curve on top; points without a finite value are left out, "" if none is left."""
+    """Returns a plot with one character per point and curve, the first curve on top.
+
+    Points without a finite value are left out; the result is "" if no point remains.
+    """
     known = {name: [point for point in points if _drawable(point, log_x, log_y)] for name, points in curves.items()}
     everything = [point for points in known.values() for point in points]
     if not everything:

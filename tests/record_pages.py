@@ -73,7 +73,7 @@ _NAMES = {str: "text", int: "whole number", float: "number", bool: "true or fals
 
 
 def _named(hint: Any) -> str:
-    """A type in words, records as links."""
+    """Returns a type as text, with links to records."""
     origin, parts = typing.get_origin(hint), typing.get_args(hint)
     if dataclasses.is_dataclass(hint) and isinstance(hint, type):
         return f"[{hint.__name__}](#{hint.__name__.lower()})"

@@ -7,7 +7,7 @@ from pathlib import Path
 from dpx.claim.agreement import LEDGER
 from dpx.claim.seals import STATEMENT, seal
 from dpx.privacy.ledger import Ledger
-from dpx.privacy.lower_bounds import LowerBound, Verdict
+from dpx.privacy.lines import LowerBound, Verdict
 from dpx.run_folder import CONFIG
 
 

@@ -28,6 +28,7 @@ BAD = {
 }
 # Refused when the run has its folder and its data is prepared.
 TOO_LARGE = ("batch_schedule.size=9999999", "model=micro", "data=synthetic")
+REFUSED_SWEEP = ("-m", "model=micro", "steps=-1,-2")
 IN_A_FOLDER = (*NO_EPSILON, "hydra.run.dir=mine")
 ONE_FAILS = ("-m", "+experiment=anil_2m_batch", "job=plan", "noise.epsilon=-1,5.36")
 # Plans of points that differ in their noise's randomness alone are equal.
@@ -57,6 +58,7 @@ def answered(tmp_path_factory) -> dict[tuple[str, ...], tuple[Answer, Path]]:
     lines = [
         *BAD,
         TOO_LARGE,
+        REFUSED_SWEEP,
         IN_A_FOLDER,
         ONE_FAILS,
         EQUAL_PLANS,
@@ -130,7 +132,7 @@ def test_importing_the_command_line_changes_nothing_in_the_process(tmp_path: Pat
     assert done.returncode == 0, done.stderr
 
 
-@pytest.mark.parametrize("arguments", [*BAD, TOO_LARGE], ids=lambda arguments: arguments[0])
+@pytest.mark.parametrize("arguments", [*BAD, TOO_LARGE, REFUSED_SWEEP], ids=lambda arguments: arguments[0])
 def test_a_refused_command_leaves_no_folder(answered, arguments: tuple[str, ...]) -> None:
     _, folder = answered[arguments]
     # Prepared text is kept: every run on it uses it.

@@ -1,1 +1,1 @@
-"""Does a privacy claim survive an attack on what was released? Canaries, guesses and what the guesses prove."""
+"""Audits: canaries attack a privacy statement through what was released, and correct guesses about them give lower bounds on epsilon."""

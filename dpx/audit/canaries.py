@@ -1,4 +1,4 @@
-"""Canaries in a run: their coins and texts, and their places among the protected units that the sampler draws from.
+"""Adds canaries to a run: their coins and texts, and their places among the protected units that the sampler draws from.
 
 A canary that is out keeps its place: when it is drawn, its place is padding and contributes nothing. So in and out are neighbours under
 `zero_out`, and under `add_remove` too, since nothing else depends on who is drawn.
@@ -26,7 +26,7 @@ COINS = "audit_canaries.json"
 
 @dataclasses.dataclass(frozen=True)
 class Planted:
-    """The coins of all canaries, gradients first, and the texts of the sequences, with their labels where rows have labels."""
+    """The coins of all canaries, gradient canaries first, and the texts of the sequences, with labels if rows have labels."""
 
     gradients: int
     is_in_M: Bool[np.ndarray, " M"]
@@ -35,8 +35,9 @@ class Planted:
 
 
 def plant(private: Path, audit: Canaries, manifest: Manifest, secret: RootSecret | None) -> Planted:
-    """Returns coins and texts: from an earlier start (or a fork's parent) if there is one, else drawn from the root secret and written to
-    disk.
+    """Returns the coins and texts of all canaries.
+
+    They come from an earlier start (or a fork's parent) if there is one; else they are drawn from the root secret and written to disk.
 
     `secret` is `None` if the run's steps used canaries of another secret. Raises `ConfigError` if those are lost, damaged, or not as
     many as `audit` declares: the number of places is part of what is drawn from.
@@ -69,7 +70,7 @@ def inherit(private: Path, parent: Path) -> None:
 
 
 def _drawn(audit: Canaries, manifest: Manifest, secret: RootSecret) -> dict[str, Any]:
-    """Coins, texts and labels from the root secret, as JSON."""
+    """Draws coins, texts and labels from the root secret, and returns them as JSON."""
     coins, generator = secret.generator("audit_coins").integers(0, 2, audit.count), secret.generator("audit_canaries")
     tokens_ST = canary_tokens(manifest, audit.sequences, generator)
     drawn = {"gradients": audit.gradients, "coins": coins.tolist(), "tokens": tokens_ST.tolist()}
@@ -79,9 +80,10 @@ def _drawn(audit: Canaries, manifest: Manifest, secret: RootSecret) -> dict[str,
 
 
 def require_same_audit(fork: str, parent: Path, audit: Any) -> None:
-    """Checks that a fork has the same `audit` (canaries or none) as the run that `fork` names, whose private tree is `parent`.
+    """Checks that a fork has the same `audit` (canaries or none) as the run that `fork` names, whose private folder is `parent`.
 
-    Raises `ConfigError` if it differs: the parent's state holds other canaries."""
+    Raises `ConfigError` if it differs: the parent's state holds other canaries.
+    """
     path = parent / COINS
     if not isinstance(audit, Canaries):
         require(not path.exists(), f"fork={fork}", "the state of the parent holds canaries", "Use the parent's audit=canaries")
@@ -93,7 +95,7 @@ def require_same_audit(fork: str, parent: Path, audit: Any) -> None:
 
 
 def canary_tokens(manifest: Manifest, count: int, generator: np.random.Generator) -> Int[np.ndarray, "S ..."]:
-    """[CLS] uniform random ordinary tokens [SEP], for every text of a row: nothing but memory helps to guess them."""
+    """Returns [CLS], uniform random ordinary tokens and [SEP] for every text of a row: only memorisation helps to guess them."""
     special = (manifest.pad_id, manifest.unk_id, manifest.cls_id, manifest.sep_id, manifest.mask_id)
     ordinary = np.setdiff1d(np.arange(manifest.ids_in_use), special)
     tokens = generator.choice(ordinary, (count, *manifest.schema["tokens"].shape)).astype(np.int32)
@@ -102,9 +104,9 @@ def canary_tokens(manifest: Manifest, count: int, generator: np.random.Generator
 
 
 class WithCanaries(Store):
-    """`store` with the places of M canaries behind its own; canaries that are out are padding (`is_padding`) where they are drawn.
+    """The rows of `store` with the places of M canaries behind them; a canary that is out is padding (`is_padding`) where it is drawn.
 
-    Where rows are drawn singly a canary has as many places as a unit may have rows, each with the same row. Every example carries
+    If rows are drawn singly, a canary has as many places as a unit may have rows, each with the same row. Every example has the field
     `canary`: the number of a gradient canary, -1 for anything else.
     """
 

@@ -1,4 +1,4 @@
-"""Canaries that are trained with a run, as declared. What an audit may conclude is fixed here, before anything runs."""
+"""Declares canaries that are trained with a run. The conclusions that an audit may draw are fixed here, before anything runs."""
 
 from typing import Literal
 
@@ -11,7 +11,10 @@ Score = Literal["gradient", "loss"]
 
 @declaration
 class Primary:
-    """The one combination declared in advance, with its own error. `gaussian_dp` needs a claim that is a Gaussian curve."""
+    """The one combination that is declared in advance, with its own error.
+
+    `gaussian_dp` needs a privacy statement that is a Gaussian curve.
+    """
 
     estimator: Estimator = "one_run"
     score: Score = "gradient"
@@ -39,15 +42,15 @@ class NoCanaries:
     name: Literal["none"] = "none"
 
     def places(self, privacy: Privacy) -> int:
-        """The number of units that canaries add to N."""
+        """Returns the number of units that canaries add to N."""
         return 0
 
 
 @declaration
 class Canaries:
-    """Units planted among the protected ones, each in or out by its own secret coin, drawn and clipped like any other.
+    """Units that are planted among the protected ones, each in or out by its own secret coin, and drawn and clipped like any other.
 
-    A gradient canary (Dirac) has a gradient along its own coordinate, with ten times the clipping norm: it is scored by the
+    A gradient canary (Dirac) has a gradient along its own coordinate, of ten times the clipping norm; its score comes from the
     noisy sums on that coordinate. A sequence canary is random text, scored by its mean loss under the final parameters over `masks`
     draws of what is hidden. `primary` is declared in advance; every other combination shares an error of 0.001.
     """
@@ -72,13 +75,18 @@ class Canaries:
 
     @property
     def count(self) -> int:
+        """Returns the number of canaries."""
         return self.gradients + self.sequences
 
     def places(self, privacy: Privacy) -> int:
-        """The number that canaries add to N: units, or, where rows are drawn singly, as many rows each as a unit may have."""
+        """Returns the number that canaries add to N.
+
+        It counts units or, if rows are drawn singly, as many rows for each canary as a unit may have.
+        """
         return self.count * self.places_each(privacy)
 
     def places_each(self, privacy: Privacy) -> int:
+        """Returns the number of places of one canary."""
         return privacy.rows_per_unit_max if privacy.unit_mode == "group" else 1
 
     def require_fits(self, privacy: Privacy) -> None:

@@ -1,4 +1,4 @@
-"""Dirac canaries alone, every one in every release: the mechanism of a config under attack in a stated setting.
+"""Attacks the mechanism of a config with Dirac canaries alone, every one in every release, in a stated setting.
 
 Everything between the per-example loss and the optimiser is the run's own code: clipping, accumulation, the reduction, the keys
 and slices of the noise, the divisor. The released noisy sums are read where the optimiser receives them; the score of a canary is
@@ -30,7 +30,10 @@ MICROBATCH = 500
 
 @declaration
 class Setting:
-    """Full participation over `steps` releases, whose noise is just what (`epsilon`, `delta`) needs by the closed form."""
+    """The setting of an attack: full participation over `steps` releases.
+
+    Their noise is just what (`epsilon`, `delta`) needs by the closed form.
+    """
 
     canaries: int = 20_000
     steps: int = 2
@@ -50,15 +53,16 @@ class Setting:
 
     @property
     def mu(self) -> float:
-        """Sensitivity over deviation of all releases together."""
+        """Returns the sensitivity of all releases together over the standard deviation of their noise."""
         return closed_form.mu(self.epsilon, self.delta)
 
     @property
     def noise_multiplier(self) -> float:
+        """Returns the noise multiplier of each release."""
         return math.sqrt(self.steps) / self.mu
 
     def claim(self, delta: float) -> float:
-        """The epsilon that this noise gives at any delta."""
+        """Returns the epsilon that this noise gives at any delta."""
         return closed_form.epsilon(self.mu, delta)
 
 
@@ -74,6 +78,7 @@ class Attack:
 
     @classmethod
     def build(cls, experiment: Experiment, setting: Setting) -> "Attack":
+        """Compiles the step; raises `ConfigError` for a mechanism without independent Gaussian noise."""
         require(
             experiment.is_private,
             "mechanism=none",
@@ -92,11 +97,11 @@ class Attack:
         return cls(experiment.mechanism, norm, experiment.privacy.rows_per_example, setting, step)
 
     def coins(self, secret: RootSecret) -> Bool[np.ndarray, " M"]:
-        """Whether each canary takes part, by its own fair coin."""
+        """Returns whether each canary takes part, by its own fair coin."""
         return secret.generator("audit_coins").integers(0, 2, self.setting.canaries).astype(bool)
 
     def scores(self, secret: RootSecret, is_in_M: Bool[np.ndarray, " M"]) -> Float[np.ndarray, " M"]:
-        """Each canary's inner product with the mean of the released sums, in units of the clipping norm."""
+        """Returns each canary's inner product with the mean of the released sums, in units of the clipping norm."""
         setting, expected = self.setting, np.float32(self.setting.canaries)
         norm = self.clipping_norm
         deviation = np.float32(setting.noise_multiplier * norm)
@@ -108,7 +113,7 @@ class Attack:
         return of_gradients(state.params, setting.canaries) * setting.canaries / (setting.steps * norm)
 
     def _sums(self, state: Any, records: np.ndarray) -> Any:
-        """Clipped sums of the canaries that take part."""
+        """Returns clipped sums of the canaries that take part."""
         step, sums, none = self.step, self.step.zero(), np.zeros(2, np.uint32)
         each = self.rows_per_example
         inputs = StepInputs(step.gather(state.params), none, none)
@@ -118,11 +123,14 @@ class Attack:
         return sums
 
     def noise_p_value(self, scores_M: Float[np.ndarray, " M"], is_in_M: Bool[np.ndarray, " M"]) -> float:
-        """Two-sided chi-square test that what is not signal has the variance claimed: too little noise and too much both show."""
+        """Returns the two-sided p-value of a chi-square test that the noise has the claimed variance.
+
+        Too little and too much noise both show.
+        """
         squares = float(np.sum(np.square(scores_M - is_in_M))) * self.setting.steps / self.setting.noise_multiplier**2
         return variance_p_value(squares, len(scores_M))
 
 
 def variance_p_value(squares: float, count: int) -> float:
-    """Two-sided p-value of a sum of `count` squared standard normal draws."""
+    """Returns the two-sided p-value of a sum of `count` squared standard normal draws."""
     return float(min(1.0, 2 * min(chi2.cdf(squares, count), chi2.sf(squares, count))))

@@ -1,7 +1,7 @@
-"""The audit of canaries that were trained with a run: from its final state to a verdict.
+"""Audits canaries that were trained with a run: from its final state to a verdict.
 
-The claim tested at a delta is the smallest epsilon that the run's ledger proves there. `gaussian_dp` is left out where sampling makes
-the claim something else than a Gaussian curve.
+The epsilon tested at a delta is the smallest one that the run's ledger proves there. `gaussian_dp` is left out if sampling makes
+the privacy curve differ from a Gaussian one.
 """
 
 import math
@@ -42,7 +42,7 @@ def conclude(
     audited: Audited,
     params: Any,
 ) -> dict[str, Any]:
-    """Scores the canaries of a finished run, judges and writes `private/audit.json`; `params` are the final ones, canaries included."""
+    """Scores the canaries of a finished run, judges, and writes `private/audit.json`; `params` are the final ones, canaries included."""
     scored: dict[str, Any] = {}
     is_in_M = audited.planted.is_in_M
     if audit.gradients:
@@ -79,7 +79,7 @@ def power(scores_M: Any, is_in_M: Any) -> dict[str, float] | None:
 
 
 def finite(document: Any) -> Any:
-    """The value, or `None` if it is not finite: JSON has no infinity."""
+    """Returns the value, or `None` if it is not finite, since JSON has no infinity."""
     if isinstance(document, dict):
         return {name: finite(value) for name, value in document.items()}
     if isinstance(document, (list, tuple)):

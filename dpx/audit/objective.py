@@ -1,4 +1,4 @@
-"""Dirac canaries beside an objective: one more parameter, in which each canary has its own coordinate.
+"""Adds Dirac canaries to an objective: one more parameter, in which each canary has its own coordinate.
 
 No row of the data touches that parameter and no canary touches the others, so canaries cost no accuracy; their gradients go through
 the run's own clipping, accumulation, reduction, noise and divisor. The parameter moves by the released gradients alone (rate 1,
@@ -24,10 +24,11 @@ LENGTH = 10.0
 
 @dataclasses.dataclass(frozen=True)
 class Audited:
-    """`inner` (or nothing beside the canaries) and `canaries` Dirac canaries whose gradients have norm `length`.
+    """An objective with Dirac canaries.
 
-    Rows carry `canary`: its number, or -1 for a row of the data. A canary's loss is 0, with that gradient, and it counts in no figure.
-    `counts` names what a step counts where there is no `inner`.
+    `inner` is the model's objective (or nothing beside the canaries); the gradient of each of `canaries` canaries has norm `length`. Rows
+    have the field `canary`: its number, or -1 for a row of the data. A canary's loss is 0, with that gradient, and no metric counts it.
+    `counts` names what a step counts if there is no `inner`.
     """
 
     inner: Any
@@ -58,4 +59,5 @@ class Audited:
 
 
 def without(tree: dict[str, Any], name: str) -> dict[str, Any]:
+    """Returns the dict without the entry `name`."""
     return {key: value for key, value in tree.items() if key != name}

@@ -1,6 +1,6 @@
-"""Lower bounds on epsilon from one run with many canaries (Steinke, Nasr and Jagielski 2023, theorem 5.2).
+"""Computes lower bounds on epsilon from one run with many canaries (Steinke, Nasr and Jagielski 2023, theorem 5.2).
 
-Of r guesses, what is correct is at most W ~ Binomial(r, e^eps / (1 + e^eps)) in distribution, but for delta:
+Of r guesses, the number of correct ones is at most W ~ Binomial(r, e^eps / (1 + e^eps)) in distribution, up to a term in delta:
 P[correct >= v] <= P[W >= v] + 2 m delta max_{1 <= i <= v} P[v - i <= W < v] / i, with m coins, abstentions included.
 
 Shape legend: M canaries.
@@ -18,13 +18,13 @@ from dpx.declaration import require
 
 # Searches end within this of the largest refuted epsilon, on its lower side.
 RESOLUTION = 1e-3
-# No search goes beyond: e^20 already tells any two runs apart.
+# No search goes beyond this: a ratio of e^20 already distinguishes any two runs.
 LARGEST = 20.0
 
 
 @dataclasses.dataclass(frozen=True)
 class Guesses:
-    """`correct` of exactly `guesses` guesses about `canaries` independent fair coins."""
+    """The number of `correct` guesses among exactly `guesses` guesses about `canaries` independent fair coins."""
 
     canaries: int
     guesses: int
@@ -41,7 +41,7 @@ class Guesses:
 
 
 def guess(scores_M: Float[np.ndarray, " M"], is_in_M: Bool[np.ndarray, " M"], guesses: int) -> Guesses:
-    """Guesses "in" for the highest half of `guesses` scores and "out" for the lowest, whatever the coins; ties by position."""
+    """Guesses "in" for the highest half of `guesses` scores and "out" for the lowest, whatever the coins; ties are broken by position."""
     require(
         guesses % 2 == 0 and 0 < guesses <= len(scores_M),
         f"guesses={guesses}",
@@ -54,7 +54,7 @@ def guess(scores_M: Float[np.ndarray, " M"], is_in_M: Bool[np.ndarray, " M"], gu
 
 
 def p_value(guesses: Guesses, epsilon: float, delta: float) -> float:
-    """Upper bound on the chance that so many guesses are correct under an (epsilon, delta)-DP mechanism."""
+    """Returns an upper bound on the probability that so many guesses are correct under an (epsilon, delta)-DP mechanism."""
     wins, chance = guesses.correct, expit(epsilon)
     if wins == 0:
         return 1.0
@@ -65,12 +65,12 @@ def p_value(guesses: Guesses, epsilon: float, delta: float) -> float:
 
 
 def epsilon_lower_bound(guesses: Guesses, delta: float, error: float) -> float:
-    """A lower bound that is at most the true epsilon at `delta` with probability at least 1 - error."""
+    """Returns a lower bound that is at most the true epsilon at `delta` with probability at least 1 - error."""
     return largest_refuted(lambda epsilon: p_value(guesses, epsilon, delta) < error)
 
 
 def largest_refuted(is_refuted, largest: float = LARGEST, resolution: float = RESOLUTION) -> float:
-    """Largest value up to `largest` for which the monotone `is_refuted` holds, from below; 0 where none is."""
+    """Returns the largest value up to `largest` for which the monotone `is_refuted` holds, rounded down; 0 if no value is refuted."""
     if not is_refuted(0.0):
         return 0.0
     low, high = 0.0, largest

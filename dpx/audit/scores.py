@@ -1,4 +1,4 @@
-"""Scores of canaries, from what was released alone: noisy gradients, and the final parameters.
+"""Scores canaries by what was released alone: noisy gradients, and the final parameters.
 
 A sequence's score is minus its mean loss under the final parameters; its exposure is log2 of the number of canaries that are out less
 log2 of its rank among them (Carlini et al. 2019), an estimate without a finite-sample guarantee.
@@ -21,12 +21,15 @@ BATCH_ROWS = 64
 
 
 def of_gradients(params: Any, gradients: int) -> Float[np.ndarray, " G"]:
-    """Each gradient canary's inner product with the sum of all released gradients: minus the parameter that they moved."""
+    """Returns each gradient canary's inner product with the sum of all released gradients.
+
+    It is minus the parameter that these gradients updated.
+    """
     return -np.asarray(params[CANARIES]["table"], np.float64).ravel()[:gradients]
 
 
 def of_sequences(objective: Any, params: Any, store: WithCanaries, planted: Planted, secret: RootSecret, masks: int) -> np.ndarray:
-    """[S]: minus each sequence's mean loss under `params` (the model's alone), over `masks` draws of what is masked."""
+    """Returns minus each sequence's mean loss under `params` (the model's alone), over `masks` draws of what is masked, [S]."""
     losses = jax.jit(lambda params, rows, key: objective.losses(params, objective.batch(key, rows))[0])
     count = len(planted.tokens_ST)
     total_S = np.zeros(count)
@@ -43,7 +46,10 @@ def of_sequences(objective: Any, params: Any, store: WithCanaries, planted: Plan
 
 
 def exposures(scores_M: Float[np.ndarray, " M"], is_in_M: Bool[np.ndarray, " M"]) -> Float[np.ndarray, " n"]:
-    """Exposure of each canary that is in, against the canaries that are out: log2(n_out + 1) - log2(rank), ties to the worse rank."""
+    """Returns the exposure of each canary that is in, against the canaries that are out: log2(n_out + 1) - log2(rank).
+
+    Ties get the worse rank.
+    """
     out = np.sort(scores_M[~is_in_M])
     require(len(out) > 0, "canaries", "every canary is in, so the other group is empty", "Use more canaries")
     rank = 1 + len(out) - np.searchsorted(out, scores_M[is_in_M], side="left")
@@ -51,7 +57,7 @@ def exposures(scores_M: Float[np.ndarray, " M"], is_in_M: Bool[np.ndarray, " M"]
 
 
 def area_under_curve(scores_M: Float[np.ndarray, " M"], is_in_M: Bool[np.ndarray, " M"]) -> float:
-    """Chance that a canary that is in scores above one that is out, ties counting half."""
+    """Returns the probability that a canary that is in scores above one that is out; ties count half."""
     inside, out = scores_M[is_in_M], np.sort(scores_M[~is_in_M])
     below = (np.searchsorted(out, inside, side="left") + np.searchsorted(out, inside, side="right")) / 2
     return float(below.mean() / len(out))

@@ -1,4 +1,4 @@
-"""One-run tests of a whole trade-off curve: the f-DP argument of Mahloujifar, Melis and Chaudhuri 2024, for fair coins.
+"""Tests a whole trade-off curve by one run: the f-DP argument of Mahloujifar, Melis and Chaudhuri 2024, for fair coins.
 
 Let a mechanism be f-DP, F = 1 - f (concave, increasing), and let an attacker guess exactly r of m independent fair coins, N of
 them correctly, with p_n = P[N = n]. Then, for every c >= 1,
@@ -28,18 +28,18 @@ Inverse = Callable[[float], float]
 
 
 def gaussian(mu: float) -> Inverse:
-    """mu-GDP: F(x) = Phi(Phi^-1(x) + mu) (Dong, Roth and Su 2022)."""
+    """Returns the inverse of the curve of mu-GDP, F(x) = Phi(Phi^-1(x) + mu) (Dong, Roth and Su 2022)."""
     return lambda rate: float(ndtr(ndtri(rate) - mu))
 
 
 def approximate(epsilon: float, delta: float) -> Inverse:
-    """(epsilon, delta)-DP: F(x) = min(delta + e^eps x, 1 - e^-eps (1 - delta - x))."""
+    """Returns the inverse of the curve of (epsilon, delta)-DP, F(x) = min(delta + e^eps x, 1 - e^-eps (1 - delta - x))."""
     factor = math.exp(epsilon)
     return lambda rate: max(0.0, (rate - delta) / factor, 1 - delta - (1 - rate) * factor)
 
 
 def refutes(guesses: Guesses, inverse: Inverse, error: float) -> bool:
-    """Whether as many correct guesses have probability below `error` under every mechanism with this curve."""
+    """Returns whether as many correct guesses have probability below `error` under every mechanism with this curve."""
     m, r = guesses.canaries, guesses.guesses
     total = error
     correct, wrong = guesses.correct * error, (r - guesses.correct) * error
@@ -54,16 +54,16 @@ def refutes(guesses: Guesses, inverse: Inverse, error: float) -> bool:
 
 
 def epsilon_lower_bound(guesses: Guesses, delta: float, error: float) -> float:
-    """A lower bound that is at most the true epsilon at `delta` with probability at least 1 - error."""
+    """Returns a lower bound that is at most the true epsilon at `delta` with probability at least 1 - error."""
     return largest_refuted(lambda epsilon: refutes(guesses, approximate(epsilon, delta), error))
 
 
 def mu_lower_bound(guesses: Guesses, error: float) -> float:
-    """A lower bound that is at most the true mu of a mu-GDP mechanism with probability at least 1 - error."""
+    """Returns a lower bound that is at most the true mu of a mu-GDP mechanism with probability at least 1 - error."""
     return largest_refuted(lambda mu: refutes(guesses, gaussian(mu), error), largest=10.0)
 
 
 def gaussian_epsilon_lower_bound(guesses: Guesses, delta: float, error: float) -> float:
-    """Epsilon at `delta` of `mu_lower_bound`: a bound for mechanisms whose claim is a Gaussian curve, and for no others."""
+    """Returns epsilon at `delta` of `mu_lower_bound`: a bound only for mechanisms whose privacy curve is Gaussian."""
     mu = mu_lower_bound(guesses, error)
     return max(0.0, closed_form.epsilon(mu, delta) - 1e-6) if mu else 0.0

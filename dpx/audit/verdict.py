@@ -1,6 +1,6 @@
-"""The conclusions that an audit may draw: one primary bound at its own error, all others at 0.001 together; estimates prove nothing.
+"""Draws the conclusions of an audit: one primary bound at its own error, all others at 0.001 together. Estimates prove nothing.
 
-A combination is a score (with the coins of the canaries it is of), an estimator, a number of guesses and a delta. A bound that
+A combination is a score (with the coins of its canaries), an estimator, a number of guesses and a delta. A bound that
 exceeds the claim at its delta fails the run. An estimate without a finite-sample guarantee is recorded and
 can neither fail a run nor pass one.
 
@@ -29,7 +29,7 @@ ESTIMATORS: dict[str, Callable[[Guesses, float, float], float]] = {
     "f_dp": trade_off.epsilon_lower_bound,
     "gaussian_dp": trade_off.gaussian_epsilon_lower_bound,
 }
-# What every combination but the primary shares.
+# The error that all combinations but the primary share.
 SHARED_ERROR = 0.001
 OTHER_GUESSES = (100, 400, 1000)
 OTHER_DELTAS = (1e-5, 1e-6)
@@ -37,7 +37,7 @@ OTHER_DELTAS = (1e-5, 1e-6)
 
 @dataclasses.dataclass(frozen=True)
 class Bound:
-    """A lower bound on epsilon beside the claim at the same delta. Without `guarantee` it decides nothing."""
+    """A lower bound on epsilon beside the claimed epsilon at the same delta. Without `guarantee` it decides nothing."""
 
     score: str
     estimator: str
@@ -51,12 +51,13 @@ class Bound:
 
     @property
     def refutes(self) -> bool:
+        """Returns whether a bound with a guarantee exceeds the claimed epsilon."""
         return self.guarantee and self.epsilon > self.claim
 
 
 @dataclasses.dataclass(frozen=True)
 class Verdict:
-    """`primary` and `others` decide, `estimates` inform."""
+    """The result of an audit: `primary` and `others` decide, `estimates` only inform."""
 
     primary: Bound
     others: tuple[Bound, ...]
@@ -64,10 +65,12 @@ class Verdict:
 
     @property
     def refuting(self) -> tuple[Bound, ...]:
-        """Bounds above their claim, the primary first."""
+        """Returns the bounds above their claimed epsilon, the primary one first."""
         return tuple(bound for bound in (self.primary, *self.others) if bound.refutes)
 
     def as_json(self) -> dict[str, Any]:
+        """Returns the verdict as JSON, in the form of `private/audit.json`."""
+
         def listed(bounds: Sequence[Bound]) -> list[dict[str, Any]]:
             return [dataclasses.asdict(bound) | {"refutes": bound.refutes} for bound in bounds]
 
@@ -80,9 +83,9 @@ class Verdict:
 
 
 def judge(scored: Scored, claim: Callable[[float], float], primary: Primary, *, is_gaussian: bool = True) -> Verdict:
-    """Every bound the scores allow; `claim(delta)` is the epsilon that is claimed at `delta`.
+    """Returns the verdict with every bound that the scores allow; `claim(delta)` is the epsilon that is claimed at `delta`.
 
-    `is_gaussian` says that the claim is a Gaussian curve: without that, `gaussian_dp` proves nothing and is left out.
+    `is_gaussian` says that the claimed curve is Gaussian; otherwise `gaussian_dp` proves nothing and is left out.
     Raises `ConfigError` if the primary bound cannot be computed.
     """
     declared = (primary.score, primary.estimator, primary.guesses, primary.delta)
@@ -124,7 +127,7 @@ def require_passes(document: dict[str, Any]) -> None:
 
 
 def _plug_in(score: str, scores_M: np.ndarray, is_in_M: np.ndarray, delta: float, claim: Callable[[float], float]) -> Bound:
-    """Epsilon of the Gaussian whose mu is the standardised difference of the two groups' means; no error is known for it."""
+    """Returns epsilon of the Gaussian whose mu is the standardised difference of the two groups' means; no error is known for it."""
     inside, outside = scores_M[is_in_M], scores_M[~is_in_M]
     if not (len(inside) and len(outside)):
         return Bound(score, "plug_in_gaussian", len(scores_M), 0, delta, None, 0.0, claim(delta), guarantee=False)

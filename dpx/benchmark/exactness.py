@@ -1,4 +1,4 @@
-"""Is a clipped sum the sum of clipped gradients? A small model of the same kind against float64, one example at a time."""
+"""Checks that a clipped sum is the sum of clipped gradients: a small model of the same kind against float64, one example at a time."""
 
 import dataclasses
 import functools
@@ -22,8 +22,10 @@ _SMALL = {"layers": 2, "width": 16, "heads": 2, "feed_forward": 24, "dtype": "fl
 
 @dataclasses.dataclass(frozen=True)
 class Case:
-    """A small model and batch to compare on, with parameters far from initialisation, repeated words, labels that
-    also occur in the input, and padding."""
+    """A small model and a batch for the comparison.
+
+    Its parameters are far from initialisation, and the batch has repeated words, labels that also occur in the input, and padding.
+    """
 
     objective: Any
     params: Any
@@ -31,6 +33,7 @@ class Case:
 
     @classmethod
     def build(cls, model: AnyModel, task: Task) -> "Case":
+        """Returns the case for a model and a task of this kind."""
         objective = make_objective(dataclasses.replace(model, **_SMALL), task, VOCABULARY, Special(0, 1, 2, 3, 4))
         key, drawn = np.zeros(2, np.uint32), np.random.default_rng(0)
         shapes = jax.eval_shape(objective.init, key)
@@ -38,7 +41,7 @@ class Case:
         return cls(objective, params, jax.jit(objective.batch)(key, synthetic_rows(task, EXAMPLES, LENGTH, VOCABULARY)))
 
     def gradients(self) -> list[Any]:
-        """Each example's own gradient, float64."""
+        """Returns each example's own gradient, float64."""
         with jax.enable_x64(True):
             params_f64 = jax.tree.map(lambda leaf: jnp.asarray(np.asarray(leaf), jnp.float64), self.params)
             one = jax.jit(jax.grad(lambda params, row: self.objective.losses(params, row)[0][0]))
@@ -47,7 +50,7 @@ class Case:
 
 
 class Exactness:
-    """Compares variants with one oracle, made when it is first asked for."""
+    """The comparison of variants with one reference, which is computed when it is first needed."""
 
     def __init__(self, model: AnyModel, task: Task):
         self._model, self._task = model, task
@@ -58,16 +61,19 @@ class Exactness:
         return case, *clipped(case.gradients())
 
     def error(self, variant: str) -> float:
-        """Largest error of any entry, relative to the largest entry of its parameter. The clipping norm is half the smallest norm."""
+        """Returns the largest error of any entry, relative to the largest entry of its parameter.
+
+        The clipping norm is half the smallest gradient norm.
+        """
         case, expected, clipping_norm = self._expected
         run = variant_sum(case.objective, Flat(clipping_norm=clipping_norm), variant, 1)
-        # An accelerator's default rounds the factors of a float32 product; what is asked here is whether the sum is the right one.
+        # An accelerator's default rounds the factors of a float32 product; this check is about the sum, not about that rounding.
         with jax.default_matmul_precision("highest"):
             return error(jax.jit(run)(case.params, case.batch), expected)
 
 
 def clipped(gradients: list[Any]) -> tuple[Any, float]:
-    """sum_b g_b C / |g_b| and C, half the smallest norm, so that every example is clipped and a wrong norm shows."""
+    """Returns sum_b g_b C / |g_b| and C, half the smallest norm, so that every example is clipped and a wrong norm shows."""
     norms = [float(np.sqrt(sum(np.sum(np.square(leaf)) for leaf in jax.tree.leaves(gradient)))) for gradient in gradients]
     clipping_norm = 0.5 * min(norms)
     scaled = [jax.tree.map(lambda leaf, n=norm: leaf * (clipping_norm / n), one) for one, norm in zip(gradients, norms, strict=True)]
@@ -75,7 +81,7 @@ def clipped(gradients: list[Any]) -> tuple[Any, float]:
 
 
 def error(actual: Any, expected: Any) -> float:
-    """Largest error of any entry, relative to the largest entry of its parameter; NaN where any entry is."""
+    """Returns the largest error of any entry, relative to the largest entry of its parameter; NaN if any entry is NaN."""
     pairs = zip(jax.tree.leaves(actual), jax.tree.leaves(expected), strict=True)
     # numpy's maximum keeps a NaN, wherever it stands; Python's loses it.
     return float(np.max([np.max(np.abs(np.asarray(leaf) - wanted)) / np.max(np.abs(wanted)) for leaf, wanted in pairs]))

@@ -1,4 +1,6 @@
-"""Our own steps and jax-privacy's, compiled: the sums of one logical batch, and what follows them once (reduction, noise, update).
+"""Compiles the steps of dpx and of jax-privacy.
+
+A step is the sums of one logical batch, and the work that follows once (reduction, noise, update).
 
 Shape legend: K microbatches of a logical batch, B examples of one on a device, D devices.
 """
@@ -34,7 +36,7 @@ from dpx.training.step import Step, UpdateInputs, make_step
 KEY = np.zeros(2, np.uint32)
 # A relative error of float32 sums that is rounding; a forgotten term is some per cent.
 EXACT = 1e-4
-# The way whose physical batch `microbatch=auto` picks.
+# The variant whose physical batch `microbatch=auto` chooses.
 AUTOMATIC = "book_keeping"
 # Square factors, and so many products in a row that starting them costs nothing: large enough for an accelerator, quick on a CPU.
 SIZES = {"cpu": (1024, 2)}
@@ -42,8 +44,11 @@ LARGE = (8192, 8)
 
 
 def programs(setting: Setting) -> list[Program]:
-    """The rate of plain products, an update for private and for plain steps, and a sum for every (dtype, physical batch, variant):
-    all variants at one batch before the next, so that what time leaves out is whole batches."""
+    """Returns the rate of plain products, the updates, and a sum for every (dtype, physical batch, variant).
+
+    There is one update for private and one for plain steps. All variants at one batch come before the next batch, so that a lack of time
+    leaves out whole batches.
+    """
     bench = _Bench(setting)
     made = [matrix_rate(setting, dtype) for dtype in setting.dtypes]
     made += [bench.update(is_private) for is_private in sorted({variant not in NON_PRIVATE for variant in setting.variants})]
@@ -57,7 +62,7 @@ def programs(setting: Setting) -> list[Program]:
 
 
 class _Bench:
-    """What the programs of one process share: parameters, the accumulator (handed from call to call) and the mesh."""
+    """The objects that the programs of one process share: parameters, the accumulator (passed from call to call) and the mesh."""
 
     def __init__(self, setting: Setting):
         self.setting, self.experiment = setting, setting.experiment
@@ -69,25 +74,29 @@ class _Bench:
         self.oracle, self.errors = Exactness(self.experiment.model, self.experiment.task), dict[str, float]()
 
     def objective(self, dtype: str) -> Any:
+        """Returns the objective in a compute type."""
         experiment = self.experiment
         model = dataclasses.replace(experiment.model, dtype=dtype)
         return make_objective(model, experiment.task, experiment.vocabulary_size, Special(0, 1, 2, 3, 4))
 
     def step(self, is_private: bool, dtype: str) -> Step:
-        """The product's own step: its layout of arrays, the parameters it gathers, and its update."""
+        """Returns the step of dpx itself: its layout of arrays, the parameters it gathers, and its update."""
         experiment = dataclasses.replace(self.experiment, model=dataclasses.replace(self.experiment.model, dtype=dtype))
         experiment = experiment if is_private else dataclasses.replace(experiment, mechanism=NoPrivacy())
         return make_step(experiment, self.objective(dtype), self.mesh, 1)
 
     def automatic_batch(self, dtype: str) -> int:
-        """The microbatch that `microbatch=auto` picks on this device, searched again; at most a device's part of the logical batch."""
+        """Returns the microbatch that `microbatch=auto` chooses on this device, searched again.
+
+        It is at most a device's part of the logical batch.
+        """
         workload = Workload.from_experiment(self.experiment, self.objective(dtype))
         part = self.setting.logical_batch // self.axes
         with tempfile.TemporaryDirectory() as cache:
             return choose(workload, [size for size in CANDIDATES if part % size == 0] or [part], Path(cache))
 
     def sum(self, variant: str, dtype: str, size: int, is_automatic: bool = False) -> Program:
-        """One logical batch of `variant`; left out where time is up or the device's memory does not hold it."""
+        """Returns the program of one logical batch of `variant`; it is left out if time is up or the device's memory does not hold it."""
         facts = identity(self.setting, variant, dtype, size) | {"kind": "sum", "framework": f"jax {jax.__version__}"}
         facts |= {"is_automatic_batch": is_automatic}
         if time.monotonic() > self.setting.compile_until:
@@ -105,7 +114,7 @@ class _Bench:
         one = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct((held, *leaf.shape[2:]), leaf.dtype), batch)
         facts |= {
             "temporary_bytes": compiled_temporaries(compiled),
-            # jax-privacy's loop does not say its length to a trace.
+            # The length of jax-privacy's loop is not visible in a trace.
             "matmul_flops": None
             if variant == "jax_privacy"
             else matmul_flops(microbatch, params, one, platform=jax.default_backend()) // held,
@@ -118,7 +127,7 @@ class _Bench:
         return Program(facts | self.exactness(variant), call)
 
     def batch(self, objective: Any, held: int) -> tuple[Any, np.int32]:
-        """One masked logical batch of random rows, [K, B * D, ...], and K."""
+        """Returns one masked logical batch of random rows, [K, B * D, ...], and K."""
         logical, rows = self.setting.logical_batch, held * self.axes
         drawn = synthetic_rows(self.experiment.task, logical, self.experiment.data.sequence_length, objective.vocabulary_size)
         batch = jax.jit(objective.batch)(KEY, drawn)
@@ -126,7 +135,7 @@ class _Bench:
         return jax.device_put(shaped, NamedSharding(self.mesh, P(None, sharding.EXAMPLE_AXES))), np.int32(logical // rows)
 
     def exactness(self, variant: str) -> dict[str, Any]:
-        """How far the clipped sum is from float64 gradients taken one example at a time; of a plain sum, nothing."""
+        """Returns how far the clipped sum is from float64 gradients taken one example at a time; nothing for a plain sum."""
         if variant in NON_PRIVATE:
             return {"clipped_sum_error": None, "is_exact": None, "is_tied": True}
         if variant not in self.errors:
@@ -134,7 +143,7 @@ class _Bench:
         return {"clipped_sum_error": self.errors[variant], "is_exact": self.errors[variant] <= EXACT, "is_tied": True}
 
     def update(self, is_private: bool) -> Program:
-        """Reduction and its checksum, noise if private, division and optimiser: the product's own, once per logical batch."""
+        """Returns the program of the end of a step of dpx: reduction and its checksum, noise if private, division and optimiser."""
         keys = slice_keys(RootSecret.from_seed(0), 0, self.state.params) if is_private else None
         deviation = np.float32(self.experiment.clip.clipping_norm if is_private else 0)
         inputs = UpdateInputs(keys, deviation, np.float32(self.setting.logical_batch), np.float32(0))
@@ -150,7 +159,10 @@ class _Bench:
         return Program(facts | {"collectives": self.collectives(reduce, finish, gathered)}, call)
 
     def collectives(self, *compiled: Any) -> dict[str, int]:
-        """Instructions, those of them inside loops, and elements of their results on a device. One device sums with itself alone."""
+        """Returns the number of collective instructions, of those inside loops, and of elements of their results on a device.
+
+        On a mesh of one device there is nothing to communicate, so all are zero.
+        """
         crossing = [one for program in compiled for one in collectives(program.as_text())] if self.mesh.size > 1 else []
         return {
             "per_logical_batch": len(crossing),
@@ -160,14 +172,16 @@ class _Bench:
 
 
 def free_bytes() -> float:
-    """Free bytes of the first device's memory; infinite where the backend does not say."""
+    """Returns the free bytes of the first device's memory; infinite if the backend does not report them."""
     stats = jax.devices()[0].memory_stats()
     return stats["bytes_limit"] - stats["bytes_in_use"] if stats else math.inf
 
 
 def logical_sum(microbatch: Callable[[Any, Any], Any], mesh: jax.sharding.Mesh) -> Callable[..., Any]:
-    """(parameters, float32 sums [D, ...], batch [K, B * D, ...], K) -> sums, as a step does it: each device loops over its own part,
-    the accumulator in place, and nothing crosses."""
+    """Returns the function (parameters, float32 sums [D, ...], batch [K, B * D, ...], K) -> sums, computed as a step does it.
+
+    Each device loops over its own part, with the accumulator in place, and nothing is exchanged.
+    """
 
     def on_device(params: Any, sums: Any, batch_KB: Any, count: jax.Array) -> Any:
         def body(index: jax.Array, sums: Any) -> Any:
@@ -182,8 +196,10 @@ def logical_sum(microbatch: Callable[[Any, Any], Any], mesh: jax.sharding.Mesh) 
 
 
 def matrix_rate(setting: Setting, dtype: str) -> Program:
-    """Products of square matrices in `dtype`, at the precision that the steps' products have by default: the rate that this device reaches,
-    of which a step has a share."""
+    """Returns a program of products of square matrices in `dtype`, at the default precision of the steps' products.
+
+    It gives the rate that this device reaches, of which a step reaches a share.
+    """
     size, count = SIZES.get(jax.default_backend(), LARGE)
     values = jax.random.normal(jax.random.PRNGKey(0), (size, size)).astype(dtype)
     # Products of such factors keep their size, however many follow one another.

@@ -1,4 +1,7 @@
-"""Seconds of interleaved rounds into the rows of benchmark.json: rates, spreads, and ratios to baselines at their own best. No jax."""
+"""Converts seconds of interleaved rounds to the rows of benchmark.json: rates, spreads, and ratios to the best baselines.
+
+It imports no jax.
+"""
 
 import statistics
 from collections.abc import Sequence
@@ -11,7 +14,9 @@ _GROUP = ("model", "sequence_length", "dtype", "mesh")
 
 
 def rows(facts: Sequence[dict[str, Any]], seconds: Sequence[Sequence[float]], logical_batch: int) -> list[dict[str, Any]]:
-    """A row for every measured sum. A ratio is the median of the rounds' ratios, so that a machine slowed for a while slows both.
+    """Returns a row for every measured sum.
+
+    A ratio is the median of the rounds' ratios, so that a machine slowed for a while slows both.
 
     Baselines are those of the row's own model, sequence, dtype and mesh, at the physical batch that is best for them; a peer that
     knows no mesh is compared with the single device it runs on.
@@ -27,13 +32,13 @@ def rows(facts: Sequence[dict[str, Any]], seconds: Sequence[Sequence[float]], lo
 
 
 def matrix_rates(facts: Sequence[dict[str, Any]], seconds: Sequence[Sequence[float]]) -> dict[str, float]:
-    """FLOP/s of plain products on one device by compute type, the median over rounds."""
+    """Returns the FLOP/s of plain products on one device by compute type, the median over rounds."""
     timed = zip(facts, seconds, strict=True)
     return {fact["dtype"]: fact["flops"] / statistics.median(times) for fact, times in timed if fact["kind"] == "rate"}
 
 
 def _share(fact: dict[str, Any], times: Sequence[float], rates: dict[str, float], logical_batch: int) -> dict[str, Any]:
-    """The model's own products a second over what every device's plain products reach together, where that was measured."""
+    """Returns the rate of the model's own products over the rate that all devices' plain products reach together, if that was measured."""
     rate = rates.get(fact["dtype"])
     own = fact["model_flops"] * logical_batch / statistics.median(times)
     return {"share_of_matrix_rate": None if rate is None else own / (rate * fact["devices"])}
@@ -58,7 +63,7 @@ def _row(fact: dict[str, Any], times: Sequence[float], sums: Any, updates: Any, 
 
 
 def _ratio(name: str, times: Sequence[float], candidates: Sequence[Sequence[float]]) -> dict[str, Any]:
-    """Speed relative to the fastest of `candidates`, round by round."""
+    """Returns the speed relative to the fastest of `candidates`, round by round."""
     if not candidates:
         return {f"ratio_to_{name}": None, f"ratio_to_{name}_spread": None}
     best = min(candidates, key=statistics.median)
@@ -67,7 +72,7 @@ def _ratio(name: str, times: Sequence[float], candidates: Sequence[Sequence[floa
 
 
 def _together(sums: dict[str, Any] | None, update: dict[str, Any] | None) -> dict[str, Any] | None:
-    """Collectives of a logical batch: those of its sums and those of its update."""
+    """Returns the collectives of a logical batch: those of its sums and those of its update."""
     if sums is None or update is None:
         return sums
     return {name: sums[name] + update[name] for name in ("per_logical_batch", "in_loops", "elements")}

@@ -1,4 +1,4 @@
-"""The measurements of one benchmark process, and its report on each program. No jax."""
+"""Declares the measurements of one benchmark process, and its report on each program. It imports no jax."""
 
 import dataclasses
 import math
@@ -10,7 +10,7 @@ from dpx.experiment import Experiment
 
 # The two non-private baselines, the clipping methods, and a loop over single examples (Yin and Habernal 2022, Figure 3).
 OWN = ("autodiff", "plain", "vmap", "ghost", "book_keeping", "loop")
-# Optional peers: `torch` is the non-private step that the opacus rows are to be held against.
+# Optional peers: `torch` is the non-private step with which the opacus rows are compared.
 PEERS = ("jax_privacy", "torch", "opacus_hooks", "opacus_ew", "opacus_ghost")
 VARIANTS = (*OWN, *PEERS)
 NON_PRIVATE = ("autodiff", "plain", "torch")
@@ -20,11 +20,12 @@ PACKAGES = {"jax_privacy": ("jax_privacy",), "torch": ("torch",)} | dict.fromkey
 
 @dataclasses.dataclass(frozen=True)
 class Setting:
-    """`experiment` gives model, task, sequence length, clip and the one mesh of this process; every variant is measured in every
-    dtype at every physical batch (examples a device holds at a time).
+    """The measurements of one process: `experiment` gives model, task, sequence length, clip and its one mesh.
 
-    What is not compiled by `compile_until` (seconds of the system's monotonic clock) is left out and named. `has_auto_batch` adds
-    the batch that `microbatch=auto` picks to those of the private step.
+    Every variant is measured in every dtype at every physical batch (examples that a device holds at a time).
+
+    Programs that are not compiled by `compile_until` (seconds of the system's monotonic clock) are left out and named. `has_auto_batch`
+    adds the batch that `microbatch=auto` chooses to those of the private step.
     """
 
     experiment: Experiment
@@ -38,14 +39,14 @@ class Setting:
 
 @dataclasses.dataclass(frozen=True)
 class Program:
-    """Something that can be timed: `call` returns when its result is there. `facts` are what needs no clock, plain values."""
+    """A program that can be timed: `call` returns when its result is ready. `facts` are plain values that need no clock."""
 
     facts: dict[str, Any]
     call: Callable[[], None]
 
 
 def left_out(facts: dict[str, Any], why: str) -> Program:
-    """A row that was asked for and not measured."""
+    """Returns a row that was requested and not measured."""
     return Program(facts | {"kind": "left out", "why": why}, lambda: None)
 
 

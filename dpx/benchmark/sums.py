@@ -1,4 +1,4 @@
-"""The sum of one microbatch's gradients by each variant that runs in jax: one signature for plain, clipped and jax-privacy's."""
+"""Sums one microbatch's gradients by each variant that runs in jax: plain, clipped and jax-privacy's have one signature."""
 
 from collections.abc import Callable
 from typing import Any
@@ -11,8 +11,10 @@ from dpx.mechanism.declarations import Clip
 
 
 def variant_sum(objective: Any, clip: Clip, variant: str, physical_batch: int, **options: Any) -> Callable[[Any, Any], Any]:
-    """(parameters, batch) -> float32 sum of (clipped) gradients. `physical_batch` is what jax-privacy holds at a time; `options`
-    are those of `clipped_sum`."""
+    """Returns the function (parameters, batch) -> float32 sum of (clipped) gradients.
+
+    `physical_batch` is what jax-privacy holds at a time; `options` are those of `clipped_sum`.
+    """
 
     def losses(params: Any, batch: Any) -> Any:
         return objective.losses(params, batch, jnp.zeros(2, jnp.uint32))
@@ -28,7 +30,7 @@ def variant_sum(objective: Any, clip: Clip, variant: str, physical_batch: int, *
 
 
 def _loop(losses: Any, clip: Clip) -> Callable[[Any, Any], Any]:
-    """One example after the other, whatever the physical batch."""
+    """Returns the sum that computes one example after the other, whatever the physical batch."""
     weights = clip.weights(clip.clipping_norm)
 
     def run(params: Any, batch: Any) -> Any:
@@ -44,7 +46,7 @@ def _loop(losses: Any, clip: Clip) -> Callable[[Any, Any], Any]:
 
 
 def _jax_privacy(losses: Any, clip: Clip, microbatch_size: int) -> Callable[[Any, Any], Any]:
-    """jax-privacy's own transformation, looping over microbatches of that size."""
+    """Returns jax-privacy's own transformation, which loops over microbatches of that size."""
     from jax_privacy.clipping import clipped_grad
 
     def loss(params: Any, alone: Any) -> Any:

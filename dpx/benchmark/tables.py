@@ -1,4 +1,7 @@
-"""`report.paper=benchmarks`: the tables of experiments/benchmarks/README.md, from the benchmark.json files beside it. No jax."""
+"""Writes the tables of experiments/benchmarks/README.md (`report.paper=benchmarks`) from the benchmark.json files.
+
+It imports no jax.
+"""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -16,7 +19,10 @@ Row = dict[str, Any]
 
 
 def write(home: Path) -> int:
-    """Replaces the text between the two marks of README.md; returns the number of files read. Raises `ConfigError` if either is missing."""
+    """Replaces the text between the two marks of README.md, and returns the number of files read.
+
+    Raises `ConfigError` if the marks or the files are missing.
+    """
     readme, files = home / "README.md", sorted(home.glob("*.json"))
     text = readme.read_text() if readme.is_file() else ""
     require(BEGIN in text and END in text, readme, "has no place for tables", f"Write the lines {BEGIN} and {END} into it")
@@ -28,7 +34,7 @@ def write(home: Path) -> int:
 
 
 def tables(documents: Sequence[tuple[str, Row]]) -> str:
-    """The summary, one line a file and compute type, then what else was measured, then every row of every file, folded."""
+    """Returns the summary, one line for each file and compute type, then the other measurements, then every row of every file, folded."""
     steps = [(stem, document) for stem, document in documents if "kind" not in document]
     columns = ("file", "device", "type", "best batch", "to autodiff", "to plain", "of products", "equal batch, to autodiff")
     columns += (*(f"to {name}" for name in RIVALS), "microbatch=auto", "exact")
@@ -42,7 +48,7 @@ def tables(documents: Sequence[tuple[str, Row]]) -> str:
 
 
 def _summary(stem: str, document: Row, dtype: str, rows: Sequence[Row]) -> list[str]:
-    """One file and type: the private step at its best batch beside every other program at its best."""
+    """Returns the lines of one file and type: the private step at its best batch beside every other program at its best."""
     private = _best(rows, (PRIVATE,))
     assert private is not None
     cells = [stem, document.get("device") or "cpu", dtype, str(private["physical_batch"])]
@@ -56,20 +62,20 @@ def _share(row: Row) -> str:
 
 
 def _automatic(rows: Sequence[Row], best: Row) -> str:
-    """The batch that `microbatch=auto` picked, and its speed over that of the best batch measured."""
+    """Returns the batch that `microbatch=auto` chose, and its speed over that of the best batch measured."""
     picked = [row for row in rows if row.get("is_automatic_batch") and row["clipping"] == PRIVATE]
     return ", ".join(f"{row['physical_batch']}: {row['examples_per_s'] / best['examples_per_s']:.2f}" for row in picked)
 
 
 def _best(rows: Sequence[Row], names: Sequence[str]) -> Row | None:
-    """The fastest exact row of these ways (a wrong sum does not compete), on the first mesh measured."""
+    """Returns the fastest exact row of these variants, on the first mesh measured; a wrong sum does not compete."""
     same = [row for row in rows if row["mesh"] == rows[0]["mesh"]]
     ways = [row for row in same if row["clipping"] in names and row.get("is_exact", True) is not False]
     return max(ways, key=lambda row: row["examples_per_s"], default=None)
 
 
 def _equal(rows: Sequence[Row]) -> str:
-    """Private over autodiff at every physical batch both were measured at."""
+    """Returns the speed of private training over autodiff at every physical batch at which both were measured."""
     autodiff = {row["physical_batch"]: row for row in rows if row["clipping"] == "autodiff"}
     private = [row for row in rows if row["clipping"] == PRIVATE and row["physical_batch"] in autodiff]
     pairs = [(row["physical_batch"], row["examples_per_s"] / autodiff[row["physical_batch"]]["examples_per_s"]) for row in private]
@@ -77,7 +83,7 @@ def _equal(rows: Sequence[Row]) -> str:
 
 
 def _against(private: Row, rival: Row | None) -> str:
-    """Speed over a rival's, both through the baseline timed in turn with them."""
+    """Returns the speed over a rival's, both through the baseline that was timed in turn with them."""
     if rival is None or not rival["ratio_to_autodiff"]:
         return ""
     return f"{private['ratio_to_autodiff'] / rival['ratio_to_autodiff']:.2f} ({rival['clipping']} at {rival['physical_batch']})"

@@ -1,4 +1,4 @@
-"""BERT with a masked-token decoder, in torch: the same model and loss as in dpx, so that torch libraries can be compared with it.
+"""Defines BERT with a masked-token decoder in torch: the same model and loss as in dpx, so that torch libraries can be compared with it.
 
 Every parameter belongs to a Linear, an Embedding or a LayerNorm, the kinds whose per-example gradients those libraries know.
 
@@ -20,7 +20,7 @@ MASKED_SCORE = -1.0e9
 
 
 class Layer(nn.Module):
-    """Post-LayerNorm encoder layer with fused query, key and value."""
+    """A post-LayerNorm encoder layer with fused query, key and value."""
 
     def __init__(self, model: Bert):
         super().__init__()
@@ -42,7 +42,9 @@ class Layer(nn.Module):
 
 
 class TorchBert(nn.Module):
-    """(tokens, segments, positions [B,T], bias [B,1,1,T], masked positions [B,M]) -> logits [B,M,V] and, with `next_sentence`, [B,2].
+    """BERT in torch: (tokens, segments, positions [B,T], bias [B,1,1,T], masked positions [B,M]) -> logits.
+
+    The result is [B,M,V] and, with `next_sentence`, [B,2].
 
     `is_tied` shares the word table with the decoder, as BERT does.
     """
@@ -77,7 +79,7 @@ Rows = dict[str, Tensor]
 
 
 def inputs(rows: Rows, dtype: torch.dtype) -> tuple[Tensor, ...]:
-    """The model's arguments for a masked batch as ours holds it (tokens, masked_positions, segment_start, length, ...)."""
+    """Returns the model's arguments for a masked batch of dpx (tokens, masked_positions, segment_start, length, ...)."""
     B, T = rows["tokens"].shape
     position_BT = torch.arange(T).repeat(B, 1)
     is_real_BT = position_BT < rows["length"][:, None]
@@ -87,7 +89,7 @@ def inputs(rows: Rows, dtype: torch.dtype) -> tuple[Tensor, ...]:
 
 
 def losses(outputs: Any, rows: Rows) -> Tensor:
-    """Per example: mean cross-entropy over its masked positions, + next-sentence cross-entropy."""
+    """Returns, for each example, mean cross-entropy over its masked positions plus next-sentence cross-entropy."""
     logits_BMV, next_B2 = outputs
     loss_BM = F.cross_entropy(logits_BMV.flatten(0, 1), rows["labels"].long().flatten(), reduction="none").view(rows["labels"].shape)
     weight_BM = rows["has_label"].to(loss_BM.dtype)
@@ -96,7 +98,10 @@ def losses(outputs: Any, rows: Rows) -> Tensor:
 
 
 def parameters(params: dict[str, Any]) -> dict[str, Tensor]:
-    """Our parameters (or gradients), nested numpy arrays, under the names of `TorchBert`; the tied table once, as `word.weight`."""
+    """Returns parameters (or gradients) of dpx, nested numpy arrays, under the names of `TorchBert`.
+
+    The tied table occurs once, as `word.weight`.
+    """
     flat = {f"{name}.weight": params["embeddings"][name] for name in ("word", "position", "segment")}
     flat |= _norm("norm", params["embeddings"]["norm"])
     for name, leaves in params["layers"].items():

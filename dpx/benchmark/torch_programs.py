@@ -1,4 +1,7 @@
-"""torch's plain step and Opacus's private ones on the model of torch_bert.py: the sums of one logical batch. No jax in this process."""
+"""Runs torch's plain step and Opacus's private ones on the model of torch_bert.py.
+
+It measures the sums of one logical batch, without jax in this process.
+"""
 
 # torch and opacus are in the extra `bench`.
 # pyright: reportMissingImports=false
@@ -28,7 +31,7 @@ Sums = Callable[[list[Rows]], None]
 
 
 def programs(setting: Setting) -> list[Program]:
-    """A sum for every (variant, physical batch)."""
+    """Returns a sum for every (variant, physical batch)."""
     experiment = setting.experiment
     bert_of(experiment.model, experiment.task)
     require(
@@ -44,14 +47,14 @@ def programs(setting: Setting) -> list[Program]:
 
 
 def bert_of(model: AnyModel, task: Task) -> tuple[Bert, MaskedLanguageModel]:
-    """The model and task, which are what the peers are written for; raises `ConfigError` otherwise."""
+    """Returns the model and the task, for which the peers are written; raises `ConfigError` for others."""
     if isinstance(model, Bert) and isinstance(task, MaskedLanguageModel):
         return model, task
     raise ConfigError(f"model={model.name}", "the programs in torch support BERT with masked words only", "Remove these variants")
 
 
 def _programs(setting: Setting, variant: str) -> list[Program]:
-    """One variant at every physical batch; they share one model."""
+    """Returns the programs of one variant at every physical batch; they share one model."""
     experiment = setting.experiment
     vocabulary, length = experiment.vocabulary_size, experiment.data.sequence_length
     model, task = bert_of(experiment.model, experiment.task)
@@ -80,7 +83,7 @@ def _programs(setting: Setting, variant: str) -> list[Program]:
 
 @dataclasses.dataclass(frozen=True)
 class Subject:
-    """A model and the way a library sums its gradients over microbatches; `summed` gives the result under the model's names."""
+    """A model and the way in which a library sums its gradients over microbatches; `summed` gives the result under the model's names."""
 
     model: TorchBert
     sum: Sums
@@ -88,13 +91,15 @@ class Subject:
 
     @classmethod
     def make(cls, variant: str, model: Bert, task: MaskedLanguageModel, vocabulary: int, clipping_norm: float) -> "Subject":
+        """Returns the model of `variant` with the sums of its library."""
         torch.manual_seed(0)
-        # Ghost clipping refuses a weight that is used twice, so its row is of another model: one with a separate decoder.
+        # Ghost clipping refuses a weight that is used twice, so its row measures another model, which has a separate decoder.
         bare = TorchBert(model, vocabulary, task.next_sentence, is_tied=variant != "opacus_ghost")
         make = {"torch": _plain, "opacus_hooks": _per_example, "opacus_ew": _per_example, "opacus_ghost": _ghost}[variant]
         return cls(bare, make(bare, variant, clipping_norm), variant != "torch")
 
     def summed(self) -> dict[str, Tensor]:
+        """Returns the summed gradients by the model's names."""
         return {name: p.summed_grad if self.is_private else p.grad for name, p in self.model.named_parameters()}
 
 
@@ -110,7 +115,7 @@ def _plain(model: TorchBert, variant: str, clipping_norm: float) -> Sums:
 
 
 def _per_example(model: TorchBert, variant: str, clipping_norm: float) -> Sums:
-    """Per-example gradients in memory, by hooks or by torch's expanded weights."""
+    """Returns sums by per-example gradients in memory, from hooks or torch's expanded weights."""
     from opacus.grad_sample import GradSampleModule, GradSampleModuleExpandedWeights
     from opacus.optimizers import DPOptimizer
 
@@ -125,7 +130,7 @@ def _per_example(model: TorchBert, variant: str, clipping_norm: float) -> Sums:
 
 
 def _ghost(model: TorchBert, variant: str, clipping_norm: float) -> Sums:
-    """Norms without gradients, then a second backward pass."""
+    """Returns sums by norms without gradients, then a second backward pass."""
     del variant
     from opacus.grad_sample import GradSampleModuleFastGradientClipping
     from opacus.optimizers import DPOptimizerFastGradientClipping
@@ -144,7 +149,7 @@ def _ghost(model: TorchBert, variant: str, clipping_norm: float) -> Sums:
 
 
 def _accumulated(model: TorchBert, optimizer: Any, backward: Callable[[Rows], None]) -> Sums:
-    """Clipped sums of all microbatches, as Opacus adds them up when the optimiser is told to skip its step."""
+    """Returns clipped sums of all microbatches, as Opacus adds them up if the optimiser is told to skip its step."""
 
     def run(parts: list[Rows]) -> None:
         for parameter in model.parameters():
@@ -169,7 +174,7 @@ def _dtype(model: TorchBert) -> torch.dtype:
 
 
 def masked_rows(task: MaskedLanguageModel, examples: int, length: int, vocabulary: int) -> Rows:
-    """Random rows with masked positions and labels: the shapes of a masked batch; the labels are the tokens at these positions."""
+    """Returns random rows of a masked batch; the labels are the tokens at the masked positions."""
     rows = synthetic_rows(task, examples, length, vocabulary)
     drawn = np.random.default_rng(1)
     order = np.argsort(drawn.random((examples, length)) + 2 * (np.arange(length) >= rows["length"][:, None]), axis=1)
@@ -181,7 +186,7 @@ def masked_rows(task: MaskedLanguageModel, examples: int, length: int, vocabular
 
 
 def clipped_sum_error(declared: Bert, task: MaskedLanguageModel, variant: str) -> float:
-    """Same as `dpx.benchmark.exactness`, for torch: a small model against float64 gradients, one example at a time."""
+    """Returns the error as `dpx.benchmark.exactness` does, for torch: a small model against float64 gradients, one example at a time."""
     model = dataclasses.replace(declared, **_SMALL)
     rows = masked_rows(task, 5, 12, 16)
     probe = Subject.make(variant, model, task, 16, 1.0).model

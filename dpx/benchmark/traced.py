@@ -1,4 +1,4 @@
-"""Programs on shapes alone: products by tracing, temporaries by compiling; nothing is allocated or run."""
+"""Measures programs on shapes alone: products by tracing, temporaries by compiling; nothing is allocated or run."""
 
 import dataclasses
 from typing import Any
@@ -17,7 +17,7 @@ KEY = jax.ShapeDtypeStruct((2,), jnp.uint32)
 
 @dataclasses.dataclass(frozen=True)
 class Traced:
-    """Shapes of parameters and of a masked batch of `examples`."""
+    """The shapes of parameters and of a masked batch of `examples`."""
 
     objective: Any
     params: Any
@@ -26,6 +26,7 @@ class Traced:
 
     @classmethod
     def trace(cls, model: Any, length: int, vocabulary: int, examples: int) -> "Traced":
+        """Returns the shapes for a model and `examples` rows of `length` tokens."""
         task = MaskedLanguageModel(next_sentence=False, max_masked_positions=length)
         objective = mlm.objective(model, task, vocabulary, mlm.Special(0, 1, 2, 3, 4))
         scalar = jax.ShapeDtypeStruct((examples,), jnp.int32)
@@ -35,14 +36,15 @@ class Traced:
 
     @property
     def parameters(self) -> int:
+        """Returns the number of parameters."""
         return sum(leaf.size for leaf in jax.tree.leaves(self.params))
 
     def flops(self, variant: str, **options: Any) -> int:
-        """Matrix-product FLOPs of one example."""
+        """Returns the matrix-product FLOPs of one example."""
         return matmul_flops(self._sum(variant, **options), self.params, self.batch) // self.examples
 
     def temporary_bytes(self, variant: str, **options: Any) -> int:
-        """The compiler's temporaries for the whole batch, on this machine's first device."""
+        """Returns the bytes of the compiler's temporaries for the whole batch, on this machine's first device."""
         return temporary_bytes(self._sum(variant, **options), self.params, self.batch)
 
     def _sum(self, variant: str, **options: Any) -> Any:

@@ -1,4 +1,4 @@
-"""Programs in a separate process: one process holds one device count and one framework, and waits while others are timed."""
+"""Runs programs in a separate process: one process has one device count and one framework, and waits while others are timed."""
 
 import contextlib
 import importlib
@@ -27,7 +27,7 @@ class Worker:
         self.facts: list[dict[str, Any]] = self._answer()
 
     def seconds(self, index: int) -> float:
-        """Seconds that one call of program `index` takes."""
+        """Returns the seconds that one call of program `index` takes."""
         self._connection.send(index)
         return self._answer()
 
@@ -46,7 +46,7 @@ class Worker:
 
 @contextlib.contextmanager
 def worker(module: str, setting: Setting) -> Iterator[Worker]:
-    """Starts a process that imports `module` and serves `module.programs(setting)`; ends it on leaving."""
+    """Starts a process that imports `module` and serves `module.programs(setting)`, and ends it when the context ends."""
     spawned = multiprocessing.get_context("spawn")
     here, there = spawned.Pipe()
     process = spawned.Process(target=serve, args=(there, module, setting), daemon=True)
@@ -62,8 +62,8 @@ def worker(module: str, setting: Setting) -> Iterator[Worker]:
 
 
 def serve(connection: Connection, module: str, setting: Setting) -> None:
-    """The child: builds the programs, then times one whenever its index arrives, until None does."""
-    # Ctrl-C reaches the parent's children too; the parent says what there is to say.
+    """Runs in the child: builds the programs, then times a program whenever its index arrives, until None arrives."""
+    # Ctrl-C reaches the parent's children too; only the parent reports it.
     signal.signal(signal.SIGINT, signal.SIG_DFL)
     try:
         _prepare(setting)
@@ -80,7 +80,7 @@ def serve(connection: Connection, module: str, setting: Setting) -> None:
 
 
 def _prepare(setting: Setting) -> None:
-    """This process's device count and waiting policy, before any framework is imported."""
+    """Sets this process's device count and waiting policy, before any framework is imported."""
     for name, value in _PATIENT.items():
         os.environ.setdefault(name, value)
     if setting.experiment.mesh.simulated_devices is None:

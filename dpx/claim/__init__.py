@@ -1,1 +1,1 @@
-"""The claim of a run: noise for a target, the statement, and reasons that prevent a guarantee."""
+"""Computes the privacy claim of a run: its noise multiplier, its statement, and the reasons why it has no guarantee."""

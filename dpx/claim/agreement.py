@@ -1,5 +1,7 @@
-"""Whether the parts of a run folder agree: every file made from noisy sums names the ledger line it follows from (`dpx.privacy.chain`), and
-the statement and the config match their seals (`dpx.claim.seals`).
+"""Checks that the parts of a run folder agree.
+
+Every file made from noisy sums names the ledger line that it follows from (`dpx.privacy.chain`), and the statement and the config must
+match their seals (`dpx.claim.seals`).
 
 A ledger that was lost, cut short, edited or rolled back would charge for less than was released, and an edited statement or config would
 claim what was not charged. Every command that starts, resumes, reads, accounts for, explains, collects or exports a run detects both, also
@@ -19,9 +21,9 @@ from dpx.privacy.ledger import Ledger
 from dpx.run_folder import CONFIG, read_json
 
 LEDGER = "private/ledger"
-# Where released files are; files of a trial that may not be seen yet are moved to the second folder.
+# The folders of released files; files of a trial that may not be published yet are moved to the second one.
 RELEASES = ("release", "private/withheld")
-# Orbax keeps what a caller adds to a checkpoint under this name, as JSON; read here without jax.
+# Orbax stores a caller's additions to a checkpoint under this name, as JSON; read here without jax.
 METADATA = "_CHECKPOINT_METADATA"
 # Under `private/`; each checkpoint is a folder named by the number of steps done.
 CHECKPOINTS = "checkpoints"
@@ -35,10 +37,10 @@ Found = tuple[str, Mark | None, Any]
 
 
 def check(folder: Path) -> Ledger | None:
-    """The ledger of the run in `folder`, after every part of the folder was checked against it.
+    """Returns the ledger of the run in `folder`, after a check of every part of the folder against it.
 
-    `None` where the private tree holds nothing of a run: a copied release/ is checked only against the seals beside its weights. Raises
-    `ConfigError`, naming the file, where the ledger ends before a line that another file names, and where a statement or a config was not
+    Returns `None` if the private tree holds nothing of a run: a copied release/ is checked only against the seals beside its weights.
+    Raises `ConfigError`, naming the file, if the ledger ends before a line that another file names, or if a statement or a config was not
     sealed.
     """
     artefacts = list(_artefacts(folder))
@@ -58,8 +60,10 @@ def check(folder: Path) -> Ledger | None:
 
 
 def before_training(folder: Path) -> Ledger | None:
-    """Same as `check`, for a run that begins or resumes: also raises where the ledger is missing but the folder holds any other part of a
-    run, whose charges would be forgotten."""
+    """Checks a run that begins or resumes, as `check` does.
+
+    It also raises `ConfigError` if the ledger is missing but the folder holds any other part of a run, whose charges would be forgotten.
+    """
     held = [name for name, _, _ in _artefacts(folder)] + _held_in_private(folder)
     if held and not (folder / LEDGER).is_file():
         raise _disagreement(folder, "is missing", held)
@@ -67,8 +71,10 @@ def before_training(folder: Path) -> Ledger | None:
 
 
 def check_copy(release: Path) -> None:
-    """Raises `ConfigError` where the statement or the config in a copy of a run's `release/` is not the one that its weights were released
-    with. A release without weights shows nothing."""
+    """Raises `ConfigError` if the statement or the config in a copy of `release/` is not the one that its weights were released with.
+
+    A release without weights cannot be checked.
+    """
     weights, statement, config = release / "params", release / STATEMENT, release / CONFIG
     if not weights.is_dir():
         return
@@ -82,8 +88,10 @@ def check_copy(release: Path) -> None:
 
 
 def seal_winner(release: Path, document: dict[str, Any]) -> None:
-    """Records `document`, the statement of a search as JSON, as the one that the weights in `release` are released with: that of the trial
-    does not charge the choice."""
+    """Records `document`, the statement of a search as JSON, as the statement of the weights in `release`.
+
+    The statement of the trial itself does not charge for the choice among the trials.
+    """
     metadata = release / "params" / METADATA
     if metadata.is_file():
         told = read_json(metadata)
@@ -92,7 +100,7 @@ def seal_winner(release: Path, document: dict[str, Any]) -> None:
 
 
 def _require_sealed(folder: Path, ledger: Ledger, artefacts: Sequence[Found]) -> None:
-    """Raises `ConfigError` for a statement or a config that was edited, or replaced by an older one."""
+    """Raises `ConfigError` if a statement or a config was edited, or replaced by an older one."""
     for name, _, content in artefacts:
         fits = content is None or seal(content) in ledger.statements
         # A run in progress may have written a new statement since the ledger was read.
@@ -105,12 +113,12 @@ def _require_sealed(folder: Path, ledger: Ledger, artefacts: Sequence[Found]) ->
 
 
 def sealed(facts: dict[str, Any]) -> dict[str, Any]:
-    """`facts` (JSON) with their checksum added, as they are saved beside a checkpoint."""
+    """Returns `facts` (JSON) with their checksum added, as they are saved beside a checkpoint."""
     return facts | {SEAL: seal(facts)}
 
 
 def facts_of_checkpoint(checkpoint: Path) -> dict[str, Any] | None:
-    """The facts that were saved beside a checkpoint; `None` where they are missing, cut short, or not as `sealed` made them."""
+    """Returns the facts that were saved beside a checkpoint; `None` if they are missing, cut short, or not as `sealed` made them."""
     try:
         # Reads regular files only: a named pipe in a folder from elsewhere may never end.
         facts = dict(json.loads((checkpoint / METADATA).read_text())["custom_metadata"]) if (checkpoint / METADATA).is_file() else {}
@@ -124,20 +132,22 @@ def _disagreement(folder: Path, missing: str, followers: list[str]) -> ConfigErr
 
 
 def _held_in_private(folder: Path) -> list[str]:
-    """Root secrets, the whole config and damaged checkpoints. Each was made after the ledger, so it shows that a ledger existed."""
+    """Returns the root secrets, the whole config and damaged checkpoints. Each was made after the ledger, so it shows that a ledger
+    existed."""
     private = folder / "private"
     kept = [f"private/{path.name}" for name in ("root_secret_*", CONFIG) for path in sorted(private.glob(name))]
     return kept + [f"private/{CHECKPOINTS}/{path.name}" for path in _checkpoints(folder) if facts_of_checkpoint(path) is None]
 
 
 def _checkpoints(folder: Path) -> list[Path]:
-    """Committed checkpoints, each named by its step alone, and damaged ones that were moved aside, whose facts may still be whole."""
+    """Returns the committed checkpoints, each named by its step alone, and damaged ones that were moved aside but may still have their
+    facts."""
     found = (folder / "private" / CHECKPOINTS).glob("*")
     return sorted(path for path in found if path.name.isdigit() or path.name.startswith(DAMAGED))
 
 
 def _artefacts(folder: Path) -> Iterator[Found]:
-    """Everything that follows from noisy sums: its path in the folder, its mark if it has one, and for a statement its content."""
+    """Yields everything that follows from noisy sums: its path in the folder, its mark if it has one, and for a statement its content."""
     for place in RELEASES:
         yield from _released(folder, place)
     # A checkpoint whose facts are damaged is never loaded: the line it names is lost, and training resumes from the checkpoint before it.
@@ -151,7 +161,7 @@ def _released(folder: Path, place: str) -> Iterator[Found]:
     statement, params, telemetry = (folder / place / name for name in (STATEMENT, "params", "telemetry.jsonl"))
     if statement.is_file():
         node = read_node(statement, OR_MOVE)
-        # Not read as a record yet: one that was edited may be none, and its seal shows that.
+        # Not read as a record yet: an edited file may not be a valid record, and its seal shows that.
         yield f"{place}/{STATEMENT}", mark_of(_dict(node, "ledger").get("mark")), node
     if (params / METADATA).is_file():
         yield f"{place}/params", _mark_of_params(params / METADATA), None
@@ -171,7 +181,7 @@ def _mark_of_params(metadata: Path) -> Mark | None:
 
 
 def _facts_beside(weights: Path) -> dict[str, Any]:
-    """The facts written beside a tree of weights; empty if the file is missing."""
+    """Returns the facts written beside a tree of weights; empty if the file is missing."""
     return _dict(read_json(weights / METADATA, OR_MOVE), "custom_metadata") if (weights / METADATA).is_file() else {}
 
 

@@ -1,4 +1,4 @@
-"""Computes the numbers of a declared experiment: its noise multiplier, and the epsilon it has at the planned end."""
+"""Computes the numbers of a declared experiment: its noise multiplier, and its epsilon at the planned end."""
 
 import json
 from contextlib import suppress
@@ -17,8 +17,8 @@ from dpx.mechanism.declarations import Multiplier, NoiseBatchRatio, TargetClt, T
 from dpx.mechanism.protocol import Mechanism
 from dpx.mechanism.telemetry import Telemetry
 from dpx.privacy import accounting, approximations, event_json, ledger, solve
+from dpx.privacy.closed_form import remaining
 from dpx.privacy.declarations import Accountant, GdpClt, Privacy
-from dpx.privacy.joint import remaining
 from dpx.privacy.ledger import LedgerEntry, NoiseEpoch, Segments
 from dpx.privacy.lines import Part, Plan, PlanParts
 from dpx.privacy.segments import StepCost
@@ -30,7 +30,7 @@ BatchStages = tuple[tuple[int, int], ...]
 
 @dataclass(frozen=True)
 class Calibrated:
-    """A declaration's numbers. `noise_multiplier` is `None` and `epsilon` empty for a run without privacy.
+    """Holds the computed numbers of a declaration. `noise_multiplier` is `None` and `epsilon` empty for a run without privacy.
 
     `size` is the public N; `stages` are `(q, steps)`, `batch_stages` `(expected batch size, steps)`; `epsilon` is at the planned end and
     the declared delta, by accountant.
@@ -44,8 +44,10 @@ class Calibrated:
 
 
 def calibrate(experiment: Experiment, size: int) -> Calibrated:
-    """Checks the claim and solves for the noise. `size` is the counted number of rows or units (what the sampler draws), or the declared
-    number before anything is counted. Raises `ConfigError` for a claim that is not valid.
+    """Checks the claim and solves for the noise multiplier.
+
+    `size` is the counted number of rows or units (what the sampler draws), or the declared number before anything is counted. Raises
+    `ConfigError` for a claim that is not valid.
     """
     batch_stages = batch_schedule.stages(experiment.batch_schedule, experiment.steps)
     if not experiment.is_private:
@@ -78,8 +80,10 @@ def calibrate(experiment: Experiment, size: int) -> Calibrated:
 
 
 def require_own_word(part: Mechanism | Sampler, *methods: str) -> None:
-    """Raises `ConfigError` for a mechanism or a sampler from outside that defines none of `methods` itself: with an inherited method its
-    steps would be charged for a different draw or different noise."""
+    """Raises `ConfigError` for a mechanism or a sampler of another package that defines none of `methods` itself.
+
+    With an inherited method its steps would be charged for a different draw or different noise.
+    """
     kinds = [kind for kind in type(part).__mro__ if outside_code.package_of(kind) != packages.OWN]
     require(
         outside_code.package_of(type(part)) == packages.OWN or any(method in vars(kind) for kind in kinds for method in methods),
@@ -90,10 +94,11 @@ def require_own_word(part: Mechanism | Sampler, *methods: str) -> None:
 
 
 def check_claim(experiment: Experiment, size: int) -> int:
-    """The public N of the claim: `data.declared_size`, which `add_remove` requires, or else `size`, plus the number of places for an
-    audit's canaries.
+    """Returns the public N of the claim: `data.declared_size`, or else `size`, plus the number of places for an audit's canaries.
 
-    Raises `ConfigError` for a size, a delta or a relation that is not valid for the claim."""
+    `add_remove` requires `data.declared_size`. Raises `ConfigError` for a size, a delta or a neighbouring relation that is not valid for
+    the claim.
+    """
     privacy, declared = experiment.privacy, experiment.data.declared_size
     require(
         privacy.adjacency != "add_remove" or declared is not None,
@@ -121,7 +126,10 @@ def check_claim(experiment: Experiment, size: int) -> int:
 
 
 def plan_of(experiment: Experiment, calibrated: Calibrated) -> Plan:
-    """What decides the cost of every step: entered in the ledger before the first step. All null for a run without privacy."""
+    """Returns the settings that decide the cost of every step, which are entered in the ledger before the first step.
+
+    All are null for a run without privacy.
+    """
     if calibrated.noise_multiplier is None:
         return Plan()
     first = entry(experiment, calibrated.size, calibrated.noise_multiplier, calibrated.batch_stages[0][0])
@@ -139,8 +147,7 @@ def _part(group: Any) -> Part:
 
 
 def differing(before: Plan | None, plan: Plan) -> list[str]:
-    """Returns the settings of `plan` that differ from the settings of the earlier plan `before`, which was made before results were
-    seen."""
+    """Returns the settings of `plan` that differ from the earlier plan `before`, which was made before results were seen."""
     if before is None:
         return []
     pairs = ((before.step, plan.step), (_whole(before), _whole(plan)), (before.declared, plan.declared))
@@ -148,7 +155,7 @@ def differing(before: Plan | None, plan: Plan) -> list[str]:
 
 
 def _differs(before: Any, now: Any) -> bool:
-    """Whether a setting has another value than `before`; a declared field that did not exist then is the same at its default."""
+    """Returns whether a setting has another value than `before`; a declared field that did not exist then is the same at its default."""
     if not isinstance(now, Part) or not isinstance(before, Part):
         return before != now
     added = [name for name in now.values if name not in before.values and name in now.at_default]
@@ -166,14 +173,14 @@ def _named(part: StepCost | PlanParts | dict[str, Any] | None) -> dict[str, Any]
 
 
 def _whole(plan: Plan) -> dict[str, Any]:
-    """The settings of the whole schedule; empty for a run without privacy."""
+    """Returns the settings of the whole schedule; empty for a run without privacy."""
     return {} if plan.steps is None else {"steps": plan.steps, "batch_sizes": plan.batch_sizes}
 
 
 def as_planned(experiment: Experiment, calibrated: Calibrated, plan: Plan | None) -> Calibrated:
-    """`calibrated` with the noise multiplier that was solved for when the run began, if nothing else in its plan has changed.
+    """Returns `calibrated` with the noise multiplier that was solved for when the run began, if nothing else in its plan has changed.
 
-    Another version of an accountant may return a noise multiplier that differs in the last digits; a run keeps the one it began with.
+    Another version of an accountant may return a noise multiplier that differs in the last digits; a run keeps its first one.
     """
     now = plan_of(experiment, calibrated)
     if plan is None or plan.step is None or now.step is None:
@@ -190,9 +197,10 @@ def as_planned(experiment: Experiment, calibrated: Calibrated, plan: Plan | None
 def entry(
     experiment: Experiment, size: int, noise_multiplier: float, batch: int, epoch: int = 0, epoch_name: str = "", job: Any = None
 ) -> LedgerEntry:
-    """The ledger entry of one step at expected batch size `batch`, in the noise epoch with number `epoch` and name `epoch_name`.
+    """Returns the ledger entry of one step at expected batch size `batch`, in the noise epoch with number `epoch` and name `epoch_name`.
 
-    `job` is the job that runs it; `by` depends on it and on the packages that are imported at the time of the call."""
+    `job` is the job that runs it; the field `by` depends on it and on the packages that are imported at the time of the call.
+    """
     return LedgerEntry(
         epoch=epoch,
         epoch_name=epoch_name,
@@ -211,7 +219,7 @@ def entry(
 
 
 def event_of_step(experiment: Experiment, noise_multiplier: float, size: int, batch: int) -> str | None:
-    """The event of a whole step as text, if the mechanism or the sampler defines its own event; `None` if the table of events has it."""
+    """Returns the event of a whole step as text, if the mechanism or the sampler defines one; `None` if the table of events has it."""
     adjacency = experiment.privacy.adjacency
     noisy = experiment.mechanism.event(noise_multiplier, adjacency)
     sampled = experiment.sampler.event(noisy or GaussianDpEvent(noise_multiplier), size, batch, adjacency)
@@ -221,7 +229,7 @@ def event_of_step(experiment: Experiment, noise_multiplier: float, size: int, ba
 
 
 def _sampled(mechanism: Mechanism, sampler: Sampler, noisy: DpEvent, size: int, batch: int, adjacency: str) -> DpEvent:
-    """The event that a mechanism defines, under a sampler of the table of events: known only for independent draws."""
+    """Returns the event that a mechanism defines, under a sampler of the table of events: known only for independent draws."""
     released = sampler.ledger_fields(size, batch)
     require(
         released["sampler"] == "poisson" and adjacency != "replace_one",
@@ -233,7 +241,8 @@ def _sampled(mechanism: Mechanism, sampler: Sampler, noisy: DpEvent, size: int, 
 
 
 def auxiliary(clip: Clip, telemetry: Telemetry) -> dict[str, float | None]:
-    """Noise multipliers of what each step releases beside the gradient's sum, `None` for what it does not release (`ledger.AUXILIARY`)."""
+    """Returns the noise multipliers of a step's releases beside the gradient sum; `None` for what it does not release
+    (`ledger.AUXILIARY`)."""
     released = clip.ledger_fields() | telemetry.ledger_fields()
     return {name: released[name] for name in ledger.AUXILIARY}
 
@@ -246,8 +255,10 @@ def planned_segments(
     origin: str = "planned",
     epoch: NoiseEpoch | None = None,
 ) -> Segments:
-    """The entries of the schedule from the first step of `epoch` on, in the ledger called `origin`; the whole schedule if no epoch has
-    begun."""
+    """Returns the entries of the schedule from the first step of `epoch` on, in the ledger called `origin`.
+
+    It returns the whole schedule if no epoch has begun.
+    """
     segments: Segments = []
     begins, number, name = (epoch.from_step, epoch.number, epoch.name) if epoch else (0, 0, "")
     first = 0
@@ -300,7 +311,7 @@ def _noise(experiment: Experiment, batch_stages: BatchStages, size: int) -> floa
 
 
 def _noise_by_limit(mechanism: Mechanism, noise: TargetClt, delta: float, batch_stages: BatchStages, size: int) -> float:
-    """The noise multiplier at which the central limit gives the target for a step's draws, as if they were hidden."""
+    """Returns the noise multiplier at which the central limit gives the target epsilon, as if the draws of each step were hidden."""
     require(
         mechanism.is_forward,
         f"noise=target_clt with mechanism={mechanism.name}",
@@ -317,12 +328,12 @@ ASSUMED_ADJACENCY = "zero_out"
 
 
 def assumed(sampler: Sampler, segments: Segments) -> Segments:
-    """`segments` as if the sampler that `sampler.assumed` names had drawn them; the result is not a bound for the run."""
+    """Returns `segments` as if they had been drawn by the sampler in `sampler.assumed`; the result is not a bound for the run."""
     return [replace(segment, sampler=sampler.assumed) for segment in segments]
 
 
 def accountant_of(accountant: Accountant) -> tuple[str, tuple[float, ...] | None]:
-    """The accountant that proves the run's epsilon, and its Renyi orders; for an approximation it is pld."""
+    """Returns the accountant that proves the run's epsilon, and its Renyi orders; for an approximation it is pld."""
     if isinstance(accountant, GdpClt):
         return "pld", None
     orders = getattr(accountant, "orders", None)
@@ -330,7 +341,10 @@ def accountant_of(accountant: Accountant) -> tuple[str, tuple[float, ...] | None
 
 
 def compositions(accountant: Accountant, privacy: Privacy, charges: accounting.Charges) -> dict[str, accounting.Composition]:
-    """`charges` composed by every accountant that has a bound for them, the run's own first; raises `ConfigError` if its own has none."""
+    """Returns `charges` composed by every accountant that has a bound for them, the run's own first.
+
+    Raises `ConfigError` if its own accountant has no bound.
+    """
     own, orders = accountant_of(accountant)
     accounting.check_delta(privacy.delta, own)
     coarse = accountant.value_discretization_interval
@@ -343,6 +357,6 @@ def compositions(accountant: Accountant, privacy: Privacy, charges: accounting.C
 
 
 def accounting_of(accountant: Accountant, privacy: Privacy, segments: Segments) -> dict[str, float]:
-    """Epsilon of `segments` at the declared delta, by accountant, the run's own first."""
+    """Returns the epsilon of `segments` at the declared delta, by accountant, the run's own first."""
     charges = accounting.bucketed(ledger.releases(segments))
     return {name: composition.epsilon(privacy.delta) for name, composition in compositions(accountant, privacy, charges).items()}

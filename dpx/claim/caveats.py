@@ -1,4 +1,4 @@
-"""The limits of a statement: its assumptions, the parts that it does not cover, and the numbers that are not bounds."""
+"""Lists the limits of a statement: its assumptions, the parts that it does not cover, and the numbers that are not bounds."""
 
 from collections.abc import Sequence
 from contextlib import suppress
@@ -61,9 +61,9 @@ _FEW_UNITS, _LARGE_Q, _LARGE_DELTA = 2000, 0.2, 0.25
 
 
 def little_data(size: int, drawn: str, batch: int, delta: float) -> list[str]:
-    """A hint, one sentence or none, if there is so little data that the run will hardly learn or hardly protect.
+    """Returns a hint, one sentence or none, if there is so little data that the run will hardly learn or hardly protect.
 
-    `size` is N, the number of rows or units (`drawn`, as a word) that a step draws from; `batch` the largest expected batch size.
+    `size` is N, the number of rows or units (`drawn`, as a word) that a step draws from; `batch` is the largest expected batch size.
     """
     found, fixes = [], []
     if size < _FEW_UNITS:
@@ -80,7 +80,7 @@ def little_data(size: int, drawn: str, batch: int, delta: float) -> list[str]:
 
 
 def of_table(data: Data) -> list[str]:
-    """Labelled rows that are read without protection, and what the protection of a row does not extend to."""
+    """Returns the limits of labelled data: rows that are read without protection, and text beyond the protected row."""
     source = data.source
     if not isinstance(source, Table):
         return []
@@ -101,9 +101,39 @@ def of_table(data: Data) -> list[str]:
 def assumptions(
     experiment: Experiment, manifest: Any, size: int, entered: Ledger | None = None, begins_from: Sequence[Origin] = ()
 ) -> list[str]:
-    """Returns the assumptions of the guarantee."""
+    """Returns the assumptions of the guarantee, one sentence each.
+
+    `manifest` describes the prepared data (`None` before they are prepared), `size` is N, `entered` the ledger of the run's charges, and
+    `begins_from` the origins of its initial weights.
+    """
     privacy = experiment.privacy
     counted = size if manifest is None or privacy.adjacency == "add_remove" else privacy.population(manifest)
+    is_composed = any(origin.is_composed for origin in begins_from) or (entered is not None and len(entered.data) > 1)
+    premises = [*_of_public_facts(experiment, manifest, size), *_of_the_unit(experiment)]
+    if not experiment.train.is_all:
+        come = (
+            "are copied from the weights that the run begins from (init)"
+            if begins_from
+            else "were drawn at random, before any protected row was read"
+        )
+        premises.append(f"train={experiment.train.kind}: frozen parameters {come}")
+    premises += origins.assumptions(begins_from)
+    if is_composed:
+        premises.append(f"in all data that charged steps drew from, {_one_name(privacy.unit)}")
+    if privacy.rows_per_example > 1:
+        most = privacy.rows_per_unit_max
+        premises.append(f"each whole {privacy.unit} is drawn and clipped: its gradient is the sum over its rows, at most {most}")
+    if isinstance(experiment.audit, Canaries):
+        places = experiment.audit.places(privacy)
+        premises.append(f"{places} of the {size} {privacy.drawn}s are canaries, which hold no protected text")
+    if counted and privacy.delta >= 1 / counted:
+        premises.append(f"privacy.allow_large_delta: delta {privacy.delta} is not below 1/N = {1 / counted:.3g}")
+    return premises
+
+
+def _of_public_facts(experiment: Experiment, manifest: Any, size: int) -> list[str]:
+    """Returns the assumptions about what is public: the vocabulary, the size, the labels, the choices in the config."""
+    privacy = experiment.privacy
     sources = {
         "public_split": "the vocabulary is fitted on documents of the public split, which are not protected",
         "file": "the vocabulary file does not depend on the protected text",
@@ -121,50 +151,36 @@ def assumptions(
         premises.append(f"the list of {len(experiment.data.labels)} labels was declared without looking at the protected rows")
     premises.append("every choice made in this config was made without looking at the protected text")
     premises.append("the root secret stays in private/ and is not given away with the model")
-    if experiment.data.labels and privacy.unit == "row":
-        premises.append(
-            "one protected row is one labelled text: text that appears in several rows is protected in each row separately only"
-        )
-    if experiment.data.pairs != "none" and privacy.unit == "row":
-        premises.append(
-            "one protected row is one pair of segments: text that appears in several rows is protected in each row separately only"
-        )
+    return premises
+
+
+def _of_the_unit(experiment: Experiment) -> list[str]:
+    """Returns the assumptions about what one protected unit is."""
+    privacy, premises = experiment.privacy, []
+    rows = {"one labelled text": bool(experiment.data.labels), "one pair of segments": experiment.data.pairs != "none"}
+    for row, is_read in rows.items():
+        if is_read and privacy.unit == "row":
+            premises.append(f"one protected row is {row}: text that appears in several rows is protected in each row separately only")
     if privacy.unit != "row" and privacy.unit_mode == "group" and privacy.adjacency != "add_remove":
         premises.append(
             f"the number of rows of each {privacy.unit} is public too: the neighbour has as many rows, with their content zeroed out"
         )
-    if not experiment.train.is_all:
-        come = (
-            "are copied from the weights that the run begins from (init)"
-            if begins_from
-            else "were drawn at random, before any protected row was read"
-        )
-        premises.append(f"train={experiment.train.kind}: frozen parameters {come}")
-    premises += origins.assumptions(begins_from)
-    if any(origin.is_composed for origin in begins_from) or (entered is not None and len(entered.data) > 1):
-        what = f"each {privacy.unit} has one name: a renamed {privacy.unit} counts as another {privacy.unit}"
-        what = (
-            "a row is cut from the same text in each version of the data: moved text belongs to another row"
-            if privacy.unit == "row"
-            else what
-        )
-        premises.append(f"in all data that charged steps drew from, {what}")
-    if privacy.rows_per_example > 1:
-        most = privacy.rows_per_unit_max
-        premises.append(f"each whole {privacy.unit} is drawn and clipped: its gradient is the sum over its rows, at most {most}")
-    if isinstance(experiment.audit, Canaries):
-        places = experiment.audit.places(privacy)
-        premises.append(f"{places} of the {size} {privacy.drawn}s are canaries, which hold no protected text")
-    if counted and privacy.delta >= 1 / counted:
-        premises.append(f"privacy.allow_large_delta: delta {privacy.delta} is not below 1/N = {1 / counted:.3g}")
     return premises
+
+
+def _one_name(unit: str) -> str:
+    if unit == "row":
+        return "a row is cut from the same text in each version of the data: moved text belongs to another row"
+    return f"each {unit} has one name: a renamed {unit} counts as another {unit}"
 
 
 def unsupported(
     sampler: Sampler, accountant: Accountant, delta: float, reasons: list[str], epsilon: dict[str, float | None], segments: Segments
 ) -> tuple[NotABound, ...]:
-    """Numbers that are not bounds for this run, each with the reason why; `epsilon`, by accountant, is one of them if there are
-    `reasons`."""
+    """Returns the numbers that are not bounds for this run, each with the reason.
+
+    `epsilon`, by accountant, is one of them if there are `reasons`.
+    """
     against = epsilon if reasons else {}
     numbers = [NotABound(name=f"epsilon/{name}", value=value, reason="; ".join(reasons)) for name, value in against.items()]
     if sampler.assumed is not None:
@@ -179,7 +195,10 @@ def unsupported(
 
 
 def as_if_hidden(delta: float, segments: Segments) -> list[NotABound]:
-    """What is published of rows released one by one: epsilon as if it stayed hidden who is drawn. Empty for other steps."""
+    """Returns the epsilons that other work publishes for rows released one by one, which assume that it is hidden who is drawn.
+
+    It is empty for other steps.
+    """
     if not any(map(is_forward, segments)):
         return []
     charges = [

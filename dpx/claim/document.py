@@ -1,7 +1,7 @@
-"""The records of `privacy.json`: the statement of a run, of a run without privacy, and of a search.
+"""Defines the records of `privacy.json`: the statement of a run, of a run without privacy, and of a search.
 
-A field is added in three places: here, where the statement is built (`dpx.claim.statement`), and, by command, in the schema and the page of
-fields (`dpx/docs/records.md`).
+A new field needs changes in three places: here, where the statement is built (`dpx.claim.statement`), and, by command, in the schema and
+the page of fields (`dpx/docs/records.md`).
 """
 
 import math
@@ -16,39 +16,39 @@ from dpx.privacy.segments import Segment
 from dpx.privacy.unit_facts import UnitFacts
 from dpx.records import FIX, described, record
 
-# Epsilon by accountant; null where no finite bound is known.
+# Epsilon by accountant; null if no finite bound is known.
 Epsilons = dict[str, float | None]
 
 
 @record
 class OutsideCode:
-    """A package whose code takes part in the run."""
+    """Describes a package whose code takes part in the run."""
 
-    package: str = described("Its name.")
-    version: str = described("Its version.")
+    package: str = described("Name of the package.")
+    version: str = described("Version of the package.")
     parts: dict[str, str] = described("Its class at each config key; empty for a package that is only imported.")
 
 
 @record
 class Tuning:
-    """The search that the run is a trial of."""
+    """Describes the search that the run is a trial of."""
 
     charge: str = described("How the search charges the choice among its trials.")
-    meaning: str = described("What that means for this run, in a sentence.")
+    meaning: str = described("One sentence on what the charge means for this run.")
 
 
 @record
 class NotABound:
-    """A number that is not a bound for this run."""
+    """Holds a number that is not a bound for this run."""
 
-    name: str = described("What it is, as `epsilon/<accountant>`.")
+    name: str = described("Name of the number, as `epsilon/<accountant>`.")
     value: float | None = described("The number; null where it is infinite.")
     reason: str = described("Why it is not a bound.")
 
 
 @record
 class EpsilonAt:
-    """Epsilon at another delta."""
+    """Holds epsilon at another delta."""
 
     delta: float = described("The delta.")
     epsilon: Epsilons = described("Epsilon by accountant.")
@@ -56,7 +56,7 @@ class EpsilonAt:
 
 @record
 class PlannedEpsilon:
-    """The run's own plan."""
+    """Describes the run's own plan and its epsilon."""
 
     steps: int = described("The planned number of steps.")
     epsilon: Epsilons = described("Epsilon of these steps alone, by accountant.")
@@ -64,7 +64,7 @@ class PlannedEpsilon:
 
 @record
 class SpentEpsilon:
-    """What the ledger holds so far."""
+    """Describes the charges that the ledger holds so far, and their epsilon."""
 
     steps: int = described("Steps that have run.")
     charged_steps: int = described("Steps that are charged, those of other runs and repeated ones included.")
@@ -74,7 +74,7 @@ class SpentEpsilon:
 
 @record
 class CountedEvent:
-    """Equal events of dp-accounting."""
+    """Holds an event of dp-accounting and the number of times that it is composed."""
 
     event: dict[str, Any] = described("The event: its class and its arguments by name.")
     count: int = described("How many times it is composed.")
@@ -82,7 +82,7 @@ class CountedEvent:
 
 @record
 class RatesRoundedUp:
-    """A ramp of sampling rates that was rounded up to fewer rates."""
+    """Describes a ramp of sampling rates that was rounded up to fewer rates."""
 
     distinct: int = described("Number of distinct releases.")
     composed: int = described("Number of releases that were composed.")
@@ -93,7 +93,7 @@ class RatesRoundedUp:
 
 @record
 class ChainFacts:
-    """The line of the ledger that a statement follows from."""
+    """Describes the line of the ledger that a statement follows from."""
 
     mark: Mark | None = described("The line; null before the run has begun.")
     chain: str = described("What a comparison with that line can show.")
@@ -101,28 +101,28 @@ class ChainFacts:
 
 @record
 class LedgerFacts(ChainFacts):
-    """What ran, enough to compute epsilon again with dp-accounting alone."""
+    """Describes the steps that ran, in enough detail to compute epsilon again with dp-accounting alone."""
 
     segments: tuple[Segment, ...] = described("What is charged so far, run-length encoded.")
     events: tuple[CountedEvent, ...] = described("The events that the headline composes: those of the planned end.")
-    rates_rounded_up: RatesRoundedUp | None = described("How a ramp of rates was rounded; null where every rate is composed as it is.")
+    rates_rounded_up: RatesRoundedUp | None = described("How a ramp of rates was rounded; null if every rate is composed without rounding.")
     identity: str | None = described("Name of the run's ledger; null before it has begun.")
 
 
 @record
 class CarrierFacts:
-    """The low-rank carriers whose gradients are clipped and noised in place of those of weight matrices (`mechanism=rgp`)."""
+    """Describes the low-rank carriers whose gradients are clipped and noised instead of those of weight matrices (`mechanism=rgp`)."""
 
     rank: int = described("Their rank.")
     decomposes: str = described("The matrix that they follow: update, what training has added to a weight matrix, or weight.")
     power_iterations: int = described("Rounds of the power method that find them, once a step.")
-    head_factor: float = described("What gradients of the head are multiplied by before clipping.")
+    head_factor: float = described("Factor by which gradients of the head are multiplied before clipping.")
     restores_head: bool = described("Whether the noisy gradient of the head is divided by that factor.")
 
 
 @record
 class MechanismFacts:
-    """Clip, noise and generator."""
+    """Describes the clipping, the noise and its generator."""
 
     name: str = described("Name of the mechanism.")
     clip: str = described("Kind of clip.")
@@ -131,21 +131,27 @@ class MechanismFacts:
     noise_batch_ratio: float | None = described("The noise multiplier divided by the largest expected batch size.")
     rounding_margin: float = described("Share of the clipping norm that is kept free for rounding.")
     releases: tuple[str, ...] = described("What the run releases under the claim.")
-    joint_noise_multiplier: float | None = described("That of all releases of a step together; null for the sum alone.", default=None)
-    count_noise_multiplier: float | None = described("That of an adaptive clip's count; null without one.", default=None)
-    telemetry_noise_multiplier: float | None = described("That of released telemetry; null if it is secret.", default=None)
+    joint_noise_multiplier: float | None = described(
+        "Noise multiplier of all releases of a step together; null for the sum alone.", default=None
+    )
+    count_noise_multiplier: float | None = described(
+        "Noise multiplier of an adaptive clip's count; null without such a clip.", default=None
+    )
+    telemetry_noise_multiplier: float | None = described(
+        "Noise multiplier of released telemetry; null if the telemetry is secret.", default=None
+    )
     micro_batches: int | None = described("Independent draws of a step with noise in the forward pass; else null.", default=None)
-    noised: str | None = described("What noise is added to, in words; null for the sum of gradients.", default=None)
+    noised: str | None = described("What the noise is added to, as text; null for the sum of gradients.", default=None)
     carriers: CarrierFacts | None = described("The carriers of weight matrices; null without them.", default=None)
     grid_margin: float = described("What a grid adds to the sensitivity, relative to the clipping norm.")
     generator: str = described("The random generator of the noise.")
-    generator_strength_bits: int = described("Its strength in bits; 0 with a fixed seed.")
+    generator_strength_bits: int = described("Strength of the generator in bits; 0 with a fixed seed.")
     noise_reach_in_deviations: float | None = described("The farthest that the noise can reach; null if it is unbounded.")
 
 
 @record
 class CanaryCounts:
-    """Canaries that take part in the run by secret coins."""
+    """Counts the canaries, which take part in the run by secret coins."""
 
     gradients: int = described("Gradient canaries.")
     sequences: int = described("Sequences.")
@@ -153,7 +159,7 @@ class CanaryCounts:
 
 @record
 class AuditBound:
-    """The lower bound on epsilon that the audit proved."""
+    """Holds the lower bound on epsilon that the audit proved."""
 
     score: str = described("What the canaries were scored by.")
     estimator: str = described("How the bound follows from the guesses.")
@@ -167,18 +173,18 @@ class AuditBound:
 
 @record
 class AuditFacts:
-    """The audit in the run."""
+    """Describes the audit in the run."""
 
     canaries: CanaryCounts = described("How many canaries take part.")
     primary: dict[str, Any] = described("The bound that decides, as declared beforehand.")
-    verdict: Literal["pending", "passes", "fails"] = described("Its result so far.")
+    verdict: Literal["pending", "passes", "fails"] = described("Result of the audit so far.")
     lower_bound: AuditBound | None = described("The primary bound; null before the verdict.")
     released: str = described("What of the audit is released, and why that costs nothing.")
 
 
 @record
 class _OfAnyRun:
-    """What the statements of runs with and without privacy share."""
+    """Holds the fields that the statements of runs with and without privacy share."""
 
     format: int = described("Format number of this file.")
     name: str = described("Name of the experiment.")
@@ -197,7 +203,7 @@ class _OfAnyRun:
 
 @record
 class PlainStatement(_OfAnyRun):
-    """The statement of a run without privacy."""
+    """States the facts of a run without privacy."""
 
     kind: Literal["run_without_privacy"] = "run_without_privacy"
     ledger: ChainFacts = described("The line of the ledger that the statement follows from.")
@@ -205,7 +211,7 @@ class PlainStatement(_OfAnyRun):
 
 @record
 class RunStatement(_OfAnyRun):
-    """The statement of a private run."""
+    """States the guarantee of a private run."""
 
     kind: Literal["run"] = "run"
     unit: str = described("What one protected unit is.")
@@ -218,7 +224,7 @@ class RunStatement(_OfAnyRun):
     mechanism: MechanismFacts = described("Clip, noise and generator.")
     assumptions: tuple[str, ...] = described("What must be true for the guarantee to hold, in sentences.")
     audit: AuditFacts | None = described("The audit in the run; null without one.")
-    units: tuple[UnitFacts | None, ...] = described("What the charged steps protect; null of steps whose units were not noted.")
+    units: tuple[UnitFacts | None, ...] = described("What the charged steps protect; null for steps whose units were not recorded.")
     accountant: str = described("The accountant whose epsilon is the headline.")
     epsilon_is_of: str = described("What the headline covers.")
     epsilon_at: tuple[EpsilonAt, ...] = described("Epsilon at several deltas.")
@@ -230,26 +236,26 @@ class RunStatement(_OfAnyRun):
 
 @record
 class CountedTrials:
-    """The trials of a search whose number is public."""
+    """Describes the trials of a search whose number is public."""
 
     kind: Literal["counted"] = "counted"
     declared: int = described("The declared number.")
-    begun: int = described("How many began.")
+    begun: int = described("Number of trials that have begun.")
     charged_by_plan_alone: tuple[str, ...] = described("Trials whose ledger is missing, by folder.")
 
 
 @record
 class DrawnTrials:
-    """The distribution of a secret number of trials."""
+    """Describes the distribution of a secret number of trials."""
 
     kind: Literal["drawn"] = "drawn"
     mean: float = described("Mean of the distribution.")
-    shape: str = described("Its shape.")
+    shape: str = described("Shape of the distribution.")
 
 
 @record
 class Score:
-    """What the trials are compared by."""
+    """Describes the score by which the trials are compared."""
 
     name: str = described("The metric.")
     of: str = described("What is scored.")
@@ -259,7 +265,7 @@ class Score:
 
 @record
 class StudySpent:
-    """What the trials have spent so far."""
+    """Describes the privacy cost of the trials so far."""
 
     trials: int = described("Trials that began.")
     epsilon: Epsilons = described("Epsilon of what they spent, by accountant.")
@@ -268,33 +274,33 @@ class StudySpent:
 
 @record
 class BudgetFacts:
-    """The budget that was declared before the first trial."""
+    """Describes the budget that was declared before the first trial."""
 
     kind: str = described("The filter that enforces it.")
-    epsilon: float = described("Its epsilon.")
-    order: float | None = described("Its Renyi order; null of zCDP.")
-    limit: float = described("Its limit in the filter's own unit.")
+    epsilon: float = described("Epsilon of the budget.")
+    order: float | None = described("Renyi order of the budget; null for zCDP.")
+    limit: float = described("Limit of the budget, in the unit of the privacy filter.")
 
 
 @record
 class DrawsFrom:
-    """The distribution of the trials of a repeated mechanism, fixed before the first."""
+    """Describes the distribution of the trials of a repeated mechanism, which was fixed before the first trial."""
 
-    sampler: dict[str, Any] = described("What draws them.")
+    sampler: dict[str, Any] = described("Sampler that draws the settings of the trials.")
     space: dict[str, Any] = described("The search space.")
 
 
 @record
 class StudyLedger:
-    """What the search is charged."""
+    """Describes the charges of the search."""
 
-    segments: tuple[Segment, ...] | None = described("What the trials are charged; null of a repeated mechanism.", default=None)
+    segments: tuple[Segment, ...] | None = described("What the trials are charged; null for a repeated mechanism.", default=None)
     repeated: tuple[CountedEvent, ...] | None = described("The events of one repetition; null of any other search.", default=None)
 
 
 @record
 class RecordMark:
-    """A line of the record of a search."""
+    """Identifies a line of the record of a search."""
 
     chain: str = described("Name of the record.")
     position: int | None = described("Number of the line; null where it would tell the secret number of trials.")
@@ -303,14 +309,14 @@ class RecordMark:
 
 @record
 class RecordFacts:
-    """The line of the search's record that its statement follows from."""
+    """Describes the line of the search's record that its statement follows from."""
 
     mark: RecordMark = described("The line.")
 
 
 @record
 class StudyStatement:
-    """The statement of a whole search: the guarantee of its winner."""
+    """States the guarantee of a whole search: that of its winner."""
 
     kind: Literal["study"] = "study"
     format: int = described("Format number of this file.")
@@ -341,12 +347,15 @@ Statement = RunStatement | PlainStatement | StudyStatement
 
 
 def headline(statement: AnyRun) -> float | None:
-    """Epsilon at the declared delta by the run's own accountant; `None` without a proof."""
+    """Returns epsilon at the declared delta by the run's own accountant; `None` without a proof."""
     return statement.epsilon.get(statement.accountant) if isinstance(statement, RunStatement) else None
 
 
 def require_sound(statement: Statement, source: Any, fix: str = FIX) -> None:
-    """What holds of every statement, just before it is written and just after it was read; raises `ConfigError`, naming `source`."""
+    """Raises `ConfigError`, naming `source`, for a statement that contradicts itself.
+
+    It is called just before a statement is written and just after it was read.
+    """
     is_dp = statement.guarantee == "dp"
     require(is_dp or not statement.epsilon, source, f"states an epsilon with guarantee={statement.guarantee}", fix)
     is_claimed = outside_code.packages_of_guarantee(statement.guarantee) is not None

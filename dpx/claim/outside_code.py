@@ -1,4 +1,4 @@
-"""The packages that a claim trusts: code from outside this tree that takes part in training or in the statement.
+"""Lists the packages that a claim trusts: code from outside this tree that takes part in training or in the statement.
 
 What dpx proves and tests is its own code. A part or a job from any other package may draw, clip or count in a way that differs from what it
 states, and a package that is only imported may have changed dpx's own functions. So all three are named, and a run with any of them is
@@ -21,7 +21,7 @@ BY = "dp_by_"
 
 
 class Part(NamedTuple):
-    """One part of an experiment, or the job that runs it: its config key, its package and its class."""
+    """Describes one part of an experiment, or the job that runs it: its config key, its package and its class."""
 
     key: str
     package: str
@@ -29,36 +29,37 @@ class Part(NamedTuple):
 
 
 def parts(declared: Any) -> list[Part]:
-    """Every part of `declared` whose class is not dpx's own."""
+    """Returns every part of `declared` whose class is not dpx's own."""
     return list(_parts(declared, ""))
 
 
 def packages_of(declared: Any, job: Any = None) -> tuple[str, ...]:
-    """The packages whose code a claim about `declared` rests on in this process, by name; empty if all of it is dpx's own.
+    """Returns the names of the packages that a claim about `declared` trusts in this process; empty if all of the code is dpx's own.
 
     They are the packages of its parts, the package of the class of the `job` that runs it, and every listed package that is imported so
-    far: computed again at each charged step, since a package may be imported at any time."""
+    far. They are computed again at each charged step, since a package may be imported at any time.
+    """
     return joined((part.package for part in (*parts(declared), *_of_job(job))), imported())
 
 
 def imported() -> tuple[str, ...]:
-    """The listed packages that this process has imported, including packages that are set aside."""
+    """Returns the listed packages that this process has imported, including packages that are set aside."""
     tops = {package.name.partition(".")[0] for package in packages.listed()}
     return joined(top for top in tops if top in sys.modules and not _is_known(top))
 
 
 def joined(*names: Iterable[str]) -> tuple[str, ...]:
-    """Each name once, in alphabetical order."""
+    """Returns each name once, in alphabetical order."""
     return tuple(sorted({name for group in names for name in group}))
 
 
 def packages_of_segments(segments: Iterable[Segment]) -> tuple[str, ...]:
-    """The packages that charged steps rest on, as their ledger noted."""
+    """Returns the packages that charged steps trust, as recorded in their ledger."""
     return joined(*(segment.by.split(AND) for segment in segments if segment.by))
 
 
 def guarantee(is_private: bool, reasons: list[str], by: tuple[str, ...]) -> str:
-    """The value of `guarantee` in a statement, a plan or a study: `not_private`, `none`, `dp_by_<packages>` or `dp`."""
+    """Returns the value of `guarantee` in a statement, a plan or a study: `not_private`, `none`, `dp_by_<packages>` or `dp`."""
     if not is_private:
         return "not_private"
     if reasons:
@@ -67,21 +68,23 @@ def guarantee(is_private: bool, reasons: list[str], by: tuple[str, ...]) -> str:
 
 
 def packages_of_guarantee(guarantee: str) -> tuple[str, ...] | None:
-    """The packages that a stated guarantee trusts, empty for `dp`; `None` without a guarantee."""
+    """Returns the packages that a stated guarantee trusts, empty for `dp`; `None` without a guarantee."""
     if guarantee == "dp":
         return ()
     return tuple(guarantee.removeprefix(BY).split(AND)) if guarantee.startswith(BY) else None
 
 
 def sentences(by: tuple[str, ...]) -> list[str]:
-    """The reason, in one sentence, why dpx has not proved an epsilon as a bound; empty if `by` is empty."""
+    """Returns the reason, in one sentence, why dpx has not proved an epsilon as a bound; empty if `by` is empty."""
     named = " and ".join(f"{name} {packages.version_of(name)}" for name in by)
     return [f"the claim depends on code of {named}, which dpx has neither proved nor tested"] if by else []
 
 
 def facts(declared: Any, job: Any = None) -> list[dict[str, Any]]:
-    """Returns the facts of a statement about the packages whose code takes part: name, version, and the class at each config key; no class
-    for a package that is only imported."""
+    """Returns a statement's facts about the packages whose code takes part: name, version, and the class at each config key.
+
+    A package that is only imported has no class.
+    """
     outside = [*parts(declared), *_of_job(job)]
     return [
         {"package": name, "version": packages.version_of(name), "parts": {one.key: one.kind for one in outside if one.package == name}}
@@ -90,7 +93,7 @@ def facts(declared: Any, job: Any = None) -> list[dict[str, Any]]:
 
 
 def _of_job(job: Any) -> Iterator[Part]:
-    """The class of a job and its base classes before the first that is dpx's own; empty for a job of dpx."""
+    """Returns the class of a job and its base classes before the first that is dpx's own; empty for a job of dpx."""
     for kind in takewhile(lambda kind: package_of(kind) != packages.OWN, type(job).__mro__):
         if not _is_known(package_of(kind)):
             yield Part("job", package_of(kind), f"{kind.__module__}.{kind.__qualname__}")
@@ -120,7 +123,7 @@ def _parts(value: Any, key: str) -> Iterator[Part]:
 
 
 def package_of(kind: type) -> str:
-    """The top-level package that `kind` is defined in; "unknown" for a class that names a module of dpx but is not found there."""
+    """Returns the top-level package that defines `kind`; "unknown" for a class that names a module of dpx but is not found there."""
     root = kind.__module__.partition(".")[0]
     looked_up: Any = sys.modules.get(kind.__module__)
     for name in kind.__qualname__.split("."):

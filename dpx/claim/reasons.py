@@ -1,4 +1,4 @@
-"""Why a run has no guarantee, whatever its noise."""
+"""Lists the reasons why a run has no guarantee, whatever its noise."""
 
 from collections.abc import Iterable, Sequence
 from typing import Any, Literal
@@ -7,14 +7,14 @@ from dpx.audit.declarations import Audit, Canaries
 from dpx.claim.caveats import vocabulary_source
 from dpx.experiment import Experiment
 from dpx.privacy.ledger import Ledger
-from dpx.privacy.lower_bounds import Verdict
+from dpx.privacy.lines import Verdict
 from dpx.privacy.unit_facts import UnitFacts, unlike
 
 AuditState = Literal["pending", "passes", "fails"]
 
 
 def reasons_against(experiment: Experiment, manifest: Any) -> list[str]:
-    """The reasons why the run has no guarantee, whatever the noise."""
+    """Returns the reasons why the run has no guarantee, whatever its noise."""
     data, privacy = experiment.data, experiment.privacy
     checks: list[tuple[bool, str]] = [
         (experiment.seed is not None, "fixed_seed: the noise can be recomputed from the config"),
@@ -49,48 +49,51 @@ def refuted(verdict: Verdict | None) -> list[str]:
 
 
 def audit_state(audit: Audit, verdict: Verdict | None) -> AuditState | None:
-    """The state of a run's own audit: `pending`, `passes` or `fails`; `None` for a run without one."""
+    """Returns the state of a run's own audit: `pending`, `passes` or `fails`; `None` for a run without an audit."""
     if not isinstance(audit, Canaries):
         return None
     return state_after(verdict)
 
 
 def state_after(verdict: Verdict | None) -> AuditState:
-    """The state of an audit that has come to `verdict`, or to none yet."""
+    """Returns the state of an audit with the verdict `verdict`, or without a verdict yet."""
     return "pending" if verdict is None else "fails" if refuted(verdict) else "passes"
 
 
 def chosen_late(entered: Ledger | None) -> list[str]:
-    """Why a composition is not proved: parts of the plan that were chosen after results had been seen."""
+    """Returns the reasons why a composition is not proved: parts of the plan that were chosen after results had been seen."""
     return late_choices(entered.chosen_after_results if entered is not None else [])
 
 
 def late_choices(names: list[str]) -> list[str]:
-    """`chosen_late` of settings by `names`."""
+    """Returns the reasons of `chosen_late` for the settings `names`."""
     why = "the composition of releases that are chosen after results is proved only under a budget declared beforehand (Rogers et al. 2016)"
     return [f"plan: {', '.join(names)} changed after results had been seen, by a fork or with the data; {why}"] if names else []
 
 
 def of_a_trial(charges: Iterable[str]) -> str:
-    """Returns the reasons why a run that begins from a trial has no guarantee; `charges` are those of the searches that it is a trial
-    of."""
+    """Returns the reasons why a run that begins from a trial has no guarantee.
+
+    `charges` are those of the searches that contain the trial.
+    """
     named = ", ".join(f"tune.charge={charge}" for charge in dict.fromkeys(charges))
     return f"it is one trial of a search ({named}), and its ledger does not include the choice among the trials"
 
 
 def unlike_units(entered: Ledger | None) -> list[str]:
-    """The reasons why charges of one ledger do not protect one unit: its steps were entered with different records of their units."""
+    """Returns the reasons why the charges of one ledger do not protect one unit: its steps were entered with different records of their
+    units."""
     if entered is None:
         return []
     return [unlike_in_words(entered.units)] if len(entered.units) > 1 else []
 
 
 def unlike_in_words(units: Sequence[UnitFacts | None]) -> str:
-    """Why costs of steps under these records do not add up."""
+    """Returns the reason why the costs of steps under these records do not add up."""
     differing = "; ".join(unlike(units))
     return f"units: the costs of steps can be composed for one unit only, and these steps may protect different units: {differing}"
 
 
 def seeded(entered: Ledger | None) -> list[str]:
-    """Why a run whose ledger shows noise from a seed has no guarantee, whatever its config says now."""
+    """Returns the reason why a run has no guarantee if its ledger shows noise from a seed, whatever its config says now."""
     return ["fixed_seed: noise of this run was drawn from a seed of its config"] if entered is not None and entered.was_seeded else []

@@ -1,4 +1,5 @@
-"""The statement and the config are sealed: their checksums are in the ledger before they are written, and beside the weights at the end.
+"""Seals the statement and the config: their checksums enter the ledger before they are written, and are stored beside the weights at the
+end.
 
 A job that repeats them checks them against their seals (`dpx.claim.agreement`), so that a number edited by hand is never read as a claim. A
 statement is sealed, written, and noted as written. After a kill at any time, the file on disk is the one last noted or one that was sealed
@@ -24,31 +25,34 @@ VERSION = "Use the version of dpx that wrote it"
 
 
 def seal(content: Any) -> str:
-    """A checksum of a statement, as the value of its JSON, or of the text of a config."""
+    """Returns the checksum of a statement, over the value of its JSON, or of the text of a config."""
     return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
 
 
 def read_node(path: Path, fix: str = FIX) -> dict[str, Any]:
-    """The JSON of the statement at `path`, of which `seal` is the checksum; raises `ConfigError` for another format."""
+    """Returns the JSON of the statement at `path`, which `seal` takes; raises `ConfigError` for another format."""
     node = read_json(path, fix)
     require(node.get("format") == FORMAT, path, f"was written with the format number {node.get('format')}, not {FORMAT}", VERSION)
     return node
 
 
 def read_statement(path: Path, fix: str = FIX) -> Statement:
-    """The statement at `path`; raises `ConfigError` for a file that is not a statement, has another format, or contradicts itself."""
+    """Returns the statement at `path`.
+
+    Raises `ConfigError` for a file that is not a statement, has another format, or contradicts itself.
+    """
     return statement_of(read_node(path, fix), path, fix)
 
 
 def statement_of(node: dict[str, Any], path: Path, fix: str = FIX) -> Statement:
-    """The statement whose JSON is `node`; raises `ConfigError`, naming `path`, for one that contradicts itself or has unknown fields."""
+    """Returns the statement whose JSON is `node`; raises `ConfigError`, naming `path`, if it contradicts itself or has unknown fields."""
     statement = from_json(Statement, node, path, fix)
     require_sound(statement, path, fix)
     return statement
 
 
 def read_run_statement(path: Path, fix: str = FIX) -> AnyRun:
-    """The statement of a run at `path`; raises `ConfigError` as `read_statement` does, and for that of a search."""
+    """Returns the statement of a run at `path`; raises `ConfigError` as `read_statement` does, and for the statement of a search."""
     statement = read_statement(path, fix)
     if isinstance(statement, StudyStatement):
         raise ConfigError(path, "is not the statement of one run, as that of a search's winner", "Read the file itself")
@@ -56,7 +60,7 @@ def read_run_statement(path: Path, fix: str = FIX) -> AnyRun:
 
 
 def text_of(statement: Statement) -> str:
-    """A statement as it is written, after the check that a reader makes."""
+    """Returns the text of a statement as a file, after the same check that a reader makes."""
     require_sound(statement, "the statement")
     text = json.dumps(to_json(statement), indent=1, allow_nan=False) + "\n"
     assert from_json(Statement, json.loads(text), "the statement") == statement, "what is written would be read as something else"
@@ -73,7 +77,7 @@ def write_statement(folder: RunFolder, entered: Ledger, statement: AnyRun) -> No
 
 
 def write_config(folder: RunFolder, entered: Ledger) -> None:
-    """Seals the run's config and writes it twice: whole under `private/`, without the paths of this machine in `release/`."""
+    """Seals the run's config and writes two files: the whole config in `private/`, and one without this machine's paths in `release/`."""
     texts = {folder.private / CONFIG: folder.config_yaml, folder.release / CONFIG: folder.released_config_yaml}
     entered.seal_configs(map(seal, texts.values()))
     for path, text in texts.items():
@@ -81,5 +85,5 @@ def write_config(folder: RunFolder, entered: Ledger) -> None:
 
 
 def beside_weights(folder: RunFolder, statement: AnyRun) -> dict[str, str]:
-    """The seals that released weights carry: a copy of `release/` has no ledger to be checked against."""
+    """Returns the seals that are stored with released weights: a copy of `release/` has no ledger to be checked against."""
     return {"statement": seal(to_json(statement)), "config": seal(folder.released_config_yaml)}

@@ -1,5 +1,7 @@
-"""Charges of several ledgers as one claim: what each source states, and whether all protect the same units. Reads no data and imports no
-jax."""
+"""Combines the charges of several ledgers into one claim: what each source states, and whether all protect the same units.
+
+It reads no data and imports no jax.
+"""
 
 import dataclasses
 from collections.abc import Sequence
@@ -22,12 +24,11 @@ _ALONE = "account for each one separately"
 
 
 class Source(NamedTuple):
-    """Charged steps of one source, whether they were checked against everything that follows from them, and the packages that the source
-    names.
+    """Holds the charged steps of one source, whether they were checked against everything that follows from them, and its packages.
 
-    `name` is its name in error messages. `before` are the steps that were made before the run began, by runs that its starting parameters
-    come from. `delta` and `adjacency` are those of its claim, `None` if it does not state them; `units` are what its steps protect, `None`
-    for steps of unknown units; `reasons` say why it has no guarantee.
+    `name` is its name in error messages. `before` are the steps of earlier runs whose parameters this run starts from. `delta` and
+    `adjacency` are those of its claim, `None` if it does not state them; `units` are what its steps protect, `None` for steps of unknown
+    units; `reasons` say why it has no guarantee.
     """
 
     name: str
@@ -42,8 +43,10 @@ class Source(NamedTuple):
 
 
 def read(path: Path) -> Source:
-    """Charged steps of a run folder, a ledger file or a statement; raises `ConfigError` without charged steps, or if the parts of a folder
-    disagree."""
+    """Returns the charged steps of a run folder, a ledger file or a statement.
+
+    Raises `ConfigError` without charged steps, or if the parts of a folder disagree.
+    """
     if path.is_dir():
         checked = agreement.check(path)
         if checked is not None:
@@ -104,7 +107,7 @@ def _require_sealed(path: Path, document: dict[str, Any]) -> None:
 
 
 def _of_ledger(entered: Ledger, is_checked: bool, run: Path | None, path: Path) -> Source:
-    """The source of a ledger; `run` is the run folder that holds the ledger, whose statement has further facts about it."""
+    """Returns the source of a ledger; `run` is the run folder that holds the ledger, whose statement has further facts about it."""
     declared = None if entered.plan is None else entered.plan.declared
     privacy = {} if declared is None else declared.privacy.values
     known = [*_stated_reasons(entered, run), *seeded(entered), *chosen_late(entered), *refuted(entered.verdict)]
@@ -122,7 +125,7 @@ def _of_ledger(entered: Ledger, is_checked: bool, run: Path | None, path: Path) 
 
 
 def _stated_reasons(entered: Ledger, run: Path | None) -> list[str]:
-    """The reasons against its guarantee in the statement of a run; if a sealed statement is missing, one reason that says so."""
+    """Returns the reasons against the guarantee in the statement of a run; if a sealed statement is missing, one reason that says so."""
     places = [] if run is None else [run / place / STATEMENT for place in agreement.RELEASES]
     found = [read_statement(file) for file in places if file.is_file()]
     if not found and entered.statements:
@@ -135,10 +138,10 @@ def _of_units(units: Sequence[UnitFacts | None]) -> list[str]:
 
 
 def require_one_unit(sources: Sequence[Source], adjacency: str | None) -> None:
-    """Raises `ConfigError`, naming two sources and what differs, where `sources` do not protect the same units; `adjacency` is the relation
-    that all of them are accounted under, `None` for the relation that they state.
+    """Raises `ConfigError`, naming two sources and their difference, if `sources` do not protect the same units.
 
-    A single source is not compared; its reasons list what is unknown or differs within it.
+    `adjacency` is the neighbouring relation that all of them are accounted under, `None` for the relation that they state. A single source
+    is not compared; its reasons list what is unknown or differs within it.
     """
     if len(sources) < 2:
         return
@@ -162,8 +165,10 @@ def require_one_unit(sources: Sequence[Source], adjacency: str | None) -> None:
 
 
 def unit_of(sources: Sequence[Source], adjacency: str) -> UnitFacts | None:
-    """Returns the unit that `sources`, which agree, protect under `adjacency`; `None` if a single source does not state it, or holds steps
-    of several units."""
+    """Returns the unit that `sources`, which agree, protect under `adjacency`.
+
+    Returns `None` if a single source does not state it, or holds steps of several units.
+    """
     units = sources[0].units
     return None if unlike(units) else _facts(sources[0], adjacency)
 
@@ -178,15 +183,18 @@ def _facts(source: Source, adjacency: str | None) -> UnitFacts:
 
 
 def relation_of(source: Source) -> str | None:
-    """The neighbouring relation that a source is stated under: from its newest steps, else from its plan or statement; `None` if it is in
-    none of them."""
+    """Returns the neighbouring relation of a source, from its newest steps, else from its plan or statement; `None` if none of them has
+    it."""
     newest = source.units[-1] if source.units else None
     return source.adjacency if newest is None else newest.adjacency
 
 
 def stated_at(sources: Sequence[Source], delta: float | None, adjacency: str | None, otherwise: Privacy) -> tuple[float, str]:
-    """The delta and the relation that `sources` are accounted at: the given values, else the values that they state (the smallest delta),
-    else those of `otherwise`. Raises `ConfigError` where their charges are not proved under that relation."""
+    """Returns the delta and the neighbouring relation that `sources` are accounted at.
+
+    They are the given values, else the values that the sources state (the smallest delta), else those of `otherwise`. Raises `ConfigError`
+    if their charges are not proved under that relation.
+    """
     deltas = [one.delta for one in sources if one.delta is not None]
     relation = adjacency or next((stated for one in sources if (stated := relation_of(one))), otherwise.adjacency)
     require_proved(sources, relation)
@@ -194,7 +202,7 @@ def stated_at(sources: Sequence[Source], delta: float | None, adjacency: str | N
 
 
 def require_proved(sources: Sequence[Source], adjacency: str) -> None:
-    """Raises `ConfigError` where charges of a source are not proved under `adjacency`, which all of them are accounted under."""
+    """Raises `ConfigError` if charges of a source are not proved under `adjacency`, which all of them are accounted under."""
     relations.require_relation(f"job.adjacency={adjacency}", adjacency)
     for source in sources:
         stated = relation_of(source)

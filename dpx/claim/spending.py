@@ -1,4 +1,4 @@
-"""Epsilon during a run: what the progress bar and TensorBoard show."""
+"""Computes epsilon during a run, for the progress bar and TensorBoard."""
 
 import time
 
@@ -12,12 +12,12 @@ SHARE, SECONDS = 0.01, 0.8
 
 
 class Spending:
-    """Epsilon after a step, by the run's own accountant, for every requested step while that is cheap.
+    """Computes epsilon after each requested step by the run's own accountant, while that is cheap.
 
-    The privacy losses of one step are computed once; composing them costs hundredths of a second on a grid that is a whole multiple of the
-    statement's, so that what is shown is never below what a statement of the same steps says (0.3 % above at most). The last step is
-    composed as the statement does it. `bound` is the headline of the newest statement, that of the planned end, and bounds every step's;
-    `None`, and nothing is reported, where the statement has none.
+    The privacy losses of one step are computed once. Composing them costs hundredths of a second on a grid whose interval is a whole
+    multiple of the statement's, so the value shown is never below the statement's value for the same steps (0.3 % above at most). The last
+    step is composed as in the statement. `bound` is the headline of the newest statement, at the planned end, and bounds every step's
+    epsilon; if the statement has none, it is `None` and nothing is reported.
     """
 
     def __init__(self, accountant: Accountant, privacy: Privacy, steps: int, entered: Ledger):
@@ -27,9 +27,9 @@ class Spending:
         self._began, self._took = time.monotonic(), 0.0
 
     def after(self, done: int) -> float | None:
-        """Epsilon at the declared delta of the first `done` steps of this noise epoch and of all other charges.
+        """Returns epsilon at the declared delta of the first `done` steps of this noise epoch and of all other charges.
 
-        `None` where no claim is made, where no finite bound is known, or where it would cost too much now.
+        Returns `None` without a claim, without a known finite bound, or if the computation would cost too much now.
         """
         is_last, now = done == self._steps, time.monotonic()
         if self.bound is None or not (is_last or self._took <= max(SECONDS, SHARE * (now - self._began))):
@@ -45,8 +45,8 @@ class Spending:
         return accounting.compose(charges, own, privacy.adjacency, orders, interval, self._coarse).epsilon(privacy.delta)
 
     def _entered_by(self, done: int) -> Segments:
-        """The ledger without the later steps of the newest noise epoch: the next step is entered before the metrics of this step are
-        read."""
+        """Returns the ledger without the later steps of the newest noise epoch: the next step is entered before the metrics of this step
+        are read."""
         newest = self._ledger.noise_epochs[-1].name
         segments = self._ledger.segments()
         return [segment for segment in segments if segment.epoch_name != newest] + ledger.until(

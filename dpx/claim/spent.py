@@ -1,4 +1,4 @@
-"""The privacy cost of a run: epsilon of its ledger so far, and at the planned end."""
+"""Computes the privacy cost of a run: the epsilon of its ledger so far, and at the planned end."""
 
 import json
 from collections.abc import Sequence
@@ -21,7 +21,7 @@ CHAIN_SHOWS = (
 
 
 class Spent:
-    """Epsilon of what the ledger holds, composed once per accountant."""
+    """Composes the charges of a ledger once per accountant and returns their epsilon."""
 
     def __init__(self, accountant: Accountant, privacy: Privacy, segments: Segments):
         self._delta, self._adjacency, self._coarse = privacy.delta, privacy.adjacency, accountant.value_discretization_interval
@@ -32,7 +32,7 @@ class Spent:
         self.accountants = list(self._composed)
 
     def epsilon(self, accountant: str, delta: float | None = None) -> float | None:
-        """Epsilon at `delta`, by default the declared one; `None` where no finite bound is known."""
+        """Returns epsilon at `delta`, by default the declared one; `None` if no finite bound is known."""
         delta = self._delta if delta is None else delta
         if not self._charges:
             return 0.0
@@ -41,12 +41,14 @@ class Spent:
         return accounting.finite(self._composed[accountant].epsilon(delta))
 
     def table(self, at: list[float]) -> tuple[EpsilonAt, ...]:
-        """Epsilon by accountant at several deltas."""
+        """Returns epsilon by accountant at several deltas."""
         return tuple(EpsilonAt(delta=delta, epsilon={name: self.epsilon(name, delta) for name in self.accountants}) for delta in at)
 
     def rounding(self) -> RatesRoundedUp | None:
-        """Returns the amount that rounding up a ramp of sampling rates can add to epsilon, by Renyi accounting, or by the run's own
-        accountant where Renyi accounting has no bound; `None` where every rate is composed as it is."""
+        """Returns the most that rounding up a ramp of sampling rates can add to epsilon; `None` if every rate is composed as it is.
+
+        It is computed by Renyi accounting, or by the run's own accountant if Renyi accounting has no bound.
+        """
         if len(self._charges) == len(self._exact):
             return None
         # Renyi accounting is the quickest, but has no bound for some releases.
@@ -61,18 +63,18 @@ class Spent:
         )
 
     def events(self) -> tuple[CountedEvent, ...]:
-        """The dp-accounting events composed by the run's own accountant: class, arguments and count."""
+        """Returns the dp-accounting events composed by the run's own accountant: class, arguments and count."""
         return counted(self._charges, self._adjacency, self.accountants[0])
 
 
 def counted(charges: accounting.Charges, adjacency: str, accountant: str) -> tuple[CountedEvent, ...]:
-    """The dp-accounting event of each of `charges`, as JSON, with its count."""
+    """Returns the dp-accounting event of each of `charges`, as JSON, with its count."""
     as_json = ((json.loads(json.dumps(describe(events.event(release, adjacency, accountant)))), count) for release, count in charges)
     return tuple(CountedEvent(event=event, count=count) for event, count in as_json)
 
 
 def spent_facts(spent: "Spent", own: Segments) -> SpentEpsilon:
-    """What the ledger holds so far, `spent`, and when that is a claim; `own` are the run's own steps in it."""
+    """Returns the field `spent`, what the ledger holds so far, and when that is a claim; `own` are the run's own steps in it."""
     return SpentEpsilon(
         steps=len({step for _, step, _ in ledger.decode(own)}),
         charged_steps=spent.steps,
@@ -82,7 +84,7 @@ def spent_facts(spent: "Spent", own: Segments) -> SpentEpsilon:
 
 
 def ledger_facts(entered: Ledger | None, segments: Segments, whole: "Spent") -> LedgerFacts:
-    """The steps that ran, the events that the headline composes, and the ledger line from which both follow."""
+    """Returns the steps that ran, the events that the headline composes, and the ledger line that both follow from."""
     line = chain_facts(entered)
     return LedgerFacts(
         segments=tuple(segments),
@@ -95,9 +97,9 @@ def ledger_facts(entered: Ledger | None, segments: Segments, whole: "Spent") -> 
 
 
 def planned_end(experiment: Experiment, calibrated: Calibrated, entered: Ledger | None, begins_from: Sequence[Origin] = ()) -> Segments:
-    """The contents of the ledger at the planned end: its present contents, and the remaining steps of its newest noise epoch.
+    """Returns the contents of the ledger at the planned end: its present contents, and the remaining steps of its newest noise epoch.
 
-    Without a ledger: the run's whole plan and the charges of its origins.
+    Without a ledger, it returns the run's whole plan and the charges of its origins.
     """
     assert calibrated.noise_multiplier is not None
     origin, noise_epoch = (entered.identity, entered.noise_epochs[-1] if entered.noise_epochs else None) if entered else ("planned", None)
@@ -110,7 +112,7 @@ def planned_end(experiment: Experiment, calibrated: Calibrated, entered: Ledger 
 
 
 def require_bound(accountant: Accountant, privacy: Privacy, own: Segments, begins_from: Sequence[Origin]) -> None:
-    """Raises `ConfigError` where the run's accountant has no joint bound for its `own` steps (empty without privacy) and those of its
+    """Raises `ConfigError` if the run's accountant has no joint bound for its `own` steps (empty without privacy) and those of its
     origins."""
     before = origins.charged(begins_from)
     if own and before:
@@ -118,7 +120,7 @@ def require_bound(accountant: Accountant, privacy: Privacy, own: Segments, begin
 
 
 def planned_epsilon(experiment: Experiment, calibrated: Calibrated, begins_from: Sequence[Origin]) -> dict[str, float | None]:
-    """The joint epsilon, by accountant, of a run that has not begun and of its origins."""
+    """Returns the joint epsilon, by accountant, of a run that has not begun and of its origins."""
     if not experiment.is_private or not origins.charged(begins_from):
         return dict(calibrated.epsilon)
     whole = Spent(experiment.accountant, experiment.privacy, planned_end(experiment, calibrated, None, begins_from))
@@ -126,7 +128,7 @@ def planned_epsilon(experiment: Experiment, calibrated: Calibrated, begins_from:
 
 
 def chain_facts(entered: Ledger | None) -> ChainFacts:
-    """The line of the ledger that a statement follows from, and what such marks can show."""
+    """Returns the line of the ledger that a statement follows from, and what such marks can show."""
     if entered is None:
         return ChainFacts(mark=None, chain="the run has not begun, so it has no ledger that this statement could be compared with")
     return ChainFacts(mark=entered.mark, chain=CHAIN_SHOWS)

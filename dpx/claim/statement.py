@@ -1,4 +1,4 @@
-"""`privacy.json`: what the run guarantees, computed from its ledger, and what it does not."""
+"""Builds `privacy.json`: what the run guarantees, computed from its ledger, and what it does not guarantee."""
 
 import dataclasses
 from collections.abc import Callable, Sequence
@@ -30,11 +30,11 @@ from dpx.clipping.rounding import MARGINS
 from dpx.experiment import Experiment
 from dpx.models.shape import count
 from dpx.privacy import accounting, ledger, origins
+from dpx.privacy.closed_form import joint
 from dpx.privacy.event_json import describe as describe
 from dpx.privacy.event_json import restore as restore
-from dpx.privacy.joint import joint
 from dpx.privacy.ledger import Ledger
-from dpx.privacy.lower_bounds import Verdict
+from dpx.privacy.lines import Verdict
 from dpx.privacy.origins import Origin, VocabularyFacts
 from dpx.privacy.unit_facts import UnitFacts
 from dpx.records import from_json
@@ -48,9 +48,10 @@ def build(
     begins_from: Sequence[Origin] = (),
     job: Any = None,
 ) -> AnyRun:
-    """Every field of the statement. `manifest` is the store's, or `None` before the data is prepared; `entered` is the ledger so far, with
-    the result of the run's own audit; `begins_from` are the origins of the starting parameters that are not in a ledger yet; `job` is the
-    job that runs the experiment.
+    """Returns the statement of a run, with every field.
+
+    `manifest` is the store's, or `None` before the data is prepared; `entered` is the ledger so far, with the result of the run's own
+    audit; `begins_from` are the origins of the starting parameters that are not in a ledger yet; `job` is the job that runs the experiment.
 
     The headline `epsilon` covers the planned end and everything entered in addition to the plan: it is valid at any time during the run.
     """
@@ -85,7 +86,7 @@ def build(
 
 
 def _of_any_run(experiment: Experiment, manifest: Any, begins_from: Sequence[Origin], job: Any) -> dict[str, Any]:
-    """What is stated of a run with or without noise, by field."""
+    """Returns the fields of a statement that runs with and without noise share."""
     return {
         "format": FORMAT,
         "name": experiment.name,
@@ -99,14 +100,14 @@ def _of_any_run(experiment: Experiment, manifest: Any, begins_from: Sequence[Ori
 
 
 def units_of(experiment: Experiment, manifest: Any, entered: Ledger | None) -> tuple[UnitFacts | None, ...]:
-    """The records of what the charged steps protect (`dpx.privacy.unit_facts`); without a ledger, the record of the run itself."""
+    """Returns the records of what the charged steps protect (`dpx.privacy.unit_facts`); without a ledger, the record of the run itself."""
     return tuple(entered.units) if entered is not None else (UnitFacts.from_data(experiment.data, experiment.privacy, manifest),)
 
 
 def _claim(
     experiment: Experiment, calibrated: Calibrated, entered: Ledger | None, begins_from: Sequence[Origin], reasons: list[str], job: Any
 ) -> dict[str, Any]:
-    """Guarantee and epsilon, by field: of the planned end, at several deltas, and of what the ledger holds so far."""
+    """Returns the fields of guarantee and epsilon: at the planned end, at several deltas, and for what the ledger holds so far."""
     privacy = experiment.privacy
     segments = entered.segments() if entered is not None else ledger.join(*origins.charged(begins_from))
     spent = Spent(experiment.accountant, privacy, segments)
@@ -116,7 +117,7 @@ def _claim(
     if epsilon[own] is None:
         reasons = [*reasons, f"accountant={own} finds no finite epsilon at this delta"]
     by = outside_code.joined(outside_code.packages_of(experiment, job), outside_code.packages_of_segments(whole_segments))
-    # Where the claim trusts a package, no number is stated as a bound, at the planned end or before it.
+    # If the claim trusts a package, no number is stated as a bound, at the planned end or before it.
     is_proved = not (reasons or by)
     ancestors = ", including the runs that this one starts from" if origins.charged(begins_from) else ""
     why_not = reasons or outside_code.sentences(by)
@@ -144,26 +145,28 @@ _OF_A_TRIAL = {
 
 
 def vocabulary_facts(experiment: Experiment, manifest: Any) -> VocabularyFacts:
-    """The source of the vocabulary and its checksum: weights have no meaning with another vocabulary."""
+    """Returns the source of the vocabulary and its checksum: weights have no meaning with another vocabulary."""
     source = vocabulary_source(experiment.data.vocabulary, manifest)
     return VocabularyFacts(source=source, sha256=manifest.vocabulary_checksum if manifest is not None else None)
 
 
 def tuning_facts(experiment: Experiment, entered: Ledger | None) -> Tuning | None:
-    """`tuning` of a run that is a trial of a search, `None` for any other run: how the choice is charged. It comes from the ledger,
-    not from the command that resumes the run."""
+    """Returns the field `tuning` of a run that is a trial of a search, which says how the choice is charged; `None` for any other run.
+
+    It comes from the ledger, not from the command that resumes the run.
+    """
     charges = [trial.charge for trial in entered.trials] if entered is not None else []
     charges += [experiment.tune.charge] if experiment.tune is not None else []
     return Tuning(charge=charges[0], meaning=_OF_A_TRIAL[charges[0]]) if charges else None
 
 
 def deltas(delta: float, size: int) -> list[float]:
-    """The declared delta, round values of delta, and the values that other work uses: 1/N, 1/(2N), N^-1.1."""
+    """Returns the declared delta, round values of delta, and the values that other work uses: 1/N, 1/(2N), N^-1.1."""
     return sorted({delta, 1e-5, 1e-6, 1e-8, 1e-10, 1 / size, 1 / (2 * size), float(size) ** -1.1} - {1.0})
 
 
 def audit_facts(experiment: Experiment, verdict: Verdict | None) -> AuditFacts | None:
-    """The audit in the run: what was declared, its result, and the privacy cost of publishing that; `None` without one."""
+    """Returns the declaration of the audit in the run, its result, and the privacy cost of publishing that; `None` without an audit."""
     audit = experiment.audit
     if not isinstance(audit, Canaries):
         return None
@@ -179,13 +182,16 @@ def audit_facts(experiment: Experiment, verdict: Verdict | None) -> AuditFacts |
 
 
 def sampler_facts(experiment: Experiment) -> dict[str, Any]:
-    """The sampler that really runs, with its parameters."""
+    """Returns the sampler that really runs, with its parameters."""
     sizes = sorted({experiment.batch_schedule.at(step) for step in range(experiment.steps)})
     return dataclasses.asdict(experiment.sampler) | {"expected_batch_size": {"smallest": sizes[0], "largest": sizes[-1]}}
 
 
 def mechanism_facts(experiment: Experiment, calibrated: Calibrated) -> MechanismFacts:
-    """Clip, noise and generator. Raises `ConfigError` for facts about a package's noise that no statement holds."""
+    """Returns the clipping norm, the noise and the generator.
+
+    Raises `ConfigError` for facts about a package's noise that no statement holds.
+    """
     sigma = calibrated.noise_multiplier
     sizes = [batch for batch, _ in calibrated.batch_stages]
     aside = {name: z for name, z in auxiliary(experiment.clip, experiment.telemetry).items() if z is not None}
@@ -205,7 +211,7 @@ def mechanism_facts(experiment: Experiment, calibrated: Calibrated) -> Mechanism
 
 
 def _noise_facts(experiment: Experiment) -> dict[str, Any]:
-    """What the noise is drawn with, how far it reaches, and what a grid adds to the sensitivity, relative to the clipping norm."""
+    """Returns the facts of the noise: its generator, its range, and what a grid adds to the sensitivity, relative to the clipping norm."""
 
     def count_parameters() -> int:
         return count(experiment.task.parameter_shapes(experiment.model, experiment.vocabulary_size))
@@ -220,7 +226,7 @@ def releases(experiment: Experiment) -> list[str]:
 
 
 def recompute(document: dict[str, Any], epsilon_of: Callable[[dp_accounting.DpEvent], float]) -> float:
-    """`epsilon_of` the composed event that the statement lists: needs only the JSON, no code of dpx."""
+    """Returns the epsilon of the composed event that the statement lists; it needs only the JSON, no code of dpx."""
     parts: list[dp_accounting.DpEvent] = [
         dp_accounting.SelfComposedDpEvent(restore(item["event"]), item["count"]) for item in document["ledger"]["events"]
     ]

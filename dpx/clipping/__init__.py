@@ -1,1 +1,1 @@
-"""Per-example-clipped sums of gradients: one interface, several ways to compute it."""
+"""Computes sums of clipped per-example gradients: one interface, several methods."""

@@ -1,4 +1,4 @@
-"""Checks one rule for the losses, counts and records of a traced loss: the row of each example holds nothing of another example.
+"""Checks that a traced loss keeps examples apart: each example's loss, counts and records depend on that example alone.
 
 B: examples (rows), U: units of R rows each (of one, unless said).
 """
@@ -22,7 +22,7 @@ FIX = "Let an example's loss depend on its own row alone; dpx.clipped_grad and m
 
 
 def check(program: Program) -> None:
-    """Raises `ConfigError`, naming the equation, if it is not certain that the program of both passes keeps examples apart."""
+    """Raises `ConfigError` for a program whose forward and backward pass may mix examples; the error names the equation."""
     rows, units = program.session.rows_per_unit, program.examples // program.session.rows_per_unit
     by_site: list[Site] = list(program.sites)
 
@@ -57,7 +57,10 @@ def check(program: Program) -> None:
 
 
 def _check_site(site: Site, record: Any, squares: list[tuple[Layout, Any]]) -> None:
-    """`squares`: the layout of each part's squared norms and its shape, the examples last."""
+    """Checks the records and norms of one op.
+
+    `squares` holds, for each part of the op, the layout and the shape of its squared norms, whose last axis is the example.
+    """
     axis = len(site.loops)
     # An op that defines itself which numbers belong to a unit may have them elsewhere.
     is_leading = type(site.op).by_unit is Op.by_unit

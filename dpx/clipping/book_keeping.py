@@ -1,4 +1,6 @@
-"""Book-keeping: one backward pass that keeps each op's record, norms from the records, then one contraction with the clip weights.
+"""Computes a clipped sum by book-keeping, which takes one backward pass (Bu et al. 2023, arXiv 2210.00038).
+
+The pass stores a record for each op, norms are computed from the records, and one contraction with the clip weights gives the sum.
 
 U: units.
 """
@@ -22,7 +24,7 @@ from dpx.parameter_path import path_name
 
 
 def clipped_sum(program: Program, norms: Norms, weights: Any, units: Units) -> ClippedSum:
-    """See `dpx.clipped_sum`."""
+    """Computes the clipped sum of a traced program; `dpx.clipped_sum` describes the result."""
     losses_B, records, counts = recorded(program, units.of_rows(jnp.ones_like(units.is_padding_U, jnp.float32)))
     losses_B, counts = units.summed((losses_B, counts))
 
@@ -44,7 +46,7 @@ def clipped_sum(program: Program, norms: Norms, weights: Any, units: Units) -> C
 
 
 def unclipped(program: Program, norms: Norms, cotangent_B: Array, given: Any) -> tuple[Array, list[Any], list[Any], Any]:
-    """(losses_B, each op's own squared norms, all squared norms, the sum of gradients), for this cotangent of the losses."""
+    """Returns (losses_B, each op's own squared norms, all squared norms, the sum of gradients) for this cotangent of the losses."""
     losses_B, records, _ = recorded(program, cotangent_B, given)
     by_path = program.by_path(given)
     leaves = {site: joint.leaves_of(site, by_path) for site in program.sites}
@@ -56,7 +58,7 @@ def unclipped(program: Program, norms: Norms, cotangent_B: Array, given: Any) ->
 
 
 def recorded(program: Program, cotangent_B: Array, given: Any = None) -> tuple[Array, dict[Site, Any], Any]:
-    """(losses_B, every site's record, counts), for this cotangent of the losses."""
+    """Returns (losses_B, the record of every site, counts) for this cotangent of the losses."""
 
     def losses(taps: list[Any]) -> Any:
         return program(lambda _: "record", dict(zip(program.sites, taps, strict=True)), given=given)
@@ -68,12 +70,18 @@ def recorded(program: Program, cotangent_B: Array, given: Any = None) -> tuple[A
 
 
 def _as_stored(leaf: Array) -> Array:
-    """The compiler may take a norm before it rounds a record to a narrow type; the sum, behind a branch, is of the rounded one."""
+    """Rounds a record to its storage type before a norm is taken.
+
+    Without this, the compiler may take the norm before it rounds, while the sum, which is behind a branch, is of the rounded record.
+    """
     return jax.lax.optimization_barrier(leaf) if leaf.dtype.itemsize < 4 else leaf
 
 
 def is_finite(records: dict[Site, Any], units: int) -> Array:
-    """Returns a mask of the units that have only finite numbers in the records, of ops whose norm may be finite where their sum is not."""
+    """Returns a mask of the units whose records are finite, bool [U].
+
+    Only records of ops are read whose norm may be finite where their sum is not.
+    """
     finite_U = jnp.ones((units,), bool)
     for site, record in records.items():
         if site.op.norm_sees_all:
@@ -102,7 +110,7 @@ def _totals(params: Any, program: Program, leaves: Any, records: Any, parts: Any
 
 
 def _site_total(site: Site, leaves: Any, record: Any, parts: tuple[Array, ...], keep_U: Array | None) -> Any:
-    """The weighted sum of each leaf: stacked along the loops that run along it, added up over the others."""
+    """Returns the weighted sum of each leaf: stacked along loops that run along the leaf, added up over other loops."""
 
     def one(leaves: Any, record: Any, parts: tuple[Array, ...]) -> Any:
         if any(reference is None for reference in site.leaves) and not site.op.frozen:
@@ -117,7 +125,7 @@ def _site_total(site: Site, leaves: Any, record: Any, parts: tuple[Array, ...], 
 
 
 def _along(site: Site, depth: int, inner: Any) -> Any:
-    """`inner` for all rounds of a loop, one at a time: the scaled cotangents of a layer are as large as its record."""
+    """Maps `inner` over the rounds of a loop, one round at a time, because the scaled cotangents of a layer are as large as its record."""
     along = [reference is not None and depth in reference.depths for reference in site.values]
     summed_along = [is_along for is_along, name in zip(along, leaf_names(site.shapes), strict=True) if site.op.trains(name)]
 
@@ -146,7 +154,7 @@ def _along(site: Site, depth: int, inner: Any) -> Any:
 
 
 def _sum_of_forms(site: Site, record: Any, parts: tuple[Array, ...]) -> Any:
-    """The weighted sums of an op only some of whose leaves are trained."""
+    """Returns the weighted sums of an op that has both trained and frozen leaves."""
     gradients = site.op.gradients(site.shapes, record)
 
     def one(path: Any, shape: Any) -> Array:

@@ -1,5 +1,4 @@
-"""Bounds on how far a computed squared norm may be below the true squared norm: error terms, and the upper bound that clipping uses
-(rounding.py proves it).
+"""Bounds the error of a computed squared norm, and gives the upper bound that clipping uses (proof in `dpx.clipping.rounding`).
 
 B: examples, T: tokens, d: numbers in a row.
 """
@@ -18,7 +17,7 @@ WIDE_ROWS = 8192
 
 
 class Bounded(NamedTuple):
-    """A squared norm and the errors that it may have, all [..., B].
+    """A squared norm and bounds on its rounding errors, all [..., B].
 
     The true square is at most `square + of_square`. In addition, the true norm and the rounding of the example's clipped contribution
     may exceed it by `of_norm`.
@@ -30,9 +29,9 @@ class Bounded(NamedTuple):
 
 
 def upper(part: Array | Bounded) -> Array:
-    """The squared norm to clip by: the computed one, unless its upper bound is larger by more than `SLACK` of the norm.
+    """Returns the squared norm to clip by: the computed one, or its upper bound if that is larger by more than `SLACK` of the norm.
 
-    A plain array is the square of a gradient that is kept, whose error is within the margin.
+    A plain array is the squared norm of a gradient that is kept, whose error is within the margin.
     """
     if not isinstance(part, Bounded):
         return part
@@ -46,14 +45,16 @@ def plus(part: Array | Bounded, square: Array | float) -> Array | Bounded:
 
 
 def together(part: Array | Bounded, axis: int) -> Array | Bounded:
-    """The squared norm of the parts along an axis."""
+    """Adds up the squared norms of the parts along an axis."""
     if not isinstance(part, Bounded):
         return part.sum(axis)
     return Bounded(part.square.sum(axis), part.of_square.sum(axis), jnp.sqrt(jnp.square(part.of_norm).sum(axis)))
 
 
 def lengths(x: Array, squares: Array | None = None, tells_zeros: bool = True) -> Float[Array, "..."]:
-    """The norms of the rows of `x` [..., d], never too small: squares that are lost below the smallest normal number are counted.
+    """Returns the norms of the rows of `x` [..., d], rounded so that they are never too small.
+
+    Squares that underflow, below the smallest normal number, are counted.
 
     `squares` are the rows' own, where they are known. A row of zeros has length zero, unless that is not asked for: it takes a pass
     over `x`.
@@ -65,7 +66,7 @@ def lengths(x: Array, squares: Array | None = None, tells_zeros: bool = True) ->
 
 
 def unit(*factors: Array) -> float:
-    """The unit roundoff of products and sums of these factors, which are accumulated in float32 or wider at the highest precision.
+    """Returns the unit roundoff of products and sums of these factors, accumulated in float32 or wider at the highest precision.
 
     Matrix units multiply narrow types exactly and add them up in float32, but cut sums off where others round them.
     """
@@ -74,7 +75,7 @@ def unit(*factors: Array) -> float:
 
 
 def product_depth(terms: int, by_vector: bool = False) -> float | Array:
-    """Returns the largest number of roundings of a term of an inner product in a product of matrices or `by_vector`.
+    """Returns the largest number of roundings of one term of an inner product in a product of matrices, or with a vector (`by_vector`).
 
     No order of addition has more than there are terms. `norms.outer` cuts wide rows into blocks of `CHAIN` terms.
     """
@@ -86,7 +87,7 @@ def product_depth(terms: int, by_vector: bool = False) -> float | Array:
 
 
 def sum_depth(terms: int) -> float | Array:
-    """The same for a sum that is not a matrix product."""
+    """Returns the largest number of roundings of one term of a sum that is not a matrix product."""
     on_cpu = min(terms, SUM_WINDOW * math.ceil(math.log(max(terms, 2), SUM_WINDOW)))
     elsewhere = min(terms, SUM_CHAIN)
     if on_cpu == elsewhere:

@@ -1,4 +1,4 @@
-"""The clipped sum for a loss of one example, in any JAX code: what `dpx.clipped_grad` and `clipping_method=traced` run.
+"""Computes the clipped sum for a loss of one example, in any JAX code: what `dpx.clipped_grad` and `clipping_method=traced` run.
 
 B: examples.
 """
@@ -27,8 +27,10 @@ Readers = Mapping[str, list[Reader]]
 
 @dataclasses.dataclass(frozen=True)
 class Taken:
-    """The method that computes one parameter's per-example gradients: the route, the primitives that read it, and the bytes kept per
-    example."""
+    """How one parameter's per-example gradients are computed.
+
+    It holds the route, the primitives that read the parameter, and the bytes kept for one example.
+    """
 
     path: str
     route: Route
@@ -38,7 +40,7 @@ class Taken:
 
 @dataclasses.dataclass(frozen=True)
 class ByExample:
-    """A traced loss of one example, as a loss of a batch that is made of ops, with the readers of each parameter."""
+    """A traced loss of one example, turned into a loss of a batch that is made of ops, with the readers of each parameter."""
 
     losses: Any
     params: Any
@@ -48,7 +50,9 @@ class ByExample:
 
     @classmethod
     def trace(cls, loss: Any, params: Any, batch: Any, frozen: Any = None) -> "ByExample":
-        """Traces `loss(params, example)`, a number or (number, counts); `example` is one row of `batch`, without the first axis.
+        """Traces `loss(params, example)`, which returns a number or (number, counts).
+
+        `example` is one row of `batch`, without the first axis.
 
         Raises `ConfigError` for a loss that is not one floating-point number, for parameters that are not floating-point, and for
         operations that could carry data from one example to another; with `frozen` (which may be empty) also for a parameter that is in
@@ -63,7 +67,7 @@ class ByExample:
 
     @property
     def routes(self) -> dict[str, Route]:
-        """The route that computes each parameter's per-example gradients, by path."""
+        """Returns the route that computes each parameter's per-example gradients, by path."""
         return {path: _route(reads) for path, reads in self.readers.items()}
 
     def check_no_copies(self) -> None:
@@ -74,7 +78,7 @@ class ByExample:
                 raise ConfigError(path, reason, "Leave out strict, or use the parameter in products and lookups only")
 
     def summed(self, method: str, **options: Any) -> ClippedSum:
-        """The clipped sum, by a method of `sum_by` and with its options."""
+        """Computes the clipped sum by a method of `sum_by`, with its options."""
         try:
             return sum_by(method, self.losses, self.params, self.batch, checked=False, **options)
         except NotImplementedError as error:
@@ -82,7 +86,7 @@ class ByExample:
             raise ConfigError("the loss", reason, "Use functions that jax.vmap has a rule for") from error
 
     def routes_taken(self, kept_bytes: int, rows_per_unit: int) -> list[Taken]:
-        """The route of every parameter; nothing is computed."""
+        """Returns the route of every parameter without computing anything."""
         options = {"kept_bytes": kept_bytes, "rows_per_unit": rows_per_unit}
         program = traced(self.losses, self.params, self.batch, options, batch_size(self.batch))
         size = dict.fromkeys(self.readers, 0)
@@ -104,14 +108,14 @@ class _One:
     outputs: Any
 
     def run(self, tracer: Tracer, paths: Iterable[str], values: list[Any], example: list[Any]) -> list[Any]:
-        """The outputs, flat, where `tracer` follows the parameters `paths` of these values."""
+        """Returns the outputs as a flat list; `tracer` follows the parameters `paths`, which have these values."""
         followed = [tracer.parameter(path, value) for path, value in zip(paths, values, strict=True)]
         results = tracer.run(self.jaxpr.jaxpr, self.jaxpr.consts, [*followed, *example])
         return [tracer.plain(value, "return") for value in results]
 
 
 def _row(batch: Any) -> Any:
-    """The shapes of one row, without the example's axis."""
+    """Returns the shapes of one row, without the example's axis."""
     return jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape[1:], leaf.dtype), batch)
 
 
@@ -134,7 +138,7 @@ def _traced_one(loss: Any, params: Any, batch: Any) -> _One:
 
 
 def _readers(one: _One, params: Any, batch: Any) -> Readers:
-    """The readers of each parameter; nothing is computed."""
+    """Returns the readers of each parameter without computing anything."""
     shapes = shapes_of(params)
     by_place: dict[str, dict[tuple, Reader]] = {path: {} for path in shapes}
 
@@ -146,7 +150,7 @@ def _readers(one: _One, params: Any, batch: Any) -> Readers:
 
 
 def _mapped(loss: Any, one: _One, readers: Readers) -> Any:
-    """The loss of a batch, made of ops if its parameters are wrapped."""
+    """Returns the loss of a batch, which is made of ops if its parameters are wrapped."""
     copied = frozenset(path for path, reads in readers.items() if _is_copied(reads))
     shared = frozenset(path for path, reads in readers.items() if len(reads) > 1 or any(reader.is_repeated for reader in reads))
 
@@ -166,7 +170,7 @@ def _mapped(loss: Any, one: _One, readers: Readers) -> Any:
 
 
 def _is_copied(readers: list[Reader]) -> bool:
-    """Whether the parameter is copied once for each example, instead of becoming an op at each of its readers."""
+    """Returns whether the parameter is copied for each example, instead of becoming an op at each of its readers."""
     if len(readers) == 1 and not readers[0].is_repeated:
         return False
     return not readers or not all(reader.is_matrix for reader in readers)

@@ -1,4 +1,4 @@
-"""`dpx.clipped_grad` and `dpx.weighted_grad`: transforms of the loss of one example, in the manner of `jax.grad`.
+"""Defines `dpx.clipped_grad` and `dpx.weighted_grad`, which transform the loss of one example in the manner of `jax.grad`.
 
 B: examples (rows), U: units of R rows each (of one, unless said).
 """
@@ -28,7 +28,7 @@ MOVES = {"zero_out": 1, "add_remove": 1, "replace_one": 2}
 
 
 class ClippedGradients(NamedTuple):
-    """A clipped sum of gradients, and what is known of each unit.
+    """A clipped sum of gradients, with facts about each unit.
 
     Every field depends on protected data. Only `total` is bounded, so only `total` may be published, after noise was added to it.
 
@@ -48,7 +48,7 @@ class ClippedGradients(NamedTuple):
 
 
 class _Arguments(NamedTuple):
-    """The positional arguments of a call, and what they are to the transform: `loss` of one example takes `params` and `batch`."""
+    """The positional arguments of a call, sorted by their role: `loss` of one example takes `params` and `batch`."""
 
     loss: Callable[[Any, Any], Any]
     params: Any
@@ -189,7 +189,7 @@ class ClippedGrad(WeightedGrad):
         _check_norm(self.clipping_norm)
 
     def sensitivity(self, adjacency: str) -> Any:
-        """Returns how far one unit can move `total`, in the Euclidean norm over all of `argnums` together.
+        """Returns the largest change of `total` when one unit changes, in the Euclidean norm over all of `argnums` together.
 
         It holds for `total` alone; norms, losses and aux are not bounded. Do not multiply noise by it: `dpx.privacy` takes the standard
         deviation divided by the clipping norm, and the adjacency separately.
@@ -339,7 +339,7 @@ def _check_once(places: tuple[int, ...]) -> None:
 
 
 def _names(loss: Callable[..., Any], count: int) -> list[str]:
-    """What the loss calls its positional arguments; "argument 2" where it does not say."""
+    """Returns the names of the loss's positional arguments, or "argument 2" where the loss does not name one."""
     try:
         given = inspect.signature(loss).parameters.values()
     except (TypeError, ValueError):

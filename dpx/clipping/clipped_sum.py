@@ -1,4 +1,4 @@
-"""The clipped sum of per-example gradients of one microbatch: one interface, several methods, one result.
+"""Computes the clipped sum of per-example gradients of one microbatch, with one interface for several methods.
 
 It uses no collectives and no Python state, so it may be called inside `shard_map`, `fori_loop` and `jit`.
 
@@ -116,7 +116,7 @@ def plain_sum(
 
 
 def _of_one(losses_fn: LossesFn) -> Callable[[Any, Any], Any]:
-    """The loss of one row, computed as the loss of a batch of one row."""
+    """Returns the loss of one row, computed as the loss of a batch of one row."""
 
     def loss_of_one(params: Any, row: Any) -> Any:
         losses_1, counts = with_counts(losses_fn(params, jax.tree.map(lambda leaf: leaf[None], row)))

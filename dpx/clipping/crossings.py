@@ -1,4 +1,4 @@
-"""Refuses, by name, what can carry data from one example to another even if the loss is mapped over examples by `jax.vmap`.
+"""Refuses operations that can carry data from one example to another even if `jax.vmap` maps the loss over examples.
 
 `jax.vmap` itself keeps examples apart. The remaining cases are collectives over an axis that is bound outside the loss, batching rules
 from outside jax (`custom_vmap`, a user-defined primitive), host functions that are given all rows at once, and side effects.
@@ -25,14 +25,17 @@ HOST = ("pure_callback", "ffi_call")
 
 
 def check(loss: Callable[..., Any], *arguments: Any) -> None:
-    """Raises `ConfigError` for operations by which `loss`, (number, counts) of one example, or its gradient with respect to the first
-    argument could mix examples: a user-defined backward pass may contain operations that the loss does not show."""
+    """Raises `ConfigError` for operations through which `loss`, or its gradient with respect to the first argument, could mix examples.
+
+    `loss` returns (number, counts) of one example. The gradient is checked too because a user-defined backward pass may contain operations
+    that the loss does not show.
+    """
     for function in (loss, jax.grad(loss, has_aux=True)):
         check_program(jax.make_jaxpr(function)(*arguments))
 
 
 def check_program(closed: core.ClosedJaxpr) -> None:
-    """The same for an already traced program."""
+    """Raises `ConfigError` for operations of a traced program that could mix examples."""
     for effect in sorted(type(effect).__name__ for effect in closed.effects):
         if effect not in HARMLESS:
             raise ConfigError("the loss", f"has a side effect ({effect}), through which one example could reach another", "Remove it")
@@ -77,7 +80,7 @@ def _is_jaxs(rule: Any) -> bool:
 
 
 def _functions(rule: Any) -> list[Any]:
-    """A batching rule and, if it is a partial or a closure, the functions of which it is made."""
+    """Returns a batching rule and, if it is a partial or a closure, the functions of which it is made."""
     waiting, seen, found = [rule], set(), []
     while waiting:
         one = waiting.pop()
@@ -97,7 +100,7 @@ def _is_of_jax(function: Any) -> bool:
 
 
 def _equations(jaxpr: core.Jaxpr, bound: frozenset) -> Iterator[tuple[Any, frozenset]]:
-    """Every equation, inside bodies too, with the names of the axes that are bound around it in this program."""
+    """Yields every equation, also those inside bodies, with the names of the axes that are bound around it in this program."""
     for eqn in jaxpr.eqns:
         yield eqn, bound
         mesh, own = eqn.params.get("mesh"), eqn.params.get("axis_name")

@@ -1,4 +1,4 @@
-"""The methods that compute clipped sums. The choice never changes the claim."""
+"""Declares the methods that compute clipped sums; the choice never changes the privacy statement."""
 
 from typing import Literal
 
@@ -7,7 +7,9 @@ from dpx.declaration import declaration
 
 @declaration
 class ClippingMethod:
-    """`name`: `vmap`, `ghost`, `book_keeping` or `traced`: one interface, one result. `traced` takes a model in any JAX code. `ghost` is
-    only for comparison with papers: it needs more products and memory than `book_keeping`."""
+    """The method that computes clipped sums: `vmap`, `ghost`, `book_keeping` or `traced`; all give the same result.
+
+    `traced` takes a model in any JAX code. `ghost` is for comparison with papers: it needs more FLOPs and memory than `book_keeping`.
+    """
 
     name: Literal["vmap", "ghost", "book_keeping", "traced"]

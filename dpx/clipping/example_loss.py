@@ -1,8 +1,8 @@
-"""Clipped gradients of a loss of one example, in any JAX code.
+"""Computes clipped gradients of a loss of one example, in any JAX code.
 
 The loss is traced for one example. Where a parameter meets a product or a lookup, that equation becomes an op (reader_ops.py); any
 other reader gets a copy of the parameter for each example, whose gradient autodiff forms. Then the whole is mapped over examples by
-`jax.vmap`, so that the example's axis is ours and nothing of one example can be in the row of another.
+`jax.vmap`: the loss never sees the example's axis, so nothing of one example can be in the row of another.
 
 B: examples.
 """
@@ -32,7 +32,7 @@ ELEMENTWISE = (primitives.add_p, primitives.sub_p, primitives.mul_p, primitives.
 
 @dataclasses.dataclass(frozen=True)
 class Reader:
-    """The reader of a parameter: its route, the primitive, and whether a loop reads it again each round."""
+    """One operation that reads a parameter: its route, its primitive, and whether a loop runs it in each round."""
 
     route: Route
     primitive: str
@@ -42,7 +42,7 @@ class Reader:
 
 @dataclasses.dataclass
 class Followed:
-    """A parameter, or one layer of it, and the view of it that the equations so far have taken."""
+    """A parameter, or one layer of it, with the view of it that the equations so far have taken."""
 
     value: Any
     path: str
@@ -52,8 +52,10 @@ class Followed:
 
 @dataclasses.dataclass
 class Tracer:
-    """Evaluates a loss of one example with ops in the place of readers. `copied`: parameters that go as copies from the start;
-    `shared`: those with several readers, whose norm is not had from kept gradients. `readers`: by parameter and place.
+    """Evaluates a loss of one example with ops in place of the equations that read parameters.
+
+    `copied` are the parameters that are copied for each example from the start, `shared` those with several readers, whose norm cannot be
+    computed from kept gradients, and `readers` are ordered by parameter and place.
     """
 
     session: ProbeSession
@@ -64,6 +66,7 @@ class Tracer:
     at: list[int] = dataclasses.field(default_factory=list)
 
     def run(self, jaxpr: core.Jaxpr, consts: Any, arguments: list[Any]) -> list[Any]:
+        """Returns the outputs of `jaxpr`, with ops in place of the equations that read parameters."""
         values: dict[core.Var, Any] = dict(zip((*jaxpr.constvars, *jaxpr.invars), (*consts, *arguments), strict=True))
         for place, eqn in enumerate(jaxpr.eqns):
             given = [var.val if isinstance(var, core.Literal) else values[var] for var in eqn.invars]
@@ -74,11 +77,12 @@ class Tracer:
         return [var.val if isinstance(var, core.Literal) else values[var] for var in jaxpr.outvars]
 
     def parameter(self, path: str, value: Any) -> Any:
+        """Returns `value` as a followed parameter, or as a copy for each example if `path` is in `copied`."""
         view = View((), value.shape, value.dtype)
         return self._copy(Followed(value, path, view), "copies") if path in self.copied else Followed(value, path, view)
 
     def plain(self, value: Any, primitive: str) -> Any:
-        """`value`, or a copy for each example where it is a parameter that is still followed."""
+        """Returns `value` itself, or a copy for each example if it is a parameter that is still followed."""
         if not isinstance(value, Followed):
             return value
         route = "elementwise" if primitive in {p.name for p in ELEMENTWISE} else "copies"
@@ -129,7 +133,7 @@ class Tracer:
         return self._bind(Gathered(table.view, tuple(eqn.params.items())), table, "table", (index,))
 
     def _bodies(self, eqn: Any, given: list[Any]) -> list[Any] | None:
-        """A call, loop or branch with the same done inside it; None for anything else."""
+        """Evaluates the bodies of a call, loop or branch in the same way; returns None for any other equation."""
         if eqn.primitive is primitives.scan_p:
             return self._loop(eqn, given)
         if eqn.primitive is primitives.cond_p:
@@ -144,7 +148,7 @@ class Tracer:
         return None
 
     def _branches(self, eqn: Any, given: list[Any]) -> list[Any]:
-        """The branches as bodies of a choice of our own, whose rule leaves parameters without the example's axis."""
+        """Evaluates branches through a primitive of dpx whose batching rule leaves parameters without the example's axis."""
         operands, bodies, consts = given[1:], [], []
         for number, branch in enumerate(eqn.params["branches"]):
 
@@ -160,7 +164,7 @@ class Tracer:
         return choice_p.bind(index, self.tick, *_arrays(operands), *consts, bodies=tuple(bodies), count=len(operands))
 
     def _within(self, body: core.ClosedJaxpr, given: list[Any], arrays: Any, changes: list[dict] | None = None) -> list[Any]:
-        """The body's outputs, all plain: `arrays` replace the values of `given`."""
+        """Returns the outputs of the body as plain values; `arrays` replace the values of `given`."""
         changed = changes or [{}] * len(given)
         inner = [
             dataclasses.replace(value, value=array, **change) if isinstance(value, Followed) else array
@@ -190,13 +194,13 @@ class Tracer:
 
 
 def _is_product(eqn: Any) -> bool:
-    """Whether a `dot_general` multiplies floating numbers, and at least one."""
+    """Returns whether the equation is a `dot_general` that multiplies floating-point numbers."""
     avals = [var.aval for var in (*eqn.invars, *eqn.outvars)]
     return all(aval.size and jnp.issubdtype(aval.dtype, jnp.floating) for aval in avals)
 
 
 def _of_layer(view: View) -> View:
-    """The view of one layer, from a view of the whole stack that only casts."""
+    """Returns the view of one layer, from a view of the whole stack that only casts."""
     return View(view.steps, view.shape[1:], view.dtype)
 
 
@@ -209,7 +213,7 @@ def _tuples(dimensions: Any) -> Any:
 
 
 def _of_one(op: Op, leaves: Any, inputs: tuple) -> Any:
-    """An op's output for one example, computed as a batch of one."""
+    """Returns an op's output for one example, computed as a batch of one."""
     batch = tuple(x[None] for x in inputs) or (jnp.zeros((1,)),)
     return op.forward(leaves, batch)[0][0]
 
@@ -224,7 +228,7 @@ def _abstract(*_: Any, outputs: tuple, **__: Any) -> list[Any]:
 
 
 def _batched(given: Any, axes: Any, *, op: Op, leaf: str, path: str, session: ProbeSession, outputs: tuple) -> Any:
-    """The op of all examples: `given` is (parameter, *inputs, tick), and the tick always has the examples' axis."""
+    """Evaluates the op for all examples: `given` is (parameter, *inputs, tick), and the tick always has the examples' axis."""
     parameter, *inputs, tick = given
     if axes[0] is not None:
         raise ConfigError(path, "is mapped over the example axis together with the examples", "Give parameters without an example axis")
@@ -261,7 +265,7 @@ def _of_any(*_: Any, bodies: tuple, count: int) -> list[Any]:
 
 
 def _chosen(given: Any, axes: Any, *, bodies: tuple, count: int) -> Any:
-    """One branch where all examples take the same (by a loop's round, for example); else all branches, and a choice by example."""
+    """Evaluates one branch if all examples take the same one (for example by a loop's round); else all branches, and selects by example."""
     index, tick, *rest = given
 
     def branch(jaxpr: core.Jaxpr, start: int) -> Any:

@@ -1,4 +1,4 @@
-"""A parameter's per-example gradient, as each use of the parameter gives it, and the norm of the sum over several uses.
+"""Describes a parameter's per-example gradient from each of its uses, and computes the norm of the sum over several uses.
 
 The squared norm of a sum is not the sum of the squared norms: products between uses count too. Without them a table that is both
 looked up and decoded is clipped 12 % too weakly, without any other symptom.
@@ -18,21 +18,24 @@ from dpx.clipping.bounds import Bounded
 
 
 class Outer(NamedTuple):
-    """sum_t a_t^T g_t, a matrix [p, d]."""
+    """The gradient sum_t a_t^T g_t, a matrix [p, d]."""
 
     a: Float[Array, "B T p"]
     g: Float[Array, "B T d"]
 
 
 class Rows(NamedTuple):
-    """g_t added to row id_t of a table."""
+    """A gradient that adds g_t to row id_t of a table."""
 
     id: Float[Array, "B T"]
     g: Float[Array, "B T d"]
 
 
 class Whole(NamedTuple):
-    """The gradient itself, [B, ...]. `of_norm`: the rounding of its sum over the rounds of a loop, if it is such a sum."""
+    """The gradient itself, [B, ...].
+
+    `of_norm` is the rounding error of its sum over the rounds of a loop, if it is such a sum.
+    """
 
     values: Array
     of_norm: Float[Array, " B"] | None = None
@@ -42,14 +45,14 @@ Form = Outer | Rows | Whole
 
 
 class Use(NamedTuple):
-    """One use's gradient, and its squared norm `own_B` [B] if the op has already computed it."""
+    """The gradient of one use, and its squared norm `own_B` [B] if the op has already computed it."""
 
     form: Form
     own_B: Array | Bounded | None = None
 
 
 def merged(form: Form, rounds: int) -> Form:
-    """The sum of a use over the rounds of loops: arrays [n, ..., B, ...], whose first `rounds` axes are loops, as one use [B, ...]."""
+    """Adds up a use over the rounds of loops: arrays [n, ..., B, ...], whose first `rounds` axes are loops, become one use [B, ...]."""
     if isinstance(form, Whole):
         looped, terms = tuple(range(rounds)), math.prod(form.values.shape[:rounds]) + 1
         values = norms.at_least_float32(form.values)
@@ -64,7 +67,7 @@ def merged(form: Form, rounds: int) -> Form:
 
 
 def squares(uses: list[Use], shape: tuple[int, ...]) -> Float[Array, " B"]:
-    """The squared norm of the uses' sum, by which a parameter of this shape is clipped."""
+    """Returns the squared norm of the sum of the uses, by which a parameter of this shape is clipped."""
     if len(uses) == 1 and uses[0].own_B is not None:
         return bounds.upper(uses[0].own_B)
     outer = [use for use in uses if isinstance(use.form, Outer)]
@@ -90,13 +93,15 @@ def squares(uses: list[Use], shape: tuple[int, ...]) -> Float[Array, " B"]:
 
 
 def _of_uses(square_B: Array, of_square_B: Array, of_norms: list[Array], uses: int) -> Bounded:
-    """The sum of several uses. They add up one after another, which rounds each once more for every other use; each has been rounded
-    at least twice before."""
+    """Returns the bounds of the sum of several uses.
+
+    The uses are added one after another, so each is rounded once more for every other use; each was rounded at least twice before.
+    """
     return Bounded(square_B, of_square_B, (1 + uses / 2) * sum(of_norms[1:], of_norms[0]))
 
 
 def of_formed(form: Form) -> Float[Array, " B"]:
-    """The rounding of one use's gradient where it is formed for the norm, and again for the sum."""
+    """Returns the rounding error of one use's gradient if it is formed once for the norm and again for the sum."""
     if isinstance(form, Whole):
         values = norms.at_least_float32(form.values)
         return 4 * bounds.unit(values) * jnp.sqrt(norms.squares(values)) if form.of_norm is None else form.of_norm
@@ -105,7 +110,7 @@ def of_formed(form: Form) -> Float[Array, " B"]:
 
 
 def formed(form: Form, shape: tuple[int, ...]) -> Array:
-    """The gradient itself, [B, *shape]."""
+    """Returns the gradient itself, [B, *shape]."""
     if isinstance(form, Whole):
         return norms.at_least_float32(form.values).reshape(-1, *shape)
     if isinstance(form, Outer):
@@ -115,7 +120,7 @@ def formed(form: Form, shape: tuple[int, ...]) -> Array:
 
 
 def summed(form: Form, weights_B: Array, shape: tuple[int, ...]) -> Array:
-    """sum_b w_b of the gradient, [*shape]."""
+    """Returns sum_b w_b grad_b, [*shape]."""
     if isinstance(form, Whole):
         return jnp.tensordot(weights_B, norms.at_least_float32(form.values), 1, precision="highest").reshape(shape)
     weighted = norms.at_least_float32(form.g) * weights_B[:, None, None]
@@ -140,13 +145,13 @@ def _outer_square(form: Outer) -> Bounded:
 
 
 def _product(decoded: Outer, looked_up: Rows) -> Float[Array, " B"]:
-    """Inner product of two gradients of one table, summed over its entries: sum_mt a[m, id_t] (g_m . g_t)."""
+    """Returns the inner product of two gradients of one table, sum_mt a[m, id_t] (g_m . g_t)."""
     across_BMT = norms.product("bmd,btd->bmt", norms.at_least_float32(decoded.g), norms.at_least_float32(looked_up.g))
     return (_gathered(decoded, looked_up) * across_BMT).sum((1, 2))
 
 
 def _error_of_product(decoded: Outer, looked_up: Rows) -> Float[Array, " B"]:
-    """The largest error of `_product` by rounding."""
+    """Returns the largest rounding error of `_product`."""
     gathered_BMT = _gathered(decoded, looked_up)
     lengths_BMT = bounds.lengths(decoded.g)[:, :, None] * bounds.lengths(looked_up.g)[:, None]
     terms = bounds.product_depth(decoded.g.shape[-1]) + bounds.sum_depth(math.prod(gathered_BMT.shape[1:])) + 12
@@ -154,5 +159,5 @@ def _error_of_product(decoded: Outer, looked_up: Rows) -> Float[Array, " B"]:
 
 
 def _gathered(decoded: Outer, looked_up: Rows) -> Float[Array, "B M T"]:
-    """a[m, id_t]."""
+    """Returns a[m, id_t], [B, M, T]."""
     return jnp.take_along_axis(norms.at_least_float32(decoded.a), looked_up.id.astype(jnp.int32)[:, None], axis=2)

@@ -1,4 +1,4 @@
-"""Parameters in two trees: trained parameters and frozen parameters.
+"""Handles parameters in two trees: trained parameters and frozen parameters.
 
 Both are nested dicts, and a loss takes both as one tree. Only trained parameters have gradients, norms and sums.
 """
@@ -15,7 +15,7 @@ FIX = "Give nested dicts, and put every parameter into exactly one of the two"
 
 
 def merged(params: Any, frozen: Any) -> Any:
-    """Both trees as one; `params` unchanged if nothing is frozen.
+    """Returns both trees merged into one, or `params` unchanged if nothing is frozen.
 
     Raises `ConfigError` for a parameter that is in both, and for trees that are not nested dicts.
     """
@@ -32,9 +32,10 @@ def _merged(params: Any, frozen: Any, path: str) -> Any:
 
 
 def bound(losses_fn: Any, frozen: Any) -> Any:
-    """`losses_fn` with the `frozen` parameters filled in: it takes the trained tree and the batch.
+    """Returns a function of the trained tree and the batch: `losses_fn` with the `frozen` parameters filled in.
 
-    The returned function raises `ConfigError` where a parameter is in both trees."""
+    The returned function raises `ConfigError` where a parameter is in both trees.
+    """
     if not jax.tree.leaves(frozen):
         return losses_fn
     frozen = jax.tree.map(jnp.asarray, frozen)
@@ -42,7 +43,7 @@ def bound(losses_fn: Any, frozen: Any) -> Any:
 
 
 def missing(error: Exception) -> ConfigError:
-    """The error for a loss that fails on parameters that were given in two trees."""
+    """Returns the error for a loss that fails on parameters that were given in two trees."""
     first = str(error).strip().splitlines()[0] if str(error).strip() else ""
     return ConfigError(
         "params and frozen", f"together do not have the structure that the loss takes ({type(error).__name__}: {first})", FIX

@@ -1,4 +1,4 @@
-"""Ghost clipping: norms from one backward pass through dummy probes, the clipped sum from a second.
+"""Computes a clipped sum by ghost clipping: one backward pass gives the norms, a second one gives the sum (Li et al. 2022).
 
 Every op returns its squared norm as the cotangent of a probe, so nothing but norms outlives the first pass (Li et al. 2022); an op
 that shares a parameter with another use returns its record, since the norm is of both.
@@ -26,7 +26,7 @@ from dpx.clipping.units import Units
 
 
 def clipped_sum(program: Program, norms: Norms, weights: Any, units: Units) -> ClippedSum:
-    """See `dpx.clipped_sum`."""
+    """Computes the clipped sum of a traced program; `dpx.clipped_sum` describes the result."""
     by_path = program.by_path()
 
     def kind(site: Site) -> Pass:

@@ -1,5 +1,6 @@
-"""The groups of gradients that are clipped together: all of them, or each layer separately (`clip=per_layer`), each multiplied by a
-constant first.
+"""Groups the gradients that are clipped together: all parameters, or each layer separately (`clip=per_layer`).
+
+The gradient of each parameter may be multiplied by a constant first.
 
 Layers are under the top-level name `layers`, stacked (one group for each index of the first axis) or in a list; any other
 top-level name is one group.
@@ -22,7 +23,7 @@ Layer = int | Literal["each"] | None
 
 
 class Squares(NamedTuple):
-    """Per-example squared gradient norms of some parameters, [..., B]; `path` of one of them."""
+    """Per-example squared gradient norms of some parameters, [..., B]; `path` is the path of one of them."""
 
     path: str
     values: Array
@@ -30,12 +31,17 @@ class Squares(NamedTuple):
 
     @property
     def total_B(self) -> Array:
+        """Returns the squared norms summed over all axes but the last, [B]."""
         return self.values.sum(tuple(range(self.values.ndim - 1)))
 
 
 class Clipped(NamedTuple):
-    """Norms before clipping; which examples count; which are finite, padding included; and the clip weights by group, or under "" if
-    all parameters are clipped together. `factor(path)` multiplies the gradient of a parameter before clipping (`weights.factor_of`)."""
+    """Gradient norms and clip weights of each example.
+
+    `norms_B` are the norms before clipping. `is_finite_B` includes padding, `is_counted_B` does not. `weights` holds the clip weights by
+    group, or under "" if all parameters are clipped together. `factor(path)` multiplies the gradient of a parameter before clipping
+    (`weights.factor_of`).
+    """
 
     norms_B: Float[Array, " B"]
     is_counted_B: Bool[Array, " B"]
@@ -44,7 +50,10 @@ class Clipped(NamedTuple):
     factor: Callable[[str], float] = no_factor
 
     def weights_of(self, path: str, layer: Layer, layers: int = 0) -> Array:
-        """What the gradient at `path` is multiplied by in the sum, [B]; [layers,B] if each layer of a stack is a separate group."""
+        """Returns the factor of each example's gradient at `path` in the sum, [B].
+
+        It is [layers, B] if each layer of a stack is a separate group.
+        """
         own, factor = self._clip_weights(path, layer, layers), self.factor(path)
         return own if factor == 1 else own * factor
 
@@ -57,6 +66,7 @@ class Clipped(NamedTuple):
 
 
 def group(path: str, layer: Layer) -> str:
+    """Returns the name of the group to which the parameter at `path` belongs, such as "layers/3" or "embeddings"."""
     if is_stacked(path) and isinstance(layer, int):
         return f"{LAYERS}/{layer}"
     parts = path.split("/")
@@ -64,14 +74,15 @@ def group(path: str, layer: Layer) -> str:
 
 
 def is_stacked(path: str) -> bool:
-    """Whether the first axis of the parameter at `path` is that of the layers."""
+    """Returns whether the first axis of the parameter at `path` is the axis of the layers."""
     top, _, rest = path.partition("/")
     return top == LAYERS and not rest.split("/")[0].isdigit()
 
 
 def clip(weights: Any, squares: list[Squares], losses_B: Array, is_padding_B: Array) -> Clipped:
-    """Norms and clip weights. Examples that are padding or not finite weigh exactly zero; so do norms of 1e19 and more, whose squares
-    overflow float32.
+    """Returns norms and clip weights.
+
+    Padding and examples that are not finite get weight exactly zero. So do norms of 1e19 and more, whose squares overflow float32.
     """
     factor = factor_of(weights)
     squares = [part if factor(part.path) == 1 else part._replace(values=part.values * factor(part.path) ** 2) for part in squares]
@@ -87,7 +98,10 @@ def clip(weights: Any, squares: list[Squares], losses_B: Array, is_padding_B: Ar
 
 
 def _finite(clip: Any, is_counted_B: Array) -> Array:
-    """`clip`, with zero for weights that are not finite: C / norm is infinite for a zero gradient, and infinity times zero is NaN."""
+    """Returns `clip` with zeros in place of weights that are not finite.
+
+    C / norm is infinite for a zero gradient, and infinity times zero is NaN.
+    """
     return jnp.where(is_counted_B & jnp.isfinite(clip), clip, 0)
 
 

@@ -1,6 +1,7 @@
-"""Bounds on the whole numbers in a traced program: a smallest and a largest value of each, where they do not depend on data alone.
+"""Bounds the whole numbers in a traced program: a smallest and a largest value of each, where they do not depend on data alone.
 
-That is what tells an index within the example's own rows, such as `arange(B)[:, None] * T + id % T`, from one that data choose freely.
+With such bounds, an index that stays within the example's own rows, such as `arange(B)[:, None] * T + id % T`, is told from one that data
+choose freely.
 """
 
 import functools
@@ -22,20 +23,20 @@ WRAPPING = ("add", "sub", "mul", "convert_element_type")
 
 
 class Bounds(NamedTuple):
-    """Both float64 in the array's shape, infinite where nothing is known; of truth values, 0 and 1."""
+    """The smallest and the largest value of each number, float64 in the array's shape; infinite where unknown, 0 and 1 for booleans."""
 
     low: np.ndarray
     high: np.ndarray
 
     @staticmethod
     def along(shape: tuple[int, ...], rows: Rows, examples: int) -> np.ndarray:
-        """The example of each position of an array of that shape."""
+        """Returns the example of each position of an array of that shape."""
         own = np.arange(shape[rows.axis]) // rows.after % examples
         return np.broadcast_to(own.reshape([-1 if axis == rows.axis else 1 for axis in range(len(shape))]), shape)
 
 
 def of_value(value: Any) -> Bounds | None:
-    """The bounds of a concrete array; None for one that is traced, large, or not whole."""
+    """Returns the bounds of a concrete array, or None for one that is traced, large, or not of whole numbers."""
     dtype = getattr(value, "dtype", None) or np.asarray(value).dtype
     if isinstance(value, Tracer) or not _is_whole(dtype) or np.size(value) > MOST:
         return None
@@ -48,11 +49,12 @@ def _is_whole(dtype: Any) -> bool:
 
 
 def unknown(aval: Any) -> Bounds:
+    """Returns infinite bounds for an array of this shape and type."""
     return Bounds(np.full(aval.shape, -np.inf), np.full(aval.shape, np.inf))
 
 
 def after(eqn: Any, given: list[Bounds | None]) -> Bounds | None:
-    """The bounds of an equation's one output; None where nothing is known of it."""
+    """Returns the bounds of an equation's one output, or None if nothing is known of it."""
     out = eqn.outvars[0].aval
     if len(eqn.outvars) != 1 or not _is_whole(getattr(out, "dtype", np.float32)) or out.size > MOST:
         return None
@@ -78,7 +80,7 @@ def after(eqn: Any, given: list[Bounds | None]) -> Bounds | None:
 
 
 def _contained(bounds: Bounds, dtype: Any) -> Bounds:
-    """`bounds` where nothing can have wrapped around; a cast to truth values is taken as one that can."""
+    """Returns `bounds` if no number can have wrapped around in `dtype`; a cast to boolean is treated as one that can."""
     lowest, highest = (1, 0) if dtype == jnp.bool_ else (jnp.iinfo(dtype).min, jnp.iinfo(dtype).max)
     is_sound = (bounds.low >= lowest) & (bounds.high <= highest)
     return Bounds(np.where(is_sound, bounds.low, -np.inf), np.where(is_sound, bounds.high, np.inf))
@@ -140,7 +142,7 @@ _ARITHMETIC: dict[str, Callable[..., Bounds]] = {
 
 
 def _remainder(eqn: Any, given: list[Bounds | None]) -> Bounds | None:
-    """The bounds of `x % d` for a known d above zero, which jnp writes as a separate function: 0 to d - 1."""
+    """Returns the bounds 0 to d - 1 of `x % d` for a known d above zero, which jnp writes as a separate function."""
     divisor = given[-1]
     if divisor is None or len(given) != 2 or not (divisor.low > 0).all() or not np.array_equal(*divisor):
         return None

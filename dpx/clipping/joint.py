@@ -1,4 +1,4 @@
-"""The squared norms that an op computes alone, and the norms that it computes together with other uses of the same parameter.
+"""Computes squared norms: norms that one op gives alone, and norms of parameters that several uses share.
 
 A part of an op is *apart* if nothing else reads its parameters and no loop uses them more than once: the op alone gives its norm. All
 other parameters are *shared*: the norm of each is the norm of the sum of the gradients of its uses (forms.py).
@@ -28,7 +28,7 @@ from dpx.declaration import ConfigError
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Part:
-    """Part `number` of a site's op; `places` are the places of its leaves among all leaves of the op, without leaves declared frozen."""
+    """Part `number` of a site's op; `places` are the positions of its leaves among all leaves of the op, without leaves declared frozen."""
 
     site: Site
     number: int
@@ -36,24 +36,27 @@ class Part:
 
     @property
     def references(self) -> list[Reference | None]:
+        """Returns the parameter of each leaf, None if it is not trained."""
         return [self.site.leaves[place] for place in self.places]
 
     @property
     def first(self) -> Reference:
-        """The parameter whose group the part is clipped with."""
+        """Returns the parameter whose group the part is clipped with."""
         return next(reference for reference in self.references if reference is not None)
 
     @property
     def is_trained(self) -> bool:
+        """Returns whether any of its leaves is trained."""
         return any(reference is not None for reference in self.references)
 
     @property
     def layer(self) -> groups.Layer:
+        """Returns the layer of a stack to which the part belongs."""
         return "each" if self.site.op.stacked else layer_of(self.first)
 
 
 class Reading(NamedTuple):
-    """One use of a parameter: the leaf at `place` of `part`'s op is `reference`."""
+    """One use of a parameter: `reference` names the parameter that is the leaf at `place` of the op of `part`."""
 
     part: Part
     place: int
@@ -61,6 +64,7 @@ class Reading(NamedTuple):
 
     @property
     def name(self) -> str:
+        """Returns the leaf's place among the leaves of the op, such as "norm/scale"."""
         return leaf_names(self.part.site.shapes)[self.place]
 
 
@@ -77,16 +81,19 @@ class Norms:
 
     @property
     def joint_sites(self) -> set[Site]:
+        """Returns the sites that use shared parameters."""
         return {use.part.site for uses in self.shared.values() for use in uses}
 
 
 def layer_of(reference: Reference) -> groups.Layer:
+    """Returns the layer of a stack to which the parameter belongs: its number, "each" for a loop over layers, or None."""
     if not reference.selected:
         return None
     return "each" if isinstance(reference.selected[0], Layer) else reference.selected[0]
 
 
 def parts_of(site: Site) -> list[Part]:
+    """Returns the parts of a site's op, with their trained leaves."""
     by_part: list[list[int]] = [[] for _ in range(site.op.parts)]
     for place, name in enumerate(leaf_names(site.shapes)):
         if site.op.trains(name):
@@ -95,10 +102,11 @@ def parts_of(site: Site) -> list[Part]:
 
 
 def norms_of(program: Program, per_layer: bool, factor: Callable[[str], float] = no_factor) -> Norms:
-    """Where the norms of `program` come from, for the `factor` by which each parameter's gradient is multiplied.
+    """Finds which ops give the norms of `program`; `factor` multiplies each parameter's gradient.
 
     Raises `ConfigError` for a parameter that no op reads, for a parameter with several uses if an op has no rule for the products
-    between them, and for parameters of one op that are clipped apart or multiplied by different factors."""
+    between them, and for parameters of one op that are clipped apart or multiplied by different factors.
+    """
     parts = [part for site in program.sites for part in parts_of(site) if part.is_trained]
     uses: Uses = {}
     for part in parts:
@@ -144,7 +152,7 @@ def _check_rules(path: str, uses: list[Reading]) -> None:
 
 
 def _check_groups(parts: list[Part], shared: Uses) -> None:
-    """Clipped per layer, every parameter must be weighed with the group that its norm is counted in."""
+    """Checks, under clipping per layer, that every parameter is weighted with the group that its norm is counted in."""
     for part in parts:
         if groups.is_stacked(part.first.path) and part.layer is None:
             reason = "is under `layers`, but the loss does not use it layer by layer as clip=per_layer requires"
@@ -157,7 +165,7 @@ def _check_groups(parts: list[Part], shared: Uses) -> None:
 
 
 def _check_factors(parts: list[Part], factor: Callable[[str], float]) -> None:
-    """The norm of a part of an op is taken once, of all its parameters together."""
+    """Checks that all parameters of a part have one factor, because the norm of a part is taken once."""
     for part in parts:
         own = {factor(reference.path): reference.path for reference in part.references if reference is not None}
         if len(own) > 1:
@@ -167,8 +175,10 @@ def _check_factors(parts: list[Part], factor: Callable[[str], float]) -> None:
 
 
 def squares(norms: Norms, records: Mapping[Site, Any], own: Callable[[Site], tuple[Array | Bounded, ...]]) -> list[Squares]:
-    """All squared norms, as they are clipped by. `own(site)`: an op's own squared norms, one for each part; `records`: of the sites with
-    shared parameters."""
+    """Returns all squared norms in the form in which they are clipped.
+
+    `own(site)` gives an op's own squared norms, one for each part; `records` holds the records of the sites with shared parameters.
+    """
     squared = [Squares(part.first.path, bounds.upper(own(part.site)[part.number]), part.layer) for part in norms.apart]
     cache: dict[Site, dict[str, Form]] = {}
     for (path, _), uses in norms.shared.items():
@@ -177,7 +187,7 @@ def squares(norms: Norms, records: Mapping[Site, Any], own: Callable[[Site], tup
 
 
 def _shared_square(uses: list[Reading], records: Mapping[Site, Any], own: Any, cache: dict[Site, dict[str, Form]]) -> Array:
-    """The squared norm of the sum over all uses, [..., U], with the axes of the loops along the parameter in front."""
+    """Returns the squared norm of the sum over all uses, [..., U], with the axes of the loops along the parameter in front."""
     ready, alone = [], []
     for use in uses:
         part, _, reference = use
@@ -202,7 +212,7 @@ def _shared_square(uses: list[Reading], records: Mapping[Site, Any], own: Any, c
 
 
 def leaves_of(site: Site, by_path: Mapping[str, Array]) -> Any:
-    """The op's parameters, with the axes of the loops along them in front; zeros where no norm or sum needs the value."""
+    """Returns the op's parameters, with the axes of the loops along them in front; a leaf whose value no norm or sum needs is zeros."""
     shapes, tree = jax.tree.flatten(site.shapes)
     values = [
         jnp.zeros(shape.shape, shape.dtype) if reference is None else reference.select(by_path[reference.path])
@@ -212,13 +222,13 @@ def leaves_of(site: Site, by_path: Mapping[str, Array]) -> Any:
 
 
 def axes(site: Site, depth: int) -> Any:
-    """`in_axes` of the op's parameters for the loop at that depth."""
+    """Returns `in_axes` of the op's parameters for the loop at that depth."""
     tree = jax.tree.structure(site.shapes)
     return jax.tree.unflatten(tree, [0 if reference is not None and depth in reference.depths else None for reference in site.values])
 
 
 def own_squares(site: Site, leaves: Any, record: Any) -> tuple[Array | Bounded, ...]:
-    """The op's own squared norms, [*loops, U] for each part."""
+    """Returns the op's own squared norms, [*loops, U] for each part."""
     run = site.op.squared_norm
     for depth in reversed(range(len(site.loops))):
         run = jax.vmap(run, in_axes=(axes(site, depth), 0))
@@ -226,7 +236,7 @@ def own_squares(site: Site, leaves: Any, record: Any) -> tuple[Array | Bounded, 
 
 
 def part_weights(clipped: groups.Clipped, site: Site) -> tuple[Array, ...]:
-    """The clip weights of each part, [*loops, U]; [*loops, L, U] for an op that is stacked."""
+    """Returns the clip weights of each part: [*loops, U], or [*loops, L, U] for an op that is stacked."""
     weights, units = [], clipped.is_counted_B.shape[0]
     for part in parts_of(site):
         shape = (*site.loops, units)

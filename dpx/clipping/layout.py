@@ -1,4 +1,4 @@
-"""The axis of an array in a traced loss that indexes the examples.
+"""Describes which axis of an array in a traced loss indexes the examples.
 
 B: examples (units, where these have several rows).
 """
@@ -11,21 +11,23 @@ from typing import SupportsIndex
 
 @dataclasses.dataclass(frozen=True)
 class Rows:
-    """Every number depends on one example: the one at index i along `axis` on example (i // after) % B. The axis has before * B * after
-    entries."""
+    """An array in which every number depends on one example.
+
+    The number at index i along `axis` depends on example (i // after) % B. The axis has before * B * after entries.
+    """
 
     axis: int
     before: int = 1
     after: int = 1
 
     def at(self, axis: SupportsIndex) -> "Rows":
-        """The same along another axis; jax gives some axes as numpy's numbers."""
+        """Returns the same layout along another axis; jax gives some axes as numpy's numbers."""
         return dataclasses.replace(self, axis=axis.__index__())
 
 
 @dataclasses.dataclass(frozen=True)
 class Mixed:
-    """Some number depends on several examples, or may do so; `by` names the cause."""
+    """An array in which some number may depend on several examples; `by` names the cause."""
 
     by: str
 
@@ -40,7 +42,7 @@ class Crosses(Exception):
 
 
 def joined(first: Layout, second: Layout) -> Layout:
-    """The layout of an array that is one of two."""
+    """Returns the layout of an array that is one of two arrays."""
     if first == second or second == SHARED:
         return first
     if first == SHARED:
@@ -50,7 +52,7 @@ def joined(first: Layout, second: Layout) -> Layout:
 
 
 def the_same(layouts: Iterable[Layout]) -> Rows | None:
-    """The one layout of all layouts with rows; None if no layout has rows. Raises `Crosses` if they differ."""
+    """Returns the one layout with rows among `layouts`, or None if no layout has rows. Raises `Crosses` if they differ."""
     rows = {layout for layout in layouts if isinstance(layout, Rows)}
     if len(rows) > 1:
         raise Crosses("meets examples along two axes")
@@ -58,7 +60,7 @@ def the_same(layouts: Iterable[Layout]) -> Rows | None:
 
 
 def reshaped(rows: Rows, old: Sequence[int], new: Sequence[int], examples: int) -> Rows:
-    """The layout after a reshape; raises `Crosses` if no single axis holds the examples."""
+    """Returns the layout after a reshape; raises `Crosses` if no single axis holds the examples."""
     outer, inner = math.prod(old[: rows.axis]) * rows.before, rows.after * math.prod(old[rows.axis + 1 :])
     for axis, size in enumerate(new):
         earlier, later = math.prod(new[:axis]), math.prod(new[axis + 1 :])

@@ -1,4 +1,4 @@
-"""The clipped sum of a loss that takes the whole microbatch: by `vmap`, or from the records of the ops in its traced program.
+"""Computes the clipped sum of a loss that takes the whole microbatch: by `vmap`, or from the records of the ops in its traced program.
 
 B: examples (rows), U: units of R rows each (of one, unless said), L: stacked layers.
 """
@@ -36,7 +36,7 @@ def sum_by(
     rows_per_unit: Any = 1,
     checked: bool = True,
 ) -> ClippedSum:
-    """`dpx.clipped_sum` by `vmap`, `ghost` or `book_keeping`, with its arguments and errors."""
+    """Computes `dpx.clipped_sum` by `vmap`, `ghost` or `book_keeping`, with the same arguments and errors."""
     is_known = method in ("book_keeping", "ghost", "vmap")
     require(is_known, f"method={method!r}", "no such method", "Use book_keeping, ghost or vmap, and in dpx.clipped_sum also traced")
     examples = batch_size(batch)
@@ -71,8 +71,10 @@ def sum_by(
 
 
 def check_untracked(*trees: Any) -> None:
-    """Raises `ConfigError` inside a `shard_map` that tracks varying values: there the gradient of a replicated parameter is summed over
-    devices before anything is clipped."""
+    """Raises `ConfigError` inside a `shard_map` that tracks varying values.
+
+    There the gradient of a replicated parameter is summed over devices before anything is clipped.
+    """
     axes = sorted({str(axis) for leaf in jax.tree.leaves(trees) for axis in _varying(leaf)})
     reason = "with check_vma=True adds up gradients over devices before they are clipped"
     require(not axes, f"shard_map over {', '.join(axes)}", reason, "Use jax.shard_map(..., check_vma=False)")
@@ -83,7 +85,7 @@ def _varying(leaf: Any) -> Any:
 
 
 def _vmap(losses_fn: LossesFn, params: Any, batch: Any, weights: Weights, units: Units) -> ClippedSum:
-    """The reference: every example's gradient in memory, then one contraction with the clip vector."""
+    """Computes the sum by the reference method: every example's gradient in memory, then one contraction with the clip weights."""
 
     def loss_of_one(params_f32, rows, is_padding_R):
         # In the parameters' own types, since a loop may carry one; the gradient is float32 or wider.
@@ -117,6 +119,6 @@ def _weights(clipped: groups.Clipped, path: str, leaf_B: Array) -> Array:
 
 
 def _contract(weights: Array, leaf_B: Array) -> Array:
-    """sum_b w_b leaf_b, or sum_b w_lb leaf_bl if layers are stacked."""
+    """Returns sum_b w_b leaf_b, or sum_b w_lb leaf_bl if layers are stacked."""
     equation = "b,b...->..." if weights.ndim == 1 else "lb,bl...->l..."
     return jnp.einsum(equation, weights, leaf_B, precision="highest")

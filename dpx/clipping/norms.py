@@ -1,4 +1,4 @@
-"""Squared per-example norms of a dense layer's gradient, in three forms, and which to use.
+"""Computes squared per-example norms of a dense layer's gradient in three forms, and chooses the form.
 
 The gradient of example b is A_b^T G_b (input and output cotangent). `kept` holds it: no extra FLOPs, B p d numbers.
 `gram` never forms it: |A^T G|^2 = sum_ts (A A^T)_ts (G G^T)_ts, T^2 (p+d) products, half of it by symmetry. `recomputed`
@@ -29,36 +29,44 @@ Strip = Callable[..., tuple[Array, ...]]
 
 
 def at_least_float32(x: Array) -> Array:
+    """Returns `x` in float32, or in its own type if that is wider."""
     return x.astype(jnp.promote_types(x.dtype, jnp.float32))
 
 
 def rows(weights_B: Array, x: Array) -> Array:
-    """Each example's rows times its weight, in float32 or wider."""
+    """Returns each example's rows multiplied by its weight, in float32 or wider."""
     return at_least_float32(x) * weights_B.reshape((-1,) + (1,) * (x.ndim - 1))
 
 
 def product(equation: str, a: Array, b: Array) -> Array:
-    """An einsum that accumulates and returns float32 or wider, at full precision on every device."""
+    """Computes an einsum that accumulates and returns float32 or wider, at full precision on every device."""
     accumulated = jnp.promote_types(jnp.result_type(a, b), jnp.float32)
     return jnp.einsum(equation, a, b, precision="highest", preferred_element_type=accumulated)
 
 
 def blocks(tokens: int) -> int:
-    """Into how many blocks the symmetric products are cut: the work is (n+1)/2n of the square."""
+    """Returns the number n of blocks into which symmetric products are cut: the work is (n+1)/2n of the whole square."""
     return 8 if tokens >= 256 else 4 if tokens >= 64 else 1
 
 
 def blocks_on_cpu(tokens: int) -> int:
-    """XLA's CPU backend copies every block and runs small products slowly: at 128 tokens the whole square takes half the time of four."""
+    """Returns the number of blocks on CPUs.
+
+    XLA's CPU backend copies every block and runs small products slowly: at 128 tokens the whole square takes half the time of four blocks.
+    """
     return 4 if tokens >= 256 else 1
 
 
 def gram_flops(T: int, p: int, d: int) -> float:
+    """Returns the FLOPs of the Gram form for T tokens, p inputs and d outputs."""
     return 2 * T * T * (p + d) * (blocks(T) + 1) / (2 * blocks(T))
 
 
 def choose(T: int, p: int, d: int, kept_fits: bool) -> Form:
-    """The cheapest form: Gram if it costs under 2 % of the layer's products, else kept if it fits, else by FLOPs."""
+    """Returns the cheapest form.
+
+    It is Gram if that costs under 2 % of the layer's products, else kept if it fits in memory, else the one with the fewest FLOPs.
+    """
     gram, recomputed = gram_flops(T, p, d), 2 * T * p * d
     if gram < 0.02 * 3 * recomputed:
         return "gram"
@@ -68,7 +76,7 @@ def choose(T: int, p: int, d: int, kept_fits: bool) -> Form:
 
 
 def over_triangle(strip: Strip, *arrays: Array, whole: bool = False) -> tuple[Float[Array, " B"], ...]:
-    """Sums over t,s of symmetric [B,T,T] products, from the upper triangle of blocks unless `whole`.
+    """Sums symmetric [B,T,T] products over t,s, from the upper triangle of blocks unless `whole`.
 
     `strip(start, end, *arrays)` gives rows start to end of each product, from column start on; `arrays` are [B,T,...].
     """
@@ -86,13 +94,13 @@ def over_triangle(strip: Strip, *arrays: Array, whole: bool = False) -> tuple[Fl
 
 
 def _counted_twice(strip_Bij: Array) -> Float[Array, " B"]:
-    """The sum of a strip that starts with a block on the diagonal; what is right of the block counts twice, by symmetry."""
+    """Returns the sum of a strip whose first block lies on the diagonal; entries right of that block count twice, by symmetry."""
     i = strip_Bij.shape[1]
     return strip_Bij[:, :, :i].sum((1, 2)) + 2 * strip_Bij[:, :, i:].sum((1, 2))
 
 
 def symmetric(a_BTp: Array, *others: Array, tells_zeros: bool = True) -> tuple[Bounded, ...]:
-    """The squared norm sum_ts (A A^T)_ts (G G^T)_ts of A^T G, for each G [B,T,d] of `others`.
+    """Returns the squared norm sum_ts (A A^T)_ts (G G^T)_ts of A^T G, for each G [B,T,d] of `others`.
 
     A few rows as wide as a vocabulary are not cut: copying their blocks takes longer than the products that it saves. Nor are their
     lengths computed a second time; only `tells_zeros` reads them again, so that A of zeros has norm zero whatever G is.
@@ -109,7 +117,7 @@ def symmetric(a_BTp: Array, *others: Array, tells_zeros: bool = True) -> tuple[B
 
 
 def _of_sum(alpha_BT: Array, g_BTd: Array, gamma_BT: Array, formed: int = 0) -> Float[Array, " B"]:
-    """Rounding of the contraction of A and c G, in which a term is rounded T + 1 times; `formed`: and that often before."""
+    """Returns the rounding error of the contraction of A and c G, in which a term is rounded T + 1 times, and `formed` times before."""
     terms = g_BTd.shape[1] + 1 + formed
     return terms * bounds.unit(g_BTd) * (alpha_BT * gamma_BT).sum(1)
 
@@ -117,7 +125,7 @@ def _of_sum(alpha_BT: Array, g_BTd: Array, gamma_BT: Array, formed: int = 0) -> 
 def _symmetric(
     a_BTp: Array, alpha_BT: Array, others: Sequence[Array], gammas: Sequence[Array], outer_BTT: Array | None = None
 ) -> list[Bounded]:
-    """Squared norms for rows of A of length `alpha_BT` and rows of each G of one of `gammas`, without rounding of the sum.
+    """Returns squared norms for rows of A of length `alpha_BT` and rows of each G of one of `gammas`, without rounding of the sum.
 
     `outer_BTT` is A A^T, where it is known; then nothing is cut.
     """
@@ -142,7 +150,7 @@ def _symmetric(
 
 
 def _error_of_a(a_BTp: Array, by_vector: bool = False) -> float | Array:
-    """Relative to the lengths of two rows of A, the error of their product and of the sum over pairs of tokens."""
+    """Returns the error of the product of two rows of A and of the sum over pairs of tokens, relative to the lengths of the rows."""
     T, p = a_BTp.shape[1:]
     return (bounds.product_depth(p, by_vector) + bounds.sum_depth(T * T) + 12) * bounds.unit(a_BTp)
 
@@ -152,15 +160,17 @@ def _error_of_g(g_BTd: Array, by_vector: bool = False) -> float | Array:
 
 
 def _lost(alpha_B: Array, p: int, gamma_B: Array, d: int) -> Float[Array, " B"]:
-    """What inner products below the smallest normal number may take from a squared norm, by the sums of row lengths. Exactly zero where
-    a factor is."""
+    """Bounds what inner products below the smallest normal number may take from a squared norm.
+
+    The arguments are sums of row lengths. The bound is exactly zero where a factor is.
+    """
     tiny = 4 * float(jnp.finfo(alpha_B.dtype).tiny)
     lost_B = jnp.square(math.sqrt(tiny * p) * gamma_B) + jnp.square(math.sqrt(tiny * d) * alpha_B)
     return jnp.where((alpha_B > 0) & (gamma_B > 0), lost_B, 0)
 
 
 def gram(a_BTp: Array, g_BTd: Array) -> Bounded:
-    """|A^T G|^2 by the centred Gram form."""
+    """Returns |A^T G|^2 by the centred Gram form."""
     g_BTd = at_least_float32(g_BTd)
     gamma_BT = bounds.lengths(g_BTd)
     if a_BTp.shape[1] == 1:
@@ -188,15 +198,18 @@ def gram(a_BTp: Array, g_BTd: Array) -> Bounded:
 
 
 def formed(a_BTp: Array, g_BTd: Array, gradient_Bpd: Array) -> Bounded:
-    """The squared norm by the gradient itself, which is formed again for the sum."""
+    """Returns the squared norm of the gradient itself, which is formed again for the sum."""
     square_B = squares(gradient_Bpd)
     of_norm_B = _of_sum(bounds.lengths(a_BTp), g_BTd, bounds.lengths(g_BTd), formed=a_BTp.shape[1])
     return Bounded(square_B, jnp.zeros_like(square_B), of_norm_B)
 
 
 def summed(a_BTp: Array, g_BTd: Array, precision: str | None = "highest") -> Float[Array, "p d"]:
-    """sum_b A_b^T G_b, float32 or wider. In float32 the narrower factor comes first: XLA's CPU backend writes out the first one
-    transposed, together with what computes it."""
+    """Returns sum_b A_b^T G_b, [p, d], in float32 or wider.
+
+    In float32 the narrower factor comes first: XLA's CPU backend writes out the first one transposed, together with the operations that
+    compute it.
+    """
     at_least_f32 = jnp.promote_types(a_BTp.dtype, jnp.float32)
     if a_BTp.dtype == at_least_f32 and a_BTp.shape[-1] > g_BTd.shape[-1]:
         return jnp.einsum("btd,btp->dp", g_BTd, a_BTp, precision=precision, preferred_element_type=at_least_f32).T
@@ -204,6 +217,7 @@ def summed(a_BTp: Array, g_BTd: Array, precision: str | None = "highest") -> Flo
 
 
 def per_example(a_BTp: Array, g_BTd: Array) -> Float[Array, "B p d"]:
+    """Returns the gradient A_b^T G_b of each example, [B, p, d], in float32 or wider."""
     return product("btp,btd->bpd", a_BTp, g_BTd)
 
 
@@ -213,7 +227,7 @@ def recorded(form: Form, a_BTp: Array, g_BTd: Array) -> dict[str, Array]:
 
 
 def of_recorded(form: Form, record: dict[str, Array]) -> Array | Bounded:
-    """The squared norms of what `recorded` kept."""
+    """Returns the squared norms from a record of `recorded`."""
     if form == "kept":
         return squares(record["kernel"])
     if form == "gram":
@@ -222,11 +236,15 @@ def of_recorded(form: Form, record: dict[str, Array]) -> Array | Bounded:
 
 
 def squares(x: Array) -> Float[Array, " B"]:
+    """Returns the sum of squares of each example's numbers, [B]."""
     return jnp.square(at_least_float32(x)).sum(tuple(range(1, x.ndim)))
 
 
 def outer(x_BMV: Array, y_BNV: Array) -> Float[Array, "B M N"]:
-    """x y^T of every example. Wide rows are cut, so that the depth of accumulation is known where the compiler does not cut them."""
+    """Returns x y^T of every example, [B, M, N].
+
+    Wide rows are cut, so that the depth of accumulation is known where the compiler does not cut them.
+    """
     V = x_BMV.shape[-1]
 
     def one_by_one(x_BMV: Array, y_BNV: Array) -> Array:
@@ -243,7 +261,7 @@ def outer(x_BMV: Array, y_BNV: Array) -> Float[Array, "B M N"]:
 
 
 def lookup(id_BT: Array, g_BTd: Array) -> Bounded:
-    """Squared norm of a table's gradient: rows of equal id add up before they are squared: sum over id_t = id_s of g_t.g_s."""
+    """Returns the squared norm of a table's gradient, sum over id_t = id_s of g_t.g_s: rows of equal id add up before they are squared."""
     gamma_BT, (T, d) = bounds.lengths(g_BTd), g_BTd.shape[1:]
 
     def strip(start: int, end: int, id_BT: Array, g_BTd: Array, gamma_BT: Array) -> tuple[Array, Array]:

@@ -1,4 +1,6 @@
-"""Defines an op: four functions, and methods that follow from them. The ops of dpx are in ops.py; README.md adds another op.
+"""Defines the interface of an op: four functions, and methods that follow from them.
+
+The ops of dpx are in ops.py; README.md shows how to add another op.
 
 B: examples, U: units of R rows each (of one row, unless stated), L: stacked layers.
 """
@@ -19,7 +21,7 @@ from dpx.declaration import ConfigError
 
 
 class Op:
-    """One parametrised op or block. Subclasses are frozen dataclasses of static facts; they never hold arrays.
+    """One parametrised operation or block. Subclasses are frozen dataclasses of static facts; they never hold arrays.
 
     `leaves` is a pytree of parameters, `inputs` a tuple of arrays whose leading axis is the example. A record is a pytree of
     floating arrays (integers travel as float32, exact below 2^24). The leaves fall into `parts`; each has its own squared
@@ -42,7 +44,7 @@ class Op:
     norm_sees_all = False
 
     def of_units(self, rows_per_unit: int) -> "Op":
-        """This op for units of that many rows; raises `ConfigError` if it has no rule for their joint gradient."""
+        """Returns this op for units of that many rows; raises `ConfigError` if it has no rule for their joint gradient."""
         if rows_per_unit == self.rows_per_unit:
             return self
         if not self._has("rows_per_unit"):
@@ -51,7 +53,7 @@ class Op:
         return dataclasses.replace(self, rows_per_unit=rows_per_unit)  # pyright: ignore[reportCallIssue, reportArgumentType]
 
     def of_leaves(self, frozen: tuple[str, ...]) -> "Op":
-        """This op with the leaves of these names frozen."""
+        """Returns this op with the leaves of these names frozen."""
         if not frozen or not self._has("frozen"):
             return self
         return dataclasses.replace(self, frozen=frozen)  # pyright: ignore[reportCallIssue, reportArgumentType]
@@ -60,48 +62,53 @@ class Op:
         return any(field.name == name for field in dataclasses.fields(self))  # pyright: ignore[reportArgumentType]
 
     def trains(self, name: str) -> bool:
-        """Whether the leaf of that name, if there is one, is trained."""
+        """Returns whether the leaf of that name, if there is one, is trained."""
         return name not in self.frozen
 
     def trained(self, leaves: dict[str, Any]) -> dict[str, Any]:
-        """The entries of `leaves` that belong to trained leaves."""
+        """Returns the entries of `leaves` that belong to trained leaves."""
         return {name: leaf for name, leaf in leaves.items() if self.trains(name)} if self.frozen else leaves
 
     def values_needed(self) -> tuple[str, ...]:
-        """Names of frozen leaves whose values `squared_norm` or `weighted_sum` need; all other frozen leaves reach them as zeros."""
+        """Returns the names of frozen leaves whose values `squared_norm` or `weighted_sum` need.
+
+        All other frozen leaves reach them as zeros.
+        """
         return ()
 
     def tokens(self, x: Array) -> Array:
-        """[B, ..., d] as [U, T, d]: the positions of all rows of a unit along one axis."""
+        """Returns `x` [B, ..., d] as [U, T, d]: the positions of all rows of a unit along one axis."""
         return x.reshape(x.shape[0] // self.rows_per_unit, self.rows_per_unit * math.prod(x.shape[1:-1]), x.shape[-1])
 
     def over_rows(self, x: Array) -> Array:
-        """`x` [B, ...], one value per row, as [U, ...]: summed over the `rows_per_unit` rows of each unit, U = B / rows_per_unit."""
+        """Sums `x` [B, ...] over the `rows_per_unit` rows of each unit: [U, ...] with U = B / rows_per_unit."""
         return x if self.rows_per_unit == 1 else x.reshape(-1, self.rows_per_unit, *x.shape[1:]).sum(1)
 
     def part(self, path: str) -> int:
-        """The part a leaf belongs to; `path` is the leaf's place in `leaves`, such as "norm/scale"."""
+        """Returns the part a leaf belongs to; `path` is the leaf's place in `leaves`, such as "norm/scale"."""
         return 0
 
     def forward(self, leaves: Any, inputs: tuple) -> tuple[Any, Any]:
-        """(outputs, residuals). Differentiable: with bare parameters autodiff differentiates this function."""
+        """Returns (outputs, residuals). With bare parameters autodiff differentiates this function, so it must be differentiable."""
         raise NotImplementedError
 
     def input_cotangent(self, leaves: Any, residuals: Any, cotangent: Any) -> tuple[tuple, Any]:
-        """(cotangents of `inputs`, None for integers; the record)."""
+        """Returns (cotangents of `inputs`, with None for integers; the record)."""
         raise NotImplementedError
 
     def squared_norm(self, leaves: Any, record: Any) -> tuple[Array | Bounded, ...]:
-        """Each part's per-example squared gradient norm, float32: an array if the gradient itself is squared and its record summed,
-        else with the errors that rounding may cause (bounds.py)."""
+        """Returns the squared per-example gradient norm of each part, float32.
+
+        It is an array if the gradient itself is squared and its record summed; otherwise it includes bounds on rounding errors (bounds.py).
+        """
         raise NotImplementedError
 
     def weighted_sum(self, leaves: Any, record: Any, weights: tuple[Array, ...]) -> Any:
-        """sum_b w_b grad_b for every trained leaf, float32; one weight vector per part."""
+        """Returns sum_b w_b grad_b for every trained leaf, float32; `weights` has one vector for each part."""
         raise NotImplementedError
 
     def gradients(self, shapes: Any, record: Any) -> dict[str, Form]:
-        """Each leaf's per-example gradient, by its place in `leaves`, in a form that can be joined with other uses (forms.py).
+        """Returns each leaf's per-example gradient, by its place in `leaves`, in a form that can be joined with other uses (forms.py).
 
         Called if a parameter is used more than once, or if only some of the leaves are trained. An op without such a rule returns {}.
         `shapes` are the shapes of the leaves.
@@ -109,29 +116,32 @@ class Op:
         return {}
 
     def gradient(self, leaves: Any, residuals: Any, cotangent: Any) -> tuple[tuple, Any]:
-        """(cotangents of `inputs`, gradient of `leaves`): the backward pass without clipping."""
+        """Returns (cotangents of `inputs`, gradient of `leaves`): the backward pass without clipping."""
         inputs, record = self.input_cotangent(leaves, residuals, cotangent)
         return inputs, self.weighted_sum(leaves, record, self.ones(cotangent))
 
     def ones(self, cotangent: Any) -> tuple[Array, ...]:
-        """Weights of one for every unit, one vector per part."""
+        """Returns a weight of one for every unit, one vector for each part."""
         units = jax.tree.leaves(cotangent)[0].shape[0] // self.rows_per_unit
         return (jnp.ones((units,), jnp.float32),) * self.parts
 
     def masked(self, record: Any, keep_B: Array) -> Any:
-        """The record with exact zeros for what is not kept; by `where`, so that NaN does not survive. Leaves may hold units or rows."""
+        """Returns the record with exact zeros for units or rows that are not kept.
+
+        It uses `where`, so that NaN does not survive. Leaves may hold units or rows.
+        """
         return jax.tree.map(lambda leaf: zero_unless(jnp.repeat(keep_B, leaf.shape[0] // keep_B.shape[0]), leaf), record)
 
     def masked_sum(self, leaves: Any, record: Any, weights: tuple[Array, ...], keep_B: Array) -> Any:
-        """`weighted_sum` over the kept rows only; the others may hold anything."""
+        """Returns `weighted_sum` over the kept rows only; the other rows may hold any values."""
         return self.weighted_sum(leaves, self.masked(record, keep_B), weights)
 
     def by_unit(self, record: Any, units: int) -> list[Array]:
-        """Every array of the record as [U, ...]: the data from which a unit's sum is computed."""
+        """Returns every array of the record as [U, ...]: the data from which a unit's sum is computed."""
         return [leaf.reshape(units, leaf.size // units) for leaf in jax.tree.leaves(record)]
 
     def is_finite(self, record: Any, units: int) -> Bool[Array, " U"]:
-        """Whether all data from which a unit's sum is computed are finite, whatever its norm is."""
+        """Returns whether all data from which a unit's sum is computed are finite, bool [U], whatever its norm is."""
         return jnp.stack([jnp.isfinite(leaf_U).all(1) for leaf_U in self.by_unit(record, units)]).all(0)
 
 
@@ -148,7 +158,7 @@ class ByRow(Op):
 
 
 class Formed(Op):
-    """An op whose record is the per-example gradient itself, by leaf: for parameters so small that the cost is negligible."""
+    """An op whose record is the per-example gradient itself, by leaf, for parameters so small that this costs little."""
 
     norm_sees_all = True
 

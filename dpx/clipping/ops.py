@@ -1,4 +1,6 @@
-"""The ops of which a model is composed: with bare parameters ordinary jax, with wrapped ones (see probes.py) they make records.
+"""Defines the ops of which a model is composed.
+
+With bare parameters they are ordinary jax; with wrapped ones (probes.py) they make records.
 
 Ops that read a table are in table_ops.py.
 
@@ -26,7 +28,7 @@ from dpx.clipping.table_ops import tied_lookup as tied_lookup
 
 @dataclasses.dataclass(frozen=True)
 class Dense(Op):
-    """x @ kernel (+ bias), computed in x's dtype; the last `axes` axes of x are contracted with the first of the kernel."""
+    """The product x @ kernel (+ bias) in the type of x; the last `axes` axes of x are contracted with the first axes of the kernel."""
 
     norm_sees_all = True
     form: norms.Form = "gram"
@@ -36,7 +38,7 @@ class Dense(Op):
     frozen: tuple[str, ...] = ()
 
     def matrix(self, kernel):
-        """The kernel as one matrix [p, d]: its first `axes` axes (inputs) flattened to p, the others (outputs) to d."""
+        """Returns the kernel as one matrix [p, d]: its first `axes` axes (inputs) flattened to p, the others (outputs) to d."""
         return kernel.reshape(math.prod(kernel.shape[: self.axes]), math.prod(kernel.shape[self.axes :]))
 
     def flat(self, x, axes):
@@ -76,7 +78,10 @@ class Dense(Op):
 
 
 def dense(x: Array, kernel: Any, bias: Any = None) -> Array:
-    """x @ kernel + bias for x [B, ..., p]; the norm's form follows from the shapes and the memory the session may use."""
+    """Returns x @ kernel + bias for x [B, ..., p].
+
+    The form of the norm follows from the shapes and from the memory that the session may use.
+    """
     shape = tuple(kernel.shape)
     check((kernel, bias), len(shape) == 2, f"kernel{shape}", "is not a matrix", "Give a kernel [p, d], or use dense_general")
     if session_of((kernel, bias)) is None:
@@ -86,7 +91,10 @@ def dense(x: Array, kernel: Any, bias: Any = None) -> Array:
 
 
 def dense_general(x: Array, kernel: Any, bias: Any = None, axes: int = 1) -> Array:
-    """x [B, ..., *inputs] and a kernel [*inputs, *outputs], `axes` of inputs: [B, ..., *outputs]; a bias has the shape of the outputs."""
+    """Contracts x [B, ..., *inputs] with a kernel [*inputs, *outputs], which has `axes` axes of inputs.
+
+    Returns [B, ..., *outputs]; a bias has the shape of the outputs.
+    """
     inputs = tuple(kernel.shape[:axes])
     shape, ends = tuple(kernel.shape), x.ndim > axes and x.shape[-axes:] == inputs
     reason = f"has no outputs, or no inputs, at axes={axes}"
@@ -102,14 +110,20 @@ def dense_general(x: Array, kernel: Any, bias: Any = None, axes: int = 1) -> Arr
 
 
 def form_of(B: int, T: int, kernel: Any, matrix: tuple[int, int]) -> norms.Form:
-    """The norm form of `kernel`, a matrix [p, d], at B examples of T tokens; a stacked kernel's answer covers all its layers."""
+    """Returns the norm form of `kernel`, a matrix [p, d], at B examples of T tokens.
+
+    For a stacked kernel the form is that of all its layers.
+    """
     session = session_of(kernel)
     return "gram" if session is None else session.form(kernel.path, B, T, matrix)
 
 
 @dataclasses.dataclass(frozen=True)
 class Normalise(Formed):
-    """Over the last axis, in float32 or wider; the result has the input's dtype. Of LayerNorm (`centred`) or RMSNorm; bias or none."""
+    """Normalises over the last axis, in float32 or wider; the result has the input's type.
+
+    It is LayerNorm (`centred`) or RMSNorm, with or without a bias.
+    """
 
     eps: float
     centred: bool = True
@@ -142,7 +156,10 @@ def normalise_cotangent(g: Array, normalised: Array, scale: Array, centred: bool
 
 @dataclasses.dataclass(frozen=True)
 class LowRank(Formed):
-    """x @ a @ b for a [p, r] and b [r, d] of a small rank: their per-example gradients are formed, p r and r d numbers."""
+    """The product x @ a @ b for a [p, r] and b [r, d] of a small rank.
+
+    Per-example gradients of both factors are formed: p r and r d numbers.
+    """
 
     name: str = "low_rank"
     rows_per_unit: int = 1
@@ -162,7 +179,10 @@ class LowRank(Formed):
 
 
 def low_rank(x: Array, a: Any, b: Any) -> Array:
-    """x @ a @ b for x [B, ..., p]: added to `dense`, an adapter of its kernel (LoRA: Hu et al. 2022). Either factor may be frozen."""
+    """Returns x @ a @ b for x [B, ..., p].
+
+    Added to `dense`, it is an adapter of the kernel (LoRA: Hu et al. 2022). Either factor may be frozen.
+    """
     shapes = tuple(a.shape), tuple(b.shape)
     fits = len(shapes[0]) == len(shapes[1]) == 2 and shapes[0][1] == shapes[1][0] and x.shape[-1] == shapes[0][0]
     check((a, b), fits, f"factors{shapes}", f"are not [p, r] and [r, d] for x{x.shape}", "Give matrices whose inner sizes agree")
@@ -170,17 +190,18 @@ def low_rank(x: Array, a: Any, b: Any) -> Array:
 
 
 def layer_norm(x: Array, scale: Any, bias: Any, eps: float) -> Array:
-    """LayerNorm; `bias` may be None."""
+    """Applies LayerNorm over the last axis; `bias` may be None (Ba et al. 2016)."""
     return apply(Normalise(eps), {"scale": scale} | ({} if bias is None else {"bias": bias}), (x,))
 
 
 def rms_norm(x: Array, scale: Any, eps: float) -> Array:
+    """Applies RMSNorm over the last axis (Zhang and Sennrich 2019)."""
     return apply(Normalise(eps, centred=False, name="rms_norm"), {"scale": scale}, (x,))
 
 
 @dataclasses.dataclass(frozen=True)
 class AddBias(Formed):
-    """x + bias over the last axis."""
+    """Adds a bias over the last axis: x + bias."""
 
     name: str = "add_bias"
     rows_per_unit: int = 1
@@ -193,6 +214,7 @@ class AddBias(Formed):
 
 
 def add_bias(x: Array, bias: Any) -> Array:
+    """Returns x + bias over the last axis."""
     _check_last(x, bias)
     return apply(AddBias(), {"bias": bias}, (x,))
 
@@ -204,7 +226,7 @@ def _check_last(x: Array, parameter: Any) -> None:
 
 @dataclasses.dataclass(frozen=True)
 class Scale(Formed):
-    """x * scale over the last axis."""
+    """Multiplies the last axis by a parameter: x * scale."""
 
     name: str = "scale"
     rows_per_unit: int = 1
@@ -218,5 +240,6 @@ class Scale(Formed):
 
 
 def scale(x: Array, scale: Any) -> Array:
+    """Returns x * scale over the last axis."""
     _check_last(x, scale)
     return apply(Scale(), {"scale": scale}, (x,))

@@ -1,4 +1,4 @@
-"""The results of an op's backward pass in addition to its inputs' cotangents: one kind of pass for each result that clipping needs.
+"""Runs an op's backward pass in one of several kinds: one kind for each result that clipping needs beside the inputs' cotangents.
 
 A record (for example an op's input and its output cotangent) is returned as the cotangent of a dummy input, the tap; a parameter's summed
 gradient as the cotangent of a second dummy input, zeros in its shape. So one `vjp` through a loss made of ops yields all of it, and no
@@ -22,7 +22,10 @@ Pass = Literal["record", "norm", "weighted", "plain", "through"]
 
 @partial(jax.custom_vjp, nondiff_argnums=(0, 1))
 def run(op: Op, kind: Pass, values: Any, inputs: tuple, tap: Any, sums: tuple) -> Any:
-    """The op's outputs; `sums`: one array for each leaf, None for what is not trained (or not asked for)."""
+    """Returns the op's outputs.
+
+    `sums` has one array for each leaf, or None for a leaf that is not trained or whose sum is not needed.
+    """
     return op.forward(values, inputs)[0]
 
 
@@ -55,13 +58,16 @@ def _of_wanted(op: Op, values: Any, gradient: Any, wanted: tuple[bool, ...]) -> 
 
 
 def by_leaf(op: Op, leaves: Any, summed: Any) -> list[Any]:
-    """An op's sums, one entry for each of its leaves: None for frozen leaves."""
+    """Returns an op's sums with one entry for each of its leaves: None for frozen leaves."""
     sums = iter(jax.tree.leaves(summed))
     return [next(sums) if op.trains(name) else None for name in leaf_names(leaves)]
 
 
 def _finite_squares(op: Op, values: Any, record: Any) -> tuple:
-    """The squared norms, NaN for a unit whose sum would not be finite: no record outlives the pass, so this is the last time to look."""
+    """Returns the squared norms, with NaN for a unit whose sum would not be finite.
+
+    No record outlives the pass, so this is the last time to look.
+    """
     squares = op.squared_norm(values, record)
     if op.norm_sees_all:
         return squares

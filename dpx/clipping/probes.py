@@ -1,4 +1,4 @@
-"""Recognises parametrised ops in a traced loss: parameters are passed wrapped, and an op that gets wrapped parameters binds `op_p`.
+"""Marks parametrised ops in a traced loss: parameters are passed wrapped, and an op that gets wrapped parameters binds `op_p`.
 
 `op_p` is a primitive that only dpx binds, so a walk over the traced program (readers.py) sees which op reads which
 parameter, and that nothing else does. It deliberately has no rule for differentiation or for batching: an op inside a `jax.grad` or a
@@ -35,21 +35,21 @@ class ProbeSession:
     kept: dict[str, bool] = dataclasses.field(default_factory=dict)
 
     def keep(self, path: str, size: int) -> bool:
-        """Whether `size` bytes of per-example gradients of `path` may be kept: first come, first served, and remembered."""
+        """Returns whether `size` bytes of per-example gradients of `path` may be kept; the first paths that ask get the memory."""
         if path not in self.kept:
             self.kept[path] = size <= self.kept_bytes
             self.kept_bytes -= size if self.kept[path] else 0
         return self.kept[path]
 
     def form(self, path: str, B: int, T: int, matrix: tuple[int, int]) -> norms.Form:
-        """The norm form of `path`, a matrix [p, d] or a stack of them, at B rows of T tokens."""
+        """Returns the norm form of `path`, a matrix [p, d] or a stack of them, at B rows of T tokens."""
         B, T = B // self.rows_per_unit, T * self.rows_per_unit
         if norms.choose(T, *matrix, True) != "kept":
             return norms.choose(T, *matrix, False)
         return norms.choose(T, *matrix, self.keep(path, 4 * B * math.prod(self.shapes[path])))
 
     def hold(self, path: str, size: int) -> None:
-        """Subtracts `size` bytes from what may be kept, once per path: for arrays that stay in memory whatever the form of a norm."""
+        """Subtracts `size` bytes from what may be kept, once for each path: for arrays that stay in memory whatever the form of a norm."""
         if path not in self.kept:
             self.kept[path] = True
             self.kept_bytes -= size
@@ -82,7 +82,7 @@ class Probed:
         return self.value.dtype
 
     def __getitem__(self, index: Any) -> "Probed":
-        """A part of the parameter, such as one layer of a stack; readers.py decides whether an op can take it."""
+        """Returns a part of the parameter, such as one layer of a stack; readers.py decides whether an op can take it."""
         return Probed(self.value[index], self.path, self.session)
 
     def __getattr__(self, name: str) -> Any:
@@ -99,20 +99,21 @@ class Probed:
 
 
 class _NoArray(ConfigError, AttributeError):
-    """Also an `AttributeError`, so that `hasattr` and `getattr` with a default work on wrapped parameters."""
+    """An error that is also an `AttributeError`, so that `hasattr` and `getattr` with a default work on wrapped parameters."""
 
 
 def leaf_names(leaves: Any) -> list[str]:
-    """Each leaf's place in `leaves`, such as "norm/scale"."""
+    """Returns each leaf's place in `leaves`, such as "norm/scale"."""
     return [path_name(path) for path, _ in jax.tree_util.tree_leaves_with_path(leaves)]
 
 
 def is_probed(leaf: Any) -> bool:
+    """Returns whether the leaf is a wrapped parameter."""
     return isinstance(leaf, Probed)
 
 
 def session_of(params: Any) -> ProbeSession | None:
-    """The session of wrapped parameters; None if all are bare."""
+    """Returns the session of wrapped parameters, or None if all are bare."""
     return next((leaf.session for leaf in jax.tree.leaves(params, is_leaf=is_probed) if is_probed(leaf)), None)
 
 
@@ -122,11 +123,12 @@ def check(parameter: Any, condition: bool, value: str, reason: str, fix: str) ->
 
 
 def wrap(params: Any, session: ProbeSession) -> Any:
+    """Returns `params` with every leaf wrapped for this session."""
     return jax.tree_util.tree_map_with_path(lambda path, leaf: Probed(leaf, path_name(path), session), params)
 
 
 def shapes_of(params: Any) -> dict[str, tuple[int, ...]]:
-    """Raises `ConfigError` if two parameters have the same path."""
+    """Returns the shape of each parameter by path. Raises `ConfigError` if two parameters have the same path or a leaf is not an array."""
     shapes: dict[str, tuple[int, ...]] = {}
     for path, leaf in jax.tree_util.tree_leaves_with_path(params):
         name = path_name(path)
@@ -141,7 +143,7 @@ def shapes_of(params: Any) -> dict[str, tuple[int, ...]]:
 
 
 def evaluated(eqn: Any, given: Any) -> list[Any]:
-    """The outputs of an unchanged traced equation for other inputs."""
+    """Returns the outputs of a traced equation for other inputs."""
     results = eqn.primitive.bind(*given, **eqn.primitive.get_bind_params(eqn.params))
     return list(results) if eqn.primitive.multiple_results else [results]
 
@@ -151,7 +153,7 @@ op_p.multiple_results = True
 
 
 def apply(op: Op, leaves: Any, inputs: tuple, session: ProbeSession | None = None) -> Any:
-    """The op's outputs. Leaves may be wrapped or bare; bare ones are constants and are not trained.
+    """Returns the op's outputs. Leaves may be wrapped or bare; bare ones are constants and are not trained.
 
     If all are bare, the op is bound only if a `session` is given, so that the backward pass is still the op's own.
     """
@@ -166,7 +168,7 @@ def apply(op: Op, leaves: Any, inputs: tuple, session: ProbeSession | None = Non
 
 
 def bound(op: Op, values: Any, named: tuple[str | None, ...], inputs: tuple) -> Any:
-    """The op's outputs, marked in the program: `values` of its leaves, and which parameters they are."""
+    """Returns the op's outputs, marked in the program; `values` are its leaves, and `named` says which parameters they are."""
     flat, tree = jax.tree.flatten((values, inputs))
     outputs, out_tree = jax.tree.flatten(jax.eval_shape(lambda given: op.forward(*given)[0], (values, inputs)))
     results = op_p.bind(*flat, op=op, tree=tree, named=named, outputs=tuple(outputs))

@@ -1,4 +1,4 @@
-"""A traced loss, and its evaluation with every op replaced by one of the passes of passes.py.
+"""Holds a traced loss, and evaluates it with every op replaced by one of the passes of passes.py.
 
 The loss is traced once. Everything after that evaluates this one program, so the program that was checked is the one that runs.
 
@@ -27,7 +27,7 @@ from dpx.parameter_path import path_name
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Program:
-    """`losses_fn(params and frozen, batch)` as a traced program whose trained parameters all go through ops, at its `sites`."""
+    """The traced program of `losses_fn(params and frozen, batch)`; all its trained parameters go through ops, at its `sites`."""
 
     closed: core.ClosedJaxpr
     outputs: Any
@@ -41,26 +41,31 @@ class Program:
 
     @cached_property
     def sites(self) -> list[Site]:
+        """Returns the sites with trained parameters."""
         return [site for site in self.all_sites if site.is_trained]
 
     @cached_property
     def is_narrow(self) -> bool:
-        """Whether an op, or anything between ops, computes in a floating-point type narrower than float32, such as bfloat16."""
+        """Returns whether any op or equation computes in a floating-point type narrower than float32, such as bfloat16."""
         return any(site.is_narrow for site in self.all_sites) or readers.has_narrow(self.closed.jaxpr)
 
     @cached_property
     def paths(self) -> list[str]:
+        """Returns the paths of the trained parameters."""
         return list(self.session.shapes)
 
     def by_path(self, given: Any = None) -> dict[str, Any]:
-        """Values of all parameters, trained or not."""
+        """Returns the values of all parameters, trained or not, by path."""
         params, frozen = given[:2] if given else (self.params, self.frozen)
         named = {path_name(path): leaf for path, leaf in jax.tree_util.tree_leaves_with_path(frozen)}
         return named | dict(zip(self.paths, jax.tree.leaves(params), strict=True))
 
     def __call__(self, kind: Callable[[Site], passes.Pass], taps: Mapping[Site, Any], sums: Any = None, given: Any = None) -> Any:
-        """(losses_B, counts). `taps`: one for each site, `sums`: zeros in the shape of the parameters, through whose cotangents
-        gradients come back; `given`: (params, frozen, batch, consts) other than those it was traced with."""
+        """Evaluates the program and returns (losses_B, counts).
+
+        `taps` has one entry for each site. `sums` holds zeros in the shape of the parameters; gradients come back as their cotangents.
+        `given` is (params, frozen, batch, consts), if they differ from the traced ones.
+        """
         params, frozen, batch, consts = given or (self.params, self.frozen, self.batch, self.closed.consts)
         arguments = jax.tree.leaves((params, frozen, batch))
         jaxpr = self.closed.jaxpr
@@ -70,7 +75,10 @@ class Program:
 
 
 def traced(losses_fn: Any, params: Any, batch: Any, session_options: dict[str, Any], examples: int, frozen: Any = None) -> Program:
-    """Raises `ConfigError` if a loss is not one number per example, or if a parameter does not go through ops alone (readers.py)."""
+    """Traces a loss.
+
+    Raises `ConfigError` if a loss is not one number for each example, or if a parameter does not go through ops alone (readers.py).
+    """
     session = ProbeSession(shapes_of(params), **session_options)
     frozen = {} if frozen is None else jax.tree.map(jnp.asarray, frozen)
     shapes_of(frozen_part.merged(params, frozen))
@@ -94,7 +102,7 @@ def traced(losses_fn: Any, params: Any, batch: Any, session_options: dict[str, A
 
 
 def _raise_own_error(losses_fn: Any, params: Any, frozen: Any, batch: Any) -> None:
-    """Raises what the loss raises with bare parameters, if it fails there too."""
+    """Raises the error that the loss raises with bare parameters, if it fails there too."""
     try:
         jax.eval_shape(losses_fn, frozen_part.merged(params, frozen), batch)
     except Exception as error:
@@ -104,7 +112,7 @@ def _raise_own_error(losses_fn: Any, params: Any, frozen: Any, batch: Any) -> No
 
 
 def with_counts(returned: Any) -> tuple[Any, Any]:
-    """(losses_B, counts) of what a loss returned: counts may be left out."""
+    """Returns (losses_B, counts) from the result of a loss, which may leave out the counts."""
     if isinstance(returned, tuple) and len(returned) == 2:
         return returned[0], {} if returned[1] is None else returned[1]
     if isinstance(returned, (tuple, list, dict)):
@@ -114,6 +122,7 @@ def with_counts(returned: Any) -> tuple[Any, Any]:
 
 
 def check_losses(losses_B: Any, examples: int) -> None:
+    """Raises `ConfigError` unless the losses are one floating-point number for each example."""
     shape = getattr(losses_B, "shape", ())
     if shape != (examples,):
         raise ConfigError(f"losses of shape {shape}", f"do not have one number for each of the {examples} examples", "Return an array [B]")
@@ -122,15 +131,17 @@ def check_losses(losses_B: Any, examples: int) -> None:
 
 
 def zero_sums(params: Any) -> Any:
-    """Zeros through whose cotangents gradients come back: float32 or wider even where parameters are bfloat16, whose own
-    cotangents would be rounded to that after they were weighted, beyond the clipping norm."""
+    """Returns zeros whose cotangents are the gradients, float32 or wider.
+
+    Cotangents of bfloat16 parameters would be rounded to bfloat16 after they were weighted, beyond the clipping norm.
+    """
     return jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, jnp.promote_types(leaf.dtype, jnp.float32)), params)
 
 
 def _evaluate(
     jaxpr: core.Jaxpr, consts: Any, arguments: Any, shadows: dict[core.Var, Array], scope: Scope, taps: dict[Site, Any], kind: Any
 ) -> list[Any]:
-    """`shadows`: the sum of each parameter, under the variable that holds its value."""
+    """Evaluates a program; `shadows` holds the sum of each parameter under the variable that holds the parameter's value."""
     values: dict[core.Var, Any] = dict(zip((*jaxpr.constvars, *jaxpr.invars), (*consts, *arguments), strict=True))
 
     def read(var: Any) -> Any:
@@ -147,7 +158,7 @@ def _evaluate(
 
 
 def _equation(eqn: Any, given: list[Any], shadow: list[Any], here: Any, taps: dict[Site, Any], kind: Any) -> tuple[list, list]:
-    """Outputs of an equation, and the sums of the parameters among them."""
+    """Returns the outputs of an equation, and the sums of the parameters among them."""
     nothing = [None] * len(eqn.outvars)
     if isinstance(here, Site):
         values, inputs = jax.tree.unflatten(eqn.params["tree"], given)

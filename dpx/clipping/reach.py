@@ -1,4 +1,4 @@
-"""The parameters on which the losses depend through differentiable operations: decided on the traced program, never on numbers.
+"""Finds the parameters on which the losses depend through differentiable operations, from the traced program and never from numbers.
 
 A sum of zeros is not evidence: the first factor of a low-rank adapter has a zero gradient as long as the second factor is zero.
 """
@@ -22,8 +22,10 @@ FLAT = (primitives.stop_gradient_p, primitives.sign_p, primitives.floor_p, primi
 
 
 def check(losses_fn: Any, params: Any, frozen: Any, batch: Any) -> None:
-    """Raises `ConfigError` for a parameter of `params` that no differentiable path from the losses reaches; checks nothing where `frozen`
-    is None."""
+    """Raises `ConfigError` for a parameter of `params` that no differentiable path from the losses reaches.
+
+    Checks nothing if `frozen` is None.
+    """
     if frozen is None:
         return
 
@@ -40,7 +42,7 @@ def check(losses_fn: Any, params: Any, frozen: Any, batch: Any) -> None:
 
 
 def check_program(program: Program) -> None:
-    """Same as `check`, for a program that is already traced and whose first output is the losses."""
+    """Does the same as `check` for a program that is already traced and whose first output is the losses."""
     check_reached(program.closed.jaxpr, program.paths)
 
 
@@ -54,7 +56,7 @@ def check_reached(jaxpr: core.Jaxpr, paths: Sequence[str]) -> None:
 
 
 def _reached(jaxpr: core.Jaxpr, wanted: Sequence[bool]) -> list[bool]:
-    """Which inputs a differentiable path from the `wanted` outputs reaches."""
+    """Returns which inputs a differentiable path from the `wanted` outputs reaches."""
     live = {var for var, is_wanted in zip(jaxpr.outvars, wanted, strict=True) if is_wanted and _is_floating(var)}
     for eqn in reversed(jaxpr.eqns):
         outputs = [var in live for var in eqn.outvars]
@@ -65,7 +67,7 @@ def _reached(jaxpr: core.Jaxpr, wanted: Sequence[bool]) -> list[bool]:
 
 
 def _through(eqn: Any, outputs: list[bool]) -> list[bool]:
-    """Which inputs of an equation its wanted outputs depend on: all of them, unless the equation's bodies can be inspected."""
+    """Returns the inputs of an equation on which its wanted outputs depend: all of them, unless the equation's bodies can be inspected."""
     bodies = bodies_of(eqn)
     if bodies is None:
         return [True] * len(eqn.invars)
@@ -76,7 +78,10 @@ def _through(eqn: Any, outputs: list[bool]) -> list[bool]:
 
 
 def _settled(body: core.Jaxpr, consts: int, carry: int, outputs: list[bool]) -> list[bool]:
-    """`_reached` of a loop: what a round's carry depends on is wanted of the round before, until nothing new is."""
+    """Returns `_reached` of a loop.
+
+    What a round's carry depends on is wanted of the round before, until a round adds nothing.
+    """
     wanted = list(outputs)
     while True:
         reached = _reached(body, wanted)

@@ -1,4 +1,4 @@
-"""Ops for the uses of a parameter in plain JAX: a product with it, a lookup of its rows, or any other use.
+"""Defines ops for the uses of a parameter in plain JAX: a product with it, a lookup of its rows, or any other use.
 
 A view is the operations between a parameter and its reader: reshapes, transposes, casts and slices. All of them are linear, and a
 gradient of the view has the same norm as the gradient of the parameter to which it is written back.
@@ -27,13 +27,14 @@ VIEWS = (primitives.reshape_p, primitives.transpose_p, primitives.squeeze_p, pri
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class View:
-    """Equations from a parameter to its reader, in order; the result has shape `shape` and type `dtype`."""
+    """The equations from a parameter to its reader, in order; the result has shape `shape` and type `dtype`."""
 
     steps: tuple[Any, ...]
     shape: tuple[int, ...]
     dtype: Any
 
     def then(self, eqn: Any) -> "View":
+        """Returns the view after one more equation."""
         return View((*self.steps, eqn), eqn.outvars[0].aval.shape, eqn.outvars[0].aval.dtype)
 
     def __call__(self, parameter: Array, with_casts: bool = True) -> Array:
@@ -43,18 +44,18 @@ class View:
         return parameter
 
     def back(self, gradient: Array, like: Any) -> Array:
-        """A gradient of the view as one of the parameter `like`, float32 or wider."""
+        """Returns a gradient of the view as a gradient of the parameter `like`, float32 or wider."""
         promoted = jax.ShapeDtypeStruct(like.shape, gradient.dtype)
         return jax.linear_transpose(partial(self, with_casts=False), promoted)(gradient)[0]
 
     @property
     def is_cast(self) -> bool:
-        """Whether it is the parameter itself, perhaps in another type."""
+        """Returns whether the view is the parameter itself, perhaps in another type."""
         return all(eqn.primitive is primitives.convert_element_type_p for eqn in self.steps)
 
     @cached_property
     def order(self) -> tuple[int, ...] | None:
-        """The parameter's axes in the order of the view's, where nothing but their order changed."""
+        """Returns the parameter's axes in the order of the view's, or None if more than their order changed."""
         if any(eqn.primitive not in (primitives.transpose_p, primitives.convert_element_type_p) for eqn in self.steps):
             return None
         order = tuple(range(len(self.shape)))
@@ -86,12 +87,13 @@ class Product(Op):
 
     @cached_property
     def axes(self):
-        """Axes (batch, contracted, free) of the kernel and of the input, and the output's in the order E, T, d."""
+        """Returns the axes (batch, contracted, free) of the kernel and of the input, and the output's axes in the order E, T, d."""
         (x_c, k_c), (x_b, k_b) = self.dimensions
         k_free = [axis for axis in range(len(self.view.shape)) if axis not in (*k_c, *k_b)]
         return tuple(map(tuple, (k_b, k_c, k_free, x_b, x_c)))
 
     def sizes(self):
+        """Returns the numbers of elements (E, p, d) of the batch, contracted and free axes of the kernel."""
         k_b, k_c, k_free, *_ = self.axes
         return tuple(math.prod(self.view.shape[axis] for axis in axes) for axes in (k_b, k_c, k_free))
 
@@ -109,7 +111,7 @@ class Product(Op):
         return (jax.vmap(lambda g: back(g)[0])(cotangent),), record
 
     def _factors(self, x_B, g_B):
-        """A [U*E, R*T, p] and G [U*E, R*T, d]."""
+        """Returns A [U*E, R*T, p] and G [U*E, R*T, d]."""
         *_, x_b, x_c = self.axes
         E, p, d = self.sizes()
         free = [axis for axis in range(x_B.ndim - 1) if axis not in (*x_b, *x_c)]
@@ -144,11 +146,11 @@ class Product(Op):
 
     @property
     def is_matrix(self) -> bool:
-        """Whether the parameter, its axes in order, is the matrix [p, d] or [d, p] of the product."""
+        """Returns whether the parameter, with its axes in order, is the matrix [p, d] or [d, p] of the product."""
         return self.view.order is not None and self.sizes()[0] == 1 and self._places() is not None
 
     def _places(self):
-        """True: the contracted axes come first in the parameter; False: last; None: neither."""
+        """Returns True if the contracted axes come first in the parameter, False if they come last, and None otherwise."""
         _, k_c, k_free, *_ = self.axes
         assert self.view.order is not None
         placed = [tuple(self.view.order[axis] for axis in axes) for axes in (k_c, k_free)]
@@ -166,7 +168,7 @@ class Product(Op):
 
 @dataclasses.dataclass(frozen=True)
 class Gathered(ByRow):
-    """A `gather` of whole rows of `table`, in another type perhaps; ids outside of it are treated as the gather's mode says."""
+    """A `gather` of whole rows of `table`, perhaps in another type; ids outside the table are handled by the gather's mode."""
 
     view: View
     settings: tuple[tuple[str, Any], ...]
@@ -190,7 +192,7 @@ class Gathered(ByRow):
         return (None,), {"id": id_UT.astype(jnp.float32), "g": g.reshape(U, id_UT.shape[1], -1)}
 
     def _rows_last(self, cotangent, ids):
-        """[B, *ids, d], wherever the gather puts the row's axes."""
+        """Returns the cotangent as [B, *ids, d], whatever axes the gather gives to the row."""
         offset = tuple(axis + 1 for axis in dict(self.settings)["dimension_numbers"].offset_dims)
         rest = [axis for axis in range(cotangent.ndim) if axis not in offset]
         return jnp.transpose(cotangent, (*rest, *offset)).reshape(*(cotangent.shape[axis] for axis in rest), -1)
@@ -201,7 +203,7 @@ class Gathered(ByRow):
 
 @dataclasses.dataclass(frozen=True)
 class Copied(Op):
-    """A copy of a view for each example: autodiff forms its gradient, whatever operation uses it."""
+    """A copy of a view for each example; autodiff forms its gradient, whatever operation uses the copy."""
 
     norm_sees_all = True
     view: View
@@ -227,8 +229,10 @@ class Copied(Op):
 
 
 def is_lookup(eqn: Any, view: View) -> bool:
-    """Whether a gather takes whole rows of a table by one id each. An index may have further entries only if they change nothing: those
-    of axes that are taken whole, in the mode that clips."""
+    """Returns whether a gather takes whole rows of a table by one id each.
+
+    An index may have further entries only if they change nothing: those of axes that are taken whole, in the mode that clips.
+    """
     numbers, shape, mode = eqn.params["dimension_numbers"], view.shape, eqn.params["mode"]
     whole_rows = eqn.params["slice_sizes"] == (1, *shape[1:]) and numbers.start_index_map[:1] == (0,)
     is_plain = not numbers.operand_batching_dims and numbers.collapsed_slice_dims in ((0,), ())

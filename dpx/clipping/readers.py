@@ -1,4 +1,4 @@
-"""Finds what reads each parameter: a walk over the traced loss, before anything is computed.
+"""Finds the operations that read each parameter, by a walk over the traced loss before anything is computed.
 
 Values of parameters are followed through calls, loops over stacked layers, branches, remat and indexing of a stack. An op that reads
 them is a site; any other operation that reads a parameter is refused by name, since its part of the gradient would not be in the norm.
@@ -33,6 +33,7 @@ class _Walk:
     data: set[core.Var] = dataclasses.field(default_factory=set)
 
     def over(self, jaxpr: core.Jaxpr, labels: Labels, loops: tuple[int, ...]) -> Scope:
+        """Finds the ops in a program and returns their places; `labels` are the parameters that its variables hold."""
         scope: Scope = {}
         for place, eqn in enumerate(jaxpr.eqns):
             before = len(self.sites)
@@ -100,7 +101,7 @@ class _Walk:
         return site
 
     def _pass_on(self, eqn: Any, held: list[Reference | None], labels: Labels) -> None:
-        """One index of a stack is followed; any other reader is refused, except a reader that stops the gradient."""
+        """Follows one index of a stack and refuses any other reader, except a reader that stops the gradient."""
         known = [label for label in held if label is not None]
         reference = next(filter(_trained, known), known[0] if known else None)
         if reference is None or eqn.primitive is primitives.stop_gradient_p:
@@ -124,7 +125,9 @@ class _Walk:
 
 
 def walk(jaxpr: core.Jaxpr, paths: Sequence[str], frozen: Sequence[str], examples: int, units: int) -> tuple[Scope, list[Site]]:
-    """The places of the ops of a loss, and what each op reads; its inputs are the parameters `paths`, the parameters `frozen`, and data.
+    """Returns the places of the ops of a loss, and the parameters that each op reads.
+
+    The inputs of the program are the parameters `paths`, the parameters `frozen`, and data.
 
     Raises `ConfigError`, naming the parameter and what reads it.
     """
@@ -140,7 +143,7 @@ def walk(jaxpr: core.Jaxpr, paths: Sequence[str], frozen: Sequence[str], example
 
 
 def bodies_of(eqn: Any) -> list[core.Jaxpr] | None:
-    """The bodies of a call, loop, branch or remat that may contain ops, whose inputs are the equation's last ones; else None."""
+    """Returns the bodies of a call, loop, branch or remat that may contain ops and whose inputs are the equation's last ones; else None."""
     if eqn.primitive is primitives.cond_p and "branches_platforms" not in eqn.params:
         return [branch.jaxpr for branch in eqn.params["branches"]]
     if eqn.primitive in (primitives.jit_p, primitives.scan_p, primitives.remat_p, primitives.closed_call_p, primitives.call_p):
@@ -149,13 +152,13 @@ def bodies_of(eqn: Any) -> list[core.Jaxpr] | None:
 
 
 def body_of(eqn: Any) -> core.ClosedJaxpr:
-    """The one body of a call, loop or remat."""
+    """Returns the one body of a call, loop or remat."""
     body = eqn.params.get("jaxpr", eqn.params.get("call_jaxpr"))
     return body if isinstance(body, core.ClosedJaxpr) else core.ClosedJaxpr(body, ())
 
 
 def _spread_carry(eqn: Any, body: core.Jaxpr, kind: set[core.Var], is_from_ops: bool) -> None:
-    """Adds to `kind` what a loop carries that comes from it, in this round or the next."""
+    """Adds to `kind` the carried values of a loop that come from it, in this round or the next."""
     consts, carry = eqn.params["num_consts"], eqn.params["num_carry"]
     carried = list(zip(body.invars[consts : consts + carry], body.outvars[:carry], strict=True))
     while True:
@@ -182,7 +185,7 @@ def _trained(reference: Reference | None) -> Reference | None:
 
 
 def _values(op: Op, values: Any, held: list[Reference | None]) -> tuple[Reference | None, ...]:
-    """By leaf, the parameter whose value an op's norms and sums need; None if they do not need it."""
+    """Returns, for each leaf, the parameter whose value an op's norms and sums need, or None if they do not need it."""
     references, needed = [], op.values_needed()
     for name, reference in zip(leaf_names(values), held, strict=True):
         is_known = reference is not None and reference.cut is None
@@ -215,7 +218,7 @@ def _in_loop(eqn: Any, held: list[Reference | None], depth: int) -> list[Referen
 
 
 def _indexed(eqn: Any, reference: Reference) -> Reference | None:
-    """The layer that a constant index takes of a stack: a slice of length one, then a squeeze."""
+    """Returns the layer that a constant index takes from a stack: a slice of length one, then a squeeze."""
     shape = eqn.invars[0].aval.shape
     if eqn.primitive is primitives.slice_p and reference.cut is None and shape:
         starts, limits, strides = (eqn.params[name] for name in ("start_indices", "limit_indices", "strides"))
@@ -227,7 +230,7 @@ def _indexed(eqn: Any, reference: Reference) -> Reference | None:
 
 
 def has_narrow(jaxpr: core.Jaxpr) -> bool:
-    """Whether any equation gives floats of less than 32 bits."""
+    """Returns whether any equation gives floats of less than 32 bits."""
     return any(
         any(is_narrow(getattr(out.aval, "dtype", int)) for out in eqn.outvars) or any(map(has_narrow, bodies_of(eqn) or []))
         for eqn in jaxpr.eqns

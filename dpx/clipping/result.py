@@ -1,4 +1,4 @@
-"""The result of a clipped sum, and what all methods of computing it share.
+"""Defines the result of a clipped sum, and functions that all methods share.
 
 B: examples (rows), U: units of R rows each (of one, unless said).
 """
@@ -21,7 +21,7 @@ KEPT_BYTES = 72 * 2**20
 
 
 class ClippedSum(NamedTuple):
-    """A clipped sum of gradients, and what is known of each unit (an example, or `rows_per_unit` of them).
+    """A clipped sum of gradients, with facts about each unit (an example, or `rows_per_unit` of them).
 
     Attributes:
         total: sum_b c_b grad_b, float32, a tree like the trained parameters.
@@ -40,8 +40,11 @@ class ClippedSum(NamedTuple):
 
 
 def batch_size(batch: Any, name: str = "batch", fix: str = "Give arrays whose first axis is the example") -> int:
-    """The number of rows. Raises `ConfigError`, with `name` before each path and this `fix`, for leaves that are not arrays, for arrays
-    that do not share their leading axis, and for a size that is a symbol."""
+    """Returns the number of rows.
+
+    Raises `ConfigError`, with `name` before each path and this `fix`, for leaves that are not arrays, for arrays that do not share their
+    leading axis, and for a size that is a symbol.
+    """
     leaves = [("/".join(filter(None, (name, path_name(path)))), leaf) for path, leaf in jax.tree_util.tree_leaves_with_path(batch)]
     name = name or "batch"
     require(bool(leaves), name, "contains no array", fix)
@@ -61,7 +64,10 @@ def batch_size(batch: Any, name: str = "batch", fix: str = "Give arrays whose fi
 
 
 def of_no_rows(run: Callable[[Any, Array], ClippedSum], batch: Any, rows: int) -> ClippedSum:
-    """The clipped sum of a batch without rows, from `run(batch, is_padding_B)` of one unit of padding: zeros, and arrays of length zero."""
+    """Returns the clipped sum of a batch without rows: zeros, and arrays of length zero.
+
+    `run(batch, is_padding_B)` is called with one unit of padding, to find the shapes.
+    """
 
     def stand_in(leaf: Any) -> Any:
         shape = (rows, *leaf.shape[1:])
@@ -74,5 +80,5 @@ def of_no_rows(run: Callable[[Any, Array], ClippedSum], batch: Any, rows: int) -
 
 
 def zero_unless(keep_B: Array, tree: Any) -> Any:
-    """Every leaf [B, ...] with exact zeros in the rows that are not kept; by `where`, so that NaN does not survive."""
+    """Returns every leaf [B, ...] with exact zeros in the rows that are not kept; it uses `where`, so that NaN does not survive."""
     return jax.tree.map(lambda leaf: jnp.where(keep_B.reshape((-1,) + (1,) * (leaf.ndim - 1)), leaf, jnp.zeros((), leaf.dtype)), tree)

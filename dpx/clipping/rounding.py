@@ -1,4 +1,4 @@
-"""The rounding margin, and the proof that no example contributes more than the clipping norm C.
+"""Defines the rounding margin, and proves that no example contributes more than the clipping norm C.
 
 An example's contribution v is the array of float32 numbers that the weighted sum gives for it where all other weights are zero. The
 claim is |v| <= C in exact arithmetic on these numbers, for every input. Noise stays at sigma C. Activations A and cotangents G count as

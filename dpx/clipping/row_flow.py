@@ -1,5 +1,7 @@
-"""Decides on the program of a loss whether it keeps examples apart: the axis of the examples is followed from the batch through every
-equation of the forward and the backward pass, up to the losses and the records of the ops.
+"""Decides from a loss's program whether it keeps examples apart.
+
+The axis of the examples is followed from the batch through every equation of the forward and the backward pass, up to the losses and the
+records of the ops.
 
 An equation that reduces, sorts, shifts or indexes that axis, or branches by the data of several examples, makes its results mixed
 (row_rules.py). So does every primitive that is not known here. A mixed record or loss is refused; the error names the first equation
@@ -24,7 +26,7 @@ CALLS = ("jit", "closed_call", "core_call", "call", "remat2", "checkpoint", "cus
 
 @dataclasses.dataclass(frozen=True)
 class Flow:
-    """Follows the examples' axis through a traced program of this many examples."""
+    """Follows the examples' axis through a traced program for a given number of examples."""
 
     examples: int
 
@@ -121,7 +123,7 @@ class Flow:
         return [*carried, *(_stacked(layout, is_over_examples) for layout in results[len(carried) :])]
 
     def _settled(self, run: Any, start: list[Layout], is_over_examples: bool) -> tuple[list[Layout], list[Layout]]:
-        """(the layouts of a loop's carry, of all that a round gives), once another round changes nothing."""
+        """Returns the layouts of a loop's carry and of all outputs of a round, once another round changes nothing."""
         carried = list(start)
         passed_on = Mixed("a loop over the examples carries a value from one example to the next")
         while True:
@@ -147,7 +149,7 @@ class Flow:
 
 
 def _of_round(layout: Layout) -> Layout:
-    """What one round sees of an array that a loop runs along."""
+    """Returns the layout that one round sees of an array that a loop runs along."""
     if not isinstance(layout, Rows):
         return layout
     if layout.axis > 0:

@@ -1,4 +1,4 @@
-"""The effect of indexing on the axis of the examples: examples stay apart if every index certainly stays within its own example.
+"""Follows the axis of the examples through indexing: examples stay apart if every index certainly stays within its own example.
 
 Either each example has its own index (a batching axis, as `jax.vmap` and `take_along_axis` write it), or the examples' axis is taken
 whole, or every index is known to point into its own example's part (index_bounds.py).
@@ -43,8 +43,10 @@ def _of_index(index: Layout, var: Any, places: list[int]) -> Layout:
 
 
 def _known(operand: Rows, var: Any, index: Layout, bounds: Bounds | None, component: int, examples: int) -> Rows:
-    """The axis of the index that holds the examples, if every index along the examples' axis of the operand is known to stay
-    within its own example."""
+    """Returns the axis of the index that holds the examples.
+
+    Every index along the examples' axis of the operand must be known to stay within its own example.
+    """
     how = "reads rows of the examples' axis by an index that may belong to another example"
     if bounds is None or operand.before != 1:
         raise Crosses(how)
@@ -81,7 +83,7 @@ def _scatter(eqn, held, examples, bounds):
 
 
 def _written(eqn: Any, rows: Rows, bounds: Bounds | None, operand: Layout, examples: int) -> Rows:
-    """The examples' axis of what is written to by a known index: example b to its own part."""
+    """Returns the examples' axis of an operand that is written by a known index, which puts each example into its own part."""
     numbers, sizes = eqn.params["dimension_numbers"], shape_of(eqn.invars[0])
     how = "writes rows by an index that may belong to another example"
     written = [

@@ -1,4 +1,4 @@
-"""The effect of each primitive on the axis of the examples: by equation, from the layouts of its inputs to those of its outputs.
+"""Gives, for each primitive, its effect on the axis of the examples: from the layouts of an equation's inputs to those of its outputs.
 
 A primitive that is missing here is assumed to mix examples. Rules are used only if some input has rows and no input is mixed.
 """
@@ -16,7 +16,7 @@ RULES: dict[str, Rule] = {}
 
 
 def rule(*names: str) -> Callable[[Rule], Rule]:
-    """Marks the rule of the primitives of these names."""
+    """Registers a rule for the primitives of these names."""
 
     def add(function: Rule) -> Rule:
         RULES.update(dict.fromkeys(names, function))
@@ -32,11 +32,12 @@ def require(condition: Any, how: str) -> None:
 
 
 def shape_of(var: Any) -> tuple[int, ...]:
+    """Returns the shape of a variable."""
     return tuple(var.aval.shape)
 
 
 def rows_of(held: Sequence[Layout]) -> Rows:
-    """The one layout with rows; raises `Crosses` if there are several."""
+    """Returns the one layout with rows; raises `Crosses` if there are several."""
     rows = the_same(held)
     assert rows is not None, "this rule needs an input with an example axis"
     return rows
@@ -57,7 +58,7 @@ def _elementwise(eqn, held, examples, bounds):
 
 @rule("random_bits", "random_split", "random_wrap", "random_unwrap", "random_seed", "random_gamma", "bitcast_convert_type")
 def _leading(eqn, held, examples, bounds):
-    """The axes of the inputs come first in the outputs."""
+    """Follows an equation whose inputs' axes come first in its outputs."""
     rows = rows_of(held)
     sizes = [shape_of(var)[rows.axis : rows.axis + 1] for var in (*eqn.invars, *eqn.outvars) if shape_of(var)]
     require(len(set(sizes)) == 1 and sizes[0] != (), "changes the examples' axis")
@@ -66,7 +67,7 @@ def _leading(eqn, held, examples, bounds):
 
 @rule(*"cholesky triangular_solve eigh eig svd qr lu geqrf householder_product schur tridiagonal_solve fft".split())
 def _of_matrices(eqn, held, examples, bounds):
-    """Batched over all axes but the last ones."""
+    """Follows an equation that is batched over all axes but the last ones."""
     rows = rows_of(held)
     last = len(eqn.params["fft_lengths"]) if eqn.primitive.name == "fft" else 2
     smallest = min(len(shape_of(var)) for var, layout in zip(eqn.invars, held, strict=True) if isinstance(layout, Rows))

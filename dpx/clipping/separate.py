@@ -1,4 +1,4 @@
-"""Whether a loss keeps examples apart: decided on its program (apart.py), and then tested when it is traced.
+"""Checks that a loss keeps examples apart: on its program (apart.py), and then by a test when it is traced.
 
 An example's loss must depend on its own row alone, and an op must record only that example's data in an example's row. The test uses
 random parameters and rows, and the user's rows if their values are known: the loss of one unit must leave nothing in any other unit's
@@ -30,8 +30,11 @@ TOLERANCE = {False: 2e-3, True: 0.1}
 
 @dataclasses.dataclass(frozen=True)
 class Draw:
-    """The distribution of a trial's rows: integers from `low` to `below` - 1, all 0 in the first unit or not; floats of both signs or not,
-    of deviation `spread`. `is_given`: the rows are the user's own, and only the parameters are drawn."""
+    """The distribution of the rows of one trial.
+
+    Integers go from `low` to `below` - 1, and may be all 0 in the first unit. Floats have both signs or one, and deviation `spread`. With
+    `is_given` the rows are the user's own, and only the parameters are drawn.
+    """
 
     seed: int
     low: int
@@ -186,7 +189,7 @@ def _compiled(function: Callable[..., Any], arguments: tuple[Any, ...]) -> Any:
 
 
 def _alone(losses_fn: Any, program: Program, rows: int) -> tuple[core.Jaxpr, list[Any]]:
-    """The loss of one unit, with bare parameters."""
+    """Returns the traced loss of one unit, with bare parameters."""
     batch = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct((rows, *leaf.shape[1:]), leaf.dtype), program.batch)
 
     def run(params: Any, frozen: Any, batch: Any) -> Any:
@@ -205,7 +208,7 @@ def _alone(losses_fn: Any, program: Program, rows: int) -> tuple[core.Jaxpr, lis
 
 
 def _parameter(leaf: Any, drawn: Draw) -> Any:
-    """Random values, small enough that deep programs stay finite; a frozen leaf that is not floating keeps its own."""
+    """Returns random values, small enough that deep programs stay finite; a frozen leaf that is not floating keeps its values."""
     if not jnp.issubdtype(leaf.dtype, jnp.floating):
         return _stand_in(leaf, drawn, 0) if isinstance(leaf, Tracer) else leaf
     spread = max(0.05, leaf.shape[-2] ** -0.5) if leaf.ndim > 1 else 0.5
@@ -213,14 +216,17 @@ def _parameter(leaf: Any, drawn: Draw) -> Any:
 
 
 def _constant(leaf: Any, drawn: Draw, known: dict[int, Any]) -> Any:
-    """A value that a loss closes over: itself if it is concrete; if it is traced, one random value in its place for both programs."""
+    """Returns a value for a constant that a loss closes over: itself if it is concrete, else one random value for both programs."""
     if not isinstance(leaf, Tracer):
         return leaf
     return known.setdefault(id(leaf), _stand_in(leaf, drawn, 0))
 
 
 def _stand_in(leaf: Any, drawn: Draw, first: int) -> Any:
-    """Random values, made by numpy: jax would compile a program for each shape. Of the `first` rows, integers are 0."""
+    """Returns random values made by numpy, because jax would compile a program for each shape.
+
+    Integers of the `first` rows are 0.
+    """
     if jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key):
         seed = int(drawn.random.integers(2**31))
         return jax.random.split(jax.random.key(seed, impl=jax.random.key_impl(leaf)), leaf.shape)

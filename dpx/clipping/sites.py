@@ -1,4 +1,4 @@
-"""An op at one place of a traced loss: its leaves, its record, and whether it fulfils an op's contract.
+"""Describes an op at one place of a traced loss: its leaves, its record, and whether it fulfils the contract of an op.
 
 U: units.
 """
@@ -15,15 +15,18 @@ from dpx.declaration import ConfigError
 
 
 class Layer(NamedTuple):
-    """A leading axis of a parameter that a loop runs along; `depth` counts the loops around, the outermost is 0."""
+    """A leading axis of a parameter that a loop runs along; `depth` counts the loops around it, from 0 for the outermost."""
 
     depth: int
 
 
 @dataclasses.dataclass(frozen=True)
 class Reference:
-    """A parameter, or a part of it. `selected`: what was selected along each of its leading axes, an index or the layers of a loop; `cut`:
-    an index whose axis is not squeezed yet. `is_frozen`: it is not trained, so any operation may read it."""
+    """A parameter, or a part of it.
+
+    `selected` says what was selected along each of its leading axes, an index or the layers of a loop; `cut` is an index whose axis is not
+    squeezed yet. With `is_frozen` it is not trained, so any operation may read it.
+    """
 
     path: str
     selected: tuple[int | Layer, ...] = ()
@@ -32,21 +35,22 @@ class Reference:
 
     @property
     def indices(self) -> tuple[int, ...]:
+        """Returns the constant indices that were selected, without loops."""
         return tuple(entry for entry in self.selected if isinstance(entry, int))
 
     @property
     def depths(self) -> tuple[int, ...]:
-        """The loops that run along its axes; in all other loops around it, it is used in every round."""
+        """Returns the loops that run along its axes; in all other loops around it, it is used in every round."""
         return tuple(entry.depth for entry in self.selected if isinstance(entry, Layer))
 
     def select(self, parameter: Any) -> Any:
-        """The part of the whole parameter: indices applied, axes of loops still in front."""
+        """Returns the part of the whole parameter: indices are applied, and the axes of loops stay in front."""
         return parameter[tuple(slice(None) if isinstance(entry, Layer) else entry for entry in self.selected)]
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Site:
-    """An op at one place of the program.
+    """An op at one place of a traced program.
 
     `shapes`: its leaves as the op sees them; `leaves`: the parameter that each of them is, None if it is not trained; `loops`: the
     lengths of the loops around it, outermost first; `record`: the shapes of its record, the loops' axes first; `is_narrow`: whether
@@ -64,26 +68,28 @@ class Site:
 
     @property
     def is_trained(self) -> bool:
+        """Returns whether any of its leaves is trained."""
         return any(reference is not None for reference in self.leaves)
 
     @property
     def first(self) -> str:
-        """The path of its first parameter."""
+        """Returns the path of its first parameter."""
         return next(reference.path for reference in self.leaves if reference is not None)
 
     def over_loops(self, run: Callable[[Any], Any]) -> Callable[[Any], Any]:
-        """`run` on what the op leaves in one round, for arrays that have the loops' axes first."""
+        """Returns `run` mapped over rounds: it takes what the op leaves in each round, in arrays that have the loops' axes first."""
         for _ in self.loops:
             run = jax.vmap(run)
         return run
 
 
 def is_narrow(dtype: Any) -> bool:
+    """Returns whether the type is a floating-point type narrower than float32."""
     return jnp.issubdtype(dtype, jnp.floating) and jnp.finfo(dtype).bits < 32
 
 
 def made(op: Op, values: Any, inputs: tuple, leaves: tuple, loops: tuple[int, ...], units: int, known: tuple) -> Site:
-    """The site of `op`; raises `ConfigError` for an op whose shapes or types break the contract of `dpx.clipping.op.Op`."""
+    """Returns the site of `op`. Raises `ConfigError` for an op whose shapes or types break the contract of `dpx.clipping.op.Op`."""
 
     def record_of(values, inputs):
         outputs, residuals = op.forward(values, inputs)

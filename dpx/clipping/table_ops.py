@@ -1,4 +1,4 @@
-"""Ops on a table [V, d]: rows looked up by id, decoded with, or added by position.
+"""Defines ops on a table [V, d]: rows are looked up by id, decoded with, or added by position.
 
 B: examples, T: tokens (all middle axes flattened), d: outputs, V: table rows, M: positions decoded.
 """
@@ -20,8 +20,11 @@ F32 = jnp.float32
 
 
 class Tie(NamedTuple):
-    """The value that `tied_lookup` passes to `decode`. Nothing depends on it: the traced loss shows that a table is both looked up and
-    decoded, and the products between both are in the norm whether a `Tie` is passed or not."""
+    """The value that `tied_lookup` returns for `decode`.
+
+    Nothing depends on it: the traced loss shows that a table is both looked up and decoded, and the products between both uses are in the
+    norm whether a `Tie` is passed or not.
+    """
 
     id_BT: Any
     gathered_BMT: Any
@@ -29,13 +32,13 @@ class Tie(NamedTuple):
 
 
 def is_in(id: Array, table_rows: int) -> Array:
-    """Returns a mask of the ids that name a row of a table. In every op any other id reads zeros and has no gradient."""
+    """Returns a mask of the ids that name a row of a table. Every op reads zeros for any other id, and gives it no gradient."""
     return (id >= 0) & (id < table_rows)
 
 
 @dataclasses.dataclass(frozen=True)
 class _Reading(Op):
-    """Rows of a table by id; an id below zero or past the table reads zeros."""
+    """An op that reads rows of a table by id; an id below zero or past the table reads zeros."""
 
     dtype: Any = F32
     name: str = "lookup"
@@ -48,7 +51,7 @@ class _Reading(Op):
 
 
 class Lookup(_Reading, ByRow):
-    """The lookup in a table of any size: its norm is computed over pairs of equal ids."""
+    """The lookup in a table of any size; its norm is computed over pairs of equal ids."""
 
     def input_cotangent(self, leaves, residuals, cotangent):
         V = leaves["table"].shape[0]
@@ -63,7 +66,10 @@ class Lookup(_Reading, ByRow):
 
 
 def lookup(table: Any, id_BT: Array, dtype: Any = F32) -> Array:
-    """table[ids]; the same table may be looked up again, and decoded. Ids that are not in it read zeros."""
+    """Returns table[ids].
+
+    The same table may be looked up again, and decoded. Ids that are not in it read zeros.
+    """
     _check_table(table)
     return apply(Lookup(dtype=dtype), {"table": table}, (id_BT,))
 
@@ -75,15 +81,16 @@ def _check_table(table: Any) -> None:
 
 
 def tied_lookup(table: Any, id_BT: Array, decoded: int, dtype: Any = F32) -> tuple[Array, Tie]:
-    """`lookup`, and a `Tie` for `decode` of `decoded` positions, for losses that hand one on."""
+    """Returns the result of `lookup`, and a `Tie` for `decode` at `decoded` positions, for losses that pass one on."""
     B, T = id_BT.shape[0], math.prod(id_BT.shape[1:])
     return lookup(table, id_BT, dtype), Tie(id_BT, jnp.zeros((B, decoded, T), F32), jnp.zeros((B, decoded, table.shape[-1]), F32))
 
 
 @dataclasses.dataclass(frozen=True)
 class Decode(Op):
-    """h @ table^T (+ bias) at M positions; logits float32 or wider. The table is a separate part, because a table that is also looked up
-    is clipped with the embeddings.
+    """The product h @ table^T (+ bias) at M positions, with logits in float32 or wider.
+
+    The table is a separate part, because a table that is also looked up is clipped with the embeddings.
     """
 
     norm_sees_all = True
@@ -110,7 +117,7 @@ class Decode(Op):
         return (g_BMd,), {"bias": norms.at_least_float32(self.tokens(cotangent)).sum(1)} if is_bias else {}
 
     def squared_norm(self, leaves, record):
-        """sum_mn (h_m.h_n) (g_m.g_n) of the table, sum_mn g_m.g_n of the bias."""
+        """Returns sum_mn (h_m.h_n) (g_m.g_n) for the table and sum_mn g_m.g_n for the bias."""
         if not self.trains("table"):
             bias_B = norms.squares(record["bias"])
             return jnp.zeros_like(bias_B), bias_B
@@ -134,14 +141,17 @@ class Decode(Op):
 
 
 def decode(h_BMd: Array, table: Any, bias: Any = None, tie: Tie | None = None) -> Array:
-    """Logits of M positions; the table may be one that is looked up. A `tie` may come along, and changes nothing."""
+    """Returns the logits of M positions.
+
+    The table may be one that is looked up. A `tie` changes nothing.
+    """
     leaves = {"table": table} | ({} if bias is None else {"bias": bias})
     return apply(Decode(len(leaves)), leaves, (h_BMd,))
 
 
 @dataclasses.dataclass(frozen=True)
 class AddRows(Op):
-    """x + table[offset : offset + T] for x [B, ..., T, d], the same rows for every text of every example (position embedding)."""
+    """The sum x + table[offset : offset + T] for x [B, ..., T, d]: the same rows for every text of every example (position embedding)."""
 
     norm_sees_all = True
     offset: int = 0
@@ -172,7 +182,7 @@ class AddRows(Op):
 
 
 def add_rows(x: Array, table: Any, offset: int = 0) -> Array:
-    """x + table[offset : offset + T]."""
+    """Returns x + table[offset : offset + T] for x [B, ..., T, d]."""
     have, wanted = tuple(table.shape), (offset + x.shape[-2], x.shape[-1])
     fits = len(have) == 2 and offset >= 0 and have[0] >= wanted[0] and have[1] == wanted[1]
     check(table, fits and x.ndim >= 3, f"table{have}", f"does not reach rows up to {wanted} for x{x.shape}", "Give x [B, ..., T, d]")
@@ -192,5 +202,6 @@ class SmallLookup(_Reading, Formed):
 
 
 def small_lookup(table: Any, id_BT: Array, dtype: Any = F32) -> Array:
+    """Returns table[ids] for a table so small that its per-example gradient is formed."""
     _check_table(table)
     return apply(SmallLookup(dtype), {"table": table}, (id_BT,))

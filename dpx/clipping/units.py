@@ -1,4 +1,4 @@
-"""Units: each row, or all rows of one unit, is clipped together.
+"""Groups rows into units: each row, or all rows of one unit, is clipped together.
 
 The loss of a unit is the sum of its rows' losses, so its gradient is the sum of their gradients, and the norm of that sum is clipped.
 
@@ -23,7 +23,10 @@ def check_rows(rows: Any) -> None:
 
 
 def flags(is_padding: Any, examples: int, name: str) -> Bool[Array, " B"]:
-    """A mask of padding rows; None means that no row is padding. Raises `ConfigError` unless it has one boolean for each row."""
+    """Returns a mask of padding rows, bool [B]; None means that no row is padding.
+
+    Raises `ConfigError` unless the mask has one boolean for each row.
+    """
     if is_padding is None:
         return jnp.zeros((examples,), bool)
     is_bool = hasattr(is_padding, "dtype") and is_padding.dtype == bool
@@ -36,7 +39,7 @@ def flags(is_padding: Any, examples: int, name: str) -> Bool[Array, " B"]:
 
 @dataclasses.dataclass(frozen=True)
 class Units:
-    """`rows`: the number R of rows of each unit; `is_padding_B`: the rows that are left out of every unit's loss."""
+    """The units of a batch: `rows` is the number R of rows of each unit, and `is_padding_B` marks rows that no unit's loss includes."""
 
     rows: int
     is_padding_B: Bool[Array, " B"]
@@ -53,11 +56,13 @@ class Units:
 
     @property
     def is_padding_U(self) -> Bool[Array, " U"]:
-        """Units without a single real row."""
+        """Returns a mask of the units without a single real row."""
         return self.is_padding_B.reshape(-1, self.rows).all(1)
 
     def filled(self, batch: Any) -> Any:
-        """`batch` with a copy of a real row of the same unit in place of each padding row (of any unit, if its own has no real row).
+        """Returns `batch` with each padding row replaced by a copy of a real row.
+
+        The copied row is of the same unit, or of any unit if its own has no real row.
 
         The copy's loss has weight zero. Its results are finite wherever those of the copied row are, so that zero times them is zero.
         """
@@ -70,12 +75,12 @@ class Units:
         return jax.tree.map(lambda leaf: leaf[source_B], batch)
 
     def summed(self, values: Any) -> Any:
-        """Leaves [B, ...] as [U, ...], sums over the real rows of each unit."""
+        """Returns leaves [B, ...] as [U, ...]: sums over the real rows of each unit."""
         real = zero_unless(~self.is_padding_B, values)
         if self.rows == 1:
             return real
         return jax.tree.map(lambda leaf: leaf.reshape(-1, self.rows, *leaf.shape[1:]).sum(1), real)
 
     def of_rows(self, values_U: Float[Array, " U"]) -> Float[Array, " B"]:
-        """Each unit's value for every one of its rows; zero for padding rows."""
+        """Returns each unit's value for every one of its rows, [B]; zero for padding rows."""
         return jnp.where(self.is_padding_B, 0, jnp.repeat(values_U, self.rows))

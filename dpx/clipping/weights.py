@@ -1,4 +1,4 @@
-"""Clip weights: the factor of each example's gradient that makes its norm at most the clipping norm.
+"""Computes clip weights: the factor of each example's gradient that makes its norm at most the clipping norm.
 
 B: examples, K: groups of parameters clipped separately.
 """
@@ -17,12 +17,12 @@ Weights = Callable[[Float[Array, "..."]], Float[Array, "..."]]
 
 
 def flat(limit: Any) -> Weights:
-    """norms_B -> min(1, limit / norm): every contribution has at most the norm `limit`."""
+    """Returns a function from norms_B to min(1, limit / norm): every contribution then has at most the norm `limit`."""
     return lambda norms_B: limit / jnp.maximum(norms_B, limit)
 
 
 def applied(weights: Weights, norms: Array) -> Array:
-    """`weights(norms)`. Raises `ConfigError` unless the result is one floating-point number for each norm."""
+    """Returns `weights(norms)`. Raises `ConfigError` unless the result is one floating-point number for each norm."""
     found = jnp.asarray(weights(norms))
     is_right = found.shape == norms.shape and jnp.issubdtype(found.dtype, jnp.floating)
     reason = f"gives an array {found.shape} of type {found.dtype} for norms {norms.shape}"
@@ -31,13 +31,13 @@ def applied(weights: Weights, norms: Array) -> Array:
 
 
 def no_factor(path: str) -> float:
-    """The factor of a gradient that is clipped as it is."""
+    """Returns 1, the factor of a gradient that is clipped as it is."""
     return 1.0
 
 
 @dataclasses.dataclass(frozen=True)
 class FactoredWeights:
-    """`weights` for gradients that are multiplied by `factor(path)`, a positive constant, before their joint norm is taken.
+    """Clip weights for gradients that are multiplied by `factor(path)`, a positive constant, before their joint norm is taken.
 
     The clipped sum is of the multiplied gradients, so its sensitivity is that of `weights`.
     """
@@ -47,6 +47,7 @@ class FactoredWeights:
 
     @property
     def per_layer(self) -> bool:
+        """Returns whether `weights` clip each layer separately."""
         return getattr(self.weights, "per_layer", False)
 
     def __call__(self, norms: Float[Array, "..."]) -> Float[Array, "..."]:
@@ -54,13 +55,16 @@ class FactoredWeights:
 
 
 def factor_of(weights: Weights) -> Callable[[str], float]:
-    """What multiplies the gradient of the parameter at each path before its norm is taken: 1, unless `weights` say otherwise."""
+    """Returns the function from a parameter's path to the factor that multiplies its gradient before its norm is taken.
+
+    The factor is 1 unless `weights` give another one.
+    """
     return getattr(weights, "factor", no_factor)
 
 
 @dataclasses.dataclass(frozen=True)
 class PerLayerWeights:
-    """norms_KB -> c_KB, every group to C/sqrt(K): the whole then has norm at most C."""
+    """Clip weights for norms_KB of K groups: each group is clipped to C/sqrt(K), so the whole has norm at most C."""
 
     clipping_norm: float | Float[Array, ""]
     per_layer: bool = True

@@ -11,8 +11,8 @@ from omegaconf.errors import OmegaConfBaseException
 from yaml import MarkedYAMLError
 
 from dpx import packages
-from dpx.config import search_path
 from dpx.config.node import nearest, unknown_key
+from dpx.config.with_hydra import register_search_path
 from dpx.declaration import ConfigError
 from dpx.extras import missing
 from dpx.packages import conf_directory
@@ -26,7 +26,7 @@ _OF_A_DISK = {getattr(errno, name) for name in ("ENOSPC", "EDQUOT", "EFBIG", "EI
 
 
 def as_refused(error: BaseException) -> ConfigError | None:
-    """The user's mistake that `error` or its cause reports, as a `ConfigError`; `None` for a defect of the program."""
+    """Returns the user's mistake that `error` or its cause reports, as a `ConfigError`; `None` for a defect of the program."""
     chain: list[BaseException] = []
     cause: BaseException | None = error
     while cause is not None and cause not in chain:
@@ -97,7 +97,7 @@ def _closest_first(option: str, options: list[str]) -> list[str]:
 
 
 def _impossible_override(error: ConfigCompositionException) -> ConfigError:
-    """The error for an override of a key or a group that does not exist."""
+    """Returns the error for an override of a key or a group that does not exist."""
     message = str(error)
     matched = re.search(r"Could not (?:override|append|delete)[^']*'([^']+)'", message)
     key = matched.group(1).partition("@")[0] if matched else "command line"
@@ -110,9 +110,9 @@ def _impossible_override(error: ConfigCompositionException) -> ConfigError:
 
 
 def _siblings(key: str) -> list[str]:
-    """Keys of the default config at the level of `key`."""
+    """Returns the keys of the default config at the level of `key`."""
     if not GlobalHydra.instance().is_initialized():
-        search_path.register()
+        register_search_path()
         with initialize_config_dir(str(conf_directory()), version_base="1.3"):
             cfg = compose("config")
     else:

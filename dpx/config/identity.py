@@ -1,4 +1,4 @@
-"""The identity of a run: the plain values of its config, the part of them that names the run, and the name of its folder."""
+"""Defines the identity of a run: the plain values of its config, the part of them that names the run, and the name of its folder."""
 
 import hashlib
 import json
@@ -29,8 +29,10 @@ _NOT_IN_THE_NAME += ("tune", "name", "run")
 
 
 def resolved(cfg: DictConfig) -> dict[str, Any]:
-    """`cfg` as plain containers, without Hydra's own node and with the model of a checkpoint written out; raises `ConfigError` for an
-    interpolation that cannot be resolved, and for a checkpoint whose shape cannot be read."""
+    """Returns `cfg` as plain containers, without Hydra's own node and with the model of a checkpoint written out.
+
+    Raises `ConfigError` for an interpolation that cannot be resolved, and for a checkpoint whose shape cannot be read.
+    """
     try:
         plain = {str(key): _plain(cfg[key]) for key in cfg if key != "hydra"}
     except OmegaConfBaseException as error:
@@ -47,7 +49,7 @@ def _plain(value: Any) -> Any:
 
 
 def run_name(root: DictConfig) -> str:
-    """The folder name `<name>-<hash>`: the same config has the same folder, in a run and in a sweep, on one device and on many."""
+    """Returns the folder name `<name>-<hash>`: the same config has the same folder, in a run and in a sweep, on one device and on many."""
     job = OmegaConf.select(root, "hydra.runtime.choices.job", default="train")
     plain = resolved(root)
     if plain.get("run") or job in ("list", "report"):
@@ -57,7 +59,7 @@ def run_name(root: DictConfig) -> str:
 
 
 def identity(plain: dict[str, Any]) -> dict[str, Any]:
-    """The part of a resolved config that identifies the run; how and where it is computed is left out."""
+    """Returns the part of a resolved config that identifies the run, without how and where it is computed."""
     # Some jobs have a key `analysis` that is empty, others do not have the key.
     return {key: value for key, value in plain.items() if key not in _NOT_IN_THE_NAME and (key, value) != ("analysis", None)}
 

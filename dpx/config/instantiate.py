@@ -1,7 +1,7 @@
-"""Converts a composed config to frozen declarations: the only place that turns `_target_` into objects; after `build` no DictConfig exists.
+"""Converts a composed config to frozen declarations: only this module turns `_target_` into objects; after `build` no DictConfig exists.
 
-Hydra's own `instantiate` would call any importable function and check no types; this one makes declarations only, and imports nothing
-but dpx and the packages that are listed (`dpx.packages`).
+Hydra's own `instantiate` would call any importable function and check no types; this one makes declarations only, and imports nothing but
+dpx and the packages that are listed (`dpx.packages`).
 """
 
 import importlib
@@ -28,7 +28,7 @@ _BESIDE_THE_EXPERIMENT = ("job", "analysis", "fork", "run", "point", *NODES_OF_J
 
 
 def build(cfg: DictConfig) -> tuple[Experiment, Job]:
-    """The experiment and the job that `cfg` declares.
+    """Returns the experiment and the job that `cfg` declares.
 
     Raises `ConfigError`, naming the config key, for missing values, unknown keys, wrong types and contradictions.
     """
@@ -61,7 +61,7 @@ def _require_read(plain: dict[str, Any], job: Any) -> None:
 
 
 def _missing(node: Any, path: str) -> list[str]:
-    """Dotted keys with the value `???` below `node`, without Hydra's own."""
+    """Returns the dotted keys with the value `???` below `node`, without Hydra's own."""
     if node == "???":
         return [path]
     items = node.items() if isinstance(node, dict) else enumerate(node) if isinstance(node, list) else ()
@@ -69,7 +69,7 @@ def _missing(node: Any, path: str) -> list[str]:
 
 
 def make(node: Any, path: str) -> Any:
-    """`node` with every inner `_target_` replaced by what it declares, innermost first."""
+    """Returns `node` with every inner `_target_` replaced by the object that it declares, innermost first."""
     if isinstance(node, list):
         return [make(item, f"{path}.{number}") for number, item in enumerate(node)]
     if not isinstance(node, dict):
@@ -81,8 +81,10 @@ def make(node: Any, path: str) -> Any:
 
 
 def _declared(value: str, target: Any) -> Any:
-    """The declaration that `target` names; `value` is the assignment as the user sees it. Imports only modules of dpx and of listed
-    packages; raises `ConfigError` for any other before an import."""
+    """Returns the declaration that `target` names; `value` is the assignment as the user sees it.
+
+    It imports only modules of dpx and of listed packages, and raises `ConfigError` for any other before an import.
+    """
     module, _, name = str(target).rpartition(".")
     if not isinstance(target, str) or not all(part.isidentifier() for part in target.split(".")) or not module:
         raise ConfigError(value, "is not a name of a declaration", "Write <package>.<module>.<class>")
@@ -121,5 +123,5 @@ def _construct(declared: Any, arguments: dict[str, Any], path: str) -> Any:
 
 
 def declare(path: Path, key: str) -> Any:
-    """The declaration in the file of one option, without the rest of a config; `key` is its name in error messages."""
+    """Returns the declaration in the file of one option, without the rest of a config; `key` is its name in error messages."""
     return make(OmegaConf.to_container(OmegaConf.load(path), resolve=True), key)

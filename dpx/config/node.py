@@ -19,13 +19,13 @@ _INFINITY = re.compile(r"[+-]?\.?inf", re.IGNORECASE)
 
 
 def nearest(key: str, known: Iterable[str]) -> str:
-    """`, such as x` if a known name is close to `key`; else the empty string."""
+    """Returns `, such as x` if a known name is close to `key`; else the empty string."""
     close = difflib.get_close_matches(key, list(known), n=1, cutoff=0.5)
     return f", such as {close[0]}" if close else ""
 
 
 def unknown_key(path: str, known: Iterable[str]) -> ConfigError:
-    """The error for an unknown key, with the nearest known key."""
+    """Returns the error for an unknown key, with the nearest known key."""
     parent, _, key = path.rpartition(".")
     known = sorted(known)
     close = difflib.get_close_matches(key, known, n=1, cutoff=0.5)
@@ -35,8 +35,10 @@ def unknown_key(path: str, known: Iterable[str]) -> ConfigError:
 
 
 def checked_arguments(declared: type, arguments: dict[str, Any], path: str) -> dict[str, Any]:
-    """`arguments`, after checking that every key exists, every required key is present and every value has its type; where a float is
-    expected, `1` becomes 1.0, and the texts `inf` and `.inf` become infinity."""
+    """Returns `arguments` after a check that every key exists, every required key is present and every value has its type.
+
+    If a float is expected, `1` becomes 1.0, and the texts `inf` and `.inf` become infinity.
+    """
     fields = {field.name: field for field in dataclasses.fields(declared) if field.init}
     hints = typing.get_type_hints(declared)
     checked = {}
@@ -57,8 +59,10 @@ def checked_arguments(declared: type, arguments: dict[str, Any], path: str) -> d
 
 
 def _with_infinities(value: Any, hint: Any) -> Any:
-    """`value` with every infinity that was read as text converted to a number: YAML reads only `.inf` as a number, the command line only
-    `inf`."""
+    """Returns `value` with every infinity that was read as text converted to a number.
+
+    YAML reads only `.inf` as a number, the command line only `inf`.
+    """
     if isinstance(value, list):
         of_items = _of_items(hint)
         return [_with_infinities(item, of_items) for item in value]
@@ -67,7 +71,7 @@ def _with_infinities(value: Any, hint: Any) -> Any:
 
 
 def _of_items(hint: Any) -> Any:
-    """The type that the items of a list must have; that of `None` where `hint` allows no list."""
+    """Returns the type that the items of a list must have, or that of `None` if `hint` allows no list."""
     lists = (collections.abc.Sequence, list, tuple)
     return next((typing.get_args(part)[0] for part in _parts(hint) if typing.get_origin(part) in lists), type(None))
 
@@ -82,7 +86,8 @@ def _fits(value: Any, hint: Any) -> bool:
 
 
 def _items_fit(value: Any, hint: Any) -> bool:
-    """Whether every item of a list has the right type; beartype itself checks only one item of a long list, another one each time."""
+    """Returns whether every item of a list has the right type; beartype itself checks only one item of a long list, another one each
+    time."""
     of_items = [typing.get_args(part)[0] for part in _parts(hint) if typing.get_origin(part) is collections.abc.Sequence]
     if not isinstance(value, list | tuple) or not of_items:
         return True
@@ -96,7 +101,7 @@ def _mend(value: Any) -> str:
 
 
 def _parts(hint: Any) -> list[Any]:
-    """The alternatives of a union, the values of a Literal, or the hint itself."""
+    """Returns the alternatives of a union, the values of a Literal, or the hint itself."""
     if typing.get_origin(hint) in (typing.Union, types.UnionType, typing.Literal):
         return [part for argument in typing.get_args(hint) for part in _parts(argument)]
     return [hint]

@@ -1,4 +1,4 @@
-"""The named experiments (recipes), and every point that the sweep of a recipe would run."""
+"""Lists the named experiments (recipes), and every point that the sweep of a recipe would run."""
 
 import contextlib
 import fnmatch
@@ -14,9 +14,8 @@ from hydra.core.override_parser.types import Override
 from hydra.errors import MissingConfigException
 from omegaconf import DictConfig
 
-from dpx.config import search_path
 from dpx.config.instantiate import build
-from dpx.config.resolvers import register_resolvers
+from dpx.config.with_hydra import register_resolvers, register_search_path
 from dpx.packages import conf_directory, names_in
 
 # A recipe may ask for a sweeper that is not installed; a plan does not run it.
@@ -24,12 +23,13 @@ _PLAIN_SWEEPER = "hydra/sweeper=basic"
 
 
 def names(match: str = "*") -> list[str]:
-    """Names of recipes, those in `laptop/` with their folder, in alphabetical order, including recipes of installed packages."""
+    """Returns the names of recipes, those in `laptop/` with their folder, in alphabetical order, including recipes of installed
+    packages."""
     return [name for name in names_in("experiment") if fnmatch.fnmatchcase(name, match)]
 
 
 def compose(overrides: list[str], *, with_hydra: bool = False) -> DictConfig:
-    """The composed config of a command line, whether or not Hydra has been started."""
+    """Returns the composed config of a command line, whether or not Hydra has been started."""
     register_resolvers()
     with _started():
         return hydra_compose("config", overrides, return_hydra_config=with_hydra)
@@ -45,21 +45,21 @@ def _started() -> Iterator[None]:
     if GlobalHydra.instance().is_initialized():
         yield
         return
-    search_path.register()
+    register_search_path()
     with initialize_config_dir(str(conf_directory()), version_base="1.3"):
         yield
 
 
 def points(name: str) -> list[list[str]]:
-    """Overrides of every point of the recipe's sweep, in the order it would run; one empty list for a single run.
+    """Returns the overrides of every point of the recipe's sweep, in the order it would run; one empty list for a single run.
 
-    An axis given as an interval (a search, not a grid) stays at the recipe's own value.
+    An axis given as an interval (a search, not a grid) keeps the recipe's own value.
     """
     return points_of(compose([f"+experiment={name}", _PLAIN_SWEEPER], with_hydra=True))
 
 
 def points_of(cfg: DictConfig) -> list[list[str]]:
-    """Same as `points`, for a recipe that is already composed together with Hydra's own config."""
+    """Returns the same as `points`, for a recipe that is already composed together with Hydra's own config."""
     if str(cfg.hydra.mode) != "RunMode.MULTIRUN" and getattr(cfg.hydra.mode, "name", cfg.hydra.mode) != "MULTIRUN":
         return [[]]
     parser = OverridesParser.create()
@@ -77,12 +77,12 @@ def _values(override: Override) -> list[str]:
 
 
 def plan_config(name: str, point: list[str]) -> DictConfig:
-    """The composed config of one point."""
+    """Returns the composed config of one point."""
     return compose([f"+experiment={name}", _PLAIN_SWEEPER, *point, "job=plan"])
 
 
 def plan_config_if_found(name: str, point: list[str]) -> DictConfig | None:
-    """Same as `plan_config`, but `None` if no config folder of this process has the recipe, or an option of the point."""
+    """Returns the same as `plan_config`, or `None` if no config folder of this process has the recipe, or an option of the point."""
     try:
         return plan_config(name, point)
     except MissingConfigException:

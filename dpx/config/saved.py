@@ -1,4 +1,4 @@
-"""The config of an existing run, found by its folder or by the name of its experiment.
+"""Reads the config of an existing run, found by its folder or by the name of its experiment.
 
 A run's folder may come from somebody else, so its config is read as data: plain YAML, in which nothing is resolved or evaluated.
 """
@@ -19,7 +19,7 @@ _DEEPEST = 32
 
 
 def load(run: str) -> tuple[DictConfig, Path]:
-    """The resolved config of a finished or running run, and its folder, after checking that the folder's parts agree.
+    """Returns the resolved config of a finished or running run, and its folder, after a check that the folder's parts agree.
 
     `run` is a run folder, its name under `outputs/`, or the name of an experiment that has exactly one run there. Raises `ConfigError` if
     no run or several runs match, if its config is not valid, or if the parts of its folder do not agree.
@@ -42,13 +42,14 @@ def load(run: str) -> tuple[DictConfig, Path]:
 
 
 def place_of(folder: Path) -> Path:
-    """The path of the config of the run in `folder`: its whole config, or the released one if the whole one is missing."""
+    """Returns the path of the config of the run in `folder`: its whole config, or the released one if the whole one is missing."""
     whole = folder / "private" / CONFIG
     return whole if whole.is_file() else folder / "release" / CONFIG
 
 
 def read(path: Path) -> DictConfig:
-    """The config in `path`, which contains no interpolation. Raises `ConfigError` for anything except plain YAML of moderate size."""
+    """Returns the config in `path`, which contains no interpolation. Raises `ConfigError` for anything except plain YAML of moderate
+    size."""
     fix = "Restore the file"
     try:
         require(path.stat().st_size <= _MOST_BYTES, path, f"holds more than {_MOST_BYTES} bytes, so it is not a config of a run", fix)
@@ -77,7 +78,7 @@ def _require_plain(path: Path, text: str) -> None:
 
 
 def _not_plain(event: Any) -> str | None:
-    """The reason, as text, why one event of a config's YAML is not a plain value; `None` if it is."""
+    """Returns the reason, as text, why one event of a config's YAML is not a plain value; `None` if it is."""
     if isinstance(event, yaml.AliasEvent) or getattr(event, "anchor", None) is not None:
         return "repeats a part of the file with an anchor"
     if getattr(event, "tag", None) is not None:

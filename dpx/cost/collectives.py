@@ -1,4 +1,4 @@
-"""The communication between devices, counted in the text of a compiled program."""
+"""Counts the communication between devices in the text of a compiled program."""
 
 import dataclasses
 import math
@@ -14,7 +14,7 @@ _LOOP = re.compile(r"(?:body|condition)=%?([\w.\-]+)")
 _REACHED = re.compile(r"(?:body|condition|calls|to_apply)=%?([\w.\-]+)")
 
 
-# Which devices meet: listed, or as pairs of sender and receiver; in rows of a shape that counts them (perhaps transposed); or along
+# Which devices communicate: listed, or as pairs of sender and receiver; in rows of a shape that counts them (perhaps transposed); or along
 # axes of a mesh.
 _LISTED = re.compile(r"(?:replica_groups|source_target_pairs)=\{(\{[\d,{}]*\})\}")
 _COUNTED = re.compile(r"replica_groups=\[([\d,]+)\]<=\[([\d,]+)\](?:T\(([\d,]+)\))?")
@@ -24,8 +24,11 @@ _ALONG = re.compile(r"replica_groups=mesh\[([^\]]*)\] \{([^}:]*)\}")
 
 @dataclasses.dataclass(frozen=True)
 class Collective:
-    """One instruction: its kind as XLA names it, the elements of its results on one device, whether a loop runs it, and the
-    groups of devices that meet in it (none named: all)."""
+    """One collective instruction of a compiled program.
+
+    It holds the kind as XLA names it, the elements of its results on one device, whether a loop runs it, and the groups of devices that
+    communicate (all devices if none is named).
+    """
 
     kind: str
     elements: int
@@ -34,7 +37,7 @@ class Collective:
 
 
 def collectives(text: str) -> list[Collective]:
-    """Every collective instruction of `compiled.as_text()`; an instruction inside a loop's body is listed once and marked."""
+    """Returns every collective instruction of `compiled.as_text()`; an instruction inside a loop's body is listed once and marked."""
     bodies = computations(text)
     looped = _reached_by_loops(text, bodies)
     return [
@@ -45,12 +48,12 @@ def collectives(text: str) -> list[Collective]:
 
 
 def computations(text: str) -> dict[str, str]:
-    """The bodies of a compiled module's computations by name."""
+    """Returns the bodies of a compiled module's computations by name."""
     return {match.group(1): part for part in _COMPUTATION.split(text) if (match := _NAME.match(part))}
 
 
 def _reached_by_loops(text: str, bodies: dict[str, str]) -> set[str]:
-    """Every computation that a loop's body or condition calls, however deep."""
+    """Returns every computation that a loop's body or condition calls, at any depth."""
     reached, waiting = set(), _LOOP.findall(text)
     while waiting:
         name = waiting.pop()
@@ -77,7 +80,7 @@ def _groups(instruction: str) -> tuple[tuple[int, ...], ...]:
 
 
 def numbers(text: str) -> list[int]:
-    """The integers of a list as HLO writes it: sizes, axes, devices."""
+    """Returns the integers of a list as HLO writes it: sizes, axes, devices."""
     return [int(number) for number in text.split(",") if number]
 
 

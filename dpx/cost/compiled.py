@@ -1,7 +1,7 @@
-"""Matrix-product FLOPs of a compiled program, on one device: what the compiler left of the traced ones, split over the mesh.
+"""Counts the matrix-product FLOPs of a compiled program on one device: what the compiler kept of the traced ones, split over the mesh.
 
-XLA's own count takes every loop once. Here a loop whose rounds the compiler knows is multiplied out (the layers of a model), one
-whose rounds only the data know counts once (the microbatches of a chunk), and of a branch the most expensive side counts.
+XLA's own count takes every loop once. Here a loop whose number of rounds the compiler knows is multiplied out (the layers of a model), one
+whose number of rounds depends on data counts once (the microbatches of a chunk), and of a branch the most expensive side counts.
 """
 
 import math
@@ -19,7 +19,7 @@ _CALLED = re.compile(r" (?:fusion|call)\(.*?(?:calls|to_apply)=%?([\w.\-]+)")
 
 
 def compiled_matmul_flops(text: str) -> int:
-    """Matrix-product FLOPs, on one device, of the program whose `compiled.as_text()` is `text`."""
+    """Returns the matrix-product FLOPs, on one device, of the program whose `compiled.as_text()` is `text`."""
     bodies = computations(text)
     entry = next(name for name, body in bodies.items() if body.startswith("ENTRY"))
     known: dict[str, int] = {}
@@ -41,7 +41,7 @@ def compiled_matmul_flops(text: str) -> int:
 
 
 def _own(body: str) -> int:
-    """The matrix products in one computation."""
+    """Returns the FLOPs of the matrix products in one computation."""
     shapes = {name: numbers(dims) for name, dims in _RESULT.findall(body)}
     return sum(
         2 * math.prod(numbers(result)) * math.prod(shapes[left][axis] for axis in numbers(contracted))

@@ -1,4 +1,4 @@
-"""The real step of a config, compiled for its mesh on simulated devices and never run: bytes, collectives and FLOPs.
+"""Compiles the real step of a config for its mesh on simulated devices, without running it, and reports bytes, collectives and FLOPs.
 
 Shapes replace every array, so nothing of the model is allocated. The report describes the program that XLA compiles for CPU devices:
 its collectives and products are those of the mesh; its buffers are like an accelerator's, except for bfloat16, which CPU code widens.
@@ -27,7 +27,7 @@ SCALAR = jax.ShapeDtypeStruct((), jnp.float32)
 
 
 def dry_run(experiment: Experiment, vocabulary_size: int, microbatch: int) -> dict[str, Any]:
-    """The cost of one logical batch on each device of the declared mesh, from the compiled programs of the step.
+    """Returns the cost of one logical batch on each device of the declared mesh, from the compiled programs of the step.
 
     `peak_bytes_per_device` is the largest number of bytes that are live while a program runs: its arguments, results and temporaries, and
     the stored state or the gathered parameters that it does not use. FLOPs are those of one microbatch.
@@ -54,7 +54,7 @@ def dry_run(experiment: Experiment, vocabulary_size: int, microbatch: int) -> di
     # Parameters that are gathered in the layout in which they are stored are the same arrays: no copy is live while noise is added.
     gathered = jax.tree.leaves(jax.eval_shape(step.gather, by.trained))
     moved = [new for old, new in zip(jax.tree.leaves(by.trained), gathered, strict=True) if not _is_same(old, new)]
-    # What replaces parameters for one step is live throughout it.
+    # The arrays that replace parameters for one step are live throughout it.
     added = by if step.reparametrise else None
     waiting = {"reparametrise": state.moments, "gather": (state.moments, added), "accumulate": (state, added)}
     waiting |= {"reduce": (state, moved, added), "finish": (moved, added)}
@@ -71,8 +71,11 @@ def dry_run(experiment: Experiment, vocabulary_size: int, microbatch: int) -> di
 
 
 def _lowered(step: Step, state: Any, by: Reparametrised, row: dict[str, Any], rows_each: int, drawn: Any) -> dict[str, Any]:
-    """The step's programs; the loss is differentiated `by` these arrays, `row` is one row of the data, `rows_each` how many an example has,
-    `drawn` what the mechanism draws before the sums and after them."""
+    """Returns the step's programs, lowered.
+
+    The loss is differentiated `by` these arrays, `row` is one row of the data, `rows_each` is the number of rows of an example, and `drawn`
+    is what the mechanism draws before the sums and after them.
+    """
     params, frozen_params = by.trained, jax.eval_shape(step.draw_frozen, KEY, None)
     gathered, sums = jax.eval_shape(step.gather, params), jax.eval_shape(step.zero)
     reduced = jax.eval_shape(step.reduce, sums, (SCALAR, SCALAR))
@@ -97,7 +100,7 @@ def _is_same(old: Any, new: Any) -> bool:
 
 
 def _held(tree: Any) -> int:
-    """Bytes of one device's parts."""
+    """Returns the bytes of one device's parts."""
     return sum(math.prod(leaf.sharding.shard_shape(leaf.shape)) * leaf.dtype.itemsize for leaf in jax.tree.leaves(tree))
 
 
@@ -111,7 +114,10 @@ def _bytes(compiled: Any) -> dict[str, int]:
 
 
 def _crossing(text: str) -> list[dict[str, Any]]:
-    """Collectives by kind, size of the groups that meet, and whether a loop runs them; elements of their results on one device."""
+    """Returns the elements of collectives' results on one device.
+
+    They are summed by kind, size of the groups that communicate, and whether a loop runs the collective.
+    """
     operations = collectives(text)
     numbers, elements = Counter(), Counter()
     for one in operations:

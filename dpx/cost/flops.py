@@ -1,4 +1,4 @@
-"""Floating-point operations of one training example, by arithmetic on shapes. No jax.
+"""Counts floating-point operations of one training example, by arithmetic on shapes. It imports no jax.
 
 A product of [m,k] and [k,n] counts 2mkn. Element-wise work, lookups, clipping, noise and the optimiser are not counted.
 """
@@ -10,7 +10,7 @@ from dpx.models.shape import AnyModel, Bert, Decoder
 def forward_matmul_flops(
     model: AnyModel, vocabulary_size: int, sequence_length: int, masked_positions: int, *, pooled_outputs: int = 0
 ) -> int:
-    """Exact matrix-product FLOPs of one example's forward pass, padding and masked scores included (they are computed).
+    """Returns the exact matrix-product FLOPs of one example's forward pass; padding and masked scores count, because they are computed.
 
     `masked_positions` positions are decoded over the vocabulary; `pooled_outputs` values come from a pooled token, in a Bert through one
     more dense map unless its classifier is linear.
@@ -30,10 +30,13 @@ def forward_matmul_flops(
 def training_matmul_flops(
     model: AnyModel, vocabulary_size: int, sequence_length: int, masked_positions: int, *, pooled_outputs: int = 0
 ) -> int:
-    """Forward and backward of one example: every product has two products as its derivative, so three times the forward."""
+    """Returns the FLOPs of forward and backward pass of one example: three times the forward pass.
+
+    Every product has two products as its derivative.
+    """
     return 3 * forward_matmul_flops(model, vocabulary_size, sequence_length, masked_positions, pooled_outputs=pooled_outputs)
 
 
 def published_flops(parameters: int, sequence_length: int) -> int:
-    """6 M S: the rule by which Anil et al. 2021 and McKenna et al. 2025 state cost (every parameter in every token's product)."""
+    """Returns 6 M S, the rule by which Anil et al. 2021 and McKenna et al. 2025 state cost (every parameter in every token's product)."""
     return 6 * parameters * sequence_length

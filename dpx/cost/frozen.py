@@ -1,4 +1,6 @@
-"""Matrix-product FLOPs of training with some parameters frozen, traced on shapes: they depend on which parameters are frozen.
+"""Counts matrix-product FLOPs of training with some parameters frozen, traced on shapes.
+
+They depend on which parameters are frozen.
 
 A frozen parameter has no gradient, and nothing below the lowest trained parameter is differentiated. Nothing is allocated or run.
 """
@@ -24,7 +26,7 @@ from dpx.training.microbatch import synthetic_rows
 
 
 class Products(NamedTuple):
-    """FLOPs of each row that a step draws, and of each protected row once, before the first step."""
+    """The FLOPs of each row that a step draws, and of each protected row once, before the first step."""
 
     drawn_row: int
     protected_row: int
@@ -40,8 +42,10 @@ def products(
     *,
     reads_once: bool = True,
 ) -> Products:
-    """Matrix-product FLOPs of training what `train` selects, differentiated as `mechanism` does. Where the head alone is trained the
-    encoder reads each text once, unless `reads_once` is false (an audit's canaries are among the rows)."""
+    """Returns the matrix-product FLOPs of training what `train` selects, differentiated as `mechanism` does.
+
+    If the head alone is trained, the encoder reads each text once, unless `reads_once` is false (an audit's canaries are among the rows).
+    """
     subject = objective(model, task, vocabulary_size, Special(pad_id=0, unk_id=1, cls_id=2, sep_id=3, mask_id=4))
     key = np.zeros(2, np.uint32)
     trained, frozen = jax.eval_shape(lambda key: draw(train, subject, key), key)

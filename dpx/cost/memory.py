@@ -1,4 +1,4 @@
-"""Bytes a training step holds on one device, by arithmetic on shapes. No jax.
+"""Computes the bytes that a training step holds on one device, by arithmetic on shapes. It imports no jax.
 
 With P trained and R frozen parameters, b examples of a microbatch on a device, T tokens, H width, F feed-forward width, A heads,
 l differentiated layers (1, the current layer, if no layer is differentiated), M masked positions and V words; gradients of S numbers are
@@ -30,9 +30,12 @@ Method = Literal["plain", "vmap", "ghost", "book_keeping", "traced"]
 
 
 class Trains(NamedTuple):
-    """The trained part of a model: the numbers of trained and of frozen parameters, of the differentiated layers from the top
-    (`None`: all), whether gradients of a dense map's matrix in these layers are summed, of how many numbers they are summed (`None`: of
-    the trained parameters), and how many trained parameters a mechanism replaces by others for that."""
+    """The trained part of a model, in numbers.
+
+    It holds the numbers of trained and of frozen parameters, of the differentiated layers from the top (`None`: all), whether gradients of
+    a dense map's matrix in these layers are summed, of how many numbers they are summed (`None`: of the trained parameters), and how many
+    trained parameters a mechanism replaces by others for that.
+    """
 
     parameters: int
     frozen: int = 0
@@ -42,8 +45,10 @@ class Trains(NamedTuple):
     replaced: int = 0
 
     def differentiated_by(self, shapes: Shapes, summed: Shapes) -> "Trains":
-        """The same where gradients are those of arrays of the shapes `summed`, not of the trained parameters `shapes`: what is replaced
-        is a constant of the loss."""
+        """Returns the same for gradients of arrays of the shapes `summed`, instead of the trained parameters `shapes`.
+
+        Replaced parameters are constants of the loss.
+        """
         if shapes == summed:
             return self
         replaced = count({path: shape for path, shape in shapes.items() if path not in summed})
@@ -53,7 +58,7 @@ class Trains(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Memory:
-    """Bytes on one device, by use."""
+    """The bytes on one device, by use."""
 
     stored: int
     gathered: int
@@ -64,15 +69,16 @@ class Memory:
 
     @property
     def peak(self) -> int:
+        """Returns the largest number of bytes at one time."""
         return self.stored + self.gathered + self.accumulator + self.mechanism + max(self.microbatch, self.update)
 
     def measured(self, temporaries: int) -> "Memory":
-        """The same, with a microbatch as a compiler counts it: its `temporaries` (bytes) and the sum of its gradients."""
+        """Returns the same with a microbatch as a compiler counts it: its `temporaries` (bytes) and the sum of its gradients."""
         return dataclasses.replace(self, microbatch=self.accumulator + temporaries)
 
 
 def activations(model: AnyModel, trains: Trains, vocabulary_size: int, sequence_length: int, masked_positions: int) -> int:
-    """Numbers one example keeps for the backward pass."""
+    """Returns how many numbers one example keeps for the backward pass."""
     if isinstance(model, ExampleModel):
         return model.activations(vocabulary_size, sequence_length)
     T, H, F = sequence_length, model.width, model.feed_forward
@@ -93,14 +99,17 @@ def step_memory(
     mechanism_bytes: int = 0,
     optimizer_bytes: int | None = None,
 ) -> Memory:
-    """Memory of one device with `microbatch` rows at a time. `mechanism_bytes`: of the whole mesh; `optimizer_bytes`: the optimiser's state
-    on one device (`dpx.training.update.state_bytes`), `None` for Adam's two moments."""
+    """Returns the memory of one device with `microbatch` rows at a time.
+
+    `mechanism_bytes` is of the whole mesh; `optimizer_bytes` is the optimiser's state on one device (`dpx.training.update.state_bytes`),
+    `None` for Adam's two moments.
+    """
     number, parameters = 2 if model.dtype == "bfloat16" else FLOAT32, trains.parameters
     summed = parameters if trains.summed is None else trains.summed
     example = number * activations(model, trains, vocabulary_size, sequence_length, masked_positions)
     if method == "vmap":
         example += FLOAT32 * summed
-    # What is traced is kept as by book-keeping; a model that may be copied instead says so in its activations.
+    # A traced model keeps what book-keeping keeps; the activations of a model that may be copied include the copies.
     if method in ("book_keeping", "traced") and trains.kernels and not isinstance(model, ExampleModel):
         example += number * _differentiated(model, trains) * sequence_length * (2 * model.width + model.feed_forward)
     gathered = summed if shards > 1 or number < FLOAT32 else 0
@@ -115,7 +124,7 @@ def step_memory(
 
 
 def _stored(parameters: int, shards: int, optimizer_bytes: int | None) -> int:
-    """Parameters and the optimiser's state on one device."""
+    """Returns the bytes of parameters and the optimiser's state on one device."""
     if optimizer_bytes is None:
         return 3 * FLOAT32 * parameters // shards
     return FLOAT32 * parameters // shards + optimizer_bytes

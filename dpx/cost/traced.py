@@ -1,4 +1,4 @@
-"""The cost of a traced or compiled program, without time measurements: matrix-product FLOPs and temporary memory."""
+"""Counts matrix-product FLOPs and temporary memory of a traced or compiled program, without time measurements."""
 
 import math
 from collections.abc import Callable
@@ -10,9 +10,11 @@ from jax.interpreters import partial_eval
 
 
 def matmul_flops(function: Callable, *arguments: Any, platform: str | None = None) -> int:
-    """Matrix-product FLOPs of one call, after dead-code elimination, loops multiplied out. Of a branch the most expensive side counts,
-    of a loop of unknown length one round, of a choice by platform the side for `platform` (`None`: the one for accelerators, which
-    nothing here names); arguments may be `ShapeDtypeStruct`s."""
+    """Returns the matrix-product FLOPs of one call, after dead-code elimination, with loops multiplied out.
+
+    Of a branch the most expensive side counts, of a loop of unknown length one round, and of a choice by platform the side for `platform`
+    (`None`: the side for accelerators, which no platform name selects). Arguments may be `ShapeDtypeStruct`s.
+    """
     closed = jax.make_jaxpr(function)(*arguments)
     live, _ = partial_eval.dce_jaxpr(closed.jaxpr, [True] * len(closed.jaxpr.outvars))
     return _count(live, platform)
@@ -47,10 +49,10 @@ def _bodies(params: dict[str, Any]) -> list[core.Jaxpr]:
 
 
 def temporary_bytes(function: Callable, *arguments: Any) -> int:
-    """The compiler's own temporary buffers of the jitted function, on this machine's first device."""
+    """Returns the bytes of the compiler's own temporary buffers of the jitted function, on this machine's first device."""
     return compiled_temporaries(jax.jit(function).lower(*arguments).compile())
 
 
 def compiled_temporaries(compiled: Any) -> int:
-    """Bytes of temporary buffers of a compiled program, on one device."""
+    """Returns the bytes of temporary buffers of a compiled program, on one device."""
     return compiled.memory_analysis().temp_size_in_bytes

@@ -1,4 +1,4 @@
-"""The declarations of the source of text and of its conversion to rows."""
+"""Declares the source of the text and its conversion to rows."""
 
 from collections.abc import Sequence
 from typing import Literal
@@ -13,10 +13,10 @@ from dpx.privacy.declarations import Privacy
 
 @declaration
 class Vocabulary:
-    """A WordPiece vocabulary: fitted on the public split (`path=None`), or brought as a file, one token a line.
+    """Declares a WordPiece vocabulary that is fitted on the public split (`path=None`), or read from a file with one token a line.
 
-    `size` is the number of rows of the embedding table; a file may hold fewer tokens. `fit_on="protected"` fits on the
-    protected split, or says that the file brought was fitted there; it is allowed and makes the guarantee `none`.
+    `size` is the number of rows of the embedding table; a file may hold fewer tokens. `fit_on="protected"` fits on the protected split, or
+    states that the file was fitted there; it is allowed and makes the guarantee `none`.
     """
 
     size: int
@@ -33,26 +33,27 @@ class Vocabulary:
 
 
 class _RunningText:
-    """Base class of every source of running text."""
+    """Is the base class of every source of running text."""
 
     def columns(self, sequence_length: int, vocabulary_size: int, is_paired: bool) -> Schema:
-        """Marked texts and, of pairs, whether the second truly follows the first."""
+        """Returns the columns of marked texts and, for pairs, whether the second segment truly follows the first."""
         return running_text(sequence_length, vocabulary_size, is_paired)
 
 
 @declaration
 class Embedded(_RunningText):
-    """English text found on every machine that installed the project: documentation of Python and of the dependencies."""
+    """Reads English text that every installation of the project has: documentation of Python and of the dependencies."""
 
     kind: Literal["embedded"] = "embedded"
 
 
 @declaration
 class TextFiles(_RunningText):
-    """The user's `.txt[.gz]` (one document a file, or a line with `document_per="line"`) and `.jsonl[.gz]` files (one a line).
+    """Reads the user's `.txt[.gz]` and `.jsonl[.gz]` files.
 
-    `paths` are files, folders and patterns such as `texts/*.txt`, or one of them. `unit_field` names the `.jsonl` field that says whose
-    the document is; documents that share it are one unit.
+    A `.txt` file is one document, or one a line with `document_per="line"`; a `.jsonl` file has one document a line. `paths` are files,
+    folders and patterns such as `texts/*.txt`, or one of them. `unit_field` names the `.jsonl` field with the owner of the document;
+    documents with the same value are one unit.
     """
 
     paths: str | Sequence[str]
@@ -64,7 +65,7 @@ class TextFiles(_RunningText):
 
 @declaration
 class Synthetic(_RunningText):
-    """Documents of a known Markov process over `states` words, whose best possible masked-token loss can be computed."""
+    """Generates documents of a known Markov process over `states` words, whose best possible masked-token loss can be computed."""
 
     documents: int
     words_per_document: int
@@ -90,10 +91,11 @@ class Synthetic(_RunningText):
 
 @declaration
 class SyntheticLabels:
-    """Short labelled texts of made-up words, `shortest` to `longest` of them.
+    """Generates short labelled texts of made-up words, `shortest` to `longest` words each.
 
-    The `states` words fall in as many groups as there are `labels`, in this order; half of a text's words are of its label's group and
-    the others of any, so a text of w words tells its label but for a chance that falls with w. Every label is as likely.
+    The `states` words form as many groups as there are `labels`, in this order. Half of a text's words are from its label's group and the
+    others from any group, so a text of w words determines its label except with a probability that falls with w. All labels are equally
+    likely.
     """
 
     examples: int
@@ -122,15 +124,15 @@ class SyntheticLabels:
         )
 
     def columns(self, sequence_length: int, vocabulary_size: int, is_paired: bool) -> Schema:
-        """Marked texts and their labels."""
+        """Returns the columns of marked texts and their labels."""
         return texts(sequence_length, vocabulary_size) | {"label": classes(len(self.labels))}
 
 
 @declaration
 class Hub(_RunningText):
-    """Corpora through the `datasets` library; local paths work too.
+    """Reads corpora through the `datasets` library; local paths work too.
 
-    Each has `name` and, where needed, `config`, `split` (train), `text_field` (text), `unit_field` and `revision`.
+    Each corpus has `name` and, where needed, `config`, `split` (train), `text_field` (text), `unit_field` and `revision`.
     """
 
     corpora: Sequence[dict[str, str | None]]
@@ -150,7 +152,7 @@ class Hub(_RunningText):
 
 @declaration
 class RandomRows:
-    """No corpus: rows of random tokens and labels, drawn where a step is timed or planned. There is nothing in them to train on."""
+    """Generates rows of random tokens and labels for timing or planning a step. They contain no text to train on."""
 
     kind: Literal["random"] = "random"
 
@@ -160,11 +162,11 @@ Source = Embedded | TextFiles | Table | Synthetic | SyntheticLabels | Hub | Rand
 
 @declaration
 class Data:
-    """A corpus, its vocabulary, its splits and the form of its rows.
+    """Declares a corpus, its vocabulary, its splits and the form of its rows.
 
-    Documents fall into public / held-out / protected splits by a hash of the unit id with `split_salt`.
-    `declared_size` is the public N (of rows, or of units under `privacy.unit_mode=sample_units`): required under `add_remove`,
-    used for plans before the data is prepared. A table's test set is a separate split, or is the held-out split (`Table.select`).
+    Documents are divided into public, held-out and protected splits by a hash of the unit id with `split_salt`. `declared_size` is the
+    public N (of rows, or of units under `privacy.unit_mode=sample_units`): required under `add_remove`, and used for plans before the data
+    is prepared. A table's test set is a separate split, or is the held-out split (`Table.select`).
     """
 
     name: str
@@ -219,7 +221,7 @@ class Data:
 
     @property
     def known_as(self) -> Sequence[str]:
-        """Names under which the data is known to others."""
+        """The names under which the data is known to others."""
         if isinstance(self.source, Hub):
             return [str(corpus["name"]).split("/")[-1] for corpus in self.source.corpora]
         return [*self.source.known_as, *self.source.hub_names] if isinstance(self.source, Table) else ()
@@ -238,7 +240,7 @@ class Data:
 
     @property
     def splits(self) -> tuple[Split, ...]:
-        """The splits that rows fall into."""
+        """The splits that the rows are divided into."""
         return (*SPLITS, "test") if self.test_split == "test" else SPLITS
 
     @property
@@ -265,13 +267,13 @@ class Data:
 
     @property
     def is_remote(self) -> bool:
-        """Whether counting its rows would start a download."""
+        """Whether a count of its rows would start a download."""
         is_on_hub = isinstance(self.source, Hub) or (isinstance(self.source, Table) and bool(self.source.hub_names))
         return is_on_hub or (isinstance(self.source, PackageSource) and self.source.is_remote)
 
     @property
     def names_units(self) -> bool:
-        """Whether the source says, by a field of its records, whose each document is."""
+        """Whether the source names the owner of each document in a field of its records."""
         match self.source:
             case TextFiles() | Table():
                 return self.source.unit_field is not None

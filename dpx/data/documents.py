@@ -1,4 +1,4 @@
-"""Records of a source: documents or labelled examples one after another, and a fingerprint of its content."""
+"""Defines the records of a source: documents or labelled examples one after another, and a fingerprint of its content."""
 
 import hashlib
 import json
@@ -9,10 +9,10 @@ from typing import Protocol, runtime_checkable
 
 @dataclass(frozen=True, slots=True)
 class Document:
-    """One text, paragraph by paragraph, and the unit of privacy it belongs to.
+    """Holds one text, paragraph by paragraph, and the unit of privacy that it belongs to.
 
-    With `unit_id=None` the unit is named by the document's content, and equal documents are one unit, kept once. A position in the corpus
-    must not name it: deleting one document would rename all later ones, and so change their split and their draws.
+    With `unit_id=None` the unit is named by the document's content, and equal documents are one unit, kept once. Its position in the corpus
+    must not be its name: the deletion of one document would rename all later ones, and so change their split and their draws.
 
     Attributes:
         paragraphs: The text.
@@ -23,13 +23,13 @@ class Document:
     unit_id: str | None = None
 
     def content(self) -> str:
-        """128-bit hash of the text, as 32 hexadecimal digits."""
+        """Returns the 128-bit hash of the text, as 32 hexadecimal digits."""
         return hashlib.sha256("\n".join(self.paragraphs).encode("utf-8", "surrogatepass")).hexdigest()[:32]
 
 
 @dataclass(frozen=True, slots=True)
 class Example:
-    """The content of one labelled row: a text, a pair of texts that are read together, or, for multiple choice, several of these.
+    """Holds the content of one labelled row: a text, a pair of texts that are read together, or several of these for multiple choice.
 
     Attributes:
         texts: One tuple of segments (one, or two of a pair) for each text.
@@ -48,14 +48,14 @@ class Example:
         return tuple(segment for text in self.texts for segment in text)
 
     def content(self) -> str:
-        """128-bit hash of label and texts, each framed, as 32 hexadecimal digits."""
+        """Returns the 128-bit hash of the label and the texts, each with its length, as 32 hexadecimal digits."""
         framed = json.dumps([self.label, self.texts])
         return hashlib.sha256(framed.encode()).hexdigest()[:32]
 
 
 @runtime_checkable
 class Source(Protocol):
-    """Records that can be read again: preparation reads them once, or twice if it fits a vocabulary.
+    """Yields records and can be read several times: preparation reads them once, or twice if it fits a vocabulary.
 
     Records are documents, which are cut into rows, or examples, each of which is one row (`columns` of the declaration).
     """
@@ -65,5 +65,5 @@ class Source(Protocol):
         ...
 
     def fingerprint(self) -> str:
-        """Returns a text that changes when the records change: prepared rows are found by it."""
+        """Returns a text that changes when the records change; prepared rows are identified by it."""
         ...

@@ -1,7 +1,7 @@
-"""The embedded corpus: documentation of Python's standard library and of this project's installed dependencies.
+"""Reads the embedded corpus: documentation of Python's standard library and of this project's installed dependencies.
 
-Source files are parsed, never imported. One document is one file; its unit is `<distribution>/<path>`. Which text it
-holds depends on the installed versions alone, so the fingerprint is the list of versions.
+Source files are parsed, never imported. One document is one file; its unit is `<distribution>/<path>`. Its text depends on the installed
+versions alone, so the fingerprint is the list of versions.
 """
 
 import ast
@@ -22,7 +22,7 @@ from packaging.utils import canonicalize_name
 from dpx.data.documents import Document
 from dpx.data.english import prose
 
-# What this project cannot run without; extras are left out so that a developer and a user hold the same text.
+# The dependencies that this project needs to run; extras are left out so that a developer and a user have the same text.
 DEPENDENCIES = (
     "beartype", "dp-accounting", "flax", "hydra-core", "jax", "jaxtyping", "markdown-it-py", "numpy", "omegaconf", "optax",
     "orbax-checkpoint", "packaging", "rich", "safetensors", "scipy", "tensorboard", "tensorboardX", "tokenizers",
@@ -37,10 +37,10 @@ _LONG_TEXT = 200  # characters; a string this long that is not a docstring may s
 
 
 class EmbeddedSource:
-    """Documents of the embedded corpus, in the order of their unit ids; read once and held (about 10 MB)."""
+    """Yields the documents of the embedded corpus in the order of their unit ids; they are read once and kept in memory (about 10 MB)."""
 
     def fingerprint(self) -> str:
-        """Hash of the versions of Python and of every distribution read."""
+        """Returns a hash of the versions of Python and of every distribution that is read."""
         versions = [f"python=={platform.python_version()}"]
         versions += [f"{name}=={distribution.version}" for name, distribution in sorted(closure(DEPENDENCIES).items())]
         return hashlib.sha256("\n".join(versions).encode()).hexdigest()
@@ -58,7 +58,8 @@ class EmbeddedSource:
 
 @contextlib.contextmanager
 def _no_collections() -> Iterator[None]:
-    """The tree of a source goes with its last reference; looking for cycles in all of them takes a quarter of the reading."""
+    """Disables the garbage collector: a syntax tree is freed with its last reference, and a search for cycles takes a quarter of the
+    time."""
     was_enabled = gc.isenabled()
     gc.disable()
     try:
@@ -69,7 +70,7 @@ def _no_collections() -> Iterator[None]:
 
 
 def closure(roots: tuple[str, ...]) -> dict[str, metadata.Distribution]:
-    """Installed distributions reachable from `roots` through requirements without extras, by canonical name."""
+    """Returns the installed distributions reachable from `roots` through requirements without extras, by canonical name."""
     distributions: dict[str, metadata.Distribution] = {}
     waiting = list(roots)
     while waiting:
@@ -108,10 +109,10 @@ def _is_documentation(relative: Path) -> bool:
 
 
 def _paragraphs(path: Path) -> tuple[str, ...]:
-    """English paragraphs of one file, each once.
+    """Returns the English paragraphs of one file, each once.
 
-    A paragraph is dropped only for repeating one of the same document: were it dropped for repeating another document's,
-    deleting that one would bring it back, and one unit's rows would depend on another unit.
+    A paragraph is dropped only if it repeats one of the same document. If it were dropped because another document has it, the deletion of
+    that document would bring it back, and one unit's rows would depend on another unit.
     """
     try:
         text = path.read_text(encoding="utf-8")
@@ -126,7 +127,7 @@ def _paragraphs(path: Path) -> tuple[str, ...]:
 
 
 def _documentation_strings(source: str) -> list[str]:
-    """Docstrings, and long texts held in constants, of a Python source in the order they are written."""
+    """Returns docstrings, and long texts held in constants, of a Python source in their order."""
     try:
         waiting: list[ast.AST] = [ast.parse(source)]
     except (SyntaxError, ValueError, RecursionError):
@@ -143,7 +144,10 @@ def _documentation_strings(source: str) -> list[str]:
 
 
 def _children_that_may_hold_text(node: ast.AST) -> Iterator[ast.AST]:
-    """Statements below `node`, and the constants it assigns, lists or passes on; walking every expression takes ten times longer."""
+    """Returns the statements below `node`, and the constants that it assigns, lists or passes on.
+
+    A walk over every expression takes ten times longer.
+    """
     for field in _fields_that_may_hold_text(type(node)):
         child = getattr(node, field, None)
         if isinstance(child, list):

@@ -1,6 +1,6 @@
-"""English paragraphs out of docstrings, reStructuredText and Markdown: code, tables, signatures and marks fall away.
+"""Extracts English paragraphs from docstrings, reStructuredText and Markdown; code, tables, signatures and marks are removed.
 
-Every rule looks at one text alone, so what remains of a document is a function of that document.
+Every rule looks at one text alone, so the result for a document depends on that document alone.
 """
 
 import inspect
@@ -43,7 +43,7 @@ _MAY_HOLD_MARKS = re.compile(r"[`<*|[]|://")
 
 
 def is_english(paragraph: str) -> bool:
-    """Whether `paragraph` reads as an English sentence: plain words, some of them function words, little code."""
+    """Returns whether `paragraph` reads as an English sentence: plain words, some of them function words, little code."""
     words = paragraph.split()
     if len(words) < 4:
         return False
@@ -54,7 +54,7 @@ def is_english(paragraph: str) -> bool:
 
 
 def prose(text: str) -> list[str]:
-    """The English paragraphs of one documentation text, in order, marks removed."""
+    """Returns the English paragraphs of one documentation text, in order, without marks."""
     paragraphs = (_without_marks(" ".join(lines)) for lines in _paragraph_lines(inspect.cleandoc(text).split("\n")))
     return [paragraph for paragraph in paragraphs if is_english(paragraph)]
 
@@ -67,7 +67,7 @@ def _without_marks(paragraph: str) -> str:
 
 
 def _paragraph_lines(lines: list[str]) -> Iterator[list[str]]:
-    """Groups of lines that form one paragraph: a blank line, a list item, a field or another indent starts the next."""
+    """Yields groups of lines that form one paragraph: a blank line, a list item, a field or another indent starts the next."""
     held: list[str] = []
     held_indent: int | None = 0  # None: the first line of an item or field, whose continuation may hang at any indent
     for line in _text_lines(lines):
@@ -85,7 +85,7 @@ def _paragraph_lines(lines: list[str]) -> Iterator[list[str]]:
 
 
 def _text_lines(lines: list[str]) -> Iterator[str]:
-    """Lines that may be prose; a dropped line becomes blank, and a line that starts a new paragraph begins with NUL."""
+    """Yields the lines that may be prose; a dropped line becomes blank, and a line that starts a new paragraph begins with NUL."""
     block_indent: int | None = None
     in_doctest = in_fence = False
     for position, line in enumerate(lines):

@@ -1,4 +1,4 @@
-"""Files of records: which ones a declared path names, their lines, and what is wrong with one in a line that names it."""
+"""Reads files of records: it finds the files of a declared path and their lines, and reports an error with the line."""
 
 import contextlib
 import glob
@@ -18,10 +18,10 @@ LONGEST_LINE = 4 * 2**20
 
 
 def named(paths: str | Sequence[str], suffixes: tuple[str, ...], key: str) -> list[Path]:
-    """The files that declared paths name: files, folders, and patterns where nothing has that very name.
+    """Returns the files that declared paths name: files, folders, and patterns if no file has that exact name.
 
-    Each comes once, however often it is named: a pattern such as `texts/**` names a folder and every file in it. Raises `ConfigError` for
-    none, and for an empty path, which would be the working directory.
+    Each file is returned once, however often it is named: a pattern such as `texts/**` names a folder and every file in it. Raises
+    `ConfigError` if no file is found, and for an empty path, which would be the working directory.
     """
     declared = [paths] if isinstance(paths, str) else paths
     require(
@@ -54,9 +54,9 @@ def _files(path: Path, suffixes: tuple[str, ...], key: str) -> list[Path]:
 
 
 def lines(file: Path, *, keep_blank: bool = False, longest: int | None = None) -> Iterator[tuple[int, str]]:
-    """Numbered lines of a UTF-8 file, from 1, without their ends; blank ones are left out unless kept.
+    """Yields the numbered lines of a UTF-8 file, from 1, without their line ends; blank lines are left out unless they are kept.
 
-    Raises `ConfigError` for a line that is not UTF-8, or of more than `longest` bytes, of which no more is read.
+    Raises `ConfigError` for a line that is not UTF-8, or has more than `longest` bytes; no more than that is read.
     """
     number = 0
     with reading(file), _opened(file) as opened:
@@ -76,7 +76,8 @@ def lines(file: Path, *, keep_blank: bool = False, longest: int | None = None) -
 
 
 def parsed(place: str, line: str) -> Any:
-    """The JSON value of a line; `place` names the line. Raises `ConfigError` for a line that is not JSON, or that Python cannot read."""
+    """Returns the JSON value of a line; `place` names the line. Raises `ConfigError` for a line that is not JSON, or that Python cannot
+    read."""
     try:
         return json.loads(line)
     except json.JSONDecodeError as error:
@@ -88,7 +89,7 @@ def parsed(place: str, line: str) -> Any:
 
 
 def require_characters(place: str, text: str) -> None:
-    """Raises `ConfigError` for half of a character, which JSON can name by an escape, and no tokenizer can read."""
+    """Raises `ConfigError` for a lone surrogate, half of a character, which a JSON escape can name and no tokenizer can read."""
     try:
         text.encode()
     except UnicodeEncodeError as error:
@@ -97,7 +98,7 @@ def require_characters(place: str, text: str) -> None:
 
 
 def digest_of(file: Path) -> bytes:
-    """SHA-256 of the bytes of a file; raises `ConfigError` where it cannot be read."""
+    """Returns the SHA-256 of the bytes of a file; raises `ConfigError` if it cannot be read."""
     with reading(file), file.open("rb") as opened:
         return hashlib.file_digest(opened, "sha256").digest()
 
@@ -108,7 +109,7 @@ def _opened(file: Path) -> io.BufferedIOBase:
 
 @contextlib.contextmanager
 def reading(file: Path) -> Iterator[None]:
-    """Turns what the operating system or gzip says about `file` into one line."""
+    """Converts an error of the operating system or gzip about `file` to a `ConfigError` of one line."""
     try:
         yield
     except (gzip.BadGzipFile, EOFError, zlib.error) as error:

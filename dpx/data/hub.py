@@ -1,4 +1,4 @@
-"""Corpora through the `datasets` library (extra `hub`): names on the hub, or folders it saved on this machine."""
+"""Reads corpora through the `datasets` library (extra `hub`): names on the hub, or folders that it saved on this machine."""
 
 import hashlib
 import json
@@ -14,15 +14,15 @@ from dpx.declaration import ConfigError
 
 
 class HubSource:
-    """Documents of several corpora, one after another; with `streaming` nothing but the current block is downloaded."""
+    """Yields the documents of several corpora, one after another; with `streaming` only the current block is downloaded."""
 
     def __init__(self, declared: Hub):
         self._declared = declared
 
     def fingerprint(self) -> str:
-        """Hash of what was declared, and of the content of folders on this machine.
+        """Returns a hash of the declaration, and of the content of folders on this machine.
 
-        A hub corpus is known by its name and `revision` alone, so a prepared store opens again without a network.
+        A hub corpus is identified by its name and `revision` alone, so a prepared store opens again without a network.
         """
         whole = hashlib.sha256(json.dumps([dict(corpus) for corpus in self._declared.corpora], sort_keys=True).encode())
         for corpus in self._declared.corpora:
@@ -31,7 +31,7 @@ class HubSource:
         return whole.hexdigest()
 
     def documents(self) -> Iterator[Document]:
-        """Raises `ConfigError` where a corpus cannot be loaded, or a record lacks the declared field."""
+        """Yields the documents. Raises `ConfigError` if a corpus cannot be loaded, or a record lacks the declared field."""
         for corpus in self._declared.corpora:
             text_field = corpus.get("text_field") or "text"
             named = {"split": corpus.get("split") or "train", "config": corpus.get("config"), "revision": corpus.get("revision")}

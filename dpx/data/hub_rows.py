@@ -1,4 +1,4 @@
-"""Data sets of the `datasets` library (extra `hub`): a folder it saved on this machine, or a name on the hub."""
+"""Reads data sets of the `datasets` library (extra `hub`): a folder that it saved on this machine, or a name on the hub."""
 
 import hashlib
 import importlib
@@ -11,20 +11,21 @@ from typing import Any
 from dpx.declaration import ConfigError, require
 from dpx.extras import require_extra
 
-# As in paths of other tools: hf://datasets/<name>, with @<revision> where one is meant.
+# As in paths of other tools: hf://datasets/<name>, with an optional @<revision>.
 HUB = "hf://datasets/"
 _OF_ONE, _OF_SEVERAL = "dataset_info.json", "dataset_dict.json"
 
 
 def is_saved(folder: Path) -> bool:
-    """Whether the folder was written by `save_to_disk` of the library."""
+    """Returns whether `save_to_disk` of the library wrote the folder."""
     return (folder / _OF_ONE).is_file() or (folder / _OF_SEVERAL).is_file()
 
 
 def load(
     name: str, *, asked: object, split: str = "train", config: str | None = None, revision: str | None = None, streaming: bool = False
 ) -> Iterable[Mapping[str, Any]]:
-    """The rows of a split. Raises `ConfigError`, naming what `asked` for it, without the extra, and where it cannot be loaded."""
+    """Returns the rows of a split. Raises `ConfigError`, naming the config value `asked`, without the extra, or if the split cannot be
+    loaded."""
     require_extra(asked, "hub")
     datasets = importlib.import_module("datasets")
     try:
@@ -38,7 +39,7 @@ def load(
 
 
 def content_of(folder: Path) -> bytes:
-    """Hash of every file below a folder."""
+    """Returns a hash of every file below a folder."""
     whole = hashlib.sha256()
     for file in sorted(folder.rglob("*")):
         if file.is_file():
@@ -49,7 +50,7 @@ def content_of(folder: Path) -> bytes:
 
 @dataclass(frozen=True)
 class HubRows:
-    """One split of the data set `name`, a folder or a name on the hub; `config` names one of several configurations of a data set."""
+    """Reads one split of the data set `name`, a folder or a name on the hub; `config` names one of several configurations of a data set."""
 
     name: str
     split: str
@@ -58,7 +59,7 @@ class HubRows:
 
     @staticmethod
     def of_path(path: str, split: str, config: str | None) -> "HubRows | None":
-        """The rows that a path names, if it is a data set and not a file."""
+        """Returns the rows that a path names, if it is a data set and not a file."""
         if path.startswith(HUB):
             name, _, revision = path.removeprefix(HUB).partition("@")
             require(bool(name), path, "does not name a data set", f"Write {HUB}<name>")
@@ -68,19 +69,21 @@ class HubRows:
 
     @property
     def identity(self) -> str:
-        """An identity that is equal for equal rows."""
+        """The identity of the rows, equal for equal rows."""
         name = str(Path(self.name).resolve()) if is_saved(Path(self.name)) else HUB + self.name
         return json.dumps([name, self.split, self.config, self.revision])
 
     def digest(self) -> bytes:
-        """Returns a checksum of the content of a folder, or the name and revision of a data set on the hub, so that a prepared store opens
-        without a network."""
+        """Returns a checksum of the content of a folder, or the name and revision of a data set on the hub.
+
+        So a prepared store opens without a network.
+        """
         if is_saved(Path(self.name)):
             return hashlib.sha256(content_of(Path(self.name)) + self.split.encode()).digest()
         return hashlib.sha256(self.identity.encode()).digest()
 
     def records(self) -> Iterator[tuple[str, Mapping[str, Any]]]:
-        """Each row with its place, for error messages."""
+        """Yields each row with its place, for error messages."""
         shown = f"{self.name}[{self.split}]" if self.split else self.name
         loaded = load(self.name, asked=shown, split=self.split or "train", config=self.config, revision=self.revision)
         number = 0

@@ -1,4 +1,4 @@
-"""Labelled rows of the user's files, as declared."""
+"""Declares labelled rows of the user's files."""
 
 from collections.abc import Sequence
 from functools import cached_property
@@ -12,24 +12,26 @@ from dpx.declaration import declaration, require
 
 @declaration
 class Table:
-    """Labelled texts in `.tsv`, `.csv`, `.jsonl` (each also as `.gz`) and `.parquet` files, one a row; or, of the library `datasets`
-    (extra `hub`), a folder that its `save_to_disk` wrote, or `hf://datasets/<name>` with `@<revision>`. Of those, `split` is read for
-    training and `test_split` as test set; `subset` is the configuration, where a data set on the hub has several.
+    """Reads labelled texts, one a row, from files (`.tsv`, `.csv`, `.jsonl`, each also as `.gz`, and `.parquet`) or data sets.
 
-    A text is the column `text_field`, or that and `pair_field` read together. With `choices_field`, a column that lists `choices` texts
-    (`.jsonl` and `.parquet`), each of them is read with the text, and the label is the place of the right one, from 0.
+    A data set is, with the library `datasets` (extra `hub`), a folder that `save_to_disk` wrote, or `hf://datasets/<name>` with an optional
+    `@<revision>`. Its `split` is read for training and `test_split` as test set; `subset` is the configuration, if a data set on the hub
+    has several.
+
+    A text is the column `text_field`, or that and `pair_field` read together. `choices_field` is a column that lists `choices` texts
+    (`.jsonl` and `.parquet`): each of them is read with the text, and the label is the index of the right one, from 0.
 
     `labels` are the values of the column `label_field`, in the order of the classes. `labels=null` takes them from the training rows,
-    sorted; that is learnt from what is protected, and makes the guarantee `none`. A declared label that no training row has is refused
+    sorted; such a list is learnt from protected rows, and makes the guarantee `none`. A declared label that no training row has is refused
     unless `allow_unseen_labels`.
 
-    `test_paths` are files of a test set. With `select="dev"` they are read once, after the last step, and what a run is compared by are
-    the held-out rows, a share of the training files chosen by a hash of the unit. With `select="test"` the test set itself is held out, as
-    papers do it, and nothing of the training files is.
+    `test_paths` are files of a test set. With `select="dev"` they are read once, after the last step, and runs are compared by the held-out
+    rows, a share of the training files chosen by a hash of the unit. With `select="test"` the test set itself is held out, as in papers,
+    and no rows of the training files are.
 
-    Rows of one `unit_field` (a document, an author) are one unit; without it each row is. `unit_note` says what a row is, where a reader
-    of the statement could take it for more. `known_as` are names under which these rows are known, to be found among what a checkpoint
-    was trained on.
+    Rows with the same `unit_field` (a document, an author) are one unit; without it each row is a unit. `unit_note` says what a row is, if
+    a reader of the statement could assume more. `known_as` are names under which these rows are known, which are searched in the training
+    data of a checkpoint.
     """
 
     paths: str | Sequence[str]
@@ -97,7 +99,7 @@ class Table:
 
     @cached_property
     def classes(self) -> Sequence[str]:
-        """The labels in the order of the classes; read from the training files if they are not declared."""
+        """The labels in the order of the classes; they are read from the training files if they are not declared."""
         if self.labels is not None:
             return tuple(map(str, self.labels))
         labels = labels_in(self.training_sets(), self.label_field)
@@ -107,16 +109,16 @@ class Table:
         return labels
 
     def training_sets(self) -> list[RowSet]:
-        """The files and data sets of the training rows. Raises `ConfigError` for a path that does not exist."""
+        """Returns the files and data sets of the training rows. Raises `ConfigError` for a path that does not exist."""
         return row_sets(self.paths, "data.source.paths", self.split, self.subset)
 
     def test_sets(self) -> list[RowSet]:
-        """The files and data sets of the test set; empty without one."""
+        """Returns the files and data sets of the test set; empty without a test set."""
         return [] if self.test_paths is None else row_sets(self.test_paths, "data.source.test_paths", self.test_split, self.subset)
 
     @property
     def hub_names(self) -> tuple[str, ...]:
-        """The data sets on the hub that the training rows are of, by the last part of their names."""
+        """The data sets on the hub that contain the training rows, by the last part of their names."""
         declared = [self.paths] if isinstance(self.paths, str) else self.paths
         return tuple(path.partition("@")[0].rpartition("/")[2] for path in declared if path.startswith(HUB))
 
@@ -126,7 +128,7 @@ class Table:
         return TextColumns(self.text_field, self.pair_field, self.choices_field, self.choices)
 
     def columns(self, sequence_length: int, vocabulary_size: int, is_paired: bool) -> Schema:
-        """Marked texts and their labels."""
+        """Returns the columns of marked texts and their labels."""
         return texts(sequence_length, vocabulary_size, self.choices) | {"label": classes(len(self.classes))}
 
 

@@ -1,8 +1,8 @@
-"""The few fixed lengths that texts are padded to, so that short ones do not pay for long ones.
+"""Pads texts to a few fixed lengths, so that short texts cost less than long ones.
 
-Which examples are drawn, and how each is clipped, does not depend on them. In which microbatch an example lies follows from the lengths of
-all: exact sums do not change by that, and proofs that need more are refused beside it (`dpx.mechanism.places`). How many examples fall in
-which bucket follows from private rows: it is written down nowhere.
+The lengths do not change which examples are drawn, nor how each is clipped. The microbatch of an example depends on the lengths of all
+examples: exact sums do not change by that, and proofs that need more are refused with it (`dpx.mechanism.places`). The number of examples
+in each bucket depends on private rows, so it is never written.
 """
 
 from collections.abc import Iterator, Sequence
@@ -13,14 +13,15 @@ import numpy as np
 from dpx.declaration import require
 
 LengthBuckets = Sequence[int] | Literal["auto"] | None
-# Of `auto`: below it a product is too small to gain by.
+# The shortest length of `auto`: below it, matrix products are too small to be faster.
 _SHORTEST = 16
 
 
 def widths_of(declared: LengthBuckets, sequence_length: int) -> tuple[int, ...]:
-    """Ascending lengths, `sequence_length` last; that alone where none are declared, powers of two from 16 up for `auto`.
+    """Returns the ascending lengths, with `sequence_length` last.
 
-    Raises `ConfigError` for lengths that are not ascending, too short for a marked text, or longer than a row.
+    Without declared lengths it is the only one; `auto` gives powers of two from 16 up. Raises `ConfigError` for lengths that are not
+    ascending, too short for a marked text, or longer than a row.
     """
     if declared is None:
         return (sequence_length,)
@@ -41,9 +42,9 @@ def widths_of(declared: LengthBuckets, sequence_length: int) -> tuple[int, ...]:
 
 
 def by_width(longest_n: np.ndarray, widths: Sequence[int]) -> Iterator[tuple[int, np.ndarray]]:
-    """Each width that some of n examples need, the widest first, with their places in the order given.
+    """Returns each width that some of n examples need, the widest first, with the positions of these examples in the given order.
 
-    `longest_n`: tokens of each example's longest text, none above the last width.
+    `longest_n` is the number of tokens of each example's longest text, none above the last width.
     """
     bucket_n = np.searchsorted(np.asarray(widths), longest_n)
     for bucket in reversed(range(len(widths))):
@@ -53,8 +54,10 @@ def by_width(longest_n: np.ndarray, widths: Sequence[int]) -> Iterator[tuple[int
 
 
 def in_batches(longest_n: np.ndarray, widths: Sequence[int], size: int) -> Iterator[tuple[int, np.ndarray, np.ndarray]]:
-    """Of each width (`by_width`) batches of `size` places, with where they are padding: the last is filled up with its last place, so that
-    every width has one compiled program."""
+    """Returns, for each width of `by_width`, batches of `size` positions with a mask of the padding.
+
+    The last batch is filled up with its last position, so that every width has one compiled program.
+    """
     for width, places in by_width(longest_n, widths):
         for start in range(0, len(places), size):
             numbers = np.arange(start, start + size)

@@ -1,7 +1,7 @@
-"""The prepared data that a run drew from: manifests under `private/manifests/`, one file for each checksum.
+"""Records the prepared data that a run drew from: manifests under `private/manifests/`, one file for each checksum.
 
-A ledger names data by the checksum of its manifest. With the manifest, and the store where it lies, a later run that starts from this one's
-weights can tell whether its own data is other text. They tell of the data, so they are never released.
+A ledger names data by the checksum of its manifest. With the manifest, and the store if it still exists, a later run that starts from this
+run's weights can tell whether its data is other text. Manifests describe the data, so they are never released.
 """
 
 import json
@@ -31,7 +31,7 @@ def inherit(private: Path, other: Path) -> None:
 
 
 def manifest(private: Path, checksum: str) -> Manifest | None:
-    """The manifest with that checksum; `None` if it is missing or does not match its checksum."""
+    """Returns the manifest with that checksum; `None` if it is missing or does not match its checksum."""
     try:
         held = Manifest(**json.loads(_path(private, checksum).read_text())["manifest"])
         return held if held.checksum == held.with_checksum().checksum == checksum else None
@@ -40,7 +40,7 @@ def manifest(private: Path, checksum: str) -> Manifest | None:
 
 
 def store(private: Path, checksum: str) -> Store | None:
-    """The prepared data with that checksum, if it is still in place and unchanged; else `None`."""
+    """Returns the prepared data with that checksum if it is still in place and unchanged; else `None`."""
     if manifest(private, checksum) is None:
         return None
     try:

@@ -1,8 +1,8 @@
 """Measures how much of one corpus's protected text is in another corpus: evidence against a user's assertion that they share nothing.
 
-Equal text shows that two corpora share something; its absence shows nothing, since text may be cut, spelt or labelled otherwise. So
-nothing found here makes a claim stronger. A row counts as found where one of its texts, whatever its length, is a text of the other
-corpus, or where a run of `WINDOW` tokens is in both. Labels are not compared. Both must have one vocabulary, and rows of tokens.
+Equal text shows that two corpora share something. Its absence shows nothing, since text may be cut, spelt or labelled differently. So no
+result makes a claim stronger. A row counts as found if one of its texts, whatever its length, is a text of the other corpus, or if a
+sequence of `WINDOW` tokens is in both. Labels are not compared. Both corpora must have one vocabulary, and rows of tokens.
 
 Shape legend: N rows, T positions, S texts between marks, W windows of a text.
 """
@@ -17,7 +17,7 @@ from dpx.data.store import Store
 
 WINDOW = 16
 _TOKENS_AT_ONCE = 1 << 20
-# Of larger corpora a share of all texts and windows is compared, the same ones in both: chosen by what they hold.
+# For larger corpora only a share of all texts and windows is compared, the same ones in both: chosen by their content.
 _HASHES_MAX = 1 << 24
 _MULTIPLIER, _MIX = np.uint64(0x9E3779B97F4A7C15), np.uint64(0xD6E8FEB86659FD93)
 
@@ -26,14 +26,16 @@ Hashed = tuple[Int[np.ndarray, " n"], UInt64[np.ndarray, " n"]]
 
 
 def are_comparable(one: Store, other: Store) -> bool:
-    """Whether rows of both are tokens of one vocabulary."""
+    """Returns whether the rows of both stores are tokens of one vocabulary."""
     known = [store.manifest for store in (one, other)]
     return one.manifest.vocabulary_checksum == other.manifest.vocabulary_checksum and all("tokens" in each.schema for each in known)
 
 
 def found_rows(own: Store, other: Store) -> dict[str, int]:
-    """Counts the protected rows of `own` whose text is in each split of `other`, and under `any` in some split of it. Raises `ValueError`
-    where they cannot be compared."""
+    """Counts the protected rows of `own` whose text is in each split of `other`, and under `any` in at least one split.
+
+    Raises `ValueError` if they cannot be compared.
+    """
     if not are_comparable(own, other):
         raise ValueError("only tokens of one vocabulary can be compared")
     tokens = max(_tokens(own, "protected"), *(_tokens(other, split) for split in other.manifest.splits))
@@ -60,13 +62,13 @@ def _all_hashes(store: Store, split: Split, every: np.uint64) -> UInt64[np.ndarr
 
 
 def _hashed(store: Store, split: Split, every: np.uint64) -> Iterator[Hashed]:
-    """Hashes of all texts and windows of a split, a block of rows at a time; of each `every`-th value alone."""
+    """Returns the hashes of all texts and windows of a split, a block of rows at a time; with `every`, only every `every`-th value."""
     known = store.manifest
     marks = [known.pad_id, known.cls_id, known.sep_id]
     at_once = max(1, _TOKENS_AT_ONCE // known.sequence_length)
     for start in range(0, known.rows[split], at_once):
         tokens_NT = store.rows(split, np.arange(start, min(start + at_once, known.rows[split])))["tokens"]
-        # Of several texts in a row each is a text of it.
+        # Each of several texts in a row is a text of this row.
         row_N = np.repeat(np.arange(start, start + len(tokens_NT)), int(np.prod(tokens_NT.shape[1:-1])))
         tokens_NT = tokens_NT.reshape(-1, tokens_NT.shape[-1])
         is_mark_NT, words_NT = np.isin(tokens_NT, marks), tokens_NT.astype(np.uint64) + np.uint64(1)
@@ -76,7 +78,7 @@ def _hashed(store: Store, split: Split, every: np.uint64) -> Iterator[Hashed]:
 
 
 def _texts(row_N: np.ndarray, words_NT: np.ndarray, is_mark_NT: np.ndarray) -> Hashed:
-    """A hash of every whole text between two marks: of its tokens and their places."""
+    """Returns a hash of every whole text between two marks, from its tokens and their positions."""
     count, positions = words_NT.shape
     last_mark_NT = np.maximum.accumulate(np.where(is_mark_NT, np.arange(positions), -1), axis=1)
     place_NT = (np.arange(positions) - last_mark_NT).astype(np.uint64)
@@ -90,7 +92,7 @@ def _texts(row_N: np.ndarray, words_NT: np.ndarray, is_mark_NT: np.ndarray) -> H
 
 
 def _windows(row_N: np.ndarray, words_NT: np.ndarray, is_mark_NT: np.ndarray) -> Hashed:
-    """A hash of every run of `WINDOW` tokens that holds no mark."""
+    """Returns a hash of every sequence of `WINDOW` tokens that holds no mark."""
     places = max(0, words_NT.shape[1] - WINDOW + 1)
     hash_NW, is_text_NW = np.zeros((len(words_NT), places), np.uint64), np.ones((len(words_NT), places), bool)
     for offset in range(WINDOW if places else 0):

@@ -1,7 +1,7 @@
-"""Rows of one document: segment pairs in the manner of BERT's pre-training data (Devlin et al. 2019, A.2).
+"""Cuts a document into rows: segment pairs as in BERT's pre-training data (Devlin et al. 2019, A.2).
 
-Where BERT draws the false second segment from any document of the corpus, here it comes from elsewhere in the same
-document, so a document's rows are a function of that document and of the draws it is given.
+BERT draws the false second segment from any document of the corpus. Here it comes from elsewhere in the same document, so the rows of a
+document depend on that document and its draws alone.
 """
 
 import random
@@ -15,7 +15,7 @@ LEAST_TOKENS = 4  # a row with fewer words has nothing to predict from
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """Token ids without marks; `second` is empty where rows hold one segment."""
+    """Holds token ids without marks; `second` is empty if rows hold one segment."""
 
     first: Tokens
     second: Tokens
@@ -23,7 +23,7 @@ class Row:
 
 
 def single_rows(sentences: Sequence[Tokens], *, room: int, short_sequence_rate: float, draws: random.Random) -> list[Row]:
-    """The document's tokens cut into windows of `room`, some of them shorter; no token is left out but a last short rest."""
+    """Returns windows of `room` tokens of the document, some of them shorter; no token is left out except a short rest at the end."""
     tokens = list(chain(*sentences))
     rows = []
     start = 0
@@ -37,10 +37,10 @@ def single_rows(sentences: Sequence[Tokens], *, room: int, short_sequence_rate: 
 def paired_rows(
     sentences: Sequence[Tokens], *, room: int, short_sequence_rate: float, draws: random.Random, donor: Sequence[Tokens] = ()
 ) -> list[Row]:
-    """Pairs of segments of together at most `room` tokens, half of them false.
+    """Returns pairs of segments with at most `room` tokens together, half of them false.
 
-    A false pair's second segment comes from `donor` where one is given, else from elsewhere in this document, else (the
-    document has no elsewhere) the true pair is swapped. Sentences that a false pair did not use start the next row.
+    The second segment of a false pair comes from `donor` if there is one, else from elsewhere in this document; if the document has no
+    other part, the true pair is swapped. Sentences that a false pair did not use start the next row.
     """
     sentences = _fitting(sentences, room)
     rows = []
@@ -58,12 +58,12 @@ def paired_rows(
 
 
 def _pair(sentences: Sequence[Tokens], start: int, end: int, target: int, draws: random.Random, donor: Sequence[Tokens]) -> tuple[Row, int]:
-    """A row from sentences `start` to `end`, and the sentence at which the next one starts."""
+    """Returns a row from sentences `start` to `end`, and the sentence at which the next row starts."""
     if end - start == 1:
         whole = sentences[start]
         cut = _below(len(whole) - 1, draws) + 1
         first, true_second = whole[:cut], whole[cut:]
-        middle, elsewhere = end, 0  # a false pair of whole sentences would give the cut away, so these are only swapped
+        middle, elsewhere = end, 0  # a false pair of whole sentences would reveal where it was cut, so these are only swapped
     else:
         middle = start + 1 + _below(end - start - 1, draws)
         first, true_second = list(chain(*sentences[start:middle])), list(chain(*sentences[middle:end]))
@@ -92,7 +92,8 @@ def _collected(sentences: Sequence[Tokens], start: int, end: int, wanted: int) -
 
 
 def _fitting(sentences: Sequence[Tokens], room: int) -> list[Tokens]:
-    """Sentences, those longer than a row cut into halves of one: trimming would lose what is past the first row."""
+    """Returns sentences that fit a row. A sentence longer than a row is cut into parts of half a row: trimming would lose text after the
+    first row."""
     half = max(2, room // 2)
     fitting: list[Tokens] = []
     for sentence in sentences:
@@ -104,7 +105,7 @@ def _fitting(sentences: Sequence[Tokens], room: int) -> list[Tokens]:
 
 
 def _trimmed(first: Tokens, second: Tokens, room: int, draws: random.Random) -> tuple[Tokens, Tokens]:
-    """Both segments within `room`, the longer one cut first; what is cut falls at random between front and back."""
+    """Returns both segments cut to `room` tokens together, the longer one first; the cut is divided at random between front and back."""
     excess = len(first) + len(second) - room
     if excess <= 0:
         return first, second
@@ -126,5 +127,5 @@ def _target(room: int, short_sequence_rate: float, draws: random.Random) -> int:
 
 
 def _below(count: int, draws: random.Random) -> int:
-    """A whole number in [0, count); 0 if `count` is 0."""
+    """Returns a whole number in [0, count); 0 if `count` is 0."""
     return int(draws.random() * count)

@@ -1,7 +1,7 @@
-"""Turns a declared corpus into a store, once: split by unit, fit or read the vocabulary, cut rows, write, rename.
+"""Prepares a store from a declared corpus, once: it splits by unit, fits or reads the vocabulary, cuts rows, writes and renames.
 
-The rows of a unit are a function of that unit alone (given the vocabulary): its split, its draws and the choice of which
-surplus rows to drop are keyed by its id, and no row holds text of two units.
+The rows of a unit depend on that unit alone (given the vocabulary): its split, its draws and the choice of surplus rows to drop are keyed
+by its id, and no row holds text of two units.
 """
 
 import errno
@@ -41,18 +41,18 @@ _NEEDED: tuple[Split, ...] = ("protected", "heldout", "test")
 
 
 def say_stage(name: str, documents: int) -> None:
-    """A `Progress` that names each stage as it begins."""
+    """Names each stage as it begins; it is a `Progress`."""
     if documents == 0:
         stage({"vocabulary": "reading the text for its vocabulary", "rows": "cutting the text into rows"}[name])
 
 
 def prepare(data: Data, privacy: Privacy, progress: Progress | None = None) -> Store:
-    """The store of a declared corpus: opened where it exists in `data.directory`, else prepared there.
+    """Returns the store of a declared corpus: opened if it exists in `data.directory`, else prepared there.
 
     Raises `ConfigError` for input that cannot be used, and for an existing store that is incomplete. Names of units that are nearly equal
-    are reported on standard error and listed beside the rows; they change nothing else. Two processes may prepare the
-    same store at once: the first to finish gives it its name and the other uses that one. Text is streamed; memory grows
-    by about 100 bytes a document (its hash, or its unit's name).
+    are reported on standard error and listed beside the rows; they change nothing else. Two processes may prepare the same store at once:
+    the first to finish gives it its name and the other uses that one. Text is streamed; memory grows by about 100 bytes a document (its
+    hash, or its unit's name).
     """
     data.require_fits(privacy)
     source = open_source(data.source)
@@ -120,7 +120,7 @@ class _Preparation:
         ).with_checksum()
 
     def _documents(self, name: str) -> Iterator[tuple[Split, UnitDocument]]:
-        """Documents with the split and the name of their unit; a document that is named by its content comes once."""
+        """Yields documents with the split and the name of their unit; a document that is named by its content is yielded once."""
         self._progress(name, 0)
         seen: set[int] = set()
         for number, document in enumerate(self._source.documents(), start=1):
@@ -155,7 +155,7 @@ class _Preparation:
         try:
             return of_vocabulary(fit(chain.from_iterable(texts), vocabulary.size))
         except ConfigError:
-            # One document mostly falls in another split: then that is what to say.
+            # With one document, the cause is usually that it is in another split: the error says so.
             self._require_several(self._read)
             raise
 
@@ -217,14 +217,14 @@ def _most_frequent(writer: SplitWriter, special: SpecialIds) -> int | None:
 
 
 def _place_of(vocabulary: str) -> Path:
-    """A file of tokens or a checkpoint's folder, of a hub id the copy on this machine."""
+    """Returns the path of a file of tokens or of a checkpoint's folder; for a hub id, the path of its copy on this machine."""
     place = Path(vocabulary).expanduser()
     is_id = not place.exists() and is_hub_id(vocabulary) and place.suffix not in (".txt", ".json")
     return folder_of(vocabulary, "data.vocabulary.path") if is_id else place
 
 
 def _settings(data: Data, privacy: Privacy, source: Source) -> dict[str, Any]:
-    """Everything that rows depend on; files count by their content, wherever they lie."""
+    """Returns everything that rows depend on; files count by their content, whatever their path."""
     declared = {name: value for name, value in asdict(data).items() if name not in {"name", "directory", "declared_size"}}
     # How a table describes its rows does not change them; whether there is a test set is in the fingerprint of its files.
     for name in ("paths", "test_paths", "split", "test_split", "subset", "unit_note", "known_as"):
@@ -243,7 +243,7 @@ def _settings(data: Data, privacy: Privacy, source: Source) -> dict[str, Any]:
 
 
 def _put_first(unfinished: Path, folder: Path) -> None:
-    """Gives a store its name, unless another process has finished the same store."""
+    """Renames a store to its final name, unless another process has finished the same store."""
     try:
         put_in_place(unfinished, folder)
     except OSError:

@@ -1,4 +1,4 @@
-"""A source of text that a package brings."""
+"""Defines the interface of a source of text in another package."""
 
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -6,7 +6,7 @@ from dpx.data.schema import Schema, running_text
 
 
 class PackageSource:
-    """The base class of sources of packages: it is declared in YAML, and opened when rows are prepared.
+    """Is the base class of the sources of packages: a source is declared in YAML, and opened when rows are prepared.
 
     A source must define `open`.
     """
@@ -16,7 +16,7 @@ class PackageSource:
         @property
         def kind(self) -> str: ...
 
-    # Whether opening it downloads: a plan then counts nothing, and asks for `data.declared_size`.
+    # Whether opening it starts a download: a plan then does not count rows, and requires `data.declared_size`.
     is_remote: ClassVar[bool] = False
 
     @property

@@ -1,5 +1,7 @@
-"""Records of `.tsv`, `.csv`, `.jsonl` and `.parquet` files and of data sets (`hub_rows`), a row at a time: where each stands, and its
-fields by column."""
+"""Reads records of `.tsv`, `.csv`, `.jsonl` and `.parquet` files and of data sets (`hub_rows`), a row at a time.
+
+Each record has its place, for error messages, and its fields by column.
+"""
 
 import csv
 import importlib
@@ -14,24 +16,24 @@ from dpx.declaration import ConfigError, require
 from dpx.extras import require_extra
 
 SUFFIXES = (".tsv", ".tsv.gz", ".csv", ".csv.gz", ".jsonl", ".jsonl.gz", ".parquet")
-# Of a label that is a number; a longer one is a name made of digits.
+# The most digits of a label that is a number; a longer one is a name made of digits.
 _DIGITS = 18
-Record = tuple[str, Mapping[str, Any]]  # where it stands, and its fields
+Record = tuple[str, Mapping[str, Any]]  # the place of a record, and its fields
 
 
 @dataclass(frozen=True)
 class FileRows:
-    """The rows of one file."""
+    """Reads the rows of one file."""
 
     file: Path
 
     @property
     def identity(self) -> str:
-        """An identity that is equal for equal rows."""
+        """The identity of the rows, equal for equal rows."""
         return str(self.file.resolve())
 
     def digest(self) -> bytes:
-        """Hash of its bytes."""
+        """Returns a hash of the file's bytes."""
         return digest_of(self.file)
 
     def records(self) -> Iterator[Record]:
@@ -42,8 +44,10 @@ RowSet = FileRows | HubRows
 
 
 def row_sets(paths: str | Sequence[str], key: str, split: str, config: str | None) -> list[RowSet]:
-    """Returns the files or data sets that declared paths name, each once, in order: files of rows, or splits of data sets. Raises
-    `ConfigError` for none."""
+    """Returns the files or data sets that declared paths name, each once, in order: files of rows, or splits of data sets.
+
+    Raises `ConfigError` if none is found.
+    """
     sets: list[RowSet] = []
     for path in [paths] if isinstance(paths, str) else paths:
         of_library = HubRows.of_path(path, split, config)
@@ -56,14 +60,14 @@ def row_sets(paths: str | Sequence[str], key: str, split: str, config: str | Non
 
 
 def labels_in(sets: Sequence[RowSet], field: str) -> tuple[str, ...]:
-    """The labels that rows have under `field`, sorted; as numbers where all are, `1` and `01` by how they are written."""
+    """Returns the labels that rows have under `field`, sorted: as numbers if all are numbers, with `1` and `01` ordered by their text."""
     labels = {label_of(where, record, field) for one in sets for where, record in one.records()}
     are_numbers = all(label.isdecimal() and len(label) <= _DIGITS for label in labels)
     return tuple(sorted(labels, key=lambda label: (int(label), label)) if are_numbers else sorted(labels))
 
 
 def value_of(where: str, record: Mapping[str, Any], field: str) -> Any:
-    """Returns the value of a record in the column `field`. Raises `ConfigError`, naming `where` it stands, for a record without that
+    """Returns the value of a record in the column `field`. Raises `ConfigError`, naming the place `where`, for a record without that
     column."""
     if field not in record:
         there = ", ".join(map(str, list(record)[:8]))
@@ -74,7 +78,7 @@ def value_of(where: str, record: Mapping[str, Any], field: str) -> Any:
 
 
 def label_of(where: str, record: Mapping[str, Any], field: str) -> str:
-    """A record's label, as text. Raises `ConfigError` where it is missing, or neither text nor a whole number."""
+    """Returns a record's label as text. Raises `ConfigError` if it is missing, or neither text nor a whole number."""
     value = value_of(where, record, field)
     require(value is not None and value != "", where, f"has no label under {field!r}", "Give every row its label")
     is_label = isinstance(value, str | int) and not isinstance(value, bool)
@@ -83,7 +87,7 @@ def label_of(where: str, record: Mapping[str, Any], field: str) -> str:
 
 
 def text_of(where: str, record: Mapping[str, Any], field: str) -> str:
-    """A record's text. Raises `ConfigError` if it is missing, not text, empty or longer than `LONGEST_LINE` characters."""
+    """Returns a record's text. Raises `ConfigError` if it is missing, not text, empty or longer than `LONGEST_LINE` characters."""
     value: Any = value_of(where, record, field)
     is_text = value is None or isinstance(value, str)
     require(is_text, where, f"has {str(value)[:40]} under {field!r}, which is not text", "Write it in quotation marks, or remove the row")
@@ -96,7 +100,8 @@ def text_of(where: str, record: Mapping[str, Any], field: str) -> str:
 
 @dataclass(frozen=True)
 class TextColumns:
-    """Columns of a record's texts: `text`, or that and `pair` read together, or that with each of the `count` texts listed in `choices`."""
+    """Names the columns of a record's texts: `text`, or `text` and `pair` read together, or `text` with each of `count` texts listed in
+    `choices`."""
 
     text: str = "text"
     pair: str | None = None
@@ -104,7 +109,7 @@ class TextColumns:
     count: int | None = None
 
     def read_texts(self, where: str, record: Mapping[str, Any]) -> tuple[tuple[str, ...], ...]:
-        """The texts of one row: one alone or as a pair, or a pair for each choice. Raises `ConfigError` where one is not there."""
+        """Returns the texts of one row: one text or one pair, or a pair for each choice. Raises `ConfigError` if one is missing."""
         text = text_of(where, record, self.text)
         if self.choices is not None:
             return tuple((text, choice) for choice in _listed(where, record, self.choices, self.count))
@@ -121,7 +126,7 @@ def _listed(where: str, record: Mapping[str, Any], field: str, count: int | None
 
 
 def records(file: Path) -> Iterator[Record]:
-    """The records of a file in order. Raises `ConfigError` for a file without records, or if one cannot be read."""
+    """Yields the records of a file in order. Raises `ConfigError` for a file without records, or if one cannot be read."""
     kind = file.name.removesuffix(".gz").rpartition(".")[2]
     is_empty = True
     for record in {"tsv": _tsv, "csv": _csv, "jsonl": _jsonl, "parquet": _parquet}[kind](file):
@@ -139,12 +144,12 @@ def _jsonl(file: Path) -> Iterator[Record]:
 
 
 def _tsv(file: Path) -> Iterator[Record]:
-    """Tab-separated, without quoting: a quotation mark is text."""
+    """Yields rows of tab-separated fields without quoting: a quotation mark is text."""
     yield from _under_header(file, ((number, line.split("\t")) for number, line in lines(file, longest=LONGEST_LINE)))
 
 
 def _csv(file: Path) -> Iterator[Record]:
-    """Comma-separated; a field in quotation marks may hold commas, line ends and doubled quotation marks."""
+    """Yields rows of comma-separated fields; a field in quotation marks may hold commas, line ends and doubled quotation marks."""
     csv.field_size_limit(LONGEST_LINE)
     read = csv.reader((line + "\n" for _, line in lines(file, keep_blank=True, longest=LONGEST_LINE)), strict=True)
 
@@ -174,7 +179,7 @@ def _require_names_once(file: Path, names: Sequence[str]) -> None:
 
 
 class _ParquetRow(Mapping[str, Any]):
-    """One row of a batch of `columns`, by name; a field is converted when it is read."""
+    """Holds one row of a batch of `columns`, by name; a field is converted when it is read."""
 
     def __init__(self, where: str, columns: Mapping[str, Any], place: int):
         self._where, self._columns, self._place = where, columns, place
@@ -198,7 +203,10 @@ class _ParquetRow(Mapping[str, Any]):
 
 
 def _parquet(file: Path) -> Iterator[Record]:
-    """Rows of a file of columns. What is not read of a row is not converted either: a column of dates may hold one that Python lacks."""
+    """Yields the rows of a Parquet file.
+
+    A field that is not read is not converted either: a column of dates may hold a date that Python cannot represent.
+    """
     require_extra(file, "hub", "pyarrow")
     parquet, arrow = importlib.import_module("pyarrow.parquet"), importlib.import_module("pyarrow")
     number = 0

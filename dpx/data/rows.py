@@ -1,4 +1,4 @@
-"""Documents and examples to rows: sentences, WordPiece ids, segment pairs, marks.
+"""Converts documents and examples to rows: sentences, WordPiece ids, segment pairs, marks.
 
 Shape legend: n rows of one document, C texts of an example, T positions of a text.
 """
@@ -16,7 +16,7 @@ from dpx.data.pairs import Row, Tokens, paired_rows, single_rows
 from dpx.data.schema import Columns
 from dpx.data.tokenizer import TextTokenizer
 
-_BLOCK_CHARACTERS = 1_000_000  # tokenized at once: enough to keep every core busy, little enough to forget
+_BLOCK_CHARACTERS = 1_000_000  # tokenized at once: enough to keep every core busy, and a small amount of memory
 # An end of sentence: a stop, closing marks, blanks, then what may open the next one.
 _END = re.compile(r"""[.!?]["')\]\u2019\u201d]*\s+(?=["'(\[\u2018\u201c]?[A-Z0-9\u00c0-\u00de])""")
 _ABBREVIATION = re.compile(
@@ -27,7 +27,7 @@ _ABBREVIATION = re.compile(
 
 @dataclass(frozen=True, slots=True)
 class UnitDocument:
-    """A document or an example, the unit it belongs to, and the hash of its content."""
+    """Holds a document or an example, the unit that it belongs to, and the hash of its content."""
 
     unit_id: str
     content: str
@@ -49,7 +49,7 @@ class RowCutter:
         self._last: dict[Split, Sequence[Tokens]] = {}
 
     def cut(self, documents: Iterable[tuple[Split, UnitDocument]]) -> Iterator[tuple[Split, UnitDocument, Columns]]:
-        """Each document's rows, columns of the data's schema [n, ...]."""
+        """Yields each document's rows, as columns of the data's schema [n, ...]."""
         for block in _blocks(documents):
             for (split, document), ids in zip(block, self._tokens(block), strict=True):
                 if isinstance(document.source, Example):
@@ -58,7 +58,7 @@ class RowCutter:
                     yield split, document, self._columns(self._rows(split, document, ids))
 
     def _tokens(self, block: list[tuple[Split, UnitDocument]]) -> Iterator[list[Tokens]]:
-        """Texts of each document as token ids; every text of the block goes to the tokenizer's threads together."""
+        """Returns the texts of each document as token ids; all texts of a block are tokenized together, in the tokenizer's threads."""
         texts = [document.texts() for _, document in block]
         encodings = iter(
             self._tokenizer.tokenizer.encode_batch_fast([one for document in texts for one in document], add_special_tokens=False)
@@ -73,19 +73,19 @@ class RowCutter:
             return single_rows(sentences, room=data.sequence_length - 2, short_sequence_rate=data.short_sequence_rate, draws=draws)
         donor: Sequence[Tokens] = ()
         if data.pairs == "cross_document":
-            # The donor is the document before, of the same split: deleting a document then changes the rows of one other.
+            # The donor is the previous document of the same split: deleting a document then changes the rows of one other.
             donor = self._last.get(split, ())
             self._last[split] = [sentence for sentence in sentences if sentence] or donor
         room = data.sequence_length - 2 - self._tokenizer.separators
         return paired_rows(sentences, room=room, short_sequence_rate=data.short_sequence_rate, draws=draws, donor=donor)
 
     def _columns(self, rows: list[Row]) -> Columns:
-        """Rows of running text, marked."""
+        """Returns the columns of marked rows of running text."""
         columns = _marked(self._tokenizer, [(row.first, row.second) for row in rows], self._data.sequence_length)
         return columns | {"is_next": np.array([row.is_next for row in rows], np.int32)} if "is_next" in self._schema else columns
 
     def _example(self, example: Example, segments: list[Tokens]) -> Columns:
-        """One row: the texts, each cut to fit, and the label."""
+        """Returns one row: the texts, each cut to fit, and the label."""
         segment_iterator = iter(segments)
         texts = [(next(segment_iterator), next(segment_iterator) if len(text) > 1 else []) for text in example.texts]
         marked = marked_examples(self._tokenizer, texts, self._data.sequence_length)
@@ -94,12 +94,12 @@ class RowCutter:
 
 
 def marked_examples(tokenizer: TextTokenizer, texts: list[tuple[Tokens, Tokens]], sequence_length: int) -> Columns:
-    """Texts of examples (the second is empty without a pair), cut to fit and marked."""
+    """Returns the texts of examples, cut to fit and marked; the second text is empty without a pair."""
     return _marked(tokenizer, [_fitted(*text, sequence_length, tokenizer.separators) for text in texts], sequence_length)
 
 
 def _marked(tokenizer: TextTokenizer, texts: list[tuple[Tokens, Tokens]], sequence_length: int) -> Columns:
-    """`tokens` [n,T]: [CLS] A [SEP] B [SEP] (or [CLS] A [SEP]) and padding; `segment_start`, `length` [n]."""
+    """Returns `tokens` [n,T], that is [CLS] A [SEP] B [SEP] (or [CLS] A [SEP]) and padding, with `segment_start` and `length` [n]."""
     special = tokenizer.special
     tokens = np.full((len(texts), sequence_length), special.pad_id, np.int32)
     places = np.zeros((2, len(texts)), np.int32)
@@ -114,7 +114,10 @@ def _marked(tokenizer: TextTokenizer, texts: list[tuple[Tokens, Tokens]], sequen
 
 
 def _fitted(first: Tokens, second: Tokens, sequence_length: int, separators: int) -> tuple[Tokens, Tokens]:
-    """Both segments with their marks in `sequence_length` positions: the longer one loses its end first (Devlin et al. 2019)."""
+    """Returns both segments cut so that they fit `sequence_length` positions with their marks.
+
+    The longer one is cut first, from its end (Devlin et al. 2019).
+    """
     room = sequence_length - (2 + separators if second else 2)
     if len(first) + len(second) <= room:
         return first, second
@@ -137,7 +140,7 @@ def _blocks(documents: Iterable[tuple[Split, UnitDocument]]) -> Iterator[list[tu
 
 
 def split_sentences(paragraph: str) -> list[str]:
-    """Sentences of a paragraph in order, without empty ones; an initial or a common abbreviation does not end a sentence."""
+    """Returns the sentences of a paragraph in order, without empty ones; an initial or a common abbreviation does not end a sentence."""
     sentences = []
     start = 0
     for end in _END.finditer(paragraph):

@@ -1,10 +1,10 @@
-"""The arrays of a row: what a task reads, a source provides and a store holds.
+"""Defines the arrays of a row: what a task reads, a source provides and a store holds.
 
-A column's name has one meaning everywhere. `tokens`: [CLS] A [SEP], or [CLS] A [SEP] B [SEP], then padding. `length`: tokens before
-the padding. `segment_start`: the position of B's first token, = length without B. `is_next`: 1 where B truly follows A.
-`label`: the class, by its place in the declared list, or the place of the right one among several texts.
+A column's name has one meaning everywhere. `tokens`: [CLS] A [SEP], or [CLS] A [SEP] B [SEP], then padding. `length`: the number of tokens
+before the padding. `segment_start`: the position of B's first token, equal to `length` without B. `is_next`: 1 if B truly follows A.
+`label`: the class, by its index in the declared list, or the index of the right one among several texts.
 
-Shape legend: n rows, C texts of one row (an axis that is there only where one of several is to be chosen), T positions of a text.
+Shape legend: n rows, C texts of one row (an axis that exists only if one of several texts is to be chosen), T positions of a text.
 """
 
 from collections.abc import Mapping
@@ -18,7 +18,10 @@ from dpx.declaration import ConfigError, require
 
 @dataclass(frozen=True)
 class Column:
-    """One array of a row. `type` is the element's on disk; integers lie in [0, `below`); the last axis of `is_text` counts tokens."""
+    """Describes one array of a row.
+
+    `type` is the element type on disk; integers are in [0, `below`); the last axis of `is_text` counts tokens.
+    """
 
     type: Literal["uint8", "uint16", "uint32", "float32"]
     shape: tuple[int, ...] = ()
@@ -41,7 +44,7 @@ Columns = dict[str, np.ndarray]  # [n, *shape] by name
 
 
 def texts(sequence_length: int, vocabulary_size: int, choices: int | None = None) -> Schema:
-    """`tokens` [T], `segment_start` and `length` [], or [C,T], [C] and [C] for rows of several texts."""
+    """Returns the columns `tokens` [T], `segment_start` and `length` [], or [C,T], [C] and [C] for rows of several texts."""
     of_text = () if choices is None else (choices,)
     tokens = Column("uint16" if vocabulary_size <= 2**16 else "uint32", (*of_text, sequence_length), vocabulary_size, is_text=True)
     place = Column("uint16" if sequence_length < 2**16 else "uint32", of_text, sequence_length + 1)
@@ -49,28 +52,29 @@ def texts(sequence_length: int, vocabulary_size: int, choices: int | None = None
 
 
 def running_text(sequence_length: int, vocabulary_size: int, is_paired: bool) -> Schema:
-    """`texts` and, of pairs, `is_next`."""
+    """Returns the columns of `texts` and, for pairs, `is_next`."""
     of_text = texts(sequence_length, vocabulary_size)
     return of_text | {"is_next": classes(2)} if is_paired else of_text
 
 
 def classes(count: int) -> Column:
-    """One of `count` values a row."""
+    """Returns the column of one of `count` values a row."""
     return Column("uint8" if count <= 2**8 else "uint16" if count <= 2**16 else "uint32", (), count)
 
 
 def as_json(schema: Schema) -> dict[str, Any]:
-    """The schema as plain values, for a manifest."""
+    """Returns the schema as plain values, for a manifest."""
     return {name: asdict(column) | {"shape": list(column.shape)} for name, column in schema.items()}
 
 
 def from_json(plain: Mapping[str, Any]) -> Schema:
-    """The schema from the output of `as_json`."""
+    """Returns the schema from the output of `as_json`."""
     return {name: Column(**{**column, "shape": tuple(column["shape"])}) for name, column in plain.items()}
 
 
 def stored(columns: Columns, schema: Schema, where: object) -> Columns:
-    """`columns` in their types on disk. Raises `ConfigError`, naming `where` and the column, for any that is not as the schema says."""
+    """Returns `columns` in their types on disk. Raises `ConfigError`, naming `where` and the column, for any that does not fit the
+    schema."""
     require(set(columns) == set(schema), where, f"returned columns {sorted(columns)}, but declared {sorted(schema)}", _SOURCE)
     return {name: _stored(name, np.asarray(columns[name]), column, where) for name, column in schema.items()}
 
@@ -97,7 +101,7 @@ def _stored(name: str, values: np.ndarray, column: Column, where: object) -> np.
 
 
 def require_gives(available: Schema, required: Schema, data: str, task: str) -> None:
-    """Raises `ConfigError` where rows of `available` columns lack one that is `required`, or hold it in another form."""
+    """Raises `ConfigError` if rows of `available` columns lack one that is `required`, or hold it in another form."""
     for name, column in required.items():
         if name not in available:
             raise ConfigError(

@@ -1,4 +1,4 @@
-"""The reader of each kind of source that is declared."""
+"""Opens each kind of declared source."""
 
 from collections.abc import Iterator
 
@@ -17,7 +17,7 @@ from dpx.declaration import ConfigError
 
 
 class _OfPackage:
-    """A package's source, as a `Source`; its fingerprint also covers the version of the package."""
+    """Adapts a package's source to `Source`; its fingerprint also covers the version of the package."""
 
     def __init__(self, declared: PackageSource):
         self._kind, self._source = type(declared), declared.open()
@@ -32,7 +32,7 @@ class _OfPackage:
 
 
 def open_source(declared: DeclaredSource) -> Source:
-    """The reader of a declared source."""
+    """Returns the reader of a declared source."""
     match declared:
         case Embedded():
             return EmbeddedSource()

@@ -1,10 +1,10 @@
-"""Prepared rows on disk: the columns of one schema, memory-mapped, read by record in O(1).
+"""Reads prepared rows from disk: the columns of one schema, memory-mapped, by record in O(1).
 
-A store is a folder: per split an array `<split>.<column>` for each column of the manifest's schema, `<split>.unit` (whose each row is),
-`<split>.units.jsonl` (one unit id a line), `vocabulary.txt` and `manifest.json`, which names the SHA-256 of every file. It is opened only
-where every file has it (`dpx.data.verified`).
+A store is a folder: per split an array `<split>.<column>` for each column of the manifest's schema, `<split>.unit` (the unit of each row),
+`<split>.units.jsonl` (one unit id a line), `vocabulary.txt` and `manifest.json`, which lists the SHA-256 of every file. It is opened only
+if every file has its checksum (`dpx.data.verified`).
 
-The rows of one unit of the protected split follow one another, so a unit is found by halving, without an index in memory.
+The rows of one unit of the protected split follow one another, so a unit is found by binary search, without an index in memory.
 
 Shape legend: N rows of a split, n rows or units asked for, R rows a unit may have, T positions of a row.
 """
@@ -30,20 +30,19 @@ from dpx.privacy.declarations import Privacy
 
 MANIFEST = "manifest.json"
 VOCABULARY = "vocabulary.txt"
-# Above this, reading ahead around each record fetches hundreds of pages for one: 8 s against 0.03 s for 2,048 of 346M rows.
+# Above this size, read-ahead fetches hundreds of pages for each record: 8 s against 0.03 s for 2,048 of 346M rows.
 _READ_AHEAD_BYTES = 2**30
-# Examples whose rows are looked up together where only their lengths are asked for.
+# The number of examples whose rows are found together if only their lengths are requested.
 _LENGTHS_AT_ONCE = 65_536
 
 
 @dataclass(frozen=True, kw_only=True)
 class Manifest:
-    """The contents of a store. `checksum` covers every array, the form of the rows and what privacy was promised of them.
+    """Describes the contents of a store. `checksum` covers every array, the form of the rows and the privacy settings that shaped them.
 
     `columns` is the schema of the rows, as JSON (`dpx.data.schema`). `vocabulary_size` is the declared size of the embedding table;
-    `ids_in_use` counts the vocabulary's tokens. `most_frequent_public_token_id` is counted over the rows of the public split, special
-    tokens apart (None where that split is empty). `documents_per_row` is 2 where false pairs take their second segment from another
-    document.
+    `ids_in_use` counts the vocabulary's tokens. `most_frequent_public_token_id` is counted over the rows of the public split, without
+    special tokens (None if that split is empty). `documents_per_row` is 2 if false pairs take their second segment from another document.
     """
 
     key: str
@@ -76,14 +75,15 @@ class Manifest:
         return list(self.rows)  # type: ignore[arg-type]
 
     def with_checksum(self) -> "Manifest":
-        """This manifest, `checksum` filled in; what only says where the content came from is left out of it."""
+        """Returns this manifest with `checksum` filled in; fields that describe only the origin of the content are left out of the
+        checksum."""
         content = {name: value for name, value in asdict(self).items() if name not in {"key", "settings", "checksum"}}
         digest = hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
         return replace(self, checksum=digest)
 
     @property
     def vocabulary_checksum(self) -> str:
-        """SHA-256 of the vocabulary, one token a line."""
+        """The SHA-256 of the vocabulary, one token a line."""
         return self.files[VOCABULARY]["sha256"]
 
     def write(self, path: Path) -> None:
@@ -100,12 +100,12 @@ class Manifest:
         return manifest
 
 
-# Whose a row is, by the place of the unit's id; no part of the row.
+# The unit of each row, as the position of the unit's id; not a part of the row.
 UNIT = Column("uint32")
 
 
 class Store:
-    """A prepared corpus, open for reading."""
+    """Gives access to a prepared corpus."""
 
     def __init__(self, folder: Path, manifest: Manifest):
         self.folder = folder
@@ -113,10 +113,10 @@ class Store:
         self._columns = {split: self._opened(split) for split in manifest.splits}
 
     def rows(self, split: Split, indices: Int[np.ndarray, " n"] | Sequence[int], width: int | None = None) -> dict[str, np.ndarray]:
-        """The rows asked for, in that order; work and memory grow with n alone.
+        """Returns the requested rows, in that order; work and memory grow with n alone.
 
-        Every column of the manifest's schema as int32 (or float32) [n, ...], and `record` int32[n], the index asked for. Of texts the
-        first `width` positions, all where it is `None`. Raises `IndexError` outside [0, N).
+        The result has every column of the manifest's schema as int32 (or float32) [n, ...], and `record` int32[n], the requested index.
+        Texts have their first `width` positions, or all if `width` is `None`. Raises `IndexError` outside [0, N).
         """
         wanted_n = np.asarray(indices, dtype=np.int64)
         count = self.manifest.rows[split]
@@ -131,17 +131,17 @@ class Store:
         return (values[..., :width] if column.is_text else values).astype(column.read_as)
 
     def population(self, privacy: Privacy) -> int:
-        """The number of protected records (rows, or whole units) that a step draws from."""
+        """Returns the number of protected records (rows, or whole units) that a step draws from."""
         return privacy.population(self.manifest)
 
     def examples(
         self, split: Split, indices: Int[np.ndarray, " n"] | Sequence[int], rows_per_example: int, width: int | None = None
     ) -> dict[str, np.ndarray]:
-        """The examples that a step draws: rows as `rows` gives them, or, for `rows_per_example` R above 1, whole units.
+        """Returns the examples that a step draws: rows as `rows` returns them, or, for `rows_per_example` R above 1, whole units.
 
-        Of units `indices` are numbers below `units[split]`, every field is [n, R, ...], and `is_padding` bool[n, R] is true where a
-        unit has no further row; those hold zeros. Time grows as n log N. Raises `IndexError` outside the split, and `ConfigError` where
-        a unit has more than R rows (the store was prepared under another cap).
+        For units, `indices` are numbers below `units[split]`, every field is [n, R, ...], and `is_padding` bool[n, R] is true where a unit
+        has no further row; those hold zeros. Time grows as n log N. Raises `IndexError` outside the split, and `ConfigError` if a unit has
+        more than R rows (the store was prepared under another cap).
         """
         if rows_per_example == 1:
             return self.rows(split, indices, width)
@@ -153,7 +153,7 @@ class Store:
         return filled | {"is_padding": is_padding_nR}
 
     def lengths(self, split: Split, indices: Int[np.ndarray, " n"] | Sequence[int], rows_per_example: int) -> Int[np.ndarray, " n"]:
-        """Tokens of the longest text of each of the `examples` asked for."""
+        """Returns the number of tokens of the longest text of each of the requested `examples`."""
         wanted_n = np.asarray(indices, dtype=np.int64)
         longest_n = np.zeros(len(wanted_n), np.int32)
         for start in range(0, len(wanted_n), _LENGTHS_AT_ONCE):
@@ -171,7 +171,7 @@ class Store:
     def _rows_of_units(
         self, split: Split, indices: Int[np.ndarray, " n"] | Sequence[int], rows_per_example: int
     ) -> tuple[np.ndarray, np.ndarray]:
-        """Row numbers [n, R] of these units, and a mask bool [n, R] that is true where a unit has no further row."""
+        """Returns row numbers [n, R] of these units, and a mask bool [n, R] that is true where a unit has no further row."""
         units_n = np.asarray(indices, dtype=np.int64)
         count = self.manifest.units[split]
         if units_n.size and (units_n.min() < 0 or units_n.max() >= count):
@@ -185,16 +185,16 @@ class Store:
         return row_nR, row_nR >= end_n[:, None]
 
     def unit_of_rows(self, split: Split, indices: Int[np.ndarray, " n"] | Sequence[int]) -> Int[np.ndarray, " n"]:
-        """Position in `unit_ids(split)` of each row's unit."""
+        """Returns the position in `unit_ids(split)` of each row's unit."""
         return self._columns[split]["unit"][np.asarray(indices, dtype=np.int64)].astype(np.int64)
 
     def unit_ids(self, split: Split) -> list[str]:
-        """The name of every unit of a split, by its number."""
+        """Returns the name of every unit of a split, by its number."""
         with (self.folder / f"{split}.units.jsonl").open(encoding="utf-8") as lines:
             return [json.loads(line) for line in lines]
 
     def vocabulary(self) -> list[str]:
-        """The vocabulary's tokens, by id."""
+        """Returns the vocabulary's tokens, by id."""
         return (self.folder / VOCABULARY).read_text(encoding="utf-8").rstrip("\n").split("\n")
 
     def _opened(self, split: Split) -> dict[str, np.ndarray]:
@@ -216,7 +216,7 @@ def _mapped(path: Path, kind: np.dtype) -> np.ndarray:
 
 
 def open_store(folder: Path, key: str | None = None) -> Store:
-    """The store in `folder`. Raises `ConfigError` if it is incomplete, or if its key is not `key`."""
+    """Returns the store in `folder`. Raises `ConfigError` if it is incomplete, or if its key is not `key`."""
     manifest = Manifest.read(folder)
     require(key is None or manifest.key == key, folder, "was prepared from other data or settings", AGAIN)
     verify(folder, manifest.files)

@@ -1,5 +1,7 @@
-"""A corpus from a known Markov chain of words, whose best possible masked-word loss can be computed; and labelled texts of its words, the
-least that a classifier can be trained and measured on.
+"""Generates a corpus from a known Markov chain of words, whose best possible masked-word loss can be computed, and labelled texts of its
+words.
+
+The labelled texts are the smallest data that a classifier can be trained and measured on.
 
 Shape legend: S states (words), W words of one text.
 """
@@ -21,7 +23,7 @@ _STEPS = ((1, 0.55), (2, 0.25), (5, 0.15), (7, 0.05))  # step 1 visits every sta
 
 
 class SyntheticSource:
-    """Documents of a stationary chain; each is drawn from its own number, so none depends on how many there are."""
+    """Yields documents of a stationary chain; each is drawn from its number, so none depends on how many there are."""
 
     def __init__(self, declared: Synthetic):
         self._declared = declared
@@ -47,7 +49,7 @@ class SyntheticSource:
 
 
 def words(states: int, seed: int) -> list[str]:
-    """A word for each of `states`: two syllables or more, all different, in an order drawn from the seed."""
+    """Returns a word for each of `states`: two syllables or more, all different, in an order drawn from the seed."""
     made = [first + second for first in _SYLLABLES for second in _SYLLABLES]
     while len(made) < states:
         made += [word + syllable for word in made for syllable in _SYLLABLES]
@@ -57,9 +59,9 @@ def words(states: int, seed: int) -> list[str]:
 
 
 def transition(declared: Synthetic) -> np.ndarray:
-    """P[a, b], float64[S, S]: chances that word b follows word a.
+    """Returns P[a, b], float64[S, S], the probability that word b follows word a.
 
-    A mixture of cyclic shifts, so columns sum to one as rows do and the stationary distribution is uniform.
+    P is a mixture of cyclic shifts, so its columns sum to one as its rows do, and the stationary distribution is uniform.
     """
     size = declared.states
     chain_SS = np.zeros((size, size))
@@ -69,7 +71,7 @@ def transition(declared: Synthetic) -> np.ndarray:
 
 
 def best_masked_loss(chain_SS: np.ndarray) -> float:
-    """Least possible cross-entropy (nats) of a masked word whose two neighbours are seen: H(X1 | X0, X2).
+    """Returns the least possible cross-entropy (nats) of a masked word whose two neighbours are visible: H(X1 | X0, X2).
 
     For a stationary chain H(X1 | X0, X2) = 2 H(X1 | X0) - H(X2 | X0). A model that sees fewer neighbours cannot do better.
     """
@@ -89,7 +91,7 @@ def _conditional_entropy(weights_S: np.ndarray, chain_SS: np.ndarray) -> float:
 
 
 class SyntheticLabelsSource:
-    """Each example is drawn from its own number, so none depends on how many there are."""
+    """Yields labelled examples; each is drawn from its number, so none depends on how many there are."""
 
     def __init__(self, declared: SyntheticLabels):
         self._declared = declared

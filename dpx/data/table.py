@@ -1,6 +1,6 @@
-"""Labelled rows of the user's files and data sets, one after another, a row at a time.
+"""Reads labelled rows of the user's files and data sets, one after another, a row at a time.
 
-Like text files, rows without a named unit are named by their content and not by their place.
+As in text files, rows without a named unit are named by their content and not by their position.
 """
 
 import hashlib
@@ -15,7 +15,7 @@ from dpx.declaration import ConfigError, require
 
 
 class TableSource:
-    """Training rows, then the rows of the test set, which are marked (`Example.is_test`)."""
+    """Yields the training rows, then the rows of the test set, which are marked (`Example.is_test`)."""
 
     def __init__(self, declared: Table):
         self._declared = declared
@@ -24,7 +24,7 @@ class TableSource:
         require(not both, (both or [""])[0], "is named both as training data and as the test set", "Name it once")
 
     def fingerprint(self) -> str:
-        """Hash of the bytes of every file, in the order read, and of the name and revision of a data set on the hub."""
+        """Returns a hash of the bytes of every file, in the order read, and of the name and revision of a data set on the hub."""
         whole = hashlib.sha256()
         for group in (self._training, self._test):
             whole.update(len(group).to_bytes(8, "little"))
@@ -33,7 +33,7 @@ class TableSource:
         return whole.hexdigest()
 
     def documents(self) -> Iterator[Example]:
-        """Raises `ConfigError`, naming file and row, for one that lacks a column, a text or a declared label."""
+        """Yields the rows. Raises `ConfigError`, naming file and row, for a row that lacks a column, a text or a declared label."""
         declared = self._declared
         place = {label: number for number, label in enumerate(declared.classes)}
         seen: set[int] = set()

@@ -1,4 +1,4 @@
-"""The user's own text: `.txt` and `.jsonl` files, plain or gzipped, and folders of them."""
+"""Reads the user's text: `.txt` and `.jsonl` files, plain or gzipped, and folders of them."""
 
 import hashlib
 import re
@@ -16,10 +16,10 @@ _BLANK_LINE = re.compile(r"\n[ \t]*\n")
 
 
 class TextFilesSource:
-    """Documents of text files, one file after another, a line at a time.
+    """Yields documents of text files, one file after another, a line at a time.
 
-    Without `unit_field` a document's unit is named by its content, not by file and line: a position would rename every
-    later document when one is deleted.
+    Without `unit_field` a document's unit is named by its content, not by file and line: the deletion of one document would rename every
+    later one.
     """
 
     def __init__(self, declared: TextFiles):
@@ -27,14 +27,17 @@ class TextFilesSource:
         self._files = named(declared.paths, _SUFFIXES, "data.source.paths")
 
     def fingerprint(self) -> str:
-        """Hash of the bytes of every file, in the order read."""
+        """Returns a hash of the bytes of every file, in the order read."""
         whole = hashlib.sha256()
         for file in self._files:
             whole.update(digest_of(file))
         return whole.hexdigest()
 
     def documents(self) -> Iterator[Document]:
-        """Raises `ConfigError`, naming file and line, for text that is missing, empty or not UTF-8, and for a line that is not a record."""
+        """Yields the documents.
+
+        Raises `ConfigError`, naming file and line, for text that is missing, empty or not UTF-8, and for a line that is not a record.
+        """
         for file in self._files:
             is_empty = True
             for document in self._documents(file):

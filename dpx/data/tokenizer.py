@@ -15,7 +15,7 @@ from dpx.run_folder import read_json
 
 DEFINITION = "tokenizer.json"
 _TOKENS_FILE = "vocab.txt"
-# What the marks are called where a checkpoint does not say; GPT-2 has one mark for all.
+# The names of the marks if a checkpoint does not give them; GPT-2 has one mark for all.
 _END_OF_TEXT = "<|endoftext|>"
 _ROLES = {
     "pad_id": ("pad_token", ("[PAD]", "<pad>", _END_OF_TEXT)),
@@ -28,8 +28,11 @@ _ROLES = {
 
 @dataclass(frozen=True)
 class TextTokenizer:
-    """The `vocabulary`, its tokens by id; the ids of the marks; how many separators stand between the texts of a pair; and, of a
-    checkpoint's own tokenizer, its `definition`, the text of a `tokenizer.json`."""
+    """Converts texts to token ids.
+
+    `vocabulary` holds its tokens by id. It also has the ids of the marks, the number of separators between the texts of a pair, and, for a
+    checkpoint's own tokenizer, its `definition`, the text of a `tokenizer.json`.
+    """
 
     tokenizer: Tokenizer
     vocabulary: list[str]
@@ -39,13 +42,15 @@ class TextTokenizer:
 
 
 def of_vocabulary(vocabulary: list[str]) -> TextTokenizer:
-    """The lower-casing BERT tokenizer."""
+    """Returns the lower-casing BERT tokenizer of a vocabulary."""
     return TextTokenizer(tokenizer_of(vocabulary), vocabulary, special_ids(vocabulary))
 
 
 def of_path(path: Path, size: int) -> TextTokenizer:
-    """Reads a tokenizer from a file of tokens, one on each line, or from a checkpoint's folder or `tokenizer.json`. Raises `ConfigError`
-    for one that cannot be used."""
+    """Reads a tokenizer from a file of tokens, one on each line, or from a checkpoint's folder or `tokenizer.json`.
+
+    Raises `ConfigError` for a tokenizer that cannot be used.
+    """
     files = _of_checkpoint(path)
     if files is None:
         return of_vocabulary(read(path, size))
@@ -56,7 +61,7 @@ def of_path(path: Path, size: int) -> TextTokenizer:
 
 
 def fingerprint(path: Path) -> str | None:
-    """SHA-256 of every file that the tokenizer at `path` is read from; `None` if no such file exists."""
+    """Returns the SHA-256 of every file that the tokenizer at `path` is read from; `None` if no such file exists."""
     files = _of_checkpoint(path)
     if files is None:
         return hashlib.sha256(path.read_bytes()).hexdigest() if path.is_file() else None
@@ -71,12 +76,12 @@ def vocabulary_checksum(folder: Path) -> str:
 
 
 def as_lines(vocabulary: list[str]) -> str:
-    """A vocabulary as a file: one token a line, by id."""
+    """Returns a vocabulary as the text of a file: one token a line, by id."""
     return "\n".join(vocabulary) + "\n"
 
 
 def _of_checkpoint(path: Path) -> tuple[Path, Path, Path] | None:
-    """The definition (or tokens), and what says how they are used, of a checkpoint; `None` for a file of tokens or nothing."""
+    """Returns the definition (or tokens) of a checkpoint's tokenizer and its settings; `None` for a file of tokens or nothing."""
     candidates = [path / DEFINITION, path / _TOKENS_FILE] if path.is_dir() else [path] if path.suffix == ".json" else []
     for file in candidates:
         if file.is_file():
@@ -103,7 +108,10 @@ def _loaded(file: Path, *about: Path) -> TextTokenizer:
 
 
 def _of_vocab_txt(file: Path, facts: Mapping[str, Any]) -> Tokenizer:
-    """BERT's, as it was before there were definitions: it lower-cases and parts Chinese characters unless the config says otherwise."""
+    """Returns BERT's tokenizer from before there were definitions.
+
+    It lower-cases and separates Chinese characters unless the config says otherwise.
+    """
     vocabulary = read(file, 1 << 31)
     is_lower, is_parted = facts.get("do_lower_case", True), facts.get("tokenize_chinese_chars", True)
     tokenizer = tokenizer_of(vocabulary)
@@ -126,6 +134,6 @@ def _special(file: Path, tokenizer: Tokenizer, facts: Mapping[str, Any]) -> Spec
 
 
 def separators_of(tokenizer: Tokenizer) -> int:
-    """Marks that its own template puts between two texts."""
+    """Returns the number of marks that the tokenizer's template puts between two texts."""
     texts = tokenizer.encode("a", "a", add_special_tokens=True).sequence_ids
     return max(1, len(texts[texts.index(0) : texts.index(1)]) - texts.count(0)) if {0, 1} <= set(texts) else 1

@@ -1,7 +1,7 @@
-"""Names of units as records hold them: which are missing, in which form they are compared, and which a reader may take for one person's.
+"""Checks names of units in records: which are missing, in which form they are compared, and which may name one person.
 
-Two names are one unit only where they are equal in one form; nothing is guessed, since a wrong guess would make two people one unit, and
-those rows be left out that are beyond the cap of one. What is nearly equal is reported to the person who prepares the data, who may know.
+Two names are one unit only if they are equal in one form. Nothing is guessed: a wrong guess would make two people one unit, and the rows
+beyond the cap of that unit would be left out. Nearly equal names are reported to the person who prepares the data, who may know.
 """
 
 import json
@@ -23,13 +23,15 @@ MISSING = frozenset(
 )
 NEAR_EQUAL = "near_equal_units.jsonl"
 _NUMBER = re.compile(r"([+-]?)([0-9]*)\.?([0-9]*)")
-# Characters that are not seen, beside those of Unicode's categories Cc and Cf.
+# Invisible characters, in addition to Unicode's categories Cc and Cf.
 _UNSEEN = frozenset("\u034f\u115f\u1160\u17b4\u17b5\u3164\uffa0") | {chr(code) for code in range(0xFE00, 0xFE10)}
 
 
 def unit_name(place: str, value: Any, field: str, fix: str = "Give every row the name of its unit, or unset data.source.unit_field") -> str:
-    """The name of a unit that a record holds under `field`. Raises `ConfigError` for none: nameless records would all be one unit, and
-    those beyond its cap be left out."""
+    """Returns the name of a unit that a record holds under `field`.
+
+    Raises `ConfigError` for a missing name: all records without a name would be one unit, and those beyond its cap would be left out.
+    """
     if value is None or value != value:  # noqa: PLR0124 - a missing number does not equal itself
         value = ""
     is_name = isinstance(value, str | int) and not isinstance(value, bool)
@@ -48,13 +50,15 @@ def require_name(place: object, name: str, where: str, fix: str) -> None:
 
 
 def in_one_form(name: str | int) -> str:
-    """A unit's name where it is written as a number or its digits, with an accent in its letter or after it, with or without spaces around
-    it: two units for one would each be protected by half."""
+    """Returns a unit's name in one form: a number as its digits, an accent in its letter, and no spaces around it.
+
+    If one unit had two names, each would be protected by half.
+    """
     return unicodedata.normalize("NFC", str(name).strip())
 
 
 def near_form(name: str) -> str:
-    """The form of a name without case, spaces, unseen characters, compatibility forms (NFKC) and ways of writing a number."""
+    """Returns a name without case, spaces, unseen characters, compatibility forms (NFKC) and different ways to write a number."""
     seen = name
     if not name.isascii() or not name.isprintable():
         folded = unicodedata.normalize("NFKC", unicodedata.normalize("NFKC", name).casefold())
@@ -69,7 +73,8 @@ def near_form(name: str) -> str:
 
 
 def near_equal(names: Iterable[tuple[str, str]]) -> list[list[tuple[str, str]]]:
-    """Groups of (split, name) whose names differ and have one near form, sorted. Memory: 16 bytes a unit beside the names."""
+    """Returns groups of (split, name) whose names differ and have one near form, sorted. Memory: 16 bytes a unit in addition to the
+    names."""
     units = list(names)
     digests = (int.from_bytes(blake2b(near_form(name).encode("utf-8", "surrogatepass"), digest_size=8).digest()) for _, name in units)
     digest_U = np.fromiter(digests, np.uint64, len(units))
@@ -97,7 +102,7 @@ def write_near_equal(folder: Path, groups: list[list[tuple[str, str]]]) -> None:
 
 
 def in_words(folder: Path, groups: list[list[tuple[str, str]]]) -> str:
-    """One line of text about the groups that were written to `folder`."""
+    """Returns one line of text about the groups that were written to `folder`."""
     count = sum(len({name for _, name in group}) for group in groups)
     several = f"{len(groups)} groups" if len(groups) > 1 else "one group"
     differ = f"{count} names of units in {several} differ only in case, spaces, unseen characters or how a number is written"

@@ -1,8 +1,8 @@
-"""Whether the files of a store hold what was prepared: each is hashed whole once, and again whenever the file system says that it changed.
+"""Checks that the files of a store hold what was prepared: each is hashed once, and again if the file system says that it changed.
 
-What was hashed is remembered in `verified.json` beside the files, readable by its owner alone: for each file its checksum, size, inode and
-the times of its last changes in nanoseconds. Content and names can be changed without changing the modification time, but not without
-changing the change time. An unchanged store costs one look at each file. A disk that alters a file by itself changes none of these: delete
+The results are stored in `verified.json` beside the files, readable by its owner alone: for each file its checksum, size, inode and the
+times of its last changes in nanoseconds. Content and names can be changed without a change of the modification time, but not without a
+change of the change time. An unchanged store costs one look at each file. A disk that alters a file by itself changes none of these: delete
 `verified.json` to have every file hashed again.
 """
 
@@ -20,7 +20,7 @@ from dpx.file_checksums import Known
 
 VERIFIED = "verified.json"
 AGAIN = "Delete the folder to prepare it again"
-# Above this hashing takes seconds, and is shown.
+# Above this size hashing takes seconds, and its progress is shown.
 SHOWN_BYTES = 2**30
 _PARTS_SHOWN = 10
 
@@ -28,7 +28,7 @@ _PARTS_SHOWN = 10
 def verify(folder: Path, files: dict[str, Known]) -> None:
     """Raises `ConfigError` for a file of `files` that is missing, of another size or of another content.
 
-    Memory does not grow with the files. Nothing is hashed that was hashed before and has not changed since.
+    Memory does not grow with the files. A file that was hashed before and has not changed since is not hashed again.
     """
     for name, known in files.items():
         path = folder / name
@@ -41,7 +41,7 @@ def verify(folder: Path, files: dict[str, Known]) -> None:
         return
     shown = _Shown(folder, sum(known["bytes"] for known in changed.values()))
     for name, known in changed.items():
-        # Looked at before it is hashed: a change from then on shows.
+        # Its status is read before it is hashed, so that a later change is detected.
         remembered[name] = _seen(folder / name, known)
         digest = file_checksums.of_file(folder / name, shown.read)
         require(digest == known, folder / name, "does not match the checksum in its manifest", AGAIN)
@@ -49,7 +49,7 @@ def verify(folder: Path, files: dict[str, Known]) -> None:
 
 
 def _seen(path: Path, known: Known) -> dict[str, Any]:
-    """The remembered facts of a file that has the checksum `known`."""
+    """Returns the stored facts of a file that has the checksum `known`."""
     about = path.stat()
     return known | {"inode": about.st_ino, "modified_ns": about.st_mtime_ns, "changed_ns": about.st_ctime_ns}
 

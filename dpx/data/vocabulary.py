@@ -1,4 +1,4 @@
-"""WordPiece vocabularies: fitted with the same tokens every time, or read from a file."""
+"""Fits WordPiece vocabularies, with the same tokens every time, or reads them from a file."""
 
 import tempfile
 from collections import Counter
@@ -23,7 +23,7 @@ _ALPHABET_MOST = 1000
 
 @dataclass(frozen=True)
 class SpecialIds:
-    """Ids of the tokens that are not text."""
+    """Holds the ids of the tokens that are not text."""
 
     pad_id: int
     unk_id: int
@@ -33,16 +33,16 @@ class SpecialIds:
 
     @classmethod
     def from_ids(cls, ids: Any) -> "SpecialIds":
-        """Those of anything that has all five, such as a store's manifest."""
+        """Returns the ids of an object that has all five, such as a store's manifest."""
         return cls(*(getattr(ids, field.name) for field in fields(cls)))
 
 
 def fit(texts: Iterable[str], size: int) -> list[str]:
-    """At most `size` tokens, by id, that `texts` yield: special tokens, alphabet, then merged ones.
+    """Returns at most `size` tokens of `texts`, by id: special tokens, alphabet, then merged ones.
 
-    `texts` is read once and kept in a temporary file meanwhile. The trainer numbers the continuing characters in the order
-    of a randomly seeded hash table, and breaks ties between merges by those numbers; naming the whole alphabet beforehand
-    makes the tokens a function of the text. Raises `ConfigError` when the text is missing.
+    `texts` is read once and kept in a temporary file meanwhile. The trainer numbers the continuing characters in the order of a randomly
+    seeded hash table, and breaks ties between merges by those numbers. The whole alphabet is named beforehand, so that the tokens depend on
+    the text alone. Raises `ConfigError` if the text is missing.
     """
     counts: Counter[str] = Counter()
     with tempfile.TemporaryFile("w+", encoding="utf-8", errors="surrogatepass") as held:
@@ -64,7 +64,8 @@ def fit(texts: Iterable[str], size: int) -> list[str]:
 
 
 def read(path: Path, size: int) -> list[str]:
-    """The tokens of a vocabulary file, one a line; a token's id is its line, from 0. Raises `ConfigError` for one that cannot be used."""
+    """Returns the tokens of a vocabulary file, one a line; a token's id is its line, from 0. Raises `ConfigError` for a file that cannot
+    be used."""
     try:
         tokens = path.read_text(encoding="utf-8").rstrip("\n").split("\n")
     except FileNotFoundError:
@@ -82,7 +83,7 @@ def read(path: Path, size: int) -> list[str]:
 
 
 def tokenizer_of(tokens: list[str]) -> Tokenizer:
-    """The lower-casing BERT tokenizer over `tokens`; it adds no special tokens."""
+    """Returns the lower-casing BERT tokenizer over `tokens`; it adds no special tokens."""
     ids = {token: number for number, token in enumerate(tokens)}
     return _tokenizer(WordPiece(vocab=ids, unk_token=UNKNOWN, max_input_chars_per_word=100))
 
@@ -92,7 +93,7 @@ def special_ids(tokens: list[str]) -> SpecialIds:
 
 
 def _alphabet(counts: Counter[str], size: int) -> list[str]:
-    """The most frequent characters, ties by code point."""
+    """Returns the most frequent characters, ties by code point."""
     letters = [letter for letter in counts if not letter.isspace()]
     most = min(_ALPHABET_MOST, size // _ALPHABET_SHARE)
     return sorted(sorted(letters, key=lambda letter: (-counts[letter], letter))[:most])

@@ -1,4 +1,4 @@
-"""Writes one split of a store row by row, in constant memory, hashing as it goes."""
+"""Writes one split of a store row by row, in constant memory, and hashes it at the same time."""
 
 import hashlib
 import json
@@ -19,7 +19,7 @@ _COPIED_ROWS = 65_536
 
 
 class HashedFile:
-    """A file written once, front to back, with the SHA-256 of what was written."""
+    """Writes a file once, from start to end, and computes the SHA-256 of its content."""
 
     def __init__(self, path: Path):
         self.path = path
@@ -42,7 +42,7 @@ class HashedFile:
             self._file.close()
 
     def close(self) -> dict[str, Any]:
-        """Size and hash, once the bytes are on the disk."""
+        """Closes the file and returns its size and hash, once the bytes are on the disk."""
         self._file.flush()
         os.fsync(self._file.fileno())
         self._file.close()
@@ -50,9 +50,10 @@ class HashedFile:
 
 
 class SplitWriter:
-    """Appends the rows of one split, columns of one schema; under a `limit` so many are kept of a unit, one after another in the end.
+    """Appends the rows of one split, with the columns of one schema; with a `limit`, at most that many rows of a unit are kept.
 
-    Memory: 16 bytes a unit, and at `finish` 12 bytes a row where some unit came more than once under a limit.
+    In the end the rows of a unit follow one another. Memory: 16 bytes a unit, and at `finish` 12 bytes a row if a unit was added several
+    times under a limit.
     """
 
     def __init__(self, folder: Path, split: Split, *, schema: Schema, vocabulary_size: int, limit: int | None):
@@ -66,15 +67,16 @@ class SplitWriter:
         self.token_counts = np.zeros(vocabulary_size, np.int64)
 
     def add_unit(self, unit_id: str) -> int:
-        """The number of a unit that is new to this split."""
+        """Returns the number of a unit that is new to this split."""
         self._unit_file.write((json.dumps(unit_id) + "\n").encode())
         self.unit_count += 1
         return self.unit_count - 1
 
     def add_document(self, unit: int, rows: Columns, priority: Callable[[int], int], *, again: bool) -> None:
-        """Appends a document's rows. When there are too many, those of the lowest `priority` (64 bits, by row number) are kept.
+        """Appends a document's rows. If there are too many, those with the lowest `priority` (64 bits, by row number) are kept.
 
-        Raises `ConfigError` for rows that are not as the schema says."""
+        Raises `ConfigError` for rows that do not fit the schema.
+        """
         self._some_unit_came_again |= again
         rows, count = stored(rows, self._schema, f"{self._split} row {self.row_count}"), len(next(iter(rows.values())))
         priorities: list[int] = []
@@ -97,7 +99,7 @@ class SplitWriter:
             file.release()
 
     def finish(self) -> dict[str, dict[str, Any]]:
-        """Size and hash of every file of this split, surplus rows dropped."""
+        """Returns the size and hash of every file of this split, with surplus rows dropped."""
         files = {file.path.name: file.close() for file in (*self._files.values(), self._unit_file)}
         if self._priority_file is not None:
             self._priority_file.close()
@@ -107,7 +109,7 @@ class SplitWriter:
         return files
 
     def _by_unit(self, limit: int) -> dict[str, dict[str, Any]]:
-        """Rewrites the arrays unit by unit, without the rows that are past a unit's limit by priority; a unit's rows keep their order."""
+        """Rewrites the arrays unit by unit, without the rows beyond a unit's limit by priority; a unit's rows keep their order."""
         unit_N = np.fromfile(self._files["unit"].path, UNIT.dtype)
         priority_N = np.fromfile(self._folder / f"{self._split}.priority", "<u8")
         order_N = np.lexsort((np.arange(len(unit_N)), priority_N, unit_N))

@@ -1,1 +1,2 @@
-"""The parameters of a run before its first step (drawn at random, of another run, or from a file), and their privacy cost."""
+"""Loads or draws the parameters of a run before its first step (at random, from another run, or from a file), and charges their privacy
+cost."""

@@ -1,4 +1,4 @@
-"""The declarations of the parameters that a run starts from (`init=...`). No jax.
+"""Declares the parameters that a run starts from (`init=...`). No jax.
 
 Trained parameters depend on their training data, so the claim of a run includes the runs and files that it starts from
 (`dpx.privacy.origins`).
@@ -12,7 +12,7 @@ from dpx.declaration import declaration, require
 
 @declaration
 class RandomStart:
-    """Parameters are drawn at random."""
+    """Draws the parameters at random."""
 
     kind: Literal["random"] = "random"
     is_random: ClassVar[bool] = True
@@ -20,7 +20,7 @@ class RandomStart:
 
 @declaration
 class FromRun:
-    """Parameters of another run; `run` is its folder, its name, or a copy of its `release/`.
+    """Starts from the parameters of another run; `run` is its folder, its name, or a copy of its `release/`.
 
     They are the parameters that it released at its end, or with `step` those of its checkpoint after `step` steps, which only its own
     folder holds. `disjoint_from` names runs, by name or by eight or more digits of the name of their ledger: the user vouches that no unit
@@ -45,7 +45,7 @@ class FromRun:
 
 @declaration
 class FromFile:
-    """Parameters from an external file: `file` is an .npz that holds each parameter as float32 under its path, such as `layers/qkv/kernel`.
+    """Starts from an external file: `file` is an .npz that holds each parameter as float32 under its path, such as `layers/qkv/kernel`.
 
     With `provenance="public"` the user vouches that no protected data was used to make them; without it the run has no guarantee.
     """
@@ -58,7 +58,7 @@ class FromFile:
 
 @declaration
 class FromCheckpoint:
-    """Weights of the checkpoint in the folder `path`, or of the hub id `path`: `config.json` and safetensors (`dpx.interop`).
+    """Starts from the checkpoint in the folder `path`, or of the hub id `path`: `config.json` and safetensors (`dpx.interop`).
 
     A head that the checkpoint does not have is drawn at random. With `provenance="public"` the user vouches as for a file. `trained_on`
     names data that it was trained on, in addition to the data that its model card lists; if this run's data may be among it, the run has no

@@ -1,4 +1,4 @@
-"""The run that another run starts from: its declarations, its charges, and the path of its weights. No jax.
+"""Reads the run that another run starts from: its declarations, its charges, and the path of its weights. No jax.
 
 Its folder is checked against its ledger, as in every job. A copy of `release/` has no ledger: its statement must be the one that its
 weights were released with (`dpx.claim.seals`), and its data is unknown.
@@ -36,10 +36,11 @@ from dpx.training.fingerprint import claim_checksum
 
 @dataclasses.dataclass(frozen=True)
 class Parent:
-    """`origins`: the run itself first, then its own origins; none of them is compared with other data yet.
+    """Describes the run that another run starts from.
 
-    `private` is its private tree, `None` for a copied release. `place` is the path of its weights: a released tree, or a checkpoint at
-    `step`. `plan` is the plan before its first step, from its ledger.
+    `origins` are the run itself first, then its own origins; none of them is compared with other data yet. `private` is its private tree,
+    `None` for a copied release. `place` is the path of its weights: a released tree, or a checkpoint at `step`. `plan` is the plan before
+    its first step, from its ledger.
     """
 
     asked: str
@@ -56,12 +57,12 @@ class Parent:
 
     @property
     def shapes(self) -> Shapes:
-        """Shapes of the model's own parameters, as declared, without adapters."""
+        """The shapes of the model's own parameters, as declared, without adapters."""
         return self.task.parameter_shapes(self.model, self.vocabulary_size)
 
 
 def of_fork(fork: str) -> FromRun:
-    """The parent that `fork`, `<run folder>@<step>`, names; raises `ConfigError` for anything else."""
+    """Returns the parent that `fork`, `<run folder>@<step>`, names; raises `ConfigError` for anything else."""
     run, _, at = fork.rpartition("@")
     is_form = bool(run) and at.isdecimal() and int(at) > 0
     require(is_form, f"fork={fork}", "is not of the form <run folder>@<step>", "Write fork=outputs/<run>@<step>")
@@ -69,8 +70,10 @@ def of_fork(fork: str) -> FromRun:
 
 
 def open_parent(init: FromRun, asked: str) -> Parent:
-    """Reads everything of a run except its weights; `asked` is the name that the user gave. Raises `ConfigError` if the run is missing, is
-    being trained, or its parts disagree."""
+    """Reads everything of a run except its weights; `asked` is the name that the user gave.
+
+    Raises `ConfigError` if the run is missing, is being trained, or its parts disagree.
+    """
     release, folder = _found(init.run)
     if folder is None:
         return _copied(asked, init, release)
@@ -98,8 +101,10 @@ def open_parent(init: FromRun, asked: str) -> Parent:
 
 
 def _found(named: str) -> tuple[Path, RunFolder | None]:
-    """(its release/, its folder) of a run that is named by folder, by name, or by a copy of its release/; the folder is `None` for a
-    copy."""
+    """Returns (its release/, its folder) of a run that is named by folder, by name, or by a copy of its release/.
+
+    The folder is `None` for a copy.
+    """
     place = Path(named)
     if (place / "release").is_dir():
         return place / "release", RunFolder(place)
@@ -118,7 +123,7 @@ def _found(named: str) -> tuple[Path, RunFolder | None]:
 
 
 def _copied(asked: str, init: FromRun, release: Path) -> Parent:
-    """The parent of which only a copy of its `release/` exists."""
+    """Returns the parent of which only a copy of its `release/` exists."""
     require(
         init.step is None, f"init.step={init.step}", "a copied release/ holds no checkpoints", "Remove init.step, or name the run's folder"
     )
@@ -132,7 +137,7 @@ def _copied(asked: str, init: FromRun, release: Path) -> Parent:
 
 
 def _stated_origin(name: str, data: Data, privacy: Privacy, statement: Statement) -> Origin:
-    """The origin that the statement of a run describes; that of a search's winner lists no steps of the run itself."""
+    """Returns the origin that the statement of a run describes; that of a search's winner lists no steps of the run itself."""
     of_run = None if isinstance(statement, StudyStatement) else statement
     private = statement if isinstance(statement, RunStatement) else None
     reasons = list(statement.reasons)
@@ -157,7 +162,7 @@ def _stated_origin(name: str, data: Data, privacy: Privacy, statement: Statement
 
 
 def _stated_further(statement: Statement) -> list[Origin]:
-    """The earlier runs and files that a statement names."""
+    """Returns the earlier runs and files that a statement names."""
     return [] if isinstance(statement, StudyStatement) else [of_released(one) for one in statement.init.origins]
 
 
@@ -181,7 +186,7 @@ def _checkpoint(asked: str, folder: RunFolder, step: int) -> Path:
 
 
 def _reasons(experiment: Experiment, known: list[Any], entered: Ledger, stated: AnyRun | None) -> tuple[str, ...]:
-    """The reasons why the parent has no guarantee: from its parts and from its statement."""
+    """Returns the reasons why the parent has no guarantee, from its parts and from its statement."""
     manifest = known[0] if known else None
     reasons = [] if experiment.is_private else [f"mechanism={experiment.mechanism.name} adds no noise"]
     began_with = [epoch.fingerprint.get("claim") for epoch in entered.noise_epochs]
@@ -200,7 +205,7 @@ def _reasons(experiment: Experiment, known: list[Any], entered: Ledger, stated: 
 
 
 def _claim(data: Data, privacy: Privacy, stated: Statement | None, audit: str | None) -> ParentClaim:
-    """What the parent states and declares about its units; `audit` is the state of its audit, `None` without an audit."""
+    """Returns what the parent states and declares about its units; `audit` is the state of its audit, `None` without an audit."""
     return ParentClaim(
         guarantee=None if stated is None else stated.guarantee,
         epsilon=None if stated is None else stated.epsilon,
@@ -214,5 +219,5 @@ def _claim(data: Data, privacy: Privacy, stated: Statement | None, audit: str | 
 
 
 def _vocabulary(known: list[Any], stated: AnyRun | None) -> str | None:
-    """A checksum of its vocabulary, from its data's manifest or else its statement."""
+    """Returns a checksum of its vocabulary, from its data's manifest or else its statement."""
     return known[0].vocabulary_checksum if known else None if stated is None else stated.vocabulary.sha256

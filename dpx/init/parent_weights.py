@@ -1,4 +1,4 @@
-"""The weights of a run that another run starts from, on the host and in the form that the new run trains."""
+"""Loads the weights of a run that another run starts from, on the host and in the form that the new run trains."""
 
 from typing import Any
 
@@ -18,7 +18,7 @@ from dpx.training.update import CANARIES
 
 
 def parameters_of(parent: Parent, train: Trained) -> Leaves:
-    """The weights that the parent released, or its checkpoint merged with its frozen parameters.
+    """Returns the weights that the parent released, or its checkpoint merged with its frozen parameters.
 
     Adapters are kept if `train` has the same ones; else they are merged into the weights that they adapt. Raises `ConfigError` if a file is
     cut short or is not what was released.
@@ -40,12 +40,12 @@ def _checkpoint(parent: Parent) -> Any:
 
 
 def is_adapted_alike(one: Trained, other: Trained) -> bool:
-    """Whether two runs have adapters of the same form."""
+    """Returns whether two runs have adapters of the same form."""
     if not isinstance(one, Adapters) or not isinstance(other, Adapters):
         return False
     return _form(one) == _form(other)
 
 
 def _form(adapters: Adapters) -> tuple[Any, ...]:
-    # The dropout rate is stored beside the factors: factors of a run with another rate would bring that rate along.
+    # The dropout rate is stored beside the factors: factors of a run with another rate would also load that rate.
     return adapters.rank, adapters.alpha, sorted(adapters.targets), adapters.dropout

@@ -1,4 +1,4 @@
-"""The relation of the data of an origin to the data of the run that starts from it: from declarations, never from the data.
+"""Determines the relation of an origin's data to the data of the run that starts from it: from declarations, never from the data.
 
 The text of both is compared only to contradict a user's declaration (`dpx.data.overlap`); the result is printed on the console and written
 under `private/`, and changes nothing that is released.
@@ -22,8 +22,10 @@ DIGITS = 8
 
 
 def declared_disjoint(origins: Sequence[Origin], names: Iterable[str]) -> frozenset[str]:
-    """Identities of the `origins` that `names` (init.disjoint_from) name; raises `ConfigError` for a name that matches no origin, or
-    several."""
+    """Returns the identities of the `origins` that `names` (init.disjoint_from) name.
+
+    Raises `ConfigError` for a name that matches no origin, or several.
+    """
     chosen = set()
     for name in names:
         meant = {one.identity for one in origins if one.kind == "run" and _is_called(one, name)}
@@ -40,7 +42,7 @@ def _is_called(origin: Origin, name: str) -> bool:
 
 
 def relation(origin: Origin, disjoint: Iterable[str], is_holders_data: bool) -> Relation:
-    """The relation of `origin`'s data to a run's; `disjoint` are identities that the run declares.
+    """Returns the relation of `origin`'s data to a run's data; `disjoint` are the identities that the run declares.
 
     `origin.relation` was noted by the run that held the record before: its user's declaration is valid here too if this run draws from
     exactly the same prepared data (`is_holders_data`).
@@ -50,13 +52,15 @@ def relation(origin: Origin, disjoint: Iterable[str], is_holders_data: bool) -> 
 
 
 def is_same_data(checksums: Sequence[str | None], store: Store | None) -> bool:
-    """Whether `checksums` (of a run's prepared data) are only of `store`."""
+    """Returns whether `checksums` (of a run's prepared data) are only of `store`."""
     return store is not None and set(checksums) == {store.manifest.checksum}
 
 
 def learnt_from_protected(origin: Origin, own: UnitFacts, store: Store | None) -> str | None:
-    """The reason, as text, why the vocabulary of `origin`, which this run loads from a file, may have been learnt from data that is
-    protected now; `None` if declared facts exclude that."""
+    """Returns the reason, as text, why the vocabulary of `origin` may have been learnt from data that is protected now.
+
+    This run loads that vocabulary from a file. Returns `None` if declared facts exclude it.
+    """
     source = origin.vocabulary.source
     if store is None or store.manifest.vocabulary_source != "file" or source == "file" or is_same_data(origin.data, store):
         return None
@@ -77,7 +81,8 @@ def _split_alike(one: UnitFacts, other: UnitFacts) -> bool:
 
 
 def contradictions(origins: Sequence[Origin], store: Store, private: Path | None, own_private: Path | None) -> list[str]:
-    """Evidence against the user's declaration that data are disjoint, as sentences for the console; also written to `own_private`.
+    """Returns evidence against the user's declaration that data are disjoint, as sentences for the console; also writes it to
+    `own_private`.
 
     `private` holds manifests of the origins' data. Raises `ConfigError` if the declaration cannot be true: the run draws from the same
     prepared data, or most of its rows are in the other data.
@@ -104,5 +109,5 @@ def contradictions(origins: Sequence[Origin], store: Store, private: Path | None
 
 
 def noted_alone(origins: Iterable[Origin]) -> tuple[Origin, ...]:
-    """`origins` in the form that another run may hold: without `is_fork`, which describes only the run that holds them now."""
+    """Returns `origins` in the form that another run may hold: without `is_fork`, which describes only the run that holds them now."""
     return tuple(dataclasses.replace(one, is_fork=False) for one in origins)

@@ -1,4 +1,4 @@
-"""The start of a run, decided before any array of the model exists: its parameters and their privacy cost."""
+"""Determines the start of a run before any array of the model exists: its parameters and their privacy cost."""
 
 import dataclasses
 import re
@@ -32,7 +32,7 @@ ADAPTERS = "layers/lora/"
 
 @dataclasses.dataclass(frozen=True)
 class Receiver:
-    """The run that the starting parameters must fit. `vocabulary_size`: the number of rows of its word table."""
+    """Describes the run that the starting parameters must fit. `vocabulary_size` is the number of rows of its embedding table."""
 
     model: AnyModel
     task: Task
@@ -56,11 +56,11 @@ def receiver_of(experiment: Experiment) -> Receiver:
 
 @dataclasses.dataclass(frozen=True)
 class Start:
-    """`origins`: the runs and files that the starting parameters come from, nearest first; empty for random ones.
+    """Describes the start of a run. `origins` are the runs and files of the starting parameters, nearest first; empty for random ones.
 
-    `parameters`: nested dicts on the host, `None` to draw them; a part above the layers may be missing, and is then drawn. `private`: the
-    private tree that describes the origins' data, if any. `messages`: what was loaded, for the user. A fork resumes from the whole state of
-    its parent after `step` steps, in `private`, and must follow the `plan` that its parent declared.
+    `parameters` are nested dicts on the host, `None` to draw them; a part above the layers may be missing, and is then drawn. `private` is
+    the private tree that describes the origins' data, if any. `messages` tell the user what was loaded. A fork resumes from the whole state
+    of its parent after `step` steps, in `private`, and must follow the `plan` that its parent declared.
     """
 
     origins: tuple[Origin, ...] = ()
@@ -75,9 +75,10 @@ RANDOM = Start()
 
 
 def planned_start(init: Init, receiver: Receiver, store: Store | None = None, fork: str | None = None) -> Start:
-    """The start of a run that has not begun, without its weights; raises `ConfigError` where `start` or `start_of_fork` would. No jax.
+    """Returns the start of a run that has not begun, without its weights. No jax.
 
-    `store` is its prepared data; without it no data can be compared, and all data counts as shared.
+    Raises `ConfigError` if `start` or `start_of_fork` would. `store` is its prepared data; without it no data can be compared, and all data
+    counts as shared.
     """
     require_one_start(init, fork)
     if fork is None:
@@ -97,7 +98,7 @@ def require_one_start(init: Init, fork: str | None) -> None:
 
 
 def start_of_fork(fork: str, receiver: Receiver, store: Store, own_private: Path) -> Start:
-    """The start of a fork, whose state stays on disk; `own_private` is the fork's private tree.
+    """Returns the start of a fork, whose state stays on disk; `own_private` is the fork's private tree.
 
     Raises `ConfigError` as `start` does.
     """
@@ -108,11 +109,11 @@ def start_of_fork(fork: str, receiver: Receiver, store: Store, own_private: Path
 
 
 def start(init: Init, receiver: Receiver, store: Store, outputs: Iterable[Path], own_private: Path | None = None) -> Start:
-    """The start of a run, weights included. `outputs` are folders of runs whose releases a file may not hold; `own_private` is the run's
-    private tree.
+    """Returns the start of a run, weights included.
 
-    Raises `ConfigError` for a parent that is missing, incomplete, being trained or in disagreement with its ledger, for weights that are
-    cut short or of another model or type, for another vocabulary, and for charges that cannot be composed.
+    `outputs` are folders of runs whose releases a file may not hold; `own_private` is the run's private tree. Raises `ConfigError` for a
+    parent that is missing, incomplete, being trained or in disagreement with its ledger, for weights that are cut short or of another model
+    or type, for another vocabulary, and for charges that cannot be composed.
     """
     origins, parent = _decided(init, receiver, store)
     if isinstance(init, FromFile):
@@ -139,7 +140,7 @@ def start(init: Init, receiver: Receiver, store: Store, outputs: Iterable[Path],
 
 
 def _from_elsewhere(asked: str, origin: Origin, leaves: weights.Leaves, outputs: Iterable[Path], messages: tuple[str, ...] = ()) -> Start:
-    """The start from weights without a known training run."""
+    """Returns the start from weights without a known training run."""
     weights.require_no_known_release(asked, leaves, outputs)
     weights.require_finite(asked, leaves)
     digest = weights.checksum(leaves)
@@ -147,7 +148,7 @@ def _from_elsewhere(asked: str, origin: Origin, leaves: weights.Leaves, outputs:
 
 
 def related(origin: Origin, receiver: Receiver, store: Store | None, disjoint: Iterable[str], is_holders_data: bool) -> Origin:
-    """`origin` with its relation to the data of the run that starts from it.
+    """Returns `origin` with its relation to the data of the run that starts from it.
 
     `disjoint` are the identities that the run declares to share no unit with it; `is_holders_data` says that it draws from the same
     prepared data as the run that held this record before.
@@ -161,13 +162,16 @@ def related(origin: Origin, receiver: Receiver, store: Store | None, disjoint: I
 
 
 def related_again(noted: Sequence[Origin], receiver: Receiver, init: Init, store: Store, drawn_from: Sequence[str | None]) -> list[Origin]:
-    """The origins in a run's own ledger, related again when it resumes: its data (`drawn_from` so far) may have been prepared again."""
+    """Returns the origins in a run's ledger with their relation computed again, for a run that resumes.
+
+    Its data (`drawn_from` so far) may have been prepared again.
+    """
     disjoint = declared_disjoint(noted, init.disjoint_from) if isinstance(init, FromRun) else ()
     return [related(origin, receiver, store, disjoint, is_same_data(drawn_from, store)) for origin in noted]
 
 
 def _of_overlap(origin: Origin, known_as: Iterable[str]) -> Iterator[str]:
-    """Reasons why external weights may have seen this run's data: the data that they were trained on, or their name."""
+    """Returns the reasons why external weights may have been trained on this run's data: their training data, or their name."""
     may_hold = among(known_as, origin.checkpoint.trained_on if origin.checkpoint else ())
     if may_hold:
         yield f"{origin.name} was trained on {', '.join(may_hold)}, which may contain this run's data"
@@ -188,7 +192,7 @@ def _decided(init: Init, receiver: Receiver, store: Store | None) -> tuple[tuple
 
 
 def _of_run(init: FromRun, receiver: Receiver, store: Store | None, asked: str) -> tuple[tuple[Origin, ...], Parent]:
-    """The common check of a run that another run starts from, by a fork or by its weights: its origins, and the run as `Parent`."""
+    """Checks a run that another run starts from, by a fork or by its weights; returns its origins, and the run as `Parent`."""
     parent, is_fork = open_parent(init, asked), asked.startswith("fork=")
     if is_fork:
         _require_same_state(parent, receiver)
@@ -209,8 +213,8 @@ def _of_run(init: FromRun, receiver: Receiver, store: Store | None, asked: str) 
 
 
 def _require_same_state(parent: Parent, receiver: Receiver) -> None:
-    """Raises `ConfigError` if a fork would train other parameters than the ones whose state is in its parent's checkpoint, or with another
-    optimiser than the one whose state it is."""
+    """Raises `ConfigError` if a fork would train other parameters, or use another optimizer, than its parent's checkpoint has a state
+    for."""
     for key, theirs, is_same in (
         ("train", parent.train.kind, parent.train == receiver.train),
         ("optimizer", parent.optimizer.name, _is_same_optimizer(parent.optimizer, receiver.optimizer)),
@@ -220,7 +224,10 @@ def _require_same_state(parent: Parent, receiver: Receiver) -> None:
 
 
 def _is_same_optimizer(one: Optimizer, other: Optimizer) -> bool:
-    """Whether two optimisers have the same formula; their arguments may differ. dpx's Adam and optax's have states of different forms."""
+    """Returns whether two optimizers have the same formula; their arguments may differ.
+
+    The states of dpx's Adam and optax's Adam have different forms.
+    """
     return type(one) is type(other) and one.name == other.name
 
 
@@ -245,14 +252,17 @@ def _of_checkpoint(init: FromCheckpoint, receiver: Receiver, store: Store | None
 
 
 def _called(path: str) -> str:
-    """A hub id, also for a copy in the hub's cache; for another folder only its last name, since the folders above it are private to the
-    user."""
+    """Returns a hub id, also for a copy in the hub's cache; for another folder only its last name.
+
+    The folders above it are private to the user.
+    """
     cached = re.search(r"models--([^/]+)", path)
     return cached.group(1).replace("--", "/") if cached else path if is_hub_id(path) and not Path(path).exists() else PurePath(path).name
 
 
 def _require_trained(selected: Taken, train: Trained) -> None:
-    """Raises `ConfigError` if a newly drawn, random parameter would be frozen: the model would be read out by random numbers."""
+    """Raises `ConfigError` if a newly drawn, random parameter would be frozen: the output of the model would then depend on random
+    numbers."""
     frozen = [path for path in selected.made_new if not train.selection().picks(path)]
     fix = "Add train.head=true" if train.kind in ("lora", "lora_ffa", "bias") else "Train it too, or use train=last_layer"
     fix = "Begin from weights that hold it, or use model.classifier=linear" if isinstance(train, OutputLayer) else fix
@@ -260,14 +270,16 @@ def _require_trained(selected: Taken, train: Trained) -> None:
 
 
 def require_not_exported(checkpoint: Checkpoint) -> None:
-    """Raises `ConfigError` for weights that a run of dpx trained: what was spent on them must be charged."""
+    """Raises `ConfigError` for weights that a run of dpx trained: their privacy cost must be charged."""
     of_run = checkpoint.config.get("dpx")
     require(of_run is None, checkpoint.asked, "contains weights that a run of dpx trained and exported", f"Use init=run init.run={of_run}")
 
 
 def _require_own_tokenizer(checkpoint: Checkpoint, store: Store) -> None:
-    """Raises `ConfigError` for another vocabulary, under which weights have no meaning, or for text that is normalised differently before
-    tokenization."""
+    """Raises `ConfigError` for another vocabulary, or for another normalisation of text before tokenization.
+
+    Weights have no meaning under another vocabulary.
+    """
     known, fix = tokenizer.vocabulary_checksum(checkpoint.folder), f"Add data.vocabulary.path={checkpoint.folder}"
     _require_vocabulary_of(store, checkpoint.asked, known, fix)
     definition = store.folder / tokenizer.DEFINITION
@@ -295,8 +307,10 @@ def _require_same_function(asked: str, theirs: AnyModel, model: AnyModel, named:
 
 
 def _require_same_vocabulary(parent: Parent, origin: Origin, store: Store | None) -> None:
-    """Raises `ConfigError` for another vocabulary: weights have no meaning under it, and data is compared by it. It is unknown before the
-    data is prepared."""
+    """Raises `ConfigError` for another vocabulary: weights have no meaning under it, and data is compared by it.
+
+    It is unknown before the data is prepared.
+    """
     if store is None or is_same_data(origin.data, store):
         return
     theirs = origin.vocabulary.sha256
@@ -308,6 +322,6 @@ def _require_same_vocabulary(parent: Parent, origin: Origin, store: Store | None
 
 
 def same_weights(origins: Iterable[Origin], noted: Iterable[Origin]) -> bool:
-    """Whether a run that is started again reads the same weights as those in its ledger."""
+    """Returns whether a run that is started again reads the same weights as those in its ledger."""
     known = {(origin.identity, origin.weights) for origin in noted if origin.weights}
     return all((origin.identity, origin.weights) in known for origin in origins if origin.weights)

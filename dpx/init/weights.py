@@ -1,4 +1,4 @@
-"""Starting parameters on disk: read to the host, and checked against the model's shapes and their stored checksums.
+"""Reads starting parameters from disk to the host, and checks them against the model's shapes and their stored checksums.
 
 Released weights include a checksum of each parameter and the names of the trained parameters (`facts`). So a damaged copy is detected, and
 so is a file that presents another run's weights as public ones. In such a file, a parameter that was changed by one bit is not detected.
@@ -24,14 +24,14 @@ PARAMS = "params"
 
 
 def by_path(tree: Any, path: str = "") -> Leaves:
-    """The leaves of nested dicts, on the host, by path."""
+    """Returns the leaves of nested dicts, on the host, by path."""
     if isinstance(tree, Mapping):
         return {name: leaf for key, part in tree.items() for name, leaf in by_path(part, f"{path}/{key}".lstrip("/")).items()}
     return {path: np.asarray(tree)}
 
 
 def nested(leaves: Leaves) -> dict[str, Any]:
-    """Nested dicts with each leaf at its path."""
+    """Returns nested dicts with each leaf at its path."""
     tree: dict[str, Any] = {}
     for path, leaf in leaves.items():
         *parents, name = path.split("/")
@@ -43,25 +43,27 @@ def nested(leaves: Leaves) -> dict[str, Any]:
 
 
 def checksums(leaves: Leaves) -> dict[str, str]:
-    """A checksum of the values of each leaf."""
+    """Returns a checksum of the values of each leaf."""
     return {path: hashlib.sha256(np.ascontiguousarray(leaf).data).hexdigest() for path, leaf in sorted(leaves.items())}
 
 
 def checksum(leaves: Leaves) -> str:
-    """One checksum of all leaves and their paths."""
+    """Returns one checksum of all leaves and their paths."""
     return "sha256:" + hashlib.sha256(json.dumps(checksums(leaves), sort_keys=True).encode()).hexdigest()
 
 
 def facts(params: Any, trained: Iterable[str]) -> dict[str, Any]:
-    """The checksums stored with released weights, and the paths of the `trained` leaves. A constant leaf is not listed as trained, since it
-    would not identify a run."""
+    """Returns the checksums stored with released weights, and the paths of the `trained` leaves.
+
+    A constant leaf is not listed as trained, since it would not identify a run.
+    """
     leaves = by_path(params)
     telling = [path for path in sorted(trained) if path in leaves and leaves[path].size and np.ptp(leaves[path]) > 0]
     return {"weights": checksums(leaves), "trained": telling}
 
 
 def facts_beside(params: Path) -> dict[str, Any]:
-    """The facts written beside released weights; empty if the file is missing."""
+    """Returns the facts written beside released weights; empty if the file is missing."""
     try:
         # Reads regular files only: a named pipe in a folder from elsewhere may never end.
         told = json.loads((params / METADATA).read_text()) if (params / METADATA).is_file() else {}
@@ -89,9 +91,10 @@ def require_finite(place: str, leaves: Leaves) -> None:
 
 
 def of_file(file: Path) -> dict[str, tuple[tuple[int, ...], Any]]:
-    """`{name: (shape, dtype)}` of the arrays in an .npz file, read from their headers without loading them.
+    """Returns `{name: (shape, dtype)}` of the arrays in an .npz file, read from their headers without loading them.
 
-    Raises `ConfigError` if the file is missing, damaged or not an .npz."""
+    Raises `ConfigError` if the file is missing, damaged or not an .npz.
+    """
     shapes = {}
     with _reading(file), zipfile.ZipFile(file) as archive:
         for name in archive.namelist():
@@ -104,7 +107,7 @@ def of_file(file: Path) -> dict[str, tuple[tuple[int, ...], Any]]:
 
 
 def read_file(file: Path) -> Leaves:
-    """The arrays of an .npz; nothing in it is executed. Raises `ConfigError` if it is cut short."""
+    """Returns the arrays of an .npz; nothing in it is executed. Raises `ConfigError` if it is cut short."""
     with _reading(file), np.load(file, allow_pickle=False) as archive:
         return {name: archive[name] for name in archive.files}
 
@@ -127,8 +130,10 @@ def _reading(file: Path) -> Iterator[None]:
 
 
 def require_no_known_release(asked: str, leaves: Leaves, outputs: Iterable[Path]) -> None:
-    """Raises `ConfigError` if `leaves` hold a parameter that a run in one of the folders `outputs` trained and released, or would release
-    if it won its search."""
+    """Raises `ConfigError` if `leaves` hold a parameter that a run in one of the folders `outputs` trained and released.
+
+    A run that would release it if it won its search counts too.
+    """
     held = {digest: path for path, digest in checksums(leaves).items()}
     places = ("*/release", "*/private/withheld", "studies/*/release/winner")
     released = {metadata.parent for folder in outputs for place in places for metadata in folder.glob(f"{place}/{PARAMS}/{METADATA}")}

@@ -1,1 +1,1 @@
-"""Checkpoints in the layout of Hugging Face: their shape, weights and tokenizer in, and a run's weights out."""
+"""Reads and writes checkpoints in the layout of Hugging Face: shape, weights and tokenizer are read, and a run's weights are written."""

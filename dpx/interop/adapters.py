@@ -1,8 +1,7 @@
-"""A run's adapters in PEFT's layout: its `adapter_config.json`, the adapters' tensors, and the tensors of a head that was trained with
-them.
+"""Writes a run's adapters in PEFT's layout: `adapter_config.json`, the adapters' tensors, and the tensors of a head trained with them.
 
-PEFT adds lora_alpha / r x B A to the map of a module. GPT-2's query, key and value are one module: its adapter is made of theirs side by
-side, so that its rank is their sum, with zeros where a target's B has no outputs.
+PEFT adds lora_alpha / r x B A to the map of a module. GPT-2's query, key and value are one module: its adapter joins their adapters side by
+side, so that its rank is the sum of their ranks, with zeros where a target's B has no outputs.
 
 L: layers, p: inputs, d: outputs of a module, c: outputs of a target, r: rank.
 """
@@ -28,16 +27,18 @@ from dpx.task.declarations import CausalLanguageModel, Classification, MultipleC
 CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 _TASK_TYPES: dict[type, str] = {Classification: "SEQ_CLS", CausalLanguageModel: "CAUSAL_LM"}
 _LORA = "layers/lora/"
-# Before the base model's own name of each tensor.
+# The prefix of the base model's own name of each tensor.
 _BASE = "base_model.model."
 _FIX = "Export whole weights: job.format=hf"
 _Adapter = tuple[Target, Mapping[str, np.ndarray]]
 
 
 def adapters(init: Init, train: Trained, model: AnyModel, task: Task, leaves: Leaves, last_mark: int | None = None) -> Written:
-    """The adapters among a run's released parameters `leaves`, not merged; `last_mark` is the id of what ends a text. Raises `ConfigError`
-    for a run without adapters or without a named base model, if that model differs from the one that the run began from, and if its class
-    would read another token."""
+    """Returns the adapters among a run's released parameters `leaves`, not merged; `last_mark` is the id of the token that ends a text.
+
+    Raises `ConfigError` for a run without adapters or without a named base model, if that model differs from the one that the run began
+    from, and if its class would read another token.
+    """
     require(isinstance(train, Adapters), f"train={train.kind}", "does not train adapters that PEFT can add to a base model", _FIX)
     require(isinstance(init, FromCheckpoint), f"init={init.kind}", "does not name a base model for the adapters", _FIX)
     assert isinstance(train, Adapters) and isinstance(init, FromCheckpoint)
@@ -54,32 +55,10 @@ def adapters(init: Init, train: Trained, model: AnyModel, task: Task, leaves: Le
     )
     base = Checkpoint(init.path)
     _require_same_base(base, beside, trained)
-    # GPT-2's class for labels reads the last token that is not padding.
-    is_classifier_of_gpt2 = family == "gpt2" and isinstance(task, Classification)
-    is_passed_over = is_classifier_of_gpt2 and last_mark is not None and base.config.get("pad_token_id") == last_mark
-    require(
-        not is_passed_over,
-        base.asked,
-        f"pads with {last_mark}, the token that ends a text, so the model would ignore the end of a text",
-        _FIX,
-    )
+    _require_ends_are_read(base, family, task, last_mark)
     modules = _modules(layout, nested(leaves)["layers"]["lora"])
-    ranks = {_pattern(module): len(adapters) for module, adapters in modules.items() if len(adapters) > 1}
-    config = {
-        "peft_type": "LORA",
-        "task_type": _TASK_TYPES.get(type(task)),
-        "base_model_name_or_path": init.path,
-        "r": train.rank,
-        "lora_alpha": train.alpha,
-        "lora_dropout": train.dropout,
-        "rank_pattern": {module: count * train.rank for module, count in ranks.items()},
-        "alpha_pattern": {module: count * train.alpha for module, count in ranks.items()},
-        "target_modules": "|".join(map(_pattern, modules)),
-        "modules_to_save": sorted({_module_of(layout, path) for path in trained}) or None,
-        "fan_in_fan_out": family == "gpt2",
-        "bias": "none",
-        "inference_mode": True,
-    }
+    saved = {_module_of(layout, path) for path in trained}
+    config = _config(train, init.path, task, modules, saved, is_transposed=family == "gpt2")
     parts = layout.parts(layout.prefix)
     tensors = {name: values for path in trained for name, values in parts[path].theirs(beside[path]).items()}
     for module, adapters in modules.items():
@@ -88,8 +67,39 @@ def adapters(init: Init, train: Trained, model: AnyModel, task: Task, leaves: Le
     return Written(family, architecture_of(model, task, family), config, named, CONFIG, WEIGHTS, base=init.path)
 
 
+def _require_ends_are_read(base: Checkpoint, family: str, task: Task, last_mark: int | None) -> None:
+    """Raises `ConfigError` if the class of transformers would pass over the token that ends a text, `last_mark`."""
+    # GPT-2's class for labels reads the last token that is not padding.
+    is_classifier_of_gpt2 = family == "gpt2" and isinstance(task, Classification)
+    is_passed_over = is_classifier_of_gpt2 and last_mark is not None and base.config.get("pad_token_id") == last_mark
+    reason = f"pads with {last_mark}, the token that ends a text, so the model would ignore the end of a text"
+    require(not is_passed_over, base.asked, reason, _FIX)
+
+
+def _config(
+    train: Adapters, base: str, task: Task, modules: Mapping[str, list[_Adapter]], saved: set[str], *, is_transposed: bool
+) -> dict[str, Any]:
+    """Returns PEFT's `adapter_config.json`; `saved` names the modules that are saved whole, `is_transposed` tells GPT-2's dense maps."""
+    ranks = {_pattern(module): len(adapters) for module, adapters in modules.items() if len(adapters) > 1}
+    return {
+        "peft_type": "LORA",
+        "task_type": _TASK_TYPES.get(type(task)),
+        "base_model_name_or_path": base,
+        "r": train.rank,
+        "lora_alpha": train.alpha,
+        "lora_dropout": train.dropout,
+        "rank_pattern": {module: count * train.rank for module, count in ranks.items()},
+        "alpha_pattern": {module: count * train.alpha for module, count in ranks.items()},
+        "target_modules": "|".join(map(_pattern, modules)),
+        "modules_to_save": sorted(saved) or None,
+        "fan_in_fan_out": is_transposed,
+        "bias": "none",
+        "inference_mode": True,
+    }
+
+
 def _require_same_base(checkpoint: Checkpoint, leaves: Leaves, trained: set[str]) -> None:
-    """Frozen parameters are not written: the base model must still hold them."""
+    """Raises `ConfigError` unless the base model still holds the frozen parameters, which are not written."""
     untrained = {path: leaf for path, leaf in leaves.items() if path not in trained}
     parameters = checkpoint.select({path: leaf.shape for path, leaf in untrained.items()})
     for path, values in checkpoint.leaves(parameters).items():
@@ -100,7 +110,7 @@ def _require_same_base(checkpoint: Checkpoint, leaves: Leaves, trained: set[str]
 
 
 def _modules(layout: Layout, lora: Mapping[str, Any]) -> dict[str, list[_Adapter]]:
-    """The base model's name of each module that is adapted, `{}` being the layer's number, with its adapters."""
+    """Returns, by the base model's name of each adapted module, its adapters; `{}` in the name is the layer's number."""
     parts, by_module = layout.parts(layout.prefix), {}
     for name, target in TARGETS.items():
         if name in lora:
@@ -113,7 +123,7 @@ def _modules(layout: Layout, lora: Mapping[str, Any]) -> dict[str, list[_Adapter
 
 
 def _tensors(module: str, adapters: list[_Adapter]) -> dict[str, np.ndarray]:
-    """`lora_A` [r, p] and `lora_B` [d, r] of one module in each layer, r the sum of its adapters' ranks."""
+    """Returns `lora_A` [r, p] and `lora_B` [d, r] of one module in each layer; r is the sum of its adapters' ranks."""
     a_Lrp = np.concatenate([p["a"].swapaxes(1, 2) for _, p in adapters], axis=1)
     b_Lrd = np.concatenate([np.asarray(target.placed(jnp.asarray(p["b"]))) for target, p in adapters], axis=1)
     tensors = {}
@@ -124,11 +134,11 @@ def _tensors(module: str, adapters: list[_Adapter]) -> dict[str, np.ndarray]:
 
 
 def _pattern(module: str) -> str:
-    """A regular expression for a module in every layer: PEFT reads a list of names as endings, and one name can end another."""
+    """Returns a regular expression for a module in every layer: PEFT reads a list of names as endings, and one name can end another."""
     return re.escape(module).replace(r"\{\}", r"\d+")
 
 
 def _module_of(layout: Layout, path: str) -> str:
-    """The module that PEFT saves for a trained parameter: the one that holds it in the body, the whole of a head."""
+    """Returns the module that PEFT saves for a trained parameter: the one that holds it in the body, or the whole head."""
     name = layout.parts(layout.prefix)[path].names[0]
     return name.rpartition(".")[0] if any(part.path == path for part in layout.body) else name.partition(".")[0]

@@ -1,4 +1,4 @@
-"""The model card of exported weights: what a run guarantees and does not, its initial weights, what it tuned, how it was made.
+"""Writes the model card of exported weights: the run's guarantee and its limits, its initial weights, its search, and its settings.
 
 It is made from the run's statement alone: it contains no figure that was measured on protected text.
 """
@@ -13,8 +13,10 @@ from dpx.privacy.origins import VERDICTS, in_words
 def card(
     statement: Statement, *, name: str, architecture: str, trained: str, command: str, outputs: int = 0, base: str | None = None
 ) -> str:
-    """Markdown, with the front matter that model hubs read. Of adapters, `base` names the model that they belong to; its head has so many
-    `outputs`."""
+    """Returns Markdown, with the front matter that model hubs read.
+
+    For adapters, `base` names the model that they belong to; `outputs` is the number of outputs of their head.
+    """
     guarantee = statement.guarantee
     library = ["library_name: transformers"] if base is None else ["library_name: peft", f"base_model: {json.dumps(base)}"]
     lines = ["---", *library, "tags:", "- differential-privacy", f"- guarantee-{guarantee}", "---", "", f"# {name}", ""]

@@ -1,7 +1,7 @@
-"""Weights of a checkpoint as the parameters of a model here: which are taken, which must be drawn, and which tensors are left out.
+"""Converts weights of a checkpoint to the parameters of a model: which are taken, which must be drawn, and which tensors are left out.
 
-Parts above the layers (a pooler, a head) may be new. Any other part that is missing, or of another shape, is refused by name: a
-misspelt or truncated file must not become a model that is random in parts.
+Parts above the layers (a pooler, a head) may be new. Any other part that is missing, or of another shape, is refused by name: a misspelt or
+truncated file must not become a model that is random in parts.
 """
 
 from collections.abc import Mapping
@@ -22,7 +22,7 @@ _OLD_NAMES = {"LayerNorm.gamma": "LayerNorm.weight", "LayerNorm.beta": "LayerNor
 
 @dataclass(frozen=True)
 class Taken:
-    """By path: the `parts` of a model's parameters that a checkpoint holds, and the parameters `made_new`; and the tensors `left_out`."""
+    """Lists by path the `parts` of a model's parameters that a checkpoint holds, the parameters `made_new`, and the tensors `left_out`."""
 
     parts: Mapping[str, Part]
     made_new: tuple[str, ...]
@@ -36,7 +36,7 @@ class Taken:
 
 
 class Checkpoint:
-    """A folder's `config.json` and the headers of its weights; values are read by `leaves`."""
+    """Reads a folder's `config.json` and the headers of its weights; values are read by `leaves`."""
 
     def __init__(self, path: str):
         self.asked = f"init.path={path}"
@@ -57,7 +57,7 @@ class Checkpoint:
 
     @cached_property
     def _stored(self) -> dict[str, str]:
-        """Today's name of each tensor, and the one in the file. Raises `ConfigError` where both are there."""
+        """The current name of each tensor, with its name in the file. Raises `ConfigError` if the file has both."""
         by_name = {}
         for name in self._tensors.shapes:
             old = next((old for old in _OLD_NAMES if name.endswith(old)), None)
@@ -68,8 +68,11 @@ class Checkpoint:
         return by_name
 
     def select(self, expected: Shapes, model: AnyModel | None = None) -> Taken:
-        """Returns the parameters `expected` that it gives a model; its classifier not to a `model` whose classifier is of another form.
-        Raises `ConfigError` for the first one below the heads that it does not give."""
+        """Returns the `expected` parameters that it holds for a model; without its classifier if `model` has a classifier of another
+        form.
+
+        Raises `ConfigError` for the first parameter below the heads that it does not hold.
+        """
         layers, stored = self.model.layers, self._stored
         prefix = self.layout.prefix if any(name.startswith(self.layout.prefix) for name in stored) else ""
         parts = self.layout.parts(prefix)
@@ -90,7 +93,7 @@ class Checkpoint:
         return Taken(used_parts, tuple(sorted(path for path in expected if path not in used_parts)), tuple(left_out))
 
     def leaves(self, selected: Taken) -> Leaves:
-        """The parameters taken, by path, as float32."""
+        """Returns the taken parameters, by path, as float32."""
         layers = self.model.layers
         names = [name for part in selected.parts.values() for name in part.tensors(layers)]
         values = dict(self._tensors.read(self._stored[name] for name in names))
@@ -101,14 +104,14 @@ _FIX = "Use model=hf, or a checkpoint of this model; a file may be incomplete or
 
 
 def _is_read_otherwise(own: Model, model: AnyModel) -> bool:
-    """Whether two encoders' classifiers have parameters of the same paths and compute something else."""
+    """Returns whether two encoders' classifiers have parameters of the same paths and compute different functions."""
     if not isinstance(own, Bert) or not isinstance(model, Bert):
         return False
     return own.pool != model.pool or {own.classifier, model.classifier} in ({"dense", "relu"}, {"pooler", "linear"})
 
 
 def _problem(part: Part | None, own: tuple[int, ...], shapes: Mapping[str, tuple[int, ...]], layers: int) -> str | None:
-    """The reason, as text, why a checkpoint cannot give a parameter of the shape `own`."""
+    """Returns the reason, as text, why a checkpoint cannot give a parameter of the shape `own`."""
     if part is None:
         return "has nothing"
     missing = [name for name in part.tensors(layers) if name not in shapes]

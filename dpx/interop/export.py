@@ -1,4 +1,5 @@
-"""A run's released weights as a folder that `transformers` or PEFT loads: safetensors, config, tokenizer, statement and model card."""
+"""Exports a run's released weights as a folder that `transformers` or PEFT loads: safetensors, config, tokenizer, statement and model
+card."""
 
 import contextlib
 import dataclasses
@@ -42,8 +43,11 @@ Format = Literal["hf", "peft"]
 
 
 def export(experiment: Experiment, folder: Path, to: Path, format: Format = "hf") -> Written:
-    """Writes `to`, whole or not at all. Raises `ConfigError` where it is there, where the run's parts do not agree, and for a model that
-    transformers has no class for; with `format="peft"` also for a run without adapters of a checkpoint."""
+    """Writes the folder `to`, whole or not at all.
+
+    Raises `ConfigError` if it exists, if the run's parts do not agree, and for a model that transformers has no class for; with
+    `format="peft"` also for a run without adapters of a checkpoint.
+    """
     require(not to.exists() and not to.is_symlink(), to, "already exists", "Delete it, or name another folder with job.to")
     agreement.check(folder)
     RunFolder(folder).require_no_links()
@@ -76,7 +80,7 @@ def export(experiment: Experiment, folder: Path, to: Path, format: Format = "hf"
 
 @contextlib.contextmanager
 def _written_whole(to: Path) -> Iterator[Path]:
-    """A folder to write into, which is then at `to`, on disk. Raises `ConfigError` where there can be none."""
+    """Yields a folder to write into, which is at `to`, on disk, when the block ends. Raises `ConfigError` if none can be made."""
     try:
         with draft_of(to) as unfinished:
             unfinished.mkdir(parents=True)
@@ -87,7 +91,7 @@ def _written_whole(to: Path) -> Iterator[Path]:
 
 
 def _released(params: Path) -> Any:
-    """The released parameters, nested dicts on the host."""
+    """Returns the released parameters, nested dicts on the host."""
     require(
         params.is_dir(), f"run={params.parent.parent}", "contains no released parameters", "Let it train to its end, or name another run"
     )
@@ -95,15 +99,18 @@ def _released(params: Path) -> Any:
 
 
 def _merged(tree: Any) -> Any:
-    """Parameters with adapters merged into what they adapt."""
+    """Returns the parameters with adapters merged into the weights that they adapt."""
     if isinstance(tree.get("layers"), dict) and "lora" in tree["layers"]:
         return jax.tree.map(np.asarray, merge_adapters(tree))
     return tree
 
 
 def _with_padding(model: AnyModel, task: Task, leaves: Leaves, store: Store) -> tuple[Leaves, SpecialIds]:
-    """The parameters, and the ids of the marks. GPT-2's class for labels reads a text's last token that is not padding: if padding is
-    also the mark that ends a text, padding gets a separate token. If the table is full, its new row is zeros, which nothing reads."""
+    """Returns the parameters and the ids of the marks, with a separate padding token for GPT-2's class for labels.
+
+    That class reads a text's last token that is not padding: if padding is also the mark that ends a text, padding gets a separate token.
+    If the table is full, its new row is zeros, which nothing reads.
+    """
     special = SpecialIds.from_ids(store.manifest)
     if not isinstance(model, Decoder) or not isinstance(task, Classification) or special.pad_id != special.sep_id:
         return leaves, special
@@ -114,7 +121,7 @@ def _with_padding(model: AnyModel, task: Task, leaves: Leaves, store: Store) -> 
 
 
 def _write_tokenizer(to: Path, store: Store, special: SpecialIds, segments: int, positions: int) -> None:
-    """`tokenizer.json` with the marks that rows were given, and what says how it is used."""
+    """Writes `tokenizer.json` with the marks of the rows, and the file that says how it is used."""
     path = store.folder / text_tokenizer.DEFINITION
     vocabulary = store.vocabulary()
     if path.is_file():
@@ -130,7 +137,7 @@ def _write_tokenizer(to: Path, store: Store, special: SpecialIds, segments: int,
     marks = {name: vocabulary[getattr(special, role)] for name, role in _MARKS.items()}
     first, last = (marks["cls_token"], store.manifest.cls_id), (marks["sep_token"], store.manifest.sep_id)
     between = " ".join([f"{last[0]}:0"] * text_tokenizer.separators_of(own))
-    # The second text is of segment 1 where the model has two; most of RoBERTa have one.
+    # The second text has segment 1 if the model has two segments; most RoBERTa models have one.
     second = 1 if segments == 2 else 0
     own.post_processor = TemplateProcessing(  # type: ignore[assignment]
         single=f"{first[0]}:0 $A:0 {last[0]}:0",

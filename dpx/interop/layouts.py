@@ -1,4 +1,4 @@
-"""The mapping between tensors of a checkpoint and parameters of dpx, family by family, in both directions.
+"""Maps between tensors of a checkpoint and parameters of dpx, family by family, in both directions.
 
 Here layers are stacked on a leading axis, a dense map is [inputs, outputs], and query, key and value are one map. PyTorch's dense maps are
 [outputs, inputs]; GPT-2's are not.
@@ -14,7 +14,7 @@ import numpy as np
 
 @dataclass(frozen=True)
 class Part:
-    """One parameter: its `path` here, and the tensors it is joined from along its outputs, `{}` being the layer's number."""
+    """Describes one parameter: its `path` here, and the tensors that are joined along its outputs, `{}` being the layer's number."""
 
     path: str
     names: tuple[str, ...]
@@ -25,11 +25,11 @@ class Part:
         return "{}" in self.names[0]
 
     def tensors(self, layers: int) -> list[str]:
-        """The names of all tensors that the parameter is read from."""
+        """Returns the names of all tensors that the parameter is read from."""
         return [name.format(layer) for layer in range(layers) for name in self.names] if self.is_of_layers else list(self.names)
 
     def shape(self, shapes: Mapping[str, tuple[int, ...]], layers: int) -> tuple[int, ...] | None:
-        """The parameter's shape in dpx, from the shapes of the tensors; `None` if they do not fit one another."""
+        """Returns the parameter's shape in dpx, from the shapes of the tensors; `None` if they do not fit one another."""
         each_shape = [shapes[name][::-1] if self.is_transposed else shapes[name] for name in self.tensors(layers)]
         if len(set(each_shape)) != 1:
             return None
@@ -37,7 +37,7 @@ class Part:
         return (layers, *joined) if self.is_of_layers else joined
 
     def ours(self, read_tensor: Callable[[str], np.ndarray], layers: int) -> np.ndarray:
-        """The parameter, joined from the tensors that `read_tensor` returns."""
+        """Returns the parameter, joined from the tensors that `read_tensor` returns."""
         place = lambda name: read_tensor(name).T if self.is_transposed else read_tensor(name)  # noqa: E731
         joined = lambda names: np.concatenate([place(name) for name in names], axis=-1)  # noqa: E731
         if not self.is_of_layers:
@@ -45,7 +45,7 @@ class Part:
         return np.stack([joined([name.format(layer) for name in self.names]) for layer in range(layers)])
 
     def theirs(self, leaf: np.ndarray) -> dict[str, np.ndarray]:
-        """The tensors of a parameter; `ours` returns the same bits."""
+        """Returns the tensors of a parameter; `ours` returns the same bits."""
         layers = range(leaf.shape[0]) if self.is_of_layers else [None]
         tensors = {}
         for layer in layers:
@@ -70,9 +70,9 @@ def dense(path: str, *names: str, is_transposed: bool = True) -> list[Part]:
 
 @dataclass(frozen=True)
 class Layout:
-    """The tensors of one family. The names of `body` begin with `prefix` in a model with a head; the names of `heads` never do.
+    """Lists the tensors of one family. The names of `body` begin with `prefix` in a model with a head; the names of `heads` never do.
 
-    `ignored`: ends of names that hold no parameter. `decoder`: the head's separate word table, if it is not tied.
+    `ignored` are ends of names that hold no parameter. `decoder` is the head's separate embedding table, if it is not tied.
     """
 
     prefix: str
@@ -125,7 +125,7 @@ ROBERTA = Layout(
         Part("mlm/output_bias", ("lm_head.bias",)),
         *dense("classifier/dense", "classifier.dense"),
         *dense("classifier/out", "classifier.out_proj"),
-        # Of RobertaForMultipleChoice.
+        # The tensors of RobertaForMultipleChoice.
         *dense("classifier", "classifier"),
     ),
     decoder=Part("mlm/decoder", ("lm_head.decoder.weight",)),

@@ -1,4 +1,4 @@
-"""The shape of a checkpoint's model, from its `config.json`: BERT, RoBERTa, DistilBERT and GPT-2. No jax.
+"""Reads the shape of a checkpoint's model from its `config.json`: BERT, RoBERTa, DistilBERT and GPT-2. No jax.
 
 `model=hf` declares that shape: it is written out into the config before anything is built, so a run's config holds it without the file.
 """
@@ -17,7 +17,7 @@ _GELUS = {"gelu": "exact", "gelu_python": "exact", "gelu_new": "tanh", "gelu_pyt
 
 @declaration
 class OfCheckpoint:
-    """The model that the folder `path` holds, and what its config does not say: the compute type, dropout, and what a classifier is.
+    """Declares the model in the folder `path`, and what its config does not say: the compute type, dropout, and the classifier.
 
     `classifier=null` is the family's own; it reads a text's first token (`pool="cls"`), or the mean over its tokens.
     """
@@ -34,7 +34,7 @@ TARGET = f"{OfCheckpoint.__module__}.{OfCheckpoint.__qualname__}"
 
 
 def written_out(declared: OfCheckpoint) -> dict[str, Any]:
-    """The node of a config that declares the checkpoint's model by itself."""
+    """Returns the node of a config that declares the checkpoint's model by itself."""
     folder = folder_of(declared.path)
     kind, values = declared_shape(config_of(folder), str(folder / CONFIG))
     values |= {"dtype": declared.dtype, "dropout": declared.dropout, "scan": declared.scan}
@@ -52,14 +52,16 @@ def written_out(declared: OfCheckpoint) -> dict[str, Any]:
 
 
 def model_of(config: Mapping[str, Any], where: str) -> Model:
-    """The model that a `config.json` declares."""
+    """Returns the model that a `config.json` declares."""
     kind, values = declared_shape(config, where)
     return kind(**values)
 
 
 def declared_shape(config: Mapping[str, Any], where: str) -> tuple[type[Model], dict[str, Any]]:
-    """The class of the model that a `config.json` declares, and the values of its fields. Raises `ConfigError`, naming `where`, for what
-    dpx has no model for."""
+    """Returns the class of the model that a `config.json` declares, and the values of its fields.
+
+    Raises `ConfigError`, naming `where`, for a model that dpx does not have.
+    """
     family = config.get("model_type")
     if not isinstance(family, str) or family not in _FAMILIES:
         raise ConfigError(where, f"has model_type {family!r}, which dpx cannot read", f"Use one of {', '.join(sorted(_FAMILIES))}")
@@ -70,7 +72,7 @@ def declared_shape(config: Mapping[str, Any], where: str) -> tuple[type[Model], 
 
 
 def is_multiple_choice(config: Mapping[str, Any]) -> bool:
-    """Whether a `config.json` is of a model that chooses among texts."""
+    """Returns whether a `config.json` describes a model that chooses among texts."""
     named = config.get("architectures")
     names = named if isinstance(named, list) else [named]
     return any(isinstance(name, str) and name.endswith("ForMultipleChoice") for name in names)
@@ -87,7 +89,8 @@ def _gelu(config: Mapping[str, Any], key: str, where: str, allowed: tuple[str, .
 
 
 def _whole(config: Mapping[str, Any], key: str, where: str, usual: int | None = None, least: int = 1) -> int:
-    """A size. Raises `KeyError` if it is missing and has no `usual` value, `ConfigError` if it is not a whole number or below `least`."""
+    """Returns a size. Raises `KeyError` if it is missing and has no `usual` value, `ConfigError` if it is not a whole number or below
+    `least`."""
     value = config[key] if usual is None else config.get(key, usual)
     is_whole = isinstance(value, int) and not isinstance(value, bool) and value >= least
     require(is_whole, where, f"has {key}={value!r}, which is not a whole number of {least} or more", _FIX)

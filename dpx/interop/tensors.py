@@ -1,4 +1,4 @@
-"""Tensors of safetensors files, one or several: names and shapes from their headers, values as float32."""
+"""Reads and writes safetensors files, one or several: names and shapes from their headers, values as float32."""
 
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
@@ -15,8 +15,10 @@ _FLOATS = ("F32", "F16", "BF16")
 
 
 class Tensors:
-    """The weights in a folder. Raises `ConfigError` for a file that is cut short, for a tensor that two files hold, and for an
-    index that does not fit its files."""
+    """Reads the weights in a folder.
+
+    Raises `ConfigError` for a file that is cut short, for a tensor that two files hold, and for an index that does not fit its files.
+    """
 
     def __init__(self, folder: Path):
         self.folder = folder
@@ -38,7 +40,7 @@ class Tensors:
                 self._file[name], self.shapes[name], self._types[name] = file, tuple(part.get_shape()), str(part.get_dtype())
 
     def read(self, names: Iterable[str]) -> Iterator[tuple[str, np.ndarray]]:
-        """(name, values as float32) of each tensor, file by file."""
+        """Yields (name, values as float32) of each tensor, file by file."""
         wanted = set(names)
         for file in sorted({self._file[name] for name in wanted}):
             with _open(file) as opened:

@@ -1,8 +1,7 @@
-"""The training data of a checkpoint, as its model card and its user state it, and whether a run's protected data may be among it.
+"""Finds the training data of a checkpoint in its model card and its user's statement, and whether it may include a run's protected data.
 
-A name is found in another whatever stands between its letters, and however they are accented: "sst2" in "SST-2", "bookcorpus" in "Book
-Corpus". A data set that no card names may still have been used: that no protected data was used remains the user's assertion
-(`init.provenance`).
+A name is found in another despite characters between its letters, and despite accents: "sst2" in "SST-2", "bookcorpus" in "Book Corpus". A
+data set that no card names may still have been used: that no protected data was used remains the user's assertion (`init.provenance`).
 """
 
 import re
@@ -22,8 +21,10 @@ _LISTED = re.compile(r"^datasets:(.*?)(?=^[^\s\-#]|\Z)", re.DOTALL | re.MULTILIN
 
 
 def named_by_card(folder: Path) -> list[str]:
-    """The data sets that a checkpoint's `README.md` lists: in its front matter, and as links, first cells or items under a heading on
-    training data. Empty without a card."""
+    """Returns the data sets that a checkpoint's `README.md` lists; empty without a card.
+
+    They are in its front matter, and are links, first cells or items under a heading on training data.
+    """
     card = folder / "README.md"
     if not card.is_file():
         return []
@@ -44,13 +45,13 @@ def _of_front_matter(text: str) -> list[str]:
 
 
 def _of_no_yaml(front: str) -> list[str]:
-    """The names in front matter that is not valid YAML; they still count."""
+    """Returns the names in front matter that is not valid YAML; they still count."""
     parts = [part for listed in _LISTED.findall(front) for part in re.split(r"[\n,\[\]]", listed)]
     return [part.strip(" -'\"") for part in parts if _has_letters(part)]
 
 
 def _texts(value: Any) -> list[str]:
-    """Every text in a node of YAML, the keys of mappings apart."""
+    """Yields every text in a node of YAML, except the keys of mappings."""
     if isinstance(value, dict | list):
         return [text for one in (value.values() if isinstance(value, dict) else value) for text in _texts(one)]
     return [] if value is None else [str(value)]
@@ -72,7 +73,7 @@ def _is_on_training_data(title: str) -> bool:
 
 
 def _of_line(line: str) -> list[str]:
-    """The first cell of a table's row, or an item of a list."""
+    """Returns the first cell of a table's row, or an item of a list."""
     item = _ITEM.match(line)
     first = item.group(1) if item else line.strip().strip("|").split("|")[0] if line.strip().startswith("|") else ""
     return [first.strip()] if _has_letters(first) else []
@@ -83,13 +84,13 @@ def _has_letters(text: str) -> bool:
 
 
 def among(known_as: Iterable[str], trained_on: Iterable[str]) -> list[str]:
-    """The entries of `trained_on` that contain one of the names `known_as`."""
+    """Returns the entries of `trained_on` that contain one of the names `known_as`."""
     patterns = [_pattern(letters) for name in known_as if (letters := [one for one in _folded(name) if one.isalnum()])]
     return [name for name in trained_on if any(pattern.search(_folded(name)) for pattern in patterns)]
 
 
 def _folded(name: str) -> str:
-    """The text without case, accents and width forms."""
+    """Returns the text without case, accents and width forms."""
     decomposed = unicodedata.normalize("NFKD", unicodedata.normalize("NFKC", name).casefold())
     return "".join(letter for letter in decomposed if not unicodedata.combining(letter))
 

@@ -1,4 +1,4 @@
-"""A model here as a checkpoint that `transformers` reads: its class, its `config.json`, its tensors."""
+"""Converts a model to a checkpoint that `transformers` reads: its class, its `config.json`, its tensors."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -29,7 +29,10 @@ _CLASSES: dict[str, tuple[str, Mapping[type, str]]] = {
 
 @dataclass(frozen=True)
 class Written:
-    """`architecture` names the class that computes what the model here does; `base` the model that adapters belong to."""
+    """Holds a checkpoint to write.
+
+    `architecture` names the class that computes the same function as the model; `base` is the model that adapters belong to.
+    """
 
     family: str
     architecture: str
@@ -41,8 +44,10 @@ class Written:
 
 
 def written(model: AnyModel, task: Task, leaves: Leaves, vocabulary_size: int, labels: Sequence[str], special: Any) -> Written:
-    """The checkpoint of a model with the parameters `leaves`; `special` has the ids of the marks. Raises `ConfigError` for a model or a
-    head that no class of transformers has."""
+    """Returns the checkpoint of a model with the parameters `leaves`; `special` has the ids of the marks.
+
+    Raises `ConfigError` for a model or a head that no class of transformers has.
+    """
     family = family_of(model, task)
     layout = LAYOUTS[family]
     parts = layout.parts(layout.prefix)
@@ -55,7 +60,7 @@ def written(model: AnyModel, task: Task, leaves: Leaves, vocabulary_size: int, l
     config |= _sizes(model, family) | {"vocab_size": vocabulary_size, "pad_token_id": special.pad_id}
     config |= {"tie_word_embeddings": model.tied, "initializer_range": model.initialiser_range}
     if family == "gpt2":
-        # What ends a text for `generate`.
+        # The token that ends a text for `generate`.
         config |= {"bos_token_id": special.cls_id, "eos_token_id": special.sep_id}
     if family == "roberta":
         # It counts positions from the one after padding's id.
@@ -74,7 +79,8 @@ def written(model: AnyModel, task: Task, leaves: Leaves, vocabulary_size: int, l
 
 
 def family_of(model: AnyModel, task: Task) -> str:
-    """The family (a key of `LAYOUTS`) of a model, by what it computes. Raises `ConfigError` if it belongs to no family."""
+    """Returns the family (a key of `LAYOUTS`) of a model, by the function that it computes. Raises `ConfigError` if it belongs to no
+    family."""
     if isinstance(model, Decoder):
         return "gpt2"
     if not isinstance(model, Bert):
@@ -102,7 +108,7 @@ def family_of(model: AnyModel, task: Task) -> str:
 
 
 def architecture_of(model: AnyModel, task: Task, family: str) -> str:
-    """The class of transformers. Raises `ConfigError` if the family has no class for the task."""
+    """Returns the class of transformers. Raises `ConfigError` if the family has no class for the task."""
     name, heads = _CLASSES[family]
     if isinstance(task, MaskedLanguageModel) and task.next_sentence:
         return "BertForPreTraining"

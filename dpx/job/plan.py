@@ -345,7 +345,7 @@ def _start_lines(document: dict[str, Any]) -> list[tuple[str, str]]:
     beginning = from_json(Beginning, document["init"], "the plan")
     lines = [("starts from", origins.in_words(one)) for one in beginning.origins]
     alone = f"{_epsilons(document['epsilon_of_this_run'])}, of this run without those; noise.epsilon is the target for this number"
-    return [*lines, ("epsilon of its own steps", alone)] if origins.are_composed(beginning) else lines
+    return [*lines, ("epsilon of this run's steps", alone)] if origins.are_composed(beginning) else lines
 
 
 def _compiled_lines(compiled: dict[str, Any] | None) -> list[tuple[str, str]]:

@@ -1,4 +1,4 @@
-"""The command line after all imports: compose, run, and report an invalid config with one line. Starts no jax."""
+"""Runs the command line after all imports: it composes, runs, and reports an invalid config with one line. Starts no jax."""
 
 import logging
 import sys
@@ -6,15 +6,16 @@ import sys
 import hydra
 
 from dpx import config, interruption, packages
-from dpx.config import search_path
 from dpx.config.command_line import as_refused
+from dpx.config.with_hydra import register_search_path
 from dpx.console import Console, closed_pipe, require_standard_streams, tell, wide_console
 from dpx.launch import resolvers, sweep
 from dpx.launch.launcher import CloseStudy, Launcher
+from dpx.launch.refused import remove_sweep_if_new
 
 
 def run() -> None:
-    """Runs the command line of this process; exit codes as in `dpx.__main__.main`."""
+    """Runs the command line of this process; its exit codes are those of `dpx.__main__.main`."""
     require_standard_streams()
     interruption.install()
     try:
@@ -28,7 +29,7 @@ def _run() -> None:
     logging.raiseExceptions = False
     config.register_resolvers()
     resolvers.register_resolvers()
-    search_path.register()
+    register_search_path()
     launcher = Launcher()
     CloseStudy.failures = launcher.failures
 
@@ -58,7 +59,12 @@ def _run() -> None:
 
 
 def _show_sweep(launcher: Launcher) -> None:
-    """Prints the points of a sweep that is not a search; a search ends with a table of all trials, including those of earlier launches."""
+    """Prints the points of a sweep that is not a search; a search ends with a table of all trials, including those of earlier launches.
+
+    A sweep that was refused at every point leaves no file.
+    """
+    if not any(outcome.folder.exists() for outcome in launcher.outcomes):
+        remove_sweep_if_new()
     if launcher.is_sweep and launcher.study is None:
         sweep.show_plans(launcher.outcomes, Console(soft_wrap=True))
         sweep.show(launcher.outcomes, wide_console())

@@ -1,4 +1,4 @@
-"""The version of the code that ran: the commit of the checkout, if dpx runs from a checkout."""
+"""Finds the version of the code that runs: the commit of the checkout, if dpx runs from a checkout."""
 
 import subprocess
 from pathlib import Path
@@ -9,7 +9,7 @@ _CHECKOUT = Path(dpx.__file__).resolve().parents[1]
 
 
 def commit() -> str | None:
-    """Short hash of HEAD, with `+` where `dpx/` or `conf/` differ from it; `None` in an installed wheel or without git."""
+    """Returns the short hash of HEAD, with `+` if `dpx/` or `conf/` differ from it; `None` in an installed wheel or without git."""
     if not (_CHECKOUT / ".git").exists():
         return None
     head = _git("rev-parse", "--short=12", "HEAD")

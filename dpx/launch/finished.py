@@ -1,4 +1,4 @@
-"""Whether a run has trained to its end: the same command then reports this and changes nothing."""
+"""Detects a run that has trained to its end: the same command then reports this and changes nothing."""
 
 from pathlib import Path
 from typing import Any, cast
@@ -17,7 +17,7 @@ JOBS = ("train", "resume")
 
 
 def has_finished(folder: Path, plain: dict[str, Any]) -> bool:
-    """Whether `folder` holds the run that the resolved config `plain` names, and that run has finished."""
+    """Returns whether `folder` holds the run that the resolved config `plain` names, and that run has finished."""
     if not all((folder / name).exists() for name in _LEFT):
         return False
     if not any(Status(folder, job).read().get("state") == "finished" for job in JOBS):
@@ -29,7 +29,8 @@ def has_finished(folder: Path, plain: dict[str, Any]) -> bool:
 
 
 def is_of(folder: Path, plain: dict[str, Any]) -> bool:
-    """Whether the run in `folder` is the one that the resolved config `plain` names. Raises `ConfigError` if its config is not valid."""
+    """Returns whether the run in `folder` is the one that the resolved config `plain` names. Raises `ConfigError` if its config is not
+    valid."""
     place = config.place_of(folder)
     held = cast(dict[str, Any], OmegaConf.to_container(config.read(place)))
     text = OmegaConf.to_yaml(OmegaConf.create(plain))

@@ -1,7 +1,7 @@
-"""A refused command leaves no folder behind: what Hydra and the launcher wrote for it is removed.
+"""Removes the folder of a refused command: the files that Hydra and the launcher wrote for it.
 
-A folder is removed only if the command itself made it and it holds nothing but files that every command writes: a folder that existed
-before, and one that holds a ledger, results or the record of a trial, stays.
+A folder is removed only if the command itself made it and it holds only files that every command writes. A folder that existed before, or
+that holds a ledger, results or the record of a trial, stays.
 """
 
 import contextlib
@@ -16,15 +16,18 @@ from hydra.experimental.callback import Callback
 from dpx.durable import locked
 from dpx.run_folder import LOCK
 
-# What Hydra, the log, the launcher and the lock write before a job has done anything, relative to the folder.
+# The files that Hydra, the log, the launcher and the lock write before a job does any work, relative to the folder.
 _OF_ANY_COMMAND = frozenset(
     {f"private/{name}" for name in ("dpx.log", "status.json", LOCK)}
     | {f"private/hydra/{name}.yaml" for name in ("config", "hydra", "overrides")}
 )
 
+# Hydra writes it into the folder of a sweep before the first point.
+_SWEEP = "multirun.yaml"
+
 
 class NoteFolders(Callback):
-    """Hydra's callback at the start of a command, before Hydra makes a folder: notes which folders exist already.
+    """Records which folders exist before Hydra makes one; it is Hydra's callback at the start of a command.
 
     `existing` holds the ancestors of the folders that this command may make, and the entries of those in `listed`.
     """
@@ -33,11 +36,11 @@ class NoteFolders(Callback):
     listed: ClassVar[frozenset[Path]] = frozenset()
 
     def on_run_start(self, config: Any, **kwargs: Any) -> None:
-        """`config` is the composed config with Hydra's own node."""
+        """Records the folders; `config` is the composed config with Hydra's own node."""
         _note(lambda: Path(config.hydra.run.dir).absolute().parent)
 
     def on_multirun_start(self, config: Any, **kwargs: Any) -> None:
-        """Same as `on_run_start`; every point of the sweep has its folder in the folder of the sweep."""
+        """Records the folders as `on_run_start` does; every point of the sweep has its folder in the folder of the sweep."""
         _note(lambda: Path(config.hydra.sweep.dir).absolute())
 
 
@@ -52,7 +55,7 @@ def _note(parent_of_runs: Any) -> None:
 
 
 def remove_if_new(folder: Path, job: str) -> bool:
-    """Removes `folder`, which a refused command of `job` ran in, and its parents that are empty then; returns whether it did.
+    """Removes `folder`, in which a refused command of `job` ran, and its parents that are then empty; returns whether it removed it.
 
     Nothing is removed if the folder existed before the command, if it holds anything that a command does not write before its work, or if
     another process uses it.
@@ -80,14 +83,29 @@ def remove_if_new(folder: Path, job: str) -> bool:
     return not folder.exists()
 
 
+def remove_sweep_if_new() -> None:
+    """Removes Hydra's file of a sweep of which no point left a folder, and the folder of the sweep if it is empty then.
+
+    A file or a folder that existed before the command stays.
+    """
+    for folder in NoteFolders.listed:
+        if folder / _SWEEP in NoteFolders.existing:
+            continue
+        with contextlib.suppress(OSError):
+            (folder / _SWEEP).unlink()
+        for path in (folder, *folder.parents):
+            if path in NoteFolders.existing or not _remove_empty(path):
+                break
+
+
 def _is_new(folder: Path) -> bool:
-    """Whether this command made `folder`; false if nothing is known about it."""
+    """Returns whether this command made `folder`; false if nothing is known about it."""
     is_parent_known = folder.parent in NoteFolders.listed or (bool(NoteFolders.listed) and folder.parent not in NoteFolders.existing)
     return is_parent_known and folder not in NoteFolders.existing and folder.is_dir()
 
 
 def _is_used_by_another(folder: Path, job: str) -> bool:
-    """Whether the status holds an entry that this process did not write."""
+    """Returns whether the status holds an entry that this process did not write."""
     try:
         entries = json.loads((folder / "private" / "status.json").read_text())
         return any(name != job or entry.get("pid") != os.getpid() for name, entry in entries.items())

@@ -1,4 +1,5 @@
-"""Resolvers for Hydra's own node in dpx's YAML: where its files go, what a search stores, and how many trials are left."""
+"""Registers resolvers for Hydra's own node in dpx's YAML: the folder of its files, the storage of a search, and the trials that are
+left."""
 
 from pathlib import Path
 
@@ -14,18 +15,21 @@ from dpx.tuning.study import Study, check_charge
 
 
 def register_resolvers() -> None:
-    """`${hydra_files:}` for Hydra's folder, `${search_storage:}` and `${trials_left:}` for a search; safe to call twice."""
+    """Registers `${hydra_files:}` for Hydra's folder, and `${search_storage:}` and `${trials_left:}` for a search.
+
+    Further calls change nothing.
+    """
     OmegaConf.register_new_resolver("hydra_files", lambda *, _root_: _hydra_files(_root_), replace=True)
     OmegaConf.register_new_resolver("search_storage", lambda *, _root_: _search_storage(_root_), replace=True)
     OmegaConf.register_new_resolver("trials_left", lambda *, _root_: _trials_left(_root_), replace=True)
 
 
 def _hydra_files(root: DictConfig) -> str | None:
-    """The folder, below the run's, where Hydra stores what it composed; `None` for a finished run, which must not change, and for one that
-    is refused in one of several processes.
+    """Returns the folder, below the run's, where Hydra stores the composed config.
 
-    Hydra resolves it before it writes there, so the private folder is made here. Raises `ConfigError` if the run's folder contains a
-    symbolic link."""
+    It is `None` for a finished run, which must not change, and for one that is refused in one of several processes. Hydra resolves it
+    before it writes there, so the private folder is made here. Raises `ConfigError` if the run's folder contains a symbolic link.
+    """
     place = OmegaConf.select(root, "hydra.runtime.output_dir", throw_on_missing=False)
     if place is None:
         return "private/hydra"
@@ -56,7 +60,7 @@ def _has_finished(root: DictConfig, folder: RunFolder) -> bool:
 
 
 def _job(root: DictConfig) -> str:
-    """The job that a config chooses, as the name of its option."""
+    """Returns the job that a config chooses, as the name of its option."""
     return str(OmegaConf.select(root, "hydra.runtime.choices.job", default="train"))
 
 
@@ -71,16 +75,22 @@ class NothingLeft(BaseException):
 
 
 def _search_storage(root: DictConfig) -> str | None:
-    """The storage of Optuna's trials. `None` for independent trials, since settings can be added to a stored study by hand, and for a job
-    that does not train, such as a plan, whose result is not useful to Optuna."""
+    """Returns the storage of Optuna's trials; `None` if the trials are not stored.
+
+    They are not stored for independent trials, since settings can be added to a stored study by hand, and for a job that does not train,
+    such as a plan, whose result is not useful to Optuna.
+    """
     if OmegaConf.select(root, "tune.charge") == "repeat_and_select" or _job(root) != "train":
         return None
     return f"sqlite:///{root.hydra.sweep.dir}/studies/{root.name}/private/optuna.db"
 
 
 def _trials_left(root: DictConfig) -> int:
-    """The number of trials that the recipe's study still has to begin: a search launched again continues up to its number, not beyond. The
-    distribution and the secret number of a `repeat_and_select` are fixed here."""
+    """Returns the number of trials that the recipe's study still has to begin: a search launched again continues up to its number, not
+    beyond.
+
+    The distribution and the secret number of a `repeat_and_select` are fixed here.
+    """
     node = config.resolved(OmegaConf.create({"tune": root.get("tune")}))["tune"]
     require(node is not None, "hydra/sweeper=search", "the config declares no search", "Add tune=search")
     tune = config.make(node, "tune")

@@ -1,4 +1,4 @@
-"""The distribution of a search's trials, read from a composed config: the sweeper's parameters and the command line."""
+"""Reads the distribution of a search's trials from a composed config: the sweeper's parameters and the command line."""
 
 import json
 from collections.abc import Sequence
@@ -18,11 +18,10 @@ TRIALS_LEFT = "${trials_left:}"
 
 
 def declared(root: DictConfig) -> TrialDistribution:
-    """The distribution of the trials of the search in `root`, a base config with Hydra's own node. Raises `ConfigError` for a setting with
-    an unsupported distribution.
+    """Returns the distribution of the trials of the search in `root`, a base config with Hydra's own node.
 
     As in the sweeper, an override on the command line replaces the parameter with the same key, and a single value removes it from the
-    space.
+    space. Raises `ConfigError` for a setting with an unsupported distribution.
     """
     params = {str(key): str(value) for key, value in (root.hydra.sweeper.get("params") or {}).items()}
     parser = OverridesParser.create()
@@ -36,15 +35,17 @@ def declared(root: DictConfig) -> TrialDistribution:
 
 
 def sampler_of(sweeper: Any) -> dict[str, Any]:
-    """The classes that draw, with every setting of the sampler."""
+    """Returns the classes that draw, with every setting of the sampler."""
     node = sweeper.get("sampler") or {}
     sampler = OmegaConf.to_container(node, resolve=True) if OmegaConf.is_config(node) else dict(node)
     return {"_target_": str(sweeper.get("_target_")), "sampler": sampler}
 
 
 def require_settled(sweeper: Any) -> None:
-    """Raises `ConfigError` for a launch that gives its own number of trials: its search space was not compared with that of the first
-    launch, so it could draw from a part of the declared space."""
+    """Raises `ConfigError` for a launch that sets its own number of trials.
+
+    Its search space was not compared with that of the first launch, so it could draw from a part of the declared space.
+    """
     given = OmegaConf.to_container(sweeper, resolve=False)
     number = given.get("n_trials") if isinstance(given, dict) else None
     require(
@@ -56,12 +57,12 @@ def require_settled(sweeper: Any) -> None:
 
 
 def composed(overrides: Sequence[str]) -> dict[str, Any]:
-    """The config of `overrides`, as `TrialDistribution.fixed` holds it (`dpx.tuning.distribution.Compose`)."""
+    """Returns the config of `overrides`, in the form of `TrialDistribution.fixed` (`dpx.tuning.distribution.Compose`)."""
     return _fixed(recipes.compose(list(overrides)))
 
 
 def _fixed(cfg: DictConfig) -> dict[str, Any]:
-    """The settings that decide a trial's result and score, without those of how it is computed and without the replicate number."""
+    """Returns the settings that decide a trial's result and score, without the replicate number and the settings of how it is computed."""
     plain = config.resolved(cfg)
     told = {key: value for key, value in config.identity(plain).items() if key != "replicate"}
     told["schedule"] = {"evaluation_rows": (plain.get("schedule") or {}).get("evaluation_rows")}

@@ -1,6 +1,5 @@
-"""The points of a sweep that can be launched again: the result of each is stored in its folder, finished points are skipped, and a table
-shows all.
-"""
+"""Stores and shows the results of a sweep's points, so that it can be launched again: finished points are skipped, and a table shows
+all."""
 
 import dataclasses
 from pathlib import Path
@@ -14,7 +13,7 @@ from dpx.run_folder import read_json
 
 @dataclasses.dataclass(frozen=True)
 class Outcome:
-    """The result of one point. `score` is its held-out accuracy if it trained; `job` is the option that it ran."""
+    """Holds the result of one point. `score` is its held-out accuracy if it trained; `job` is the option that it ran."""
 
     folder: Path
     point: tuple[str, ...]
@@ -25,7 +24,7 @@ class Outcome:
 
 
 def varying(points: list[tuple[str, ...]]) -> list[str]:
-    """Each point of a sweep as text: the overrides that not all points share."""
+    """Returns each point of a sweep as text: the overrides that not all points share."""
     shared = set(points[0]).intersection(*points) if len(points) > 1 else set()
     return [" ".join(part for part in point if part not in shared) for point in points]
 

@@ -1,1 +1,1 @@
-"""The value that a step computes from a batch, and the noise that it adds."""
+"""Mechanisms: what each step computes from a batch, and the noise that is added to it."""

@@ -1,6 +1,6 @@
-"""`clip=quantile`: a clipping norm that is state of the run, updated after each step by that step's noisy count (Andrew et al. 2021).
+"""Declares `clip=quantile`: a clipping norm that changes after each step by that step's noisy count (Andrew et al. 2021).
 
-Step t clips to C_t and scales its noise by C_t, both fixed before its rows are drawn; its rows influence C_{t+1} only through the noisy
+Step t clips to C_t and scales its noise by C_t. Both are fixed before its rows are drawn; its rows influence C_{t+1} only through the noisy
 count. All C_t are therefore released values. Each example is counted by its own norm alone, so an example that changes moves the count
 only by its own share, whatever the places of the others in the step.
 """
@@ -61,7 +61,7 @@ class AdaptiveClip(Clip):
         return flat_weights(limit)
 
     def initial_state(self) -> Any:
-        """C_0, float32 []."""
+        """Returns C_0, float32 []."""
         import jax.numpy as jnp
 
         return jnp.float32(self.clipping_norm)
@@ -70,7 +70,7 @@ class AdaptiveClip(Clip):
         return None if state is None else secret.key("count_noise", step)
 
     def next_clipping_norm(self, state: Any, counts: dict[str, Any], key: Any, expected_batch: Any) -> Any:
-        """C_{t+1}, float32 [], from C_t and a step's counts (`units`, `non_finite`, `clipped`).
+        """Returns C_{t+1}, float32 [], from C_t and a step's counts (`units`, `non_finite`, `clipped`).
 
         The fraction within C_t is (sum of +-1/2 + noise) / B + 1/2 with B the expected batch size: unbiased, with a public divisor.
         """
@@ -88,7 +88,7 @@ class AdaptiveClip(Clip):
         return jnp.clip(moved, max(self.clipping_norm / RANGE, SMALLEST_CLIPPING_NORM), self.clipping_norm * RANGE)
 
     def ledger_fields(self) -> dict[str, Any]:
-        """The entry names no norm, since each step has its own."""
+        """Returns the ledger fields of the noisy count. The entry has no norm, since each step has its own."""
         return {"clipping_norm": None, "count_noise_multiplier": self.count_noise_multiplier}
 
     def step_metrics(self, state: Any) -> dict[str, Any]:

@@ -1,8 +1,10 @@
-"""`mechanism=banded`: noise correlated over a band of steps. Released at step t is (z_t - sum_j c_j noise_{t-j}) / c_0, row t of C^-1 z.
+"""Declares `mechanism=banded`: noise that is correlated over a band of steps.
+
+Step t releases (z_t - sum_j c_j noise_{t-j}) / c_0, row t of C^-1 z.
 
 What the proof covers (Choquette-Choo et al. 2023, theorem 4): a row that takes part in step j adds only column j of C, of norm 1, to C x;
 that column ends before step j + bands. Steps of one row are `cycle` >= `bands` apart, so its columns do not overlap: each turn of its group
-is one Poisson-sampled Gaussian release of probability `cycle` q, and nothing else. The claim depends on the number of bands and the
+is one Poisson-sampled Gaussian release of probability `cycle` q, and nothing else. The statement depends on the number of bands and the
 columns' norm, not on the coefficients' values. Groups must be the same in both neighbours, which the sampler requires
 (`Sampler.needs_fixed_numbers`); places within a step may differ, since sums are of real numbers.
 
@@ -30,7 +32,9 @@ _BELOW_ONE = 1 - 1e-6
 
 @declaration
 class Banded(Mechanism):
-    """Noise correlated over `bands` steps, so that much of it cancels in the sum of all updates (Choquette-Choo et al. 2023, BandMF).
+    """Adds noise that is correlated over `bands` steps (Choquette-Choo et al. 2023, BandMF).
+
+    Much of this noise cancels in the sum of all updates.
 
     The release is x + C^-1 z for a lower-triangular Toeplitz matrix C with `bands` diagonals and columns of norm 1, optimised for prefix
     sums. A row may take part once in any `bands` steps; `sampler=cyclic_poisson` ensures this. Keeps `bands` - 1 noise vectors as state.
@@ -61,7 +65,7 @@ class Banded(Mechanism):
         require(not declared.telemetry.is_released, "mechanism=banded, telemetry=released", reason, fix)
 
     def ledger_fields(self) -> dict[str, Any]:
-        """Gaussian: columns of C have norm 1, so the norm of what a row adds to C x is at most the clipping norm."""
+        """Returns the fields of Gaussian noise. Columns of C have norm 1, so what a row adds to C x has at most the clipping norm."""
         return {"noise": "gaussian"}
 
     def require_library(self, private: Path) -> None:
@@ -69,7 +73,7 @@ class Banded(Mechanism):
             require_extra("mechanism=banded", "correlated")
 
     def load_strategy(self, steps: int, private: Path) -> np.ndarray:
-        """The run's coefficients of C's first column, float32 [bands], written to `private` once and then kept.
+        """Returns the run's coefficients of C's first column, float32 [bands], which are written to `private` once and then kept.
 
         They are a function of (steps, bands) except for the optimiser's last bits, so a lost or unreadable file is written again.
         If that gives other coefficients, or the file was changed, the run's fingerprint differs and a new noise epoch begins: the
@@ -84,14 +88,14 @@ class Banded(Mechanism):
         return checked(found, self.bands)
 
     def initial_state(self, params: Any) -> Any:
-        """Past noise: a tree of zeros [J, ...], float32."""
+        """Returns the past noise before the first step: a tree of zeros [J, ...], float32."""
         import jax
         import jax.numpy as jnp
 
         return jax.tree.map(lambda leaf: jnp.zeros((self.bands - 1, *leaf.shape), jnp.float32), params)
 
     def draw(self, secret: RootSecret, step: int, params: Any, noise_multiplier: float, clipping_norm: float, strategy: Any) -> Any:
-        """(keys of the slices of every parameter, uint32 [S, 2], coefficients [bands])."""
+        """Returns (keys of the slices of every parameter, uint32 [S, 2]; the coefficients, [bands])."""
         from dpx.mechanism import noise
 
         return noise.slice_keys(secret, step, params), strategy
@@ -111,7 +115,7 @@ class Banded(Mechanism):
         return NoisySum(total, jax.tree.map(jnp.add, total, own), jnp.sum(jnp.stack(squares)), moved)
 
     def extra_memory_bytes(self, parameters: int, replaced: int) -> int:
-        """Past noise, old and new."""
+        """Returns the bytes of the past noise, old and new."""
         return 2 * 4 * (self.bands - 1) * parameters
 
     def explanation(self) -> list[str]:
@@ -120,7 +124,7 @@ class Banded(Mechanism):
 
 
 def _read(path: Path) -> Any:
-    """The coefficients in the file at `path`; `None` if it is missing or unreadable."""
+    """Returns the coefficients in the file at `path`, or `None` if it is missing or unreadable."""
     try:
         return json.loads(path.read_text())["coefficients"]
     except (OSError, ValueError, TypeError, KeyError):
@@ -128,7 +132,7 @@ def _read(path: Path) -> Any:
 
 
 def optimised(steps: int, bands: int) -> np.ndarray:
-    """Coefficients that minimise the mean squared error of all prefix sums, by jax-privacy."""
+    """Returns the coefficients that minimise the mean squared error of all prefix sums, computed by jax-privacy."""
     require_extra("mechanism=banded", "correlated")
     from jax_privacy.matrix_factorization import toeplitz
 
@@ -137,7 +141,7 @@ def optimised(steps: int, bands: int) -> np.ndarray:
 
 
 def checked(coefficients: Any, bands: int) -> np.ndarray:
-    """`coefficients` as float32 [bands]; raises `ConfigError` where a column would be longer than 1 or wider than the band."""
+    """Returns `coefficients` as float32 [bands]. Raises `ConfigError` where a column would be longer than 1 or wider than the band."""
     values = np.asarray(coefficients, np.float32)
     sound = values.shape == (bands,) and np.all(np.isfinite(values)) and values[0] > 0 and np.linalg.norm(values.astype(np.float64)) <= 1
     require(bool(sound), "strategy.json", "is not a strategy with this number of bands and columns of norm 1", "Start a new run folder")

@@ -1,4 +1,4 @@
-"""Low-rank carriers of a weight matrix, and the gradient of the matrix from theirs (Yu et al. 2021, algorithms 1 and 2).
+"""Computes low-rank carriers of a weight matrix, and the gradient of the matrix from their gradients (Yu et al. 2021, algorithms 1 and 2).
 
 A kernel W [p, d] (y = x W) is written as W = A B + (W - A B) with A [p, r] and B [r, d] of orthonormal columns and rows, and A B + a
 constant is what the loss is differentiated by. In the paper a matrix maps columns: its L is B transposed, and its R is A transposed.
@@ -22,21 +22,22 @@ FACTORS = f"{LAYERS}/lora"
 
 
 def leaves_by_path(tree: Any) -> dict[str, Any]:
-    """The leaves of a nested dict by their paths."""
+    """Returns the leaves of a nested dict by their paths."""
     return flatten_dict(tree, sep="/")
 
 
 def factor_path(kernel_path: str, factor: str) -> str:
-    """Where the factor `a` or `b` of the kernel at `layers/<map>/kernel` stands."""
+    """Returns the path of the factor `a` or `b` of the kernel at `layers/<map>/kernel`."""
     return f"{FACTORS}/{kernel_path.split('/')[1]}/{factor}"
 
 
 def decomposed(
     matrix_Lpd: Float[Array, "L p d"], key: Any, rank: int, iterations: int
 ) -> tuple[Float[Array, "L p r"], Float[Array, "L r d"]]:
-    """(A, B) that span the leading singular directions of `matrix_Lpd`, by `iterations` rounds of the power method from a Gaussian start.
+    """Returns (A, B) that span the leading singular directions of `matrix_Lpd`, by the power method from a Gaussian start.
 
-    The start is drawn with `key`, uint32 [2]. A zero matrix has no directions: it gets the first axes. `iterations` is at least 1.
+    The start is drawn with `key`, uint32 [2]. `iterations` is the number of rounds, at least 1. A zero matrix has no directions, so it gets
+    the first axes.
     """
     layers, inputs, _ = matrix_Lpd.shape
     a_Lpr = jax.random.normal(jax.random.wrap_key_data(key, impl="threefry2x32"), (layers, inputs, rank))
@@ -51,19 +52,25 @@ def decomposed(
 
 
 def _orthonormal(columns_Lpr: Array) -> Array:
-    """An orthonormal basis of the columns; Householder's method gives one even of columns that depend on each other."""
+    """Returns an orthonormal basis of the columns.
+
+    Householder's method gives one even if the columns are linearly dependent.
+    """
     return jnp.linalg.qr(columns_Lpr)[0]
 
 
 def historical_update(kernel_Lpd: Array, start_Lpd: Array) -> Array:
-    """What training has added to each layer's kernel; the kernel itself where nothing was added yet, as before the first step."""
+    """Returns what training has added to each layer's kernel, or the kernel itself if nothing was added yet, as before the first step."""
     update_Lpd = kernel_Lpd - start_Lpd
     return jnp.where(jnp.any(update_Lpd != 0, axis=(1, 2), keepdims=True), update_Lpd, kernel_Lpd)
 
 
 def split(params: Any, carriers: dict[str, tuple[Array, Array]]) -> tuple[Any, Any]:
-    """(trained, constants): `params` with every kernel of `carriers` (by path) replaced by its two factors, and what the model
-    needs in addition: the rest of the kernel and the factor 1 of an adapter. Raises `ConfigError` for parameters that have adapters."""
+    """Returns (trained, constants): `params` with every kernel of `carriers` (by path) replaced by its two factors, and their constants.
+
+    The constants are the rest of each kernel, W - A B, and the factor 1 of an adapter. Raises `ConfigError` for parameters that have
+    adapters.
+    """
     trained, constants = leaves_by_path(params), {}
     has_adapters = any(path.startswith(f"{FACTORS}/") for path in trained)
     require(not has_adapters, "mechanism=rgp", "these parameters have adapters, whose places carriers take", "Merge them first")
@@ -76,7 +83,9 @@ def split(params: Any, carriers: dict[str, tuple[Array, Array]]) -> tuple[Any, A
 
 
 def rebuilt(noisy: Any, trained: Any) -> Any:
-    """The tree of the parameters from `noisy`, a tree like `trained`: every pair of carriers' gradients as the gradient of its kernel.
+    """Returns the gradient of each kernel from the gradients of its carriers, in a tree like the parameters.
+
+    `noisy` is a tree like `trained`.
 
     With dA and dB these are A dB + dA B - A dB B^T B, the projection of the kernel's gradient on the directions of the carriers (Yu et
     al. 2021, theorem 3.1): dL R + L dR - L L^T dL R in the paper's letters. The authors' code adds the last term instead of subtracting it
@@ -92,7 +101,7 @@ def rebuilt(noisy: Any, trained: Any) -> Any:
 
 
 def captured(matrix_Lpd: Array, a_Lpr: Array, b_Lrd: Array) -> Float[Array, " L"]:
-    """The share of a matrix's squared norm that its carriers span: |A^T W B^T|^2 / |W|^2."""
+    """Returns the share of a matrix's squared norm that its carriers span: |A^T W B^T|^2 / |W|^2."""
     core_Lrr = _product(_product(jnp.swapaxes(a_Lpr, 1, 2), matrix_Lpd), jnp.swapaxes(b_Lrd, 1, 2))
     return jnp.sum(jnp.square(core_Lrr), (1, 2)) / jnp.sum(jnp.square(matrix_Lpd), (1, 2))
 

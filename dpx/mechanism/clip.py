@@ -1,5 +1,6 @@
-"""Defines a clip: a norm, the weights that limit examples to it, and its state from step to step. It is part of the claim; how the clipped
-sum is computed is declared as `clipping_method`.
+"""Defines a clip: a clipping norm, the weights that limit examples to it, and its state from step to step.
+
+The clip is part of the privacy statement. How the clipped sum is computed is declared as `clipping_method`.
 
 A clip has `weights` (under jit); `initial_state`, `in_force`, `draw` and `next_clipping_norm`, for a norm that changes; `ledger_fields` for
 the ledger; `step_metrics`, `published` and `explanation` for what is shown. `Clip` implements all except the weights, for a constant norm.
@@ -21,7 +22,7 @@ Weights = Callable[[Any], Any]
 
 @declaration
 class Clip:
-    """The base class of clips: how much one example may contribute. Its defaults are right for a constant norm, without state.
+    """The base class of clips, which say how much one example may contribute. Its defaults are right for a constant norm, without state.
 
     A clip must define `weights`.
     """
@@ -52,12 +53,17 @@ class Clip:
         return None
 
     def in_force(self, state: Any) -> Any:
-        """Returns the norm that the next step clips to, float32 []. Where it adapts it is a device scalar, which is not waited for."""
+        """Returns the norm to which the next step clips, float32 [].
+
+        If it adapts, it is a device scalar, and the host does not wait for it.
+        """
         return np.float32(self.clipping_norm) if state is None else state
 
     def draw(self, secret: RootSecret, step: int, state: Any) -> np.ndarray | None:
-        """Returns the key for what the clip releases in addition to the step's sum, derived from `secret` under its own purpose; `None` if
-        it releases nothing."""
+        """Returns the key for what the clip releases beside the step's sum; `None` if it releases nothing.
+
+        It is derived from `secret` under its own purpose.
+        """
         return None
 
     def next_clipping_norm(self, state: Any, counts: dict[str, Any], key: Any, expected_batch: Any) -> Any:
@@ -76,11 +82,11 @@ class Clip:
         return {"clipping_norm": self.clipping_norm, "count_noise_multiplier": None}
 
     def step_metrics(self, state: Any) -> dict[str, Any]:
-        """Returns metrics of a step that the claim covers, by name."""
+        """Returns metrics of a step that the privacy statement covers, by name."""
         return {}
 
     def published(self) -> list[str]:
-        """Returns, as text, what the run publishes of the clip; the claim covers it."""
+        """Returns, as text, what the run publishes about the clip; the privacy statement covers it."""
         return []
 
     def explanation(self) -> str:
@@ -98,7 +104,7 @@ class Clip:
 
 @declaration
 class Flat(Clip):
-    """clip(g) = g * min(1, C / ||g||), over the whole parameter vector."""
+    """Clips the whole parameter vector: clip(g) = g * min(1, C / ||g||)."""
 
     kind: Literal["flat"] = "flat"
 
@@ -108,7 +114,7 @@ class Flat(Clip):
 
 @declaration
 class Normalised(Clip):
-    """clip(g) = C * g / (||g|| + stability): every clipped gradient has norm near C (Bu et al. 2023, AUTO-S)."""
+    """Scales every gradient to a norm near C: clip(g) = C * g / (||g|| + stability) (Bu et al. 2023, AUTO-S)."""
 
     stability: float = 0.01
     kind: Literal["normalised"] = "normalised"
@@ -128,19 +134,19 @@ class Normalised(Clip):
 
 @declaration
 class PerLayer(Clip):
-    """Each group of parameters (a layer, the embeddings, a head) is clipped alone to C / sqrt(groups); the whole has norm at most C."""
+    """Clips each group of parameters (a layer, the embeddings, a head) alone to C / sqrt(groups); the whole has norm at most C."""
 
     kind: Literal["per_layer"] = "per_layer"
 
     def weights(self, limit: Any) -> Weights:
-        """`norms_KB -> c_KB`, one norm per group."""
+        """Returns a function from norms_KB to c_KB, with one norm for each group."""
         from dpx.clipping.weights import PerLayerWeights
 
         return PerLayerWeights(limit)
 
 
 def flat_weights(limit: Any) -> Weights:
-    """min(1, C / norm)."""
+    """Returns the function min(1, C / norm) of the norms."""
     from dpx.clipping.weights import flat
 
     return flat(limit)

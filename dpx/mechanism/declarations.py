@@ -1,7 +1,7 @@
-"""The mechanism, its clip, telemetry and noise under the names that configs give them.
+"""Declares noise, and collects mechanisms, clips and telemetry under the names that configs give them.
 
-Configs name them `dpx.mechanism.declarations.<name>`, whatever file a declaration lies in. What is new is named by its own file and needs
-no line here.
+Configs name them `dpx.mechanism.declarations.<name>`, whatever file a declaration lies in. A new part is named by its own file and needs no
+line here.
 """
 
 from typing import Literal
@@ -17,8 +17,8 @@ from dpx.mechanism.discrete_gaussian import DiscreteGaussian as DiscreteGaussian
 from dpx.mechanism.dp_fp import DpFp as DpFp
 from dpx.mechanism.dp_sgd import DpSgd as DpSgd
 from dpx.mechanism.none import NoPrivacy as NoPrivacy
+from dpx.mechanism.protocol import REACH as REACH
 from dpx.mechanism.protocol import Mechanism as Mechanism
-from dpx.mechanism.tail import REACH as REACH
 from dpx.mechanism.telemetry import ReleasedTelemetry as ReleasedTelemetry
 from dpx.mechanism.telemetry import SecretTelemetry as SecretTelemetry
 from dpx.mechanism.telemetry import Telemetry as Telemetry
@@ -32,7 +32,7 @@ def _require_noise(name: str, value: float) -> None:
 
 @declaration
 class Multiplier:
-    """Noise stated as sigma, relative to the clipping norm on the sum."""
+    """Noise given as sigma, the standard deviation of the noise on the sum divided by the clipping norm."""
 
     noise_multiplier: float
     kind: Literal["multiplier"] = "multiplier"
@@ -43,7 +43,7 @@ class Multiplier:
 
 @declaration
 class NoiseBatchRatio:
-    """Noise stated as sigma over the expected batch size (McKenna et al. 2025); needs a constant batch size."""
+    """Noise given as sigma over the expected batch size (McKenna et al. 2025); the batch size must be constant."""
 
     noise_batch_ratio: float
     kind: Literal["noise_batch_ratio"] = "noise_batch_ratio"
@@ -54,7 +54,7 @@ class NoiseBatchRatio:
 
 @declaration
 class TargetEpsilon:
-    """The smallest sigma whose epsilon, by the run's accountant over the whole schedule, is at most `epsilon`."""
+    """Noise given as a target: the smallest sigma whose epsilon, by the run's accountant over the whole schedule, is at most `epsilon`."""
 
     epsilon: float
     kind: Literal["target_epsilon"] = "target_epsilon"
@@ -65,7 +65,9 @@ class TargetEpsilon:
 
 @declaration
 class TargetClt:
-    """The sigma at which the central limit of Gaussian DP gives `epsilon` (Du and Mi 2021, eq. 11): how `mechanism=dp_fp` was published.
+    """Noise given as a target: the sigma at which the central limit of Gaussian DP gives `epsilon` (Du and Mi 2021, eq. 11).
+
+    `mechanism=dp_fp` was published with it.
 
     It is an approximation, so the run's epsilon is another number, computed from what is released.
     """

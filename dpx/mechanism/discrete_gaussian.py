@@ -1,4 +1,4 @@
-"""`mechanism=discrete_gaussian`: integer sums and integer noise, which have no low-order bits that could leak information.
+"""Declares `mechanism=discrete_gaussian`: integer sums and integer noise, which have no low-order bits that could leak information.
 
 Each microbatch's clipped sum is rounded to the grid, coordinate by coordinate, and is an exact integer from there on: integers add up over
 microbatches and devices in any order. An example lies in one microbatch on one device, so it reaches one rounded sum: before rounding that
@@ -28,7 +28,7 @@ LARGEST = 2.0**30
 
 @declaration
 class DiscreteGaussian(Mechanism):
-    """dp_sgd hardened against the low-order bits of floats: integer sums, exact discrete Gaussian noise (Canonne et al. 2020).
+    """Adds exact discrete Gaussian noise to integer sums, so that the low-order bits of floats cannot leak (Canonne et al. 2020).
 
     The grid's spacing is 2^-`grid_bits` times the largest power of two that is at most the clipping norm.
     """
@@ -50,17 +50,19 @@ class DiscreteGaussian(Mechanism):
         )
 
     def spacing(self, clipping_norm: float) -> float:
-        """The grid's spacing, a power of two, so that scaling to integers is exact."""
+        """Returns the grid's spacing, a power of two, so that scaling to integers is exact."""
         return math.ldexp(1.0, math.frexp(clipping_norm)[1] - 1 - self.grid_bits)
 
     def sensitivity(self, clipping_norm: float, parameters: int) -> float:
-        """C + sqrt(d) * spacing, rounded up: how far one example moves the integers, in the gradient's own units, where no other example
-        changes its place."""
+        """Returns C + sqrt(d) * spacing, rounded up: the most that one example moves the integers, in the gradient's own units.
+
+        It assumes that no other example changes its place.
+        """
         root = math.nextafter(math.sqrt(parameters), math.inf)
         return math.nextafter(clipping_norm + root * self.spacing(clipping_norm), math.inf)
 
     def deviation(self, noise_multiplier: float, clipping_norm: float, parameters: int) -> Fraction:
-        """The discrete Gaussian's parameter in steps of the grid: the noise multiplier times the sensitivity, an exact fraction."""
+        """Returns the discrete Gaussian's parameter in steps of the grid: the noise multiplier times the sensitivity, an exact fraction."""
         return Fraction(noise_multiplier) * Fraction(self.sensitivity(clipping_norm, parameters)) / Fraction(self.spacing(clipping_norm))
 
     def check(self, declared: Declared) -> None:
@@ -95,7 +97,7 @@ class DiscreteGaussian(Mechanism):
         return {"noise": "discrete_gaussian"}
 
     def draw(self, secret: RootSecret, step: int, params: Any, noise_multiplier: float, clipping_norm: float, strategy: Any) -> Any:
-        """The noise itself: a tree like `params` of int32 multiples of the spacing."""
+        """Returns the noise itself: a tree like `params` of int32 multiples of the spacing."""
         import jax
 
         parameters = sum(leaf.size for leaf in jax.tree.leaves(params))
@@ -105,7 +107,10 @@ class DiscreteGaussian(Mechanism):
         return to_grid(total, self.spacing(clipping_norm))
 
     def noisy_sum(self, total: Any, drawn: Any, deviation: Any, state: Any, clipping_norm: float) -> NoisySum:
-        """`deviation` is not used: the integers were drawn with a deviation that includes the grid's share of the sensitivity."""
+        """Adds the integer noise.
+
+        `deviation` is not used: the integers were drawn with a deviation that includes the grid's share of the sensitivity.
+        """
         return NoisySum(*with_grid_noise(total, drawn, self.spacing(clipping_norm)), state)
 
     def noise_facts(self, clipping_norm: float, count_parameters: Callable[[], int]) -> dict[str, Any]:
@@ -121,7 +126,7 @@ class DiscreteGaussian(Mechanism):
 
 
 def to_grid(tree: Any, spacing: float) -> Any:
-    """Every leaf rounded to the nearest multiple of `spacing`, as int32 multiples."""
+    """Rounds every leaf to the nearest multiple of `spacing` and returns int32 multiples."""
     import jax
     import jax.numpy as jnp
 
@@ -129,7 +134,7 @@ def to_grid(tree: Any, spacing: float) -> Any:
 
 
 def grid_noise(secret: RootSecret, step: int, params: Any, deviation: Fraction) -> Any:
-    """A tree like `params` of int32 draws on the host: one keyed stream for each (step, parameter path, slice)."""
+    """Returns a tree like `params` of int32 draws on the host, with one keyed stream for each (step, parameter path, slice)."""
     import jax
 
     from dpx.mechanism.noise import row_blocks
@@ -145,7 +150,7 @@ def grid_noise(secret: RootSecret, step: int, params: Any, deviation: Fraction) 
 
 
 def with_grid_noise(total: Any, noise: Any, spacing: float) -> tuple[Any, Any, Any]:
-    """(sum, noisy sum, sum of squares of the noise) in the gradient's units, from int32 trees."""
+    """Returns (sum, noisy sum, sum of squares of the noise) in the gradient's units, from int32 trees."""
     import jax
     import jax.numpy as jnp
 

@@ -1,4 +1,4 @@
-"""`mechanism=dp_fp`: noise on each drawn row's pooled vector, in the forward pass (Du and Mi 2021, DP-FP).
+"""Declares `mechanism=dp_fp`: noise on each drawn row's pooled vector, in the forward pass (Du and Mi 2021, DP-FP).
 
 A step is M micro-batches: independent Poisson draws, each with p = B / (M N). Of every drawn row i the vector h_i that the classifier's
 last map reads (BERT's pooler output) is clipped and noised once,
@@ -12,7 +12,7 @@ is.
 What holds. The gradient of the last map is a function of x_i, the label and released parameters. That of every parameter below reads the
 text again: it is not covered by the noise, and one step of it can show words of the batch whatever sigma is. So a run has a guarantee only
 where nothing below the noise is trained. Then it is that of the released rows, each in its own place and with its label
-(`dpx.privacy.revealed`): of a row's text alone, without amplification by sampling.
+(`dpx.privacy.gaussian_losses`): of a row's text alone, without amplification by sampling.
 
 Rows are clipped to C (1 - m): their squared norms, at most 4096 terms in float32, are off by less than 2^-12, half of which is left of the
 norm, and m is 2^-10 or more (`dpx.clipping.rounding`).
@@ -39,7 +39,10 @@ _WIDEST = 4096
 
 @declaration
 class DpFp(Mechanism):
-    """Noise on the pooled vector of each row of `micro_batches` Poisson draws a step; the norm is that of `clip`, sigma that of `noise`."""
+    """Adds noise to the pooled vector of each row of `micro_batches` Poisson draws a step.
+
+    `clip` gives the norm and `noise` gives sigma.
+    """
 
     micro_batches: int = 32
     name: Literal["dp_fp"] = "dp_fp"
@@ -94,7 +97,10 @@ class DpFp(Mechanism):
         )
 
     def trained(self, train: Trained) -> Trained:
-        """Of the head only the last map: the pooler, or RoBERTa's dense map, is below the noise."""
+        """Returns the declaration of what is trained.
+
+        Of the head only the last map can be protected: the pooler, or RoBERTa's dense map, is below the noise.
+        """
         return OutputLayer() if isinstance(train, LastLayer) else train
 
     def reasons_against(self, train: Trained, parameters: Callable[[], Iterable[str]]) -> list[str]:
@@ -123,7 +129,7 @@ class DpFp(Mechanism):
         return {"noise": "forward_gaussian", "micro_batches": self.micro_batches}
 
     def draw(self, secret: RootSecret, step: int, params: Any, noise_multiplier: float, clipping_norm: float, strategy: Any) -> None:
-        """Nothing: no noise is added to the sum."""
+        """Returns nothing, since no noise is added to the sum."""
 
     def row_keys(self, secret: RootSecret, step: int, draw: int, rows: int) -> np.ndarray:
         keys = [secret.key("forward_noise", step, draw, row) for row in range(rows)]
@@ -141,7 +147,7 @@ class DpFp(Mechanism):
         return NoisyVectors(noisy_BH.astype(vectors.dtype), clipped_BH, norms_B, is_finite_B)
 
     def noisy_sum(self, total: Any, drawn: Any, deviation: Any, state: Any, clipping_norm: float) -> NoisySum:
-        """The sum as it is: its noise is in the rows that it was computed from."""
+        """Returns the sum unchanged; its noise is in the rows from which it was computed."""
         import jax.numpy as jnp
 
         return NoisySum(total, total, jnp.float32(0), state)
@@ -163,7 +169,7 @@ class DpFp(Mechanism):
 
 
 def _require_vector(task: Any, model: Any) -> None:
-    """Raises `ConfigError` unless the model gives one vector of a text, which the task's classifier reads."""
+    """Raises `ConfigError` unless the model gives one vector for each text, which the task's classifier reads."""
     require(
         isinstance(model, Bert) and task.name == "classification",
         f"mechanism=dp_fp, task={task.name}, model={model.name}",
@@ -179,7 +185,7 @@ def _require_vector(task: Any, model: Any) -> None:
 
 
 def _require_single_rows(privacy: Privacy, sampler: Sampler) -> None:
-    """Raises `ConfigError` for units, relations and draws for which rows released one by one are not accounted."""
+    """Raises `ConfigError` for units, neighbouring relations and samplers under which rows released one by one are not accounted."""
     of_rows = "the rows of a micro-batch are released one by one"
     require(
         privacy.adjacency == "zero_out_text",
@@ -202,7 +208,9 @@ def _require_single_rows(privacy: Privacy, sampler: Sampler) -> None:
 
 
 def clipped(vectors_BH: Any, limit: Any) -> tuple[Any, Any, Any]:
-    """h min(1, `limit` / ||h||) of each row (float32 [B, H]), its norm [B] before that, and whether that is finite, bool [B]; zero if not.
+    """Returns h min(1, `limit` / ||h||) of each row (float32 [B, H]), its norm [B] before clipping, and whether that is finite, bool [B].
+
+    A row whose norm is not finite becomes zero.
 
     Its derivative is exact: of a row that is clipped limit / ||h|| (I - h h^T / ||h||^2), of another the identity.
     """

@@ -1,4 +1,4 @@
-"""`mechanism=dp_sgd`: independent Gaussian noise on every step's clipped sum."""
+"""Declares `mechanism=dp_sgd`: independent Gaussian noise on every step's clipped sum."""
 
 from typing import Any, ClassVar, Literal
 
@@ -9,7 +9,10 @@ from dpx.randomness import RootSecret
 
 @declaration
 class DpSgd(Mechanism):
-    """Per-example clipped sums, Gaussian noise once per logical batch (Abadi et al. 2016; any optimiser on top)."""
+    """Adds Gaussian noise once for each logical batch to the sum of clipped per-example gradients (Abadi et al. 2016).
+
+    Any optimiser may follow.
+    """
 
     name: Literal["dp_sgd"] = "dp_sgd"
     is_independent_gaussian: ClassVar[bool] = True
@@ -18,7 +21,7 @@ class DpSgd(Mechanism):
         return {"noise": "gaussian"}
 
     def draw(self, secret: RootSecret, step: int, params: Any, noise_multiplier: float, clipping_norm: float, strategy: Any) -> Any:
-        """Keys of the slices of every parameter, uint32 [S, 2]."""
+        """Returns keys of the slices of every parameter, uint32 [S, 2]."""
         from dpx.mechanism import noise
 
         return noise.slice_keys(secret, step, params)

@@ -1,4 +1,4 @@
-"""Exact draws of the discrete Gaussian: P(k) proportional to exp(-k^2 / (2 s^2)) over the integers, s^2 a rational number.
+"""Draws exactly from the discrete Gaussian: P(k) proportional to exp(-k^2 / (2 s^2)) over the integers, with s^2 a rational number.
 
 Rejection from a discrete Laplace distribution (Canonne, Kamath, Steinke 2020, algorithms 2 and 3). Every decision is whether a uniform
 number lies below exp(-x) for a rational x. Float64 decides clear cases; within `MARGIN` more random bits and exact arithmetic decide,
@@ -21,7 +21,7 @@ MARGIN = 1e-12
 
 
 def discrete_gaussian(stream: BitStream, deviation: Fraction, count: int) -> np.ndarray:
-    """`count` independent draws, int64, whose parameter s is `deviation`; `stream` is consumed."""
+    """Returns `count` independent draws, int64, whose parameter s is `deviation`; `stream` is consumed."""
     draws, have = [], 0
     while have < count:
         # A proposal is kept with probability 0.45 to 0.5 in all.
@@ -31,7 +31,7 @@ def discrete_gaussian(stream: BitStream, deviation: Fraction, count: int) -> np.
 
 
 def _kept(stream: BitStream, variance: Fraction, width: int, proposals: int) -> np.ndarray:
-    """The draws that `proposals` tries at a discrete Laplace of scale `width` lead to."""
+    """Returns the accepted draws among `proposals` tries at a discrete Laplace of scale `width`."""
     low_N, is_negative_N = _uniform(stream, width, proposals)
     keep_N = _below_exp(stream, low_N / width, lambda at: Fraction(int(low_N[at]), width))
     low_N, is_negative_N = low_N[keep_N], is_negative_N[keep_N]
@@ -46,7 +46,7 @@ def _kept(stream: BitStream, variance: Fraction, width: int, proposals: int) -> 
 
 
 def _uniform(stream: BitStream, width: int, count: int) -> tuple[np.ndarray, np.ndarray]:
-    """(uniform int64 below `width`, a fair sign) of up to `count` words; those past the last whole multiple are dropped."""
+    """Returns (uniform int64 below `width`, a fair sign) from up to `count` words; words past the last whole multiple are dropped."""
     words_N = stream.words(count)
     surplus = (1 << 64) % (2 * width)
     words_N = words_N[words_N < np.uint64((1 << 64) - surplus)] if surplus else words_N
@@ -55,7 +55,7 @@ def _uniform(stream: BitStream, width: int, count: int) -> tuple[np.ndarray, np.
 
 
 def _geometric(stream: BitStream, count: int) -> np.ndarray:
-    """How often "below exp(-1)" comes true before it fails, `count` times."""
+    """Returns `count` geometric draws: how often a uniform number lies below exp(-1) before one does not."""
     draws, active = np.zeros(count, np.int64), np.arange(count)
     while len(active):
         active = active[_below_exp(stream, np.ones(len(active)), lambda at: Fraction(1))]
@@ -64,7 +64,7 @@ def _geometric(stream: BitStream, count: int) -> np.ndarray:
 
 
 def _below_exp(stream: BitStream, exponent_N: np.ndarray, exactly: Callable[[int], Fraction]) -> np.ndarray:
-    """Whether a fresh uniform number lies below exp(-x), for each x; `exactly(i)` is the i-th x as a fraction."""
+    """Returns whether a new uniform number lies below exp(-x), for each x; `exactly(i)` is the i-th x as a fraction."""
     words_N = stream.words(len(exponent_N))
     uniform_N, limit_N = (words_N >> np.uint64(11)).astype(np.float64) * 2.0**-53, np.exp(-exponent_N)
     below_N = uniform_N + (2.0**-53 + MARGIN) <= limit_N
@@ -74,7 +74,10 @@ def _below_exp(stream: BitStream, exponent_N: np.ndarray, exactly: Callable[[int
 
 
 def _exactly_below(stream: BitStream, value: int, exponent: Fraction) -> bool:
-    """Whether the uniform number whose first 64 bits are `value` lies below exp(-`exponent`); draws further bits until it is certain."""
+    """Returns whether the uniform number whose first 64 bits are `value` lies below exp(-`exponent`).
+
+    It draws further bits until that is certain.
+    """
     if exponent == 0:
         return True
     bits = 64

@@ -1,4 +1,4 @@
-"""Noise on a fixed grid of slices: every slice of every parameter has its own key, whatever the mesh.
+"""Draws noise on a fixed grid of slices: every slice of every parameter has its own key, whatever the mesh.
 
 A parameter [.., N] is seen as rows of N columns; a slice is a block of rows of at most 2^18 elements (one row if a row is
 longer): drawing a slice takes nine times its size, and XLA may keep several parameters' draws alive at a time. Only rows are cut, so
@@ -24,20 +24,20 @@ DRAWN_AS_ONE = 1 << 16
 
 
 def _view(shape: tuple[int, ...]) -> tuple[int, int, int]:
-    """(rows, columns, rows of one slice) of a parameter."""
+    """Returns (rows, columns, rows of one slice) of a parameter."""
     columns = shape[-1] if shape else 1
     rows = math.prod(shape[:-1])
     return rows, columns, max(1, min(rows, SLICE_ELEMENTS // columns))
 
 
 def row_blocks(shape: tuple[int, ...]) -> list[tuple[int, int]]:
-    """(rows, columns) of every slice of a parameter, in order."""
+    """Returns (rows, columns) of every slice of a parameter, in order."""
     rows, columns, block = _view(shape)
     return [(min(block, rows - start), columns) for start in range(0, rows, block)]
 
 
 def slice_keys(secret: RootSecret, step: int, params: Any) -> Any:
-    """A tree like `params` of uint32 [slices, 2]: one key for each (step, parameter path, slice)."""
+    """Returns a tree like `params` of uint32 [slices, 2]: one key for each (step, parameter path, slice)."""
 
     def keys(path: tuple[Any, ...], leaf: Any) -> np.ndarray:
         return np.stack([secret.key("noise", step, path_name(path), index) for index in range(len(row_blocks(leaf.shape)))])
@@ -46,9 +46,9 @@ def slice_keys(secret: RootSecret, step: int, params: Any) -> Any:
 
 
 def add_noise(total: Any, keys: Any, deviation: Float[Array, ""]) -> tuple[Any, Any]:
-    """(`total` plus `deviation` times standard normal draws, the sum of squares of each leaf's noise): a tree or one array.
+    """Returns (`total` plus `deviation` times standard normal draws, the sum of squares of each leaf's noise).
 
-    `keys` are a tree like it of uint32 [slices, 2].
+    `total` is a tree or one array; `keys` is a tree like it of uint32 [slices, 2].
     """
     leaves, tree = jax.tree.flatten(total)
     keys = tree.flatten_up_to(keys)
@@ -67,7 +67,7 @@ def _added(total: Array, noise_RN: Array) -> tuple[Array, Array]:
 
 
 def _added_by_slice(total: Array, keys: UInt32[Array, "S 2"], deviation: Float[Array, ""]) -> tuple[Array, Array]:
-    """Slice by slice in place, so that no more than a slice's draws are held at a time."""
+    """Adds noise slice by slice in place, so that no more than one slice's draws are in memory at a time."""
     rows, columns, block = _view(total.shape)
     flat_RN = total.reshape(rows, columns)
 

@@ -1,4 +1,4 @@
-"""`mechanism=none`: plain training, which promises nothing."""
+"""Declares `mechanism=none`: training without privacy."""
 
 from typing import Any, ClassVar, Literal
 
@@ -8,13 +8,13 @@ from dpx.mechanism.protocol import Mechanism, NoisySum
 
 @declaration
 class NoPrivacy(Mechanism):
-    """Plain training: no clipping and no noise; the run is stamped `not_private`."""
+    """Trains without clipping and noise; the statement says `not_private`."""
 
     name: Literal["none"] = "none"
     is_private: ClassVar[bool] = False
 
     def draw(self, *_: Any) -> None:
-        """Nothing."""
+        """Returns nothing, because this mechanism adds no noise."""
 
     def noisy_sum(self, total: Any, drawn: Any, deviation: Any, state: Any, clipping_norm: float) -> NoisySum:
         import jax.numpy as jnp

@@ -1,4 +1,6 @@
-"""Lists the declarations under which one unit can move the others. Every proof that assumes that they stay is checked against this list.
+"""Lists the declarations under which one unit can move others to other places.
+
+Every proof that assumes fixed places is checked against this list.
 
 An example has a *number* below N, by which samplers draw it, and in a step a *place*: device, microbatch and row there. A proof compares
 two neighbours, in which all other units are the same. Some proofs need more: that the others have the same numbers (groups of rows that
@@ -27,7 +29,7 @@ from dpx.mechanism.protocol import Declared, Mechanism
 
 
 class Mover(NamedTuple):
-    """A declared `value` under which one unit moves others to other places, and, if `moves_numbers`, to other numbers."""
+    """A declared `value` under which one unit moves others to other places and, if `moves_numbers`, to other numbers."""
 
     value: str
     moves_numbers: bool
@@ -36,7 +38,7 @@ class Mover(NamedTuple):
 
 
 def movers(adjacency: str, widths: Sequence[int]) -> list[Mover]:
-    """Everything declared that moves other units where one changes; `widths` are the lengths that texts are padded to."""
+    """Returns all declarations that move other units when one unit changes; `widths` are the lengths that texts are padded to."""
     found = []
     if adjacency == "add_remove":
         reason = "one more unit gives other units another number, and so another step or microbatch"
@@ -48,14 +50,14 @@ def movers(adjacency: str, widths: Sequence[int]) -> list[Mover]:
 
 
 def needs_fixed_places(mechanism: Mechanism) -> bool:
-    """Whether the proof of `mechanism` is taken to need all other examples in their places."""
+    """Returns whether the proof of `mechanism` is assumed to need all other examples in their places."""
     kinds = type(mechanism).__mro__
     adds, says = (next(kind for kind in kinds if name in vars(kind)) for name in ("summand", "needs_fixed_places"))
     return mechanism.needs_fixed_places or (adds is not Mechanism and says is Mechanism)
 
 
 def check(mechanism: Mechanism, declared: Declared) -> None:
-    """Raises `ConfigError` where the proof of `mechanism`, or of the sampler of `declared`, needs units to stay that may be moved."""
+    """Raises `ConfigError` if a declaration moves units and the proof of `mechanism`, or of `declared`'s sampler, needs fixed places."""
     sampler = declared.sampler
     for mover in movers(declared.privacy.adjacency, declared.widths):
         for name, needs_staying in (

@@ -1,4 +1,4 @@
-"""Defines a mechanism: one declaration in one file (`dpx.mechanism.dp_sgd` is the simplest).
+"""Defines the interface of a mechanism, which is one declaration in one file (`dpx.mechanism.dp_sgd` is the simplest).
 
 The step, the loop, calibration, the plan and the statement call these methods of the mechanism that a config names; none of them knows
 which mechanisms exist. A new mechanism is such a file, a YAML that names its class, and a test. In the order in which a run calls them:
@@ -29,7 +29,6 @@ import numpy as np
 
 from dpx.declaration import ConfigError
 from dpx.mechanism.clip import Clip
-from dpx.mechanism.tail import REACH
 from dpx.mechanism.telemetry import Telemetry
 from dpx.models.protocol import Shapes
 from dpx.models.trained import Trained
@@ -39,6 +38,9 @@ from dpx.sampler import Sampler
 
 if TYPE_CHECKING:
     from dp_accounting import DpEvent
+
+# The largest absolute value that a Gaussian draw takes, in standard deviations: sqrt(2 ln 2^64), rounded down (`dpx.mechanism.gaussian`).
+REACH = 9.41
 
 
 @runtime_checkable
@@ -84,8 +86,10 @@ class NoisySum(NamedTuple):
 
 
 class NoisyVectors(NamedTuple):
-    """The result of `noisy_vectors`. `noisy`, in the type of the given vectors, is what the loss reads; `clipped`, float32 [B, H], is what
-    noise was added to. `norms` float32 [B] are those before clipping, and `is_finite` bool [B] says which rows had finite ones.
+    """The result of `noisy_vectors`.
+
+    The loss reads `noisy`, in the type of the given vectors. Noise was added to `clipped`, float32 [B, H]. `norms` float32 [B] are the
+    norms before clipping, and `is_finite` bool [B] tells which rows had finite ones.
     """
 
     noisy: Any
@@ -95,7 +99,7 @@ class NoisyVectors(NamedTuple):
 
 
 class Reparametrised(NamedTuple):
-    """What the loss of a step is differentiated by, where a mechanism replaces parameters by other arrays.
+    """The arrays by which the loss of a step is differentiated, if a mechanism replaces parameters by other arrays.
 
     Attributes:
         trained: The tree of arrays, float32, whose per-example gradients are clipped and summed.
@@ -109,7 +113,7 @@ class Reparametrised(NamedTuple):
 
 
 class Mechanism:
-    """The base class of mechanisms: how noise is drawn and added to the clipped sum of a step.
+    """The base class of mechanisms, which draw noise and add it to the clipped sum of a step.
 
     A private mechanism must define `ledger_fields`, `draw` and `noisy_sum`. The other methods have defaults that are right for float32
     noise which is independent from step to step.
@@ -191,24 +195,30 @@ class Mechanism:
 
     @property
     def clips_gradients(self) -> bool:
-        """Whether gradients of examples are clipped, so that noise can be added to their sum."""
+        """Returns whether gradients of examples are clipped, so that noise can be added to their sum."""
         return self.is_private and not self.is_forward
 
     @property
     def draws_per_step(self) -> int:
-        """The number M of independent draws that are one step; each takes an example with the M-th part of the step's q."""
+        """Returns the number M of independent draws in one step.
+
+        Each draw takes an example with probability q / M, where q is the step's probability.
+        """
         return 1
 
     def trained(self, train: Trained) -> Trained:
-        """Which parameters are trained where `train` is declared."""
+        """Returns the declaration of the parameters that are trained if `train` is declared."""
         return train
 
     def reasons_against(self, train: Trained, parameters: Callable[[], Iterable[str]]) -> list[str]:
-        """Why a run has no guarantee, whatever its noise: parameters that it does not cover are trained. `parameters()` are all paths."""
+        """Returns the reasons why a run has no guarantee, whatever its noise: it trains parameters that the noise does not cover.
+
+        `parameters()` returns all paths.
+        """
         return []
 
     def not_covered(self) -> list[str]:
-        """What the noise does not protect, in sentences."""
+        """Returns sentences that say what the noise does not protect."""
         return []
 
     def require_library(self, private: Path) -> None:
@@ -234,7 +244,7 @@ class Mechanism:
         return None
 
     def reparametrised(self, params: Any, kept: Any, drawn: Any) -> Reparametrised:
-        """Returns what the loss is differentiated by in one step, for mechanisms that set `reparametrises`. Runs under jit.
+        """Returns the arrays by which the loss is differentiated in one step, for mechanisms that set `reparametrises`. Runs under jit.
 
         It reads no row: the step is then an ordinary release, chosen adaptively from what was released before.
 
@@ -275,17 +285,22 @@ class Mechanism:
         raise NotImplementedError
 
     def row_keys(self, secret: RootSecret, step: int, draw: int, rows: int) -> np.ndarray:
-        """Keys of the noise of the `rows` rows of a step's draw number `draw`, uint32 [rows, 2]. Only with `is_forward`."""
+        """Returns the noise keys of the `rows` rows of draw number `draw` of a step, uint32 [rows, 2]; called only with `is_forward`."""
         raise NotImplementedError
 
     def noisy_vectors(self, vectors: Any, keys: Any, deviation: Any, limit: Any) -> NoisyVectors:
-        """Each row's vector (float [B, H]), clipped to the norm `limit`, plus noise of standard deviation `deviation`, under jit and
-        differentiated. `keys` are uint32 [B, 2]; `deviation` and `limit` float32 []. Only with `is_forward`.
+        """Returns each row's vector (float [B, H]), clipped to the norm `limit`, plus noise of standard deviation `deviation`.
+
+        It runs under jit and is differentiated. `keys` are uint32 [B, 2]; `deviation` and `limit` float32 []. It is called only with
+        `is_forward`.
         """
         raise NotImplementedError
 
     def summand(self, total: Any, clipping_norm: float) -> Any:
-        """Returns what is added up over microbatches: `total`, the float32 clipped sum of one, as a tree of `sum_dtype`. Runs under jit."""
+        """Returns what is added up over microbatches, as a tree of `sum_dtype`. Runs under jit.
+
+        `total` is the float32 clipped sum of one microbatch.
+        """
         return total
 
     def noisy_sum(self, total: Any, drawn: Any, deviation: Any, state: Any, clipping_norm: float) -> NoisySum:
@@ -317,8 +332,11 @@ class Mechanism:
         return 0
 
     def noise_facts(self, clipping_norm: float, count_parameters: Callable[[], int]) -> dict[str, Any]:
-        """Returns what the statement says about the noise: its generator, how many deviations it reaches, and what a grid adds to the
-        sensitivity, relative to the clipping norm."""
+        """Returns what the statement says about the noise.
+
+        It names the generator, how many deviations the noise reaches, and what a grid adds to the sensitivity, relative to the clipping
+        norm.
+        """
         return {
             "grid_margin": 0.0,
             "generator": "threefry2x32 keys derived by keyed BLAKE2b from one root secret",

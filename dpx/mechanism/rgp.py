@@ -1,4 +1,6 @@
-"""`mechanism=rgp`: reparametrised gradient perturbation (Yu et al. 2021), clipping and noise on low-rank carriers of every weight matrix.
+"""Declares `mechanism=rgp`, reparametrised gradient perturbation (Yu et al. 2021).
+
+Clipping and noise act on low-rank carriers of every weight matrix.
 
 In each step a weight matrix W [p, d] of the layers is replaced in the forward pass by A B + stop_gradient(W - A B), with A [p, r] and
 B [r, d]. The gradients of A, of B and of all other trained parameters are clipped together, for each example, and summed, and Gaussian
@@ -38,7 +40,9 @@ HEAD_FACTORS = (1e-3, 1e3)
 
 @declaration
 class Rgp(Mechanism):
-    """Gaussian noise on clipped gradients of carriers of `rank` for every trained weight matrix of the layers (Yu et al. 2021).
+    """Adds Gaussian noise to the clipped gradients of carriers of rank `rank` for every trained weight matrix of the layers.
+
+    The method is that of Yu et al. 2021.
 
     `decomposes`: the matrix whose directions the carriers follow, `update` (W_t - W_0, or W_0 before the first step) or `weight` (W_t).
     `power_iterations` rounds of the power method find them, once a step. The head's gradients are multiplied by `head_factor` before the
@@ -57,7 +61,7 @@ class Rgp(Mechanism):
     reparametrises: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
-        require(self.rank >= 1, f"mechanism.rank={self.rank}", "carriers without a rank carry nothing", "Use 1 or more")
+        require(self.rank >= 1, f"mechanism.rank={self.rank}", "a carrier needs a rank of at least 1", "Use 1 or more")
         require(
             self.decomposes in DECOMPOSED,
             f"mechanism.decomposes={self.decomposes}",
@@ -93,24 +97,27 @@ class Rgp(Mechanism):
         kernels = {path: shape for path, shape in shapes.items() if _is_kernel(path)}
         require(bool(kernels), kind, "trains no weight matrix of a layer, so there is nothing to write by carriers", "Use train=all")
         is_head_trained = any(self._is_head(path) for path in shapes)
-        require(is_head_trained, kind, "freezes the head, so carriers would be trained under a head that knows no task", "Train it too")
+        require(is_head_trained, kind, "freezes the head, which is not trained for the task yet", "Train it too")
         path, shape = min(kernels.items(), key=lambda item: min(item[1][-2:]))
         least = min(shape[-2:])
         reason = f"is above what a matrix {tuple(shape[-2:])} has ({path})"
         require(self.rank <= least, f"mechanism.rank={self.rank}", reason, f"Use a rank of at most {least}")
 
     def ledger_fields(self) -> dict[str, Any]:
-        """Gaussian: within a step the carriers are constants, and the joint norm of what an example adds is at most the clipping norm."""
+        """Returns the fields of Gaussian noise.
+
+        Within a step the carriers are constants, and the joint norm of what an example adds is at most the clipping norm.
+        """
         return {"noise": "gaussian"}
 
     def kept_from_start(self, params: Any) -> Any:
-        """The weight matrices W_0, a tree of these alone, if their update is decomposed."""
+        """Returns the weight matrices W_0, a tree of these alone, if their update is decomposed."""
         if self.decomposes != "update":
             return None
         return {"layers": {path.split("/")[1]: {"kernel": kernel_Lpd} for path, kernel_Lpd in self._kernels(params).items()}}
 
     def draw_first(self, secret: RootSecret, step: int, params: Any) -> Any:
-        """A key for the power method's start of each stack of weight matrices, uint32 [2], by its path."""
+        """Returns a key for the power method's start of each stack of weight matrices, uint32 [2], by its path."""
         return {path: secret.key("carriers", step, path) for path in self._kernels(params)}
 
     def reparametrised(self, params: Any, kept: Any, drawn: Any) -> Reparametrised:
@@ -127,7 +134,7 @@ class Rgp(Mechanism):
         return self.head_factor if self._is_head(path) else 1.0
 
     def draw(self, secret: RootSecret, step: int, params: Any, noise_multiplier: float, clipping_norm: float, strategy: Any) -> Any:
-        """Keys of the slices of every carrier and of every other trained parameter, uint32 [S, 2]."""
+        """Returns keys of the slices of every carrier and of every other trained parameter, uint32 [S, 2]."""
         from dpx.mechanism import noise
 
         return noise.slice_keys(secret, step, params)
@@ -159,7 +166,10 @@ class Rgp(Mechanism):
         return summed
 
     def extra_memory_bytes(self, parameters: int, replaced: int) -> int:
-        """What is left of the weight matrices beside their carriers, and the matrices with which training began, float32."""
+        """Returns the bytes of what the mechanism keeps of the weight matrices, in float32.
+
+        It keeps the rest of each matrix beside its carriers, and the matrices with which training began.
+        """
         return 4 * (2 if self.decomposes == "update" else 1) * replaced
 
     def noise_facts(self, clipping_norm: float, count_parameters: Callable[[], int]) -> dict[str, Any]:
@@ -177,7 +187,7 @@ class Rgp(Mechanism):
         return path.split("/")[0] not in BELOW_THE_HEAD
 
     def _kernels(self, params: Any) -> dict[str, Any]:
-        """The trained stacks of weight matrices, by path."""
+        """Returns the trained stacks of weight matrices, by path."""
         layers = params.get("layers", {}).items()
         return {f"layers/{name}/kernel": leaves["kernel"] for name, leaves in layers if name != "lora" and "kernel" in leaves}
 

@@ -1,4 +1,4 @@
-"""Loss and accuracy that may be published: sums over a step's examples, each clamped to a range, released with noise beside the gradients.
+"""Declares which training measurements may be published: sums of clamped losses and accuracies of a step's examples, with noise.
 
 An example's loss, clamped to 0..L, and its accuracy in 0..1 are centred, so an example moves their sums by L/2 and 1/2 at most, and an
 example that is missing or not finite does not move them; the places of the others in the step do not matter. Each sum gets noise of
@@ -17,50 +17,50 @@ from dpx.randomness import RootSecret
 
 
 def count_name(value: str) -> str:
-    """The name under which a step accumulates the centred sum of a value."""
+    """Returns the name under which a step accumulates the centred sum of a value."""
     return f"released_{value}"
 
 
 class Telemetry:
-    """The base of every telemetry: no training measurement is released."""
+    """The base class of telemetry, which releases no training measurement."""
 
     is_released: ClassVar[bool] = False
 
     def ranges(self, metric: str) -> dict[str, float]:
-        """The width of each released value's range by name; `metric` is the task's accuracy."""
+        """Returns the width of each released value's range by name; `metric` is the name of the task's accuracy."""
         return {}
 
     def draw(self, secret: RootSecret, step: int) -> np.ndarray | None:
-        """The key of a step's telemetry noise, under its own purpose; `None` if nothing is released."""
+        """Returns the key of a step's telemetry noise, under its own purpose; `None` if nothing is released."""
         return None
 
     def centred_sums(self, task: Any, result: Any) -> dict[str, Any]:
-        """Centred sums of one microbatch (a `ClippedSum`), float32 [] by `count_name`, under jit."""
+        """Returns centred sums of one microbatch (a `ClippedSum`), float32 [] by `count_name`. Runs under jit."""
         return {}
 
     def step_metrics(self, metric: str, counts: dict[str, Any], key: Any, expected_batch: Any) -> dict[str, Any]:
-        """`{"released/<value>": noisy mean}`, float32 [], under jit; nothing without a key."""
+        """Returns `{"released/<value>": noisy mean}`, float32 [], or nothing without a key. Runs under jit."""
         return {}
 
     def ledger_fields(self) -> dict[str, Any]:
-        """The telemetry's fields in a ledger entry."""
+        """Returns the telemetry's fields in a ledger entry."""
         return {"telemetry_noise_multiplier": None}
 
     def published(self) -> list[str]:
-        """Returns the values that the run publishes through it under its claim, as text."""
+        """Returns, as text, the values that the run publishes through it under its privacy statement."""
         return []
 
 
 @declaration
 class SecretTelemetry(Telemetry):
-    """Measurements of training depend on the data without noise and stay under private/."""
+    """Keeps all measurements of training under private/, because they depend on the data without noise."""
 
     kind: Literal["secret"] = "secret"
 
 
 @declaration
 class ReleasedTelemetry(Telemetry):
-    """Each step also releases its mean loss (each example's clamped to 0..`loss_limit`) and its mean accuracy, with noise.
+    """Releases each step's mean loss (each example's clamped to 0..`loss_limit`) and mean accuracy, with noise.
 
     `noise_multiplier` is that of both values together, over their joint sensitivity (`dpx.mechanism.telemetry`).
     """
@@ -98,7 +98,7 @@ class ReleasedTelemetry(Telemetry):
         return sums
 
     def step_metrics(self, metric: str, counts: dict[str, Any], key: Any, expected_batch: Any) -> dict[str, Any]:
-        """(centred sum + noise) / B + half the range, B the expected batch size."""
+        """Returns (centred sum + noise) / B + half the range for each value, with B the expected batch size."""
         from dpx.mechanism.gaussian import gaussian
 
         if key is None:

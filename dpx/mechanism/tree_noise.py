@@ -1,4 +1,4 @@
-"""`dpx.add_noise`: Gaussian noise for your own training loop, by the draws that runs use."""
+"""Defines `dpx.add_noise`: Gaussian noise for your own training loop, drawn in the same way as in runs."""
 
 import math
 from typing import Any

@@ -1,1 +1,1 @@
-"""Models: their declared shapes (no jax) and their modules."""
+"""Models: their declared shapes (no jax) and their flax modules."""

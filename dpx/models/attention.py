@@ -1,4 +1,4 @@
-"""Multi-head self-attention without its projections: no parameters, and a backward pass that keeps no probabilities.
+"""Computes multi-head self-attention without its projections; the backward pass keeps no probabilities in memory.
 
 An example may hold several texts of equal length side by side (multiple choice): `length` is then [B,C], and no token sees
 another text. `causal`: a token sees itself and the tokens before it.
@@ -19,7 +19,10 @@ Dropped = Callable[[Array], Array]
 
 
 def score_bias(length_R: Int[Array, " R"], tokens: int, dtype, causal: bool) -> Float[Array, "R 1 U S"]:
-    """0 at real keys, `MASKED_SCORE` at padding and, if `causal`, at later tokens; U is 1 where all tokens see the same keys."""
+    """Returns what is added to the scores: 0 at real keys, and `MASKED_SCORE` at padding and, if `causal`, at later tokens.
+
+    U is 1 if all tokens see the same keys.
+    """
     place_S = jnp.arange(tokens)
     is_seen_RUS = (place_S < length_R[:, None])[:, None, :]
     if causal:
@@ -28,32 +31,32 @@ def score_bias(length_R: Int[Array, " R"], tokens: int, dtype, causal: bool) -> 
 
 
 def heads_of(x_BTd: Array, parts: int, heads: int) -> Array:
-    """[B,T,parts*H] as [parts,B,N,T,D]."""
+    """Returns `x` [B,T,parts*H] as [parts,B,N,T,D]."""
     B, T, d = x_BTd.shape
     return x_BTd.reshape(B, T, parts, heads, d // (parts * heads)).transpose(2, 0, 3, 1, 4)
 
 
 def probabilities(q_RNTD: Array, k_RNSD: Array, length_R: Array, causal: bool) -> Array:
-    """Softmax of the scaled scores over the keys seen, computed in float32 or wider."""
+    """Returns the softmax of the scaled scores over the keys that a query sees, computed in float32 or wider."""
     at_least_f32 = jnp.promote_types(q_RNTD.dtype, jnp.float32)
     scores_RNTS = jnp.einsum("RNTD,RNSD->RNTS", q_RNTD, k_RNSD, preferred_element_type=at_least_f32) * q_RNTD.shape[-1] ** -0.5
     return jax.nn.softmax(scores_RNTS + score_bias(length_R, k_RNSD.shape[2], at_least_f32, causal), axis=-1)
 
 
 def by_text(x_BTd: Array, length: Array) -> Array:
-    """[B,C*T,d] as [B*C,T,d]."""
+    """Returns `x` [B,C*T,d] as [B*C,T,d]."""
     return x_BTd.reshape(length.size, -1, x_BTd.shape[-1])
 
 
 def by_example(dropped: Dropped, length: Array) -> Dropped:
-    """Dropout of an array [R, ...], its mask drawn once for each example whatever its texts."""
+    """Returns dropout of an array [R, ...], whose mask is drawn once for each example and all its texts."""
     if length.ndim == 1:
         return dropped
     return lambda probs: dropped(probs.reshape(*length.shape, *probs.shape[1:])).reshape(probs.shape)
 
 
 def attend(qkv_BTd: Array, length: Array, heads: int, dropped: Dropped, causal: bool) -> Float[Array, "B T H"]:
-    """Context of every token; `dropped` is dropout of the probabilities."""
+    """Returns the context of every token; `dropped` applies dropout to the probabilities."""
     q_RNTD, k_RNSD, v_RNSD = heads_of(by_text(qkv_BTd, length), 3, heads)
     probs_RNTS = probabilities(q_RNTD, k_RNSD, length.reshape(-1), causal).astype(qkv_BTd.dtype)
     context_RNTD = jnp.einsum("RNTS,RNSD->RNTD", by_example(dropped, length)(probs_RNTS), v_RNSD)
@@ -63,9 +66,9 @@ def attend(qkv_BTd: Array, length: Array, heads: int, dropped: Dropped, causal: 
 def attend_backward(
     qkv_BTd: Array, context_BTH: Array, g_BTH: Array, length: Array, heads: int, dropped: Dropped, causal: bool
 ) -> Float[Array, "B T d"]:
-    """Cotangent of qkv. `dropped` is linear with a fixed mask, hence its own transpose.
+    """Returns the cotangent of qkv. With a fixed mask `dropped` is linear and diagonal, so it is its own transpose.
 
-    sum_s g_probs probs, the softmax's own term, equals g_context . context token by token, so no [T,S] array is reduced for it.
+    The softmax's own term, sum_s g_probs probs, equals g_context . context for each token, so no [T,S] array is reduced for it.
     """
     dropped = by_example(dropped, length)
     q_RNTD, k_RNSD, v_RNSD = heads_of(by_text(qkv_BTd, length), 3, heads)

@@ -1,4 +1,4 @@
-"""BERT (Devlin et al. 2019) and RoBERTa (Liu et al. 2019) with their heads; parameters are exactly `Bert.parameter_shapes`.
+"""Defines BERT (Devlin et al. 2019) and RoBERTa (Liu et al. 2019) with their heads; the parameters are those of `Bert.parameter_shapes`.
 
 B: examples, C: texts of an example, T: tokens, S: tokens of one text, H: width, M: masked positions, V: vocabulary.
 """
@@ -19,7 +19,10 @@ from dpx.models.shape import Bert
 
 
 class MaskedHead(nn.Module):
-    """Transform, GELU, LayerNorm, then `decode(h, table, bias)`; the table is the word table, or the head's own if untied."""
+    """The masked-token head: a dense map, GELU and LayerNorm, then `decode(h, table, bias)`.
+
+    The table is the word table, or the head's own if it is not tied.
+    """
 
     model: Bert
     vocabulary_size: int
@@ -37,7 +40,11 @@ class MaskedHead(nn.Module):
 
 
 class BertForPreTraining(nn.Module):
-    """The output of `decode` at the masked positions (logits [B,M,V]) and, with `next_sentence`, that classifier's logits (else None)."""
+    """BERT with the heads of pre-training.
+
+    Returns the output of `decode` at the masked positions (logits [B,M,V]) and, with `next_sentence`, the logits of that classifier (else
+    None).
+    """
 
     model: Bert
     vocabulary_size: int
@@ -66,7 +73,7 @@ class BertForPreTraining(nn.Module):
 
 
 class DenseClassifier(nn.Module):
-    """RoBERTa's (dropout, dense, tanh, dropout, output) or DistilBERT's (dense, ReLU, dropout, output)."""
+    """The classifier of RoBERTa (dropout, dense, tanh, dropout, output) or of DistilBERT (dense, ReLU, dropout, output)."""
 
     model: Bert
     outputs: int
@@ -82,7 +89,7 @@ class DenseClassifier(nn.Module):
 
 
 def pooled(x_BTH: Array, length: Array, model: Bert) -> Array:
-    """The classifier's input for each text, [B,H] or [B,C,H]: its first token, or the mean over its tokens without padding."""
+    """Returns the classifier's input for each text, [B,H] or [B,C,H]: its first token, or the mean over its tokens without padding."""
     x_BCSH = x_BTH.reshape(*length.shape, -1, model.width)
     if model.pool == "cls":
         return x_BCSH[..., 0, :]
@@ -93,7 +100,7 @@ def pooled(x_BTH: Array, length: Array, model: Bert) -> Array:
 
 
 class BertFeatures(nn.Module):
-    """The classifier's input for each text, from embeddings, layers and `pooled`: [B,H], or [B,C,H] for lengths [B,C]."""
+    """Computes the classifier's input for each text, from embeddings, layers and `pooled`: [B,H], or [B,C,H] for lengths [B,C]."""
 
     model: Bert
     vocabulary_size: int
@@ -104,7 +111,7 @@ class BertFeatures(nn.Module):
 
 
 class BertForClassification(nn.Module):
-    """Logits of `outputs` values from each text's `pooled` token: [B,outputs], or [B,C,outputs] for lengths [B,C].
+    """Computes logits of `outputs` values from each text's `pooled` vector: [B,outputs], or [B,C,outputs] for lengths [B,C].
 
     With `noised` the last map reads `noised(h)` in place of its input h, without dropout after it. If `features` are given (the output of
     `BertFeatures` for the same texts), the texts are not read and may be `None`.

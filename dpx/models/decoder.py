@@ -1,4 +1,4 @@
-"""A causal decoder (GPT-2: Radford et al. 2019) with its heads; parameters are exactly `Decoder.parameter_shapes`.
+"""Defines a causal decoder (GPT-2: Radford et al. 2019) with its heads; the parameters are those of `Decoder.parameter_shapes`.
 
 B: examples, C: texts of an example, T: tokens, S: tokens of one text, H: width, V: vocabulary.
 """
@@ -17,7 +17,7 @@ from dpx.models.shape import Decoder
 
 
 class DecoderForCausalLM(nn.Module):
-    """The output of `decode(h, table)` at every position: logits [B,T,V] of the token after it."""
+    """Computes the output of `decode(h, table)` at every position: logits [B,T,V] of the token after it."""
 
     model: Decoder
     vocabulary_size: int
@@ -34,7 +34,7 @@ class DecoderForCausalLM(nn.Module):
 
 
 class DecoderFeatures(nn.Module):
-    """The classifier's input for each text, its last token after all layers: [B,H], or [B,C,H] for lengths [B,C]."""
+    """Computes the classifier's input for each text, its last token after all layers: [B,H], or [B,C,H] for lengths [B,C]."""
 
     model: Decoder
     vocabulary_size: int
@@ -45,7 +45,7 @@ class DecoderFeatures(nn.Module):
 
 
 class DecoderForClassification(nn.Module):
-    """Logits of `outputs` values from the last token of each text: [B,outputs], or [B,C,outputs] for lengths [B,C].
+    """Computes logits of `outputs` values from the last token of each text: [B,outputs], or [B,C,outputs] for lengths [B,C].
 
     If `features` are given (the output of `DecoderFeatures` for the same texts), the texts are not read and may be `None`.
     """

@@ -1,4 +1,4 @@
-"""Dropout whose masks are a function of (key, record, layer, site) alone, so a backward pass can draw them again.
+"""Applies dropout whose masks are a function of (key, record, layer, site) alone, so that a backward pass can draw them again.
 
 B: examples.
 """
@@ -14,7 +14,7 @@ EMBEDDING, ATTENTION, ATTENTION_OUT, OUTPUT, ADAPTERS = range(5)
 
 
 def record_keys(key: UInt32[Array, "2"], record_B: Int[Array, " B"]) -> UInt32[Array, "B 2"]:
-    """One key per record: the same whatever else is in the batch."""
+    """Returns one key for each record, which does not depend on the other records of the batch."""
     return jax.vmap(lambda record: jax.random.fold_in(key, record))(record_B)
 
 
@@ -39,14 +39,17 @@ def kept(
 def dropout(
     x: Float[Array, "B ..."], keys_B: UInt32[Array, "B 2"] | None, layer, site: int, rate: float | Array, places: int = 0
 ) -> Float[Array, "B ..."]:
-    """Inverted dropout; without keys or at a rate of 0 (if it is not traced) the identity, at no cost. `places` as in `kept`."""
+    """Applies inverted dropout.
+
+    Without keys, or at a constant rate of 0, it returns `x` at no cost. `places` has the same meaning as in `kept`.
+    """
     if keys_B is None or (isinstance(rate, float) and rate == 0.0):
         return x
     return jnp.where(kept(keys_B, layer, site, rate, x.shape[1:], places), x / (1.0 - rate), 0).astype(x.dtype)
 
 
 def of_tokens(x_BTH: Array, keys_B: UInt32[Array, "B 2"] | None, layer, site: int, rate: float | Array, length: Array) -> Array:
-    """Dropout of the values of tokens, [B,T,H]; with `length` [B,C] the tokens of C texts side by side."""
+    """Applies dropout to the values of tokens, [B,T,H]; with `length` [B,C] the tokens of C texts lie side by side."""
     if keys_B is None or length.ndim == 1:
         return dropout(x_BTH, keys_B, layer, site, rate)
     by_text = x_BTH.reshape(*length.shape, -1, x_BTH.shape[-1])
@@ -54,10 +57,10 @@ def of_tokens(x_BTH: Array, keys_B: UInt32[Array, "B 2"] | None, layer, site: in
 
 
 def of_probabilities(probs: Array, keys_B: UInt32[Array, "B 2"] | None, layer, rate: float) -> Array:
-    """Dropout of attention, [B,N,T,S] or [B,C,N,T,S]: a key for each head and query."""
+    """Applies dropout to attention probabilities, [B,N,T,S] or [B,C,N,T,S], with a key for each head and query."""
     return dropout(probs, keys_B, layer, ATTENTION, rate, places=probs.ndim - 2)
 
 
 def of_head(x: Float[Array, "B ..."], keys_B: UInt32[Array, "B 2"] | None, model: Model, site: int) -> Float[Array, "B ..."]:
-    """Dropout of a classifier: a head counts as the layer after the last."""
+    """Applies dropout in a classifier; a head counts as the layer after the last."""
     return dropout(x, keys_B, model.layers, site, model.dropout)

@@ -1,4 +1,4 @@
-"""The two halves of a layer, attention and feed-forward, forward and backward by hand, and the two orders to put them together.
+"""Computes the two halves of a layer, attention and feed-forward, forward and backward by hand, in two orders.
 
 Backward returns the cotangent of a half's input and adds to `factors`: each weight's input `a_` and output cotangent `g_`,
 `sums`, the per-example gradients of the small leaves, and of each adapter (lora.py) the cotangents of h and of its outputs.
@@ -28,7 +28,7 @@ OVER = {"qkv": "qkv"}
 
 
 class Place(NamedTuple):
-    """The place of a layer in a model, and its data about the rows: their lengths, and dropout's keys or None."""
+    """The position of a layer in a model, and its data about the rows: their lengths, and dropout's keys or None."""
 
     model: Model
     layer: Array
@@ -36,16 +36,20 @@ class Place(NamedTuple):
     keys_B: Array | None
 
     def dropped(self, x: Array, site: int, rate: Any = None) -> Array:
-        """At the model's rate, unless another is given."""
+        """Applies dropout at the model's rate, unless another rate is given."""
         return drop.of_tokens(x, self.keys_B, self.layer, site, self.model.dropout if rate is None else rate, self.length)
 
     def dropped_probabilities(self, probs: Array) -> Array:
+        """Applies dropout to attention probabilities at the model's rate."""
         return drop.of_probabilities(probs, self.keys_B, self.layer, self.model.dropout)
 
 
 class Order(NamedTuple):
-    """The order of the halves of a layer. `sources`: the residual from which each weight's input is recomputed; if it has the name of a
-    LayerNorm, with that norm's gain and offset."""
+    """The order of the halves of a layer.
+
+    `sources` names the residual from which each weight's input is recomputed; if it is the name of a LayerNorm, that norm's gain and offset
+    are applied.
+    """
 
     sources: dict[str, str]
     forward: Callable[[Place, Any, Array], tuple[Array, dict[str, Array]]]
@@ -53,7 +57,7 @@ class Order(NamedTuple):
 
 
 def cast(p: Any, like: Array) -> Any:
-    """Kernels and biases in the compute dtype; LayerNorms and rates stay as they are."""
+    """Returns kernels and biases in the compute type; LayerNorm parameters and rates keep their type."""
 
     def one(path: Any, leaf: Array) -> Array:
         return leaf if path[-1].key == "dropout" else leaf.astype(like.dtype)
@@ -62,11 +66,12 @@ def cast(p: Any, like: Array) -> Any:
 
 
 def scaled(normalised: Array, p: Any) -> Array:
+    """Returns the normalised input of a LayerNorm times its gain plus its offset."""
     return (norms.at_least_float32(normalised) * p["scale"] + p["bias"]).astype(normalised.dtype)
 
 
 def normalise(x: Array, eps: float) -> tuple[Array, Array]:
-    """(x normalised over its last axis, in its dtype; the factor, float32 or wider)."""
+    """Returns (x normalised over its last axis, in its type; the factor, float32 or wider)."""
     x_f32 = norms.at_least_float32(x)
     centred = x_f32 - x_f32.mean(-1, keepdims=True)
     factor = lax.rsqrt(jnp.square(centred).mean(-1, keepdims=True) + eps)
@@ -74,27 +79,27 @@ def normalise(x: Array, eps: float) -> tuple[Array, Array]:
 
 
 def norm_backward(g: Array, normalised: Array, factor: Array, p: Any) -> tuple[dict[str, Array], Array]:
-    """(per-example gradients of gain and offset; cotangent of the LayerNorm's input, in g's dtype)."""
+    """Returns (per-example gradients of gain and offset; the cotangent of the LayerNorm's input, in g's type)."""
     g_f32, normalised = norms.at_least_float32(g), norms.at_least_float32(normalised)
     sums = {"scale": (g_f32 * normalised).sum(1), "bias": g_f32.sum(1)}
     return sums, normalise_cotangent(g_f32 * p["scale"], normalised, factor).astype(g.dtype)
 
 
 def linear(place: Place, x: Array, p: Any, weight: str, saved: dict[str, Array]) -> Array:
-    """x through a dense map and its adapters; `saved` gets what their backward pass needs."""
+    """Applies a dense map and its adapters to x; `saved` gets what their backward pass needs."""
     y, own = lora.forward(x @ p[weight]["kernel"] + p[weight]["bias"], x, p.get("lora", {}), weight, place.dropped)
     saved |= own
     return y
 
 
 def linear_backward(place: Place, g: Array, p: Any, r: Any, weight: str, factors: Any) -> Array:
-    """Cotangent of the input of `linear`."""
+    """Returns the cotangent of the input of `linear`."""
     g_x, own = g @ p[weight]["kernel"].T, lora.backward(g, p.get("lora", {}), r, weight, factors, place.dropped)
     return g_x if own is None else g_x + own
 
 
 def gelu_and_slope(u: Array, form: str) -> tuple[Array, Array]:
-    """GELU and its derivative at u: u Phi(u), or with GPT-2's approximation of Phi."""
+    """Returns GELU and its derivative at u: u Phi(u), or with GPT-2's approximation of Phi."""
     if form == "exact":
         cumulative, density = 0.5 * (1 + lax.erf(u * 0.5**0.5)), jnp.exp(-0.5 * jnp.square(u)) * (0.5 / jnp.pi) ** 0.5
     else:
@@ -105,6 +110,7 @@ def gelu_and_slope(u: Array, form: str) -> tuple[Array, Array]:
 
 
 def attention(place: Place, p: Any, x_BTH: Array) -> tuple[Array, dict[str, Array]]:
+    """Applies the attention half before its residual sum. Returns the output and the residuals for the backward pass."""
     saved: dict[str, Array] = {}
     qkv_BTd = linear(place, x_BTH, p, "qkv", saved)
     context_BTH = attend(qkv_BTd, place.length, place.model.heads, place.dropped_probabilities, place.model.causal)
@@ -113,6 +119,7 @@ def attention(place: Place, p: Any, x_BTH: Array) -> tuple[Array, dict[str, Arra
 
 
 def attention_backward(place: Place, p: Any, r: Any, g_BTH: Array, factors: Any) -> Array:
+    """Returns the cotangent of the input of `attention`."""
     model, g_attended = place.model, place.dropped(g_BTH, drop.ATTENTION_OUT)
     g_context = linear_backward(place, g_attended, p, r, "attention_out", factors)
     g_qkv = attend_backward(r["qkv"], r["context"], g_context, place.length, model.heads, place.dropped_probabilities, model.causal)
@@ -122,6 +129,7 @@ def attention_backward(place: Place, p: Any, r: Any, g_BTH: Array, factors: Any)
 
 
 def feed_forward(place: Place, p: Any, x_BTH: Array) -> tuple[Array, dict[str, Array]]:
+    """Applies the feed-forward half before its residual sum. Returns the output and the residuals for the backward pass."""
     saved: dict[str, Array] = {}
     u_BTF = linear(place, x_BTH, p, "up", saved)
     activated_BTF = jax.nn.gelu(u_BTF, approximate=place.model.gelu == "tanh")
@@ -129,6 +137,7 @@ def feed_forward(place: Place, p: Any, x_BTH: Array) -> tuple[Array, dict[str, A
 
 
 def feed_forward_backward(place: Place, p: Any, r: Any, g_BTH: Array, factors: Any) -> Array:
+    """Returns the cotangent of the input of `feed_forward`."""
     dtype, g_down = r["u"].dtype, place.dropped(g_BTH, drop.OUTPUT)
     activated, slope = gelu_and_slope(norms.at_least_float32(r["u"]), place.model.gelu)
     g_up = (linear_backward(place, g_down, p, r, "down", factors) * slope).astype(dtype)

@@ -1,4 +1,4 @@
-"""A head over the vocabulary as one block: the decoder, tied to the word table or not, and the cross-entropy of its labels.
+"""Computes a head over the vocabulary as one block: the decoder, tied to the word table or not, and the cross-entropy of its labels.
 
 The cotangent of the logits does not depend on other examples, so it is formed once, in the forward pass, and logits are not kept.
 It is kept in two factors, scale_BM * e_BMV: the scale is folded into h, which is hundreds of times smaller than e.
@@ -22,7 +22,9 @@ F32 = jnp.float32
 
 @dataclasses.dataclass(frozen=True)
 class TokenLoss(Op):
-    """`leaves`: `table` and perhaps `bias`; inputs: h_BMH, label_BM, has_label_BM. Outputs: losses_B, correct_B.
+    """The decoder and its cross-entropy as one op.
+
+    `leaves` are `table` and perhaps `bias`; the inputs are h_BMH, label_BM and has_label_BM, the outputs losses_B and correct_B.
 
     Two parts: the table (a tied table is clipped with the embeddings) and the bias, if there is one.
     """
@@ -68,7 +70,10 @@ class TokenLoss(Op):
         return norms.symmetric(record["e"], *others, tells_zeros=False)
 
     def masked(self, record, keep_B):
-        """e is finite by construction, and too large to copy."""
+        """Returns the record with zeros for examples that are not kept.
+
+        Only the scale is masked: e is finite by construction, and too large to copy.
+        """
         if "e" not in record:
             return super().masked(record, keep_B)
         return super().masked(record | {"e": keep_B}, keep_B) | {"e": record["e"]}
@@ -100,17 +105,21 @@ def token_loss(
     tie: Tie | None = None,
     session: ProbeSession | None = None,
 ):
-    """(losses_B, correct_B): mean cross-entropy over an example's masked positions, 0 where it has none; and how many were right.
+    """Returns (losses_B, correct_B) of the decoded positions.
 
-    A label without a logit is not counted. A `tie` may be passed and has no effect. `session`: the loss's session, for a frozen head.
+    The loss is the mean cross-entropy over an example's masked positions, 0 if it has none; `correct_B` is the number of right answers. A
+    label without a logit is not counted. A `tie` may be passed and has no effect. `session` is the loss's session, needed for a frozen
+    head.
     """
     leaves = {"table": table} | ({} if bias is None else {"bias": bias})
     return apply(TokenLoss(len(leaves)), leaves, (h_BMH, label_BM, has_label_BM), session)
 
 
 def cross_entropy(logits_mV: Array, bias_V: Array | None, label_BM: Array, has_label_BM: Array) -> tuple[Array, Array, Array, Array]:
-    """(mean loss over an example's masked positions [B], how many were right [B], e_BMV and scale_BM whose product is the logits'
-    cotangent).
+    """Returns the loss of each example and its cotangent in two factors.
+
+    The result is (the mean loss over an example's masked positions [B], the number of right answers [B], e_BMV, scale_BM); the product of e
+    and scale is the cotangent of the logits.
 
     e is exp(logits - top), less its own sum at the label; both factors are finite whatever the logits are (the loss is not).
     """

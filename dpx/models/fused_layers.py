@@ -1,4 +1,6 @@
-"""The stack of layers as one block: hand-scheduled backward, minimal residuals, cotangents written over dead residuals.
+"""Computes the stack of layers as one block, with a backward pass written by hand that keeps few residuals.
+
+Cotangents are written over residuals that are no longer needed.
 
 Forward keeps, per token and layer, 11 widths (a Bert: input, qkv, context, two normalised LayerNorm inputs, and u, before GELU)
 or 10 (a Decoder, which needs no input); attention probabilities, GELU and dropout masks are computed again. The reverse loop
@@ -32,8 +34,10 @@ MOST_IN_LINE = 8
 
 
 def layer_stack(model: Model, layers: Any, x_BTH: Array, session: ProbeSession, first: int = 0) -> "LayerStack":
-    """The block for parameters `layers`, wrapped or not: the form of each weight's norm from the shapes and the memory that the
-    session may use. The layers are all of the model's, or as many as `layers` holds from number `first` on.
+    """Returns the block for parameters `layers`, wrapped or not.
+
+    The form of each weight's norm follows from the shapes and the memory that the session may use. The layers are all of the model's, or as
+    many as `layers` holds from number `first` on.
 
     A short stack is unrolled if memory suffices: if the gradient of every trained weight is kept.
     """
@@ -53,7 +57,7 @@ def layer_stack(model: Model, layers: Any, x_BTH: Array, session: ProbeSession, 
 
 
 def in_line(layers: int, body: Any, carry: Any, xs: tuple, reverse: bool = False) -> tuple[Any, list[Any]]:
-    """`lax.scan` of `body` over layers without a loop: results stay separate, one entry per layer.
+    """Applies `body` over layers as `lax.scan` does, but without a loop: results stay separate, one entry for each layer.
 
     Each of `xs` is a tree of stacks [L, ...], or such a list.
     """
@@ -74,7 +78,10 @@ def stacked(each: Any) -> Any:
 
 @dataclasses.dataclass(frozen=True)
 class LayerStack(Op):
-    """`leaves`: the subtree `layers`; inputs: x_BTH, length, keys_B (dropout's record keys, or None). `forms`: one a weight.
+    """The stack of layers as one op.
+
+    `leaves` are the subtree `layers`; the inputs are x_BTH, length and keys_B (dropout's record keys, or None). `forms` has one form for
+    each weight.
 
     `first`: the number of the lowest layer, which dropout's masks follow from.
     """
@@ -91,35 +98,37 @@ class LayerStack(Op):
 
     @cached_property
     def form(self) -> dict[str, norms.Form]:
-        """The form of the norm of every kernel that is trained, by weight."""
+        """Returns the form of the norm of every trained kernel, by weight."""
         return {weight: form for weight, form in zip(WEIGHTS, self.forms, strict=True) if self.trains(f"{weight}/kernel")}
 
     @property
     def order(self) -> Order:
+        """Returns the order of the halves of a layer."""
         return ORDERS[self.model.causal]
 
     @property
     def over(self) -> dict[str, str]:
-        """Weights whose cotangent is kept, and the dead residual that it overwrites in the loop."""
+        """Returns the weights whose cotangent is kept, each with the residual that it overwrites in the loop."""
         over = OVER if self.is_loop else {}
         return {weight: residual for weight, residual in over.items() if self.form.get(weight, "kept") != "kept"}
 
     @property
     def needed(self) -> set[str]:
-        """Residuals from which inputs of weights are recomputed when their gradients are summed."""
+        """Returns the residuals from which inputs of weights are recomputed when their gradients are summed."""
         return {self.order.sources[weight] for weight, form in self.form.items() if form != "kept"}
 
     @property
     def numbers(self) -> Array:
-        """Numbers of the layers, counted from the model's lowest."""
+        """Returns the numbers of the layers, counted from the model's lowest."""
         return jnp.arange(self.model.layers) + self.first if self.first else jnp.arange(self.model.layers)
 
     def values_needed(self):
-        """Frozen LayerNorm parameters from which the inputs of weights are recomputed."""
+        """Returns the frozen LayerNorm parameters from which the inputs of weights are recomputed."""
         gains = [f"{source}/{leaf}" for source in sorted(self.needed) if source.endswith("norm") for leaf in ("scale", "bias")]
         return tuple(name for name in gains if not self.trains(name))
 
     def over_layers(self, body: Any, carry: Any, xs: tuple, reverse: bool = False) -> tuple[Any, Any]:
+        """Applies `body` over the layers, as a loop or unrolled."""
         run = lax.scan if self.is_loop else partial(in_line, self.model.layers)
         return run(body, carry, xs, reverse=reverse)
 
@@ -135,7 +144,10 @@ class LayerStack(Op):
         return x_BTH, (saved, length, keys_B)
 
     def _is_kept(self, residual: str, p: Any) -> bool:
-        """Whether the backward pass needs it: the input of `qkv` and the h of adapters are kept only for trained parameters."""
+        """Returns whether the backward pass needs a residual.
+
+        The input of `qkv` and the h of adapters are kept only for trained parameters.
+        """
         if residual == "x":
             adapters = [name for name, *_ in lora.adapters_of(p.get("lora", {}), "qkv")]
             return self.trains("qkv/kernel") or any(self.trains(f"lora/{name}/a") for name in adapters)
@@ -164,7 +176,7 @@ class LayerStack(Op):
         return (g_BTH, None, None), record
 
     def _record(self, factors: Any) -> Any:
-        """The results of one layer: its squared norms, sums of biases and gains, and kept gradients or cotangents."""
+        """Returns the results of one layer: its squared norms, sums of biases and gains, and kept gradients or cotangents."""
         sums = jax.tree.map(self.over_rows, self._trained_sums(factors))
         sums |= self._of_adapters(factors, lambda a, g: norms.per_example(self.tokens(a), self.tokens(g)))
         if not sums and not self.form:
@@ -182,14 +194,14 @@ class LayerStack(Op):
         return record
 
     def _trained_sums(self, factors: Any) -> Any:
-        """Of small leaves, by the paths of the trained ones."""
+        """Returns the sums of the trained small leaves, by their paths."""
         if not self.frozen:
             return factors["sums"]
         kept = {name: {leaf: x for leaf, x in of.items() if self.trains(f"{name}/{leaf}")} for name, of in factors["sums"].items()}
         return {name: of for name, of in kept.items() if of}
 
     def _of_adapters(self, factors: Any, product: Any) -> Any:
-        """`product` of input and output cotangent for each factor that is trained, under the name `lora`."""
+        """Applies `product` to input and output cotangent of each trained factor, and returns the results under the name `lora`."""
         gradients = {}
         for name, (h_BTr, g_BTr, g_BTc, taken) in factors.get("lora", {}).items():
             own = {"b": product(h_BTr, g_BTc)} if self.trains(f"lora/{name}/b") else {}
@@ -232,7 +244,7 @@ class LayerStack(Op):
         return summed
 
     def _input(self, p: Any, r: Any, weight: str) -> Array:
-        """A weight's input, recomputed from a residual."""
+        """Returns a weight's input, recomputed from a residual."""
         source = self.order.sources[weight]
         if source == "u":
             # By the same expression as for the norm, with the same rounding: in float32, then to the compute type.

@@ -1,4 +1,4 @@
-"""`model=vaultgemma_1b`: a decoder of the Gemma family, declared by its shape, and what follows from that by arithmetic. No jax here.
+"""Declares `model=vaultgemma_1b`, a decoder of the Gemma family, and computes its parameters and FLOPs by arithmetic. It imports no jax.
 
 Shape legend: T tokens, V vocabulary, K classes; H width, F feed-forward, L layers, N query heads, G key-value heads, D numbers of a head.
 """
@@ -11,8 +11,9 @@ from dpx.models.protocol import ExampleModel, Shapes
 
 @declaration
 class Gemma(ExampleModel):
-    """A causal decoder as VaultGemma's (VaultGemma Team 2025, arXiv 2510.15001), which is Gemma 2's (arXiv 2408.00118) without its
-    norms after each half, its sliding windows and its soft caps.
+    """A causal decoder of the shape of VaultGemma (VaultGemma Team 2025, arXiv 2510.15001).
+
+    That is Gemma 2 (arXiv 2408.00118) without its norms after each half, its sliding windows and its soft caps.
 
     RMSNorm before each half, rotary positions, `key_value_heads` shared by `heads` (multi-query attention where it is 1), a gated
     feed-forward (GeGLU) of two maps to `feed_forward`, no biases, and a word table that is multiplied by sqrt(width) when it is looked
@@ -74,7 +75,7 @@ class Gemma(ExampleModel):
         return hidden(Settings(self.key_value_heads, self.head_dim, self.rms_norm_eps, self.rotary_base), params, tokens_T)
 
     def parameter_shapes(self, vocabulary_size: int, *, next_sentence: bool = False, outputs: int = 0) -> Shapes:
-        """Every parameter's path and shape: with the next-token head, or a classifier of `outputs` values without bias."""
+        """Returns every parameter's path and shape: with the next-token head, or a classifier of `outputs` values without bias."""
         require(not next_sentence, f"model={self.name}", "has no next-sentence classifier", "Use task=causal_lm")
         H, F, of_queries, of_keys = self.width, self.feed_forward, self.heads * self.head_dim, self.key_value_heads * self.head_dim
         layer: Shapes = {
@@ -93,7 +94,7 @@ class Gemma(ExampleModel):
         return shapes | ({"classifier/kernel": (H, outputs)} if outputs else {})
 
     def forward_flops(self, vocabulary_size: int, sequence_length: int, outputs: int) -> int:
-        """Operations of the matrix products of one example's forward pass, masked scores included (they are computed)."""
+        """Returns the FLOPs of the matrix products of one example's forward pass; masked scores count, because they are computed."""
         T, H, D = sequence_length, self.width, self.head_dim
         linear = 2 * T * H * (2 * self.heads * D + 2 * self.key_value_heads * D + 3 * self.feed_forward)
         attention = 2 * 2 * T * T * self.heads * D
@@ -101,7 +102,10 @@ class Gemma(ExampleModel):
         return self.layers * (linear + attention) + head
 
     def activations(self, vocabulary_size: int, sequence_length: int) -> int:
-        """Numbers that one example keeps for the backward pass: what autodiff saves of plain JAX, cotangents of products, logits."""
+        """Returns how many numbers one example keeps for the backward pass.
+
+        They are what autodiff saves of plain JAX, cotangents of products, and logits.
+        """
         T, H, F = sequence_length, self.width, self.feed_forward
         of_queries, of_keys = self.heads * self.head_dim, self.key_value_heads * self.head_dim
         # Four of the width to a half (one before and three within its norm), eight of GELU and the gate, sines and cosines.

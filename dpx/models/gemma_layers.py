@@ -1,4 +1,4 @@
-"""The computation of a model of the Gemma family (gemma.py) for one example, in plain JAX; its parameters are exactly the declared ones.
+"""Computes a model of the Gemma family (gemma.py) for one example, in plain JAX, with the declared parameters.
 
 Matrices are in the compute type, which is the type of the word table's rows; norms, positions and softmax are float32 or wider.
 
@@ -20,7 +20,7 @@ from dpx.models.trainable import BELOW
 
 
 class Settings(NamedTuple):
-    """The settings that the model reads from its declaration; the shapes of the parameters give all others."""
+    """The settings that the model reads from its declaration; all others follow from the shapes of the parameters."""
 
     key_value_heads: int
     head_dim: int
@@ -29,7 +29,10 @@ class Settings(NamedTuple):
 
 
 def initial(shapes: Shapes, key: Any, spread: float) -> dict[str, Any]:
-    """Kernels and the table from a normal of deviation `spread`, cut at two of them; norms' scales, offsets from one, at zero."""
+    """Returns initial parameters: kernels and the table are drawn from a normal of standard deviation `spread`, cut at two deviations.
+
+    The scales of norms, which are offsets from one, start at zero.
+    """
     drawn = jax.nn.initializers.truncated_normal(spread)
     params = {
         path: jnp.zeros(shape) if path.endswith("/scale") else drawn(jax.random.fold_in(key, place), shape)
@@ -39,7 +42,7 @@ def initial(shapes: Shapes, key: Any, spread: float) -> dict[str, Any]:
 
 
 def hidden(settings: Settings, params: Any, tokens_T: Array) -> Array:
-    """[T, H] after the last norm."""
+    """Returns the vector of each token after the last norm, [T, H]."""
     word_TH = params["embeddings"]["word"][tokens_T]
     x_TH = word_TH * jnp.asarray(math.sqrt(word_TH.shape[1]), word_TH.dtype)
 
@@ -53,7 +56,7 @@ def hidden(settings: Settings, params: Any, tokens_T: Array) -> Array:
 
 
 def _normed(settings: Settings, x: Array, norm: Any) -> Array:
-    """RMSNorm (Zhang & Sennrich 2019), times one plus its scale."""
+    """Applies RMSNorm (Zhang & Sennrich 2019), times one plus its scale."""
     wide = at_least_float32(x)
     normed = wide * jax.lax.rsqrt(jnp.mean(jnp.square(wide), -1, keepdims=True) + settings.rms_norm_eps)
     return (normed * (1 + norm["scale"])).astype(x.dtype)
@@ -71,7 +74,10 @@ def _attended(settings: Settings, of_layer: Any, x_TH: Array) -> Array:
 
 
 def _turned(x: Array, base: float) -> Array:
-    """Rotary positions (Su et al. 2021): pairs (d, d + D/2) of each token's vector, turned by its place times base^(-2d/D)."""
+    """Applies rotary positions: it turns the pairs (d, d + D/2) of each token's vector by its position times base^(-2d/D) (Su et al. 2021).
+
+    The position is the token's place in its text, from 0.
+    """
     wide, half = at_least_float32(x), x.shape[-1] // 2
     rate_D = base ** (-jnp.arange(half, dtype=wide.dtype) / half)
     angle_TD = jnp.arange(len(x), dtype=wide.dtype)[:, None] * rate_D
@@ -82,6 +88,6 @@ def _turned(x: Array, base: float) -> Array:
 
 
 def _fed_forward(of_layer: Any, x_TH: Array) -> Array:
-    """GeGLU (Shazeer 2020), with GELU's tanh form."""
+    """Applies GeGLU (Shazeer 2020), with GELU's tanh form."""
     gated_TF = jax.nn.gelu(x_TH @ of_layer["gate"]["kernel"], approximate=True) * (x_TH @ of_layer["up"]["kernel"])
     return gated_TF @ of_layer["down"]["kernel"]

@@ -1,4 +1,6 @@
-"""Low-rank adapters of a model's dense maps (LoRA: Hu et al. 2022; with privacy: Yu et al. 2022): y = x W + (alpha / r) x A B, W frozen.
+"""Adds low-rank adapters to a model's dense maps: y = x W + (alpha / r) x A B with W frozen (LoRA: Hu et al. 2022).
+
+Yu et al. 2022 train them with privacy.
 
 Adapters are ordinary parameters, stacked like the layers: `layers/lora/<target>/a` [L, p, r], `b` [L, r, d] and `scale` [L],
 alpha / r, a constant that no selection trains. `dropout` [L] is such a constant too, present if it is above 0: the rate of inverted dropout
@@ -27,19 +29,19 @@ Drops = Callable[[Array, int, Any], Array]
 
 
 class Target(NamedTuple):
-    """The target of an adapter: one part, by its number, of the outputs of the dense map `weight`, which fall into `parts`."""
+    """The target of an adapter: one part, by its number, of the outputs of the dense map `weight`, which are divided into `parts`."""
 
     weight: str
     part: int = 0
     parts: int = 1
 
     def columns(self, x: Array) -> Array:
-        """The target's outputs among all outputs [..., d]."""
+        """Returns the target's outputs among all outputs [..., d]."""
         own = x.shape[-1] // self.parts
         return x if self.parts == 1 else x[..., self.part * own : (self.part + 1) * own]
 
     def placed(self, x: Array) -> Array:
-        """[..., c] as all outputs, with zeros for the other outputs."""
+        """Returns `x` [..., c] among all outputs, with zeros for the other outputs."""
         own = x.shape[-1]
         around = (self.part * own, (self.parts - self.part - 1) * own)
         return x if self.parts == 1 else jnp.pad(x, [(0, 0)] * (x.ndim - 1) + [around])
@@ -58,26 +60,28 @@ ADDED = TARGETS | {"qkv": Target("qkv")}
 
 
 def adapters_of(lora: Any, weight: str) -> Iterator[tuple[str, Target, Any]]:
-    """(name, target, its parameters) of each adapter of one dense map; `lora` is one layer's, and may be empty."""
+    """Yields (name, target, its parameters) of each adapter of one dense map; `lora` holds the adapters of one layer, and may be empty."""
     for name, target in ADDED.items():
         if target.weight == weight and name in lora:
             yield name, target, lora[name]
 
 
 def has_dropout(params: Any) -> bool:
-    """Whether a model's adapters have dropout on their inputs."""
+    """Returns whether a model's adapters have dropout on their inputs."""
     adapters = [p for part, parameters in params.items() if part.startswith("layers") for p in parameters.get("lora", {}).values()]
     return any("dropout" in p for p in adapters)
 
 
 def adapter_input(x_BTp: Array, name: str, p: Any, drops: Drops) -> Array:
-    """The input of the adapter `name`: x after its dropout. With a fixed mask it is linear, and takes a
-    cotangent of that input to x."""
+    """Returns the input of the adapter `name`: x after its dropout.
+
+    With a fixed mask it is linear and diagonal, so it also takes a cotangent of that input to one of x.
+    """
     return drops(x_BTp, drop.ADAPTERS + list(ADDED).index(name), p["dropout"]) if "dropout" in p else x_BTp
 
 
 def adapted(y_BTd: Array, x_BTp: Array, lora: Any, weight: str, drops: Drops) -> Array:
-    """y plus the outputs of a dense map's adapters for its input, by ops."""
+    """Returns y plus the outputs of a dense map's adapters for its input, computed by ops."""
     for name, target, p in adapters_of(lora, weight):
         own_BTp = adapter_input(x_BTp, name, p, drops)
         y_BTd = y_BTd + target.placed(ops.low_rank(own_BTp, p["a"], p["b"]) * p["scale"].astype(y_BTd.dtype))
@@ -85,7 +89,7 @@ def adapted(y_BTd: Array, x_BTp: Array, lora: Any, weight: str, drops: Drops) ->
 
 
 def forward(y_BTd: Array, x_BTp: Array, lora: Any, weight: str, drops: Drops) -> tuple[Array, dict[str, Array]]:
-    """(y plus the adapters' outputs for x, what `backward` needs: h_BTr of each, (alpha / r) x A)."""
+    """Returns (y plus the adapters' outputs for x, what `backward` needs: h_BTr of each adapter, (alpha / r) x A)."""
     saved = {}
     for name, target, p in adapters_of(lora, weight):
         saved[f"h_{name}"] = (adapter_input(x_BTp, name, p, drops) @ p["a"]) * p["scale"]
@@ -94,8 +98,11 @@ def forward(y_BTd: Array, x_BTp: Array, lora: Any, weight: str, drops: Drops) ->
 
 
 def backward(g_BTd: Array, lora: Any, saved: Any, weight: str, factors: Any, drops: Drops) -> Array | None:
-    """Returns the part of the cotangent of x that the adapters add; None without adapters. For each adapter `factors["lora"]` gets h, the
-    cotangents of x A and of its outputs (its gradients follow from these), and the function that makes its input from x."""
+    """Returns the part of the cotangent of x that the adapters add, or None without adapters.
+
+    For each adapter `factors["lora"]` gets h, the cotangents of x A and of its outputs (its gradients follow from these), and the function
+    that makes its input from x.
+    """
     total = None
     for name, target, p in adapters_of(lora, weight):
         g_BTc = target.columns(g_BTd)
@@ -110,7 +117,7 @@ def backward(g_BTd: Array, lora: Any, saved: Any, weight: str, factors: Any, dro
 def add_adapters(
     params: Any, key: Any, *, rank: int, alpha: float, targets: tuple[str, ...] = ("query", "value"), dropout: float = 0.0
 ) -> Any:
-    """A model's parameters with adapters of the targets that any of the patterns `targets` names ("*": all of `TARGETS`).
+    """Returns a model's parameters with adapters of the targets that any of the patterns `targets` names ("*": all of `TARGETS`).
 
     A is drawn from N(0, 1 / p) with `key`, B is zero. Raises `ConfigError` for a rank that a matrix cannot have, for a pattern that names
     no target, and for parameters that already have adapters or that have no layers.
@@ -143,7 +150,10 @@ def add_adapters(
 
 
 def merge_adapters(params: Any) -> Any:
-    """Plain weights that compute the same: W + (alpha / r) A B; for a model whose layers are in one stack (`trainable.whole`)."""
+    """Returns weights without adapters that compute the same: W + (alpha / r) A B.
+
+    The model's layers must be in one stack (`trainable.whole`).
+    """
     layers = {name: dict(leaf) for name, leaf in params["layers"].items() if name != "lora"}
     for name, p in params["layers"].get("lora", {}).items():
         target = TARGETS[name]

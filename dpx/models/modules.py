@@ -1,4 +1,4 @@
-"""The parts of every model, as flax modules made of ops; parameters have the paths that the declarations give.
+"""Defines the parts of every model as flax modules made of ops; parameters have the paths that the declarations give.
 
 With bare parameters a model's gradient is plain autodiff; with wrapped ones the ops record what clipping needs
 (`dpx.clipping.probes`), and a stack of layers is the one block of fused_layers.py unless the session forbids it.
@@ -31,11 +31,12 @@ from dpx.models.trainable import BELOW
 
 
 def in_compute_dtype(x: Array, model: Model) -> Array:
+    """Returns `x` in the model's compute type: bfloat16 if the model computes in it, otherwise unchanged."""
     return x.astype(jnp.bfloat16) if model.dtype == "bfloat16" else x
 
 
 class Dense(nn.Module):
-    """x @ kernel (+ bias); kernels start at `spread` times the model's initial range."""
+    """The dense map x @ kernel (+ bias); kernels start at `spread` times the model's initial range."""
 
     model: Model
     features: int
@@ -62,9 +63,9 @@ class LayerNorm(nn.Module):
 
 
 class Embeddings(nn.Module):
-    """Word + position (+ segment) rows, summed in at least float32, then, in a Bert, LayerNorm; in the compute dtype.
+    """Adds word, position and perhaps segment rows in float32 or wider, then applies LayerNorm in a Bert; the result has the compute type.
 
-    Returns the word table as well: a tied head needs it.
+    It returns the word table as well, which a tied head needs.
     """
 
     model: Model
@@ -90,7 +91,7 @@ class Embeddings(nn.Module):
 
 
 class Layer(nn.Module):
-    """One layer, in the form `nn.scan` wants: (carry, scanned, broadcast...) -> (carry, None).
+    """One layer in the form that `nn.scan` requires: (carry, scanned, broadcast...) -> (carry, None).
 
     A Bert normalises after each half's sum (post-LayerNorm), a Decoder before each half (pre-LayerNorm). If its parameters hold adapters
     of its dense maps, these are added (lora.py).
@@ -127,7 +128,7 @@ class Layer(nn.Module):
 
 
 def stack(module: nn.Module, model: Model, x_BTH: Array, length: Array, keys_B: Array | None) -> Array:
-    """All layers, the parameters `layers` of `module`: one block if clipping requires it, else a scan over `Layer`.
+    """Applies all layers, the parameters `layers` of `module`: as one block if clipping requires it, else as a scan over `Layer`.
 
     If only the top layers are trained, the layers below may be given as a separate stack, `layers_below` (see trainable.py).
     """

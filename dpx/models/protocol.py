@@ -1,4 +1,4 @@
-"""A model from another package: any JAX code for one example. No jax is imported here.
+"""Defines a model from another package: any JAX code for one example. This file imports no jax.
 
 `clipping_method=traced` clips any such model exactly (`dpx.clipped_grad`): an example is computed alone, so that nothing of one example can
 be in the row of another, and each example gets a copy of a parameter whose gradient has no product form.
@@ -79,7 +79,10 @@ class ExampleModel:
         raise NotImplementedError
 
     def parameter_shapes(self, vocabulary_size: int, *, next_sentence: bool = False, outputs: int = 0) -> Shapes:
-        """Returns the path and shape of every parameter that `init` makes, without computing any. It starts jax, so a plan does too."""
+        """Returns the path and shape of every parameter that `init` makes, without computing any.
+
+        It imports jax, so a plan for such a model does too.
+        """
         import jax
         import jax.numpy as jnp
 
@@ -94,8 +97,10 @@ class ExampleModel:
         return 2 * count(self.parameter_shapes(vocabulary_size, outputs=outputs)) * sequence_length
 
     def activations(self, vocabulary_size: int, sequence_length: int) -> int:
-        """Returns how many numbers one example keeps for the backward pass; by default one copy of all parameters, which
-        `clipping_method=traced` may need, and logits."""
+        """Returns how many numbers one example keeps for the backward pass.
+
+        By default it is one copy of all parameters, which `clipping_method=traced` may need, and logits.
+        """
         return count(self.parameter_shapes(vocabulary_size)) + 2 * vocabulary_size * sequence_length
 
 

@@ -1,4 +1,4 @@
-"""Which parameters are picked, by path. Pure functions of names; no jax, so that a declaration is checked before jax starts."""
+"""Selects parameters by path. It holds functions of names alone, without jax, so that a declaration is checked before jax starts."""
 
 from collections.abc import Callable
 from fnmatch import fnmatchcase
@@ -10,12 +10,17 @@ LAYERS = "layers"
 
 
 class Selection(NamedTuple):
-    """Parameters by path: each of `parts` is (its name in an error, the paths it picks). `top`: how many layers from the top, or all."""
+    """A selection of parameters by path.
+
+    Each of `parts` is (its name in an error, a function that tells whether it selects a path). `top` is the number of layers from the top,
+    or all.
+    """
 
     parts: tuple[tuple[str, Callable[[str], bool]], ...]
     top: int | None = None
 
     def picks(self, path: str) -> bool:
+        """Returns whether any part selects the parameter at `path`."""
         return any(is_picked(path) for _, is_picked in self.parts)
 
 
@@ -33,18 +38,18 @@ def _is_output(path: str) -> bool:
 
 
 def top(layers: int) -> Selection:
-    """The top layers, and the head."""
+    """Selects the top layers, and the head."""
     require(layers > 0, f"top {layers} layers", "is not a number of layers", "Use 1 or more, or the selection last_layer")
     return Selection(((f"top {layers} layers", lambda path: _is_above(path) or path.split("/")[0] == LAYERS),), layers)
 
 
 def matching(*patterns: str) -> Selection:
-    """Paths such as "layers/qkv/bias". In a pattern * matches any part of a name, and ** any number of names."""
+    """Selects paths such as "layers/qkv/bias". In a pattern * matches any part of a name, and ** any number of names."""
     return Selection(tuple((pattern, lambda path, pattern=pattern: _matches(pattern.split("/"), path.split("/"))) for pattern in patterns))
 
 
 def either(*selections: Selection) -> Selection:
-    """What any of the selections picks; a selection with `top` picks nothing in the layers below its top ones."""
+    """Selects what any of the selections selects; a selection with `top` selects nothing in the layers below its top ones."""
     tops = sorted({selection.top for selection in selections if selection.top is not None})
     require(len(tops) < 2, f"top {tops} layers", "are two numbers", "Choose one")
     return Selection(tuple(part for selection in selections for part in selection.parts), tops[0] if tops else None)

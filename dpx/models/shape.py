@@ -1,4 +1,4 @@
-"""Model shapes as declared, and what follows from them by arithmetic: parameters. No jax.
+"""Declares model shapes, and computes the parameters that follow from them by arithmetic. It imports no jax.
 
 Shape legend: V vocabulary, H width, F feed-forward, L layers; layers are stacked on a leading axis.
 """
@@ -55,7 +55,10 @@ class Bert:
         )
 
     def parameter_shapes(self, vocabulary_size: int, *, next_sentence: bool = False, outputs: int = 0) -> Shapes:
-        """Every parameter's path and shape: with the masked-LM head (and `next_sentence`'s), or a classifier of `outputs` values."""
+        """Returns every parameter's path and shape.
+
+        The head is the masked-LM head (and `next_sentence`'s), or a classifier of `outputs` values.
+        """
         H, V = self.width, vocabulary_size
         shapes: Shapes = {
             "embeddings/word": (V, H),
@@ -79,14 +82,15 @@ class Bert:
         return shapes
 
     def parameters(self, vocabulary_size: int, *, next_sentence: bool = False, outputs: int = 0) -> int:
-        """Exact number of trained parameters."""
+        """Returns the exact number of parameters."""
         return count(self.parameter_shapes(vocabulary_size, next_sentence=next_sentence, outputs=outputs))
 
 
 @declaration
 class Decoder:
-    """A pre-LayerNorm causal decoder (GPT-2: Radford et al. 2019) whose head, without bias, is tied to the word embedding unless
-    `tied` is false. The other fields have the same meaning as in `Bert`.
+    """A pre-LayerNorm causal decoder (GPT-2: Radford et al. 2019).
+
+    Its head has no bias, and is tied to the word embedding unless `tied` is false. The other fields have the same meaning as in `Bert`.
     """
 
     causal: ClassVar[bool] = True
@@ -112,7 +116,7 @@ class Decoder:
         check_sizes(self)
 
     def parameter_shapes(self, vocabulary_size: int, *, outputs: int = 0) -> Shapes:
-        """Every parameter's path and shape: with the next-token head, or a classifier of `outputs` values without bias."""
+        """Returns every parameter's path and shape: with the next-token head, or a classifier of `outputs` values without bias."""
         H, V = self.width, vocabulary_size
         shapes: Shapes = {
             "embeddings/word": (V, H),
@@ -125,7 +129,7 @@ class Decoder:
         return shapes if self.tied else shapes | {"decoder": (V, H)}
 
     def parameters(self, vocabulary_size: int, *, outputs: int = 0) -> int:
-        """Exact number of trained parameters."""
+        """Returns the exact number of parameters."""
         return count(self.parameter_shapes(vocabulary_size, outputs=outputs))
 
 
@@ -143,15 +147,17 @@ def check_sizes(model: Model) -> None:
 
 
 def dense_shapes(path: str, inputs: int, outputs: int) -> Shapes:
+    """Returns the shapes of kernel and bias of a dense map."""
     return {f"{path}/kernel": (inputs, outputs), f"{path}/bias": (outputs,)}
 
 
 def norm_shapes(path: str, width: int) -> Shapes:
+    """Returns the shapes of gain and offset of a LayerNorm."""
     return {f"{path}/scale": (width,), f"{path}/bias": (width,)}
 
 
 def layer_shapes(model: Model, *norms: str) -> Shapes:
-    """One layer's parameters, stacked: four dense maps and the LayerNorms named."""
+    """Returns the shapes of all layers' parameters, stacked: four dense maps and the named LayerNorms."""
     H, F = model.width, model.feed_forward
     one = dense_shapes("qkv", H, 3 * H) | dense_shapes("attention_out", H, H) | dense_shapes("up", H, F) | dense_shapes("down", F, H)
     for norm in norms:

@@ -1,4 +1,4 @@
-"""The trained parameters of a model: selections by path, and the two trees into which they divide its parameters.
+"""Divides the parameters of a model into trained and frozen parameters, in two trees.
 
 `split` returns (trainable, frozen), nested dicts that `dpx.clipping.frozen.merged` combines again, for the loss; `whole` converts that
 to the model's ordinary parameters, for a file or another program. Pure functions of paths and shapes.
@@ -32,9 +32,9 @@ BELOW = "layers_below"
 
 
 def split(params: Any, selection: Selection) -> tuple[Any, Any]:
-    """(trainable, frozen): what `selection` picks of a model's parameters, and the rest.
+    """Returns (trainable, frozen): the parameters that `selection` selects, and all others.
 
-    Raises `ConfigError` for a part of the selection that picks nothing, naming the nearest paths.
+    Raises `ConfigError` for a part of the selection that selects nothing; the error names the nearest paths.
     """
     paths = [path_name(path) for path, _ in jax.tree_util.tree_leaves_with_path(params)]
     for name, is_picked in selection.parts:
@@ -51,7 +51,7 @@ def split(params: Any, selection: Selection) -> tuple[Any, Any]:
 
 
 def _cut(params: Any, count: int) -> Any:
-    """Gives the layers below the top `count` a separate name, which no selection picks."""
+    """Moves the layers below the top `count` to a separate name, which no selection selects."""
     layers = jax.tree.leaves(params.get(LAYERS, {}))
     have = layers[0].shape[0] if layers else 0
     require(count <= have, f"top {count} layers", f"is too many: the model has {have} layers", "Choose at most that number")
@@ -64,12 +64,12 @@ def _cut(params: Any, count: int) -> Any:
 
 
 def _is_constant(path: str) -> bool:
-    """Whether no selection trains it: a layer below the trained ones, and the factors by which adapters are multiplied."""
+    """Returns whether no selection trains the parameter: a layer below the trained ones, or a factor that multiplies adapters."""
     return path.split("/")[0] == BELOW or any(fnmatchcase(path, f"*/lora/*/{name}") for name in ("scale", "dropout"))
 
 
 def whole(params: Any) -> Any:
-    """The model's ordinary parameters: layers in one stack again."""
+    """Returns the model's ordinary parameters, with all layers in one stack."""
     if BELOW not in params:
         return params
     rest = {name: leaf for name, leaf in params.items() if name != BELOW}

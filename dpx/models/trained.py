@@ -1,4 +1,6 @@
-"""The declarations of the trained parameters of a model (`train=...`); all others are frozen: without gradient, noise and moments. No jax.
+"""Declares which parameters of a model are trained (`train=...`). It imports no jax.
+
+All other parameters are frozen: they have no gradient, noise or moments.
 
 `trainable.py` turns a declaration into two trees of parameters, `lora.py` makes adapters.
 """
@@ -12,23 +14,23 @@ from dpx.models.selection import Selection
 
 
 class Part:
-    """The interface of a declaration: which parameters are trained, and from which parameters they are chosen."""
+    """The base class of the declarations: which parameters are trained, and from which parameters they are chosen."""
 
     is_all: ClassVar[bool] = False
 
     def selection(self) -> Selection:
-        """The parameters that are trained, by path."""
+        """Returns the selection of the parameters that are trained, by path."""
         raise NotImplementedError
 
     def prepared(self, params: Any, key: Any) -> Any:
-        """A model's parameters with the parameters that are added for training; the added ones are drawn from `key`."""
+        """Returns a model's parameters together with the parameters that training adds, which are drawn from `key`."""
         del key
         return params
 
 
 @declaration
 class Everything(Part):
-    """Every parameter."""
+    """Trains every parameter."""
 
     kind: Literal["all"] = "all"
     is_all: ClassVar[bool] = True
@@ -39,8 +41,10 @@ class Everything(Part):
 
 @declaration
 class Biases(Part):
-    """Biases of dense maps, of LayerNorms and of the decoder (Ben Zaken et al. 2022; with privacy: Bu et al. 2022); with `head` also
-    everything above the layers, which a newly initialised head needs."""
+    """Trains biases of dense maps, of LayerNorms and of the decoder (Ben Zaken et al. 2022; with privacy: Bu et al. 2022).
+
+    With `head` it also trains everything above the layers, which a newly initialised head needs.
+    """
 
     head: bool = False
     kind: Literal["bias"] = "bias"
@@ -51,7 +55,7 @@ class Biases(Part):
 
 @declaration
 class LastLayer(Part):
-    """The head: everything above the layers."""
+    """Trains the head: everything above the layers."""
 
     kind: Literal["last_layer"] = "last_layer"
 
@@ -61,8 +65,10 @@ class LastLayer(Part):
 
 @declaration
 class OutputLayer(Part):
-    """A classifier's last map alone, without the pooler or another dense map before it: what a mechanism trains with
-    `train=last_layer` if its noise is added to what this map reads."""
+    """Trains a classifier's last map alone, without the pooler or another dense map before it.
+
+    A mechanism whose noise is added to the input of this map trains these parameters with `train=last_layer`.
+    """
 
     kind: Literal["output_layer"] = "output_layer"
 
@@ -72,7 +78,7 @@ class OutputLayer(Part):
 
 @declaration
 class TopLayers(Part):
-    """The top `layers` layers, and the head."""
+    """Trains the top `layers` layers, and the head."""
 
     layers: int
     kind: Literal["top"] = "top"
@@ -86,8 +92,10 @@ class TopLayers(Part):
 
 @declaration
 class Matching(Part):
-    """Parameters whose path, such as `layers/qkv/bias`, matches one of `paths` (* within a name, ** for any names); of the layers only
-    the top `layers`, if that is given."""
+    """Trains parameters whose path, such as `layers/qkv/bias`, matches one of `paths` (* within a name, ** for any names).
+
+    Of the layers it trains only the top `layers`, if that is given.
+    """
 
     paths: Sequence[str]
     layers: int | None = None
@@ -108,8 +116,10 @@ class Matching(Part):
 
 @declaration
 class Adapters(Part):
-    """Low-rank adapters (LoRA: Hu et al. 2022) of the dense maps `targets`, with `dropout` of their inputs; with `kind="lora_ffa"`
-    only the second of their two factors is trained (FFA-LoRA: Sun et al. 2024)."""
+    """Trains low-rank adapters of the dense maps `targets`, with `dropout` of their inputs (LoRA: Hu et al. 2022).
+
+    With `kind="lora_ffa"` only the second of their two factors is trained (FFA-LoRA: Sun et al. 2024).
+    """
 
     rank: int
     alpha: float
@@ -138,7 +148,7 @@ class Adapters(Part):
         return _with_head(selection.LORA if self.kind == "lora" else selection.LORA_FFA, self.head)
 
     def prepared(self, params: Any, key: Any) -> Any:
-        """The parameters with adapters drawn by `key`; the model's outputs do not change."""
+        """Returns the parameters with adapters drawn from `key`; the model's outputs do not change."""
         from dpx.models.lora import add_adapters
 
         return add_adapters(params, key, rank=self.rank, alpha=self.alpha, targets=tuple(self.targets), dropout=self.dropout)

@@ -1,6 +1,6 @@
-"""Optimisers: what makes an update of the parameters from a noisy gradient. Declarations import no jax."""
+"""Optimisers, which update the parameters by a noisy gradient. Declarations import no jax."""
 
-from dpx.optimizer.adam import Adam as Adam
-from dpx.optimizer.named import Optax as Optax
+from dpx.optimizer.declarations import Adam as Adam
+from dpx.optimizer.declarations import Optax as Optax
 
 Optimizer = Adam | Optax

@@ -12,18 +12,36 @@ import typing
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 
 from dpx.declaration import ConfigError, require
-from dpx.optimizer.decay_mask import BERT, decay_mask
 
 LEARNING_RATE = "learning_rate"
 _PATH = "optimizer.arguments"
 _TYPE = "the name of a type, such as bfloat16"
 
+# The name of the mask in a config.
+BERT = "bert"
+
+# Official BERT code exempts LayerNorm parameters and every bias from decay.
+_EXEMPT = ("bias", "scale", "output_bias")
+
+
+def decay_mask(params: Any) -> Any:
+    """Returns true for each parameter that weight decay applies to under the mask `bert`: all but LayerNorm parameters and biases.
+
+    A parameter may be a leaf of `params`, or a tuple of its layers.
+    """
+    return jax.tree_util.tree_map_with_path(lambda path, _: _leaf_name(path) not in _EXEMPT, params)
+
+
+def _leaf_name(path: Any) -> Any:
+    return next((key.key for key in reversed(path) if isinstance(key, jax.tree_util.DictKey)), None)
+
 
 def checked(function: Callable[..., Any], declared: Mapping[str, Any]) -> dict[str, Any]:
-    """The arguments to call `function` with. Raises `ConfigError` for an unknown, a missing or a mistyped argument."""
+    """Returns the arguments with which to call `function`. Raises `ConfigError` for an unknown, a missing or a mistyped argument."""
     parameters = {name: one for name, one in inspect.signature(function).parameters.items() if name != LEARNING_RATE}
     for name in declared:
         require(name in parameters, f"{_PATH}.{name}", "unknown key", nearest(name, parameters, f"{_PATH}."))
@@ -35,7 +53,7 @@ def checked(function: Callable[..., Any], declared: Mapping[str, Any]) -> dict[s
 
 
 def nearest(name: str, known: Iterable[str], prefix: str = "") -> str:
-    """The fix for an unknown name: the known name that is closest to it, or all of them."""
+    """Returns the fix for an unknown name: the known name that is closest to it, or all known names."""
     known = sorted(known)
     close = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
     return f"Did you mean {prefix}{close[0]}?" if close else f"Known here: {', '.join(known)}"
@@ -46,7 +64,7 @@ def _how_to_give(name: str, kinds: tuple[str, ...]) -> str:
 
 
 def _parts(hint: Any) -> list[Any]:
-    """The alternatives of a union, or the hint itself."""
+    """Returns the alternatives of a union, or the hint itself."""
     if typing.get_origin(hint) in (typing.Union, types.UnionType):
         return [part for argument in typing.get_args(hint) for part in _parts(argument)]
     return [hint]
@@ -57,7 +75,7 @@ def _is_mask(name: str) -> bool:
 
 
 def _kinds(parameter: inspect.Parameter) -> tuple[str, ...]:
-    """The kinds of values that an argument takes, as words for a message; empty if a config cannot hold such a value."""
+    """Returns the kinds of values that an argument takes, as words for a message; empty if a config cannot hold such a value."""
     parts, default, name = _parts(parameter.annotation), parameter.default, parameter.name
     texts = tuple(value for part in parts if typing.get_origin(part) is typing.Literal for value in typing.get_args(part))
     is_flag = isinstance(default, bool) or parts == [bool]
@@ -76,7 +94,7 @@ def _kinds(parameter: inspect.Parameter) -> tuple[str, ...]:
 
 
 def _value(parameter: inspect.Parameter, value: Any) -> Any:
-    """`value` as optax takes it. Raises `ConfigError` if it is of another kind."""
+    """Returns `value` as optax takes it. Raises `ConfigError` if it is of another kind."""
     kinds, shown = _kinds(parameter), f"{_PATH}.{parameter.name}={value}"
     is_number = type(value) in (int, float)
     require(not is_number or math.isfinite(value), shown, "not a finite number", "Correct the value")

@@ -1,4 +1,4 @@
-"""Optax's optimisers by name: found, checked and made. What cannot be used is refused in one line, before an array exists."""
+"""Finds, checks and makes optax's optimisers by name. An optimiser that cannot be used is refused in one line, before an array exists."""
 
 import functools
 import inspect
@@ -16,7 +16,7 @@ from dpx.optimizer.arguments import LEARNING_RATE, checked, nearest
 _READS_LOSS = "its update reads the loss of the examples, which is not released"
 _EVALUATES_OTHERS = "the parameters to evaluate differ from the ones that it updates"
 _IS_MECHANISM = "it clips and adds noise itself, and mechanism=dp_sgd does that"
-# What a trial cannot find, or can find only with a worse reason.
+# Optimisers that a trial (`_try`) cannot refuse, or could refuse only with a less clear reason.
 _REFUSED = {
     "lbfgs": "its line search evaluates the loss of the examples, which is not released",
     "momo": _READS_LOSS,
@@ -40,7 +40,7 @@ _TRIAL = {"head": {"kernel": _MATRIX, "bias": _VECTOR}, "layers": {"dense": {"ke
 
 
 def transformation(name: str, arguments: Mapping[str, Any]) -> optax.GradientTransformationExtraArgs:
-    """The optimiser `name` with its learning rate in its state, as `hyperparams["learning_rate"]`, and all other arguments fixed.
+    """Returns the optimiser `name` with its learning rate in its state, as `hyperparams["learning_rate"]`, and all other arguments fixed.
 
     Only the learning rate is injected: any other argument would become an array, and the same formula would give other bits.
     Raises `ConfigError` for a name or an argument that optax does not have, and for an update that needs more than gradient, state and
@@ -55,7 +55,10 @@ def transformation(name: str, arguments: Mapping[str, Any]) -> optax.GradientTra
 
 
 def names() -> list[str]:
-    """Optimisers of `optax` and `optax.contrib` that can be named: those with a learning rate, without the ones that are always refused."""
+    """Returns the optimisers of `optax` and `optax.contrib` that can be named.
+
+    They have a learning rate, and are not among the names that are always refused.
+    """
     found = {name for module in (optax, contrib) for name in vars(module) if _is_optimizer(name, getattr(module, name))}
     return sorted(found - set(_REFUSED))
 
@@ -68,7 +71,7 @@ def _is_optimizer(name: str, value: Any) -> bool:
 
 
 def _function(name: str) -> Callable[..., Any]:
-    """Optax's function of that name. Raises `ConfigError` if it has none, or one that cannot be used here."""
+    """Returns optax's function of that name. Raises `ConfigError` if it has none, or one that cannot be used here."""
     value = f"optimizer.name={name}"
     require(name not in _REFUSED, value, _REFUSED.get(name, ""), _USE_ANOTHER)
     function = getattr(optax, name, None) or getattr(contrib, name, None)

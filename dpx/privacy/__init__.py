@@ -1,4 +1,7 @@
-"""Pure accounting: events, accountants, the ledger and what follows from it. NumPy only; neither jax nor an experiment."""
+"""Privacy accounting: events, accountants, the ledger, and functions of them.
+
+It uses NumPy only, and imports neither jax nor an experiment.
+"""
 
 from typing import TYPE_CHECKING, Any
 

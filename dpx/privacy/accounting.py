@@ -1,4 +1,4 @@
-"""Epsilon of many noisy sums, by dp-accounting: equal releases merged, its warnings kept quiet."""
+"""Computes epsilon of many noisy sums by dp-accounting; equal releases are merged, and its warnings are suppressed."""
 
 import contextlib
 import functools
@@ -13,7 +13,7 @@ import numpy as np
 from dp_accounting import dp_event, pld, rdp
 
 from dpx.declaration import ConfigError, require
-from dpx.privacy import closed_form, event_json, events, gaussian_losses, loss_grid, revealed
+from dpx.privacy import closed_form, event_json, events, gaussian_losses, loss_grid
 from dpx.privacy.events import Release
 
 Charges = list[tuple[Release, int]]
@@ -31,16 +31,16 @@ class Composition(Protocol):
     """The composition of all charges of a run: epsilon at any delta, and delta at any epsilon."""
 
     def epsilon(self, delta: float, /) -> float:
-        """An upper bound on epsilon at `delta`; `math.inf` if no finite bound is found."""
+        """Returns an upper bound on epsilon at `delta`; `math.inf` if no finite bound is found."""
         ...
 
     def delta(self, epsilon: float, /) -> float:
-        """An upper bound on delta at `epsilon`, at most 1."""
+        """Returns an upper bound on delta at `epsilon`, at most 1."""
         ...
 
 
 class _Renyi(rdp.RdpAccountant):
-    """dp-accounting's RDP with a margin for rounding: below q of about 1e-8 its float64 sums can come out as 0 or less."""
+    """dp-accounting's RDP with a margin for rounding, because for q below about 1e-8 its float64 sums can come out as 0 or less."""
 
     def _maybe_compose(self, event, count, do_compose):
         if not do_compose or not isinstance(event, _SAMPLED):
@@ -61,7 +61,7 @@ class _Renyi(rdp.RdpAccountant):
 # The charges of a run are composed many times during the run; the cost of one step is the same each time.
 @functools.lru_cache(maxsize=256)
 def _divergences_of_one(event: dp_accounting.DpEvent, orders: tuple[float, ...], relation: dp_accounting.NeighboringRelation) -> np.ndarray:
-    """Renyi divergences of one sampled release, as dp-accounting adds them up."""
+    """Returns the Renyi divergences of one sampled release, as dp-accounting adds them up."""
     one: Any = rdp.RdpAccountant(list(orders), relation)
     return one.compose(event)._rdp
 
@@ -74,14 +74,14 @@ def _rounding_margin(q: float, orders: tuple[float, ...]) -> np.ndarray:
 
 
 class _Losses(pld.PLDAccountant):
-    """dp-accounting's PLD under this package's two names, with a margin in delta for rounding that can go either way."""
+    """dp-accounting's PLD with the methods `epsilon` and `delta`, and with a margin in delta for rounding errors of either sign."""
 
     def __init__(self, relation: dp_accounting.NeighboringRelation, interval: float, margin: float):
         super().__init__(relation, interval)
         self._margin = margin
 
     def _maybe_compose(self, event, count, do_compose):
-        is_revealed = isinstance(event, revealed.RevealedGaussianDpEvent)
+        is_revealed = isinstance(event, gaussian_losses.RevealedGaussianDpEvent)
         if is_revealed and not do_compose:
             return None
         if not do_compose or not (is_revealed or isinstance(event, _SAMPLED) and _is_noisy(event)):
@@ -114,7 +114,7 @@ _SAMPLED = (
 
 
 def _is_noisy(event: Any) -> bool:
-    """Whether `event` is a sampled Gaussian release with noise; dp-accounting has separate branches for all other events."""
+    """Returns whether `event` is a sampled Gaussian release with noise; dp-accounting has separate branches for all other events."""
     if isinstance(event, dp_event.MixtureOfGaussiansDpEvent):
         return event.standard_deviation > 0 and any(event.sensitivities)
     if isinstance(event, dp_accounting.PoissonSampledDpEvent):
@@ -128,8 +128,10 @@ _FEW = 1000
 
 
 def _dense(losses: Any) -> Any:
-    """The same losses in arrays. dp-accounting chooses the form by size ** count, an integer with millions of digits for millions of
-    steps."""
+    """Returns the same losses as arrays.
+
+    dp-accounting chooses the form by size ** count, an integer with millions of digits for millions of steps.
+    """
     of_adding = None if losses._symmetric else losses._pmf_add.to_dense_pmf()
     return type(losses)(losses._pmf_remove.to_dense_pmf(), of_adding)
 
@@ -137,9 +139,12 @@ def _dense(losses: Any) -> Any:
 # More entries than a ramp has rates; a distribution takes about a megabyte, four at most.
 @functools.lru_cache(maxsize=40)
 def _losses_of_one(event: Any, interval: float, relation: dp_accounting.NeighboringRelation) -> Any:
-    """The privacy losses of one sampled release on a grid of `interval`, as dp-accounting computes them with its own arguments."""
-    if isinstance(event, revealed.RevealedGaussianDpEvent):
-        return revealed.losses_of_one(event, interval)
+    """Returns the privacy losses of one sampled release on a grid of width `interval`.
+
+    dp-accounting computes the same losses with its own arguments.
+    """
+    if isinstance(event, gaussian_losses.RevealedGaussianDpEvent):
+        return gaussian_losses.of_revealed_draw(event, interval)
     if isinstance(event, dp_event.MixtureOfGaussiansDpEvent):
         return pld.privacy_loss_distribution.from_mixture_gaussian_mechanism(
             event.standard_deviation, event.sensitivities, event.sampling_probs, value_discretization_interval=interval
@@ -202,7 +207,7 @@ def compose(
 
 
 def _check_known(charges: Charges, accountant: str, adjacency: str) -> None:
-    """Raises `ConfigError` where the accountant has no bound for an event that a package gave."""
+    """Raises `ConfigError` if the accountant has no bound for an event that a package defined."""
     event, relation = events.composed(charges, adjacency, accountant), events.RELATION[adjacency]
     known = (pld.PLDAccountant(relation) if accountant == "pld" else rdp.RdpAccountant(neighboring_relation=relation)).supports(event)
     if not known:
@@ -224,7 +229,7 @@ _composed_losses = functools.lru_cache(maxsize=8)(_compose_losses)
 
 
 def renyi(event: dp_accounting.DpEvent, adjacency: str = "zero_out", orders: Sequence[Real] | None = None) -> Composition:
-    """An event composed by Renyi accounting; raises what dp-accounting raises for an unknown event."""
+    """Composes an event by Renyi accounting; raises what dp-accounting raises for an unknown event."""
     with quiet():
         return _Renyi(orders, events.RELATION[adjacency]).compose(event)  # pyright: ignore[reportReturnType]
 
@@ -234,7 +239,7 @@ INTEGER_ORDERS = (*range(2, 65), 96, 128, 192, 256, 512, 1024)
 
 
 def proved_orders(charges: Charges, orders: Sequence[Real] | None) -> Sequence[Real] | None:
-    """The Renyi orders at which `charges` have a bound: all of `orders`, or the whole ones where noise is discrete."""
+    """Returns the Renyi orders at which `charges` have a bound: all of `orders`, or only whole orders if noise is discrete."""
     if not any(release.is_discrete for release, _ in charges):
         return orders
     whole = [float(order) for order in orders or INTEGER_ORDERS if float(order).is_integer()]
@@ -243,7 +248,7 @@ def proved_orders(charges: Charges, orders: Sequence[Real] | None) -> Sequence[R
 
 
 def bucketed(charges: Charges, rates: int | None = None) -> Charges:
-    """Charges with at most `rates` (`RATES_MAX`) distinct sampling probabilities per kind and noise, each rounded up.
+    """Returns charges with at most `rates` (`RATES_MAX`) distinct sampling probabilities for each kind and noise, each rounded up.
 
     A larger q never lowers epsilon, so the result bounds the original: by 0.3 % at 30 rates of a linear ramp (`rounding_error`).
     """
@@ -251,7 +256,7 @@ def bucketed(charges: Charges, rates: int | None = None) -> Charges:
 
 
 def rounding_error(charges: Charges, delta: Real, adjacency: str = "zero_out", rates: int | None = None, accountant: str = "rdp") -> float:
-    """The most that `bucketed` can raise epsilon at `delta`, by `accountant`: the difference from the same buckets rounded down."""
+    """Returns the most that `bucketed` can raise epsilon at `delta`: the difference from the same buckets rounded down."""
     ends = [compose(_rounded(charges, rates or RATES_MAX, up=up), accountant, adjacency).epsilon(float(delta)) for up in (True, False)]
     return ends[0] - ends[1]
 
@@ -264,7 +269,7 @@ def _rounded(charges: Charges, rates: int, up: bool) -> Charges:
 
 
 def _shared_rates(group: Charges, rates: int, up: bool) -> Charges:
-    """All rates of one bucket get its largest rate, or (`up=False`) all but the largest get its smallest; buckets have equal width in q."""
+    """Gives all rates of one bucket its largest rate, or (`up=False`) all but the largest its smallest; buckets have equal width in q."""
     if len(group) <= rates:
         return group
     qs = np.array([release.sampling_probability for release, _ in group])
@@ -290,7 +295,10 @@ def check_delta(delta: Real, accountant: str) -> None:
 
 
 def charges_of(stages: Iterable[Sequence[Real]], noise_multiplier: Real, sampler: str = "poisson") -> Charges:
-    """`[(q, steps), ...]` at one noise multiplier, for samplers that q alone describes; a long ramp of q is rounded up (`bucketed`)."""
+    """Returns the charges of stages `[(q, steps), ...]` at one noise multiplier, for samplers that q alone describes.
+
+    A long ramp of q is rounded up (`bucketed`).
+    """
     kind: Any = sampler
     fix = "Use sampler=poisson, or dpx.privacy.compose"
     require(sampler in ("poisson", "gaussian", "slot_revealed"), f"sampler={sampler}", "has further parameters than (q, steps)", fix)
@@ -348,5 +356,5 @@ def quiet() -> Iterator[None]:
 
 
 def finite(value: float) -> float | None:
-    """`value` for JSON, which has no infinity: `None` if no finite bound was found."""
+    """Returns `value` for JSON, which has no infinity: `None` if no finite bound was found."""
     return value if math.isfinite(value) else None

@@ -1,4 +1,4 @@
-"""Calibrations on disk: `$DPX_CACHE`, or `~/.cache/dpx`. Losing it costs seconds, so every failure is ignored."""
+"""Stores calibrations on disk, in `$DPX_CACHE` or `~/.cache/dpx`. Losing the folder costs seconds, so every failure is ignored."""
 
 import contextlib
 import hashlib
@@ -21,13 +21,13 @@ def folder() -> Path:
 
 
 def key(question: dict[str, Any]) -> str:
-    """Name of the stored result for `question` with the installed version of dp-accounting."""
+    """Returns the name of the stored result for `question` with the installed version of dp-accounting."""
     text = json.dumps({"formula": FORMULA, "dp-accounting": version("dp-accounting"), **question}, sort_keys=True)
     return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
 
 
 def read(name: str) -> float | None:
-    """The stored noise multiplier; `None` if the file cannot be read, or its number is not positive and finite."""
+    """Returns the stored noise multiplier, or `None` if the file cannot be read or its number is not positive and finite."""
     try:
         stored = json.loads((folder() / "calibration" / f"{name}.json").read_text())
         value = float(stored["noise_multiplier"])
@@ -37,7 +37,7 @@ def read(name: str) -> float | None:
 
 
 def write(name: str, noise_multiplier: float, question: dict[str, Any]) -> None:
-    """Stores atomically: concurrent readers see the old file, the new one or none."""
+    """Stores a noise multiplier atomically: concurrent readers see the old file, the new one or none."""
     path = folder() / "calibration" / f"{name}.json"
     with contextlib.suppress(OSError):
         write_durably(path, json.dumps({"noise_multiplier": noise_multiplier, "question": question}))

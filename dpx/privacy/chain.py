@@ -1,4 +1,4 @@
-"""An append-only text file that shows whether it was cut or changed: each line has a keyed digest of itself and all lines before it.
+"""Keeps an append-only text file that shows whether it was cut or changed: each line has a keyed digest of itself and all lines before it.
 
 A line is `<digest> <JSON>`. The key is drawn when the file is made and is in its first line; the file is under private/, so a released file
 may contain a digest: without the key it reveals nothing about the lines (HMAC; Bellare, Canetti, Krawczyk 1996, by keyed BLAKE2b). A `Mark`
@@ -27,7 +27,7 @@ RESTORE = "Restore the file. A new run goes into its own folder (replicate=1), a
 
 @record
 class Mark:
-    """A place in a chain: its name, the number of lines up to there, and the digest of the last of them."""
+    """A position in a chain: the chain's name, the number of lines up to there, and the digest of the last of them."""
 
     chain: str = described("Random name of the chain.")
     position: int = described("Number of lines up to there.")
@@ -35,7 +35,7 @@ class Mark:
 
 
 def mark_of(node: Any) -> Mark | None:
-    """The mark that was written as `node`; `None` for anything else."""
+    """Returns the mark that was written as `node`, or `None` for anything else."""
     try:
         return from_json(Mark, node, "mark")
     except ConfigError:
@@ -43,7 +43,7 @@ def mark_of(node: Any) -> Mark | None:
 
 
 class Chain:
-    """The chain at `path`; a missing file is created durably.
+    """The chain in the file at `path`; a missing file is created durably.
 
     `formats`, by name, are in the first line, also in that of an existing file. `lines` are the JSON values after the first line. A last
     line without its line feed was never acknowledged and is dropped. Raises `ConfigError` for a file that is not a chain or has another
@@ -63,12 +63,14 @@ class Chain:
 
     @property
     def mark(self) -> Mark:
-        """The mark of the last line."""
+        """Returns the mark of the last line."""
         return Mark(chain=self.name, position=len(self._digests), digest=self._digests[-1].hex())
 
     def missing(self, mark: Mark | None) -> str | None:
-        """The reason, as text, why `mark` is not a line of this chain; `None` if it is. A file without a mark does not follow from a
-        chain."""
+        """Returns the reason, as text, why `mark` is not a line of this chain; `None` if it is.
+
+        A file without a mark does not follow from a chain.
+        """
         if mark is None:
             return "is a chain of lines, and the file that depends on it names no line"
         if mark.chain != self.name:
@@ -82,7 +84,7 @@ class Chain:
         return None
 
     def append(self, values: Iterable[Any]) -> None:
-        """Adds JSON values in one synced write; after a failure the next write starts from the last whole line."""
+        """Appends JSON values in one synced write; after a failure the next write starts from the last whole line."""
         values, digests, data = list(values), [self._digests[-1]], b""
         for value in values:
             text = json.dumps(value).encode()

@@ -1,4 +1,4 @@
-"""One Gaussian release, exactly: the profile every accountant must agree with at q = 1.
+"""Computes delta and epsilon of Gaussian releases exactly: the values that every accountant must give at q = 1.
 
 Balle and Wang 2018, theorem 8: with mu = sensitivity / standard deviation,
 delta(eps) = Phi(mu/2 - eps/mu) - e^eps Phi(-mu/2 - eps/mu); k releases at sigma are one at sigma / sqrt(k). Releases that show whether they
@@ -14,20 +14,22 @@ from scipy.optimize import brentq
 from scipy.special import log_ndtr, ndtr, ndtri
 from scipy.stats import binom
 
-from dpx.declaration import ConfigError
+from dpx.declaration import ConfigError, require
 
 # The tail of the number of uses that a sum over uses leaves out; it is added to delta.
 _NEGLIGIBLE = 1e-18
+# Rounding must not reduce a joint noise multiplier below the requested one.
+_ROUNDING = 1 + 1e-12
 
 
 def delta(mu: float, epsilon: float | int) -> float:
-    """Smallest delta of a Gaussian release with sensitivity / standard deviation `mu`."""
+    """Returns the smallest delta of a Gaussian release; `mu` is sensitivity / standard deviation."""
     first, second = log_ndtr(mu / 2 - epsilon / mu), epsilon + log_ndtr(-mu / 2 - epsilon / mu)
     return math.exp(first) * -math.expm1(min(second - first, 0.0))
 
 
 def epsilon(mu: float, target_delta: float) -> float:
-    """Smallest epsilon at `target_delta`, rounded up in its last digits."""
+    """Returns the smallest epsilon at `target_delta`, rounded up in its last digits."""
     if delta(mu, 0.0) <= target_delta:
         return 0.0
     high = 1.0
@@ -37,7 +39,7 @@ def epsilon(mu: float, target_delta: float) -> float:
 
 
 def mu(target_epsilon: float | int, target_delta: float) -> float:
-    """Largest mu with `delta(mu, target_epsilon) <= target_delta`, rounded down in its last digits."""
+    """Returns the largest mu with `delta(mu, target_epsilon) <= target_delta`, rounded down in its last digits."""
     low, high, tolerance = 1e-9, 1.0, 1e-13
     while delta(low, target_epsilon) > target_delta:
         low, tolerance = low * 1e-6, tolerance * 1e-6
@@ -47,7 +49,7 @@ def mu(target_epsilon: float | int, target_delta: float) -> float:
 
 
 def type_two_error(mu: float, alpha: float) -> float:
-    """Least false-negative rate at false-positive rate `alpha` against a Gaussian release: Phi(Phi^-1(1 - alpha) - mu)."""
+    """Returns the least false-negative rate at false-positive rate `alpha` against a Gaussian release: Phi(Phi^-1(1 - alpha) - mu)."""
     return float(ndtr(-ndtri(alpha) - mu)) if math.isfinite(mu) else 0.0
 
 
@@ -57,7 +59,7 @@ def root(excess: Callable[[float], float], low: float, high: float, tolerance: f
 
 
 def delta_by_uses(noise_multiplier: float, count: int, probability: float, epsilon: float | int) -> float:
-    """Smallest delta of `count` Gaussian releases, each of which uses a unit with `probability` and shows whether it did.
+    """Returns the smallest delta of `count` Gaussian releases, each of which uses a unit with `probability` and shows whether it did.
 
     Given K uses, the releases are one Gaussian of mu = sqrt(K) / noise_multiplier, and K is Binomial(count, probability) with and without
     the unit's data: delta(epsilon) = sum_k P(K = k) delta(sqrt(k) / noise_multiplier, epsilon). What is left out of the sum counts whole.
@@ -69,7 +71,7 @@ def delta_by_uses(noise_multiplier: float, count: int, probability: float, epsil
 
 @functools.lru_cache(maxsize=64)
 def _chances_of_uses(count: int, probability: float) -> list[tuple[int, float]]:
-    """(k, P(K = k)) for K ~ Binomial(count, probability) and k from 1 until what is left is negligible."""
+    """Returns (k, P(K = k)) for K ~ Binomial(count, probability) and k from 1 until the rest is negligible."""
     most = math.ceil(count * probability)
     while most < count and binom.sf(most, count, probability) > _NEGLIGIBLE:
         most += 1
@@ -78,7 +80,7 @@ def _chances_of_uses(count: int, probability: float) -> list[tuple[int, float]]:
 
 
 def epsilon_by_uses(noise_multiplier: float, count: int, probability: float, target_delta: float) -> float:
-    """Smallest epsilon at `target_delta` of `delta_by_uses`, rounded up in its last digits."""
+    """Returns the smallest epsilon at which `delta_by_uses` is at most `target_delta`, rounded up in its last digits."""
 
     def excess(value: float) -> float:
         return delta_by_uses(noise_multiplier, count, probability, value) - target_delta
@@ -91,16 +93,48 @@ def epsilon_by_uses(noise_multiplier: float, count: int, probability: float, tar
     return root(excess, 0.0, high, 1e-12) * (1 + 1e-9) + 1e-12
 
 
+def joint(*noise_multipliers: float | None) -> float:
+    """Returns the joint noise multiplier of several sums released on one draw, each with its own noise.
+
+    `None` means that a sum is not released.
+
+    Divided by its sensitivity S_i, every sum's contribution of one unit has norm at most 1 and noise of deviation z_i. Stacked and weighted
+    by 1/z_i, a unit moves the whole by at most (sum z_i^-2)^1/2 under noise of deviation 1: one release of noise multiplier
+    (sum z_i^-2)^-1/2 (Andrew et al. 2021, theorem 1). A replaced unit moves each sum by 2 S_i, so the whole by twice as much, which events
+    charge. As separate events, each sum would be charged with a separate draw that did not happen.
+    """
+    released = [z for z in noise_multipliers if z is not None]
+    return released[0] if len(released) == 1 else math.fsum(z**-2 for z in released) ** -0.5
+
+
+def remaining(target: float, auxiliary: dict[str, float | None]) -> float:
+    """Returns the noise multiplier of the gradient's sum for which the joint multiplier with `auxiliary` is `target`.
+
+    `auxiliary` holds the multipliers of the other sums by name; raises `ConfigError` if these alone use up the target.
+    """
+    released = {name: z for name, z in auxiliary.items() if z is not None}
+    left = target**-2 - math.fsum(z**-2 for z in released.values())
+    require(
+        left > 0,
+        ", ".join(f"{name}={z:.4g}" for name, z in released.items()),
+        f"these releases use all the privacy that a joint noise multiplier of {target:.4g} allows",
+        f"Use a value well above {target:.4g}",
+    )
+    return left**-0.5 * _ROUNDING if released else target
+
+
 class Gaussians:
-    """Many Gaussian releases, each of one sum, without amplification."""
+    """The composition of many Gaussian releases, each of one sum, without amplification by sampling."""
 
     def __init__(self, event: dp_accounting.DpEvent):
         self.mu = math.sqrt(_squared_mu(event))
 
     def epsilon(self, target_delta: float) -> float:
+        """Returns the smallest epsilon at `target_delta`."""
         return epsilon(self.mu, target_delta) if self.mu else 0.0
 
     def delta(self, target_epsilon: float) -> float:
+        """Returns the smallest delta at `target_epsilon`."""
         return delta(self.mu, target_epsilon) if self.mu else 0.0
 
 

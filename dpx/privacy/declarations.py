@@ -1,4 +1,4 @@
-"""Declarations of what is protected, between which neighbours, and which accountant computes epsilon."""
+"""Declares what is protected, the neighbouring relation, and the accountant that computes epsilon."""
 
 from typing import Any, Literal
 
@@ -49,23 +49,25 @@ class Privacy:
 
     @property
     def rows_per_example(self) -> int:
-        """Number of rows in one example, padding rows included. An example is what is drawn and clipped as one, and what
-        `batch_schedule.size` and `microbatch` count."""
+        """Returns the number of rows in one example, padding rows included.
+
+        An example is what is drawn and clipped as one, and what `batch_schedule.size` and `microbatch` count.
+        """
         return self.rows_per_unit_max if self.unit_mode == "sample_units" else 1
 
     @property
     def drawn(self) -> str:
-        """The name of the units that the sampler draws, and that the batch size and N count."""
+        """Returns the name of the units that the sampler draws, and that the batch size and N count."""
         return "row" if self.unit_mode == "group" else self.unit
 
     def population(self, manifest: Any) -> int:
-        """The number of rows or units in a prepared store (given its manifest) that the sampler draws from."""
+        """Returns the number of rows or units from which the sampler draws, for the `manifest` of a prepared store."""
         return manifest.rows["protected"] if self.unit_mode == "group" else manifest.units["protected"]
 
 
 @declaration
 class LossGrid:
-    """The grid of the privacy loss distributions that an accountant composes, or that are composed beside it (`epsilon/pld`).
+    """The grid of privacy loss distributions that an accountant composes, or that are composed beside it (`epsilon/pld`).
 
     `value_discretization_interval`, above 0 and at most 1, is the largest width of the grid. A width above that of the default
     (`dpx.privacy.loss_grid`) takes less time and can only raise epsilon; a smaller one changes nothing.
@@ -85,14 +87,17 @@ class LossGrid:
 
 @declaration
 class Pld(LossGrid):
-    """Numerical composition of privacy loss distributions, rounded pessimistically (dp-accounting)."""
+    """The accountant that composes privacy loss distributions numerically, rounded pessimistically (dp-accounting)."""
 
     name: Literal["pld"] = "pld"
 
 
 @declaration
 class Rdp(LossGrid):
-    """Renyi accounting with the improved conversion; `orders=None` takes dp-accounting's grid."""
+    """The accountant that adds up Renyi divergences, with the improved conversion (Canonne et al. 2020).
+
+    `orders=None` takes dp-accounting's orders.
+    """
 
     orders: tuple[float, ...] | list[float] | None = None
     name: Literal["rdp"] = "rdp"
@@ -100,14 +105,14 @@ class Rdp(LossGrid):
 
 @declaration
 class Deterministic(LossGrid):
-    """Exact Gaussian profiles without amplification by sampling."""
+    """The accountant of exact Gaussian profiles, without amplification by sampling (Balle and Wang 2018)."""
 
     name: Literal["deterministic"] = "deterministic"
 
 
 @declaration
 class GdpClt(LossGrid):
-    """The Gaussian-DP central limit: an approximation that can under-report. The run's epsilon is then proved by `pld`."""
+    """The central limit of Gaussian DP, an approximation that can be too small. The run's epsilon is then proved by `pld`."""
 
     name: Literal["gdp_clt"] = "gdp_clt"
 

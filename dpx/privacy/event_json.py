@@ -1,4 +1,4 @@
-"""dp-accounting's events as JSON, so that epsilon can be composed again from a ledger or a statement alone."""
+"""Writes dp-accounting's events as JSON, so that epsilon can be composed again from a ledger or a statement alone."""
 
 import json
 from typing import Any
@@ -7,14 +7,14 @@ import dp_accounting
 from dp_accounting import dp_event
 
 from dpx.declaration import ConfigError
-from dpx.privacy.revealed import RevealedGaussianDpEvent
+from dpx.privacy.gaussian_losses import RevealedGaussianDpEvent
 
 # Events that dp-accounting does not have.
 _OWN = {kind.__name__: kind for kind in (RevealedGaussianDpEvent,)}
 
 
 def describe(event: dp_accounting.DpEvent) -> dict[str, Any]:
-    """A dp-accounting event: its class under `class`, its arguments by name."""
+    """Returns a dp-accounting event as plain data: its class under `class`, its arguments by name."""
     named = event.to_named_tuple()
     described: dict[str, Any] = {"class": named.class_name}
     for name in named._fields:
@@ -24,7 +24,7 @@ def describe(event: dp_accounting.DpEvent) -> dict[str, Any]:
 
 
 def restore(described: dict[str, Any]) -> dp_accounting.DpEvent:
-    """The event that `describe` was given; raises `ConfigError` for a class that is not an event of dp-accounting or of dpx."""
+    """Returns the event that `describe` was given. Raises `ConfigError` for a class that is not an event of dp-accounting or of dpx."""
     named = str(described.get("class"))
     kind = _OWN.get(named) or getattr(dp_event, named, None)
     if not isinstance(kind, type) or not issubclass(kind, dp_accounting.DpEvent):
@@ -35,12 +35,12 @@ def restore(described: dict[str, Any]) -> dp_accounting.DpEvent:
 
 
 def as_text(event: dp_accounting.DpEvent, adjacency: str) -> str:
-    """`event` and its neighbouring relation `adjacency` as text, in the form that a ledger holds."""
+    """Returns `event` and its neighbouring relation `adjacency` as text, in the form that a ledger holds."""
     return json.dumps({"adjacency": adjacency, "event": describe(event)}, sort_keys=True)
 
 
 def from_text(text: str, adjacency: str) -> dp_accounting.DpEvent:
-    """The event of `as_text`; raises `ConfigError` if it was stored with another neighbouring relation."""
+    """Returns the event that `as_text` was given. Raises `ConfigError` if it was stored with another neighbouring relation."""
     held = json.loads(text)
     if held["adjacency"] != adjacency:
         reason = f"the package defines the event in the ledger for {held['adjacency']} only"

@@ -1,4 +1,4 @@
-"""One table: which dp-accounting event a noisy release is, between which neighbours, for which accountant.
+"""Gives, in one table, the dp-accounting event of a noisy release for each neighbouring relation and accountant.
 
 Every number that this module returns is relative to the sensitivity that the accountant assumes. The clipped sum has sensitivity C under
 `zero_out` and `add_remove`, and 2C under `replace_one`; dp-accounting's PLD doubles by itself, its RDP does not.
@@ -15,7 +15,7 @@ from scipy.stats import binom
 
 from dpx.declaration import ConfigError, declaration, require
 from dpx.privacy import event_json
-from dpx.privacy.revealed import RevealedGaussianDpEvent
+from dpx.privacy.gaussian_losses import RevealedGaussianDpEvent
 
 Kind = Literal[
     "poisson",
@@ -42,12 +42,12 @@ RELATION = {
 
 @declaration
 class Release:
-    """One noisy sum, in the form that an accountant needs.
+    """One noisy release, in the form that an accountant needs.
 
     `noise_multiplier` is the noise's standard deviation over the clipping norm C of one row. In `kind` "gaussian" every unit takes part
     with certainty; "shuffled", "deterministic" and "balls_in_bins" are one whole epoch; "group" is Poisson over rows of which
     one unit owns at most `rows_per_unit`; "slot_revealed" one draw of rows whose noisy vectors are released one by one, so that everyone
-    sees who takes part (`dpx.privacy.revealed`). `size`, `cap` and `sample_size` count rows, for the kinds that depend on them.
+    sees who takes part (`dpx.privacy.gaussian_losses`). `size`, `cap` and `sample_size` count rows, for the kinds that depend on them.
     `is_discrete`: sum and noise lie on a grid of integers. "package": `event` is the whole release, sampling included, as an external
     package defined it (`dpx.privacy.event_json`); the noise multiplier then only sets how fine the grid of the composition is.
     """
@@ -124,7 +124,7 @@ def _revealed(release: Release) -> Event:
 
 
 def _mixture(release: Release) -> Event:
-    """A unit of k rows adds Binomial(k, q) clipped rows: worst case all equal (arXiv 2310.15526)."""
+    """Returns the event of a unit of k rows, which adds Binomial(k, q) clipped rows; in the worst case all are equal (arXiv 2310.15526)."""
     k, q = release.rows_per_unit, release.sampling_probability
     if q == 1:
         return dp_accounting.GaussianDpEvent(release.noise_multiplier / k)
@@ -221,7 +221,7 @@ TABLE[("slot_revealed", "zero_out_text", "deterministic")] = _gaussian
 
 
 def event(release: Release, adjacency: str, accountant: str) -> Event:
-    """The event that `accountant` composes for `release`; raises `ConfigError` if no bound is known."""
+    """Returns the event that `accountant` composes for `release`; raises `ConfigError` if no bound is known."""
     require(
         accountant in ACCOUNTANTS,
         f"accountant={accountant}",
@@ -248,14 +248,14 @@ def event(release: Release, adjacency: str, accountant: str) -> Event:
 
 
 def composed(charges: list[tuple[Release, int]], adjacency: str, accountant: str) -> Event:
-    """All charges as one event, equal releases self-composed."""
+    """Returns all charges as one event, in which equal releases are self-composed."""
     return dp_accounting.ComposedDpEvent(
         [dp_accounting.SelfComposedDpEvent(event(release, adjacency, accountant), count) for release, count in merge(charges)]
     )
 
 
 def merge(charges: list[tuple[Release, int]]) -> list[tuple[Release, int]]:
-    """Equal releases once, with their counts added; the order does not change a composition."""
+    """Returns equal releases once, with their counts added; the order does not change a composition."""
     counts: dict[Release, int] = {}
     for release, count in charges:
         if count:

@@ -1,4 +1,4 @@
-"""A privacy filter: a budget declared before the first trial, within which sampling, noise and steps may follow from earlier results.
+"""Defines a privacy filter: a budget declared before the first trial, within which sampling, noise and steps may depend on earlier results.
 
 An accountant proves nothing for events that were chosen after results: composition theorems fix the parameters beforehand. Rogers, Roth,
 Ullman and Vadhan 2016 (arXiv 1605.08294) ask the question and define the filter: a rule that stops before a budget is passed. Two filters
@@ -35,8 +35,10 @@ _ROUNDING = 1e-12
 
 @dataclasses.dataclass(frozen=True)
 class Filter:
-    """A declared budget (`epsilon`, `delta`), enforced by Renyi divergence at `order`, or by rho if `kind` is zcdp (`order` is then
-    `None`)."""
+    """A declared budget (`epsilon`, `delta`), enforced by Renyi divergence at `order`, or by rho if `kind` is zcdp.
+
+    For zcdp `order` is `None`.
+    """
 
     kind: Literal["renyi", "zcdp"]
     epsilon: Real
@@ -54,19 +56,19 @@ class Filter:
 
     @property
     def accountant(self) -> str:
-        """The name of the accountant that its epsilon is stated with."""
+        """Returns the name of the accountant whose epsilon the filter states."""
         return "rdp" if self.kind == "renyi" else "zcdp"
 
     @property
     def limit(self) -> float:
-        """The largest sum of costs that converts to `epsilon` at `delta`; 0 or less if no sum does."""
+        """Returns the largest sum of costs that converts to `epsilon` at `delta`; 0 or less if no sum does."""
         if self.kind == "zcdp":
             return zcdp_limit(self.epsilon, self.delta)
         assert self.order is not None
         return renyi_limit(self.epsilon, self.delta, self.order)
 
     def cost(self, charges: Charges) -> float:
-        """The part of `limit` that the `charges` use; costs add up. Raises `ConfigError` for charges without such a cost."""
+        """Returns the part of `limit` that the `charges` use; costs add up. Raises `ConfigError` for charges without such a cost."""
         if not charges:
             return 0.0
         if self.kind == "zcdp":
@@ -75,12 +77,12 @@ class Filter:
         return renyi(charges, self.order, self.adjacency)
 
     def holds(self, charges: Charges) -> bool:
-        """Whether all of `charges` together stay within the budget."""
+        """Returns whether all of `charges` together stay within the budget."""
         return self.cost(charges) * (1 + _ROUNDING) <= self.limit
 
 
 def renyi(charges: Charges, order: Real, adjacency: str) -> float:
-    """The Renyi divergence of `charges` at one order, in nats; `math.inf` if no bound is found there."""
+    """Returns the Renyi divergence of `charges` at one order, in nats; `math.inf` if no bound is found there."""
     require(
         float(order).is_integer() or not any(release.is_discrete for release, _ in charges),
         f"tune.budget.order={order}",
@@ -94,12 +96,15 @@ def renyi(charges: Charges, order: Real, adjacency: str) -> float:
 
 
 def renyi_limit(epsilon: Real, delta: Real, order: Real) -> float:
-    """The divergence at `order` that converts to `epsilon` at `delta`."""
+    """Returns the divergence at `order` that converts to `epsilon` at `delta`."""
     return epsilon - math.log1p(-1 / order) + math.log(delta * order) / (order - 1)
 
 
 def zcdp(charges: Charges, adjacency: str) -> float:
-    """Rho of `charges`, 1 / (2 z^2) for each Gaussian release of noise multiplier z; raises `ConfigError` for anything else."""
+    """Returns rho of `charges`: the sum of 1 / (2 z^2) over Gaussian releases of noise multiplier z.
+
+    Raises `ConfigError` for other releases.
+    """
     return math.fsum(count / (2 * _gaussian(release, adjacency).noise_multiplier ** 2) for release, count in charges)
 
 
@@ -114,7 +119,7 @@ def _gaussian(release: events.Release, adjacency: str) -> dp_accounting.Gaussian
 
 
 def zcdp_limit(epsilon: Real, delta: Real) -> float:
-    """The rho for which rho + 2 (rho log(1 / delta))^(1/2) is `epsilon`."""
+    """Returns the rho for which rho + 2 (rho log(1 / delta))^(1/2) is `epsilon`."""
     wide = math.log(1 / delta)
     # The difference of two near roots, without cancellation.
     return (epsilon / (math.sqrt(wide + epsilon) + math.sqrt(wide))) ** 2

@@ -1,4 +1,4 @@
-"""What was released, durably: one line per step, synced before anything of that step can be seen.
+"""Records durably what was released: one line for each step, synced before anything of that step can be seen.
 
 The file is a chain (`dpx.privacy.chain`) of JSON lines, each a record with its `kind` (`dpx.privacy.lines`). A line of the kind `event`
 states the event that each of the following steps is charged, and a `step` is a line with its number.
@@ -17,10 +17,9 @@ from typing import cast
 from dpx.declaration import ConfigError, require
 from dpx.privacy import events, lines
 from dpx.privacy.chain import Chain, Mark
+from dpx.privacy.closed_form import joint
 from dpx.privacy.events import Kind, Release
-from dpx.privacy.joint import joint
-from dpx.privacy.lines import Line, NoiseEpoch, Plan, TrialOf
-from dpx.privacy.lower_bounds import Verdict
+from dpx.privacy.lines import Line, NoiseEpoch, Plan, TrialOf, Verdict
 from dpx.privacy.origins import Origin, charged, merged
 from dpx.privacy.segments import LedgerEntry, Segment, Segments, encode, entry_in, is_forward, join, of_entry
 from dpx.privacy.segments import decode as decode
@@ -68,104 +67,104 @@ class Ledger:
 
     @property
     def mark(self) -> Mark:
-        """The mark after everything entered so far."""
+        """Returns the mark after everything entered so far."""
         return self._chain.mark
 
     def missing(self, mark: Mark | None) -> str | None:
-        """The reason, as text, why the ledger does not contain `mark`; `None` if it does."""
+        """Returns the reason, as text, why the ledger does not contain `mark`; `None` if it does."""
         return self._chain.missing(mark)
 
     def append(self, step: int, entry: LedgerEntry) -> None:
-        """Enters `step`; on disk when this returns."""
+        """Enters `step`, which is on disk when this returns."""
         self._enter([(self.identity, step, entry)])
 
     def open_noise_epoch(self, epoch: NoiseEpoch) -> None:
-        """Opens `epoch`: later steps belong to it; on disk when this returns."""
+        """Opens `epoch`, to which later steps belong. It is on disk when this returns."""
         self._add(lines.EpochLine(epoch=epoch))
 
     def record_sum(self, epoch_name: str, step: int, checksum: str) -> None:
-        """Notes what the noise of an epoch's `step` was added to; on disk when this returns."""
+        """Records the checksum of what the noise of an epoch's `step` was added to. It is on disk when this returns."""
         self._add(lines.SumLine(sum=checksum, step=step, epoch_name=epoch_name))
 
     def declare_plan(self, plan: Plan) -> None:
-        """Notes what was planned before the first step."""
+        """Records what was planned before the first step."""
         self._add(lines.PlanLine(plan=plan))
 
     def note_units(self, facts: UnitFacts) -> None:
-        """Notes which units the following steps protect, if that is new; on disk when this returns."""
+        """Records which units the following steps protect, if that is new. It is on disk when this returns."""
         unknown: list[UnitFacts | None] = [None] if self._entered and not self.units else []
         self._add_units(*unknown, *([] if facts in self.units else [facts]))
 
     def note_origins(self, origins: Iterable[Origin]) -> None:
-        """Notes origins of the starting parameters that are new, or whose record became worse; on disk when this returns."""
+        """Records origins of the starting parameters that are new, or whose record became worse. They are on disk when this returns."""
         worse = [origin for origin in merged(self.origins, origins) if origin not in self.origins]
         if worse:
             self._add(*(lines.OriginLine(begins_from=origin) for origin in worse))
 
     def note_trial(self, study: str, charge: str) -> None:
-        """Notes that this run is a trial of the search `study`, which later commands cannot change; on disk when this returns."""
+        """Records that this run is a trial of the search `study`, which later commands cannot change. It is on disk when this returns."""
         trial = TrialOf(study=study, charge=charge)
         if trial not in self.trials:
             self._add(lines.TrialLine(trial_of=trial))
 
     def note_choices(self, names: list[str]) -> None:
-        """Notes values of the plan that were chosen after results had been seen."""
+        """Records values of the plan that were chosen after results had been seen."""
         self._add(lines.ChoicesLine(chosen_after_results=tuple(names)))
 
     def note_verdict(self, verdict: Verdict) -> None:
-        """Notes the result of the run's audit, which is valid until the next one is noted. On disk when this returns."""
+        """Records the result of the run's audit, which is valid until the next one is recorded. It is on disk when this returns."""
         self._add(lines.VerdictLine(verdict=verdict))
 
     def seal_statement(self, checksum: str) -> None:
-        """Notes the checksum of a statement that is about to be written; on disk when this returns."""
+        """Records the checksum of a statement that is about to be written. It is on disk when this returns."""
         self._add(lines.SealedStatementLine(checksum=checksum))
 
     def note_stated(self, checksum: str) -> None:
-        """Notes that the statement with that checksum was written: no older statement may be there from now on."""
+        """Records that the statement with that checksum was written: from now on no older statement may be there."""
         self._add(lines.StatedLine(checksum=checksum))
 
     def seal_configs(self, checksums: Iterable[str]) -> None:
-        """Notes the checksums of configs that are about to be written, if they are new; on disk when this returns."""
+        """Records the checksums of configs that are about to be written, if they are new. They are on disk when this returns."""
         new = [checksum for checksum in checksums if checksum not in self.configs]
         if new:
             self._add(lines.SealedConfigsLine(checksums=tuple(new)))
 
     def sum_of(self, epoch_name: str, step: int) -> str | None:
-        """The checksum that was noted for `step`; `None` if no result of that step left the process that computed it."""
+        """Returns the checksum that was recorded for `step`, or `None` if no result of that step left the process that computed it."""
         return self._sums.get((epoch_name, step))
 
     def holds(self, step: int, entry: LedgerEntry) -> bool:
-        """Whether exactly this release was entered here."""
+        """Returns whether exactly this release was entered here."""
         return (self.identity, step, entry) in self._known
 
     def entries(self) -> Iterator[tuple[int, LedgerEntry]]:
-        """`(step, entry)` in the order entered."""
+        """Yields `(step, entry)` in the order in which they were entered."""
         return ((step, entry) for _, step, entry in self._entered)
 
     def steps(self, epoch: int) -> set[int]:
-        """Steps of the epoch with number `epoch`."""
+        """Returns the steps of the epoch with number `epoch`."""
         return {step for _, step, entry in self._entered if entry.epoch == epoch}
 
     @property
     def was_seeded(self) -> bool:
-        """Whether some noise of this run came from a seed of the config."""
+        """Returns whether some noise of this run came from a seed of the config."""
         return any(epoch.secret_place is None for epoch in self.noise_epochs)
 
     @property
     def data(self) -> list[str | None]:
-        """Checksums of the prepared data that its steps drew from; `None` for unknown data."""
+        """Returns checksums of the prepared data that its steps drew from, with `None` for unknown data."""
         return list(dict.fromkeys(epoch.fingerprint.get("data") for epoch in self.noise_epochs)) or [None]
 
     def own_segments(self) -> Segments:
-        """Run-length encoding of the releases entered here."""
+        """Returns the releases entered here, run-length encoded."""
         return encode(self._entered)
 
     def segments_of_state(self) -> Segments:
-        """`own_segments`, and those of the runs that this one was forked from: all that an audit's canaries took part in."""
+        """Returns `own_segments`, and those of the runs that this one was forked from: all that an audit's canaries took part in."""
         return join(self.own_segments(), *(list(origin.segments) for origin in self.origins if origin.is_fork))
 
     def segments(self) -> Segments:
-        """Everything that is charged: `own_segments`, and those of the runs that this one starts from or was forked from."""
+        """Returns everything that is charged: `own_segments`, and those of the runs that this one starts from or was forked from."""
         before = charged(self.origins)
         return join(self.own_segments(), *before) if before else self.own_segments()
 
@@ -174,7 +173,7 @@ class Ledger:
             self._add(*(lines.UnitsLine(units=facts) for facts in units))
 
     def _take(self, line: Line) -> None:
-        """Adds what one line says."""
+        """Updates this object's fields by what one line says."""
         match line:
             case lines.EventLine():
                 self._header = (line.origin, entry_in(line))
@@ -212,7 +211,10 @@ class Ledger:
                 self.statements = {line.checksum}
 
     def _require_follow(self, further: Iterable[Line]) -> None:
-        """What holds of every line of a ledger beside those before it, just before it is written and just after it was read."""
+        """Raises `ConfigError` unless lines follow from the lines before them.
+
+        It is called just before lines are written and just after they were read.
+        """
         has_event, opened = self._header is not None, {(epoch.number, epoch.name) for epoch in self.noise_epochs}
         for line in further:
             has_event = has_event or isinstance(line, lines.EventLine)
@@ -234,7 +236,7 @@ class Ledger:
         self._add(*further)
 
     def _add(self, *further: Line) -> None:
-        """Writes lines and adds what they say, in that order, so that nothing is known here that a kill could take away."""
+        """Writes lines and then takes what they say, in that order, so that nothing is known here that a kill could lose."""
         nodes = [to_json(line) for line in further]
         read = [from_json(Line, json.loads(json.dumps(node)), self.path) for node in nodes]
         assert read == list(further), "what is written would be read as something else"
@@ -249,7 +251,7 @@ class Ledger:
 
 
 def releases(segments: Segments) -> list[tuple[Release, int]]:
-    """The charges of `segments`, for an accountant.
+    """Returns the charges of `segments`, for an accountant.
 
     Under cyclic sampling a row can be drawn only in the steps of its group: the steps of the busiest group are charged. A sampler without
     amplification is charged one Gaussian release per epoch begun in each noise epoch (a partial epoch counts as a whole one),
@@ -275,8 +277,10 @@ def releases(segments: Segments) -> list[tuple[Release, int]]:
 
 
 def _of_package(segment: Segment) -> Release:
-    """The charge of a step whose whole event a package defined, for one example; the ledger holds the event, so the package is not
-    needed."""
+    """Returns the charge of a step whose whole event a package defined, for one example.
+
+    The ledger holds the event, so the package is not needed.
+    """
     require(
         rows_clipped_apart(segment) == 1 and all(getattr(segment, name) is None for name in AUXILIARY),
         f"the event that {segment.by} gives",
@@ -287,7 +291,7 @@ def _of_package(segment: Segment) -> Release:
 
 
 def _of_rows(segment: Segment) -> Release:
-    """One micro-batch's draw of a step whose rows are released one by one."""
+    """Returns the charge of one micro-batch's draw, in a step whose rows are released one by one."""
     is_known = segment.sampler == "poisson" and segment.rows_per_unit == 1 and all(getattr(segment, name) is None for name in AUXILIARY)
     require(
         is_known,
@@ -312,7 +316,7 @@ def _cycle(segment: Segment) -> int:
 
 
 def _most_of_a_group(segment: Segment, cycle: int) -> int:
-    """The number of steps of the busiest group: no row can have taken part in more."""
+    """Returns the number of steps of the busiest group; no row can have taken part in more."""
     steps_of_group = [0] * cycle
     for first, count in segment.steps:
         for group in range(cycle):
@@ -353,7 +357,7 @@ def _release(segment: Segment) -> Release:
 
 
 def _kind(name: str) -> Kind:
-    """The kind of a release; `Release` refuses a name that the table of events does not have."""
+    """Returns the kind of a release. `Release` refuses a name that the table of events does not have."""
     return cast(Kind, name)
 
 
@@ -362,5 +366,5 @@ def _is_discrete(segment: Segment) -> bool:
 
 
 def _joint(segment: Segment) -> float:
-    """The joint noise multiplier of a step: all its releases share its draw, so they are one release."""
+    """Returns the joint noise multiplier of a step, whose releases all share one draw and so are one release."""
     return joint(segment.noise_multiplier, *(getattr(segment, name) for name in AUXILIARY))

@@ -1,16 +1,16 @@
-"""The lines of a ledger: one record a kind, told apart by `kind` alone.
+"""Declares the lines of a ledger: one record for each kind of line, distinguished by `kind` alone.
 
-To enter something new, declare its line here, add it to `Line` and say in `Ledger` what it means (`dpx.privacy.ledger`).
+To enter something new, declare its line here, add it to `Line` and handle it in `Ledger` (`dpx.privacy.ledger`).
 """
 
+import dataclasses
 from typing import Any, Literal
 
 from dpx.privacy.chain import Mark
-from dpx.privacy.lower_bounds import Verdict
 from dpx.privacy.origins import Origin
 from dpx.privacy.segments import LedgerEntry, StepCost
 from dpx.privacy.unit_facts import UnitFacts
-from dpx.records import described, record
+from dpx.records import described, from_json, record
 
 
 @record
@@ -58,7 +58,7 @@ class Part:
 
 @record
 class PlanParts:
-    """The parts of a config that decide the claim."""
+    """The parts of a config that decide the privacy statement."""
 
     noise: Part = described("How the noise was declared.")
     privacy: Part = described("Delta, unit and neighbouring relation.")
@@ -68,7 +68,7 @@ class PlanParts:
 
 @record
 class Plan:
-    """What decides the cost of every step, declared before the first; all null for a run without privacy."""
+    """The declarations that decide the cost of every step, made before the first step; all null for a run without privacy."""
 
     step: StepCost | None = described("What all steps share.", default=None)
     steps: int | None = described("The planned number of steps.", default=None)
@@ -79,8 +79,38 @@ class Plan:
 
 
 @record
+class LowerBound:
+    """A lower bound on epsilon by an audit, beside the claimed epsilon at the same delta; infinite values are null."""
+
+    score: str = described("What the canaries were scored by.")
+    estimator: str = described("How the bound follows from the guesses.")
+    guesses: int = described("Number of canaries that were guessed to be in or out.")
+    correct: int = described("Number of guesses that were right.")
+    delta: float = described("Delta of the bound and of the claim.")
+    error: float | None = described("Probability that the bound is wrong; null of an estimate, which proves nothing.")
+    epsilon: float | None = described("The lower bound itself.")
+    claim: float | None = described("Epsilon that is claimed at this delta.")
+    guarantee: bool = described("Whether the bound holds for this number of guesses; if not, it decides nothing.")
+    refutes: bool = described("Whether the bound exceeds the claim, so that the claim is false.")
+
+
+@record
+class Verdict:
+    """The bounds that decide the result of an audit, which passes if none exceeds the claimed epsilon."""
+
+    passes: bool = described("Whether no bound exceeds the claim.")
+    primary: LowerBound = described("The bound that was declared beforehand.")
+    others: tuple[LowerBound, ...] = described("All other bounds, which share one small probability of error.")
+
+
+def decisive(document: dict[str, Any]) -> Verdict:
+    """Returns the bounds that decide, from the complete result of an audit (`dpx.audit.in_run`)."""
+    return from_json(Verdict, {field.name: document[field.name] for field in dataclasses.fields(Verdict)}, "audit")
+
+
+@record
 class EventLine(LedgerEntry):
-    """The event that each of the following steps is charged."""
+    """The event that is charged for each of the following steps."""
 
     kind: Literal["event"] = "event"
     origin: str = described("Name of the ledger that the steps were first entered in.")
@@ -88,7 +118,7 @@ class EventLine(LedgerEntry):
 
 @record
 class StepLine:
-    """One step, at the event of the last `EventLine`."""
+    """One step, charged by the last `EventLine`."""
 
     kind: Literal["step"] = "step"
     step: int = described("Number of the step.")
@@ -96,7 +126,7 @@ class StepLine:
 
 @record
 class EpochLine:
-    """Opens a noise epoch."""
+    """The opening of a noise epoch."""
 
     kind: Literal["epoch"] = "epoch"
     epoch: NoiseEpoch = described("The epoch.")
@@ -104,7 +134,7 @@ class EpochLine:
 
 @record
 class SumLine:
-    """The checksum of what a step's noise was added to."""
+    """The checksum of the sum to which a step's noise was added."""
 
     kind: Literal["sum"] = "sum"
     sum: str = described("The checksum.")
@@ -114,7 +144,7 @@ class SumLine:
 
 @record
 class PlanLine:
-    """What was declared before the first step."""
+    """The plan that was declared before the first step."""
 
     kind: Literal["plan"] = "plan"
     plan: Plan = described("The plan.")
@@ -122,7 +152,7 @@ class PlanLine:
 
 @record
 class UnitsLine:
-    """Which units the following steps protect."""
+    """The units that the following steps protect."""
 
     kind: Literal["units"] = "units"
     units: UnitFacts | None = described("The record of the units; null of steps whose units were not noted.")
@@ -130,7 +160,7 @@ class UnitsLine:
 
 @record
 class ChoicesLine:
-    """Settings of the plan that were changed after results had been seen."""
+    """The settings of the plan that were changed after results had been seen."""
 
     kind: Literal["chosen_after_results"] = "chosen_after_results"
     chosen_after_results: tuple[str, ...] = described("Names of the settings.")
@@ -138,7 +168,7 @@ class ChoicesLine:
 
 @record
 class TrialLine:
-    """A search that the run is a trial of."""
+    """The search of which the run is a trial."""
 
     kind: Literal["trial_of"] = "trial_of"
     trial_of: TrialOf = described("The search.")
@@ -154,7 +184,7 @@ class OriginLine:
 
 @record
 class VerdictLine:
-    """The result of the run's own audit, which holds until the next one."""
+    """The result of the run's own audit, which is valid until the next one."""
 
     kind: Literal["verdict"] = "verdict"
     verdict: Verdict = described("The bounds that decide.")
@@ -162,7 +192,7 @@ class VerdictLine:
 
 @record
 class SealedStatementLine:
-    """A statement that is written next."""
+    """The checksum of a statement that is written next."""
 
     kind: Literal["sealed_statement"] = "sealed_statement"
     checksum: str = described("Checksum of the statement.")
@@ -170,7 +200,7 @@ class SealedStatementLine:
 
 @record
 class SealedConfigsLine:
-    """Configs that are written next."""
+    """The checksums of configs that are written next."""
 
     kind: Literal["sealed_configs"] = "sealed_configs"
     checksums: tuple[str, ...] = described("Their checksums.")
@@ -178,7 +208,7 @@ class SealedConfigsLine:
 
 @record
 class StatedLine:
-    """A statement that was written: no older one may lie in the folder from now on."""
+    """The checksum of a statement that was written: from now on no older one may lie in the folder."""
 
     kind: Literal["stated"] = "stated"
     checksum: str = described("Checksum of the statement.")

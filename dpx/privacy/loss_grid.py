@@ -1,5 +1,6 @@
-"""The grid that discretises privacy losses: fine relative to one step's loss for any noise, with a bounded number of points, and coarser
-than rounding errors.
+"""Chooses the grid that discretises privacy losses.
+
+It is fine relative to one step's loss for any noise, has a bounded number of points, and is coarser than rounding errors.
 
 Connect-the-dots (arXiv 2207.04380, as dp-accounting composes it) rounds each step's loss up and down to neighbouring points of the grid,
 which adds variance and never lowers epsilon: with a grid of d on a loss of standard deviation s, d**2 / 6 on s**2. Composed, that is as if
@@ -37,7 +38,7 @@ EVERYONE = ("gaussian", "shuffled", "deterministic", "balls_in_bins")
 
 
 def grid(charges: list[tuple[Release, int]], adjacency: str = "zero_out", coarsest: float | None = None) -> float:
-    """The discretisation at which `charges` are composed, at their own noise: `coarsest` or finer. Every grid errs upward.
+    """Returns the width of the grid on which `charges` are composed at their own noise: `coarsest` or finer. Every grid errs upward.
 
     By default 1e-4 at most. In seeded settings of q from 1e-8 to 1, sigma from 0.3 to 1e4 and up to 1e6 steps, epsilon was at most
     0.5 % above that of a grid three times as fine. It is further off where float64 rounds (a composition that spreads over less than
@@ -58,13 +59,13 @@ def grid(charges: list[tuple[Release, int]], adjacency: str = "zero_out", coarse
 
 
 def rough(charges: list[tuple[Release, int]], adjacency: str = "zero_out", coarsest: float | None = None) -> float:
-    """A cheaper grid to search on: ten times `grid` up to 1e-3, but no more than half a step's standard deviation."""
+    """Returns a wider grid for a quick search: ten times `grid` up to 1e-3, but no more than half a step's standard deviation."""
     own, widest = grid(charges, adjacency, coarsest), grid(charges, adjacency, 1.0)
     return max(own, min(10 * own, 1e-3, widest / FINENESS / 2))
 
 
 def coarser(charges: list[tuple[Release, int]], adjacency: str = "zero_out", at_most: float | None = None) -> float:
-    """The largest whole multiple of `grid` of at most `at_most`; `grid` itself for `None` and for what is finer than it.
+    """Returns the largest whole multiple of `grid` of at most `at_most`; `grid` itself if `at_most` is `None` or finer than it.
 
     A composition on it is never below the one on `grid`, for the reason given at `multiple`: a declared width only raises epsilon.
     """
@@ -73,8 +74,9 @@ def coarser(charges: list[tuple[Release, int]], adjacency: str = "zero_out", at_
 
 
 def multiple(charges: list[tuple[Release, int]], adjacency: str = "zero_out", at_most: float | None = None) -> float:
-    """A whole multiple of `coarser` (by default, of `grid`), as `rough` up to half a step's standard deviation but no more than thirty
-    times as wide.
+    """Returns a whole multiple of `coarser` (by default, of `grid`).
+
+    It is at most half a step's standard deviation, and at most thirty times as wide.
 
     A composition on it is never below the one on `grid`: every loss on it is one on the finer grid too, and what connects its dots (delta
     is convex in e**epsilon) is nowhere below. It takes hundredths of a second and is 0.3 % above at most.
@@ -84,7 +86,9 @@ def multiple(charges: list[tuple[Release, int]], adjacency: str = "zero_out", at
 
 
 def sketch(charges: list[tuple[Release, int]], adjacency: str = "zero_out") -> float:
-    """A grid for a search over many settings, whose result is then solved again: `multiple`, but with at most 5,000 points per step.
+    """Returns a grid for a search over many settings, whose result is then solved again.
+
+    It is `multiple`, but with at most 5,000 points for each step.
 
     Noise solved on it is above that of `grid`: by 0.5 % at most for one step's q of 1e-7 to 1, 10 to 1e5 steps and epsilons of 1 and 8 at a
     delta of 1e-8 (`tests/privacy/test_loss_grid.py`). Where few steps in a thousand decide, a finer grid would take seconds.
@@ -93,8 +97,9 @@ def sketch(charges: list[tuple[Release, int]], adjacency: str = "zero_out") -> f
 
 
 def rounding(charges: list[tuple[Release, int]]) -> float:
-    """Returns a bound on the error of the deltas of `charges` by float64's rounding, in both directions: 1.5e-16 per composed step, 4e-16
-    where draws are seen.
+    """Returns a bound on the error of the deltas of `charges` by float64's rounding, in both directions.
+
+    It is 1.5e-16 for each composed step, or 4e-16 if draws are seen.
 
     A Fourier transform near 1 is raised to the number of steps. The measured error is at most 1.4e-16 per step in the worse of the two
     directions, on any grid, for 1e3 to 1e6 steps; 3.3e-16 where draws are seen, for 2e5 to 1.2e6 draws of three uses in all.
@@ -112,14 +117,14 @@ def _coarsest(charges: list[tuple[Release, int]]) -> float:
 
 
 def _joined(release: Release, count: int) -> tuple[Release, int]:
-    """dp-accounting composes releases of everyone into one, with that much less noise."""
+    """Returns releases of everyone as one release with less noise, as dp-accounting composes them."""
     if release.kind not in EVERYONE and release.sampling_probability < 1:
         return release, count
     return replace(release, noise_multiplier=release.noise_multiplier / math.sqrt(count)), 1
 
 
 def _seen(release: Release, count: int, adjacency: str) -> tuple[float, float, int]:
-    """Reach and variance of one step's privacy loss, and the number of such steps composed."""
+    """Returns the reach and the variance of one step's privacy loss, and the number of such steps composed."""
     one, times = _joined(release, count)
     rows = one.rows_per_unit if one.kind == "group" else 1
     sigma = one.noise_multiplier / (2 if adjacency == "replace_one" else 1)
@@ -132,8 +137,10 @@ def _seen(release: Release, count: int, adjacency: str) -> tuple[float, float, i
 
 
 def _reach_when_truncated(release: Release) -> float:
-    """The reach of a step whose batch is full: there a row replaces another one, at twice the sensitivity and at the rate of a row in
-    full batches, as dp-accounting composes it. 0 for other samplers."""
+    """Returns the reach of a step whose batch is full, or 0 for other samplers.
+
+    There a row replaces another one, at twice the sensitivity and at the rate of a row in full batches, as dp-accounting composes it.
+    """
     size, cap, q = release.size, release.cap, release.sampling_probability
     if release.kind != "truncated_poisson" or size is None or cap is None or cap >= size:
         return 0.0
@@ -144,8 +151,10 @@ def _reach_when_truncated(release: Release) -> float:
 
 @functools.lru_cache(maxsize=4096)
 def _loss(sigma: float, q: float, rows: int) -> tuple[float, float]:
-    """The width of the interval that holds one step's privacy losses, and their variance; `j` of a unit's `rows` are drawn with binomial
-    `weights` and shift the sum by j."""
+    """Returns the width of the interval that holds one step's privacy losses, and their variance.
+
+    `j` of a unit's `rows` are drawn with binomial `weights` and shift the sum by j.
+    """
     j = np.arange(rows + 1.0)
     with np.errstate(all="ignore"):
         logs = binom.logpmf(j, rows, q)
@@ -162,7 +171,7 @@ def _loss(sigma: float, q: float, rows: int) -> tuple[float, float]:
 
 
 def _width(reach: float, variance: float, total: int) -> float:
-    """The width of the interval that holds a composition's privacy losses, as dp-accounting truncates it."""
+    """Returns the width of the interval that holds a composition's privacy losses, as dp-accounting truncates it."""
     if total == 1:
         return reach
     order = min(_ORDERS[1] / reach, max(_ORDERS[0] / reach, math.sqrt(2 * _LOG_CUT / variance)))

@@ -1,4 +1,6 @@
-"""The privacy cost of a run's starting parameters: the runs and files that they come from, as recorded in its ledger and its statement.
+"""Keeps the privacy cost of a run's starting parameters.
+
+It is that of the runs and files they come from, as recorded in the run's ledger and statement.
 
 A guarantee does not end where a run ends: further training of its weights on the same data costs more. So a run that starts from another
 one, by a fork or by `init=run`, inherits the charges of all runs before it. It composes its own charges with them unless the user declares
@@ -40,7 +42,7 @@ UNREAD = ""
 
 @record
 class VocabularyFacts:
-    """The vocabulary of a run: weights have no meaning with another one."""
+    """The vocabulary of a run; weights have no meaning with another one."""
 
     source: str | None = described("Where it is from: a file, the public split, or protected text; null if that is unknown.", default=None)
     sha256: str | None = described("Checksum of its word pieces; null before the data is prepared.", default=None)
@@ -48,7 +50,7 @@ class VocabularyFacts:
 
 @record
 class ParentClaim:
-    """What a run that a later one starts from states and declares."""
+    """The statement and the declarations of a run from which a later one starts."""
 
     guarantee: str | None = described("Its guarantee; null before it stated any.", default=None)
     epsilon: dict[str, float | None] | None = described("Its epsilon by accountant; null before it stated any.", default=None)
@@ -62,7 +64,7 @@ class ParentClaim:
 
 @record
 class CheckpointFacts:
-    """What was taken from a checkpoint that no run of dpx trained."""
+    """The parameters that were taken from a checkpoint that no run of dpx trained."""
 
     loaded: tuple[str, ...] = described("Paths of the parameters that were loaded.")
     made_new: tuple[str, ...] = described("Paths of the parameters that the checkpoint lacks, drawn at random.")
@@ -73,7 +75,7 @@ class CheckpointFacts:
 
 @record
 class Origin:
-    """A run or a file that a run's starting parameters come from, however many runs ago, as a ledger holds it."""
+    """A run or a file that a run's starting parameters come from, directly or through earlier runs, as a ledger holds it."""
 
     kind: Literal["run", "file"] = described("Whether it is a run of dpx or a file of weights.")
     name: str = described("Its name.")
@@ -95,13 +97,14 @@ class Origin:
 
     @property
     def label(self) -> str:
-        """Its name and identity; for a run the first 8 digits of the name of its ledger, which tell it from other runs."""
+        """Returns its name and identity; for a run the identity is the first 8 digits of the name of its ledger."""
         if self.kind == "file":
             return f"{self.name} ({self.identity if self.identity != UNREAD else 'its checksum is noted when the run starts'})"
         return f"{self.name} ({self.identity[:8]})"
 
     @property
     def is_composed(self) -> bool:
+        """Returns whether its charges are composed with those of the run that holds this record."""
         return self.kind == "run" and self.relation != "disjoint"
 
     def as_released(self) -> "Released":
@@ -166,13 +169,13 @@ RANDOM = {"kind": "random", "meaning": None, "origins": []}
 
 
 def of_released(released: Released) -> Origin:
-    """The origin of `as_released`, for a run that has no other facts about it: its data counts as unknown."""
+    """Returns the origin of a released record, for a run that has no other facts about it: its data counts as unknown."""
     names = _OF_FILE if isinstance(released, ReleasedFile) else _LASTING
     return Origin(kind=released.kind, **{name: getattr(released, name) for name in names})
 
 
 def merged(known: Iterable[Origin], further: Iterable[Origin]) -> list[Origin]:
-    """Both lists, each identity once: with every charge, every reason and the worst relation of either record."""
+    """Returns both lists with each identity once: with every charge, every reason and the worse relation of the two records."""
     by_identity: dict[str, Origin] = {}
     for origin in (*known, *further):
         other = by_identity.get(origin.identity)
@@ -203,7 +206,7 @@ def charged(origins: Iterable[Origin]) -> list[Segments]:
 
 
 def reasons(origins: Iterable[Origin]) -> list[str]:
-    """Why a run that starts from `origins` has no guarantee."""
+    """Returns the reasons why a run that starts from `origins` has no guarantee."""
     against = []
     for origin in origins:
         if origin.kind == "file" and origin.provenance != "public":
@@ -215,7 +218,7 @@ def reasons(origins: Iterable[Origin]) -> list[str]:
 
 
 def assumptions(origins: Iterable[Origin]) -> list[str]:
-    """Returns the assumptions of the claim of a run that starts from `origins`, as sentences."""
+    """Returns, as sentences, the assumptions on which the statement of a run that starts from `origins` depends."""
     premises = []
     for origin in origins:
         if origin.kind == "file":
@@ -236,7 +239,7 @@ def assumptions(origins: Iterable[Origin]) -> list[str]:
 
 
 def facts(origins: Sequence[Origin]) -> Beginning:
-    """`init` of a statement and of a plan."""
+    """Returns the field `init` of a statement and of a plan."""
     if not origins:
         return Beginning(kind="random", meaning=None, origins=())
     kind = "fork" if origins[0].is_fork else origins[0].kind
@@ -244,17 +247,17 @@ def facts(origins: Sequence[Origin]) -> Beginning:
 
 
 def are_composed(beginning: Beginning) -> bool:
-    """Whether charges of an earlier run are composed with those of the run of a statement."""
+    """Returns whether charges of an earlier run are composed with those of the run of a statement."""
     return any(isinstance(one, ReleasedRun) and one.composed for one in beginning.origins)
 
 
 def charged_in(beginning: Beginning) -> Segments:
-    """The charges of the runs before the run of a statement."""
+    """Returns the charges of the runs before the run of a statement."""
     return join(*charged(of_released(one) for one in beginning.origins if isinstance(one, ReleasedRun) and one.composed))
 
 
 def in_words(released: Released) -> str:
-    """One of the `origins` of a statement, as text."""
+    """Returns one of the `origins` of a statement as text."""
     if isinstance(released, ReleasedFile):
         return f"{of_released(released).label}; {released.word or 'its provenance is unknown'}"
     stated, audit = released.claim.guarantee or "not stated yet", released.claim.audit
@@ -272,8 +275,9 @@ _WEAKER = ("zero_out", "zero_out_text")
 
 
 def unit_mismatch(origin: Origin, data: Data, privacy: Privacy, is_same_data: bool) -> str | None:
-    """Returns the reason, as text, why the charges of `origin` cannot be added to the charges of a run on `data`; `None` if they can be or
-    need not be.
+    """Returns the reason, as text, why the charges of `origin` cannot be added to those of a run on `data`.
+
+    It is `None` if they can or need not be.
 
     Events of two runs compose for one unit: both runs must define it, cut it into rows and protect it in a split in the same way. The
     maximum number of rows per unit may differ, and so may what a step draws: each event is valid for the part of the unit that its run

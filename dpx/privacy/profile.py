@@ -1,4 +1,4 @@
-"""The consequences of a composed claim beyond one (epsilon, delta): its privacy profile, its trade-off curve, and bounds on an attacker.
+"""Computes consequences of a composition beyond one (epsilon, delta): its privacy profile, its trade-off curve, and bounds on an attacker.
 
 With the profile delta(eps), eps >= 0, of both directions, the least type-II error of a membership test at type-I error alpha is
 f(alpha) = max over eps of 0, 1 - delta(eps) - e^eps alpha and e^-eps (1 - delta(eps) - alpha) (Dong, Roth and Su 2022, proposition 2.12).
@@ -16,8 +16,10 @@ SMALLEST_DELTA = 1e-10
 
 
 class Profile:
-    """delta(eps) of `composed` on a grid of epsilons that ends where delta falls below `SMALLEST_DELTA`. Every value computed from it errs
-    in the attacker's favour."""
+    """The privacy profile delta(eps) of `composed` on a grid of epsilons that ends where delta falls below `SMALLEST_DELTA`.
+
+    Every value computed from it errs in the attacker's favour.
+    """
 
     def __init__(self, composed: Composition, points: int = 200):
         end = 1.0
@@ -28,22 +30,22 @@ class Profile:
 
     @property
     def advantage(self) -> float:
-        """Membership advantage: the largest difference of true-positive and false-positive rate, delta(0)."""
+        """Returns the membership advantage: the largest difference of true-positive and false-positive rate, delta(0)."""
         return float(self.deltas[0])
 
     def type_two_error(self, alpha: float) -> float:
-        """A lower bound on f(alpha): the maximum of the supporting lines at the grid's epsilons."""
+        """Returns a lower bound on f(alpha): the maximum of the supporting lines at the grid's epsilons."""
         lines = np.concatenate(
             [1 - self.deltas - np.exp(np.minimum(self.epsilons, 700)) * alpha, np.exp(-self.epsilons) * (1 - self.deltas - alpha)]
         )
         return max(0.0, float(lines.max()))
 
     def true_positive_rate(self, false_positive_rate: float) -> float:
-        """The largest true-positive rate of any membership test at this false-positive rate."""
+        """Returns the largest true-positive rate of any membership test at this false-positive rate."""
         return 1.0 - self.type_two_error(false_positive_rate)
 
     def gdp_parameter(self) -> float:
-        """Smallest mu whose Gaussian profile is above this one wherever delta is at least `SMALLEST_DELTA`."""
+        """Returns the smallest mu whose Gaussian profile is above this one wherever delta is at least `SMALLEST_DELTA`."""
         known = [(e, d) for e, d in zip(self.epsilons, self.deltas, strict=True) if SMALLEST_DELTA <= d < 1]
         if not known:
             return math.inf if self.deltas[0] >= 1 else 0.0

@@ -1,4 +1,4 @@
-"""Rules for charges stated under one neighbouring relation: under which other relations they may be accounted.
+"""Decides under which other neighbouring relations charges may be accounted that were stated under one relation.
 
 A run does the same whatever relation is declared: the relation only changes which other data its outputs are compared with. So steps that
 ran under one relation have a bound under another if their proof does not use the first, and the table of events (`dpx.privacy.events`) has
@@ -40,8 +40,11 @@ _OF_KIND = {
 
 
 def kind_of(segment: Segment) -> str:
-    """The kind of a charged step, which decides under which relations it is proved: its sampler, "group" if a unit can be in several
-    clipped gradients, "slot_revealed" if its rows were released one by one, "package" if a package defined its event."""
+    """Returns the kind of a charged step, which decides under which relations it is proved.
+
+    It is the step's sampler, "group" if a unit can be in several clipped gradients, "slot_revealed" if its rows were released one by one,
+    or "package" if a package defined its event.
+    """
     if segment.event is not None:
         return "package"
     if is_forward(segment):
@@ -50,12 +53,12 @@ def kind_of(segment: Segment) -> str:
 
 
 def require_relation(value: str, adjacency: str) -> None:
-    """Raises `ConfigError` for an unknown relation; `value` is what the user wrote."""
+    """Raises `ConfigError` for an unknown relation; `value` is the text that the user wrote."""
     require(adjacency in RELATION, value, "is not a neighbouring relation", f"Use one of {', '.join(RELATION)}")
 
 
 def require_proved(segments: Segments, stated: str, adjacency: str, source: Any, value: str = "") -> None:
-    """Raises `ConfigError` where some of `segments`, which `source` states under `stated`, have no proof under `adjacency`; `value` is what
+    """Raises `ConfigError` if some of `segments`, which `source` states under `stated`, have no proof under `adjacency`; `value` is what
     the user wrote, `job.adjacency` unless given."""
     value = value or f"job.adjacency={adjacency}"
     if stated == adjacency:

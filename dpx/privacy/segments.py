@@ -1,4 +1,4 @@
-"""Releases as a ledger enters them, and their run-length encoding, which statements carry."""
+"""Declares the releases that a ledger enters, and their run-length encoding, which statements hold."""
 
 import dataclasses
 from collections.abc import Collection, Iterable, Iterator
@@ -11,7 +11,10 @@ Spans = tuple[tuple[int, int], ...]
 
 @record
 class StepCost:
-    """What decides the cost of a step and is the same for all steps of a run: what its plan declares (`dpx.privacy.lines.Plan`)."""
+    """The facts that decide the cost of a step and are the same for all steps of a run, as its plan declares them.
+
+    The plan is in the ledger (`dpx.privacy.lines.Plan`).
+    """
 
     noise_multiplier: float = described("Standard deviation of the noise on the sum, relative to `clipping_norm`.")
     sampler: str = described("How the units of a step were drawn, by the name in the table of events.")
@@ -34,7 +37,7 @@ class LedgerEntry(StepCost):
     `epoch_name` is that of the noise epoch (`dpx.privacy.lines.NoiseEpoch`): numbers start at 0 in every folder, also in a copy, but names
     are unique. `event` (`dpx.privacy.event_json`) and `by` (`dpx.claim.outside_code`) are set only where code of an external package takes
     part. With `noise` "forward_gaussian" a step is `micro_batches` independent draws, each at q / `micro_batches`, whose rows' vectors are
-    released one by one with noise (`dpx.privacy.revealed`).
+    released one by one with noise (`dpx.privacy.gaussian_losses`).
     """
 
     epoch: int = described("Number of the noise epoch, from 0 in every folder.")
@@ -49,23 +52,23 @@ class LedgerEntry(StepCost):
 
 @record
 class Segment(LedgerEntry):
-    """Equal events of one ledger, with the steps that they cost."""
+    """Equal events of one ledger, with the steps that they are charged for."""
 
     origin: str = described("Name of the ledger that the steps were first entered in.")
     steps: Spans = described("The steps, each as [first step, number of consecutive steps].")
 
     @property
     def count(self) -> int:
-        """The number of steps."""
+        """Returns the number of steps."""
         return sum(count for _, count in self.steps)
 
     @property
     def entry(self) -> LedgerEntry:
-        """The event of each of its steps."""
+        """Returns the event of each of its steps."""
         return entry_in(self)
 
     def each(self) -> Iterator[int]:
-        """Every step, in ascending order."""
+        """Yields every step, in ascending order."""
         return (step for first, count in self.steps for step in range(first, first + count))
 
 
@@ -75,17 +78,17 @@ _OF_ENTRY = tuple(field.name for field in dataclasses.fields(LedgerEntry))
 
 
 def entry_in(longer: LedgerEntry) -> LedgerEntry:
-    """The event alone, of a record that has further fields."""
+    """Returns the event of a record, without the record's further fields."""
     return LedgerEntry(**of_entry(longer))
 
 
 def of_entry(entry: LedgerEntry) -> dict[str, Any]:
-    """The fields of an event by name, without the further fields of a longer record."""
+    """Returns the fields of an event by name, without the further fields of a longer record."""
     return {name: getattr(entry, name) for name in _OF_ENTRY}
 
 
 def encode(releases: Iterable[tuple[str, int, LedgerEntry]]) -> Segments:
-    """Charged releases `(origin, step, entry)`, each once, as one segment per event."""
+    """Returns charged releases `(origin, step, entry)`, each once, as one segment for each event."""
     by_event: dict[tuple[str, LedgerEntry], set[int]] = {}
     for origin, step, entry in releases:
         by_event.setdefault((origin, entry), set()).add(step)
@@ -103,29 +106,29 @@ def _spans(steps: list[int]) -> Spans:
 
 
 def decode(segments: Iterable[Segment]) -> Iterator[tuple[str, int, LedgerEntry]]:
-    """The releases that `encode` was given, each once."""
+    """Yields the releases that `encode` was given, each once."""
     for segment in segments:
         entry = segment.entry
         yield from ((segment.origin, step, entry) for step in segment.each())
 
 
 def join(*branches: Iterable[Segment]) -> Segments:
-    """Joins several branches into one claim: releases that they share (from a common parent) count once."""
+    """Joins the charges of several branches: releases that they share (from a common parent) count once."""
     return encode(release for segments in branches for release in decode(segments))
 
 
 def rows_clipped_apart(entry: StepCost) -> int:
-    """The number of clipped gradients that one unit can be in: one if whole units were drawn and clipped."""
+    """Returns the number of clipped gradients that one unit can be in: one if whole units were drawn and clipped."""
     return 1 if entry.unit_mode == "sample_units" else entry.rows_per_unit
 
 
 def is_forward(entry: StepCost) -> bool:
-    """Whether a step added its noise to each row's vector in the forward pass, and none to a sum."""
+    """Returns whether a step added its noise to each row's vector in the forward pass, and none to a sum."""
     return entry.noise == "forward_gaussian"
 
 
 def left(plan: Segments, entered: Segments, ignored: Collection[str] = ("by",)) -> Segments:
-    """The steps of `plan` that `entered` does not hold with the same values of every field except the `ignored` ones."""
+    """Returns the steps of `plan` that `entered` does not hold with the same values of every field except the `ignored` ones."""
     names = [name for name in ("origin", *_OF_ENTRY) if name not in ignored]
 
     def facts(segment: Segment) -> tuple[Any, ...]:
@@ -139,7 +142,7 @@ def left(plan: Segments, entered: Segments, ignored: Collection[str] = ("by",)) 
 
 
 def until(segments: Segments, end: int) -> Segments:
-    """`segments` without the steps from `end` on."""
+    """Returns `segments` without the steps from `end` on."""
     kept = []
     for segment in segments:
         spans = tuple((first, min(count, end - first)) for first, count in segment.steps if first < end)

@@ -1,4 +1,4 @@
-"""Repeating a mechanism a secret, random number of times and releasing only the best result.
+"""Charges a search that repeats a mechanism a secret, random number of times and releases only the best result.
 
 Liu and Talwar 2019; Papernot and Steinke 2022 (theorem 2 for the truncated negative binomial, theorem 6 for Poisson). The repetitions must
 be independent draws of one mechanism, their number independent of the data, and nothing but the winner released. The charge is that of the
@@ -19,7 +19,7 @@ from dpx.privacy.accounting import Charges
 
 
 def repeated(charges: Charges, adjacency: str, mean: float | int, shape: float | int) -> dp_accounting.DpEvent:
-    """The event of the best of a random number of repetitions of `charges`; `shape` is infinite for Poisson."""
+    """Returns the event of the best of a random number of repetitions of `charges`; `shape` is infinite for Poisson."""
     return dp_event.RepeatAndSelectDpEvent(events.composed(charges, adjacency, "rdp"), float(mean), float(shape))
 
 
@@ -32,14 +32,14 @@ def epsilon(
     adjacency: str = "zero_out",
     orders: Sequence[float] | None = None,
 ) -> float:
-    """Epsilon of the winner by Renyi accounting, the only accounting with a theorem for this; `math.inf` if it finds no bound."""
+    """Returns epsilon of the winner by Renyi accounting, the only accounting with a theorem for it; `math.inf` if it finds no bound."""
     accounting.check_delta(delta, "rdp")
     event = repeated(charges, adjacency, mean, shape)
     return accounting.renyi(event, adjacency, accounting.proved_orders(charges, orders)).epsilon(delta)
 
 
 def draw(mean: float | int, shape: float | int) -> int:
-    """A number of repetitions from the operating system's randomness, by inversion; 0 is possible for Poisson alone.
+    """Draws the number of repetitions from the operating system's randomness, by inversion; 0 is possible for Poisson alone.
 
     Store it: it is as secret as the noise, and a second draw would be another mechanism.
     """
@@ -47,9 +47,10 @@ def draw(mean: float | int, shape: float | int) -> int:
 
 
 def quantile(uniform: float, mean: float, shape: float) -> int:
-    """The smallest number of repetitions whose distribution function is above `uniform`, a number in [0, 1).
+    """Returns the smallest number of repetitions whose distribution function is above `uniform`, a number in [0, 1).
 
-    Raises `ConfigError` for a mean below 1 and for a `uniform` outside [0, 1)."""
+    Raises `ConfigError` for a mean below 1 and for a `uniform` outside [0, 1).
+    """
     require(mean >= 1, f"mean={mean}", "a search needs a mean of at least one trial", "Use 1 or more")
     require(0 <= uniform < 1, f"uniform={uniform}", "must be at least 0 and below 1", "Draw from [0, 1)")
     number, probability, ratio = _first(mean, shape)
@@ -62,7 +63,7 @@ def quantile(uniform: float, mean: float, shape: float) -> int:
 
 
 def _first(mean: float, shape: float):
-    """The smallest possible number, its probability, and the ratio of each probability to the one before it."""
+    """Returns the smallest possible number, its probability, and the ratio P[k+1] / P[k] as a function of k."""
     if math.isinf(shape):
         return 0, math.exp(-mean), lambda k: mean / (k + 1)
     gamma = truncation(mean, shape)
@@ -75,7 +76,7 @@ def _first(mean: float, shape: float):
 
 
 def truncation(mean: float, shape: float) -> float:
-    """The parameter gamma of the truncated negative binomial with that mean, rounded towards fewer repetitions."""
+    """Returns the parameter gamma of the truncated negative binomial with that mean, rounded towards fewer repetitions."""
     low, high = 0.0, 1.0
     while True:
         middle = (low + high) / 2

@@ -1,4 +1,4 @@
-"""The smallest noise multiplier whose epsilon is at most a target: bracketed by cheap bounds, and never too small."""
+"""Solves for the smallest noise multiplier whose epsilon is at most a target; cheap bounds bracket it, and it is never too small."""
 
 import functools
 import math
@@ -78,6 +78,12 @@ def solve(
     accounting.check_delta(delta, accountant)
     # Raises for charges without a bound before anything is solved.
     events.composed(charges, adjacency, accountant)
+    require(
+        accountant != "pld" or delta > 2 * loss_grid.rounding(charges),
+        f"delta={delta}",
+        f"accountant=pld rounds at about {loss_grid.rounding(charges):.1g} over these steps, so it cannot resolve this delta",
+        "Use accountant=rdp, or a larger delta",
+    )
     question = {
         "charges": [[repr(release), count] for release, count in events.merge(charges)],
         "target": [epsilon, delta, accountant, adjacency, None if orders is None else list(orders), interval],
@@ -85,13 +91,30 @@ def solve(
     # Left out where it is `None`: what was stored before there was such a width keeps its name.
     question |= {} if coarse is None else {"coarse": coarse}
     name = cache.key(question)
+    fine, rough = _epsilons(charges, delta, accountant, orders, adjacency, interval, coarse)
+    stored = cache.read(name)
+    if stored is not None and fine(stored) <= epsilon:
+        return stored
+    if accountant == "pld":
+        solved = _by_losses(rough, fine, epsilon, _renyi_guess(charges, epsilon, delta, adjacency))
+    else:
+        solved = _refine(fine, epsilon, *_bracket(fine, epsilon, 1.0, 2.0))
+    cache.write(name, solved, question)
+    return solved
 
-    require(
-        accountant != "pld" or delta > 2 * loss_grid.rounding(charges),
-        f"delta={delta}",
-        f"accountant=pld rounds at about {loss_grid.rounding(charges):.1g} over these steps, so it cannot resolve this delta",
-        "Use accountant=rdp, or a larger delta",
-    )
+
+def _epsilons(
+    charges: Charges,
+    delta: Real,
+    accountant: str,
+    orders: Sequence[Real] | None,
+    adjacency: str,
+    interval: float | None,
+    coarse: float | None,
+) -> tuple[Spent, Spent]:
+    """Returns epsilon at `delta` as a function of the noise multiplier, on the grid of statements and on a rough grid for a first bracket.
+
+    Accountants without a grid have one function twice."""
 
     @functools.cache
     def on(sigma: float, width: float) -> float:
@@ -103,23 +126,13 @@ def solve(
 
     # A declared coarse grid is quick enough to search on, and the noise must reach the target on this very grid.
     finely, roughly = (loss_grid.grid, loss_grid.rough) if coarse is None else (loss_grid.coarser, loss_grid.coarser)
-
-    fine = functools.partial(spent, of=finely)
-    stored = cache.read(name)
-    if stored is not None and fine(stored) <= epsilon:
-        return stored
-    if accountant == "pld":
-        rough = functools.partial(spent, of=roughly)
-        solved = _by_losses(rough, fine, epsilon, _renyi_guess(charges, epsilon, delta, adjacency))
-    else:
-        solved = _refine(fine, epsilon, *_bracket(fine, epsilon, 1.0, 2.0))
-    cache.write(name, solved, question)
-    return solved
+    return functools.partial(spent, of=finely), functools.partial(spent, of=roughly)
 
 
 def nearly(charges: Charges, *, epsilon: Real, delta: Real, start: float) -> float:
-    """A noise multiplier within 1 % of `solve`'s under zero_out, by PLD, in a tenth of a second: for searches, whose result is then solved
-    again.
+    """Returns a noise multiplier within 1 % of `solve`'s under zero_out, by PLD, in a tenth of a second.
+
+    It is for searches whose result is then solved again.
 
     `start` is an initial guess. The result is stored on disk. Raises `ConfigError` where `solve` does.
     """
@@ -144,12 +157,12 @@ def nearly(charges: Charges, *, epsilon: Real, delta: Real, start: float) -> flo
 
 
 def scaled(charges: Charges, factor: float) -> Charges:
-    """The same charges with every noise multiplier times `factor`."""
+    """Returns the same charges with every noise multiplier multiplied by `factor`."""
     return [(replace(release, noise_multiplier=release.noise_multiplier * factor), count) for release, count in charges]
 
 
 def _renyi_guess(charges: Charges, epsilon: Real, delta: Real, adjacency: str) -> float:
-    """The noise multiplier by Renyi accounting, slightly too large, if it has a bound for these charges; else 1."""
+    """Returns the noise multiplier by Renyi accounting, slightly too large, if it has a bound for these charges; else 1."""
 
     @functools.cache
     def spent(sigma: float) -> float:
@@ -162,14 +175,16 @@ def _renyi_guess(charges: Charges, epsilon: Real, delta: Real, adjacency: str) -
 
 
 def _by_losses(coarse: Spent, fine: Spent, target: Real, guess: float) -> float:
-    """The smallest noise multiplier by PLD: a coarse grid, whose result is never too small, brackets it; the grids that statements use, one
-    for each noise, refine it."""
+    """Returns the smallest noise multiplier by PLD.
+
+    A coarse grid, whose result is never too small, brackets it; the grids that statements use, one for each noise, refine it.
+    """
     upper = _refine(coarse, target, *_bracket(coarse, target, guess, 1.1), tolerance=1e-3)
     return _refine(fine, target, *_bracket(fine, target, upper, 1.003))
 
 
 def _bracket(spent: Spent, target: Real, start: float, factor: float) -> tuple[float, float]:
-    """`(low, high)` with `spent(low) > target >= spent(high)`, walking by growing factors from `start`."""
+    """Returns `(low, high)` with `spent(low) > target >= spent(high)`, found by growing factors from `start`."""
     low = high = start
     while spent(high) > target:
         low, high, factor = high, high * factor, factor**1.5
@@ -187,7 +202,7 @@ def _bracket(spent: Spent, target: Real, start: float, factor: float) -> tuple[f
 
 
 def _refine(spent: Spent, target: Real, low: float, high: float, tolerance: float = TOLERANCE) -> float:
-    """Smallest sigma in `(low, high]` with `spent(sigma) <= target`, to `tolerance`, always on the safe side."""
+    """Returns the smallest sigma in `(low, high]` with `spent(sigma) <= target`, to a relative `tolerance`, and never a smaller one."""
 
     # Brent on log epsilon against log sigma: nearly a straight line, so few evaluations.
     def excess(log_sigma: float) -> float:

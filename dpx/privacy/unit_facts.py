@@ -1,4 +1,4 @@
-"""A record of the units of a claim: charges of two ledgers are added up only if their records agree.
+"""Records the units that a run protects: charges of two ledgers are added up only if these records agree.
 
 An event bounds what one unit changes. Two events are about the same unit only if both runs define it in the same way, cut it into rows in
 the same way with one vocabulary, protect it in the same split, and use the same neighbouring relation.
@@ -41,7 +41,7 @@ class UnitFacts:
 
     @classmethod
     def from_data(cls, data: Data, privacy: Privacy, manifest: Any = None) -> "UnitFacts":
-        """The record of a run on `data`; `manifest` belongs to its prepared store, `None` before preparation."""
+        """Returns the record of a run on `data`; `manifest` belongs to its prepared store, `None` before preparation."""
         return cls(
             **{name: getattr(privacy, name) for name in _OF_PRIVACY},
             **{name: getattr(data, name) for name in _OF_SPLITS},
@@ -51,14 +51,17 @@ class UnitFacts:
         )
 
     def in_words(self) -> str:
-        """The unit and its neighbouring relation, as text for people."""
+        """Returns the unit and its neighbouring relation as text for people."""
         most = f" of at most {self.rows_per_unit_max} rows" if self.unit != "row" else ""
         whole = f"one {self.unit}{most}"
         what = f"the text of {whole}, not its label or that it is there" if self.adjacency == "zero_out_text" else whole
         return f"{what}, under {self.adjacency}"
 
     def differences(self, other: "UnitFacts") -> list[str]:
-        """Returns the facts that differ or are unknown: each config key with both values; empty if the charges of both may be added up."""
+        """Returns the facts that differ or are unknown, each as its config key with both values.
+
+        It is empty if the charges of both may be added up.
+        """
         ours, theirs = self._by_key(), other._by_key()
         found = [
             f"{key} ({ours.get(key, 'nothing')} and {theirs.get(key, 'nothing')})"
@@ -70,7 +73,7 @@ class UnitFacts:
         return found
 
     def _by_key(self) -> dict[str, str]:
-        """Every fact, as text, by the config key that decides it; a key that is recorded twice with two values holds both."""
+        """Returns every fact, as text, by the config key that decides it; a key that is recorded twice with two values holds both."""
         facts: dict[str, str] = {}
         for key, value in self._keyed():
             facts[key] = str(value) if facts.get(key, str(value)) == str(value) else f"{facts[key]}, {value}"
@@ -84,7 +87,7 @@ class UnitFacts:
 
 
 def unlike(units: Sequence[UnitFacts | None]) -> list[str]:
-    """The reasons why steps with these records are not known to protect one unit; empty if they do."""
+    """Returns the reasons why steps with these records are not known to protect one unit; empty if they do."""
     known = [facts for facts in units if facts is not None]
     if not known or len(known) < len(units):
         return ["for some steps the protected unit is not recorded"]
@@ -95,7 +98,7 @@ _CONFIG_KEYS = {"unit": "privacy.unit", "documents": "data.source", "rows": "dat
 
 
 def _flat(key: str, value: Any) -> Iterator[tuple[str, Any]]:
-    """The leaves of a unit's definition by config key."""
+    """Yields the leaves of a unit's definition by config key."""
     if not isinstance(value, dict):
         yield key, value
         return
@@ -104,7 +107,7 @@ def _flat(key: str, value: Any) -> Iterator[tuple[str, Any]]:
 
 
 def unit_definition(data: Data, privacy: Privacy) -> dict[str, Any]:
-    """The definition of one protected unit: two runs must agree on all of it to be charged together."""
+    """Returns the definition of one protected unit. Two runs must agree on all of it to be charged together."""
     source = dataclasses.asdict(data)["source"]
     names = {"kind", "text_field", "pair_field", "choices_field", "label_field", "unit_field", "document_per"}
     # Which settings of another package's source identify documents is not known here, so all of them must agree.
@@ -119,7 +122,7 @@ def unit_definition(data: Data, privacy: Privacy) -> dict[str, Any]:
 
 
 def vocabulary_source(vocabulary: Vocabulary, manifest: Any) -> str:
-    """The source of a vocabulary: from the prepared store, or else from the declaration."""
+    """Returns the source of a vocabulary: from the prepared store, or else from the declaration."""
     if manifest is not None:
         return manifest.vocabulary_source
     return "file" if vocabulary.path else {"public": "public_split", "protected": "protected"}[vocabulary.fit_on]

@@ -1,4 +1,4 @@
-"""The samplers of the units of a step: indices drawn on the host, and the properties that an accountant may assume."""
+"""Samplers, which draw the units of a step as indices on the host, and declare the properties that an accountant may assume."""
 
 from dpx.sampler.cyclic_poisson import CyclicPoisson as CyclicPoisson
 from dpx.sampler.epochs import IN_EPOCHS as IN_EPOCHS

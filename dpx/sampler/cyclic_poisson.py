@@ -1,4 +1,4 @@
-"""`sampler=cyclic_poisson`: groups that take turns, so that a row is not drawn again for a fixed number of steps."""
+"""Declares `sampler=cyclic_poisson`: groups of rows take turns, so that a row is not drawn again for a fixed number of steps."""
 
 from typing import Any, ClassVar, Literal
 
@@ -12,7 +12,9 @@ from dpx.sampler.protocol import GeneratorFor, Sampler
 
 @declaration
 class CyclicPoisson(Sampler):
-    """Row i belongs to group i mod `cycle`; step t draws each row of group t mod `cycle` independently with probability `cycle` q_t.
+    """Draws each row of the step's group independently, with probability `cycle` q_t.
+
+    Row i belongs to group i mod `cycle`, and step t draws from group t mod `cycle`.
 
     A row's steps are at least `cycle` apart, which correlated noise needs (Choquette-Choo et al. 2023, section 4). The proof assumes that
     the row's group is the same in both neighbours, so rows keep their numbers, and a unit is one row.

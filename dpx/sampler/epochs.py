@@ -1,4 +1,4 @@
-"""Samplers that draw every row once in each epoch of ceil(N/B) steps: `shuffled`, `deterministic`, `balls_in_bins`.
+"""Declares samplers that draw every row once in each epoch of ceil(N/B) steps: `shuffled`, `deterministic`, `balls_in_bins`.
 
 No amplification is claimed for them: one Gaussian release per epoch begun. The order follows from N and the key alone, so the content of
 a row does not move any row to another step; an added row would, so the table of events refuses `add_remove`.
@@ -17,12 +17,12 @@ IN_EPOCHS = ("shuffled", "deterministic", "balls_in_bins")
 
 
 def steps_per_epoch(sampling_probability: float) -> int:
-    """ceil(1/q), whatever the last bits of q = B/N are rounded to."""
+    """Returns ceil(1/q), whatever the rounding of the last bits of q = B/N."""
     return math.ceil(1 / sampling_probability * (1 - 1e-12))
 
 
 class _InPasses(Sampler):
-    """Step t is slot t mod ceil(N/B) of its epoch; over an epoch every row appears exactly once."""
+    """The base class of samplers in epochs: step t is slot t mod ceil(N/B) of its epoch, and each row appears once in an epoch."""
 
     needs_one_batch_size: ClassVar[bool] = True
 
@@ -34,17 +34,17 @@ class _InPasses(Sampler):
         return self._in_order(np.arange(first, last, dtype=np.int64), size, generator)
 
     def _places(self, size: int, slots: int, slot: int, generator: np.random.Generator) -> tuple[int, int]:
-        """The slot's first place in the epoch's order, and the one after its last."""
+        """Returns the slot's first position in the epoch's order, and the position after its last."""
         return slot * size // slots, (slot + 1) * size // slots
 
     def _in_order(self, places: np.ndarray, size: int, generator: np.random.Generator) -> np.ndarray:
-        """The rows at these places of the epoch's order, ascending."""
+        """Returns the rows at these positions of the epoch's order, ascending."""
         return np.sort(permuted(places, size, generator))
 
 
 @declaration
 class Shuffled(_InPasses):
-    """Passes over the data in a fresh random order, ceil(N/B) steps each."""
+    """Draws rows by passes over the data in a fresh random order, ceil(N/B) steps each."""
 
     assumed: Assumed = None
     name: Literal["shuffled"] = "shuffled"
@@ -53,7 +53,7 @@ class Shuffled(_InPasses):
 
 @declaration
 class Deterministic(_InPasses):
-    """Passes over the data in its stored order, ceil(N/B) steps each."""
+    """Draws rows by passes over the data in its stored order, ceil(N/B) steps each."""
 
     assumed: Assumed = None
     name: Literal["deterministic"] = "deterministic"
@@ -65,7 +65,7 @@ class Deterministic(_InPasses):
 
 @declaration
 class BallsInBins(_InPasses):
-    """In each epoch every row falls into one of its ceil(N/B) steps, independently and uniformly."""
+    """Assigns every row, in each epoch, to one of the epoch's ceil(N/B) steps, independently and uniformly."""
 
     assumed: Assumed = None
     name: Literal["balls_in_bins"] = "balls_in_bins"
@@ -77,7 +77,7 @@ class BallsInBins(_InPasses):
 
 
 def permuted(places: np.ndarray, size: int, generator: np.random.Generator) -> np.ndarray:
-    """Images of `places` under one pseudorandom permutation of `range(size)`, in time proportional to `places`.
+    """Returns the images of `places` under one pseudorandom permutation of `range(size)`, in time proportional to `places`.
 
     A Feistel network over the next power of four, iterated until its value is below `size`. The order need only look random: no epsilon
     here depends on it.

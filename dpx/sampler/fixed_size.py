@@ -1,4 +1,4 @@
-"""`sampler=fixed_size`: exactly B rows, drawn again at each step."""
+"""Declares `sampler=fixed_size`: exactly B rows, drawn again at each step."""
 
 from typing import ClassVar, Literal
 
@@ -10,7 +10,7 @@ from dpx.sampler.protocol import Assumed, GeneratorFor, Sampler
 
 @declaration
 class FixedSize(Sampler):
-    """A uniformly random subset of exactly B rows, drawn again at each step."""
+    """Draws a uniformly random subset of exactly B rows at each step."""
 
     assumed: Assumed = None
     name: Literal["fixed_size"] = "fixed_size"
@@ -23,7 +23,7 @@ class FixedSize(Sampler):
 
 
 def _subset(size: int, count: int, generator: np.random.Generator) -> np.ndarray:
-    """A uniform subset of exactly `count` of `size`, by keeping the first distinct ones of uniform draws."""
+    """Returns a uniform subset of exactly `count` of `size` rows: the first distinct ones of uniform draws."""
     if 2 * count > size:
         left_out = _subset(size, size - count, generator)
         return np.setdiff1d(np.arange(size, dtype=np.int64), left_out, assume_unique=True)

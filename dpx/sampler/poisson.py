@@ -1,4 +1,4 @@
-"""`sampler=poisson`: independent draws, by the gaps between them."""
+"""Declares `sampler=poisson`: independent draws, computed from the gaps between them."""
 
 from typing import ClassVar, Literal
 
@@ -13,7 +13,7 @@ SHARD_RECORDS = 1 << 22
 
 @declaration
 class Poisson(Sampler):
-    """Each unit independently with probability q_t."""
+    """Draws each unit independently with probability q_t."""
 
     assumed: None = None
     name: Literal["poisson"] = "poisson"
@@ -24,7 +24,7 @@ class Poisson(Sampler):
 
 
 def independent(size: int, sampling_probability: float, generator_for: GeneratorFor, step: int) -> np.ndarray:
-    """Each index below `size` independently with probability `sampling_probability`, ascending."""
+    """Returns the indices below `size` that are drawn, each independently with probability `sampling_probability`, ascending."""
     if sampling_probability == 0 or size == 0:
         return np.empty(0, np.int64)
     if sampling_probability == 1:
@@ -37,7 +37,7 @@ def independent(size: int, sampling_probability: float, generator_for: Generator
 
 
 def _shard_hits(records: int, q: float, generator: np.random.Generator) -> np.ndarray:
-    """Positions of the successes of `records` Bernoulli(q) trials, by the geometric gaps between them."""
+    """Returns the positions of the successes of `records` Bernoulli(q) trials, from the geometric gaps between them."""
     block = int(records * q + 5 * np.sqrt(records * q)) + 8
     parts, position = [], -1
     while position < records:

@@ -1,4 +1,4 @@
-"""Defines a sampler: a draw, and the kind of release that describes it correctly.
+"""Defines the interface of a sampler: a draw, and the kind of release that describes it correctly.
 
 `name` is the kind of release (`dpx.privacy.events`), so that a ledger alone determines the cost of its steps. `assumed` names the sampler
 whose epsilon a paper quotes: that value is reported as unsupported, and a target epsilon is met under it. A new sampler is a file with a
@@ -22,7 +22,7 @@ Assumed = Literal["poisson"] | None
 
 
 class Sampler:
-    """The base class of samplers: which rows or units take part in a step.
+    """The base class of samplers, which decide which rows or units take part in a step.
 
     A sampler must define `draw` and `explanation`; one of a package also `ledger_fields` or `event`. N is the number of rows (or units)
     that it draws from, B the expected batch size, q = B/N.
@@ -50,7 +50,10 @@ class Sampler:
 
     @property
     def steps_apart(self) -> int | None:
-        """Length in steps of the window in which a row is drawn at most once; `None` where it may be drawn again in the next step."""
+        """Returns the length, in steps, of the window in which a row is drawn at most once.
+
+        It is `None` if a row may be drawn again in the next step.
+        """
         return None
 
     def draw(self, size: int, sampling_probability: float, generator_for: GeneratorFor, step: int) -> np.ndarray:
@@ -103,7 +106,7 @@ class Sampler:
 
 
 def draw(sampler: Sampler, size: int, sampling_probability: float, generator_for: GeneratorFor, step: int = 0) -> np.ndarray:
-    """`sampler.draw`; raises `ConfigError` for a sampling probability outside 0..1."""
+    """Returns `sampler.draw`; raises `ConfigError` for a sampling probability outside 0..1."""
     require(
         0 <= sampling_probability <= 1,
         f"q={sampling_probability}",

@@ -1,4 +1,4 @@
-"""`sampler=truncated_poisson`: independent draws under a cap that is hardly ever met.
+"""Declares `sampler=truncated_poisson`: independent draws under a cap that they hardly ever exceed.
 
 Who is left out above the cap follows from who was drawn and the key, not from what rows hold.
 """
@@ -16,7 +16,7 @@ from dpx.sampler.protocol import Assumed, GeneratorFor, Sampler
 
 @declaration
 class TruncatedPoisson(Sampler):
-    """A Poisson draw of at most `cap` rows, a uniformly random subset of the drawn ones where there are more.
+    """Draws each row independently, and keeps a uniformly random subset of `cap` rows if more are drawn.
 
     The cap is the smallest one that a draw exceeds with probability at most `slack`, and at least B + 6 standard deviations:
     from there on dp-accounting's truncated event costs less than 0.1 % of epsilon.
@@ -37,7 +37,7 @@ class TruncatedPoisson(Sampler):
         )
 
     def cap(self, size: int, sampling_probability: float) -> int:
-        """Most rows of one step; depends on public numbers only."""
+        """Returns the largest number of rows of one step, which depends on public numbers only."""
         deviation = math.sqrt(size * sampling_probability * (1 - sampling_probability))
         enough = int(binom.isf(self.slack, size, sampling_probability)) + 1
         return min(size, max(enough, math.ceil(size * sampling_probability + 6 * deviation)))

@@ -1,4 +1,6 @@
-"""The scaling-law lab (McKenna et al. 2025): measured losses to a surface, a surface to the best configuration of a budget.
+"""Scaling laws of private training (McKenna et al. 2025).
+
+Measured losses give a surface, and the surface gives the best configuration of a budget.
 
 Every stage is a pure function of arrays: `measurements` (one tidy table) -> `smoothing` (choice over rates, rolling mean, isotonic) ->
 `extrapolation` (beyond the steps that were run) -> `surface` (loss at any model, steps and noise-batch ratio inside the grid) -> `query`

@@ -1,7 +1,8 @@
-"""Designs for a budget: ranked configurations that can be run, their marks, and the gain from twice the data, compute or epsilon.
+"""Designs runs for a budget: configurations that can be run, ranked by loss, and the gain from twice the data, compute or epsilon.
 
-Losses come from a measured surface at its own physical batch: that another batch of equal noise-batch ratio reaches the same loss is the
-assumption of McKenna et al. 2025, whose own Figure 7 has smaller batches lower. Configurations are trained models with whole numbers.
+Losses come from a surface that was measured at one physical batch. It is assumed that another batch of equal noise-batch ratio reaches
+the same loss, as McKenna et al. 2025 do, although smaller batches are lower in their Figure 7. Configurations are trained models
+with whole numbers.
 """
 
 import dataclasses
@@ -20,7 +21,7 @@ from dpx.scaling.vulnerability import excess_by_profiles
 
 @dataclasses.dataclass(frozen=True)
 class Budget:
-    """The budget: FLOPs (6 M B S T), protected records and (epsilon, delta)."""
+    """A budget: FLOPs (6 M B S T), protected records and (epsilon, delta)."""
 
     compute: float
     size: int
@@ -30,7 +31,10 @@ class Budget:
 
 @dataclasses.dataclass(frozen=True)
 class Design:
-    """One configuration, its noise solved exactly for the branch that wins; `noise_multiplier` 0 and sampler "none" without a budget."""
+    """One configuration, with noise solved exactly for the branch that needs less.
+
+    Without a privacy budget `noise_multiplier` is 0 and the sampler is "none".
+    """
 
     model: str
     parameters: float
@@ -48,6 +52,7 @@ class Design:
 
     @property
     def noise_batch_ratio(self) -> float:
+        """Returns the noise multiplier over the batch size."""
         return self.noise_multiplier / self.batch_size
 
 
@@ -55,7 +60,7 @@ EPSILONS = np.concatenate([[0.0], np.geomspace(1e-2, 30, 40)])
 
 
 def best_of_each_model(surface: Surface, budget: Budget) -> tuple[list[Design], Candidates]:
-    """The best design of every trained model that fits the grid, lowest loss first, and all candidates.
+    """Returns the best design of every trained model that fits the grid, lowest loss first, and all candidates.
 
     Raises `ConfigError` where none does.
     """
@@ -77,8 +82,11 @@ def best_of_each_model(surface: Surface, budget: Budget) -> tuple[list[Design], 
 
 
 def search(surface: Surface, calibration: Calibration, budget: Budget) -> Candidates:
-    """Every trained model with every batch (whole powers of 2^(1/4)) at the budget; raises `ConfigError` where no configuration has a
-    loss. Without noise the batch is the measured one: what a batch does to the loss by itself was not measured."""
+    """Returns every trained model with every batch (whole powers of 2^(1/4)) at the budget.
+
+    Raises `ConfigError` if no configuration has a loss. Without noise the batch is the measured one, since the effect of the batch alone on
+    the loss was not measured.
+    """
     batches = np.unique(np.round(2.0 ** np.arange(4, np.log2(budget.size) + 1e-9, 0.25)))
     batches = batches if math.isfinite(budget.epsilon) else np.array([surface.batch_size])
     asked = candidates(
@@ -111,7 +119,7 @@ def _exact(surface: Surface, calibration: Calibration, budget: Budget, asked: Ca
 
 
 def profile_of(size: int, batch: int, steps: int, sigma: float, sampler: str) -> np.ndarray:
-    """delta at `EPSILONS` of what would run; the larger of both directions, so that the profile is symmetric."""
+    """Returns delta at `EPSILONS` of what would run: the larger one of both directions, so that the profile is symmetric."""
     if sampler == "deterministic":
         mu = math.sqrt(math.ceil(steps * batch / size * (1 - 1e-12))) / sigma
         return np.array([closed_form.delta(mu, float(epsilon)) for epsilon in EPSILONS])
@@ -120,12 +128,15 @@ def profile_of(size: int, batch: int, steps: int, sigma: float, sampler: str) ->
 
 
 def excess(design: Design, instead_of: Design) -> float:
-    """Excess vulnerability of `design`: both profiles are symmetric, so epsilons from 0 on hold the maximum."""
+    """Returns the excess vulnerability of `design`. Both profiles are symmetric, so the maximum is at an epsilon of 0 or more."""
     return excess_by_profiles(EPSILONS, instead_of.profile, design.profile)
 
 
 def doubled(surface: Surface, budget: Budget) -> list[tuple[str, float | None]]:
-    """(what is doubled, the least loss then), the budget itself first; `None` where the grid says nothing."""
+    """Returns pairs of (what is doubled, the least loss then), the budget itself first.
+
+    The loss is `None` if the grid does not contain it.
+    """
     changed = {
         "nothing": budget,
         "data": dataclasses.replace(budget, size=2 * budget.size),

@@ -1,6 +1,6 @@
-"""One tidy table of measured losses: a row for each record of a run, filled from run folders or brought as a CSV file.
+"""Holds measured losses in one tidy table: a row for each record of a run, filled from run folders or read from a CSV file.
 
-Losses of private text are private: a fit on them is covered by no run's claim.
+Losses of private text are private: no run's privacy statement covers a fit on them.
 """
 
 import csv
@@ -13,7 +13,7 @@ import numpy as np
 
 from dpx.declaration import ConfigError, require
 
-# What a row says, in the order of the CSV file.
+# The columns of a row, in the order of the CSV file.
 TEXT, NUMBERS = (
     ("model",),
     ("parameters", "noise_batch_ratio", "learning_rate", "replicate", "batch_size", "sequence_length", "step", "loss"),
@@ -24,7 +24,10 @@ NO_NOISE = 2.0**-30
 
 @dataclasses.dataclass(frozen=True)
 class Measurements:
-    """Columns of equal length. `step` is the number of steps done, `loss` the mean training loss (nats) of the records up to it."""
+    """The columns of the table, of equal length.
+
+    `step` is the number of steps done, `loss` the mean training loss (nats) of the records up to it.
+    """
 
     model: np.ndarray
     parameters: np.ndarray
@@ -57,8 +60,10 @@ class Measurements:
 
     @classmethod
     def from_rows(cls, rows: Sequence[dict[str, Any]]) -> "Measurements":
-        """The table of `rows`, each `{column: value}` (text or numbers). Raises `ConfigError` for no rows, a missing column, a value that
-        is not a finite number, or two losses of one step."""
+        """Returns the table of `rows`, each `{column: value}` (text or numbers).
+
+        Raises `ConfigError` for no rows, a missing column, a value that is not a finite number, or two losses of one step.
+        """
         require(bool(rows), "0 rows", "the table contains no measurements", "Name finished runs, or a table with measurements")
         for name in (*TEXT, *NUMBERS):
             require(name in rows[0], f"column {name!r}", "is missing", f"Give {', '.join((*TEXT, *NUMBERS))}")
@@ -72,11 +77,11 @@ class Measurements:
 
     @classmethod
     def read(cls, path: Path) -> "Measurements":
-        """The table in a CSV file with these columns. Raises `ConfigError` where it has others."""
+        """Returns the table in a CSV file with these columns. Raises `ConfigError` if the file has other columns."""
         return cls.from_rows(_lines(path))
 
     def write(self, path: Path) -> None:
-        """A CSV file that `read` reads, numbers unrounded."""
+        """Writes a CSV file that `read` reads, with unrounded numbers."""
         names = (*TEXT, *NUMBERS)
         with open(path, "w", newline="") as file:
             writer = csv.writer(file, lineterminator="\n")
@@ -84,11 +89,11 @@ class Measurements:
             writer.writerows(zip(*(getattr(self, name).tolist() for name in names), strict=True))
 
     def where(self, chosen: np.ndarray) -> "Measurements":
-        """The rows where `chosen` (bool or indices) is true."""
+        """Returns the rows for which `chosen` (bool or indices) is true."""
         return Measurements(**{name: getattr(self, name)[chosen] for name in (*TEXT, *NUMBERS)})
 
     def updated(self, fresh: "Measurements") -> "Measurements":
-        """These rows and those of `fresh`, in the order of runs; of a run that both have, the rows of `fresh`."""
+        """Returns these rows and those of `fresh`, in the order of runs; of a run that both have, it takes the rows of `fresh`."""
         new = set(fresh._runs())
         kept = self.where(np.array([run not in new for run in self._runs()], bool))
         both = Measurements(**{name: np.concatenate([getattr(kept, name), getattr(fresh, name)]) for name in (*TEXT, *NUMBERS)})
@@ -101,7 +106,7 @@ class Measurements:
 
     @property
     def is_noisy(self) -> np.ndarray:
-        """Bool for each row: whether its run had noise, a ratio that float32 can tell from 0."""
+        """Returns, for each row, whether its run had noise: a ratio that float32 can distinguish from 0."""
         return self.noise_batch_ratio > NO_NOISE
 
 
@@ -116,7 +121,7 @@ def _numbers(rows: Sequence[dict[str, Any]], name: str) -> np.ndarray:
 
 
 def _lines(path: Path) -> list[dict[str, Any]]:
-    """Rows of a CSV file by their header's names, with or without a mark of byte order."""
+    """Returns the rows of a CSV file by their header's names, with or without a byte-order mark."""
     try:
         with open(path, newline="", encoding="utf-8-sig") as file:
             return list(csv.DictReader(file))
@@ -125,8 +130,10 @@ def _lines(path: Path) -> list[dict[str, Any]]:
 
 
 def published_results(path: Path, batch_size: int = 1024, sequence_length: int = 512) -> Measurements:
-    """The layout that the paper's authors announce for their losses: columns Model, Learning Rate, Iterations, Noise Batch Ratio, Cross
-    Entropy (McKenna et al. 2025; google-research/dp_scaling_laws). Models are named as in Table 1; a ratio of 0 is clipping without noise.
+    """Returns the table in the layout that the paper's authors announce for their losses (google-research/dp_scaling_laws).
+
+    The columns are Model, Learning Rate, Iterations, Noise Batch Ratio, Cross Entropy (McKenna et al. 2025). Models are named as in Table
+    1; a ratio of 0 is clipping without noise.
     """
     from dpx.scaling.published import PARAMETERS
 

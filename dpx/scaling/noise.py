@@ -1,4 +1,4 @@
-"""The noise-batch ratio that a budget needs, for many settings at once: the smaller of Poisson sampling and fixed batches.
+"""Computes the noise-batch ratio that a budget needs, for many settings at once: the smaller of Poisson sampling and fixed batches.
 
 Poisson noise depends on (q, T) alone at one (epsilon, delta). It is solved by PLD, to 1 %, on the nodes of a coarse grid, kept on disk,
 and interpolated between them on logarithms for a search; a configuration that is chosen is solved exactly (`exact`).
@@ -15,13 +15,13 @@ from dpx.privacy import closed_form, solve
 from dpx.privacy.events import Release
 from dpx.privacy.noise_batch_ratio import NoiseBatchRatio, noise_batch_ratio
 
-# Nodes a decade of q and of T.
+# Nodes in a decade of q and of T.
 NODES_A_DECADE = 2
 
 
 @dataclasses.dataclass(frozen=True)
 class Calibration:
-    """Ratios at one (epsilon, delta). `epsilon` inf means no noise: a ratio of 0 by the branch "none"."""
+    """Noise-batch ratios at one (epsilon, delta). An `epsilon` of inf means no noise: a ratio of 0 by the branch "none"."""
 
     epsilon: float | int
     delta: float
@@ -33,7 +33,10 @@ class Calibration:
         require(0 < self.delta < 1, f"delta={self.delta}", "delta is a probability above 0 and below 1", "Give a value between 0 and 1")
 
     def ratio(self, size: np.ndarray, batch_size: np.ndarray, steps: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """(ratio, whether fixed batches need less noise than Poisson sampling), broadcast; NaN where a batch is larger than the data."""
+        """Returns (ratio, whether fixed batches need less noise than Poisson sampling), broadcast.
+
+        The ratio is NaN if a batch is larger than the data.
+        """
         n, b, t = np.broadcast_arrays(*(np.asarray(value, float) for value in (size, batch_size, steps)))
         if math.isinf(self.epsilon):
             return np.zeros(n.shape), np.zeros(n.shape, bool)
@@ -46,11 +49,14 @@ class Calibration:
         return np.where(is_possible, np.minimum(poisson, fixed) / b, np.nan), is_possible & (fixed < poisson)
 
     def exact(self, size: float | int, batch_size: float | int, steps: int) -> NoiseBatchRatio:
-        """The ratio of one setting, both branches solved at it and not interpolated."""
+        """Returns the ratio of one setting, with both branches solved exactly instead of interpolated."""
         return noise_batch_ratio(size, batch_size, steps, epsilon=self.epsilon, delta=self.delta)
 
     def _poisson(self, q: np.ndarray, steps: np.ndarray) -> np.ndarray:
-        """Noise multipliers: solved over central-limit ones, bilinear between nodes on logarithms; none lie beyond q = 1."""
+        """Returns noise multipliers, interpolated between solved nodes.
+
+        The quotient of solved and central-limit noise is interpolated bilinearly on logarithms; no node lies beyond q = 1.
+        """
         if not q.size:
             return np.zeros(0)
         x, y = np.log10(q) * NODES_A_DECADE, np.log10(steps) * NODES_A_DECADE
@@ -64,8 +70,10 @@ class Calibration:
 
 
 def _central_limit(q: np.ndarray, steps: np.ndarray, epsilon: float | int, delta: float) -> np.ndarray:
-    """Noise by the central limit of Gaussian privacy (mu = q sqrt(T (e^(1 / sigma^2) - 1)); Bu et al. 2020): no bound, but its ratio to
-    the solved noise hardly varies, so that little is lost between nodes."""
+    """Returns noise by the central limit of Gaussian DP, mu = q sqrt(T (e^(1 / sigma^2) - 1)) (Bu et al. 2020).
+
+    It is not a bound, but its ratio to the solved noise hardly varies, so that little is lost between nodes.
+    """
     return 1 / np.sqrt(np.log1p(closed_form.mu(epsilon, delta) ** 2 / (q**2 * steps)))
 
 
@@ -82,12 +90,15 @@ def _nodes(x: np.ndarray, y: np.ndarray, epsilon: float | int, delta: float) -> 
 
 @functools.cache
 def _solved(epsilon: float | int, delta: float) -> dict[tuple[float, float], float]:
-    """What this process knows of nodes."""
+    """Returns the dict of the nodes that this process has solved, by their position."""
     return {}
 
 
 def _node(x: float, y: float, epsilon: float | int, delta: float, near: float) -> float:
-    """Log of the solved noise multiplier over the central-limit one at a node, which a neighbour has at `near`."""
+    """Returns the logarithm of the solved noise multiplier over the central-limit one at a node.
+
+    `near` is this logarithm at a neighbour, from which the search starts.
+    """
     q, steps = min(1.0, 10 ** (x / NODES_A_DECADE)), max(1, round(10 ** (y / NODES_A_DECADE)))
     limit = float(_central_limit(np.array([q]), np.array([steps]), epsilon, delta)[0])
     charges = [(Release(noise_multiplier=1.0, sampling_probability=q), steps)]

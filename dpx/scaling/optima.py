@@ -1,4 +1,4 @@
-"""The optimum at each of many budgets: a line of a figure is one of its columns against another."""
+"""Finds the optimum at each of many budgets; a line of a figure plots one column of these optima against another."""
 
 import dataclasses
 import itertools
@@ -12,7 +12,7 @@ from dpx.scaling.surface import Surface
 
 @dataclasses.dataclass(frozen=True)
 class Optimum:
-    """The least loss for (size, epsilon, compute), and the configuration that has it.
+    """The least loss for (size, epsilon, compute), with its configuration.
 
     `smallest_model` and `smallest_token_ratio` are the least of all configurations within 1 % of that loss: the line that McKenna et al.
     2025 draw (section 4.2), since the optimum itself is flat.
@@ -34,16 +34,20 @@ class Optimum:
 
     @property
     def is_censored(self) -> bool:
-        """Whether the optimum is at an end of the trained models: the true one may lie beyond. Without noise the batch is fixed, so
-        the largest number of steps that was run is such an end too."""
+        """Returns whether the optimum is at an end of the trained models, so that the true one may lie beyond.
+
+        Without noise the batch is fixed, so the largest number of steps that was run is such an end too.
+        """
         ends = ("smallest model", "largest model", *(() if np.isfinite(self.epsilon) else ("largest steps",)))
         return any(mark in ends for mark in self.marks)
 
 
 def optimum(surface: Surface, ratio: Ratio, *, size: float | int, epsilon: float | int, compute: float) -> Optimum | None:
-    """The optimum of one budget, `None` where no configuration of it is inside the grid. `ratio` is that of `epsilon`.
+    """Returns the optimum of one budget, or `None` if no configuration of it is inside the grid.
 
-    Without noise the batch is the measured one: what a batch does to the loss by itself was not measured.
+    `ratio` is that of `epsilon`.
+
+    Without noise the batch is the measured one, since the effect of the batch alone on the loss was not measured.
     """
     surface = surface.for_epsilon(epsilon)
     batch_sizes = None if np.isfinite(epsilon) else [surface.batch_size]
@@ -83,8 +87,10 @@ def optima(
     epsilons: Iterable[float | int],
     computes: Iterable[float],
 ) -> list[Optimum]:
-    """The optimum at every (size, epsilon, compute) that has one, in this order. An infinite epsilon has none where nothing was measured
-    without noise."""
+    """Returns the optimum at every (size, epsilon, compute) that has one, in this order.
+
+    An infinite epsilon has none if nothing was measured without noise.
+    """
     kept = [epsilon for epsilon in epsilons if np.isfinite(epsilon) or surface.noiseless is not None]
     each = (
         optimum(surface, ratio_of(epsilon), size=size, epsilon=epsilon, compute=compute)

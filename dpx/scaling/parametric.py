@@ -1,4 +1,6 @@
-"""Parametric losses L1 and L2 (McKenna et al. 2025, appendix E): Huber loss on log losses, L-BFGS from many starts, bootstrap intervals.
+"""Fits the parametric losses L1 and L2 (McKenna et al. 2025, appendix E).
+
+It minimises the Huber loss on log losses by L-BFGS from many starts, with bootstrap intervals.
 
 L1 = E + A / M^alpha + B / N^beta + C s^gamma;   L2 = E + A / M^alpha + B / N^beta + C s~^gamma / M^alpha2,
 with N examples seen, s the noise-batch ratio and s~ = sigmoid((ln s + 8) / 1.6). The paper fits T > 100,000, s > 5e-7 and losses up to
@@ -23,13 +25,16 @@ IDENTIFIED = 0.5
 
 
 def transformed(ratio: Real) -> np.ndarray:
-    """s~ = sigmoid((ln s + 8) / 1.6) of noise-batch ratios s, in 0..1; the logarithm is natural, so its centre is e^-8 = 2^-11.5."""
+    """Returns s~ = sigmoid((ln s + 8) / 1.6) of noise-batch ratios s, in 0..1.
+
+    The logarithm is natural, so the centre is e^-8 = 2^-11.5.
+    """
     return np.asarray(1 / (1 + np.exp(-(np.log(ratio) + 8) / 1.6)))
 
 
 @dataclasses.dataclass(frozen=True)
 class Fit:
-    """Coefficients by name, their mean Huber loss (what is minimised), and how many of the starts came within 1 % of it."""
+    """A fit: coefficients by name, their mean Huber loss (which is minimised), and how many of the starts came within 1 % of it."""
 
     form: Form
     coefficients: dict[str, float]
@@ -37,7 +42,7 @@ class Fit:
     starts_that_agree: int
 
     def loss(self, parameters: Real, examples: Real, ratio: Real) -> np.ndarray:
-        """Predicted losses, broadcast."""
+        """Returns predicted losses, broadcast."""
         c = self.coefficients
         noise = c["C"] * ratio ** c["gamma"] if self.form == "L1" else c["C"] * transformed(ratio) ** c["gamma"] / parameters ** c["alpha2"]
         return np.asarray(c["E"] + c["A"] / parameters ** c["alpha"] + c["B"] / examples ** c["beta"] + noise)
@@ -54,7 +59,10 @@ def fit(
     starts: int = 64,
     seed: int = 0,
 ) -> Fit:
-    """The best of `starts` minimisations. Arrays of one length, ratios above 0. Raises `ConfigError` for fewer points than coefficients."""
+    """Returns the best of `starts` minimisations. Arrays have one length, and ratios are above 0.
+
+    Raises `ConfigError` for fewer points than coefficients.
+    """
     count = len(NAMES[form])
     require(
         len(losses) > count,
@@ -78,7 +86,10 @@ def _minimised(terms: "_Terms", start: np.ndarray) -> tuple[np.ndarray, float]:
 
 
 class _Terms:
-    """The Huber loss in (log E, log A, log B, log C, exponents), M and N relative to their geometric means so that starts are alike."""
+    """The Huber loss as a function of (log E, log A, log B, log C, exponents).
+
+    M and N are relative to their geometric means, so that starts are alike.
+    """
 
     def __init__(self, form: Form, parameters: np.ndarray, examples: np.ndarray, ratio: np.ndarray, losses: np.ndarray, width: float):
         self.form, self.width = form, width
@@ -91,13 +102,14 @@ class _Terms:
         self.bounds = [(-20, self.top)] + [(-20, self.top + 3)] * 3 + [(0, 20), (0, 20), (0, 20)] + ([(-5, 5)] if form == "L2" else [])
 
     def starts(self, count: int, generator: np.random.Generator) -> np.ndarray:
+        """Returns `count` random starts."""
         logs = generator.uniform(self.top - 4, self.top, (count, 4))
         exponents = generator.uniform(0.05, 1.5, (count, 3))
         rest = [generator.uniform(-0.3, 0.3, (count, 1))] if self.form == "L2" else []
         return np.concatenate([logs, exponents, *rest], axis=1)
 
     def huber_loss(self, x: np.ndarray) -> tuple[float, np.ndarray]:
-        """Mean Huber loss of log residuals, over its width, and its gradient."""
+        """Returns the mean Huber loss of log residuals, divided by its width, and its gradient."""
         alpha, beta, gamma = x[4:7]
         alpha2 = x[7] if self.form == "L2" else 0.0
         e, a = np.exp(x[0]), np.exp(x[1] - alpha * self.m)
@@ -114,7 +126,7 @@ class _Terms:
         return float(value), np.array([slope @ column for column in columns])
 
     def named(self, x: np.ndarray) -> dict[str, float]:
-        """Coefficients of the form itself, for M, N and s as they are."""
+        """Returns the coefficients of the form itself, for unscaled M, N and s."""
         alpha, beta, gamma = (float(value) for value in x[4:7])
         alpha2 = float(x[7]) if self.form == "L2" else 0.0
         scale = {
@@ -129,7 +141,10 @@ class _Terms:
 
 @dataclasses.dataclass(frozen=True)
 class Interval:
-    """A coefficient's value, its 95 % bootstrap interval, and whether the data tells it: not where its own interval leaves it out."""
+    """A coefficient's value, its 95 % bootstrap interval, and whether the data identify it.
+
+    They do not if the interval is wide (`IDENTIFIED`) or does not contain the value.
+    """
 
     value: float
     low: float
@@ -137,6 +152,7 @@ class Interval:
 
     @property
     def is_identified(self) -> bool:
+        """Returns whether the value lies within the interval, and the interval is narrow (`IDENTIFIED`)."""
         return self.low < self.value < self.high and self.high - self.low <= IDENTIFIED * abs(self.value)
 
 
@@ -153,7 +169,10 @@ def bootstrap(
     huber_width: float = 1e-3,
     seed: int = 0,
 ) -> dict[str, Interval]:
-    """95 % intervals by drawing whole `groups` (runs: the records of one are not independent) with replacement."""
+    """Returns 95 % intervals by drawing whole `groups` with replacement.
+
+    A group is a run, because the records of one run are not independent.
+    """
     generator = np.random.default_rng(seed)
     whole = fit(form, parameters, examples, ratio, losses, huber_width=huber_width, starts=4 * starts, seed=seed)
     names, coefficients = np.unique(groups), list[dict[str, float]]()
@@ -170,7 +189,10 @@ def bootstrap(
 
 
 def optimal_parameters(fit: Fit, compute: float | int, ratio: float, tokens: float | int, low: float, high: float) -> float:
-    """The model in [low, high] of least predicted loss at N = C / (6 M S) examples (Figure 19); an end of the range is not an optimum."""
+    """Returns the model size in [low, high] of least predicted loss at N = C / (6 M S) examples (Figure 19).
+
+    An end of the range is not an optimum.
+    """
     from scipy.optimize import minimize_scalar
 
     def loss(log_m: float) -> float:

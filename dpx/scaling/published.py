@@ -1,13 +1,13 @@
-"""What McKenna et al. 2025 print: parameters of their models, and Table 2's 20 optima, as a look-up that nothing is interpolated from.
+"""Holds what McKenna et al. 2025 print: parameters of their models, and the 20 optima of Table 2.
+
+The optima are looked up and never interpolated.
 
 No model of the paper was trained to a stated epsilon: these are predictions of its fit.
 """
 
-import csv
 import dataclasses
-from pathlib import Path
 
-from dpx.declaration import ConfigError, require
+from dpx.declaration import ConfigError
 
 # Table 4; Table 1 and section 4.4 print others (4.5M and 4.6M for Tiny, 41M for Medium, 778M and 784M for Mega).
 PARAMETERS = {
@@ -24,7 +24,7 @@ SEQUENCE_LENGTH, DELTA = 512, 1e-8
 
 @dataclasses.dataclass(frozen=True)
 class Optimum:
-    """A row of Table 2: where more compute stops helping at this data and budget, and the best configuration there."""
+    """A row of Table 2: the compute beyond which more does not help at this data and budget, and the best configuration there."""
 
     size: float
     epsilon: float
@@ -37,17 +37,17 @@ class Optimum:
 
     @property
     def implied_compute(self) -> float:
-        """6 M B S T: a check of transcription, not a finding."""
+        """Returns 6 M B S T, to check the transcription; it is not a finding."""
         return 6 * self.parameters * self.batch_size * SEQUENCE_LENGTH * self.steps
 
     @property
     def implied_tokens_per_parameter(self) -> float:
-        """S B T / M, padding included: the same kind of check."""
+        """Returns S B T / M, padding included, to check the transcription."""
         return SEQUENCE_LENGTH * self.batch_size * self.steps / self.parameters
 
     @property
     def epochs(self) -> float:
-        """B T / N; losses come from less than one."""
+        """Returns B T / N; the losses come from less than one epoch."""
         return self.batch_size * self.steps / self.size
 
 
@@ -84,34 +84,10 @@ BASELINES = (
 
 
 def look_up(size: float | int, epsilon: float | int) -> Optimum:
-    """The row of exactly this data and epsilon; raises `ConfigError` for any other, which would be an interpolation."""
+    """Returns the row of exactly this data and epsilon; raises `ConfigError` for any other, which would be an interpolation."""
     for row in TABLE_2:
         if (row.size, row.epsilon) == (size, epsilon):
             return row
     raise ConfigError(
         f"size={size:g}, epsilon={epsilon:g}", "Table 2 has no such row", "Use N of 1e5 to 1e9 and epsilon of 1, 4, 16 or 64, or a fit"
     )
-
-
-def read_table_2(path: Path) -> tuple[Optimum, ...]:
-    """Table 2 from a CSV file with the columns data_budget, epsilon, compute_flops, cross_entropy, model_params, iterations, batch_size and
-    token_model_ratio."""
-    names = (
-        "data_budget",
-        "epsilon",
-        "compute_flops",
-        "cross_entropy",
-        "model_params",
-        "iterations",
-        "batch_size",
-        "token_model_ratio",
-    )
-    with open(path, newline="") as file:
-        lines = list(csv.DictReader(file))
-    require(
-        bool(lines) and all(name in lines[0] for name in names),
-        path,
-        "does not have the expected columns",
-        f"Give columns {', '.join(names)}",
-    )
-    return tuple(Optimum(*(float(line[name]) for name in names)) for line in lines)

@@ -1,4 +1,4 @@
-"""The best configuration for (compute, epsilon, data, delta): every model, batch and number of steps that cost it, and the least loss."""
+"""Finds the best configuration for (compute, epsilon, data, delta) among all models, batches and numbers of steps of that cost."""
 
 import dataclasses
 from collections.abc import Callable, Sequence
@@ -17,7 +17,7 @@ FLOPS_A_TOKEN = 6
 
 @dataclasses.dataclass(frozen=True)
 class Candidates:
-    """Configurations of one compute budget, arrays of one length; `loss` is NaN where the grid says nothing."""
+    """Configurations of one compute budget, as arrays of one length; `loss` is NaN outside the grid."""
 
     compute: float
     size: float
@@ -41,13 +41,13 @@ class Candidates:
         return int(np.nanargmin(self.loss))
 
     def near(self, tolerance: float = NEAR) -> np.ndarray:
-        """Indices within `tolerance` of the least loss, by loss."""
+        """Returns the indices of configurations within `tolerance` of the least loss, by loss."""
         limit = (1 + tolerance) * self.loss[self.best]
         places = np.flatnonzero(np.nan_to_num(self.loss, nan=np.inf) <= limit)
         return places[np.argsort(self.loss[places], kind="stable")]
 
     def at_edge(self, surface: Surface, place: int) -> tuple[str, ...]:
-        """The ends of the grid that the configuration is at: an optimum there is censored, the true one may lie beyond."""
+        """Returns the ends of the grid at which the configuration lies. An optimum there is censored: the true one may lie beyond."""
         edges = []
         for name, value, nodes in (
             ("model", self.parameters[place], surface.parameters_M),
@@ -72,9 +72,10 @@ def candidates(
     parameters: Sequence[float] | np.ndarray | None = None,
     batch_sizes: Sequence[float] | np.ndarray | None = None,
 ) -> Candidates:
-    """Every model (`MODELS` inside the trained range by default) with every batch (powers of 2^(1/4) up to `size`), T = C / (6 M B S).
+    """Returns every model with every batch at the compute budget, T = C / (6 M B S).
 
-    What lies outside the grid stays in the table, marked and without a loss.
+    By default models are `MODELS` inside the trained range, and batches powers of 2^(1/4) up to `size`. Configurations outside the grid
+    stay in the table, marked and without a loss.
     """
     require(compute > 0 and size >= 1, f"compute={compute:g}, size={size:g}", "compute and size must be positive", "Give positive values")
     models = (
@@ -92,15 +93,20 @@ def candidates(
 
 
 def saturating_compute(computes: np.ndarray, losses: np.ndarray, tolerance: float = NEAR) -> float:
-    """The least compute whose loss is within `tolerance` of that at the largest with a loss (Table 2, whose rule is not stated)."""
+    """Returns the least compute whose loss is within `tolerance` of the loss at the largest compute that has one.
+
+    Table 2 gives such a compute, but its rule is not stated.
+    """
     known = np.isfinite(losses)
     require(bool(known.any()), "losses", "the loss is not known at any of these values", "Ask for compute inside the grid")
     return float(computes[known][np.argmax(losses[known] <= (1 + tolerance) * losses[known][-1])])
 
 
 def ends_flat(computes: np.ndarray, losses: np.ndarray, tolerance: float = NEAR) -> bool:
-    """Whether the last doubling of compute gains less than `tolerance`: a curve that does not has not shown where it saturates, nor has one
-    that is known over less than a doubling."""
+    """Returns whether the last doubling of compute gains less than `tolerance`.
+
+    Otherwise the curve has not shown where it saturates; nor has a curve that is known over less than a doubling.
+    """
     if computes[0] > computes[-1] / 2:
         return False
     halved = np.interp(np.log(computes[-1] / 2), np.log(computes), losses)

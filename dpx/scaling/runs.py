@@ -1,4 +1,4 @@
-"""Measurements from run folders: the mean training loss of every 100 steps, as McKenna et al. 2025 record it (section 3.3)."""
+"""Reads measurements from run folders: the mean training loss of every 100 steps, as McKenna et al. 2025 record it (section 3.3)."""
 
 import json
 import math
@@ -14,13 +14,16 @@ from dpx.declaration import require
 from dpx.scaling.measurements import Measurements
 
 RECORD_EVERY = 100
-# What tells the runs of a table apart.
+# The settings that identify a run of a table.
 SETTINGS = ("model", "parameters", "noise_batch_ratio", "learning_rate", "replicate", "batch_size", "sequence_length")
 
 
 def record_means(losses: np.ndarray, is_drawn: np.ndarray, every: int = RECORD_EVERY) -> tuple[np.ndarray, np.ndarray]:
-    """(steps done, mean loss) of every whole window of `every` steps. A step in which no example `is_drawn` has no loss and does not count;
-    a window begun, or of such steps alone, is left out. A loss that is not finite makes its mean so."""
+    """Returns (steps done, mean loss) of every whole window of `every` steps.
+
+    A step in which no example `is_drawn` has no loss and does not count; an incomplete window, or one of such steps alone, is left out. A
+    loss that is not finite makes its mean not finite.
+    """
     whole = len(losses) // every
     windows, is_drawn = (values[: whole * every].reshape(whole, every) for values in (losses, is_drawn))
     drawn = is_drawn.sum(1)
@@ -29,8 +32,9 @@ def record_means(losses: np.ndarray, is_drawn: np.ndarray, every: int = RECORD_E
 
 
 def measured(outputs: Path, match: str = "", every: int = RECORD_EVERY) -> tuple[Measurements, list[str]]:
-    """Returns every run under `outputs` whose folder begins with `match`, as far as it went, and a line on each that could not be read, or
-    has the same settings as a run that went as far.
+    """Returns the measurements of every run under `outputs` whose folder begins with `match`, and a line on each omitted folder.
+
+    A run counts as far as it went. A folder is omitted if it could not be read, or has the same settings as a run that went as far.
 
     Raises `ConfigError` where nothing is found.
     """
@@ -40,7 +44,7 @@ def measured(outputs: Path, match: str = "", every: int = RECORD_EVERY) -> tuple
     for folder in (path for path in named if (path / "private" / "metrics.jsonl").exists()):
         try:
             found = folder.name, _rows(folder, every)
-        # Whatever is wrong with one folder, the others are read.
+        # A folder that cannot be read does not stop the others.
         except Exception as error:
             left_out.append(f"{folder.name}: not readable ({type(error).__name__}: {error})")
             continue
@@ -66,7 +70,10 @@ def shipped() -> Path:
 
 
 def load(place: str | Path, match: str = "") -> tuple[Measurements, list[str]]:
-    """A CSV table (`Measurements.read`), or a folder of runs (`measured`); raises `ConfigError` where nothing is there."""
+    """Returns the measurements of a CSV table (`Measurements.read`) or of a folder of runs (`measured`).
+
+    Raises `ConfigError` if nothing is there.
+    """
     path = Path(place)
     require(path.exists(), path, "no such file or folder", "Name a CSV table of measurements, or a folder that contains runs")
     return measured(path, match) if path.is_dir() else (Measurements.read(path), [])
@@ -93,7 +100,7 @@ def _rows(folder: Path, every: int) -> list[dict[str, Any]]:
 
 
 def _knobs(config: Any, folder: Path) -> dict[str, Any]:
-    """The settings that identify a run; a run without privacy has ratio 0 and counts as one without noise."""
+    """Returns the settings that identify a run; a run without privacy has ratio 0 and counts as one without noise."""
     batch_size = config.batch_schedule.size
     noise = config.noise
     if "noise_batch_ratio" in noise:
@@ -116,7 +123,7 @@ def _knobs(config: Any, folder: Path) -> dict[str, Any]:
 
 
 def _parameters(config: Any) -> int:
-    """Exact parameters of the model and its head at the declared vocabulary."""
+    """Returns the exact number of parameters of the model and its head at the declared vocabulary."""
     from dpx.config import build
 
     experiment, _ = build(config)

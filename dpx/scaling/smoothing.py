@@ -1,4 +1,6 @@
-"""Converts records to a monotone grid: choice over learning rates, rolling mean, isotonic in the steps and then in the ratio.
+"""Converts records to a monotone grid.
+
+It chooses among learning rates, takes a rolling mean, and makes losses isotonic in the steps and then in the ratio.
 
 Shape legend: M models, R noise-batch ratios, L learning rates, T records (numbers of steps done), all ascending.
 """
@@ -12,7 +14,7 @@ import numpy as np
 from dpx.declaration import require
 from dpx.scaling.measurements import Measurements
 
-# The paper does not say how it chooses; the first is our default (McKenna et al. 2025, section 3.3).
+# The paper does not say how it chooses; the first is the default of dpx (McKenna et al. 2025, section 3.3).
 Choice = Literal["pointwise_minimum", "lowest_final_loss"]
 # (losses, learning rates) [T] by (parameters, model, ratio); the ratio is 0 without noise.
 Cells = dict[tuple[float, str, float], tuple[np.ndarray, np.ndarray]]
@@ -22,12 +24,15 @@ Either = TypeVar("Either", bound="WithNoiseless")
 
 
 class WithNoiseless:
-    """Losses at noise-batch ratios and, separately, losses without noise if any were measured."""
+    """Losses at noise-batch ratios, with separate losses without noise if any were measured."""
 
     noiseless: Any
 
     def for_epsilon(self: Either, epsilon: float | int) -> Either:
-        """The losses to use for a budget of `epsilon`: those without noise if it is infinite. Raises `ConfigError` if they are missing."""
+        """Returns the losses to use for a budget of `epsilon`: those without noise if it is infinite.
+
+        Raises `ConfigError` if they are missing.
+        """
         if np.isfinite(epsilon):
             return self
         require(self.noiseless is not None, "epsilon=inf", "the measurements have no run without noise", "Also train models without noise")
@@ -36,7 +41,7 @@ class WithNoiseless:
 
 @dataclasses.dataclass(frozen=True)
 class Grid(WithNoiseless):
-    """Losses at every (model, ratio, record); `rates_MRT` are the learning rates that they were reached with.
+    """Losses at every (model, ratio, record); `rates_MRT` are the learning rates with which they were reached.
 
     `noiseless` are losses without noise: a grid with its own models and the single ratio 0.
     """
@@ -52,7 +57,7 @@ class Grid(WithNoiseless):
 
 
 def over_rates(losses_LT: np.ndarray, choice: Choice = "pointwise_minimum") -> tuple[np.ndarray, np.ndarray]:
-    """(losses [T], index of the winning rate [T]) of one model and ratio; a record that is NaN was not measured at that rate.
+    """Returns (losses [T], index of the best rate [T]) of one model and ratio; a record that is NaN was not measured at that rate.
 
     Raises `ConfigError` where no rate has all records.
     """
@@ -72,10 +77,10 @@ def over_rates(losses_LT: np.ndarray, choice: Choice = "pointwise_minimum") -> t
 
 
 def grid_of(measurements: Measurements, choice: Choice = "pointwise_minimum") -> Grid:
-    """The largest full rectangle of models and ratios that were measured at common steps; replicates count as their mean.
+    """Returns the largest full rectangle of models and ratios that were measured at common steps; replicates count as their mean.
 
-    What is left out of it is named. Losses without noise take no part in it, and are kept of every model that has them. Several physical
-    batches or lengths in one table are refused: their losses are not comparable.
+    Models and ratios that are left out are named. Losses without noise are not part of it, and are kept of every model that has them.
+    Several physical batches or lengths in one table are refused: their losses are not comparable.
     """
     for name in ("batch_size", "sequence_length"):
         values = np.unique(getattr(measurements, name))
@@ -86,7 +91,7 @@ def grid_of(measurements: Measurements, choice: Choice = "pointwise_minimum") ->
             "Choose the rows of one value",
         )
     _require_names_of_their_own(measurements)
-    # A run that is still going on, or was cut, is left out and not shortened to.
+    # An unfinished run is left out; the grid is not shortened to it.
     steps_T = _common_steps(measurements)
     cells = _cells(measurements, steps_T, choice)
     others = {(m, name, ratio) for m, name, ratio, *_ in _runs(measurements)} - set(cells)
@@ -98,7 +103,10 @@ def grid_of(measurements: Measurements, choice: Choice = "pointwise_minimum") ->
 
 
 def _require_names_of_their_own(measurements: Measurements) -> None:
-    """Models are told apart by their parameters: one name for each number, and one number for each name."""
+    """Raises `ConfigError` unless each number of parameters has one model name, and each name one number.
+
+    Parameters identify a model.
+    """
     pairs = sorted(set(zip(measurements.parameters.tolist(), measurements.model.tolist(), strict=True)))
     for (m, name), (next_m, next_name) in itertools.pairwise(pairs):
         require(
@@ -123,7 +131,7 @@ def _grid(cells: Cells, steps_T: np.ndarray) -> Grid:
 
 
 def _runs(measurements: Measurements) -> dict[tuple[float, str, float, float, float], tuple[np.ndarray, np.ndarray]]:
-    """(steps, losses) by (parameters, model, ratio, learning rate, replicate), steps ascending; the ratio is 0 without noise."""
+    """Returns (steps, losses) by (parameters, model, ratio, learning rate, replicate), steps ascending; the ratio is 0 without noise."""
     keys = list(
         zip(
             measurements.parameters.tolist(),
@@ -142,7 +150,7 @@ def _runs(measurements: Measurements) -> dict[tuple[float, str, float, float, fl
 
 
 def _common_steps(measurements: Measurements) -> np.ndarray:
-    """The steps of the records that most models and ratios have; among equally frequent ones, the longest."""
+    """Returns the steps of the records that most models and ratios have; among equally frequent ones, the longest."""
     cells: dict[tuple[float, ...], set] = {}
     for (m, _, ratio, *_), (steps, _) in _runs(measurements).items():
         cells.setdefault(tuple(steps.tolist()), set()).add((m, ratio))
@@ -150,7 +158,7 @@ def _common_steps(measurements: Measurements) -> np.ndarray:
 
 
 def _cells(measurements: Measurements, steps_T: np.ndarray, choice: Choice) -> Cells:
-    """(losses, rates) [T] by (parameters, model, ratio), only where every record exists at some rate."""
+    """Returns (losses, rates) [T] by (parameters, model, ratio), only if every record exists at some rate."""
     by_cell: dict[tuple[float, str, float], dict[float, list[np.ndarray]]] = {}
     for (m, name, ratio, rate, _), (steps, losses) in _runs(measurements).items():
         if np.array_equal(steps, steps_T):
@@ -164,7 +172,10 @@ def _cells(measurements: Measurements, steps_T: np.ndarray, choice: Choice) -> C
 
 
 def _rectangle(cells: set, names: list[tuple[float, str]], ratios: list[float]) -> tuple[list[tuple[float, str]], list[float]]:
-    """The models and ratios of the largest rectangle in which nothing is missing; more models where two are as large."""
+    """Returns the models and ratios of the largest rectangle in which nothing is missing.
+
+    Of two equally large ones, it takes the one with more models.
+    """
     best: tuple[list, list] = ([], [])
     part: Any
     # The parts of the shorter side are few.
@@ -181,7 +192,7 @@ def _rectangle(cells: set, names: list[tuple[float, str]], ratios: list[float]) 
 
 
 def rolling_mean(losses: np.ndarray, width: int = 10) -> np.ndarray:
-    """Mean of the last `width` records along the last axis; the first records take as many as there are."""
+    """Returns the mean of the last `width` records along the last axis; the first records use as many as there are."""
     total = np.cumsum(losses, axis=-1)
     before = np.zeros_like(total)
     before[..., width:] = total[..., :-width] if width < total.shape[-1] else 0.0
@@ -190,14 +201,14 @@ def rolling_mean(losses: np.ndarray, width: int = 10) -> np.ndarray:
 
 
 def isotonic(losses: np.ndarray, axis: int, *, increasing: bool) -> np.ndarray:
-    """The closest monotone values along `axis`, in least squares (pool adjacent violators, scipy)."""
+    """Returns the closest monotone values along `axis`, in least squares (pool adjacent violators, scipy)."""
     from scipy.optimize import isotonic_regression
 
     return np.apply_along_axis(lambda line: isotonic_regression(line, increasing=increasing).x, axis, losses)
 
 
 def smooth(losses_MRT: np.ndarray, width: int = 10) -> np.ndarray:
-    """Rolling mean, then non-increasing in the steps, then non-decreasing in the ratio; nothing is required of models.
+    """Smooths losses: rolling mean, then non-increasing in the steps, then non-decreasing in the ratio; models are not constrained.
 
     Isotonic regression preserves order, so the second pass keeps what the first made true.
     """

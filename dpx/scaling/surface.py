@@ -1,4 +1,4 @@
-"""Loss at any (model, steps, noise-batch ratio) inside a measured grid: linear between the logarithms of nodes.
+"""Interpolates the loss at any (model, steps, noise-batch ratio) inside a measured grid, linearly between the logarithms of nodes.
 
 A point outside the grid has no loss: it is marked and NaN, never moved to the edge. Two cases are marked and have a value: steps beyond
 the measured ones (extrapolated), and a ratio below the smallest (the loss at the smallest ratio; less noise can only lower it).
@@ -17,7 +17,7 @@ Real = np.ndarray | float | int
 
 @dataclasses.dataclass(frozen=True)
 class Found:
-    """Losses and marks of how each was found, arrays of one shape."""
+    """Losses, and marks of how each was found, as arrays of one shape."""
 
     loss: np.ndarray
     is_outside: np.ndarray
@@ -27,7 +27,7 @@ class Found:
 
 @dataclasses.dataclass(frozen=True)
 class Surface(WithNoiseless):
-    """Nodes, ascending, and losses [M, R, T] on them; `measured_steps` is the last step that was run.
+    """The nodes of a grid, ascending, and losses [M, R, T] on them; `measured_steps` is the last step that was run.
 
     `noiseless` are losses without noise: a surface with its own models and the single ratio 0. `tokens` is the length of an example.
     """
@@ -43,9 +43,10 @@ class Surface(WithNoiseless):
     noiseless: "Surface | None" = None
 
     def at(self, parameters: Real, steps: Real, ratio: Real) -> Found:
-        """The losses at models (parameters), steps and noise-batch ratios, broadcast against one another.
+        """Returns the losses at models (parameters), steps and noise-batch ratios, broadcast against one another.
 
-        `ratio` 0 asks for no noise; raises `ConfigError` where that was not measured."""
+        `ratio` 0 asks for no noise; raises `ConfigError` where that was not measured.
+        """
         m, t, r = np.broadcast_arrays(*(np.asarray(value, float) for value in (parameters, steps, ratio)))
         found = self._at(m, t, r)
         is_noiseless = np.asarray(r == 0)
@@ -67,7 +68,10 @@ class Surface(WithNoiseless):
 
 
 def _interpolated(nodes: list[np.ndarray], values: np.ndarray, places: list[np.ndarray], wanted: np.ndarray) -> np.ndarray:
-    """Linear between logarithms of nodes where `wanted`, NaN elsewhere; an axis of one node holds that node alone."""
+    """Returns values interpolated linearly between logarithms of nodes where `wanted`, NaN elsewhere.
+
+    An axis of one node has values at that node alone.
+    """
     from scipy.interpolate import RegularGridInterpolator
 
     kept = [axis for axis, node in enumerate(nodes) if len(node) > 1]
@@ -82,10 +86,10 @@ def _interpolated(nodes: list[np.ndarray], values: np.ndarray, places: list[np.n
 
 
 def surface_of(grid: Grid, batch_size: float, tokens: float, *, width: int | None = None, reach: float | int = 1) -> Surface:
-    """The whole chain after the choice over rates: smooth, extend to `reach` times the measured steps, interpolate.
+    """Returns the surface of a grid: smooth, extend to `reach` times the measured steps, interpolate.
 
     The rolling mean takes `width` records, by default a tenth of them and at most the paper's 10 (of 1,280): it lags, and on 20 records 10
-    of them move the optimum. Choosing beyond the measured steps is for `reach` > 1 to ask for: on synthetic surfaces the chosen
+    of them move the optimum. Steps beyond the measured ones can be chosen only with `reach` > 1: on synthetic surfaces the chosen
     configuration was within 1 % of the best for every surface of 40 inside them, and for 23 of 40 at a reach of 8.
     Raises `ConfigError` for a grid with less than two ratios or records.
     """

@@ -1,1 +1,1 @@
-"""Objectives: per-example losses and what is measured of them."""
+"""Tasks: per-example losses, and the metrics that are computed from them."""

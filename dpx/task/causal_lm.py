@@ -1,4 +1,4 @@
-"""Causal language modelling: rows in, per-example losses of the next tokens out.
+"""Computes per-example losses of the next tokens from rows (causal language modelling).
 
 B: examples, T: tokens.
 """
@@ -17,7 +17,10 @@ from dpx.task.losses import Batch, Counts, Key, Params, decode_losses, dropout_k
 
 @dataclasses.dataclass(frozen=True)
 class Objective:
-    """The objective of training: initial parameters, batches from rows, and losses. Pure functions of their arguments."""
+    """The objective of causal language modelling, as pure functions of their arguments.
+
+    It makes initial parameters, batches from rows, and losses.
+    """
 
     model: Decoder
     task: CausalLanguageModel
@@ -25,15 +28,19 @@ class Objective:
 
     @property
     def module(self) -> DecoderForCausalLM:
+        """Returns the flax module of the model and its head."""
         return DecoderForCausalLM(self.model, self.vocabulary_size)
 
     def init(self, key: Key) -> Params:
-        """Fresh float32 parameters, a nested dict with the paths of `Decoder.parameter_shapes`."""
+        """Returns new float32 parameters, a nested dict with the paths of `Decoder.parameter_shapes`."""
         variables: Any = self.module.init(jnp.asarray(key), jnp.zeros((1, 2), jnp.int32), jnp.ones((1,), jnp.int32))
         return variables["params"]
 
     def batch(self, key: Key, rows: dict[str, Any]) -> Batch:
-        """Each position's label is the token after it; the last real token has none. Nothing is drawn from `key`."""
+        """Returns the batch of rows, in which each position's label is the token after it.
+
+        The last real token has no label. Nothing is drawn from `key`.
+        """
         tokens, length = jnp.asarray(rows["tokens"]), jnp.asarray(rows["length"])
         has_label_BT = jnp.arange(tokens.shape[1]) + 1 < length[:, None]
         label_BT = jnp.where(has_label_BT, jnp.roll(tokens, -1, axis=1), 0)
@@ -44,7 +51,7 @@ class Objective:
         return batch["labels"], batch["has_label"]
 
     def losses(self, params: Params, batch: Batch, dropout_key: Key | None = None) -> tuple[Float[Array, " B"], Counts]:
-        """Per-example losses and counts (`next_token_correct`, `_predicted`, `_nats`: the summed loss), float32 or wider."""
+        """Returns per-example losses and counts (`next_token_correct`, `_predicted`, `_nats`: the summed loss), float32 or wider."""
         rows = batch["tokens"], batch["length"], dropout_keys(self.model, params, dropout_key, batch["record"])
         decoded: Any = self.module.apply({"params": params}, *rows, decode_losses(params, batch["labels"], batch["has_label"]))
         losses_B, correct_B = decoded

@@ -1,4 +1,4 @@
-"""Fine-tuning to labels: the class of a text (or of a pair), or the right one of several texts, each scored by itself.
+"""Fine-tunes to labels: the class of a text (or of a pair), or the correct one of several texts, each scored by itself.
 
 B: examples, C: choices of an example, S: tokens of one text, K: classes.
 """
@@ -22,9 +22,11 @@ Noised = Callable[[Array], Array]
 
 @dataclasses.dataclass(frozen=True)
 class Objective:
-    """Rows carry `label` [B] beside `tokens`, `segment_start`, `length` and `record`; with choices the first three are [B,C,...].
+    """The objective of classification.
 
-    Rows with `features` [B,H] or [B,C,H] in place of these three are classified by what was read before (`features`).
+    Rows have `label` [B] beside `tokens`, `segment_start`, `length` and `record`; with choices the first three are [B,C,...].
+
+    Rows with `features` [B,H] or [B,C,H] in place of these three are classified from features that were computed before (`features`).
     """
 
     model: Model
@@ -33,17 +35,18 @@ class Objective:
 
     @property
     def module(self) -> BertForClassification | DecoderForClassification:
+        """Returns the flax module of the model and its classifier."""
         of_model = DecoderForClassification if isinstance(self.model, Decoder) else BertForClassification
         return of_model(self.model, self.vocabulary_size, self.task.pooled_outputs)  # type: ignore[arg-type]
 
     def init(self, key: Key) -> Params:
-        """Fresh float32 parameters, a nested dict with the paths of the model's `parameter_shapes`."""
+        """Returns new float32 parameters, a nested dict with the paths of the model's `parameter_shapes`."""
         token_BS = jnp.zeros((1, 2), jnp.int32)
         variables: Any = self.module.init(jnp.asarray(key), token_BS, token_BS, jnp.ones((1,), jnp.int32))
         return variables["params"]
 
     def batch(self, key: Key, rows: dict[str, Any]) -> Batch:
-        """Rows as they are; nothing is drawn from `key`."""
+        """Returns the rows unchanged; nothing is drawn from `key`."""
         texts = ("features",) if "features" in rows else ("tokens", "segment_start", "length")
         return {name: jnp.asarray(rows[name]) for name in (*texts, "label", "record")}
 
@@ -54,9 +57,10 @@ class Objective:
     def losses(
         self, params: Params, batch: Batch, dropout_key: Key | None = None, noised: Noised | None = None
     ) -> tuple[Float[Array, " B"], Counts]:
-        """Per-example cross-entropy of the label and the count `correct`, float32 or wider.
+        """Returns the per-example cross-entropy of the label and the count `correct`, float32 or wider.
 
-        With `noised` the last map reads `noised(h)` in place of each text's vector h, [B,H]: for encoders (`dpx.mechanism.dp_fp`)."""
+        With `noised` the last map reads `noised(h)` in place of each text's vector h, [B,H]: for encoders (`dpx.mechanism.dp_fp`).
+        """
         losses_B, correct_B = class_losses(self.logits(params, batch, dropout_key, noised), batch["label"])
         return losses_B, {"correct": correct_B}
 
@@ -70,18 +74,20 @@ class Objective:
 
     @property
     def has_constant_features(self) -> bool:
-        """Whether what the head reads of a text depends on parameters below the head alone."""
+        """Returns whether the head's input for a text depends on parameters below the head alone."""
         return self.model.dropout == 0.0
 
     def features(self, params: Params, batch: Batch) -> Float[Array, "B ... H"]:
-        """Returns the input of the head for each text, in the compute dtype, without dropout: it depends only on parameters below the
-        head."""
+        """Returns the input of the head for each text, in the compute type, without dropout.
+
+        It depends only on parameters below the head.
+        """
         of_model = DecoderFeatures if isinstance(self.model, Decoder) else BertFeatures
         return of_model(self.model, self.vocabulary_size).apply({"params": params}, *_texts(batch))  # type: ignore[arg-type, return-value]
 
 
 def _texts(batch: Batch) -> tuple[Array, Array, Array]:
-    """Tokens and segments [B,T], choices side by side, and lengths."""
+    """Returns tokens and segments [B,T], with choices side by side, and lengths."""
     tokens, length = batch["tokens"], batch["length"]
     segment, side_by_side = segments(tokens.shape[-1], batch["segment_start"], length), (tokens.shape[0], -1)
     return tokens.reshape(side_by_side), segment.reshape(side_by_side), length

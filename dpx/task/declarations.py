@@ -1,4 +1,4 @@
-"""The declared tasks: masked words (with or without next sentence), next words, or the class of a text.
+"""Declares the tasks: masked words (with or without next sentence), next words, or the class of a text.
 
 Every task names the columns of a row that it reads (`columns`), its counts in a step (`counts`), the metrics that follow from the sums
 of those counts, and its headline metric (`metric`): an accuracy, the quotient of `accuracy_counts` (second None: divided by one).
@@ -23,7 +23,7 @@ from dpx.task.protocol import OneText, PackageTask, require_columns
 
 @declaration
 class MaskedLanguageModel:
-    """BERT pre-training: mean cross-entropy over an example's masked positions (+ next-sentence cross-entropy, weight 1).
+    """BERT's pre-training: mean cross-entropy over an example's masked positions (plus next-sentence cross-entropy, weight 1).
 
     At most `max_masked_positions` positions, `masking_rate` of the real tokens, are predicted. `masking="bert"` replaces them by
     80 % [MASK], 10 % random, 10 % unchanged (Devlin et al. 2019); `"always_mask"` by [MASK] alone.
@@ -65,24 +65,24 @@ class MaskedLanguageModel:
         return _most_frequent_token(answers, frequent_token)
 
     def masked_positions(self, sequence_length: int) -> int:
-        """The largest number that a row of that length can have; it sets the size of arrays."""
+        """Returns the largest number of masked positions that a row of that length can have; it sets the size of arrays."""
         return min(self.max_masked_positions, max(1, math.ceil(self.masking_rate * sequence_length)))
 
     def metrics(self, totals: dict[str, float]) -> dict[str, float]:
-        """Loss per example, accuracy per masked position and, with that head, per next-sentence pair."""
+        """Returns loss per example, accuracy per masked position and, with that head, accuracy per next-sentence pair."""
         metrics = _loss(totals) | {"mlm_accuracy": totals["mlm_correct"] / max(totals["mlm_predicted"], 1.0)}
         if self.next_sentence:
             metrics["next_sentence_accuracy"] = totals["next_sentence_correct"] / max(totals["examples"], 1.0)
         return metrics
 
     def parameter_shapes(self, model: AnyModel, vocabulary_size: int) -> Shapes:
-        """Raises `ConfigError` for a model that sees no word after the masked one."""
+        """Returns the model's parameter shapes. Raises `ConfigError` for a model in which no token sees the tokens after it."""
         if isinstance(model, Decoder) or model.causal:
             raise _refused(model, "a causal decoder cannot read words after the masked word", "task=causal_lm, or a BERT")
         return model.parameter_shapes(vocabulary_size, next_sentence=self.next_sentence)
 
     def require_fits(self, model: AnyModel, data: Data) -> None:
-        """Raises `ConfigError` where the model or the rows cannot be learnt from in this way."""
+        """Raises `ConfigError` if the model or the rows do not suit this task."""
         self.parameter_shapes(model, 1)
         if self.next_sentence:
             fix = "Use task=mlm, or data.pairs=same_document"
@@ -95,7 +95,10 @@ class MaskedLanguageModel:
 
 @declaration
 class CausalLanguageModel(OneText):
-    """Predicts every next token from the tokens before it: mean cross-entropy over an example's real next tokens."""
+    """Causal language modelling: every next token is predicted from the tokens before it.
+
+    The loss is the mean cross-entropy over an example's real next tokens.
+    """
 
     metric: ClassVar[str] = "next_token_accuracy"
     counts: ClassVar[tuple[str, ...]] = ("next_token_correct", "next_token_predicted", "next_token_nats")
@@ -107,24 +110,24 @@ class CausalLanguageModel(OneText):
         return _most_frequent_token(answers, frequent_token)
 
     def masked_positions(self, sequence_length: int) -> int:
-        """Every position is decoded; the last one's label is never real."""
+        """Returns the number of decoded positions, which is every position; the last one's label is never real."""
         return sequence_length
 
     def metrics(self, totals: dict[str, float]) -> dict[str, float]:
-        """Loss per example; accuracy and perplexity per token."""
+        """Returns loss per example, and accuracy and perplexity per token."""
         predicted = max(totals["next_token_predicted"], 1.0)
         accuracy = {"next_token_accuracy": totals["next_token_correct"] / predicted}
         # A perplexity beyond float's range says no more than the loss.
         return _loss(totals) | accuracy | {"perplexity": math.exp(min(totals["next_token_nats"] / predicted, 700.0))}
 
     def parameter_shapes(self, model: AnyModel, vocabulary_size: int) -> Shapes:
-        """Raises `ConfigError` for a model that sees the next token."""
+        """Returns the model's parameter shapes. Raises `ConfigError` for a model that sees the next token."""
         if isinstance(model, Bert) or not model.causal:
             raise _refused(model, "an encoder can read the token that it should predict", "task=mlm, or model=decoder_tiny")
         return model.parameter_shapes(vocabulary_size)
 
     def require_fits(self, model: AnyModel, data: Data) -> None:
-        """Raises `ConfigError` where the model or the rows cannot be learnt from in this way."""
+        """Raises `ConfigError` if the model or the rows do not suit this task."""
         self.parameter_shapes(model, 1)
         reason = "two segments side by side are not running text"
         require(data.pairs == "none", f"data.pairs={data.pairs} with task=causal_lm", reason, "Use data.pairs=none")
@@ -150,7 +153,7 @@ class _Labels:
         return 0
 
     def metrics(self, totals: dict[str, Any]) -> dict[str, float]:
-        """Loss and accuracy per example; if answers were counted too (`confusion`), F1 and Matthews' correlation."""
+        """Returns loss and accuracy per example; if answers were counted too (`confusion`), also F1 and Matthews' correlation."""
         metrics = _loss(totals) | {"accuracy": totals["correct"] / max(totals["examples"], 1.0)}
         return metrics | (of_confusion(np.asarray(totals["confusion"], np.float64)) if "confusion" in totals else {})
 
@@ -164,7 +167,7 @@ class _Labels:
 
 @declaration
 class Classification(_Labels):
-    """Mean cross-entropy of a text's class, one of `classes`; the text may be a pair of segments."""
+    """Classification of texts: mean cross-entropy of a text's class, one of `classes`; the text may be a pair of segments."""
 
     classes: int
     name: Literal["classification"] = "classification"
@@ -181,13 +184,13 @@ class Classification(_Labels):
         return texts(sequence_length, vocabulary_size) | {"label": classes(self.classes)}
 
     def baselines(self, answers: np.ndarray, frequent_token: int | None) -> dict[str, float]:
-        """Always answers the most frequent class of the evaluated rows: no other constant answer is better."""
+        """Returns the accuracy of always answering the most frequent class of the evaluated rows: no other constant answer is better."""
         return {"most_frequent_class": _share(answers, int(np.argmax(answers[: self.classes])))}
 
 
 @declaration
 class MultipleChoice(_Labels):
-    """Cross-entropy of the correct one of `choices` texts, each scored separately; all texts of an example are one example."""
+    """Multiple choice: cross-entropy of the correct one of `choices` texts, each scored separately; all texts of a row are one example."""
 
     choices: int
     name: Literal["multiple_choice"] = "multiple_choice"
@@ -204,12 +207,12 @@ class MultipleChoice(_Labels):
         return texts(sequence_length, vocabulary_size, self.choices) | {"label": classes(self.choices)}
 
     def baselines(self, answers: np.ndarray, frequent_token: int | None) -> dict[str, float]:
-        """Always answers the place that is correct most often among the evaluated rows."""
+        """Returns the accuracy of always answering the position that is correct most often among the evaluated rows."""
         return {"most_frequent_choice": _share(answers, int(np.argmax(answers[: self.choices])))}
 
 
 def label_names(task: Classification | MultipleChoice, declared: Sequence[str]) -> list[str]:
-    """The labels by number: as `declared` by the data, or the numbers themselves if the data declares no labels."""
+    """Returns the labels by number: as `declared` by the data, or the numbers themselves if the data declares no labels."""
     count = task.choices if isinstance(task, MultipleChoice) else task.classes
     return list(declared) or [str(number) for number in range(count)]
 
@@ -218,7 +221,10 @@ Task = MaskedLanguageModel | CausalLanguageModel | Classification | MultipleChoi
 
 
 def _most_frequent_token(answers: np.ndarray, frequent_token: int | None) -> dict[str, float]:
-    """Always answers the most frequent token of the public split; 0 without that split, since no token is then known to be frequent."""
+    """Returns the accuracy of always answering the most frequent token of the public split.
+
+    It is 0 without that split, since no token is then known to be frequent.
+    """
     return {"most_frequent_token": 0.0 if frequent_token is None else _share(answers, frequent_token)}
 
 

@@ -1,4 +1,4 @@
-"""Cross-entropies of one example each, in two forms: ops, or the block that never lets logits live on.
+"""Computes cross-entropies of one example each, in two forms: ops, or a block that does not keep the logits in memory.
 
 Every loss is normalised within its example, never over the batch, so an example's gradient is a function of that example.
 
@@ -28,7 +28,7 @@ Key = UInt32[Array, "2"] | UInt32[np.ndarray, "2"]
 
 
 def dropout_keys(model: Model, params: Params, key: Key | None, record_B: Array) -> Array | None:
-    """One key per record, or None where nothing is dropped."""
+    """Returns one key for each record, or None if nothing is dropped."""
     is_needed = model.dropout > 0.0 or has_dropout(params)
     return None if key is None or not is_needed else record_keys(jnp.asarray(key), record_B)
 
@@ -42,8 +42,10 @@ def decode_losses(params: Params, label_BM: Array, has_label_BM: Array) -> Calla
 
 
 def token_losses(logits_BMV: Array, label_BM: Array, has_label_BM: Array) -> tuple[Array, Array]:
-    """Mean cross-entropy over an example's masked positions, 0 for an example that has none; and how many were right. A label that no
-    logit has counts nowhere."""
+    """Returns the mean cross-entropy over an example's masked positions, and the number of right answers.
+
+    The loss is 0 for an example without masked positions. A label that no logit has is not counted.
+    """
     weight_BM = (has_label_BM & ops.is_in(label_BM, logits_BMV.shape[-1])).astype(logits_BMV.dtype)
     label_logit_BM = jnp.take_along_axis(logits_BMV, label_BM[:, :, None], axis=2, mode="clip")[:, :, 0]
     loss_BM = jax.nn.logsumexp(logits_BMV, axis=-1) - label_logit_BM
@@ -53,7 +55,7 @@ def token_losses(logits_BMV: Array, label_BM: Array, has_label_BM: Array) -> tup
 
 
 def class_losses(logits_BK: Array, label_B: Array) -> tuple[Array, Array]:
-    """Cross-entropy of the label and whether its logit was the first of the largest."""
+    """Returns the cross-entropy of the label, and whether its logit was the first of the largest."""
     picked_B = jnp.take_along_axis(logits_BK, label_B[:, None], axis=1)[:, 0]
     return jax.nn.logsumexp(logits_BK, axis=-1) - picked_B, (jnp.argmax(logits_BK, axis=-1) == label_B).astype(logits_BK.dtype)
 

@@ -1,4 +1,4 @@
-"""Masked words, drawn on the device: one key per record, so a record's masks do not depend on its batch.
+"""Masks words on the device, with one key for each record, so that a record's masks do not depend on its batch.
 
 B: examples, T: tokens, M: masked positions.
 """
@@ -14,12 +14,12 @@ from dpx.data.store import Manifest
 from dpx.data.vocabulary import SpecialIds
 from dpx.task.declarations import MaskedLanguageModel
 
-# Whatever has the ids that are never predicted and never a random replacement.
+# Any object with the ids that are never predicted and never a random replacement.
 Marks = SpecialIds | Manifest
 
 
 class Masked(NamedTuple):
-    """Tokens as they are shown, the positions that are asked for, their labels, and which of these are real (the others are filling)."""
+    """Masked tokens, the positions that are predicted, their labels, and a mask of the positions that are real (the others are filling)."""
 
     token_BT: Int[Array, "B T"]
     masked_position_BM: Int[Array, "B M"]
@@ -28,12 +28,12 @@ class Masked(NamedTuple):
 
 
 def special_ids(special: SpecialIds) -> tuple[int, ...]:
-    """The five ids, ascending, each once."""
+    """Returns the five ids, ascending, each once."""
     return tuple(sorted({special.pad_id, special.unk_id, special.cls_id, special.sep_id, special.mask_id}))
 
 
 def ordinary_id(draw: Array, specials: tuple[int, ...]) -> Array:
-    """The draw-th id that is not special, for 0 <= draw < vocabulary size - len(specials)."""
+    """Returns the draw-th id that is not special, for 0 <= draw < vocabulary size - len(specials)."""
     for special in specials:
         draw = draw + (draw >= special)
     return draw

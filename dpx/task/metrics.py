@@ -1,6 +1,6 @@
-"""Figures of a classifier from how often each class was taken for each: F1 and Matthews' correlation, as scikit-learn defines them.
+"""Computes F1 and Matthews' correlation of a classifier from its confusion matrix, as scikit-learn defines them.
 
-K: classes; rows are what is true, columns what was answered.
+K: classes; rows are the true classes, columns the answers.
 """
 
 import math
@@ -10,7 +10,10 @@ from jaxtyping import Float
 
 
 def of_confusion(confusion_KK: Float[np.ndarray, "K K"]) -> dict[str, float]:
-    """`macro_f1` (the mean over classes that occur, as truth or as answer), `micro_f1` (of one label a row: accuracy) and `matthews`."""
+    """Returns the metrics `macro_f1`, `micro_f1` and `matthews`.
+
+    `macro_f1` is the mean over classes that occur, as truth or as answer; `micro_f1`, for one label a row, is accuracy.
+    """
     right_K, true_K, answered_K = np.diag(confusion_KK), confusion_KK.sum(axis=1), confusion_KK.sum(axis=0)
     occurs_K = true_K + answered_K > 0
     f1_K = 2 * right_K[occurs_K] / (true_K + answered_K)[occurs_K]
@@ -23,6 +26,6 @@ def of_confusion(confusion_KK: Float[np.ndarray, "K K"]) -> dict[str, float]:
 
 
 def _matthews(right: float, true_K: np.ndarray, answered_K: np.ndarray, count: float) -> float:
-    """Gorodkin's coefficient for any number of classes; 0 where truth or answers are all one class."""
+    """Returns Gorodkin's coefficient for any number of classes; 0 if truth or answers are all one class."""
     spread = (count**2 - float(true_K @ true_K)) * (count**2 - float(answered_K @ answered_K))
     return (right * count - float(true_K @ answered_K)) / math.sqrt(spread) if spread > 0 else 0.0

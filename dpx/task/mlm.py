@@ -1,4 +1,4 @@
-"""Masked-language-model pre-training, with or without next sentence: rows in, per-example losses out.
+"""Computes per-example losses of masked-language-model pre-training from rows, with or without next sentence.
 
 B: examples, T: tokens, M: masked positions.
 """
@@ -23,7 +23,10 @@ Special = SpecialIds
 
 @dataclasses.dataclass(frozen=True)
 class Objective:
-    """The objective of training: initial parameters, batches from rows, and losses. Pure functions of their arguments."""
+    """The objective of BERT's pre-training, as pure functions of their arguments.
+
+    It makes initial parameters, batches from rows, and losses.
+    """
 
     model: Bert
     task: MaskedLanguageModel
@@ -32,17 +35,21 @@ class Objective:
 
     @property
     def module(self) -> BertForPreTraining:
+        """Returns the flax module of the model and its heads."""
         return BertForPreTraining(self.model, self.vocabulary_size, self.task.next_sentence)
 
     def init(self, key: Key) -> Params:
-        """Fresh float32 parameters, a nested dict with the paths of `Bert.parameter_shapes`."""
+        """Returns new float32 parameters, a nested dict with the paths of `Bert.parameter_shapes`."""
         token_BT = jnp.zeros((1, 2), jnp.int32)
         variables: Any = self.module.init(jnp.asarray(key), token_BT, token_BT, jnp.ones((1,), jnp.int32), jnp.zeros((1, 1), jnp.int32))
         return variables["params"]
 
     def batch(self, key: Key, rows: dict[str, Any]) -> Batch:
-        """Rows as a store gives them (`tokens` int32 [B,T], `length`, `segment_start` and `record` int32 [B]), masked: `tokens` [B,T] with
-        `masked_positions`, `labels` and `has_label` [B,M]. A row's masks depend on `key` (uint32 [2]) and its `record` alone."""
+        """Masks rows of a store (`tokens` int32 [B,T], `length`, `segment_start` and `record` int32 [B]).
+
+        Returns `tokens` [B,T] with `masked_positions`, `labels` and `has_label` [B,M]. A row's masks depend on `key` (uint32 [2]) and its
+        `record` alone.
+        """
         rows = {name: jnp.asarray(value) for name, value in rows.items()}
         keys_B = record_keys(jnp.asarray(key), rows["record"])
         masked = mask(self.task, self.special, self.vocabulary_size, keys_B, rows["tokens"], rows["length"])
@@ -59,7 +66,7 @@ class Objective:
         return batch["labels"], batch["has_label"]
 
     def losses(self, params: Params, batch: Batch, dropout_key: Key | None = None) -> tuple[Float[Array, " B"], Counts]:
-        """Per-example losses and counts (`mlm_correct`, `mlm_predicted`, `next_sentence_correct`), float32 or wider."""
+        """Returns per-example losses and counts (`mlm_correct`, `mlm_predicted`, `next_sentence_correct`), float32 or wider."""
         segment_BT = segments(batch["tokens"].shape[1], batch["segment_start"], batch["length"])
         rows = (
             batch["tokens"],
@@ -78,11 +85,14 @@ class Objective:
 
 
 def segments(tokens: int, segment_start: Array, length: Array) -> Array:
-    """[..., T]: 1 within the second segment, 0 before it and in the padding after it; lengths may be [B] or [B,C]."""
+    """Returns an array [..., T] that is 1 within the second segment, and 0 before it and in the padding after it.
+
+    Lengths may be [B] or [B,C].
+    """
     position_T = jnp.arange(tokens)
     return ((position_T >= segment_start[..., None]) & (position_T < length[..., None])).astype(jnp.int32)
 
 
 def objective(model: Bert, task: MaskedLanguageModel, vocabulary_size: int, special: Marks) -> Objective:
-    """The runtime of `task` for `model`; `special` is anything with the five ids, such as a store's manifest."""
+    """Returns the objective of `task` for `model`; `special` is any object with the five ids, such as a store's manifest."""
     return Objective(model, task, vocabulary_size, Special.from_ids(special))

@@ -1,4 +1,4 @@
-"""The runtime of a task for a model: the one place that knows which module belongs to which declaration.
+"""Makes the objective of a task for a model; no other module knows which module belongs to which declaration.
 
 An objective has `init(key) -> params`, `batch(key, rows) -> batch` (rows as a store gives them: the task's `columns`, and `record`),
 `losses(params, batch, dropout_key) -> (losses_B, counts)`: the task's `counts`, one value an example, and `answers(batch)`.
@@ -13,7 +13,10 @@ from dpx.task.protocol import Objective, PackageTask
 
 
 def objective(model: AnyModel, task: Task, vocabulary_size: int, special: Marks) -> Objective:
-    """`special` is anything with the five ids, such as a store's manifest. Raises `ConfigError` where task and model do not fit."""
+    """Returns the objective of `task` for `model`; `special` is any object with the five ids, such as a store's manifest.
+
+    Raises `ConfigError` if task and model do not fit.
+    """
     task.parameter_shapes(model, vocabulary_size)
     if isinstance(task, PackageTask):
         return task.objective(model, vocabulary_size, special)

@@ -1,6 +1,8 @@
-"""dpx's own tasks for a model of one example (`dpx.models.protocol`): rows and counts are the task's, logits the model's.
+"""Makes objectives of dpx's tasks for a model of one example (`dpx.models.protocol`).
 
-A batch is the model mapped over examples, so that no example meets another.
+Rows and counts are the task's, logits the model's.
+
+The model is mapped over the examples of a batch, so that no example depends on another.
 
 B: examples, T: tokens, V: vocabulary, K: classes.
 """
@@ -25,7 +27,7 @@ from dpx.task.masking import Marks
 
 @dataclasses.dataclass(frozen=True)
 class OfExamples:
-    """The common part of objectives for a model of one example; `one` is the loss of one example and its counts."""
+    """The common part of objectives for a model of one example; `one` returns the loss of one example and its counts."""
 
     model: ExampleModel
     task: Any
@@ -38,13 +40,13 @@ class OfExamples:
         raise NotImplementedError
 
     def losses(self, params: Params, batch: Batch, dropout_key: Key | None = None) -> tuple[Array, Counts]:
-        """Per-example losses and counts; nothing is dropped."""
+        """Returns per-example losses and counts; no dropout is applied."""
         del dropout_key
         params = params if self.model.runs_layers_below else whole(params)
         return jax.vmap(lambda example: self.one(params, example))(batch)
 
     def _tokens(self, params: Params, example: Batch) -> tuple[Array, Array, Array]:
-        """(loss, correct, predicted) of the positions that are asked for, float32 or wider."""
+        """Returns (loss, correct, predicted) of the positions that are predicted, float32 or wider."""
         logits_TV = at_least_float32(self.model.token_logits(params, example["tokens"], example["length"]))
         if "masked_positions" in example:
             logits_TV = logits_TV[example["masked_positions"]]
@@ -54,7 +56,7 @@ class OfExamples:
 
 @dataclasses.dataclass(frozen=True)
 class NextTokens(OfExamples):
-    """`causal_lm`: rows and counts are the same as in `causal_lm.Objective`."""
+    """The objective of `causal_lm`, with the same rows and counts as `causal_lm.Objective`."""
 
     batch, answers = causal_lm.Objective.batch, causal_lm.Objective.answers
 
@@ -65,7 +67,7 @@ class NextTokens(OfExamples):
 
 @dataclasses.dataclass(frozen=True)
 class MaskedTokens(OfExamples):
-    """`mlm` without next sentence: rows and counts are the same as in `mlm.Objective`."""
+    """The objective of `mlm` without next sentence, with the same rows and counts as `mlm.Objective`."""
 
     special: SpecialIds
 
@@ -78,7 +80,7 @@ class MaskedTokens(OfExamples):
 
 @dataclasses.dataclass(frozen=True)
 class Classes(OfExamples):
-    """`classification`: rows and counts are the same as in `classification.Objective`."""
+    """The objective of `classification`, with the same rows and counts as `classification.Objective`."""
 
     batch, answers = classification.Objective.batch, classification.Objective.answers
 
@@ -91,7 +93,7 @@ class Classes(OfExamples):
 
 
 def objective(model: ExampleModel, task: Any, vocabulary_size: int, special: Marks) -> NextTokens | MaskedTokens | Classes:
-    """Raises `ConfigError` for a task that asks for more than a model of one example gives."""
+    """Returns the objective of `task`. Raises `ConfigError` for a task that needs more than a model of one example gives."""
     match task:
         case CausalLanguageModel():
             return NextTokens(model, task, vocabulary_size)

@@ -1,4 +1,4 @@
-"""The interface of a task from another package, and the objective by which every task is run.
+"""Defines the interface of a task from another package, and the objective by which every task is run.
 
 Shape legend: B examples, M answers of an example.
 """
@@ -10,7 +10,7 @@ from dpx.data.schema import Schema, require_gives, texts
 
 @runtime_checkable
 class Objective(Protocol):
-    """A task for one model, as pure functions. It also has the attributes `model`, `task` and `vocabulary_size`."""
+    """The objective of a task for one model, as pure functions. It also has the attributes `model`, `task` and `vocabulary_size`."""
 
     def init(self, key: Any) -> Any:
         """Returns new parameters, a nested dict of float32 arrays; `key` is a random key, uint32 [2]."""
@@ -34,17 +34,22 @@ class Objective(Protocol):
 
 @runtime_checkable
 class ClassifierObjective(Objective, Protocol):
-    """`logits(params, batch)` returns one value per class, [B, K]: if it is defined, held-out predictions are counted for each class, for
-    metrics such as F1."""
+    """An objective that also defines `logits(params, batch)`: one value for each class, [B, K].
+
+    Held-out predictions are then counted for each class, for metrics such as F1.
+    """
 
     def logits(self, params: Any, batch: Any, dropout_key: Any = None) -> Any: ...
 
 
 @runtime_checkable
 class TwoPartObjective(Objective, Protocol):
-    """`features(params, batch)` returns the head's input for each row, [B, ...], computed by only the parameters below the head and without
+    """An objective whose model is a head on features.
+
+    `features(params, batch)` returns the head's input for each row, [B, ...], computed by only the parameters below the head and without
     dropout; `has_constant_features` is true if training applies no dropout to it either. Rows that hold `features` in place of text are
-    made into a batch, and have losses, like all other rows."""
+    made into a batch, and have losses, like all other rows.
+    """
 
     @property
     def has_constant_features(self) -> bool: ...
@@ -66,13 +71,13 @@ class OneText:
         return 0
 
     def columns(self, sequence_length: int, vocabulary_size: int) -> Schema:
-        """The columns of a row that the task reads."""
+        """Returns the columns of a row that the task reads."""
         of_text = texts(sequence_length, vocabulary_size)
         return {name: of_text[name] for name in ("tokens", "length")}
 
 
 class PackageTask(OneText):
-    """The base class of tasks of packages: it makes an objective, for the models that `require_fits` accepts.
+    """The base class of tasks of packages, which make an objective for the models that `require_fits` accepts.
 
     A task must define `metric`, `counts`, `accuracy_counts`, `metrics` and `objective`.
     """
@@ -83,21 +88,21 @@ class PackageTask(OneText):
         def name(self) -> str: ...
         @property
         def metric(self) -> str:
-            """The headline among `metrics`: an accuracy."""
+            """Returns the name of the headline among `metrics`, an accuracy."""
             ...
 
         @property
         def counts(self) -> tuple[str, ...]:
-            """The names of the counts that `losses` returns for every example."""
+            """Returns the names of the counts that `losses` returns for every example."""
             ...
 
         @property
         def accuracy_counts(self) -> tuple[str, str | None]:
-            """The two counts whose quotient is `metric`; if the second is `None`, the divisor is one per example."""
+            """Returns the two counts whose quotient is `metric`; if the second is `None`, the divisor is one for each example."""
             ...
 
     def baselines(self, answers: Any, frequent_token: int | None) -> dict[str, float]:
-        """Returns the accuracies, by name, of answers that need no model: what a model should exceed.
+        """Returns, by name, the accuracies of answers that need no model and that a model should exceed.
 
         Args:
             answers: int [values]; how often each value was the correct answer among the held-out rows.
@@ -126,7 +131,7 @@ class PackageTask(OneText):
         require_columns(self, data)
 
     def objective(self, model: Any, vocabulary_size: int, special: Any) -> Objective:
-        """Returns the task for `model`.
+        """Returns the objective of the task for `model`.
 
         Args:
             model: The declared model.

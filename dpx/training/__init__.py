@@ -1,1 +1,1 @@
-"""The one loop, its pure step, checkpoints and metrics."""
+"""The training loop, its pure step, checkpoints and metrics."""

@@ -1,4 +1,4 @@
-"""What the loss of a step is differentiated by, where a mechanism replaces parameters by others (`Mechanism.reparametrised`)."""
+"""Gives the arrays by which the loss of a step is differentiated, for a mechanism that replaces parameters (`Mechanism.reparametrised`)."""
 
 from collections.abc import Callable
 from functools import partial
@@ -19,12 +19,15 @@ from dpx.training import sharding
 
 
 def shapes(mechanism: Mechanism, params: Any) -> Reparametrised:
-    """The shapes of what the loss is differentiated by, from those of the trained parameters. No device is needed."""
+    """Returns the shapes of the arrays by which the loss is differentiated, from those of the trained parameters. No device is needed."""
     return jax.eval_shape(partial(_first, mechanism), params, _drawn(mechanism, params))
 
 
 def in_first_step(mechanism: Mechanism, params: Any, frozen: Any) -> tuple[Any, Any]:
-    """(what the loss is differentiated by, all other parameters), for measurements without a run: keys come from a fixed seed."""
+    """Returns (the arrays by which the loss is differentiated, all other parameters), for measurements without a run.
+
+    Keys come from a fixed seed.
+    """
     by = _first(mechanism, params, _drawn(mechanism, params))
     return by.trained, merged(by.constants, frozen)
 
@@ -38,8 +41,10 @@ def _first(mechanism: Mechanism, params: Any, drawn: Any) -> Reparametrised:
 
 
 def compiled(mechanism: Mechanism, by: Reparametrised, mesh: Mesh) -> Callable[..., Reparametrised] | None:
-    """(parameters, kept, drawn) -> what the loss is differentiated by, stored as parameters of these shapes are; `None` for mechanisms
-    that replace nothing."""
+    """Returns the compiled function of (parameters, kept, drawn) that gives these arrays; `None` for mechanisms that replace nothing.
+
+    The arrays are stored in the same layout as parameters of their shapes.
+    """
     if not mechanism.reparametrises:
         return None
     metrics = dict.fromkeys(by.metrics, NamedSharding(mesh, P()))
@@ -48,7 +53,7 @@ def compiled(mechanism: Mechanism, by: Reparametrised, mesh: Mesh) -> Callable[.
 
 
 def norms_of_rebuilt(gradient: Any, trained: Any) -> dict[str, Array]:
-    """The norm of every gradient that was rebuilt, of each layer by itself where layers are stacked, as metrics by path."""
+    """Returns the norm of every gradient that was rebuilt, as metrics by path; stacked layers have one norm each."""
     clipped, norms = leaves_by_path(trained), {}
     for path, leaf in leaves_by_path(gradient).items():
         if path not in clipped:

@@ -1,4 +1,4 @@
-"""Checkpoints through Orbax, asynchronous; the only file that names Orbax.
+"""Saves and loads checkpoints through Orbax, asynchronously; no other file imports Orbax.
 
 A checkpoint is valid only after its atomic commit, and is loaded only if it holds the values that were saved. It holds a run's `State`;
 the sampler and independent noise have no state: they are functions of (root secret, step).
@@ -44,7 +44,7 @@ _COMMITTED = "commit_success.txt"
 
 @contextlib.contextmanager
 def _storage_faults(directory: Path) -> Iterator[None]:
-    """A full disk, reported as one line since the user must free space; earlier checkpoints and the ledger stay undamaged."""
+    """Reports a full disk as a one-line error, since the user must free space; earlier checkpoints and the ledger stay undamaged."""
     try:
         yield
     except Exception as fault:
@@ -58,7 +58,7 @@ def _storage_faults(directory: Path) -> Iterator[None]:
 
 
 def _is_of_a_full_disk(fault: BaseException | None) -> bool:
-    """Whether `fault`, or a fault that caused it, is the operating system's error for a full disk.
+    """Returns whether `fault`, or a fault that caused it, is the operating system's error for a full disk.
 
     It is identified by the system's error number, which TensorStore writes into the text of its faults. The status of such a fault,
     RESOURCE_EXHAUSTED, is also that of a device without free memory.
@@ -105,7 +105,7 @@ class Checkpoints:
 
     @property
     def steps(self) -> list[int]:
-        """Steps done at every committed checkpoint, oldest first."""
+        """Returns the number of steps done at every committed checkpoint, oldest first."""
         return sorted(int(path.name) for path in self.directory.glob("[0-9]*") if path.name.isdigit())
 
     def save(self, steps_done: int, state: State, facts: dict[str, Any]) -> None:
@@ -118,14 +118,17 @@ class Checkpoints:
             self._pending = self._saver.submit(_note_files, response, self.directory / str(steps_done))
 
     def wait(self) -> None:
-        """Returns when the last save is committed."""
+        """Waits until the last save is committed."""
         pending, self._pending = self._pending, None
         if pending is not None:
             with _storage_faults(self.directory):
                 pending.result()
 
     def newest_whole(self, like: State) -> tuple[Saved | None, list[int]]:
-        """The newest undamaged checkpoint (`None` if all are damaged or missing), and the steps of the damaged ones that are newer."""
+        """Returns the newest undamaged checkpoint, and the steps of the damaged ones that are newer.
+
+        The checkpoint is `None` if all are damaged or missing.
+        """
         damaged = []
         for steps_done in reversed(self.steps):
             try:
@@ -135,7 +138,7 @@ class Checkpoints:
         return None, damaged
 
     def load(self, steps_done: int, like: State) -> Saved:
-        """The checkpoint after `steps_done` steps, its state laid out as `like` (of arrays or ShapeDtypeStructs with shardings).
+        """Returns the checkpoint after `steps_done` steps, its state laid out as `like` (of arrays or ShapeDtypeStructs with shardings).
 
         Raises `Damaged` if it is incomplete or does not hold the values that were saved; another `ConfigError` if it is complete but its
         structure differs.
@@ -155,7 +158,7 @@ class Checkpoints:
         return Saved(steps_done, restored(saved), facts)
 
     def parts(self, steps_done: int) -> set[str]:
-        """The names under which parts of the state were saved after `steps_done` steps (the keys of `State.saved`)."""
+        """Returns the names under which parts of the state were saved after `steps_done` steps (the keys of `State.saved`)."""
         place = self.directory / str(steps_done)
         return set(_facts_alone(place)[VALUES])
 
@@ -170,6 +173,7 @@ class Checkpoints:
         return aside
 
     def close(self) -> None:
+        """Waits for the last save and closes Orbax's manager."""
         try:
             self.wait()
         finally:
@@ -186,7 +190,9 @@ def _note_files(response: Any, checkpoint: Path) -> None:
 
 
 def _facts(checkpoint: Path) -> dict[str, Any]:
-    """The facts saved with a state. Raises `Damaged` if they, or any file of the checkpoint, have changed since they were written.
+    """Returns the facts saved with a state.
+
+    Raises `Damaged` if they, or any file of the checkpoint, have changed since they were written.
 
     A process that was killed between the commit and `_note_files` leaves a checkpoint of which only the values can be verified.
     """
@@ -243,8 +249,10 @@ def export(directory: Path, params: Any, facts: dict[str, Any]) -> None:
 
 
 def released(directory: Path) -> Any:
-    """The parameters that `export` wrote, on this process's devices. Raises `ConfigError` if they are incomplete, or do not match the
-    checksums that were written with them."""
+    """Returns the parameters that `export` wrote, on this process's devices.
+
+    Raises `ConfigError` if they are incomplete, or do not match the checksums that were written with them.
+    """
     device = jax.sharding.SingleDeviceSharding(jax.devices()[0])
     shapes = shapes_on_disk(directory)
     abstract = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=device), shapes)
@@ -255,15 +263,17 @@ def released(directory: Path) -> Any:
 
 
 def shapes_on_disk(directory: Path, part: str | None = None) -> Any:
-    """Leaves with `shape` and `dtype` of a tree that `export` wrote, or that `Checkpoints.save` wrote as `part` of its state. Raises
-    `ConfigError` if it is incomplete."""
+    """Returns the shapes and types of a saved tree, as leaves with `shape` and `dtype`.
+
+    The tree is what `export` wrote, or what `Checkpoints.save` wrote as `part` of its state. Raises `ConfigError` if it is incomplete.
+    """
     with _reading(directory, _unreadable(directory) if part is None else _damaged(directory)):
         shapes: Any = ocp.metadata(str(directory.absolute())).metadata
         return shapes if part is None else shapes[part]
 
 
 def on_host(directory: Path, part: str | None = None) -> Any:
-    """The tree of `shapes_on_disk` as NumPy arrays. Raises `ConfigError` if it is incomplete, or does not hold the saved values."""
+    """Returns the tree of `shapes_on_disk` as NumPy arrays. Raises `ConfigError` if it is incomplete, or does not hold the saved values."""
     facts = None if part is None else _facts(directory)
     shapes = shapes_on_disk(directory, part)
     like = jax.tree.map(lambda leaf: np.empty(leaf.shape, leaf.dtype), shapes)

@@ -1,4 +1,4 @@
-"""A checksum of arrays, computed on their devices: of the sum to which a step adds noise, and of every part of a checkpoint.
+"""Computes a checksum of arrays on their devices: of the sum to which a step adds noise, and of every part of a checkpoint.
 
 Every number's bits are mixed with its position and summed modulo 2^32. A sum of integers does not depend on their order, so the checksum
 is the same however the arrays are spread over devices. Two lanes with different constants make 64 bits. It distinguishes an accident (a
@@ -19,7 +19,7 @@ _PLACE, _LEAF = 0x9E3779B1, 0x85EBCA77
 
 
 def checksum(tree: Any) -> UInt32[Array, "2"]:
-    """The checksum of all leaves of `tree`, in its own order; places are counted within each leaf.
+    """Returns the checksum of all leaves of `tree`, in the tree's own order; positions are counted within each leaf.
 
     Leaves are booleans, integers or real numbers of 8 to 64 bits. A tree without leaves has the checksum 0.
     """
@@ -28,13 +28,16 @@ def checksum(tree: Any) -> UInt32[Array, "2"]:
 
 
 def checksums(parts: dict[str, Any]) -> dict[str, str]:
-    """The checksum of each of `parts` (trees of arrays) as text, computed on their devices; leaves of one form share one program."""
+    """Returns the checksum of each of `parts` (trees of arrays) as text, computed on their devices.
+
+    Leaves of equal shape and type share one program.
+    """
     found = {name: [_of_one(leaf, np.uint32(number)) for number, leaf in enumerate(jax.tree.leaves(part))] for name, part in parts.items()}
     return {name: as_text(np.sum([np.zeros(2, np.uint32), *sums], axis=0, dtype=np.uint32)) for name, sums in jax.device_get(found).items()}
 
 
 def _words(leaf: Array) -> UInt32[Array, "..."]:
-    """The bits of each number as a word of 32 bits; a number of 64 bits gives two, along a further axis."""
+    """Returns the bits of each number as a word of 32 bits; a number of 64 bits gives two words, along a further axis."""
     if leaf.dtype == jnp.bool_:
         return leaf.astype(jnp.uint32)
     bits = leaf.dtype.itemsize * 8
@@ -44,7 +47,7 @@ def _words(leaf: Array) -> UInt32[Array, "..."]:
 
 
 def _of_leaf(leaf: Array, number: Any) -> UInt32[Array, "2"]:
-    """`number` is the leaf's place in its tree."""
+    """Returns the checksum of one leaf; `number` is its position in its tree."""
     words = _words(leaf)
     place = jnp.uint32(number + 1) * jnp.uint32(_LEAF) + _places(words.shape) * jnp.uint32(_PLACE)
     return jnp.stack([jnp.sum(_mixed(words ^ _mixed(place, *_LANES[1 - lane]), *_LANES[lane]), dtype=jnp.uint32) for lane in (0, 1)])
@@ -54,7 +57,10 @@ _of_one = jax.jit(_of_leaf)
 
 
 def _places(shape: tuple[int, ...]) -> UInt32[Array, "..."]:
-    """The row-major number of every element, modulo 2^32; axis by axis, so that a leaf need not be laid out flat."""
+    """Returns the row-major number of every element, modulo 2^32.
+
+    It is computed axis by axis, so that a leaf need not be laid out flat.
+    """
     strides = [math.prod(shape[axis + 1 :]) & 0xFFFFFFFF for axis in range(len(shape))]
     numbers = [jax.lax.broadcasted_iota(jnp.uint32, shape, axis) * jnp.uint32(stride) for axis, stride in enumerate(strides)]
     return sum(numbers, jnp.zeros(shape, jnp.uint32))
@@ -67,5 +73,5 @@ def _mixed(word: UInt32[Array, "..."], first: int, second: int) -> UInt32[Array,
 
 
 def as_text(values: Any) -> str:
-    """A checksum (uint32 [2]) as 16 hexadecimal digits, as the ledger holds it."""
+    """Returns a checksum (uint32 [2]) as 16 hexadecimal digits, as the ledger holds it."""
     return f"{int(values[0]):08x}{int(values[1]):08x}"

@@ -1,4 +1,6 @@
-"""A checksum of the code that a sum, its noise and its draw depend on: the modules that the training step imports, without docstrings.
+"""Computes a checksum of the code on which a sum, its noise and its draw depend.
+
+It covers the modules that the training step imports, without docstrings.
 
 Comments, docstrings and formatting do not enter it, nor do modules that no module of the closure imports, such as reports and the papers'
 analyses. Imports are read from the source, inside functions too, so a module counts whether or not it was imported yet.
@@ -30,7 +32,7 @@ _TOP = Path(dpx.__file__).parent.parent
 
 
 def code_checksum(modules: Iterable[str] = (), top: Path = _TOP) -> str:
-    """SHA-256 of the import closure of `ROOTS` and `modules`, names of modules in the folder `top`."""
+    """Returns the SHA-256 of the import closure of `ROOTS` and `modules`, which are names of modules in the folder `top`."""
     digest = hashlib.sha256()
     for name in sorted(closure((*ROOTS, *modules), top)):
         digest.update(f"{name} {module_at(_file(name, top), top).code}\n".encode())
@@ -38,7 +40,7 @@ def code_checksum(modules: Iterable[str] = (), top: Path = _TOP) -> str:
 
 
 def closure(roots: Iterable[str], top: Path = _TOP) -> frozenset[str]:
-    """The modules of the package of dpx in `top` that `roots` import, directly or through others; a package counts as its `__init__`."""
+    """Returns the modules of dpx in `top` that `roots` import, directly or through others; a package counts as its `__init__`."""
     found: set[str] = set()
     waiting = list(roots)
     while waiting:
@@ -55,7 +57,7 @@ def _file(name: str, top: Path) -> Path:
 
 
 class Module(NamedTuple):
-    """The modules of dpx that a file imports, and a checksum of its syntax tree without docstrings."""
+    """The modules of dpx that a file imports, and a checksum of the file's syntax tree without docstrings."""
 
     imports: tuple[str, ...]
     code: str
@@ -63,7 +65,7 @@ class Module(NamedTuple):
 
 @functools.cache
 def module_at(file: Path, top: Path) -> Module:
-    """The module in `file`; its imports are looked up in `top`."""
+    """Returns the module in `file`; its imports are looked up in `top`."""
     tree = ast.parse(file.read_bytes())
     # Importing a.b.c runs the `__init__` of a and of a.b too.
     names = {part for name in _imported(tree) for part in _with_packages(name)}
@@ -76,7 +78,7 @@ def module_at(file: Path, top: Path) -> Module:
 
 
 def _imported(tree: ast.Module) -> Iterator[str]:
-    """Names of all modules and of what is taken from them; no module of dpx has a relative import."""
+    """Yields the names of all imported modules and of what is imported from them; no module of dpx has a relative import."""
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)

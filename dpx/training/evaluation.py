@@ -1,4 +1,4 @@
-"""Held-out loss and accuracy, and the baselines that a run has to exceed; the task defines them.
+"""Computes held-out loss and accuracy, and the baselines that a run has to exceed; the task defines them.
 
 Held-out units never take part in training and their masks come from a fixed key, so that metrics are comparable across runs.
 """
@@ -28,13 +28,13 @@ from dpx.task.protocol import ClassifierObjective
 from dpx.training import checkpoint
 
 BATCH_ROWS = 64
-_MASK_KEY = (2024, 2029)  # any constant: evaluation masks must not change from run to run
-_SPREAD = 2029  # any constant: nor may the rows that are looked at
+_MASK_KEY = (2024, 2029)  # Any constant: evaluation masks must not change from run to run.
+_SPREAD = 2029  # Any constant: the evaluated rows must not change from run to run.
 
 
 @dataclasses.dataclass(frozen=True)
 class HeldOut:
-    """Held-out rows cut into batches of one fixed shape, and the jitted sums over one batch."""
+    """Held-out rows in batches of one fixed shape, with the jitted sums over one batch."""
 
     batches: list[tuple[dict[str, np.ndarray], np.ndarray]]
     sums: Callable[..., dict[str, Any]]
@@ -42,7 +42,7 @@ class HeldOut:
     metrics: Callable[[dict[str, Any]], dict[str, float]]
 
     def __call__(self, params: Any) -> dict[str, float]:
-        """The task's metrics of all held-out rows."""
+        """Returns the task's metrics of all held-out rows."""
         totals: dict[str, Any] = {}
         for rows, is_padding_B in self.batches:
             for name, value in jax.device_get(self.sums(params, rows, is_padding_B)).items():
@@ -53,9 +53,11 @@ class HeldOut:
 def held_out(
     objective: Any, store: Store, rows_wanted: int | None, batch_rows: int, widths: Sequence[int], split: Split = "heldout"
 ) -> HeldOut:
-    """Cuts `rows_wanted` rows of a split (all rows, if it has fewer or for `None`) into batches of `batch_rows`, padded to one of
-    `widths`. The rows are spread over the whole split and are the same in every run: files are often sorted by label, so the first rows
-    would be of one class."""
+    """Cuts `rows_wanted` rows of a split into batches of `batch_rows`, padded to one of `widths`.
+
+    It takes all rows if the split has fewer, or for `None`. The rows are spread over the whole split and are the same in every run: files
+    are often sorted by label, so the first rows would be of one class.
+    """
     there = store.manifest.rows[split]
     count = there if rows_wanted is None else min(rows_wanted, there)
     key = jnp.asarray(_MASK_KEY, jnp.uint32)
@@ -86,7 +88,7 @@ def held_out(
 def in_batches(
     store: Store, split: Split, count: int, batch_rows: int, widths: Sequence[int]
 ) -> Iterator[tuple[dict[str, np.ndarray], np.ndarray]]:
-    """`count` rows of a split (`spread`); the last batch of a width is filled up with its last row, as padding."""
+    """Yields `count` rows of a split (`spread`) in batches; the last batch of a width is filled up with its last row, as padding."""
     record_n = spread(store.manifest.rows[split], count)
     longest_n = store.lengths(split, record_n, 1)
     for width, places, is_padding_B in length_buckets.in_batches(longest_n, widths, batch_rows):
@@ -94,8 +96,11 @@ def in_batches(
 
 
 def spread(there: int, count: int) -> np.ndarray:
-    """`count` of `there` rows, ascending: one row from each of `count` equal parts, at a place that no pattern in the file can follow. All
-    rows if `count` equals their number."""
+    """Returns the numbers of `count` of `there` rows, ascending: one row from each of `count` equal parts.
+
+    The position within a part is pseudorandom, so that no pattern in the file can coincide with it. If `count` equals the number of rows,
+    it returns all.
+    """
     if count == there:
         return np.arange(count)
     start_n = np.arange(count + 1, dtype=np.int64) * there // max(count, 1)
@@ -103,8 +108,11 @@ def spread(there: int, count: int) -> np.ndarray:
 
 
 def store_of(data: Data, privacy: Privacy, params: Path) -> Store:
-    """The prepared data of a run, whose vocabulary the weights in `params` use. Raises `ConfigError` if the vocabulary is not the one
-    that the statement next to the weights names: every token would be read as another token."""
+    """Returns the prepared data of a run, whose vocabulary the weights in `params` use.
+
+    Raises `ConfigError` if the vocabulary is not the one that the statement next to the weights names: every token would be read as another
+    token.
+    """
     store = prepare(data, privacy)
     place = params.parent / STATEMENT
     statement = read_statement(place) if place.is_file() else None
@@ -119,8 +127,10 @@ def store_of(data: Data, privacy: Privacy, params: Path) -> Store:
 
 
 def of_released(experiment: Experiment, params: Path, split: Split = "heldout", rows: int | None = None) -> dict[str, float]:
-    """Metrics of the parameters in `release/params` on `rows` of a split (by default as many as in the run's own evaluation), with the
-    task's baselines."""
+    """Returns metrics of the parameters in `release/params` on `rows` of a split, with the task's baselines.
+
+    By default it takes as many rows as the run's own evaluation.
+    """
     store = store_of(experiment.data, experiment.privacy, params)
     objective = make_objective(experiment.model, experiment.task, experiment.vocabulary_size, store.manifest)
     evaluate = held_out(objective, store, rows or experiment.schedule.evaluation_rows, BATCH_ROWS, experiment.widths, split)

@@ -1,5 +1,6 @@
-"""Features: the output of a frozen encoder for each text. If only the head is trained, they are computed once and then read in place
-of the texts.
+"""Computes features, the output of a frozen encoder for each text, once for all steps.
+
+Steps read them in place of texts if only the head is trained.
 
 Features of protected rows are as secret as the rows: they are under `private/` while the run continues, and are deleted at its end. Lost
 or damaged features are computed again; if their last bits then differ, a replayed step detects a different sum (`dpx.training.loop`).
@@ -30,11 +31,11 @@ FOLDER = "features"
 _ARRAY, _ABOUT = "features.npy", "features.json"
 # The fields of a row of text (dpx.data.schema); features replace them.
 TEXT = ("tokens", "segment_start", "length")
-_MASK_KEY = np.zeros(2, np.uint32)  # these objectives draw nothing
+_MASK_KEY = np.zeros(2, np.uint32)  # These objectives draw nothing.
 
 
 class WithFeatures(Store):
-    """`store` with `features` (float32 [..., H]) in place of the text of its protected rows; other splits are unchanged."""
+    """The rows of `store` with `features` (float32 [..., H]) in place of the text of its protected rows; other splits are unchanged."""
 
     def __init__(self, store: Store, features_N: np.ndarray):
         self.folder, self.manifest, self._columns = store.folder, store.manifest, store._columns
@@ -48,20 +49,25 @@ class WithFeatures(Store):
         return rest | {"features": np.asarray(self._features_N[of_text["record"]])}
 
     def lengths(self, split: Any, indices: Any, rows_per_example: int) -> np.ndarray:
-        """Nothing is padded: all rows fit the shortest width."""
+        """Returns the shortest width for all rows, since nothing is padded."""
         return np.zeros(len(indices), np.int32)
 
 
 def are_constant(objective: Any, trained: Any) -> TypeGuard[TwoPartObjective]:
-    """Whether each step would compute the same features again: the tree `trained` has no parameter below the head, and dropout is not
-    applied there."""
+    """Returns whether each step would compute the same features again.
+
+    That is so if the tree `trained` has no parameter below the head, and dropout is not applied there.
+    """
     is_head_alone = not {"embeddings", "layers"} & set(trained)
     return is_head_alone and isinstance(objective, TwoPartObjective) and objective.has_constant_features
 
 
 def of_store(objective: TwoPartObjective, frozen: Any, store: Store, widths: Sequence[int], mesh: Any, private: Path) -> WithFeatures:
-    """`store` with the features of its protected rows: read from `private/features` if they are complete, else computed with `frozen`,
-    the frozen parameters below the head, on the devices of `mesh`."""
+    """Returns `store` with the features of its protected rows.
+
+    They are read from `private/features` if they are complete, else computed with `frozen`, the frozen parameters below the head, on the
+    devices of `mesh`.
+    """
     folder = private / FOLDER
     made_from = {"store": store.manifest.checksum} | checksums({"encoder": frozen})
     known = _known(folder, made_from)
@@ -79,7 +85,10 @@ def remove(private: Path) -> None:
 
 
 def _known(folder: Path, made_from: dict[str, str]) -> np.ndarray | None:
-    """The features in `folder`, memory-mapped; `None` if they are incomplete, or were made from other rows or by another encoder."""
+    """Returns the features in `folder`, memory-mapped.
+
+    It returns `None` if they are incomplete, or were made from other rows or by another encoder.
+    """
     try:
         about = json.loads((folder / _ABOUT).read_text())
         if about != _about(folder, made_from):
@@ -94,7 +103,10 @@ def _about(folder: Path, made_from: dict[str, str]) -> dict[str, Any]:
 
 
 def _compute(objective: TwoPartObjective, frozen: Any, store: Store, widths: Sequence[int], mesh: Any, folder: Path) -> None:
-    """Every protected row once, in batches of one shape a width; float32, which holds every narrower type exactly."""
+    """Computes and writes the features of every protected row, in batches of one shape for each width.
+
+    They are float32, which holds every narrower type exactly.
+    """
     count = store.manifest.rows["protected"]
     read = jax.jit(lambda params, rows: objective.features(params, objective.batch(_MASK_KEY, rows)).astype(np.float32))
     over_devices = NamedSharding(mesh, P(sharding.EXAMPLE_AXES))

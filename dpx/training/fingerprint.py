@@ -1,6 +1,6 @@
-"""Lists what a restarted run probably needs unchanged to repeat the same bits: an early warning, whose only cost is a noise epoch.
+"""Lists what probably must be unchanged for a restarted run to repeat the same bits. A false alarm costs only a noise epoch.
 
-The checksum of each step's sum makes a replay safe (`dpx.training.checksum`): no list of versions is complete.
+It is an early warning. No list of versions is complete, so the checksum of each step's sum makes a replay safe (`dpx.training.checksum`).
 """
 
 import dataclasses
@@ -24,7 +24,7 @@ from dpx.training.code_checksum import code_checksum
 
 # Reporting and evaluation do not reach the parameters; the rest of the declaration does.
 _WITHOUT_EFFECT = ("schedule", "name", "tune")
-# These settings change how bits are computed, never the claim.
+# These settings change how bits are computed, never the privacy statement.
 _COMPUTATION = ("mesh", "clipping_method", "microbatch", "length_buckets")
 
 # Settings of jax, its compiler and the libraries below it that change results without being configured here.
@@ -37,7 +37,7 @@ _ACCELERATOR_LIBRARIES = ("jax-cuda", "jax-rocm", "nvidia-", "libtpu")
 
 
 def code_of(package: Path) -> str:
-    """A checksum of every source file of another package, whose version may stay while its code, and so the sum, changes."""
+    """Returns a checksum of every source file of another package, whose code, and so the sum, may change while its version stays."""
     digest = hashlib.sha256()
     for path in sorted(package.rglob("*.py")):
         content = path.read_bytes()
@@ -46,7 +46,7 @@ def code_of(package: Path) -> str:
 
 
 def claim_of(experiment: Experiment) -> dict[str, Any]:
-    """The declaration as plain data, without default values, reporting and how it is computed."""
+    """Returns the declaration as plain data, without default values, reporting, and settings of how it is computed."""
     plain = identifying_values(experiment)
     plain["data"].pop("directory", None)
     # Two packages may have classes of one name.
@@ -56,15 +56,18 @@ def claim_of(experiment: Experiment) -> dict[str, Any]:
 
 
 def claim_checksum(experiment: Experiment) -> str:
-    """SHA-256 of `claim_of`, which must not change during a run."""
+    """Returns the SHA-256 of `claim_of`, which must not change during a run."""
     return hashlib.sha256(json.dumps(claim_of(experiment), sort_keys=True, default=str).encode()).hexdigest()
 
 
 def fingerprint(
     experiment: Experiment, data_checksum: str, microbatch: int, strategy: np.ndarray | None = None, job: Any = None
 ) -> dict[str, Any]:
-    """Declaration, data, code (that of the packages that take part, `job`'s included), versions, device kind, mesh, threads, microbatch and
-    the mechanism's strategy, as JSON-ready values."""
+    """Returns, as JSON-ready values, the facts that must be unchanged to repeat the same bits.
+
+    They are the declaration, data, code (that of the packages that take part, `job`'s included), versions, device kind, mesh, threads,
+    microbatch and the mechanism's strategy.
+    """
     import jax
 
     libraries = ("jax", "jaxlib", "flax", "optax", "numpy", "tokenizers")
@@ -91,7 +94,7 @@ def fingerprint(
 
 
 def _modules_of(declared: Any) -> set[str]:
-    """The modules of dpx in which the classes of `declared` and of its parts are defined."""
+    """Returns the modules of dpx in which the classes of `declared` and of its parts are defined."""
     if dataclasses.is_dataclass(declared) and not isinstance(declared, type):
         own = type(declared).__module__
         parts = [getattr(declared, field.name) for field in dataclasses.fields(declared)]
@@ -102,20 +105,20 @@ def _modules_of(declared: Any) -> set[str]:
 
 
 def _package(name: str) -> dict[str, str | None]:
-    """The version and the source checksum of another package."""
+    """Returns the version and the source checksum of another package."""
     package = packages.named(name)
     folder = package.folder if package else None
     return {"version": packages.version_of(name), "code": code_of(folder) if folder else None}
 
 
 def threads() -> dict[str, Any]:
-    """The cores that this process may use, and the environment's settings for threads."""
+    """Returns the cores that this process may use, and the environment's settings for threads."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     return {"cores": cores} | {name: os.environ.get(name) for name in _THREADS}
 
 
 def processor() -> dict[str, str]:
-    """The CPU's model and a digest of its instruction set, on which compiled code depends."""
+    """Returns the CPU's model and a digest of its instruction set, on which compiled code depends."""
     try:
         lines = [line.partition(":") for line in Path("/proc/cpuinfo").read_text().splitlines()]
     except OSError:
@@ -128,11 +131,11 @@ def processor() -> dict[str, str]:
 
 @functools.cache
 def accelerator_libraries() -> dict[str, str]:
-    """Versions of the installed packages that hold an accelerator's kernels, read once: what is loaded stays loaded."""
+    """Returns versions of the installed packages that hold an accelerator's kernels, read once, because loaded kernels stay loaded."""
     installed = {str(one.metadata["Name"]).lower(): one.version for one in importlib.metadata.distributions() if one.metadata["Name"]}
     return {name: version for name, version in sorted(installed.items()) if name.startswith(_ACCELERATOR_LIBRARIES)}
 
 
 def differences(old: dict[str, Any], new: dict[str, Any]) -> list[str]:
-    """Names of the fields that differ."""
+    """Returns the names of the fields that differ."""
     return [name for name in new if old.get(name) != new[name]]

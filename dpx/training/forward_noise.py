@@ -1,4 +1,4 @@
-"""Noise in the forward pass: the rows of a step's draws with their keys, and the gradient of the loss of their noisy vectors.
+"""Adds noise in the forward pass: draws the rows of a step with their keys, and sums the gradients of the losses of their noisy vectors.
 
 Here noise precedes the loss, so what it is added to are vectors and not a sum. A step's checksum covers the clipped vectors, labels, mask
 and slots of all its rows. A step that is replayed is first summed with keys and noise of zero, by the same program, and its checksum
@@ -29,9 +29,10 @@ _VECTOR, _NORM, _IS_FINITE = "vector", "vector_norm", "vector_is_finite"
 def draw_rows(
     mechanism: Mechanism, sampler: Sampler, size: int, sampling_probability: float, secret: RootSecret, step: int, *, is_noised: bool
 ) -> tuple[np.ndarray, dict[str, np.ndarray]]:
-    """The indices of a step's rows, int64 [n], draw after draw, and their `KEY` and `SLOT`; keys are zero unless `is_noised`.
+    """Returns the indices of a step's rows, int64 [n], draw after draw, and their `KEY` and `SLOT`; keys are zero unless `is_noised`.
 
-    An index may be in several draws; it has a slot and a key in each. A draw may be empty."""
+    An index may be in several draws; it has a slot and a key in each. A draw may be empty.
+    """
     draws = mechanism.draws_per_step
     drawn = [
         draw(sampler, size, sampling_probability / draws, lambda *place, number=number: secret.generator("sample", *place, number), step)
@@ -48,8 +49,9 @@ def draw_rows(
 def noisy_gradient_sum(
     objective: Any, mechanism: Mechanism, gradient_sum: GradientSum, deviation: Array, limit: Any, dropout_key: Array
 ) -> Callable[..., tuple[ClippedSum, Array]]:
-    """A function (params, batch, rows_B, frozen, is_padding_B) of one microbatch, under jit, that returns the sum of the gradients of the
-    noisy vectors' losses and the checksum uint32 [2] of what noise was added to.
+    """Returns a function of (params, batch, rows_B, frozen, is_padding_B) that computes one microbatch under jit.
+
+    The function returns the sum of the gradients of the noisy vectors' losses, and the checksum, uint32 [2], of what noise was added to.
 
     Norms of the sum are those of the vectors before they were clipped; a row whose vector was not finite is not counted, and is noise
     alone.

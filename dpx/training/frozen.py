@@ -1,4 +1,4 @@
-"""The frozen parameters of a run: drawn with the others, written once under `private/`, and placed on the devices once.
+"""Keeps the frozen parameters of a run: drawn with the others, written once under `private/`, and placed on the devices once.
 
 Checkpoints hold only trained parameters. Frozen parameters cannot be drawn again when a run resumes: a new noise epoch has a new secret.
 """
@@ -29,7 +29,7 @@ ADAPTERS = 1
 
 
 def draw(train: Trained, objective: Any, key: Any, start: Any = None) -> tuple[Any, Any]:
-    """The parameters of an objective, drawn with `key`, as two trees (trained, frozen); an audit's canaries are always trained.
+    """Draws the parameters of an objective with `key`, and returns two trees (trained, frozen); an audit's canaries are always trained.
 
     `start`, if given, replaces the drawn model parameters (`dpx.init`); adapters in it are kept.
     """
@@ -44,12 +44,12 @@ def draw(train: Trained, objective: Any, key: Any, start: Any = None) -> tuple[A
 
 
 def shapes(train: Trained, objective: Any) -> tuple[Any, Any]:
-    """The shapes of an objective's parameters, as two trees (trained, frozen). Allocates nothing."""
+    """Returns the shapes of an objective's parameters as two trees (trained, frozen). Allocates nothing."""
     return jax.eval_shape(lambda key: draw(train, objective, key), jax.ShapeDtypeStruct((2,), jnp.uint32))
 
 
 def trains(train: Trained, objective: Any, mechanism: Mechanism) -> Trains:
-    """The numbers of an objective's trained and frozen parameters and of the sums of `mechanism`, from shapes alone."""
+    """Returns the numbers of an objective's trained and frozen parameters and of the sums of `mechanism`, from shapes alone."""
     trained, frozen = shapes(train, objective)
     layers = jax.tree_util.tree_leaves_with_path(trained.get(LAYERS, {}))
     depth = None if "embeddings" in trained else layers[0][1].shape[0] if layers else 0
@@ -86,13 +86,18 @@ def inherit(private: Path, parent: Path, step: Any) -> Any:
 
 
 def placed(private: Path, step: Any) -> Any:
-    """The frozen parameters on the devices, in their compute type; empty if all are trained. Raises `ConfigError` if they are lost."""
+    """Returns the frozen parameters on the devices, in their compute type; empty if all are trained.
+
+    Raises `ConfigError` if they are lost.
+    """
     return step.place_frozen(loaded(private)) if step.has_frozen else {}
 
 
 def loaded(private: Path) -> Any:
-    """The frozen parameters as NumPy arrays, unchanged since they were drawn, so that they may be placed on any devices. Raises
-    `ConfigError` if they are lost or damaged."""
+    """Returns the frozen parameters as NumPy arrays, unchanged since they were drawn, so that they may be placed on any devices.
+
+    Raises `ConfigError` if they are lost or damaged.
+    """
     path = private / FOLDER
     require(
         path.is_dir(), path, "this run's frozen parameters are missing, and cannot be drawn again", "Restore the folder, or begin a new run"
@@ -101,5 +106,5 @@ def loaded(private: Path) -> Any:
 
 
 def all_parameters(private: Path, step: Any, trained: Any) -> Any:
-    """The model's ordinary parameters, as a file or another program takes them."""
+    """Returns the model's ordinary parameters, as a file or another program takes them."""
     return whole(merged(trained, loaded(private))) if step.has_frozen else trained

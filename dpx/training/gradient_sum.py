@@ -1,4 +1,4 @@
-"""The sum of the gradients of one microbatch in a run: each example's gradient is clipped, or unchanged without privacy."""
+"""Sums the gradients of one microbatch in a run: each example's gradient is clipped, or unchanged without privacy."""
 
 import dataclasses
 from collections.abc import Callable
@@ -17,8 +17,11 @@ from dpx.privacy.declarations import Privacy
 
 @dataclasses.dataclass(frozen=True)
 class GradientSum:
-    """`clip` is `None` where gradients are not clipped. `clipping_method` says how the clipped sum is computed;
-    `rows_per_unit` rows are clipped as one. `factor(path)` multiplies the gradient of each array before it is clipped."""
+    """The function that sums the gradients of one microbatch, with its settings.
+
+    `clip` is `None` if gradients are not clipped. `clipping_method` says how the clipped sum is computed; `rows_per_unit` rows are clipped
+    as one. `factor(path)` multiplies the gradient of each array before it is clipped.
+    """
 
     clip: Clip | None
     clipping_method: ClippingMethod
@@ -27,19 +30,19 @@ class GradientSum:
 
     @classmethod
     def build(cls, mechanism: Mechanism, clip: Clip, clipping_method: ClippingMethod, privacy: Privacy) -> "GradientSum":
-        """The gradient sum of a declared run."""
+        """Returns the gradient sum of a declared run."""
         clip_or_none = clip if mechanism.clips_gradients else None
         return cls(clip_or_none, clipping_method, privacy.rows_per_example, mechanism.gradient_factor)
 
     @property
     def method(self) -> Method:
-        """The method that computes the clipped sum; `plain` where gradients are not clipped."""
+        """Returns the method that computes the clipped sum; `plain` if gradients are not clipped."""
         return self.clipping_method.name if self.clip is not None else "plain"
 
     def __call__(
         self, losses: LossesFn, params: Any, batch: Any, limit: Any, *, frozen: Any = None, is_padding_B: Array | None = None
     ) -> ClippedSum:
-        """The sum over `batch` with gradients clipped to the norm `limit`, a number or a traced float32 []. Runs under jit."""
+        """Returns the sum over `batch` with gradients clipped to the norm `limit`, a number or a traced float32 []. Runs under jit."""
         if self.clip is None:
             # A model in any JAX code does not use the ops for which blocks exist.
             options = {"fused": self.clipping_method.name != "traced", "rows_per_unit": self.rows_per_unit, "frozen": frozen or None}

@@ -1,4 +1,4 @@
-"""The one training loop. Order matters for the claim: ledger entry, draw, sum, its checksum, noise, then anything that can be seen.
+"""Runs the training loop. Its order matters for privacy: ledger entry, draw, sum, its checksum, noise, then anything that can be seen.
 
 Step t is dispatched before the metrics of step t - 1 are read, so the host never makes a device wait. The checksum of what noise was added
 to is entered in the ledger before anything of its step leaves this process. A replayed step is compared with its entry before its
@@ -33,7 +33,7 @@ from dpx.training.step import Chunk, Step, StepInputs, UpdateInputs, as_chunk
 
 @dataclasses.dataclass(frozen=True)
 class Runtime:
-    """Everything a run needs, made from a checked declaration."""
+    """Everything that a run needs, made from a checked declaration."""
 
     experiment: Experiment
     calibrated: Calibrated
@@ -48,7 +48,10 @@ class Runtime:
 
 
 class Tokens(NamedTuple):
-    """Tokens of the examples of a step: the real ones, and those with the padding of each text to its width, which determine the FLOPs."""
+    """The numbers of tokens of a step's examples: without padding, and with it.
+
+    The padding of each text to its width counts, because it determines the FLOPs.
+    """
 
     real: int = 0
     padded: int = 0
@@ -71,7 +74,7 @@ Renewal = Callable[[int, State], tuple[NoiseEpoch, RootSecret, State]]
 
 
 class Stopped(Exception):
-    """The run has stopped, as the user asked, after `done` steps, with `state`; all their metrics have been reported."""
+    """Says that the user stopped the run after `done` steps, with `state`; the metrics of all these steps have been reported."""
 
     def __init__(self, done: int, state: State):
         super().__init__(done)
@@ -79,7 +82,7 @@ class Stopped(Exception):
 
 
 class AnotherSum(Exception):
-    """The clipped sum of a replayed step differs from the sum to which its noise was added before."""
+    """Says that the clipped sum of a replayed step differs from the sum to which its noise was added before."""
 
 
 def run(runtime: Runtime, run_start: RunStart, observe: Observer, renew: Renewal) -> State:
@@ -112,7 +115,7 @@ def run(runtime: Runtime, run_start: RunStart, observe: Observer, renew: Renewal
 
 
 def _pauses(schedule: Schedule, steps: int, done: int) -> bool:
-    """After these steps the state is evaluated or saved, so nothing may run ahead of it."""
+    """Returns whether the state is evaluated or saved after these steps, so that no later step may be started before."""
     return done % schedule.evaluate_every == 0 or done % schedule.checkpoint_every == 0 or done == steps
 
 
@@ -145,7 +148,7 @@ def _record(runtime: Runtime, noise_epoch: NoiseEpoch, step: int, checksum: str)
 
 
 def one_step(runtime: Runtime, noise_epoch: NoiseEpoch, secret: RootSecret, step: int, state: State) -> tuple[State, dict[str, Any]]:
-    """Charge, draw, clipped sums chunk by chunk, one reduction, noise once, division by the expected batch size, update.
+    """Runs one step: charge, draw, clipped sums chunk by chunk, one reduction, noise once, division by the expected batch size, update.
 
     Raises `AnotherSum`, with `state` unchanged, if the step ran before in this epoch and what its noise is added to is different now.
     """
@@ -181,10 +184,12 @@ def _require_same(before: str | None, reduced: Any) -> None:
 
 
 def _sums(runtime: Runtime, secret: RootSecret, step: int, by: Reparametrised, norm: Any, deviation: Any = None) -> tuple[Any, Tokens]:
-    """Draws the step's rows: returns their sums, still separate on each device, and their tokens. The loss is differentiated `by` these
-    arrays.
+    """Draws the step's rows, and returns their sums, still separate on each device, and their tokens.
 
-    With noise in the forward pass, it is drawn here, with that `deviation`; `None` derives no key of it, and adds none."""
+    The loss is differentiated `by` these arrays.
+
+    With noise in the forward pass, it is drawn here, with that `deviation`; `None` derives no key of it, and adds none.
+    """
     experiment, parts = runtime.experiment, runtime.step
     q, population = experiment.batch_schedule.at(step) / runtime.calibrated.size, runtime.store.population(experiment.privacy)
     mechanism, sampler, forward, beside = experiment.mechanism, experiment.sampler, None, {}
@@ -213,10 +218,11 @@ def chunks(
     widths: Sequence[int],
     beside: Mapping[str, np.ndarray] = MappingProxyType({}),
 ) -> Iterator[Chunk]:
-    """The drawn rows (or units) in chunks of one fixed shape for each of `widths`, none dropped; an empty draw yields nothing.
+    """Yields the drawn rows (or units) in chunks of one fixed shape for each of `widths`, none dropped; an empty draw yields nothing.
 
     `beside` holds further fields of the rows, [n, ...] for n `indices`. The longest come first, so that a batch that does not fit the
-    memory fails at once."""
+    memory fails at once.
+    """
     capacity = step.chunk * step.rows
     longest_n = store.lengths("protected", indices, rows_per_example) if len(widths) > 1 else np.full(len(indices), widths[0])
     for width, places in by_width(longest_n, widths):
@@ -230,7 +236,7 @@ _SHOWN_AS_THEY_ARE = ("weights/", "gradients/", "released/", "carriers/")
 
 
 def _readable(runtime: Runtime, values: dict[str, Any], seconds: float) -> dict[str, Any]:
-    """Metrics of one step, which took `seconds`, under their public names."""
+    """Returns the metrics of one step, which took `seconds`, under their public names."""
     counts = {name.removeprefix("count/"): float(v) for name, v in values.items() if name.startswith("count/")}
     examples = counts["examples"]
     named: dict[str, Any] = {f"train/{name}": value for name, value in runtime.experiment.task.metrics(counts).items()}

@@ -1,4 +1,4 @@
-"""A file of measurements: a record that cannot be written is dropped and counted, and the run does not wait for it.
+"""Writes a file of measurements: a record that cannot be written is dropped and counted, and the run does not wait for it.
 
 A run never depends on its measurements. The training thread writes them, record by record: a queue in between would fill, and block,
 when its writer fails, as that of `tensorboardX.SummaryWriter` does.
@@ -26,7 +26,7 @@ _VERSION = "brain.Event:2"
 
 
 class LossyFile:
-    """Appends records to the file at `path`; `start` is written before the first one.
+    """A file at `path` to which records are appended; `start` is written before the first record.
 
     A record is written completely or not at all. After a fault (a full disk, a missing folder) the next record is tried again.
     `dropped` counts records that were not written, `fault` is the reason for the last of them, as text.
@@ -39,6 +39,7 @@ class LossyFile:
         self._length = 0
 
     def append(self, record: bytes) -> None:
+        """Appends one record, or drops and counts it if it cannot be written."""
         try:
             self._write(record)
         except OSError as fault:
@@ -63,6 +64,7 @@ class LossyFile:
         self._length += len(data)
 
     def close(self) -> None:
+        """Closes the file."""
         handle, self._handle = self._handle, None
         if handle is not None:
             with contextlib.suppress(OSError):
@@ -70,7 +72,7 @@ class LossyFile:
 
 
 class EventFile(LossyFile):
-    """A new event file in `folder`. TensorBoard forgets what earlier files there hold of `first_step` and the steps after it."""
+    """A new event file in `folder`. TensorBoard then ignores what earlier files there hold of `first_step` and the steps after it."""
 
     def __init__(self, folder: Path, first_step: int):
         now = time.time()
@@ -82,19 +84,20 @@ class EventFile(LossyFile):
         super().__init__(folder / name, b"".join(map(_record, begun)))
 
     def add_scalars(self, scalars: dict[str, float], step: int) -> None:
-        """Values of one step, by their names in TensorBoard."""
+        """Adds values of one step, by their names in TensorBoard."""
         self.add([value for name, number in scalars.items() for value in summary.scalar(name, number).value], step)
 
     def add_text(self, name: str, text: str) -> None:
+        """Adds a text under `name`."""
         self.add(summary.text(name, text).value)
 
     def add(self, values: Any, step: int = 0) -> None:
-        """Values of a `Summary` (protocol buffer) as one event."""
+        """Adds the values of a `Summary` (protocol buffer) as one event."""
         self.append(_record(_Event(wall_time=time.time(), step=step, summary=_Summary(value=values))))
 
 
 def _record(event: Any) -> bytes:
-    """An event in TensorFlow's record format: length, its checksum, content, its checksum."""
+    """Returns an event in TensorFlow's record format: length, its checksum, content, its checksum."""
     data = event.SerializeToString()
     length = struct.pack("<Q", len(data))
     return length + struct.pack("<I", masked_crc32c(length)) + data + struct.pack("<I", masked_crc32c(data))

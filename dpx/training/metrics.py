@@ -1,4 +1,7 @@
-"""Writes measurements: TensorBoard and one JSON line per step, both private: they depend on the data without noise."""
+"""Writes measurements to TensorBoard and as one JSON line for each step.
+
+Both are private, because they depend on the data without noise.
+"""
 
 import contextlib
 import json
@@ -21,7 +24,7 @@ _OF_LEARNING = ("loss", "accuracy", "perplexity")
 
 
 def _shown(name: str) -> str:
-    """A metric's name in TensorBoard; in `metrics.jsonl` it stays as it is."""
+    """Returns a metric's name in TensorBoard; in `metrics.jsonl` its name is unchanged."""
     for start, group in _GROUPS.items():
         if name.startswith(start):
             return group + name.removeprefix(start)
@@ -40,7 +43,7 @@ def _name_shortly(private: Path) -> None:
 
 
 class MetricsWriter:
-    """Appends scalars to `private/tensorboard` and `private/metrics.jsonl`; steps from `first_step` on are written again.
+    """A writer that appends scalars to `private/tensorboard` and `private/metrics.jsonl`; steps from `first_step` on are written again.
 
     What cannot be written is dropped, and counted in one line when the writer is closed: a full disk does not stop a run here.
     """
@@ -52,12 +55,14 @@ class MetricsWriter:
         self._events = EventFile(private / "tensorboard", first_step)
 
     def describe(self, config_yaml: str, hparams: dict[str, Any]) -> None:
-        """The resolved config as text and the swept knobs as hparams."""
+        """Writes the resolved config as text and the swept settings as hparams."""
         self._events.add_text("config", f"```yaml\n{config_yaml}\n```")
         self._events.add_text("hparams", "\n".join(f"- {key}: {value}" for key, value in hparams.items()))
 
     def hparams(self, hparams: dict[str, Any], results: Iterable[str]) -> None:
-        """The run's row of TensorBoard's HParams table, with the scalars named `results`, once they exist; a value of `None` stays empty.
+        """Writes the run's row of TensorBoard's HParams table, with the scalars named `results`, once they exist.
+
+        A value of `None` stays empty.
 
         Written with the run's own scalars: `add_hparams` would make it a second run.
         """
@@ -80,7 +85,7 @@ class MetricsWriter:
         self._events.add_scalars({_shown(name): value for name, value in flat.items()}, step)
 
     def close(self) -> None:
-        """Reports in one line what was dropped, if anything was."""
+        """Reports in one line what was dropped, if anything was, and closes the files."""
         self._lines.close()
         self._events.close()
         lost = [
@@ -92,7 +97,10 @@ class MetricsWriter:
 
 
 def _keep_before(path: Path, first_step: int) -> None:
-    """A replayed step is measured again; a line cut short by a kill is dropped with it."""
+    """Removes the lines from `first_step` on, because a replayed step is measured again.
+
+    A line cut short by a kill is removed with them.
+    """
     if path.exists():
         kept = [line for line in path.read_text(errors="replace").splitlines() if _is_before(line, first_step)]
         write_durably(path, "".join(line + "\n" for line in kept))

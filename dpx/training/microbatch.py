@@ -1,4 +1,4 @@
-"""`microbatch=auto`: the fastest number of examples per microbatch that fits the memory, probed on synthetic rows.
+"""Finds, for `microbatch=auto`, the fastest number of examples per microbatch that fits the memory, measured on synthetic rows.
 
 The answer never depends on protected data. It is cached per (model, task, sequence, clipping, device), and a run keeps its own
 copy, written before step 0: a resumed run uses its copy whatever the cache says, since another size would give other bits.
@@ -40,7 +40,7 @@ CANDIDATES = (2, 4, 8, 16, 32, 64, 128, 256)
 
 @dataclasses.dataclass(frozen=True)
 class Workload:
-    """The work of one device on a microbatch of a run, and that device."""
+    """The work of one device on a microbatch of a run, with that device."""
 
     objective: Any
     gradient_sum: GradientSum
@@ -52,20 +52,20 @@ class Workload:
 
     @classmethod
     def from_experiment(cls, experiment: Experiment, objective: Any) -> "Workload":
-        """The workload of `experiment` with its `objective` (`dpx.task.objective`)."""
+        """Returns the workload of `experiment` with its `objective` (`dpx.task.objective`)."""
         gradient_sum = GradientSum.build(experiment.mechanism, experiment.clip, experiment.clipping_method, experiment.privacy)
         length, optimizer = experiment.data.sequence_length, experiment.optimizer
         return cls(objective, gradient_sum, experiment.trained, length, experiment.mechanism, experiment.mesh, optimizer)
 
     def batch(self, examples: int) -> dict[str, jax.Array]:
-        """A batch of `examples` synthetic examples, as the loss takes it."""
+        """Returns a batch of `examples` synthetic examples, as the loss takes it."""
         rows = synthetic_rows(
             self.objective.task, examples * self.gradient_sum.rows_per_unit, self.sequence_length, self.objective.vocabulary_size
         )
         return jax.jit(self.objective.batch)(np.zeros(2, np.uint32), rows)
 
     def memory(self, examples: int) -> Memory:
-        """Memory of a step with `examples` examples at a time, by arithmetic (`dpx.cost.memory`)."""
+        """Returns the memory of a step with `examples` examples at a time, by arithmetic (`dpx.cost.memory`)."""
         objective, trains = self.objective, frozen.trains(self.train, self.objective, self.mechanism)
         return step_memory(
             objective.model,
@@ -81,18 +81,18 @@ class Workload:
         )
 
     def params(self, key: Any) -> tuple[Any, Any]:
-        """(what the loss is differentiated by, all other parameters), drawn with `key`. Runs under jit."""
+        """Returns (the arrays by which the loss is differentiated, all other parameters), drawn with `key`. Runs under jit."""
         return carried.in_first_step(self.mechanism, *frozen.draw(self.train, self.objective, key))
 
     def sum(self, params: Any, batch: Any) -> Any:
-        """The work of the step on one microbatch; `params` is as the method `params` gives it. Runs under jit."""
+        """Computes the sum of one microbatch, as the step does; `params` is the result of the method `params`. Runs under jit."""
         losses = lambda params, batch: self.objective.losses(params, batch, jnp.zeros(2, jnp.uint32))  # noqa: E731
         norm = self.gradient_sum.clip.clipping_norm if self.gradient_sum.clip else None
         return self.gradient_sum(losses, params[0], batch, norm, frozen=params[1]).total
 
 
 def resolve_microbatch(declared: int | Literal["auto"], workload: Workload, private: Path) -> int:
-    """The run's microbatch: the config's number, or the answer of `auto`, which is written to `private` once and then kept."""
+    """Returns the run's microbatch: the config's number, or the answer of `auto`, which is written to `private` once and then kept."""
     if declared != "auto":
         return declared
     path = private / "microbatch.json"
@@ -106,7 +106,7 @@ def resolve_microbatch(declared: int | Literal["auto"], workload: Workload, priv
 
 
 def choose(workload: Workload, candidates: Sequence[int] = CANDIDATES, cache: Path | None = None) -> int:
-    """The fastest of `candidates` that fits `mesh.memory_bytes`; raises `ConfigError` if none fits."""
+    """Returns the fastest of `candidates` that fits `mesh.memory_bytes`; raises `ConfigError` if none fits."""
     path = (cache or _cache()) / f"{_key(workload, candidates)}.json"
     chosen = _noted(path)
     if chosen is not None:
@@ -123,7 +123,7 @@ def choose(workload: Workload, candidates: Sequence[int] = CANDIDATES, cache: Pa
 
 
 def _noted(path: Path) -> int | None:
-    """The size that was written to `path`; `None` if the file is missing or cannot be used, and the size must be found again."""
+    """Returns the size that was written to `path`, or `None` if the file is missing or cannot be used and the size must be found again."""
     try:
         size = json.loads(path.read_text())["microbatch"]
     except (OSError, ValueError, TypeError, KeyError):
@@ -132,7 +132,7 @@ def _noted(path: Path) -> int | None:
 
 
 def _rates(workload: Workload, candidates: Sequence[int]) -> dict[int, float]:
-    """Examples/s by size, smallest first, until memory is exhausted or two sizes in a row do not exceed the best."""
+    """Returns examples/s by size, smallest first, until memory is exhausted or two sizes in a row do not exceed the best."""
     params = jax.jit(workload.params)(jax.random.PRNGKey(0))
     rates: dict[int, float] = {}
     for candidate in candidates:
@@ -148,7 +148,7 @@ def _rates(workload: Workload, candidates: Sequence[int]) -> dict[int, float]:
 
 
 def probe(call: Callable[[], Any]) -> float:
-    """Seconds of the faster of two calls, after one warm-up call."""
+    """Returns the seconds of the faster of two calls, after one warm-up call."""
     jax.block_until_ready(call())
     return min(timeit.repeat(lambda: jax.block_until_ready(call()), number=1, repeat=2))
 
@@ -174,8 +174,9 @@ def _key(workload: Workload, candidates: Sequence[int]) -> str:
 
 
 def synthetic_rows(task: Task, examples: int, sequence_length: int, vocabulary_size: int, seed: int = 0) -> dict[str, np.ndarray]:
-    """`examples` rows of the columns that `task` reads; most rows are full and some half empty. Ids are drawn by a power law, so
-    tokens repeat as words do. The text is independent of the label.
+    """Returns `examples` rows of the columns that `task` reads; most rows are full and some half empty.
+
+    Ids are drawn by a power law, so tokens repeat as words do. The text is independent of the label.
     """
     drawn = np.random.default_rng(seed)
     columns = task.columns(sequence_length, vocabulary_size)

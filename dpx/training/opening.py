@@ -1,4 +1,4 @@
-"""Opens a run, from top to bottom: the data and the noise, the step, what the run starts from, its ledger and its outputs.
+"""Opens a run, from top to bottom: the data and the noise, the step, the initial weights, its ledger and its outputs.
 
 Everything that can be refused is refused before the first array of the model exists.
 """
@@ -95,8 +95,11 @@ def open_run(experiment: Experiment, folder: RunFolder, job: Any = None) -> Iter
 
 @dataclasses.dataclass(frozen=True)
 class _Ready:
-    """A prepared run. `objective` is the model's own, `step` trains it with what an audit adds; `microbatch` is the number of examples on
-    one device; `strategy` is the mechanism's, `None` if it needs no strategy."""
+    """A prepared run.
+
+    `objective` is the model's own, `step` trains it with what an audit adds; `microbatch` is the number of examples on one device;
+    `strategy` is the mechanism's, `None` if it needs no strategy.
+    """
 
     store: Store
     calibrated: Calibrated
@@ -134,7 +137,7 @@ def _get_ready(experiment: Experiment, folder: RunFolder) -> _Ready:
 
 
 def _start(init: Init, receiver: Receiver, store: Store, folder: RunFolder, known: Ledger | None) -> Start:
-    """The start of a run that has no checkpoint yet; a run with a checkpoint resumes without its initial weights."""
+    """Returns the start of a run that has no checkpoint yet; a run with a checkpoint resumes without its initial weights."""
     require_one_start(init, folder.fork)
     has_begun = known is not None and bool(known.noise_epochs)
     has_checkpoint = any(path.name.isdigit() for path in folder.private.glob(f"{agreement.CHECKPOINTS}/*"))
@@ -155,8 +158,11 @@ def _start(init: Init, receiver: Receiver, store: Store, folder: RunFolder, know
 
 
 def _going_on(init: Init, receiver: Receiver, store: Store, folder: RunFolder, known: Ledger | None) -> Start:
-    """The start of a run that has a checkpoint: weights are not read again, but data from which it has not drawn yet are checked against
-    the user's statement that its data are disjoint."""
+    """Returns the start of a run that has a checkpoint.
+
+    Weights are not read again, but data from which it has not drawn yet are checked against the user's statement that its data are
+    disjoint.
+    """
     if known is None or store.manifest.checksum in known.data:
         return RANDOM
     noted = related_again(known.origins, receiver, init, store, known.data)

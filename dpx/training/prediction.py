@@ -1,5 +1,6 @@
-"""Predicts classes of texts, or the correct one of several, by a trained classifier: a run's released parameters, or a checkpoint in the
-layout of Hugging Face.
+"""Predicts classes of texts, or the correct one of several texts, by a trained classifier.
+
+The classifier is a run's released parameters, or a checkpoint in the layout of Hugging Face.
 
 Shape legend: n rows, C choices of a row (an axis that exists only if one of several texts is to be chosen), B rows at once, K classes
 or choices.
@@ -37,7 +38,11 @@ _BATCH = 64
 
 @dataclasses.dataclass(frozen=True)
 class Classifier:
-    """`labels` by class; `logits` of a batch of rows [B, ...] are [B, K]. `choices`: texts of a row, `None` if a row is one text."""
+    """A trained classifier.
+
+    `labels` are by class; `logits` of a batch of rows [B, ...] are [B, K]. `choices` is the number of texts of a row, `None` if a row is
+    one text.
+    """
 
     labels: Sequence[str]
     choices: int | None
@@ -46,7 +51,7 @@ class Classifier:
     logits: Callable[[dict[str, Any]], Any]
 
     def scores(self, texts: Iterator[Texts]) -> Iterator[np.ndarray]:
-        """The probabilities of the classes, [K], for one text after another."""
+        """Yields the probabilities of the classes, [K], for one text after another."""
         while some := list(islice(texts, _AT_ONCE)):
             yield from self._of_some(some)
 
@@ -62,7 +67,7 @@ class Classifier:
         return shares
 
     def _rows(self, texts: Sequence[Texts]) -> dict[str, np.ndarray]:
-        """`tokens` [n, T] or [n, C, T]; `segment_start` and `length` [n] or [n, C]."""
+        """Returns `tokens` [n, T] or [n, C, T], and `segment_start` and `length` [n] or [n, C]."""
         singles = [one for row in texts for one in row]
         encodings = iter(self.tokenizer.tokenizer.encode_batch_fast([text for one in singles for text in one], add_special_tokens=False))
         ids = [[next(encodings).ids for _ in one] for one in singles]
@@ -72,8 +77,10 @@ class Classifier:
 
 
 def of_run(experiment: Experiment, params: Path) -> Classifier:
-    """The classifier of a run and its released parameters `params`. Raises `ConfigError` if the run did not train a classifier,
-    or if its data has another vocabulary now."""
+    """Returns the classifier of a run and its released parameters `params`.
+
+    Raises `ConfigError` if the run did not train a classifier, or if its data has another vocabulary now.
+    """
     task = experiment.task
     if not isinstance(task, Classification | MultipleChoice):
         raise ConfigError(f"task={task.name}", "does not predict labels", "Name a run of task=classification or task=multiple_choice")
@@ -89,7 +96,10 @@ def of_run(experiment: Experiment, params: Path) -> Classifier:
 
 
 def of_checkpoint(path: str) -> Classifier:
-    """The classifier in a checkpoint's folder or hub id. Raises `ConfigError` if it is not a complete classifier, or has no tokenizer."""
+    """Returns the classifier in a checkpoint's folder or hub id.
+
+    Raises `ConfigError` if it is not a complete classifier, or has no tokenizer.
+    """
     checkpoint = Checkpoint(path)
     named = checkpoint.config.get("id2label")
     require(

@@ -1,4 +1,4 @@
-"""The progress display of a run: a bar on a terminal, plain lines elsewhere."""
+"""Displays the progress of a run: a bar on a terminal, plain lines elsewhere."""
 
 import time
 
@@ -10,7 +10,7 @@ LINES = 20
 
 
 class RunProgress:
-    """Steps done, examples/s, loss, accuracy, epsilon spent of planned, time left. Use as a context manager.
+    """The progress display: steps done, examples/s, loss, accuracy, epsilon spent of planned, time left. Use it as a context manager.
 
     The first step of a process compiles, so neither its speed nor its time is shown or counted.
     """
@@ -20,12 +20,12 @@ class RunProgress:
         self._every = max(1, steps // LINES)
         self._console = progress_console()
         self.planned: float | None = None
-        # After which step that was; a bar shows it until the next one comes.
+        # The newest epsilon and the step after which it was composed; a bar shows it until the next one.
         self._epsilon: tuple[float, int] | None = None
         self._compiled: float | None = None
         self._bar = None
         if self._console.is_terminal:
-            # Eighty columns hold all of it; a wider terminal widens nothing.
+            # The bar fits into eighty columns, also on a wider terminal.
             columns = (BarColumn(10), TextColumn("{task.completed}/{task.total}"), TextColumn("{task.fields[facts]}"))
             self._bar = Progress(*columns, console=self._console)
             self._task = self._bar.add_task("training", total=steps, completed=first_step, facts="")
@@ -51,11 +51,11 @@ class RunProgress:
             self.say(text)
 
     def shows(self, done: int) -> bool:
-        """Whether a line is due after `done` steps, and epsilon with it."""
+        """Returns whether a line, and epsilon with it, is due after `done` steps."""
         return done % self._every == 0 or done in (self._first + 1, self._steps)
 
     def step(self, done: int, examples_per_s: float, loss: float, accuracy: float, epsilon: float | None) -> None:
-        """Shows the state after `done` steps; `epsilon` belongs to these steps, `None` where it was not composed."""
+        """Shows the state after `done` steps; `epsilon` belongs to these steps, and is `None` if it was not composed."""
         now = time.monotonic()
         if epsilon is not None:
             self._epsilon = epsilon, done

@@ -1,4 +1,4 @@
-"""`release/telemetry.jsonl`: the values of each step that the claim covers, and no others."""
+"""Writes `release/telemetry.jsonl`: the values of each step that the privacy statement covers, and no others."""
 
 import json
 import os
@@ -13,7 +13,7 @@ PREFIX = "released/"
 
 
 class Released:
-    """Holds released values back until the statement that charges for them is on disk (`publish`).
+    """The released values of a run, held back until the statement that charges for them is on disk (`publish`).
 
     One JSON line per step, with its noise epoch and the ledger line it follows from. Written lines are never removed, since they may have
     been read; a replayed step would give the same line again.
@@ -44,7 +44,7 @@ class Released:
         sync(self._path.parent)
 
     def _whole_lines(self) -> list[dict[str, Any]]:
-        """Lines on disk; a line cut short by a kill is removed, and its step is published again."""
+        """Returns the lines on disk; a line cut short by a kill is removed, and its step is published again."""
         if not self._path.exists():
             return []
         text = self._path.read_bytes()

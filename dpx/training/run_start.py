@@ -1,4 +1,4 @@
-"""The start of a run: fresh, replayed from its last checkpoint, in a new noise epoch, or forked from another run.
+"""Starts a run: fresh, replayed from its last checkpoint, in a new noise epoch, or forked from another run.
 
 A noise epoch is one root secret. A run resumes its newest epoch only from a state that this epoch covers, with the secret that was drawn
 for it and an unchanged fingerprint; then the same bits follow. In every other case a new epoch is opened, and its steps are charged in
@@ -72,7 +72,7 @@ class NoiseEpochs:
         return noise_epoch, secret
 
     def secret_of(self, noise_epoch: NoiseEpoch) -> RootSecret | None:
-        """The secret of `noise_epoch`; `None` if its file holds another one, or is not the file to which it was written."""
+        """Returns the secret of `noise_epoch`, or `None` if its file holds another one, or is not the file to which it was written."""
         if self.seed is not None:
             secret = self._seeded(noise_epoch.number)
         elif self._path(noise_epoch.number).is_file() and self._place(noise_epoch.number) == noise_epoch.secret_place:
@@ -92,17 +92,23 @@ class NoiseEpochs:
         return self.folder.private / f"root_secret_{number}"
 
     def _place(self, number: int) -> int | None:
-        """The file's inode: a moved folder keeps it, a copied one does not."""
+        """Returns the file's inode: a moved folder keeps it, a copied one does not."""
         return None if self.seed is not None else self._path(number).stat().st_ino
 
 
 def facts_of(ledger: Ledger) -> dict[str, Any]:
-    """What is saved with a state, as JSON: the ledger line that it follows from, and the newest noise epoch, that of its last step."""
+    """Returns what is saved with a state, as JSON.
+
+    It is the ledger line that the state follows from, and the newest noise epoch, that of its last step.
+    """
     return {"ledger": to_json(ledger.mark), "epoch": ledger.noise_epochs[-1].name}
 
 
 def start_run(noise_epochs: NoiseEpochs, checkpoints: Checkpoints, step: Step, start: Start = RANDOM) -> RunStart:
-    """Decides between a new run, a replay, a new noise epoch and a fork; durable when it returns. A new run begins from `start`."""
+    """Decides between a new run, a replay, a new noise epoch and a fork; the decision is on disk when it returns.
+
+    A new run begins from `start`.
+    """
     folder, ledger = noise_epochs.folder, noise_epochs.ledger
     if not ledger.noise_epochs:
         return _fork(noise_epochs, checkpoints, step, start) if folder.fork else _fresh(noise_epochs, step, start)
@@ -145,8 +151,10 @@ def start_run(noise_epochs: NoiseEpochs, checkpoints: Checkpoints, step: Step, s
 
 
 def note_plan(ledger: Ledger, plan: Plan, parents: Plan | None = None) -> None:
-    """Writes the plan (sampling, noise, number of steps) to the ledger before the first step. When a run resumes, it writes the
-    names of the settings that differ from that plan instead. The plan of a fork is compared with its `parents` plan in the same way.
+    """Writes the plan (sampling, noise, number of steps) to the ledger before the first step.
+
+    When a run resumes, it writes the names of the settings that differ from that plan instead. The plan of a fork is compared with its
+    `parents` plan in the same way.
 
     Settings that differ may have been chosen after seeing results, and no composition theorem used here is proved for adaptive choices.
     """
@@ -160,7 +168,7 @@ def note_plan(ledger: Ledger, plan: Plan, parents: Plan | None = None) -> None:
 
 
 def _why_anew(noise_epochs: NoiseEpochs, changed: list[str], first_step: int, start: StartFacts | None) -> str | None:
-    """The reason, as text, why the newest epoch cannot resume from this state; `None` if it can."""
+    """Returns the reason, as text, why the newest epoch cannot resume from this state; `None` if it can."""
     noise_epoch = noise_epochs.ledger.noise_epochs[-1]
     if changed:
         return f"{', '.join(changed)} changed since this run began"
@@ -186,12 +194,12 @@ def _fresh(noise_epochs: NoiseEpochs, step: Step, start: Start) -> RunStart:
 
 
 def _newest_whole(checkpoints: Checkpoints, step: Step) -> tuple[Saved | None, list[int]]:
-    """The newest undamaged checkpoint, and the steps of the damaged checkpoints after it."""
+    """Returns the newest undamaged checkpoint, and the steps of the damaged checkpoints after it."""
     return checkpoints.newest_whole(_form(step)) if checkpoints.steps else (None, [])
 
 
 def _form(step: Step) -> State:
-    """A state with the structure and shapes that a run saves; its values are not used."""
+    """Returns a state with the structure and shapes that a run saves; its values are not used."""
     return step.init(RootSecret.from_seed(0).key("shape"), None)
 
 
@@ -211,7 +219,7 @@ def _set_aside(checkpoints: Checkpoints, steps_done: int) -> str:
 
 
 def _fork(noise_epochs: NoiseEpochs, checkpoints: Checkpoints, step: Step, start: Start) -> RunStart:
-    """The start of a fork that is new or has lost its own first checkpoint: from the parent's state, in both cases with a fresh key."""
+    """Returns the start of a fork that is new or has lost its own first checkpoint: the parent's state, in both cases with a fresh key."""
     folder, ledger = noise_epochs.folder, noise_epochs.ledger
     assert folder.fork is not None
     if start.private is None or start.step is None:
@@ -232,7 +240,7 @@ def _fork(noise_epochs: NoiseEpochs, checkpoints: Checkpoints, step: Step, start
 
 
 def _state_of_parent(fork: str, private: Path, step: int, like: State) -> State:
-    """The parent's state after `step` steps; raises `ConfigError` if it does not match what this run trains."""
+    """Returns the parent's state after `step` steps; raises `ConfigError` if it does not match what this run trains."""
     # The parent's folder is only read: the parent's process may be writing there.
     checkpoints = Checkpoints(private / agreement.CHECKPOINTS, kept=1_000_000)
     require(

@@ -1,6 +1,6 @@
 """Trains an open run and reports until the last step.
 
-This module decides what of training is written to `release/`: weights, statement, config and values that the claim covers. Other losses,
+This module decides what is written to `release/`: weights, statement, config and values that the statement covers. Other losses,
 norms and held-out metrics are telemetry of private text and stay under `private/`.
 """
 
@@ -17,7 +17,7 @@ from dpx.clipping.frozen import merged
 from dpx.init import weights
 from dpx.interruption import Interrupted
 from dpx.privacy.ledger import NoiseEpoch
-from dpx.privacy.lower_bounds import decisive
+from dpx.privacy.lines import decisive
 from dpx.randomness import RootSecret
 from dpx.results import Results, write_results
 from dpx.run_folder import RunFolder
@@ -34,14 +34,17 @@ from dpx.training.update import CANARIES
 
 
 class Evaluations(NamedTuple):
-    """Metrics of parameters on held-out rows, and on the test set, which is read when `test` is called; `None` if the data has none."""
+    """Metrics of parameters on held-out rows, and on the test set.
+
+    The test set is read when `test` is called, which returns `None` if the data has none.
+    """
 
     heldout: HeldOut
     test: Callable[[], HeldOut] | None
 
 
 class Outputs(NamedTuple):
-    """Where a run reports: private measurements, the terminal, epsilon as it is spent, and released values."""
+    """The places to which a run reports: private measurements, the terminal, epsilon as it is spent, and released values."""
 
     writer: MetricsWriter
     progress: RunProgress
@@ -50,8 +53,11 @@ class Outputs(NamedTuple):
 
 
 class Trained(NamedTuple):
-    """A finished run: `results` as in `private/results.json`, the statement of its claim, the verdict of its own audit (`None` without
-    one) and its last state."""
+    """A finished run.
+
+    It holds `results` as in `private/results.json`, the privacy statement, the verdict of its own audit (`None` without one) and its last
+    state.
+    """
 
     results: Results
     stated: AnyRun
@@ -77,7 +83,7 @@ class Session:
     _imported: tuple[str, ...] = ()
 
     def train(self) -> Trained:
-        """Runs to the last step; if the user ends it earlier, saves everything and raises `Interrupted`."""
+        """Runs to the last step. If the user ends the run earlier, it saves everything and raises `Interrupted`."""
         outputs, runtime = self.outputs, self.runtime
         outputs.writer.describe(self.folder.config_yaml, self._hparams())
         for message in self.run_start.messages:
@@ -90,7 +96,7 @@ class Session:
             return self._train(untrained)
 
     def _train(self, untrained: dict[str, float]) -> Trained:
-        """Runs the steps and what follows the last one; `untrained` are the metrics before the first."""
+        """Runs the steps and the work after the last one; `untrained` are the metrics before the first."""
         experiment, ledger = self.runtime.experiment, self.runtime.ledger
         try:
             state = run(self.runtime, self.run_start, self._seen, self._renew)
@@ -130,7 +136,10 @@ class Session:
         seals.write_config(self.folder, self.runtime.ledger)
 
     def publish(self) -> AnyRun:
-        """Writes `release/privacy.json` from the current ledger and returns it; then, and only then, the values that it charges for."""
+        """Writes `release/privacy.json` from the current ledger and returns it.
+
+        Only then it publishes the values that the statement charges for.
+        """
         runtime, outputs = self.runtime, self.outputs
         self._imported = outside_code.imported()
         stated = statement.build(runtime.experiment, runtime.store.manifest, runtime.calibrated, runtime.ledger, job=runtime.job)
@@ -140,7 +149,7 @@ class Session:
         return stated
 
     def _hparams(self) -> dict[str, Any]:
-        """The knobs that the papers vary, and all that the optimiser declares."""
+        """Returns the settings that the papers vary, and all that the optimiser declares."""
         experiment = self.runtime.experiment
         return {
             "model": experiment.model.name,
@@ -155,20 +164,23 @@ class Session:
         }
 
     def _evaluated(self, state: State) -> dict[str, float]:
-        """Held-out metrics of the model's own parameters."""
+        """Returns held-out metrics of the model's own parameters."""
         return self.evaluations.heldout(without(self._merged(state), CANARIES))
 
     def _tested(self, state: State) -> dict[str, float] | None:
-        """Metrics of the test set, `None` if it is no separate split: it is read only here, after the last step."""
+        """Returns metrics of the test set, or `None` if the data has no separate test split.
+
+        The test set is read only here, after the last step.
+        """
         test = self.evaluations.test
         return None if test is None else test()(without(self._merged(state), CANARIES))
 
     def _merged(self, state: State) -> Any:
-        """The trained and the frozen parameters, in the form that the model takes."""
+        """Returns the trained and the frozen parameters, in the form that the model takes."""
         return merged(state.params, self.runtime.frozen)
 
     def _seen(self, step: int, state: State, metrics: dict[str, Any]) -> None:
-        """After each step: metrics, then, at their intervals, evaluation and a checkpoint."""
+        """Reports a step's metrics and then, at their intervals, evaluates and saves a checkpoint."""
         experiment, outputs, done = self.runtime.experiment, self.outputs, step + 1
         if outside_code.imported() != self._imported:
             self.publish()
@@ -185,7 +197,7 @@ class Session:
             self._save(done, state)
 
     def _is_due(self, done: int, every: int) -> bool:
-        """Whether what is done every `every` steps, and after the last, is done after `done` steps."""
+        """Returns whether work that is done every `every` steps, and after the last step, is due after `done` steps."""
         return done % every == 0 or done == self.runtime.experiment.steps
 
     def _save(self, done: int, state: State) -> None:
@@ -206,11 +218,11 @@ class Session:
 
 
 def _claimed(stated: AnyRun) -> dict[str, Any]:
-    """The claim next to the knobs: epsilon, by the run's own accountant, only if the statement has one."""
+    """Returns epsilon by the run's own accountant, for the table of settings, only if the statement has one."""
     delta = stated.delta if isinstance(stated, RunStatement) else None
     return {"guarantee": stated.guarantee, "epsilon": headline(stated), "delta": delta}
 
 
 def _shown(knobs: dict[str, Any]) -> dict[str, Any]:
-    """The values that TensorBoard's table can hold: numbers, flags and texts; `null` is left out."""
+    """Returns the values that TensorBoard's table can hold: numbers, flags and texts; `null` is left out."""
     return {name: value if isinstance(value, int | float | str) else str(value) for name, value in knobs.items() if value is not None}

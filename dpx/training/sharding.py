@@ -1,4 +1,4 @@
-"""How parameters are laid out on devices: stored between steps, in the microbatch computation, and back as reduced sums.
+"""Lays out parameters on devices: stored between steps, in the microbatch computation, and back as reduced sums.
 
 When stored, every leaf is split over `tensor` and `fsdp` along its last axis, never along the first axis of a table: 30,522 words have
 few divisors, and noise slices are cut along rows. While microbatches are summed, `fsdp` holds examples and every leaf is whole
@@ -27,7 +27,10 @@ READERS = ("attention_out", "down")
 
 @dataclasses.dataclass(frozen=True)
 class Layout:
-    """One parameter: `shards` split its last axis when stored, `tensor_axis` is the axis split over `tensor` in computation, or None."""
+    """The layout of one parameter on the devices.
+
+    `shards` split its last axis when stored; `tensor_axis` is the axis split over `tensor` in computation, or None.
+    """
 
     ndim: int
     shards: tuple[str, ...]
@@ -35,19 +38,21 @@ class Layout:
 
     @property
     def storage(self) -> P:
+        """Returns the layout between steps."""
         return P(*[None] * (self.ndim - 1), self.shards) if self.shards else P()
 
     @property
     def compute(self) -> P:
+        """Returns the layout while microbatches are summed."""
         return P() if self.tensor_axis is None else P(*["tensor" if axis == self.tensor_axis else None for axis in range(self.ndim)])
 
     @property
     def summed(self) -> P:
-        """The layout of the sums that each device keeps for itself, [D, ...]."""
+        """Returns the layout of the sums that each device keeps for itself, [D, ...]."""
         return P(EXAMPLE_AXES, *self.compute)
 
     def gather(self, leaf: Array, dtype: Any) -> Array:
-        """From the part that this device stores to the part that it computes with, in `dtype`."""
+        """Returns the part that this device computes with, in `dtype`, from the part that it stores."""
         leaf, last = leaf.astype(dtype), self.ndim - 1
         if "fsdp" in self.shards:
             leaf = jax.lax.all_gather(leaf, "fsdp", axis=last, tiled=True)
@@ -58,7 +63,10 @@ class Layout:
         return jax.lax.all_to_all(leaf, "tensor", split_axis=self.tensor_axis, concat_axis=last, tiled=True)
 
     def reduce(self, total: Array) -> Array:
-        """From this device's sum to its stored part of the sum over all examples: the reverse direction, and each number once."""
+        """Returns this device's stored part of the sum over all examples, from its own sum.
+
+        It is the reverse of `gather`, and counts each number once.
+        """
         last = self.ndim - 1
         if "tensor" in self.shards and self.tensor_axis is None:
             # The devices of `tensor` hold equal sums: each keeps its own part and none are added.
@@ -72,7 +80,7 @@ class Layout:
 
 
 def layout(path: str, shape: tuple[int, ...], mesh: Mesh | AbstractMesh) -> Layout:
-    """The layout of a parameter; axes that do not divide it leave it whole."""
+    """Returns the layout of a parameter; it stays whole over axes whose size does not divide it."""
     shards = _shards(shape, mesh)
     axis = None
     if "tensor" in shards and path.startswith(STACKED) and len(shape) > 2:
@@ -82,8 +90,10 @@ def layout(path: str, shape: tuple[int, ...], mesh: Mesh | AbstractMesh) -> Layo
 
 
 def _split_over_tensor(names: list[str], ndim: int) -> int | None:
-    """The split axis: a matrix is split by output, or by input if its input is already split. One of an adapter's two factors is split
-    like its target and the other is whole: the rank between them is never split."""
+    """Returns the split axis: a matrix is split by output, or by input if its input is already split.
+
+    One of an adapter's two factors is split like its target and the other is whole: the rank between them is never split.
+    """
     reads = names[-2] in READERS
     if "lora" in names and (names[-1] == "a") != reads:
         return None
@@ -99,15 +109,18 @@ def _shards(shape: tuple[int, ...], mesh: Mesh | AbstractMesh) -> tuple[str, ...
 
 
 def layouts(params: Any, mesh: Mesh | AbstractMesh) -> Any:
-    """A tree of `Layout` like `params`, or like any tree with leaves of their shapes (Adam's moments)."""
+    """Returns a tree of `Layout` like `params`, or like any tree with leaves of their shapes (Adam's moments)."""
     return jax.tree_util.tree_map_with_path(lambda path, leaf: layout(path_name(path), leaf.shape, mesh), params)
 
 
 def storage_shardings(tree: Any, mesh: Mesh | AbstractMesh) -> Any:
-    """A tree of `NamedSharding`, parameters' own layout."""
+    """Returns a tree of `NamedSharding`, the layout in which parameters are stored."""
     return jax.tree.map(lambda of_leaf: NamedSharding(mesh, of_leaf.storage), layouts(tree, mesh))
 
 
 def computed_in(path: str, ndim: int, dtype: Any) -> Any:
-    """The type in which a parameter is gathered: the compute type for matrices and tables, float32 for vectors (LayerNorm's, biases)."""
+    """Returns the type in which a parameter is gathered.
+
+    It is the compute type for matrices and tables, float32 for vectors (LayerNorm's, biases).
+    """
     return dtype if ndim - path.startswith(STACKED) > 1 else jnp.float32

@@ -1,4 +1,4 @@
-"""One logical step: clipped sums over microbatches on each device, one reduction, noise once, the update.
+"""Computes one logical step: clipped sums over microbatches on each device, one reduction, noise once, the update.
 
 Memory on a device does not depend on the logical batch: rows arrive in chunks of a fixed number of microbatches and the
 accumulator is donated from chunk to chunk. The divisor is the expected batch size, a constant of the config.
@@ -41,8 +41,10 @@ Reduced = dict[str, Any]  # {"gradient": tree, "count": {name: f32}, "checksum":
 
 
 class Chunk(NamedTuple):
-    """Microbatches that travel to the devices together: `rows_KB` {field: [K, B * D, ...]}, `is_padding_KB` bool [K, B * D], both with
-    the axis R behind these if examples have several rows. Only the first `count` microbatches hold real examples; the others are skipped.
+    """Microbatches that are sent to the devices together.
+
+    `rows_KB` is {field: [K, B * D, ...]} and `is_padding_KB` bool [K, B * D]; both have the axis R behind these if examples have several
+    rows. Only the first `count` microbatches hold real examples; the others are skipped.
     """
 
     rows_KB: Any
@@ -51,9 +53,12 @@ class Chunk(NamedTuple):
 
 
 class StepInputs(NamedTuple):
-    """What every chunk of a step reads: `params` as `gather` and `frozen` as `place_frozen` gave them, and the keys u32[2] of masks and
-    dropout. `clipping_norm` f32[] is the norm of this step if it adapts; `None` means the declared one. `deviation` f32[] is that of
-    noise in the forward pass; `None` where noise is added to the sum."""
+    """The inputs that every chunk of a step reads.
+
+    `params` and `frozen` are the results of `gather` and `place_frozen`; the keys u32[2] are those of masks and dropout. `clipping_norm`
+    f32[] is the norm of this step if it adapts; `None` means the declared one. `deviation` f32[] is that of noise in the forward pass;
+    `None` if noise is added to the sum.
+    """
 
     params: Any
     mask_key: Any
@@ -64,9 +69,12 @@ class StepInputs(NamedTuple):
 
 
 class UpdateInputs(NamedTuple):
-    """What the end of a step reads in addition to its sum: `drawn`, what the mechanism drew on the host; f32[] `deviation` of the noise
-    on the sum, `expected_batch` and `learning_rate`. `auxiliary` holds the keys of other releases on the same draw: `count` and
-    `telemetry`. `carriers`: what the loss was differentiated by, if not by the parameters."""
+    """The inputs that the end of a step reads beside its sum.
+
+    `drawn` is what the mechanism drew on the host; `deviation` of the noise on the sum, `expected_batch` and `learning_rate` are f32[].
+    `auxiliary` holds the keys of other releases on the same draw: `count` and `telemetry`. `carriers` are the arrays by which the loss was
+    differentiated, if not by the parameters.
+    """
 
     drawn: Any
     deviation: Any
@@ -78,14 +86,14 @@ class UpdateInputs(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Step:
-    """The jitted functions of a run. `chunk` microbatches travel to the devices at a time, `rows` examples in each.
+    """The jitted functions of a run. `chunk` microbatches are sent to the devices at a time, with `rows` examples in each.
 
     `init` draws a state, which holds the trained parameters, and `draw_frozen` the frozen parameters: from a key u32[2], and from the
     model's parameters where these are not drawn (else `None`). `gather` and `place_frozen` move them to where microbatches are summed.
     `accumulate` adds a chunk to the sums, which it consumes; `zero` makes the first. `reduce` adds up over devices and takes a checksum,
     which covers its second argument too: everything else that decides how noise and sum combine. `finish` adds noise and updates.
-    `reparametrise`, `None` for most mechanisms, replaces the parameters by what the loss is differentiated by; `gather` then moves that,
-    and `place_constants` the constants that the model needs in addition.
+    `reparametrise`, `None` for most mechanisms, replaces the parameters by the arrays that the loss is differentiated by; `gather` then
+    moves these, and `place_constants` the constants that the model needs in addition.
     """
 
     init: Callable[[Array | np.ndarray, Any], State]
@@ -103,7 +111,10 @@ class Step:
     place_constants: Callable[[Any], Any] = lambda constants: constants
 
     def differentiated_by(self, state: State, drawn: Any) -> Reparametrised:
-        """What the loss of a step is differentiated by: the parameters, unless the mechanism replaces them (from `drawn`, `draw_first`)."""
+        """Returns the arrays by which the loss of a step is differentiated.
+
+        They are the parameters, unless the mechanism replaces them (from `drawn`, the result of `draw_first`).
+        """
         if self.reparametrise is None:
             return Reparametrised(state.params, {}, {})
         return self.reparametrise(state.params, state.kept, drawn)
@@ -118,13 +129,16 @@ class _Parts(NamedTuple):
     task: Task
 
 
-COUNTS = ("examples", "units", "non_finite", "loss", "norm", "clipped")  # and those of the task
+COUNTS = ("examples", "units", "non_finite", "loss", "norm", "clipped")  # And those of the task.
 
 
 def _counts(result: ClippedSum, norm_limit: float | Array | None, is_padding_B: Array) -> dict[str, Array]:
-    """Telemetry of one microbatch, float32 sums; padding is not counted, a dropped non-finite example only in `non_finite`.
+    """Returns the telemetry of one microbatch as float32 sums.
 
-    `examples` counts rows, `units` what is clipped as one (the same, unless units have several rows)."""
+    Padding is not counted, and an example that was dropped as not finite only in `non_finite`.
+
+    `examples` counts rows, `units` what is clipped as one (the same, unless units have several rows).
+    """
     is_padding_U = is_padding_B.reshape(len(result.losses_B), -1).all(1)
     norms_B = jnp.zeros_like(result.losses_B) if result.norms_B is None else result.norms_B
     sums = result.counts | {"loss": result.losses_B, "norm": norms_B}
@@ -134,9 +148,10 @@ def _counts(result: ClippedSum, norm_limit: float | Array | None, is_padding_B: 
 
 
 def make_step(experiment: Experiment, objective: Any, mesh: Mesh, microbatch: int, chunk: int = 16) -> Step:
-    """The functions of one run on `mesh`; `microbatch` is the number of examples one device holds at a time.
+    """Returns the functions of one run on `mesh`; `microbatch` is the number of examples that one device holds at a time.
 
-    Raises `ConfigError` where jax runs in several processes."""
+    Raises `ConfigError` where jax runs in several processes.
+    """
     require_one_jax_process()
     shapes, frozen_shapes = frozen.shapes(experiment.trained, objective)
     by = carried.shapes(experiment.mechanism, shapes)
@@ -181,7 +196,7 @@ def make_step(experiment: Experiment, objective: Any, mesh: Mesh, microbatch: in
 
 
 def _zero(shapes: Any, names: Sequence[str], devices: int, mechanism: Mechanism, shardings: Any) -> Callable[[], Sums]:
-    """Sums that start at zero, one of each on every device."""
+    """Returns a function that makes sums of zeros, one of each on every device."""
 
     def zero() -> Sums:
         gradient = jax.tree.map(lambda leaf: jnp.zeros((devices, *leaf.shape), mechanism.sum_dtype), shapes)
@@ -194,9 +209,10 @@ def _zero(shapes: Any, names: Sequence[str], devices: int, mechanism: Mechanism,
 def _accumulate(
     objective: Any, gradient_sum: GradientSum, margin: float, parts: _Parts, mesh: Mesh, shardings: Any
 ) -> Callable[[Sums, Chunk, StepInputs], Sums]:
-    """What each device does with its part of a chunk: no collective, no noise, only sums in float32.
+    """Returns a function that adds each device's part of a chunk to its sums in float32, without collectives and without noise.
 
-    The fraction `margin` of the clipping norm is left for rounding."""
+    The fraction `margin` of the clipping norm is left for rounding.
+    """
     clip, mechanism, telemetry, task = parts
 
     def accumulate(sums: Sums, chunk: Chunk, inputs: StepInputs) -> Sums:
@@ -242,7 +258,10 @@ def _accumulate(
 
 
 def _gather(mesh: Mesh, layouts: Any, compute_dtype: Any) -> Callable[[Any], Any]:
-    """Moves stored parameters to where microbatches are summed, once per logical batch, in their compute type."""
+    """Returns a function that moves stored parameters to where microbatches are summed, in their compute type.
+
+    It runs once for each logical batch.
+    """
 
     def one(path: Any, leaf: Array, layout: sharding.Layout) -> Array:
         dtype = sharding.computed_in(path_name(path), leaf.ndim, compute_dtype)
@@ -258,7 +277,7 @@ def _gather(mesh: Mesh, layouts: Any, compute_dtype: Any) -> Callable[[Any], Any
 
 
 def _reduce(mesh: Mesh, layouts: Any, summed: Any) -> Callable[[Sums, Any], Reduced]:
-    """The reduction of a step, once per logical batch."""
+    """Returns the function that reduces the sums of a step over devices, once for each logical batch."""
 
     def over_devices(sums: Sums) -> tuple[Any, Any]:
         counts = jax.tree.map(lambda value: jax.lax.psum(value[0], sharding.EXAMPLE_AXES), sums["count"])
@@ -281,7 +300,7 @@ def _reduce(mesh: Mesh, layouts: Any, summed: Any) -> Callable[[Sums, Any], Redu
 def _finish(
     optimizer: update.Update, parts: _Parts, mesh: Mesh, state_shardings: Any
 ) -> Callable[[State, Reduced, UpdateInputs], tuple[State, dict[str, Array]]]:
-    """The end of a step: noise once, division by the expected batch size, and the update of `optimizer`."""
+    """Returns the function that ends a step: noise once, division by the expected batch size, and the update of `optimizer`."""
     clip, mechanism, telemetry, task = parts
 
     def finish(state: State, reduced: Reduced, inputs: UpdateInputs) -> tuple[State, dict[str, Array]]:
@@ -304,7 +323,7 @@ def _finish(
 
 
 def _norms(total: Any, noise_squares: Array, expected_batch: Array, params: Any) -> dict[str, Array]:
-    """Norms of the clipped sum, the noise and every weight (per layer where layers are stacked), and their ratio: the SNR."""
+    """Returns norms of the clipped sum, the noise and every weight (one for each of stacked layers), and signal over noise (`snr`)."""
     signal = jnp.sqrt(sum(jnp.sum(jnp.square(leaf)) for leaf in jax.tree.leaves(total)))
     noise = jnp.sqrt(noise_squares)
     metrics = {"gradient_norm": signal / expected_batch, "noise_norm": noise / expected_batch, "snr": signal / noise}
@@ -318,7 +337,7 @@ def _norms(total: Any, noise_squares: Array, expected_batch: Array, params: Any)
 
 
 def _flat(values: Array, rows_per_example: int) -> Array:
-    """[B, R, ...] as [B * R, ...] where examples have several rows."""
+    """Returns `values` [B, R, ...] as [B * R, ...] if examples have several rows."""
     return values if rows_per_example == 1 else values.reshape(-1, *values.shape[2:])
 
 

@@ -1,6 +1,6 @@
-"""The update of the parameters by a noisy gradient, as the optimiser was declared; the learning rate is given at each step.
+"""Updates the parameters by a noisy gradient, as the optimiser was declared; the learning rate is given at each step.
 
-It is post-processing: it reads the noisy gradient, its own state and the parameters, all of which the claim covers.
+It is post-processing: it reads the noisy gradient, its own state and the parameters, all of which the privacy statement covers.
 """
 
 import math
@@ -16,8 +16,7 @@ from jaxtyping import Array, Float
 from dpx.clipping.groups import LAYERS
 from dpx.mesh import Mesh
 from dpx.optimizer import Adam, Optax, Optimizer
-from dpx.optimizer.arguments import LEARNING_RATE
-from dpx.optimizer.decay_mask import BERT, decay_mask
+from dpx.optimizer.arguments import BERT, LEARNING_RATE, decay_mask
 from dpx.optimizer.from_optax import transformation as of_optax
 from dpx.training import sharding
 
@@ -26,24 +25,31 @@ CANARIES = "canaries"
 
 
 class Update(NamedTuple):
-    """`init` makes the optimiser's state from parameters; `apply` makes the next parameters and the next state from (parameters, state,
-    noisy gradient, learning rate). Both run under jit."""
+    """The functions of an optimiser.
+
+    `init` makes the optimiser's state from parameters; `apply` makes the next parameters and the next state from (parameters, state, noisy
+    gradient, learning rate). Both run under jit.
+    """
 
     init: Callable[[Any], Any]
     apply: Callable[[Any, Any, Any, Float[Array, ""]], tuple[Any, Any]]
 
 
 def make_update(optimizer: Optimizer) -> Update:
-    """The update that `optimizer` declares. Canaries (if any) are moved by the unchanged noisy gradient, whatever the optimiser.
+    """Returns the update that `optimizer` declares.
 
-    Raises `ConfigError` for an optimiser of optax that cannot be used (`dpx.optimizer.from_optax`)."""
+    Canaries (if any) are updated by the unchanged noisy gradient, whatever the optimiser.
+
+    Raises `ConfigError` for an optimiser of optax that cannot be used (`dpx.optimizer.from_optax`).
+    """
     return _of_adam(optimizer) if isinstance(optimizer, Adam) else _of_optax(optimizer)
 
 
 def transformation(optimizer: Adam) -> optax.GradientTransformation:
-    """Adam with decoupled weight decay: m_hat / (sqrt(v_hat) + eps) + weight_decay * theta (Anil et al. 2021, Algorithm 1).
+    """Returns Adam with decoupled weight decay: m_hat / (sqrt(v_hat) + eps) + weight_decay * theta (Anil et al. 2021, Algorithm 1).
 
-    The caller multiplies by the learning rate (`apply`)."""
+    The caller multiplies by the learning rate (`apply`).
+    """
     return optax.chain(
         optax.scale_by_adam(b1=optimizer.beta1, b2=optimizer.beta2, eps=optimizer.eps),
         optax.add_decayed_weights(optimizer.weight_decay, mask=decay_mask if optimizer.decay_mask == BERT else None),
@@ -51,7 +57,7 @@ def transformation(optimizer: Adam) -> optax.GradientTransformation:
 
 
 def apply(params: Any, direction: Any, learning_rate: Float[Array, ""]) -> Any:
-    """theta - eta * direction, leaf by leaf."""
+    """Returns theta - eta * direction, leaf by leaf."""
     return jax.tree.map(lambda p, d: p - learning_rate * d.astype(jnp.float32), params, direction)
 
 
@@ -66,8 +72,11 @@ def _of_adam(optimizer: Adam) -> Update:
 
 
 def _of_optax(optimizer: Optax) -> Update:
-    """Optax is given each layer of a stack as a separate parameter, so that what it computes for one parameter (a trust ratio, a factored
-    moment) is of one layer. It is not given the canaries, which would change what it computes over all parameters."""
+    """Returns the update of an optimiser of optax, which gets each layer of a stack as a separate parameter.
+
+    So what it computes for one parameter (a trust ratio, a factored moment) is of one layer. It does not get the canaries, which would
+    change what it computes over all parameters.
+    """
     transform = of_optax(optimizer.name, optimizer.arguments)
 
     def init(params: Any) -> Any:
@@ -92,28 +101,31 @@ def _without_canaries(tree: dict[str, Any]) -> dict[str, Any]:
 
 
 def _by_layer(tree: dict[str, Any]) -> dict[str, Any]:
-    """`tree` with every stack [L, ...] under `layers` as a tuple of L arrays."""
+    """Returns `tree` with every stack [L, ...] under `layers` as a tuple of L arrays."""
     if LAYERS not in tree:
         return tree
     return tree | {LAYERS: jax.tree.map(lambda leaf: tuple(leaf[layer] for layer in range(leaf.shape[0])), tree[LAYERS])}
 
 
 def _stacked(tree: dict[str, Any]) -> dict[str, Any]:
-    """The tree whose `_by_layer` this is."""
+    """Returns the tree for which `_by_layer` returned `tree`."""
     if LAYERS not in tree:
         return tree
     return tree | {LAYERS: jax.tree.map(jnp.stack, tree[LAYERS], is_leaf=lambda node: isinstance(node, tuple))}
 
 
 def with_canaries(moved: Any, before: Any, gradient: Any) -> Any:
-    """`moved`, except that canaries (if any) are updated from `before` by the unchanged released gradient, at rate 1."""
+    """Returns `moved`, except that canaries (if any) are updated from `before` by the unchanged released gradient, at rate 1."""
     if CANARIES not in before:
         return moved
     return moved | {CANARIES: jax.tree.map(jnp.subtract, before[CANARIES], gradient[CANARIES])}
 
 
 def state_bytes(optimizer: Optimizer, trained: Any, mesh: Mesh) -> int:
-    """Bytes of the optimiser's state on one device of `mesh`; `trained` is a tree of the trained parameters' shapes. Allocates nothing."""
+    """Returns the bytes of the optimiser's state on one device of `mesh`. Allocates nothing.
+
+    `trained` is a tree of the trained parameters' shapes.
+    """
     state = jax.eval_shape(make_update(optimizer).init, trained)
     devices = AbstractMesh((mesh.data, mesh.fsdp, mesh.tensor), ("data", "fsdp", "tensor"))
     stored = sharding.storage_shardings(state, devices)

@@ -103,7 +103,7 @@ LEFT_OUT = {"name", "epoch_name", "origin", "fingerprint", "start", "parent", "l
 # How often epsilon is shown follows the clock; tokens were not counted before 38cf43f.
 LEFT_OUT |= {"secret_place", "train/examples_per_s", "privacy/epsilon", "train/tokens", "train/padded_tokens"}
 # Sentences, which may name a random identity, and the digests in which they take part.
-LEFT_OUT |= {"assumptions", "not_covered", "epsilon_is_of", "reasons", "reason", "why", "sealed", "stated"}
+LEFT_OUT |= {"assumptions", "not_covered", "epsilon_is_of", "reasons", "reason", "why", "valid_only_if", "meaning", "sealed", "stated"}
 
 # Null and empty fields count as missing: earlier revisions left some of them out.
 EMPTY = (None, [], {}, {"canaries": "none"})
@@ -167,8 +167,17 @@ def difference(old, new):
     for name in ("private/metrics.jsonl", "release/telemetry.jsonl"):
         if lines(old / name) != lines(new / name):
             return name
-    statements = [statement(side / "release" / "privacy.json") for side in (old, new)]
-    return None if statements[0] == statements[1] else "statement"
+    apart = list(fields_apart(*(statement(side / "release" / "privacy.json") for side in (old, new))))
+    return f"statement: {', '.join(apart)}" if apart else None
+
+
+def fields_apart(old, new, path=""):
+    """Paths of the fields in which two statements differ, with both values."""
+    if isinstance(old, dict) and isinstance(new, dict):
+        for key in sorted(old.keys() | new.keys()):
+            yield from fields_apart(old.get(key), new.get(key), f"{path}.{key}" if path else key)
+    elif old != new:
+        yield f"{path} ({json.dumps(old)[:80]} -> {json.dumps(new)[:80]})"
 
 
 found = {name: difference(*(pathlib.Path(sys.argv[1]) / side / name for side in ("old", "new"))) for name in sys.argv[2:]}

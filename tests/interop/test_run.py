@@ -70,8 +70,8 @@ def test_a_plan_from_a_checkpoint_is_in_whole_sentences(place: Path, capsys: pyt
     text = capsys.readouterr().out
     assert "not read yet" not in text and "its checksum is noted when the run starts" in text
     assert "the user vouches (init.provenance=public) that no protected data was used to make" in text
-    # Without a parent that is charged, the run's epsilon is that of its own steps, and is printed once.
-    assert "epsilon of its own steps" not in text and "starts from" in text
+    # Without a parent that is charged, only the epsilon of the run's steps is printed, and only once.
+    assert "epsilon of this run's steps" not in text and "starts from" in text
 
 
 @pytest.mark.parametrize(

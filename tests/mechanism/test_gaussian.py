@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 import scipy.stats
 
-from dpx.mechanism.gaussian import REACH, _minus_log_uniform, gaussian
+from dpx.mechanism.declarations import REACH
+from dpx.mechanism.gaussian import _minus_log_uniform, gaussian
 
 
 def _draws(key: tuple[int, int], rows: int, columns: int) -> np.ndarray:

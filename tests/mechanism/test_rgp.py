@@ -230,7 +230,7 @@ MODEL = Bert(name="micro", layers=2, width=16, heads=2, feed_forward=24, positio
 @pytest.mark.parametrize(
     ("declared", "says"),
     [
-        ({"rank": 0}, "mechanism.rank=0: carriers without a rank"),
+        ({"rank": 0}, "mechanism.rank=0: a carrier needs a rank"),
         ({"rank": -1}, "mechanism.rank=-1"),
         ({"decomposes": "gradient"}, "mechanism.decomposes=gradient: .* depend on rows without noise"),
         ({"carriers_per": "microbatch"}, "mechanism.carriers_per=microbatch: .* cannot be added up"),

@@ -8,7 +8,7 @@ from dpx.clipping.result import ClippedSum
 from dpx.declaration import ConfigError
 from dpx.mechanism.declarations import DiscreteGaussian, NoPrivacy, ReleasedTelemetry, SecretTelemetry
 from dpx.mechanism.gaussian import gaussian
-from dpx.privacy.joint import joint
+from dpx.privacy.closed_form import joint
 from dpx.randomness import RootSecret
 from dpx.task.declarations import Classification
 from tests.training.conftest import declare

@@ -69,13 +69,3 @@ def test_table_two_is_transcribed_as_its_identities_and_the_reference_have_it():
         assert row.implied_compute == pytest.approx(row.compute, rel=0.08)
         assert row.implied_tokens_per_parameter == pytest.approx(row.tokens_per_parameter, rel=0.09)
     assert published.look_up(1e7, 16).loss == 2.15
-
-
-def test_the_published_file_is_the_table(tmp_path):
-    names = "data_budget,epsilon,compute_flops,cross_entropy,model_params,iterations,batch_size,token_model_ratio"
-    rows = [
-        f"{r.size},{r.epsilon},{r.compute},{r.loss},{r.parameters},{r.steps},{r.batch_size},{r.tokens_per_parameter}"
-        for r in published.TABLE_2
-    ]
-    (tmp_path / "table2.csv").write_text("\n".join([names, *rows]))
-    assert published.read_table_2(tmp_path / "table2.csv") == published.TABLE_2

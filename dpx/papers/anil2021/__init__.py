@@ -1,1 +1,1 @@
-"""Anil et al. 2021, Large-Scale Differentially Private BERT."""
+"""Analyses Anil et al. 2021, Large-Scale Differentially Private BERT."""

@@ -1,4 +1,5 @@
-"""Anil et al. 2021, sections 3 and 5.1: the noise nobody printed, and what each accountant and sampler makes of it (A11)."""
+"""Computes the noise multipliers that Anil et al. 2021 do not print, and epsilon at that noise by each accountant and sampler (sections
+3 and 5.1, A11)."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -17,10 +18,11 @@ Stages = list[tuple[float, int]]
 
 @declaration
 class AnilAccounting:
-    """Noise multipliers by Renyi accounting for every batch size and schedule, and epsilon at that noise by everything else.
+    """Computes noise multipliers by Renyi accounting for every batch size and schedule, and epsilon at that noise by the other
+    accountants.
 
-    `known_noise_multipliers` were worked out from the paper's settings by other implementations, by batch size or schedule option.
-    `interval` is the PLD grid, which errs upward.
+    `known_noise_multipliers` were computed from the paper's settings by other implementations, by batch size or schedule option. `interval`
+    is the grid interval of PLD accounting, which rounds upward.
     """
 
     epsilon: float
@@ -36,7 +38,7 @@ class AnilAccounting:
         return [self.batches(), self.schedules(), self.fixed_size(), self.curve()]
 
     def batches(self) -> Table:
-        """One row per batch size."""
+        """Returns a table with one row per batch size."""
         columns = (
             "batch size",
             "sigma (rdp)",
@@ -70,7 +72,7 @@ class AnilAccounting:
         return Table("sigma_by_batch", columns, tuple(rows), f"noise for epsilon {self.epsilon} at delta {self.delta}", notes)
 
     def schedules(self) -> Table:
-        """One row per reading of the batch schedule."""
+        """Returns a table with one row per reading of the batch schedule."""
         rows = []
         for option, reading, schedule in readings():
             stages = [(batch / self.size, steps) for batch, steps in stages_of(schedule, self.steps)]
@@ -81,7 +83,8 @@ class AnilAccounting:
         return Table("sigma_by_schedule", columns, tuple(rows), "one noise multiplier for a rising batch")
 
     def fixed_size(self) -> Table:
-        """The sampling the text describes, at the noise that its formula, which is Poisson's, gives."""
+        """Returns a table for the sampling that the text describes (batches of fixed size), at the noise of its formula for Poisson
+        sampling."""
         rows = []
         for batch in self.batch_sizes:
             sigma = self._sigma([(batch / self.size, self.steps)])
@@ -91,7 +94,7 @@ class AnilAccounting:
         return Table("fixed_size_sampling", columns, tuple(rows), "epsilon (rdp) of fixed-size batches at Poisson's noise", notes)
 
     def curve(self) -> Table:
-        """Epsilon as steps go by, at the noise of the whole run."""
+        """Returns a table of epsilon by step, at the noise of the whole run."""
         rows = []
         for batch in (self.batch_sizes[0], self.batch_sizes[-1]):
             sigma = self._sigma([(batch / self.size, self.steps)])
@@ -104,7 +107,7 @@ class AnilAccounting:
         return Table("epsilon_by_step", columns, tuple(rows), "epsilon spent as steps go by")
 
     def pictures(self) -> list[Picture]:
-        """Noise and epsilon by batch size; what fixed-size draws cost, and epsilon as steps go by."""
+        """Plots noise and epsilon by batch size, the cost of fixed-size draws, and epsilon by step."""
         text = f"Noise multiplier for epsilon {self.epsilon} at delta {self.delta} over {self.steps:,} steps, and epsilon at RDP's."
         other = "Epsilon by RDP of fixed-size draws at the noise that Poisson draws need; epsilon as steps go by at two batch sizes."
         return [Picture("anil_noise", text, _noise_panels()), Picture("anil_epsilon", other, _epsilon_panels())]
@@ -122,7 +125,10 @@ class AnilAccounting:
         return accounting.compose(charges, accountant, interval=self.interval).epsilon(self.delta)
 
     def _without_replacement(self, batch: int, sigma: float) -> float:
-        """The event halves sigma for a replaced record (sensitivity 2C); twice the noise undoes that for an emptied one (C)."""
+        """Returns the event of a draw without replacement.
+
+        The event halves sigma for a replaced record (sensitivity 2C); twice the noise compensates for that for a zeroed record (C).
+        """
         release = Release(
             noise_multiplier=sigma, sampling_probability=batch / self.size, kind="fixed_size", size=self.size, sample_size=batch
         )

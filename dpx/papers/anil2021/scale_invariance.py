@@ -1,8 +1,8 @@
-"""Anil et al. 2021, section 4.3: which weights can be scaled without changing the output (A5).
+"""Tests which weights can be scaled without a change of the output (Anil et al. 2021, section 4.3, A5).
 
-f(alpha w) = f(w) for all alpha > 0 implies grad f(alpha w) = grad f(w) / alpha: the paper's reason for a large weight decay. It needs
-w to be all that a LayerNorm sees. That holds for the three embedding tables together, whose sum alone is normalised, as long as the
-output does not decode with the word table as well; a matrix whose product joins a residual sum, x + f(x), is not invariant.
+f(alpha w) = f(w) for all alpha > 0 implies grad f(alpha w) = grad f(w) / alpha: the paper's reason for a large weight decay. This requires
+that w is the whole input of a LayerNorm. It holds for the three embedding tables together, of which only the sum is normalised, unless the
+output layer uses the word embeddings as well. A matrix whose product is added to a residual, x + f(x), is not invariant.
 
 B: examples, T: tokens, M: masked positions, H: width, V: vocabulary.
 """
@@ -17,7 +17,7 @@ from dpx.table import Table
 
 TABLES = ("embeddings/word", "embeddings/position", "embeddings/segment")
 ATTENTION, FEED_FORWARD = ("layers/attention_out/kernel",), ("layers/down/kernel",)
-# What is scaled, its parameter paths, the output looked at, and whether the claim holds for it.
+# The scaled weights, their parameter paths, the compared output, and whether the claim is valid for them.
 CASES = (
     ("three tables together", TABLES, "free decoder", True),
     ("three tables, tied decoder", TABLES, "tied decoder", False),
@@ -50,7 +50,7 @@ Outputs = Callable[[Any], tuple[Any, Any]]
 
 @declaration
 class AnilScaleInvariance:
-    """A freshly initialised model on random tokens, in float64 and in float32. Errors are relative to the largest entry."""
+    """Scales weights of a newly initialised model on random tokens, in float64 and in float32. Errors are relative to the largest entry."""
 
     model: Bert
     alphas: Sequence[float]
@@ -106,7 +106,8 @@ class AnilScaleInvariance:
 
 
 def _outputs(model: Any, params: Any, batch: dict[str, Any], output: str) -> Outputs:
-    """`parameters -> (loss, [logits])`: masked positions and next sentence; or a LayerNorm over one matrix product alone."""
+    """Returns a function `parameters -> (loss, [logits])`: masked positions and next sentence; or a LayerNorm over one matrix product
+    alone."""
     import jax
     import jax.numpy as jnp
 
@@ -137,7 +138,7 @@ def _outputs(model: Any, params: Any, batch: dict[str, Any], output: str) -> Out
 
 
 def _differences(unscaled: Any, scaled: Any, paths: Sequence[str], alpha: float) -> tuple[float, float, float, float]:
-    """Changes of outputs and loss, alpha times the gradient's norm over the unscaled one's, and its largest error by entry."""
+    """Returns the changes of outputs and loss, alpha times the gradient's norm over the unscaled norm, and its largest error by entry."""
     import numpy as np
 
     (loss, outputs), gradient = unscaled

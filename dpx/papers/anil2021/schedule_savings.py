@@ -1,4 +1,5 @@
-"""Anil et al. 2021, section 5.2: examples saved by each reading of the batch schedule, the "14 %" (A10). Arithmetic."""
+"""Computes the examples that each reading of the batch schedule saves, the "14 %" of Anil et al. 2021 (section 5.2, A10). Arithmetic
+only."""
 
 from typing import Any
 
@@ -14,7 +15,7 @@ SIZES = (262_144, 458_752, 655_360, 851_968, 1_048_576)
 
 @declaration
 class AnilScheduleSavings:
-    """Four readings against a constant largest batch over `steps` steps."""
+    """Compares four readings of the schedule with a constant largest batch over `steps` steps."""
 
     steps: int = 20_000
 
@@ -34,7 +35,7 @@ class AnilScheduleSavings:
         ]
 
     def _by_step(self) -> Table:
-        """The batch size of each reading where it changes, and just before: what a picture joins by straight lines."""
+        """Returns the batch size of each reading where it changes, and just before: a picture joins these points by straight lines."""
         rows = []
         for option, _, schedule in readings():
             ends = [0]
@@ -47,13 +48,13 @@ class AnilScheduleSavings:
         return Table("batch_by_step", ("option", "step", "batch size"), tuple(rows), "batch size of each reading")
 
     def pictures(self) -> list[Picture]:
-        """Every reading by step; what each saves."""
+        """Plots every reading by step, and what each saves."""
         steps = Lines(table="batch_by_step", x="step", y=("batch size",), by="option", y_label="batch size")
         return [Picture("anil_schedules", "Readings of the rising batch; the paper says that it saves 14 % of the examples.", (steps,))]
 
 
 def readings() -> list[tuple[str, str, Any]]:
-    """`(config option or None, how the text was read, schedule)`."""
+    """Returns the readings of the schedule as `(config option or None, how the text was read, schedule)`."""
     return [
         ("step_1875", "stepped, first rise after 1,875 steps", Staged(sizes=SIZES, stage_steps=1875)),
         ("", "stepped, first rise at step 0", Staged(sizes=SIZES[1:], stage_steps=1875)),
@@ -63,5 +64,5 @@ def readings() -> list[tuple[str, str, Any]]:
 
 
 def examples(schedule: Any, steps: int) -> int:
-    """Expected examples of the whole run."""
+    """Returns the expected number of examples of the whole run."""
     return sum(size * count for size, count in stages(schedule, steps))

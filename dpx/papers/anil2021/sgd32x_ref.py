@@ -1,4 +1,4 @@
-"""Anil et al. 2021, sections 1.1, 4 and 5.3: how far apart the batch sizes are (A13), and how large the model is (A3). Arithmetic."""
+"""Computes the ratio of batch sizes (A13) and the size of the model (A3) of Anil et al. 2021, sections 1.1, 4 and 5.3. Arithmetic only."""
 
 from dpx.cost.flops import published_flops
 from dpx.declaration import declaration, require
@@ -11,7 +11,7 @@ STEPS, LENGTH = 20_000, 128
 
 @declaration
 class AnilSgd32xRef:
-    """The headline's batch size over that of the largest private language-model batch before it."""
+    """Divides the paper's batch size by that of the largest private language-model batch before it."""
 
     batch_size: int
     reference_batch_size: int
@@ -31,7 +31,7 @@ class AnilSgd32xRef:
         return [batches, self._sizes()]
 
     def _sizes(self) -> Table:
-        """Parameters of BERT-Large by vocabulary, their bytes, and the FLOPs of all steps at the larger batch."""
+        """Returns the parameters of BERT-Large by vocabulary, their bytes, and the FLOPs of all steps at the larger batch."""
         rows = []
         for vocabulary in (30_522, 32_000):
             parameters = LARGE.parameters(vocabulary, next_sentence=True)

@@ -1,1 +1,1 @@
-"""Du & Mi 2021, DP-FP: Differentially Private Forward Propagation for Large Models."""
+"""Analyses Du & Mi 2021, DP-FP: Differentially Private Forward Propagation for Large Models."""

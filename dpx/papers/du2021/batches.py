@@ -1,4 +1,4 @@
-"""The rows that the demonstrations take a step on: a made-up batch, and Poisson steps of labelled rows if their files are there."""
+"""Makes the rows that the demonstrations take a step on: a made-up batch, and Poisson steps of labelled rows if their files exist."""
 
 import dataclasses
 from collections.abc import Sequence
@@ -13,13 +13,13 @@ from dpx.init.declarations import FromCheckpoint, RandomStart
 from dpx.papers.du2021 import labelled_rows
 from dpx.papers.du2021.one_step import batch_of
 
-# [CLS], [SEP] and their like.
+# [CLS], [SEP] and other marks.
 _MARKS = 3
 
 
 @dataclasses.dataclass(frozen=True)
 class Step:
-    """The rows of one step: the padded `batch`, the labels without padding, and the ids of their `words`, marks left out."""
+    """Holds the rows of one step: the padded `batch`, the labels without padding, and the ids of their `words`, without marks."""
 
     batch: dict[str, np.ndarray]
     labels: np.ndarray
@@ -28,7 +28,7 @@ class Step:
 
 @dataclasses.dataclass(frozen=True)
 class Steps:
-    """Steps of one set of rows, `name`, and the tokenizer that their ids are of."""
+    """Holds the steps of one set of rows, `name`, and the tokenizer of their ids."""
 
     name: str
     tokenizer: TextTokenizer
@@ -40,13 +40,13 @@ class Steps:
 
 
 def marks(tokenizer: TextTokenizer) -> frozenset[int]:
-    """The ids of what is not text: padding and the marks around a text."""
+    """Returns the ids of what is not text: padding and the marks around a text."""
     special = tokenizer.special
     return frozenset((special.pad_id, special.cls_id, special.sep_id))
 
 
 def step_of(tokenizer: TextTokenizer, texts: Sequence[Sequence[str]], labels: Sequence[int], length: int, rows: int) -> Step:
-    """One step on `texts`, padded to `rows` rows of `length` tokens."""
+    """Returns one step on `texts`, padded to `rows` rows of `length` tokens."""
     batch = batch_of(tokenizer, texts, labels, length, rows)
     tokens = [batch["tokens"][row, : batch["length"][row]] for row in range(len(texts))]
     words = frozenset(np.unique(np.concatenate(tokens)).tolist()) - marks(tokenizer)
@@ -54,7 +54,7 @@ def step_of(tokenizer: TextTokenizer, texts: Sequence[Sequence[str]], labels: Se
 
 
 def made_up(sentences: Sequence[Sequence[str | int]], init: RandomStart | FromCheckpoint, data: Data, others: Sequence[str] = ()) -> Steps:
-    """One step on (text, label) pairs. Without a checkpoint the vocabulary is their words and `others`."""
+    """Returns one step on (text, label) pairs. Without a checkpoint the vocabulary is their words and `others`."""
     texts = [(str(text),) for text, _ in sentences]
     words = sorted({word for text in (*(text for (text,) in texts), *others) for word in text.lower().split()})
     tokenizer = _of_checkpoint(init, data) or of_vocabulary([*SPECIAL_TOKENS, *words])
@@ -64,7 +64,7 @@ def made_up(sentences: Sequence[Sequence[str | int]], init: RandomStart | FromCh
 
 
 def drawn(data: Data, init: RandomStart | FromCheckpoint, steps: int, batch_size: int, micro_batches: int, seed: int) -> Steps | None:
-    """`steps` steps of `batch_size` expected rows, as M Poisson micro-batches draw them; `None` if the files of `data` are not there.
+    """Returns `steps` steps of `batch_size` expected rows, drawn as M Poisson micro-batches; `None` if the files of `data` do not exist.
 
     Without a checkpoint the vocabulary is fitted on these rows.
     """
@@ -87,7 +87,7 @@ def drawn(data: Data, init: RandomStart | FromCheckpoint, steps: int, batch_size
 
 
 def _of_checkpoint(init: RandomStart | FromCheckpoint, data: Data) -> TextTokenizer | None:
-    """The tokenizer of the checkpoint that parameters come from."""
+    """Returns the tokenizer of the checkpoint that parameters come from."""
     from dpx.checkpoint_folder import folder_of
 
     return of_path(folder_of(init.path), data.vocabulary.size) if isinstance(init, FromCheckpoint) else None

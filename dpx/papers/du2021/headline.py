@@ -1,4 +1,4 @@
-"""Du and Mi 2021, abstract: RoBERTa-large's mean and its distances, from the paper's own Table 2 (F21)."""
+"""Recomputes RoBERTa-large's mean and its differences in the abstract of Du and Mi 2021 from the paper's own Table 2 (F21)."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -16,7 +16,7 @@ ROUNDING = 0.0051
 
 @declaration
 class DpfpHeadline:
-    """`published` is the file of printed numbers; `mean`, `over_dp_sgd` and `below_non_private` are the abstract's, of `model`."""
+    """Compares the abstract's `mean`, `over_dp_sgd` and `below_non_private` of `model` with the printed numbers in the file `published`."""
 
     published: str
     model: str
@@ -53,9 +53,9 @@ def _means(scores: table2.Scores) -> Table:
 
 
 def judged(headline: Sequence[Mapping[str, Any]], means: Sequence[Mapping[str, Any]]) -> list[Part]:
-    """The verdicts: arithmetic alone; whether the rows have a guarantee is another item's."""
+    """Returns the verdicts on the arithmetic alone; another item judges whether the rows have a guarantee."""
     near = [row for row in means if abs(row["difference"]) <= ROUNDING]
-    # A distance is of two rounded means.
+    # A difference is between two rounded means.
     agree = all(abs(row["from_table_2"] - row["printed"]) <= 2 * ROUNDING for row in headline)
     words = ", ".join(f"{row['from_table_2']:.2f} ({row['printed']:.2f})" for row in headline)
     return [

@@ -1,8 +1,8 @@
-"""Du and Mi 2021, section 2: "labels need no protection if inputs are protected", against what the head's gradient shows (F19).
+"""Tests the claim "labels need no protection if inputs are protected" with the gradient of the head (Du and Mi 2021, section 2, F19).
 
-The gradient of the head's bias is the mean over rows of (probability - label), so the sum of probabilities less rows times the gradient is
+The gradient of the head's bias is the mean over rows of (probability - label), so the sum of probabilities minus rows times the gradient is
 the label counts. DP-FP puts no noise on it, with a trained encoder or a frozen one. DP-SGD on the head does: its noise bounds how well
-anyone can tell a batch from the same batch with one label changed.
+anyone can distinguish a batch from the same batch with one label changed.
 
 B: rows, K: classes, H: width.
 """
@@ -25,13 +25,13 @@ from dpx.picture import Lines, Picture
 from dpx.report.shape import Part
 from dpx.table import Table
 
-# Recovered counts that are off by more are drawn with the last one.
+# Recovered counts with a larger error are plotted with the last one.
 MOST = 4
 
 
 @declaration
 class DpfpLabelLeak:
-    """`sentences` are (text, label) of a made-up batch; steps of `data` are drawn as well if its files are there.
+    """Recovers labels from gradients of a made-up batch, `sentences` of (text, label), and of steps of `data` if its files exist.
 
     DP-SGD trains the head alone, on the same features: `dp_sgd_batch_size` of `size` rows for `dp_sgd_steps` steps at each of `epsilons`
     and delta 1/(2 size), for neighbours that differ in one row's text or label. `draws` are noise draws and simulated runs.
@@ -83,7 +83,7 @@ class DpfpLabelLeak:
         return 1 / (2 * self.size)
 
     def _of_dp_fp(self, subject: Steps) -> list[tuple[Any, ...]]:
-        """One row for each head and noise: by the bias gradient alone for a head of zeros, with the noisy rows for a random one."""
+        """Returns one row for each head and noise: by the bias gradient alone for a head of zeros, with the noisy rows for a random one."""
         import jax
 
         classifier = self._classifier(subject)
@@ -99,7 +99,7 @@ class DpfpLabelLeak:
                 for number, step in enumerate(subject.steps):
                     given = (step.batch, self._noise(number, step), float(sigma))
                     bias_K = np.asarray(gradient(head, params, *given)["bias"], np.float64)
-                    # A head of zeros answers every row alike, so nothing but the number of rows has to be known.
+                    # A head of zeros gives every row the same output, so the attack needs only the number of rows.
                     answers = None if head is zeros else probabilities(params | {"classifier": head}, *given)
                     found.append(counts_of(bias_K, len(step.labels), None if answers is None else np.asarray(answers, np.float64)))
                 rows.append((subject.name, shape_of(self.model).name, name, known, float(sigma), *_exactness(found, subject)))
@@ -112,7 +112,7 @@ class DpfpLabelLeak:
         return standard_normal(self.seed, number, len(step.batch["label"]), shape_of(self.model).width).astype(np.float32)
 
     def _errors(self, subject: Steps, sigmas: Mapping[float, float], of_dp_fp: Sequence[Mapping[str, Any]]) -> Table:
-        """How far the count of the last class is off: the same attack on the noisy sum of DP-SGD, and on DP-FP's gradient."""
+        """Returns the error of the last class's count: by the same attack on the noisy sum of DP-SGD, and on DP-FP's gradient."""
         classes, sums = subject.classes, self._clipped_bias(subject)
         exact = sum(row["exact_steps"] for row in of_dp_fp) / sum(row["steps"] for row in of_dp_fp)
         rows = [("DP-FP, any noise", 0, exact)]
@@ -133,7 +133,8 @@ class DpfpLabelLeak:
         return Table("errors", ("method", "error", "share"), tuple(rows), "recovered count less the true one", notes)
 
     def _clipped_bias(self, subject: Steps) -> list[np.ndarray]:
-        """The bias's part [K] of each step's sum of clipped head gradients, at clipping norm 1 and a head of zeros on rows of norm 1."""
+        """Returns the bias's part [K] of each step's sum of clipped head gradients, at clipping norm 1 and a head of zeros on rows of
+        norm 1."""
         import jax
         import jax.numpy as jnp
 
@@ -155,7 +156,7 @@ class DpfpLabelLeak:
         return [np.asarray(total(step.batch), np.float64) for step in subject.steps]
 
     def _bounds(self, sigmas: Mapping[float, float]) -> Table:
-        """What the best adversary reaches, beside what epsilon and the whole profile allow."""
+        """Returns the success of the best adversary, with the bounds by epsilon and by the whole profile."""
         from dpx.privacy import accounting, closed_form
 
         rows = []
@@ -177,12 +178,12 @@ class DpfpLabelLeak:
         return Table("guesses", columns, tuple(rows), "DP-SGD on the head: how well labels can be guessed", notes)
 
     def _told_of_a_step(self, sigma: float) -> np.ndarray:
-        """Whether each of `draws` guesses is right: the other label reverses the clipped gradient, of norm 1."""
+        """Returns whether each of `draws` guesses is right: the other label reverses the clipped gradient, of norm 1."""
         noise = np.random.default_rng([self.seed, 2, 2]).standard_normal(self.draws)
         return 1.0 + sigma * noise > 0
 
     def _told_of_a_run(self, sigma: float) -> np.ndarray:
-        """The same over all steps, in each of which the row takes part with probability q, unseen."""
+        """Returns the same over all steps; the row takes part in each step with probability q, and nobody sees when."""
         ((q, steps),) = self._stages
         random = np.random.default_rng([self.seed, 3, 2])
         shift = random.random((self.draws, steps)) < q
@@ -192,7 +193,7 @@ class DpfpLabelLeak:
         return plus > minus
 
     def pictures(self) -> list[Picture]:
-        """Errors of the recovered count, and guesses of one label beside their bounds."""
+        """Plots errors of the recovered count, and guesses of one label with their bounds."""
         run: dict[str, Any] = {"table": "guesses", "x": "epsilon", "x_scale": "category", "y_label": "share of right guesses"}
         names = (("accuracy", "best guess"), ("bound_by_profile", "bound, whole profile"), ("bound_by_epsilon", "bound, epsilon and delta"))
         shown = tuple(name for name, _ in names)
@@ -223,9 +224,9 @@ NOTES = (
 
 
 def counts_of(bias_gradient_K: np.ndarray, rows: int, probabilities_BK: np.ndarray | None = None) -> np.ndarray:
-    """The attack: label counts [K] from the gradient of the mean loss by the head's bias, before rounding to whole numbers.
+    """Returns label counts [K], recovered from the gradient of the mean loss by the head's bias, before rounding to whole numbers.
 
-    `probabilities_BK` are the head's answers on the noisy rows; without them every answer is taken to be 1/K, as of a head of zeros.
+    `probabilities_BK` are the head's outputs on the noisy rows; without them every output is taken to be 1/K, as of a head of zeros.
     """
     classes = len(bias_gradient_K)
     answered_K = np.full(classes, rows / classes) if probabilities_BK is None else probabilities_BK[:rows].sum(axis=0)
@@ -233,12 +234,15 @@ def counts_of(bias_gradient_K: np.ndarray, rows: int, probabilities_BK: np.ndarr
 
 
 def accuracy_bound(epsilon: float, delta: float) -> float:
-    """Largest share of right guesses between two neighbours at even odds under (epsilon, delta): (e^epsilon + delta) / (e^epsilon + 1)."""
+    """Returns the largest share of right guesses between two equally likely neighbours under (epsilon, delta).
+
+    It is (e^epsilon + delta) / (e^epsilon + 1).
+    """
     return (1 + delta * math.exp(-epsilon)) / (1 + math.exp(-epsilon))
 
 
 def _exactness(found: Sequence[np.ndarray], subject: Steps) -> tuple[int, int, int, float]:
-    """Steps, rows, steps whose rounded counts are all right, and the largest error before rounding."""
+    """Returns the number of steps, of rows and of steps whose rounded counts are all right, and the largest error before rounding."""
     true = [np.bincount(step.labels, minlength=subject.classes) for step in subject.steps]
     errors = [np.abs(a - b).max() for a, b in zip(found, true, strict=True)]
     return len(found), sum(map(int, map(np.sum, true))), sum(bool(error < 0.5) for error in errors), float(max(errors))
@@ -250,7 +254,7 @@ def _accuracy(is_right: np.ndarray) -> tuple[float, float]:
 
 
 def judged(counts: Sequence[Mapping[str, Any]], guesses: Sequence[Mapping[str, Any]]) -> list[Part]:
-    """The verdicts: exact counts for DP-FP at every noise, and DP-SGD's guesses within their bounds."""
+    """Returns the verdicts: exact counts for DP-FP at every noise, and DP-SGD's guesses within their bounds."""
     steps, exact = sum(row["steps"] for row in counts), sum(row["exact_steps"] for row in counts)
     over = max(row["accuracy"] - row["bound_by_profile"] - 3 * row["error"] for row in guesses)
     ordered = all(row["bound_by_profile"] <= row["bound_by_epsilon"] + 1e-9 for row in guesses)

@@ -1,4 +1,4 @@
-"""Labelled rows of GLUE files as declared by a data group, for analyses that read texts without preparing a run's data."""
+"""Reads labelled rows of GLUE files as declared by a data group, for analyses that read texts without preparing a run's data."""
 
 from collections.abc import Sequence
 
@@ -8,7 +8,7 @@ from dpx.declaration import ConfigError
 
 
 def is_present(source: Table) -> bool:
-    """Whether the files of the training rows exist on this machine."""
+    """Returns whether the files of the training rows exist on this machine."""
     try:
         return bool(source.training_sets())
     except ConfigError:
@@ -16,7 +16,8 @@ def is_present(source: Table) -> bool:
 
 
 def texts_and_labels(source: Table) -> tuple[list[tuple[str, ...]], list[int]]:
-    """Every training row's text (or pair of texts) and the place of its label among the classes. Raises `ConfigError` for a bad row."""
+    """Returns every training row's text (or pair of texts) and the index of its label among the classes. Raises `ConfigError` for a bad
+    row."""
     places = {label: place for place, label in enumerate(source.classes)}
     texts, labels = [], []
     for one in source.training_sets():
@@ -27,7 +28,7 @@ def texts_and_labels(source: Table) -> tuple[list[tuple[str, ...]], list[int]]:
 
 
 def count(source: Table) -> tuple[int, int]:
-    """Rows of the training files and of the test files, without header and blank lines."""
+    """Returns the numbers of rows of the training files and of the test files, without header and blank lines."""
     return _records(source.training_sets()), _records(source.test_sets())
 
 

@@ -1,4 +1,4 @@
-"""Du and Mi 2021, section 4.2: how far DP-FP's printed scores are below those without privacy, by size of the model (F20)."""
+"""Computes the difference of DP-FP's printed scores to those without privacy, by size of the model (Du and Mi 2021, section 4.2, F20)."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -14,8 +14,11 @@ from dpx.table import Table
 
 @declaration
 class DpfpModelSizeGap:
-    """`published` is the file of printed numbers, `parameters` the models in their order of size. `printed_mean_gaps` are, by printed
-    epsilon, the smallest and the largest mean gap in the text; `printed_sst2_gap` is its gap of the largest model on SST-2."""
+    """Computes gaps from the file of printed numbers, `published`; `parameters` are the models in their order of size.
+
+    `printed_mean_gaps` are, by printed epsilon, the smallest and the largest mean gap in the text; `printed_sst2_gap` is its gap of the
+    largest model on SST-2.
+    """
 
     published: str
     parameters: Mapping[str, int]
@@ -56,7 +59,7 @@ class DpfpModelSizeGap:
         return Table("claims", columns, tuple((*row, row[3] - row[2]) for row in rows), "gaps in the text and in the paper's own table")
 
     def _orders(self, scores: table2.Scores) -> Table:
-        """The cells in which the row of less noise scores lower: the least that chance does to one run."""
+        """Returns the cells in which the row of less noise has the lower score: a lower limit of the variation of one run by chance."""
         rows = []
         for model in self.parameters:
             noisy, less = (scores[model, dp_fp(target)] for target in TARGETS)
@@ -65,7 +68,7 @@ class DpfpModelSizeGap:
         return Table("reversed", columns, tuple(rows), "more noise scores higher: one run each, seeds are not stated")
 
     def pictures(self) -> list[Picture]:
-        """The mean gap by size of the model."""
+        """Plots the mean gap by size of the model."""
         panel = Lines(
             table="gaps",
             x="model",
@@ -80,7 +83,7 @@ class DpfpModelSizeGap:
 
 
 def judged(gaps: Sequence[Mapping[str, Any]], claims: Sequence[Mapping[str, Any]], orders: Sequence[Mapping[str, Any]]) -> list[Part]:
-    """The verdicts: whether the gap falls with size, and whether the text's numbers are those of the table."""
+    """Returns the verdicts: whether the gap falls with size, and whether the text's numbers are those of the table."""
     falls, words = True, []
     for target in TARGETS:
         own = [row["mean_gap"] for row in sorted(gaps, key=lambda row: row["parameters"]) if row["printed_epsilon"] == target]

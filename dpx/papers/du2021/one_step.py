@@ -1,4 +1,4 @@
-"""One step of DP-FP on a few rows: what the demonstrations take gradients of. The forward pass is `dpx.papers.du2021.forward`.
+"""Computes one step of DP-FP on a few rows, for the demonstrations. The forward pass is in `dpx.papers.du2021.forward`.
 
 B: rows, T: tokens, H: width, K: classes, V: vocabulary.
 """
@@ -18,7 +18,7 @@ from dpx.models.shape import Bert
 
 @dataclasses.dataclass(frozen=True)
 class NoisyClassifier:
-    """An encoder, its pooler, the noise of DP-FP on the pooled rows, and a linear head of `classes` outputs.
+    """Has an encoder, its pooler, the noise of DP-FP on the pooled rows, and a linear head of `classes` outputs.
 
     Parameters are those of `dpx.task.classification` with `classifier=pooler`, so a checkpoint's encoder and pooler can be loaded.
     """
@@ -37,7 +37,7 @@ class NoisyClassifier:
         )
 
     def parameters(self, init: RandomStart | FromCheckpoint, seed: int) -> dict[str, Any]:
-        """Float32 parameters: random, or those of a checkpoint with a random head (and pooler, if the checkpoint has none)."""
+        """Returns float32 parameters: random, or those of a checkpoint with a random head (and pooler, if the checkpoint has none)."""
         import jax
 
         from dpx.init import weights
@@ -53,14 +53,15 @@ class NoisyClassifier:
         return jax.tree.map(jax.numpy.asarray, weights.nested(leaves | checkpoint.leaves(selected)))
 
     def pooled(self, params: Any, batch: Any) -> Any:
-        """The pooler's output of each row, [B,H]."""
+        """Returns the pooler's output of each row, [B,H]."""
         import jax.numpy as jnp
 
         z_BH = self._objective.features(params, batch)
         return jnp.tanh(z_BH @ params["pooler"]["kernel"] + params["pooler"]["bias"])
 
     def loss(self, params: Any, batch: Any, noise_BH: Any, noise_multiplier: Any, clipping_norm: float = 1.0) -> Any:
-        """DP-FP's loss of the rows of a step under one draw of standard normal noise; `batch["is_row"]` marks what is not padding.
+        """Returns DP-FP's loss of a step's rows under one draw of standard normal noise; `batch["is_row"]` marks rows that are not
+        padding.
 
         It is the loss of a `dp_fp` run: the task's own, with noisy rows in place of the pooled ones.
         """
@@ -70,7 +71,7 @@ class NoisyClassifier:
         return mean_over_rows(losses_B, batch["is_row"])
 
     def probabilities(self, params: Any, batch: Any, noise_BH: Any, noise_multiplier: Any, clipping_norm: float = 1.0) -> Any:
-        """The head's answers [B,K] on the same noisy rows."""
+        """Returns the head's output probabilities [B,K] on the same noisy rows."""
         import jax
 
         return jax.nn.softmax(self._objective.logits(params, batch, None, _noised(noise_BH, clipping_norm, noise_multiplier)), axis=-1)
@@ -83,7 +84,7 @@ def _noised(noise_BH: Any, clipping_norm: float, noise_multiplier: Any) -> Any:
 
 
 def shape_of(model: Bert | OfCheckpoint) -> Bert:
-    """The encoder's shape, read from the checkpoint if `model=hf`. Raises `ConfigError` for a decoder."""
+    """Returns the encoder's shape, read from the checkpoint if `model=hf`. Raises `ConfigError` for a decoder."""
     if isinstance(model, Bert):
         return model
     from dpx.interop.checkpoint import Checkpoint
@@ -97,7 +98,7 @@ def shape_of(model: Bert | OfCheckpoint) -> Bert:
 def batch_of(
     tokenizer: TextTokenizer, texts: Sequence[Sequence[str]], labels: Sequence[int], length: int, rows: int
 ) -> dict[str, np.ndarray]:
-    """Marked rows of `texts` (one text or a pair each), padded to `rows` rows of `length` tokens; `is_row` marks the real ones."""
+    """Returns marked rows of `texts` (one text or a pair each), padded to `rows` rows of `length` tokens; `is_row` marks the real ones."""
     from dpx.data.rows import marked_examples
 
     segments = [(_ids(tokenizer, text[0]), _ids(tokenizer, text[1]) if len(text) > 1 else []) for text in texts]
@@ -114,5 +115,5 @@ def _ids(tokenizer: TextTokenizer, text: str) -> list[int]:
 
 
 def standard_normal(seed: int, draw: int, rows: int, columns: int) -> np.ndarray:
-    """float64 [rows, columns], reproducible: a demonstration has no secret to protect."""
+    """Returns reproducible float64 draws [rows, columns]: a demonstration has no secret to protect."""
     return np.random.default_rng([seed, draw, 1]).standard_normal((rows, columns))

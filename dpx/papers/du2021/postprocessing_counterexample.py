@@ -1,7 +1,8 @@
-"""Du and Mi 2021, section 3: "post-processing" of noisy rows, against what the gradient below the noise shows (F18).
+"""Tests the claim that the backward pass is "post-processing" of noisy rows, with the gradient below the noise (Du and Mi 2021, section
+3, F18).
 
 The gradient of a word's embedding row is exactly zero unless the word is in the batch. The noise of DP-FP scales the gradient that arrives
-from above and does not change which rows get one, so one step of a trained encoder names the words of its batch, whatever the noise.
+from above and does not change which rows get one, so one step of a trained encoder reveals the words of its batch, whatever the noise.
 
 B: rows, T: tokens, V: vocabulary, H: width.
 """
@@ -36,11 +37,12 @@ FLOOR = 1e-3
 
 @declaration
 class DpfpPostprocessingCounterexample:
-    """`sentences` are (text, label) of a made-up batch, drawn beside `other_words`; rows of `data` follow if its files are there.
+    """Recovers words of a made-up batch, `sentences` of (text, label), plotted with `other_words`, and of rows of `data` if its files
+    exist.
 
-    `noise_multipliers` are DP-FP's sigma / C. Of `data`, `steps` steps are drawn, each of `micro_batches` Poisson
-    micro-batches with `batch_size` expected rows together.
-    `dp_sgd_noise_multiplier` is that of the DP-SGD step drawn for comparison. Gradients are computed in each of `numbers`.
+    `noise_multipliers` are DP-FP's sigma / C. Of `data`, `steps` steps are drawn, each of `micro_batches` Poisson micro-batches with
+    `batch_size` expected rows together. `dp_sgd_noise_multiplier` is that of the DP-SGD step drawn for comparison. Gradients are computed
+    in each of `numbers`.
     """
 
     model: Bert | OfCheckpoint
@@ -72,7 +74,7 @@ class DpfpPostprocessingCounterexample:
         return [recovery, words, verdicts.table(judged(recovery.as_json()["rows"]))]
 
     def _norms(self, subject: Steps) -> dict[tuple[str, float | int], list[np.ndarray]]:
-        """The norm of each row of the word table's gradient [V], by number format and noise, one array a step."""
+        """Returns the norm of each row of the embedding's gradient [V], by number format and noise, one array a step."""
         import jax
 
         classifier = self._classifier(subject)
@@ -105,7 +107,7 @@ class DpfpPostprocessingCounterexample:
         return rows
 
     def _drawn(self, subject: Steps, norms: Sequence[np.ndarray]) -> Table:
-        """Each word of the made-up batch and of `other_words`: its row's norm at each noise, and in a step of DP-SGD."""
+        """Returns, for each word of the made-up batch and of `other_words`, its row's norm at each noise and in a step of DP-SGD."""
         private_V, own_words = self._dp_sgd(subject), subject.steps[0].words
         ids = {word: subject.tokenizer.tokenizer.token_to_id(word) for word in self.other_words}
         others = {word: number for word, number in ids.items() if number is not None and number not in own_words}
@@ -124,7 +126,8 @@ class DpfpPostprocessingCounterexample:
         return Table("words", columns, tuple(rows), "norm of each word's row of the embedding's gradient", notes)
 
     def _dp_sgd(self, subject: Steps) -> np.ndarray:
-        """Row norms of a DP-SGD step at clipping norm 1: clipped gradients of all parameters, summed, with noise on every coordinate."""
+        """Returns the row norms of a DP-SGD step at clipping norm 1: clipped gradients of all parameters, summed, with noise on every
+        coordinate."""
         import jax
         import jax.numpy as jnp
 
@@ -145,7 +148,7 @@ class DpfpPostprocessingCounterexample:
         return _row_norms(sum(np.asarray(clipped(row)) for row in rows) + self.dp_sgd_noise_multiplier * noise_VH)
 
     def pictures(self) -> list[Picture]:
-        """The made-up batch: DP-FP's gradient at each noise, and DP-SGD's."""
+        """Plots DP-FP's gradient at each noise, and DP-SGD's, for the made-up batch."""
         words: dict[str, Any] = {"table": "words", "x": "gradient_norm", "marks": ("word",), "by": "setting", "y_label": " "}
         dp_sgd = f"DP-SGD, noise multiplier {self.dp_sgd_noise_multiplier:.2g}"
         panels = (
@@ -157,12 +160,12 @@ class DpfpPostprocessingCounterexample:
 
 
 def recovered(norms_V: np.ndarray, subject: Steps) -> frozenset[int]:
-    """The attack: the words whose row of the embedding's gradient is not exactly zero."""
+    """Returns the words that the attack recovers: those whose row of the embedding's gradient is not exactly zero."""
     return frozenset(np.flatnonzero(norms_V).tolist()) - batches.marks(subject.tokenizer)
 
 
 def judged(rows: Sequence[dict[str, Any]]) -> list[Part]:
-    """The verdicts over all batches, noises and number formats."""
+    """Returns the verdicts over all batches, noises and number formats."""
     wrong, lowest = sum(row["wrong"] for row in rows), min(row["noise_multiplier"] for row in rows)
     words = f"{wrong} wrong words among {sum(row['recovered'] for row in rows):,} recovered"
     recalls = {}
@@ -185,7 +188,7 @@ def _loss(classifier: NoisyClassifier, params: Any, word_VH: Any, batch: Any, no
 
 
 def _row_norms(gradient_VH: Any) -> np.ndarray:
-    """float64, and scaled by each row's largest entry, so that no square underflows."""
+    """Returns row norms in float64, each row scaled by its largest entry, so that no square underflows."""
     rows_VH = np.abs(np.asarray(gradient_VH, np.float64))
     largest_V = rows_VH.max(axis=1)
     scaled_VH = rows_VH / np.where(largest_V > 0, largest_V, 1.0)[:, None]

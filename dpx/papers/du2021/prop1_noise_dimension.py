@@ -1,4 +1,4 @@
-"""Du and Mi 2021, proposition 1: noise on k activations against noise on d gradients. Arithmetic only."""
+"""Compares noise on k activations with noise on d gradients (Du and Mi 2021, proposition 1). Arithmetic only."""
 
 import math
 from collections.abc import Sequence
@@ -11,7 +11,7 @@ from dpx.table import Table
 
 @declaration
 class DpfpProp1NoiseDimension:
-    """`dimensions` are the noisy vector's and the model's; `noise_multipliers` are set against a signal of norm 1."""
+    """Compares noise with a signal of norm 1; `dimensions` are the noisy vector's and the model's."""
 
     dimensions: dict[str, Sequence[int]]
     forward_noise_multiplier: float
@@ -32,7 +32,7 @@ class DpfpProp1NoiseDimension:
         return [Table("noise_dimension", columns, tuple(rows), "noise of DP-FP and of DP-SGD", notes)]
 
     def pictures(self) -> list[Picture]:
-        """Noisy coordinates, and the noise's norm against a signal of norm at most 1."""
+        """Plots the number of noisy coordinates, and the noise's norm against a signal of norm at most 1."""
         model: dict[str, Any] = {"table": "noise_dimension", "x": "model", "x_scale": "category"}
         counts = (("k", "DP-FP: k"), ("d", "DP-SGD: d"))
         norms = (("forward_norm", "DP-FP, one row"), ("mean_gradient_norm", "DP-SGD, mean gradient"))

@@ -1,8 +1,8 @@
-"""Du and Mi 2021, proposition 2: is the noisy gradient unbiased, and for which loss (F15)?
+"""Tests whether the noisy gradient is unbiased, and for which loss (Du and Mi 2021, proposition 2, F15).
 
 DP-FP's gradient is that of the loss at noisy rows. Over noise its mean is the gradient of the mean noisy loss, and not the gradient of the
-clean loss: the loss is not linear in the rows. DP-SGD's noise is added to a sum, so its mean is the sum of clipped gradients; clipping, not
-noise, sets it apart from the gradient of the loss.
+clean loss: the loss is not linear in the rows. DP-SGD's noise is added to a sum, so its mean is the sum of clipped gradients; the
+difference to the gradient of the loss comes from clipping, not from noise.
 
 B: rows, H: width, N: draws of noise.
 """
@@ -35,7 +35,7 @@ NOTES = (
     "the slope of the mean noisy loss in that direction is a two-sided difference under other draws of noise",
     "DP-FP's draws come in pairs of opposite noise, which have the same mean and less spread; DP-SGD's are independent",
 )
-# Of the two-sided difference, along a direction of norm 1.
+# The step of the two-sided difference, along a direction of norm 1.
 STEP = 1e-3
 # Groups of draws whose means are compared.
 GROUPS = 16
@@ -43,8 +43,11 @@ GROUPS = 16
 
 @declaration
 class DpfpProp2GradientBias:
-    """`sentences` are (text, label) of the batch. The parameters take `warm_up` plain steps of `learning_rate` first: a random head answers
-    every row alike. `draws` draws of noise (pairs, for DP-FP) are averaged at each of `noise_multipliers` (sigma / C)."""
+    """Averages noisy gradients of a batch, `sentences` of (text, label), over `draws` draws of noise (pairs, for DP-FP).
+
+    The parameters take `warm_up` plain steps of `learning_rate` first: a random head gives the same output for every row. Each of
+    `noise_multipliers` (sigma / C) is measured.
+    """
 
     model: Bert | OfCheckpoint
     init: RandomStart | FromCheckpoint
@@ -72,7 +75,7 @@ class DpfpProp2GradientBias:
         return [bias, verdicts.table(judged(bias.as_json()["rows"]))]
 
     def _trained(self, subject: Steps) -> "Point":
-        """The loss of the batch at the parameters after `warm_up` plain steps, in float64."""
+        """Returns the loss of the batch at the parameters after `warm_up` plain steps, in float64."""
         import jax
         import jax.numpy as jnp
         from jax.flatten_util import ravel_pytree
@@ -92,7 +95,7 @@ class DpfpProp2GradientBias:
         return Point(value, gradient, np.asarray(flat), clean, clean / np.linalg.norm(clean), batch, no_noise_BH)
 
     def _dp_fp(self, point: "Point", sigma: float) -> list[tuple[Any, ...]]:
-        """Against the clean loss, and, along its gradient, against the mean noisy loss."""
+        """Compares the mean with the gradient of the clean loss and, along that gradient, with the mean noisy loss."""
         found, slopes = NoisyMean(point.direction), []
         for draw in range(self.draws):
             noise, other = (standard_normal(self.seed, 2 * draw + part, *point.no_noise_BH.shape) for part in (0, 1))
@@ -106,7 +109,7 @@ class DpfpProp2GradientBias:
         return [("DP-FP", sigma, "clean loss", *found.against(point.clean)), ("DP-FP", sigma, "mean noisy loss", *noisy)]
 
     def _dp_sgd(self, point: "Point") -> list[tuple[Any, ...]]:
-        """Against the sum of clipped gradients, and against the sum of gradients, over the rows of the batch."""
+        """Compares the mean with the sum of clipped gradients, and with the sum of gradients, over the rows of the batch."""
         alone = [{name: values[row : row + 1] for name, values in point.batch.items()} for row in np.flatnonzero(point.batch["is_row"])]
         rows_BN = np.stack([np.asarray(point.gradient(point.flat, one, point.no_noise_BH[:1], 0.0)) for one in alone])
         weights_B1 = np.minimum(1.0, self.clipping_norm / np.linalg.norm(rows_BN, axis=1, keepdims=True))
@@ -121,7 +124,7 @@ class DpfpProp2GradientBias:
         return rows
 
     def pictures(self) -> list[Picture]:
-        """DP-FP's bias for the clean loss, and every difference in standard errors."""
+        """Plots DP-FP's bias for the clean loss, and every difference in standard errors."""
         axes: dict[str, Any] = {"table": "bias", "x": "noise_multiplier", "x_scale": "log", "y_scale": "log", "x_label": "noise multiplier"}
         names = (("relative_bias", "bias"), ("relative_error", "what chance could hide"))
         of_the_norm = "over the norm of the clean gradient"
@@ -145,7 +148,8 @@ class DpfpProp2GradientBias:
 
 @dataclasses.dataclass(frozen=True)
 class Point:
-    """The loss of a batch and its gradient of (flat parameters, batch, noise, sigma); the point, the clean gradient, its direction."""
+    """Holds a batch's loss and gradient, functions of (flat parameters, batch, noise, sigma); the point, the clean gradient, and its
+    direction."""
 
     value: Callable[..., Any]
     gradient: Callable[..., Any]
@@ -156,13 +160,13 @@ class Point:
     no_noise_BH: np.ndarray
 
     def slope(self, noise_BH: np.ndarray, sigma: float) -> float:
-        """The slope of the noisy loss along the direction, by a two-sided difference."""
+        """Returns the slope of the noisy loss along the direction, by a two-sided difference."""
         ends = [float(self.value(self.flat + sign * STEP * self.direction, self.batch, noise_BH, sigma)) for sign in (1, -1)]
         return (ends[0] - ends[1]) / (2 * STEP)
 
 
 class NoisyMean:
-    """The mean of noisy gradients in `GROUPS` groups of independent draws, and each draw's value along a direction."""
+    """Holds the mean of noisy gradients in `GROUPS` groups of independent draws, and each draw's value along a direction."""
 
     def __init__(self, direction: np.ndarray):
         self._direction, self.along = direction, []
@@ -175,7 +179,7 @@ class NoisyMean:
         self.along.append(float(gradient @ self._direction))
 
     def against(self, reference: np.ndarray) -> tuple[float, ...]:
-        """The columns of the table from `reference_norm` on."""
+        """Returns the columns of the table from `reference_norm` on."""
         apart_GN = self._sums_GN / self._counts_G[:, None] - reference
         square, error = squared_norm_of_mean(apart_GN @ apart_GN.T)
         norm = float(np.linalg.norm(reference))
@@ -186,8 +190,10 @@ class NoisyMean:
 
 
 def squared_norm_of_mean(products_GG: np.ndarray) -> tuple[float, float]:
-    """The squared norm of the expectation of G independent vectors, from their products: unbiased, since no vector meets itself; and its
-    standard error by a jackknife over the vectors."""
+    """Returns an unbiased estimate of the squared norm of the expectation of G independent vectors, and its standard error.
+
+    It uses products of different vectors only; the standard error is a jackknife over the vectors.
+    """
     number = len(products_GG)
     apart_GG = products_GG - np.diag(np.diag(products_GG))
     whole, by_row_G = apart_GG.sum(), apart_GG.sum(axis=1)
@@ -197,12 +203,12 @@ def squared_norm_of_mean(products_GG: np.ndarray) -> tuple[float, float]:
 
 
 def mean_and_error(values: Sequence[float]) -> tuple[float, float]:
-    """The mean and its standard error."""
+    """Returns the mean and its standard error."""
     return float(np.mean(values)), float(np.std(values, ddof=1)) / math.sqrt(len(values))
 
 
 def judged(rows: Sequence[Mapping[str, Any]]) -> list[Part]:
-    """The verdicts: what each method's mean gradient is the gradient of."""
+    """Returns the verdicts: which gradient the mean gradient of each method equals."""
     by_reference = {name: [row for row in rows if row["reference"] == name] for name in dict.fromkeys(row["reference"] for row in rows)}
     clean, noisy, clipped = (by_reference[name] for name in ("clean loss", "mean noisy loss", "sum of clipped gradients"))
     sure = [row["noise_multiplier"] for row in clean if row["squared_bias"] > 4 * row["squared_bias_error"]]

@@ -1,7 +1,7 @@
-"""Du and Mi 2021, proposition 3 and equation 13: does noise power fall as 1/M with M micro-batches?
+"""Tests whether noise power falls as 1/M with M micro-batches (Du and Mi 2021, proposition 3 and equation 13).
 
-By the limit, only as epsilon goes to 0. By what holds of DP-FP (`dpfp_table2_accounting`), not at all: a record is used E times in E epochs
-whatever M is, and every use is seen.
+By the central limit, this is true only as epsilon goes to 0. By the composition that is valid for DP-FP (`dpfp_table2_accounting`), it is
+false: a record is used E times in E epochs for every M, and every use is visible.
 """
 
 import math
@@ -16,8 +16,11 @@ from dpx.table import Table
 
 @declaration
 class DpfpProp3NoiseRatio:
-    """Noise power at M micro-batches over that at one: by their equation 11, for `pld_epsilons` by PLD, and for `epsilons_by_uses` by the
-    composition over a record's uses, which holds with a frozen encoder."""
+    """Divides the noise power at M micro-batches by that at one.
+
+    It uses equation 11 of the paper, PLD for `pld_epsilons`, and for `epsilons_by_uses` the composition over a record's uses, which is
+    valid with a frozen encoder.
+    """
 
     size: int
     epochs: int
@@ -80,7 +83,7 @@ class DpfpProp3NoiseRatio:
         return math.exp(closed_form.root(excess, math.log(0.05), math.log(1e4), 1e-10))
 
     def pictures(self) -> list[Picture]:
-        """The ratio at each epsilon, one panel a batch size."""
+        """Plots the ratio at each epsilon, one panel a batch size."""
         axes: dict[str, Any] = {"table": "power_by_equation_11", "x": "micro_batches", "x_scale": "log", "y_scale": "log"}
         axes |= {"x_label": "micro-batches M", "y_label": "noise power over that of M = 1"}
         panels = tuple(

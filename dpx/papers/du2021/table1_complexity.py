@@ -1,4 +1,4 @@
-"""Du and Mi 2021, Table 1: what a method holds, computes and perturbs, published orders beside compiled and traced programs."""
+"""Compares the published orders of memory, computation and perturbed values with compiled and traced programs (Du and Mi 2021, Table 1)."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -14,8 +14,10 @@ _TIME = {"DP-SGD": "O(md)", "DP-SGD, book-keeping": None, "DP-FP": "O(md)", "RGP
 
 @declaration
 class DpfpTable1Complexity:
-    """`models` are options; slopes are taken between the smallest and the largest of `batches`. RGP is given by its formula: its
-    carriers of `rank` r are r w numbers for w the rows and columns of the encoder's matrices."""
+    """Compiles and traces the options `models`; slopes are between the smallest and the largest of `batches`.
+
+    RGP is given by its formula: its carriers of `rank` r are r w numbers, where w counts the rows and columns of the encoder's matrices.
+    """
 
     models: Sequence[str]
     batches: Sequence[int]

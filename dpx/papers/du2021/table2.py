@@ -1,4 +1,4 @@
-"""Du and Mi 2021, Table 2 as printed, from `published.csv`: scores by model, method and task."""
+"""Reads Table 2 of Du and Mi 2021 as printed, from `published.csv`: scores by model, method and task."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -16,17 +16,17 @@ Scores = Mapping[tuple[str, str], Mapping[str, float]]
 
 
 def dp_fp(target: int) -> str:
-    """The name of DP-FP's row under the printed epsilon `target`, which is of Li et al.'s DP-SGD."""
+    """Returns the name of DP-FP's row under the printed epsilon `target`, which is that of Li et al.'s DP-SGD."""
     return f"DP-FP, printed as epsilon {target}"
 
 
 def dp_sgd(target: int) -> str:
-    """The name of the row of Li et al.'s DP-SGD at the RDP epsilon `target`."""
+    """Returns the name of the row of Li et al.'s DP-SGD at the RDP epsilon `target`."""
     return f"DP-SGD of Li et al., epsilon {target}"
 
 
 def scores(path: str) -> Scores:
-    """By (model, method): the five scores and the printed `mean`, percent. Raises `ConfigError` for a row with other columns."""
+    """Returns by (model, method) the five scores and the printed `mean`, in percent. Raises `ConfigError` for a row with other columns."""
     found: dict[tuple[str, str], dict[str, float]] = {}
     for line in read(Path(path)):
         if line.where == "Table 2" and line.unit == "%":
@@ -38,5 +38,5 @@ def scores(path: str) -> Scores:
 
 
 def mean(row: Mapping[str, float]) -> float:
-    """The mean over the five numbers of a row, unrounded."""
+    """Returns the mean over the five numbers of a row, unrounded."""
     return sum(row[task] for task in TASKS) / len(TASKS)

@@ -1,8 +1,8 @@
-"""Du and Mi 2021, Table 2's two epsilon rows: whose they are, and what holds of DP-FP's own setting (F8).
+"""Finds which setting gives the two epsilon rows of Table 2, and what is valid for DP-FP's own setting (Du and Mi 2021, F8).
 
 With a trained encoder DP-FP has no guarantee. With encoder and pooler frozen, each drawn record releases a noisy row beside its label, in a
-place that shows whether the record was drawn. So nothing is amplified by sampling: what holds is the Gaussian composed over the
-Binomial(T M, p) uses of a record, for its text alone. The limit, RDP and PLD of a Poisson-sampled Gaussian are not bounds here.
+position that shows whether the record was drawn. So sampling amplifies nothing: the valid composition is the Gaussian over the Binomial(T
+M, p) uses of a record, for its text alone. The central limit, RDP and PLD of a Poisson-sampled Gaussian are not bounds here.
 """
 
 import math
@@ -21,7 +21,7 @@ NEAR = 0.01
 
 @declaration
 class Cell:
-    """One task at one target: Li et al.'s DP-SGD setting, and the two epsilons that Table 2 prints for it."""
+    """Holds one task at one target: Li et al.'s DP-SGD setting, and the two epsilons that Table 2 prints for it."""
 
     task: str
     size: int
@@ -38,10 +38,11 @@ class Cell:
 
 @declaration
 class DpfpTable2Accounting:
-    """`cells` as printed; DP-FP's own defaults are `micro_batches`, `batch_size`, `epochs` and clipping norm 1 (section 4.1).
+    """Recomputes the printed `cells`, and epsilon at DP-FP's defaults `micro_batches`, `batch_size`, `epochs` and clipping norm 1
+    (section 4.1).
 
-    `interval` is the PLD grid, which errs upward. `tried` are `(batch size, epochs)` at which the cells are computed whose limit is not the
-    printed one at Li et al.'s setting.
+    `interval` is the grid interval of PLD accounting, which rounds upward. `tried` are `(batch size, epochs)` for the cells whose central
+    limit differs from the printed one at Li et al.'s setting.
     """
 
     cells: Sequence[Cell]
@@ -88,7 +89,8 @@ class DpfpTable2Accounting:
         return steps, sigma, limit, limit / cell.published_clt - 1, pld, pld / cell.published_pld - 1
 
     def _at(self, cell: Cell, batch_size: int, epochs: int, of_the_limit: bool = False) -> tuple[int, float, float, float]:
-        """Steps, the noise for the cell's target (Renyi's epsilon, or the printed limit), and the limit and PLD at that noise."""
+        """Returns the steps, the noise for the cell's target (Renyi's epsilon, or the printed limit), and the limit and PLD at that
+        noise."""
         from dpx.privacy import accounting, solve
         from dpx.privacy.approximations import gdp_clt_epsilon, gdp_clt_noise_multiplier
 
@@ -128,7 +130,7 @@ class DpfpTable2Accounting:
         return Table("settings_of_dpfp", columns, tuple(rows), "DP-FP at its own defaults, noise from its equation 11", notes)
 
     def pictures(self) -> list[Picture]:
-        """Computed beside printed, for the two settings."""
+        """Plots computed and printed values for the two settings."""
         cell: dict[str, Any] = {"table": "settings_of_li", "x": ("task", "epsilon_rdp"), "x_scale": "category", "title": "Li et al."}
         theirs: dict[str, Any] = {"table": "settings_of_dpfp", "x": ("task", "clt_claimed"), "x_scale": "category"}
         limit = (("clt", "computed"), ("clt_published", "printed"))
@@ -148,7 +150,7 @@ class DpfpTable2Accounting:
 
 
 def judged(of_li: Sequence[Mapping[str, Any]], own: Sequence[Mapping[str, Any]]) -> list[Part]:
-    """The verdicts: whose the printed rows are, and whether DP-FP's own setting gives them."""
+    """Returns the verdicts: which setting the printed rows belong to, and whether DP-FP's own setting gives them."""
     near = [row for row in of_li if abs(row["clt_difference"]) <= NEAR]
     apart = ", ".join(f"{row['task']} {row['epsilon_rdp']:g}: {row['clt_difference']:+.1%}" for row in of_li if row not in near)
     largest = max(abs(row["pld_difference"]) for row in of_li)
@@ -163,5 +165,5 @@ def judged(of_li: Sequence[Mapping[str, Any]], own: Sequence[Mapping[str, Any]])
 
 
 def own_stages(size: int, batch_size: int, micro_batches: int, epochs: int) -> list[tuple[float, int]]:
-    """p = B / (M D) and T M = E D M / B releases (section 3.2)."""
+    """Returns the sampling probability p = B / (M D) and the T M = E D M / B releases (section 3.2)."""
     return [(batch_size / (micro_batches * size), math.floor(epochs * size * micro_batches / batch_size))]

@@ -1,4 +1,4 @@
-"""Du and Mi 2021, Table 3: rows and lengths as printed, beside GLUE's and those of the files on this machine (F13)."""
+"""Compares printed numbers of rows and lengths with those of GLUE and of the files on this machine (Du and Mi 2021, Table 3, F13)."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -13,7 +13,7 @@ from dpx.table import Table
 
 @declaration
 class Subject:
-    """One task: its data group, the training rows that the paper prints and those of GLUE, and the printed average length."""
+    """Holds one task: its data group, the training rows that the paper prints and those of GLUE, and the printed average length."""
 
     task: str
     data: str
@@ -24,7 +24,7 @@ class Subject:
 
 @declaration
 class DpfpTable3Datasets:
-    """`subjects` as printed. Lengths are counted as words between blanks, and as pieces of `vocabulary` if that file is there."""
+    """Compares the printed `subjects`. Lengths are numbers of words between blanks, and of pieces of `vocabulary` if that file exists."""
 
     subjects: Sequence[Subject]
     vocabulary: str | None = None
@@ -63,7 +63,7 @@ class DpfpTable3Datasets:
 
 
 def judged(rows: Sequence[Mapping[str, Any]]) -> list[Part]:
-    """The verdicts: whether the printed rows are GLUE's, and whether the whole training sets on this machine have as many."""
+    """Returns the verdicts: whether the printed rows are GLUE's, and whether the whole training sets on this machine have as many."""
     off = [f"{row['task']} {row['printed_rows']:,} for {row['glue_rows']:,}" for row in rows if row["printed_rows"] != row["glue_rows"]]
     printed = Part.of("the printed rows are GLUE's", not off, "; ".join(off) or "all agree")
     whole = [row["task"] for row in rows if row["is_whole_training_set"]]

@@ -1,4 +1,4 @@
-"""What the paper claims and what the demonstrations show, judged by code: parts of a verdict as a table."""
+"""Makes a table of the verdicts on the paper's claims."""
 
 from collections.abc import Sequence
 
@@ -7,5 +7,5 @@ from dpx.table import Table
 
 
 def table(parts: Sequence[Part]) -> Table:
-    """A row for each claim."""
+    """Returns a table with a row for each claim."""
     return Table("verdicts", ("claim", "state", "statistic"), tuple((one.claim, one.state, one.statistic) for one in parts), "verdicts")

@@ -1,1 +1,1 @@
-"""McKenna et al. 2025, Scaling Laws for Differentially Private Language Models."""
+"""Analyses McKenna et al. 2025, Scaling Laws for Differentially Private Language Models."""

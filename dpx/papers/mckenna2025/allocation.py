@@ -1,4 +1,4 @@
-"""McKenna et al. 2025, Figures 1 and 13: the best model for a compute budget, by privacy budget and data."""
+"""Finds the best model for a compute budget, by privacy budget and data (McKenna et al. 2025, Figures 1 and 13)."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -19,7 +19,7 @@ COLUMNS = ("size", "epsilon", "compute", "loss", "smallest_model", "model", "bat
 
 @declaration
 class MckennaAllocation(OfLab):
-    """At each size of `sizes` (by default the lab's), the lab's epsilons and computes; `figure` names what is drawn."""
+    """Analyses each size in `sizes` (by default the lab's) at the lab's epsilons and computes; `figure` names the figure that is drawn."""
 
     sizes: Sequence[float | int] | None
     figure: str
@@ -35,7 +35,8 @@ class MckennaAllocation(OfLab):
         return self.sizes or self.lab.sizes
 
     def pictures(self) -> list[Picture]:
-        """The smallest near-optimal model by compute, a line for each epsilon, a panel for each size; beside it 20 tokens a parameter."""
+        """Plots the smallest near-optimal model by compute and the rule of 20 tokens a parameter: a line for each epsilon, a panel for
+        each size."""
         axes: dict[str, Any] = {"table": "allocation", "y_label": "parameters", "y_scale": "log"} | BY_COMPUTE
         panels = tuple(
             Lines(y=("smallest_model",), marks=("rule",), by="epsilon", where=("size", size), title=f"N = {size:,.0f}", **axes)
@@ -46,7 +47,7 @@ class MckennaAllocation(OfLab):
 
 
 def by_the_rule(compute: float) -> float:
-    """The model of 20 tokens a parameter: C = 6 M * 20 M."""
+    """Returns the model size by the rule of 20 tokens a parameter: C = 6 M * 20 M."""
     return float(np.sqrt(compute / (6 * TOKENS_A_PARAMETER)))
 
 
@@ -61,7 +62,7 @@ def _rows(points: Sequence[Optimum], notes: Sequence[str]) -> Table:
 
 
 def judged(points: Sequence[Optimum], models: tuple[float, float]) -> list[Part]:
-    """The verdicts. Two claims; a rule's model outside the trained ones compares with nothing."""
+    """Returns the verdicts on two claims. A rule's model outside the trained ones is not compared."""
     private = [one for one in points if np.isfinite(one.epsilon)]
     inside = [(one.smallest_model, by_the_rule(one.compute)) for one in private if models[0] < by_the_rule(one.compute) < models[1]]
     claims = "the best private model is smaller than 20 tokens a parameter would have it", "it is smaller at a smaller epsilon"

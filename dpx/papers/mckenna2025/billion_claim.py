@@ -1,4 +1,4 @@
-"""McKenna et al. 2025, section 6: a billion parameters at epsilon 10 and a billion people; what can be checked of this claim."""
+"""Tests what can be tested of the claim on a billion parameters at epsilon 10 and a billion people (McKenna et al. 2025, section 6)."""
 
 from collections.abc import Sequence
 
@@ -17,8 +17,10 @@ from dpx.table import Table
 
 @declaration
 class MckennaBillionClaim(OfLab):
-    """`parameters` at `compute`, `size` and `epsilon`: ratios by batch need no measurement. A loss there is never stated: with
-    measurements, the best configuration inside their range is given beside the ratios."""
+    """Computes noise-batch ratios by batch for `parameters` at `compute`, `size` and `epsilon`; they need no measurement.
+
+    A loss at that scale is never stated. With measurements, the best configuration inside their range is given beside the ratios.
+    """
 
     parameters: float | int
     compute: float | int
@@ -56,7 +58,7 @@ class MckennaBillionClaim(OfLab):
         return Table("printed", ("size", "epsilon", "compute", "parameters", "loss"), rows, "Table 2 at this data", notes)
 
     def pictures(self) -> list[Picture]:
-        """The ratio by batch."""
+        """Plots the ratio by batch."""
         lines = Lines(table="noise", x="batch_size", y=("ratio",), y_label="noise-batch ratio", x_scale="log", y_scale="log")
         return [Picture("mckenna_billion_claim", "Noise-batch ratio of a billion parameters by batch size, at equal compute.", (lines,))]
 
@@ -65,7 +67,7 @@ CLAIM = "the model lies outside the trained ones, so that any loss of it is an e
 
 
 def judged(surface: Surface, parameters: float) -> Part:
-    """The verdict on the claim, which passes where the configuration has to be flagged as outside what was measured."""
+    """Returns the verdict on the claim, which passes if the configuration is flagged as outside the measured range."""
     smallest, largest = float(surface.parameters_M[0]), float(surface.parameters_M[-1])
     words = f"trained: {smallest:,.0f} to {largest:,.0f} parameters; asked: {parameters:,.0f}"
     return Part.of(CLAIM, bool(surface.at(parameters, surface.steps_T[-1], surface.ratios_R[0]).is_outside), words)

@@ -1,4 +1,5 @@
-"""McKenna et al. 2025, appendix D and Figure 15: settings of equal (epsilon, delta) differ in what an attacker can reach."""
+"""Compares settings of equal (epsilon, delta), which differ in what an attacker can reach (McKenna et al. 2025, appendix D and Figure
+15)."""
 
 import itertools
 from collections.abc import Mapping, Sequence
@@ -16,7 +17,7 @@ from dpx.table import Table
 
 @declaration
 class MckennaCalibrationProfiles(Positive):
-    """Poisson settings that visit `examples` records each, calibrated to one (epsilon, delta) and compared over all of delta(eps)."""
+    """Calibrates Poisson settings that visit `examples` records each to one (epsilon, delta), and compares them over all of delta(eps)."""
 
     size: int
     examples: int
@@ -57,7 +58,7 @@ class MckennaCalibrationProfiles(Positive):
         return Table("excess_vulnerability", ("instead_of", "uses", "excess"), tuple(rows), "Kaissis et al. 2024")
 
     def pictures(self) -> list[Picture]:
-        """Profiles that cross at the claim; what an attacker gains from them."""
+        """Plots the profiles, which cross at the claim, and what an attacker gains from them."""
         by_batch = tuple((f"delta_at_batch_{batch}", f"batch {batch:,}") for batch in self.batch_sizes)
         profiles = Lines(
             table="profiles", x="epsilon", y=tuple(name for name, _ in by_batch), names=by_batch, y_scale="log", y_label="delta"
@@ -74,12 +75,13 @@ EPSILONS = np.concatenate([[0.0], np.geomspace(1e-2, 30, 80)])
 
 
 def deltas(composed) -> np.ndarray:
-    """A composition's profile at `EPSILONS`."""
+    """Returns delta of a composition at each of `EPSILONS`."""
     return np.array([composed.delta(float(epsilon)) for epsilon in EPSILONS])
 
 
 def judged(rows: Sequence[Mapping[str, float | int]], epsilon: float) -> Part:
-    """The verdicts. Of each two batch sizes one profile is above the other before the claim and below it behind."""
+    """Returns the verdicts: for each two batch sizes, one profile is above the other below the claimed epsilon and below it above that
+    epsilon."""
     claim = f"profiles cross only at epsilon {epsilon:g}: the larger batch reveals more below it and less above"
     names = [name for name in rows[0] if name != "epsilon"]
     kept = [row for row in rows if row["epsilon"] != epsilon]

@@ -1,4 +1,5 @@
-"""McKenna et al. 2025, section 4.1: larger batches stop paying at a batch size that grows as N sqrt(epsilon / T)."""
+"""Finds the batch size from which larger batches gain little; the paper says that it grows as N sqrt(epsilon / T) (McKenna et al. 2025,
+section 4.1)."""
 
 import math
 from collections.abc import Sequence
@@ -16,7 +17,7 @@ from dpx.table import Table
 
 @declaration
 class MckennaDiminishingBatch(Positive):
-    """The batch size at which doubling it takes `threshold` off the noise-batch ratio, over a grid of N, epsilon and T."""
+    """Finds the batch size at which a doubling reduces the noise-batch ratio by `threshold`, over a grid of N, epsilon and T."""
 
     delta: float
     sizes: Sequence[int]
@@ -42,14 +43,14 @@ class MckennaDiminishingBatch(Positive):
         return [points, fit, verdicts.table([judged(slope)])]
 
     def pictures(self) -> list[Picture]:
-        """Turning points against the claimed scale, one series per number of records."""
+        """Plots turning points against the claimed scale, one series per number of records."""
         axes: dict[str, Any] = {"x": "scale", "x_label": "N sqrt(epsilon / T)", "x_scale": "log", "y_scale": "log"}
         label = f"batch size where doubling gains {self.threshold:.0%}"
         panel = Lines(table="turning_points", marks=("batch_size",), by="size", y_label=label, **axes)
         return [Picture("mckenna_diminishing_batch", "Where larger batches stop paying, against the claimed scale.", (panel,))]
 
     def _turning_point(self, size: int, epsilon: float | int, steps: int) -> float:
-        """By bisection on the power of two, then a straight line between the two gains around the threshold."""
+        """Finds the turning point by bisection on the power of two, then by a straight line between the two gains around the threshold."""
         gains: dict[float | int, float] = {}
 
         def gain(power: float | int) -> float:
@@ -72,5 +73,5 @@ class MckennaDiminishingBatch(Positive):
 
 
 def judged(slope: float) -> Part:
-    """The verdicts. The claim is a proportion: its slope is 1, within a fifth."""
+    """Returns the verdict on the claim, which is a proportion: the slope must be 1, within a fifth."""
     return Part.of("the batch size where larger ones stop paying grows as N sqrt(epsilon / T)", abs(slope - 1) <= 0.2, f"slope {slope:.3f}")

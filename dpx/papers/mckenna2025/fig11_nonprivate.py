@@ -1,4 +1,4 @@
-"""McKenna et al. 2025, Figure 11: without noise, model and data grow alike with compute."""
+"""Tests that model and data grow equally with compute in training without noise (McKenna et al. 2025, Figure 11)."""
 
 from collections.abc import Sequence
 
@@ -15,9 +15,9 @@ from dpx.table import Table
 
 @declaration
 class MckennaFig11Nonprivate(OfLab):
-    """The slice without noise; the batch is that of the measurements, as nothing else was trained without noise.
+    """Analyses the measurements without noise, at their only batch size.
 
-    Slopes within `tolerance` of a half count as near it.
+    Slopes within `tolerance` of one half count as near it.
     """
 
     tolerance: float
@@ -46,13 +46,13 @@ class MckennaFig11Nonprivate(OfLab):
         ]
 
     def pictures(self) -> list[Picture]:
-        """Model and tokens by compute."""
+        """Plots model and tokens by compute."""
         lines = Lines(table="nonprivate", y=("model", "tokens"), y_label="parameters, tokens", y_scale="log", **BY_COMPUTE)
         return [Picture("mckenna_fig11_nonprivate", "Without noise: the best model and its tokens by compute.", (lines,))]
 
 
 def judged(points: Sequence[Optimum], tolerance: float) -> list[Part]:
-    """The verdicts. Slopes of log model and log tokens against log compute; they add up to 1, since C = 6 M tokens."""
+    """Returns the verdicts on the slopes of log model and log tokens against log compute; they add up to 1, since C = 6 M tokens."""
     claim = f"model and tokens grow as the root of compute, to {tolerance:g}"
     curve = [one for one in points if not one.is_censored]
     if len(curve) < 3:

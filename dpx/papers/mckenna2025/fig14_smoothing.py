@@ -1,4 +1,4 @@
-"""McKenna et al. 2025, Figure 14: the smallest model's losses as recorded, averaged, made monotone, and extended."""
+"""Shows the smallest model's losses as recorded, averaged, made monotone, and extended (McKenna et al. 2025, Figure 14)."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -21,7 +21,7 @@ DRAWN = 5  # ratios in the picture
 
 @declaration
 class MckennaFig14Smoothing(OfLab):
-    """`reach` times the measured steps are drawn, by the power law of each curve's end; the surface itself ends at the lab's reach."""
+    """Draws `reach` times the measured steps, by the power law of each curve's end; the surface itself ends at the lab's reach."""
 
     reach: float | int
 
@@ -37,7 +37,7 @@ class MckennaFig14Smoothing(OfLab):
         ]
 
     def pictures(self) -> list[Picture]:
-        """Recorded losses as marks, fitted ones as lines."""
+        """Plots recorded losses as marks and fitted losses as lines."""
         axes: dict[str, Any] = {"table": "smoothing", "x": "step", "x_scale": "log", "y_label": "loss, nats"}
         lines = Lines(y=("fitted",), marks=("recorded",), by="noise_batch_ratio", where=("is_drawn", True), **axes)
         caption = "Recorded losses (marks), and after smoothing and extension (lines), by ratio."
@@ -45,7 +45,7 @@ class MckennaFig14Smoothing(OfLab):
 
 
 def stages(fitted: Fitted, reach: float | int) -> list[Row]:
-    """(ratio, step, recorded, rolling mean, fitted) of the smallest model; steps beyond the measured ones have no record."""
+    """Returns (ratio, step, recorded, rolling mean, fitted) of the smallest model; steps beyond the measured ones have no recorded loss."""
     grid = fitted.grid
     steps, losses_RT = grid.steps_T.astype(float), grid.losses_MRT[0]
     width = max(1, min(10, len(steps) // 10))
@@ -61,7 +61,8 @@ def stages(fitted: Fitted, reach: float | int) -> list[Row]:
 
 
 def judged(rows: Sequence[Row]) -> list[Part]:
-    """The verdicts: monotone in both directions, and close to what was averaged, so that flattening a loss that rises is seen."""
+    """Returns the verdicts: the losses are monotone in both directions, and near the averages, so that a flattened rise of the loss is
+    detected."""
     by_ratio: dict[float, list[Row]] = {}
     for row in rows:
         by_ratio.setdefault(row[0], []).append(row)

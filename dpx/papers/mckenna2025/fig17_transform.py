@@ -1,4 +1,4 @@
-"""McKenna et al. 2025, Figure 17: against the transformed ratio the loss is nearly a straight line."""
+"""Tests that the loss is nearly linear in the transformed ratio (McKenna et al. 2025, Figure 17)."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -19,7 +19,7 @@ STRAIGHT = 0.95
 
 @declaration
 class MckennaFig17Transform(OfLab):
-    """Losses after the last measured step, by model, against the ratio and against sigmoid((ln ratio + 8) / 1.6)."""
+    """Compares losses after the last measured step, by model, with the ratio and with sigmoid((ln ratio + 8) / 1.6)."""
 
     def __call__(self) -> list[Table]:
         fitted = self.lab.fitted()
@@ -37,14 +37,14 @@ class MckennaFig17Transform(OfLab):
         ]
 
     def pictures(self) -> list[Picture]:
-        """Before and after."""
+        """Plots the losses before and after the transformation."""
         axes: dict[str, Any] = {"table": "transform", "y": ("loss",), "by": "model", "y_label": "loss, nats"}
         panels = (Lines(**BY_RATIO, **axes), Lines(x="transformed", x_label="transformed ratio", **axes))
         return [Picture("mckenna_fig17_transform", "Final losses by noise-batch ratio, and by its transform.", panels)]
 
 
 def judged(rows: Sequence[Row]) -> list[Part]:
-    """The verdicts, by R^2 of a straight line through each model's losses."""
+    """Returns the verdicts, by R^2 of a straight line through each model's losses."""
     claim = f"the loss is nearly linear in the transformed ratio (R² of {STRAIGHT:g} or more, and more than in log ratio)"
     names = [name for name in dict.fromkeys(row[0] for row in rows) if sum(row[0] == name for row in rows) >= 4]
     if not names:
@@ -58,7 +58,7 @@ def judged(rows: Sequence[Row]) -> list[Part]:
 
 
 def _straightness(x: Sequence[float] | np.ndarray, y: Sequence[float]) -> float:
-    """R^2 of the least-squares line; 0 for a constant."""
+    """Returns R^2 of the least-squares line; 0 for a constant."""
     values = np.asarray(y)
     spread = float(((values - values.mean()) ** 2).sum())
     left = float(((values - np.polyval(np.polyfit(x, values, 1), x)) ** 2).sum())

@@ -1,4 +1,4 @@
-"""McKenna et al. 2025, Figure 19: the model of least loss by form L2, at each compute and noise-batch ratio."""
+"""Finds the model of least loss by form L2, at each compute and noise-batch ratio (McKenna et al. 2025, Figure 19)."""
 
 from collections.abc import Sequence
 
@@ -19,7 +19,10 @@ Row = tuple[float, float, float, float]
 
 @declaration
 class MckennaFig19ParametricOptimum(OfLab):
-    """Form L2 fitted as in Figure 18. Models from the smallest trained one to `times` the largest; beyond it the form extrapolates."""
+    """Fits form L2 as for Figure 18 and searches models from the smallest trained one to `times` the largest.
+
+    Above the largest trained model the form extrapolates.
+    """
 
     ratios: Sequence[float]
     times: float | int
@@ -36,7 +39,7 @@ class MckennaFig19ParametricOptimum(OfLab):
         return [Table("optimum", columns, tuple(rows), "the model of least loss by form L2", notes), verdicts.table(judged(rows, models))]
 
     def pictures(self) -> list[Picture]:
-        """A line for each ratio; marks are 20 tokens a parameter."""
+        """Plots a line for each ratio; marks are 20 tokens a parameter."""
         lines = Lines(table="optimum", y=("model",), by="ratio", y_label="parameters", y_scale="log", **BY_COMPUTE)
         return [
             Picture("mckenna_fig19_parametric_optimum", "The model of least loss by form L2, by compute and noise-batch ratio.", (lines,))
@@ -46,7 +49,7 @@ class MckennaFig19ParametricOptimum(OfLab):
 def optimal(
     fit: parametric.Fit, ratios: Sequence[float], computes: Sequence[float], tokens: float, models: tuple[float, float]
 ) -> list[Row]:
-    """(ratio, compute, best model, that of 20 tokens a parameter)."""
+    """Returns (ratio, compute, best model, model by the rule of 20 tokens a parameter)."""
     return [
         (float(ratio), compute, parametric.optimal_parameters(fit, compute, float(ratio), tokens, *models), by_the_rule(compute))
         for ratio in ratios
@@ -55,7 +58,8 @@ def optimal(
 
 
 def judged(rows: Sequence[Row], models: tuple[float, float]) -> list[Part]:
-    """The verdicts. The best model grows more slowly with compute under more noise; an end of the range is not an optimum."""
+    """Returns the verdicts: the best model grows more slowly with compute under more noise. An end of the searched range is not an
+    optimum."""
     claim = "the best model grows more slowly with compute at a larger ratio"
     slopes = {}
     for ratio in sorted({row[0] for row in rows}):

@@ -1,4 +1,4 @@
-"""McKenna et al. 2025, Figures 3a to 3c: loss and tokens per parameter by compute, and where more compute stops helping."""
+"""Shows loss and tokens per parameter by compute, and where more compute stops helping (McKenna et al. 2025, Figures 3a to 3c)."""
 
 import operator
 from collections.abc import Sequence
@@ -15,14 +15,17 @@ from dpx.scaling.optima import Optimum, optima
 from dpx.scaling.query import NEAR, ends_flat, knee, saturating_compute
 from dpx.table import Table
 
-# Slopes within this of each other are equal.
+# Slopes that differ by less than this are equal.
 LESS = 0.05
 
 
 @declaration
 class MckennaFig3abCompute(OfLab):
-    """The lab's sizes at two `epsilons`. The knee is found by two rules, since the paper's is not stated (its text and Table 2 differ): the
-    furthest point below the chord of the curve, and the least compute within 1 % of the loss at the largest."""
+    """Analyses the lab's sizes at two `epsilons`.
+
+    The knee is found by two rules, since the paper does not state its rule (its text and Table 2 differ): the point furthest below the
+    chord of the curve, and the least compute within 1 % of the loss at the largest.
+    """
 
     epsilons: Sequence[float | int]
 
@@ -39,7 +42,7 @@ class MckennaFig3abCompute(OfLab):
         ]
 
     def pictures(self) -> list[Picture]:
-        """A panel for each epsilon, a line for each size."""
+        """Plots a panel for each epsilon, with a line for each size."""
         axes: dict[str, Any] = {"table": "loss_by_compute", "y_label": "loss, nats"} | BY_COMPUTE
         panels = tuple(
             Lines(y=("loss",), by="size", where=("epsilon", epsilon), title=f"epsilon = {epsilon:g}", **axes) for epsilon in self.epsilons
@@ -51,7 +54,8 @@ Knee = tuple[float, float, float, float, bool]
 
 
 def knees_of(points: Sequence[Optimum]) -> list[Knee]:
-    """(size, epsilon, knee, saturating compute, whether the last doubling bought less than 1 %) of each curve of three points or more."""
+    """Returns (size, epsilon, knee, saturating compute, whether the last doubling gained less than 1 %) of each curve of three points or
+    more."""
     curves: dict[tuple[float, float], list[Optimum]] = {}
     for one in points:
         curves.setdefault((float(one.size), float(one.epsilon)), []).append(one)
@@ -64,7 +68,8 @@ def knees_of(points: Sequence[Optimum]) -> list[Knee]:
 
 
 def judged(knees: Sequence[Knee]) -> list[Part]:
-    """The verdicts. The knee moves right with epsilon and with data, where curves end flat: one that still falls has not shown its knee."""
+    """Returns the verdicts: the knee moves right with epsilon and with data. A curve that still falls at its end has no knee yet and is
+    not compared."""
     flat = [one for one in knees if one[4]]
     flattens = "loss stops falling at some compute"
     parts = [
@@ -80,7 +85,7 @@ def judged(knees: Sequence[Knee]) -> list[Part]:
 
 @declaration
 class MckennaFig3cTokenRatio(OfLab):
-    """Tokens per parameter at one `size`; padding counts as tokens, as in the paper."""
+    """Computes tokens per parameter at one `size`; padding counts as tokens, as in the paper."""
 
     size: float | int | None
     epsilons: Sequence[float | int]
@@ -100,7 +105,7 @@ class MckennaFig3cTokenRatio(OfLab):
         ]
 
     def pictures(self) -> list[Picture]:
-        """A line for each epsilon."""
+        """Plots a line for each epsilon."""
         lines = Lines(
             table="token_ratio", y=("smallest_token_ratio",), by="epsilon", y_label="tokens per parameter", y_scale="log", **BY_COMPUTE
         )
@@ -109,7 +114,8 @@ class MckennaFig3cTokenRatio(OfLab):
 
 
 def slopes_of(points: Sequence[Optimum]) -> list[tuple[float, float]]:
-    """(epsilon, slope) over the computes whose best model is not at an end of the trained ones, by ascending epsilon."""
+    """Returns (epsilon, slope) by ascending epsilon, over the computes whose best model is neither the smallest nor the largest trained
+    one."""
     rows = []
     for epsilon in sorted({float(one.epsilon) for one in points}):
         curve = [one for one in points if one.epsilon == epsilon and not one.is_censored]
@@ -120,7 +126,7 @@ def slopes_of(points: Sequence[Optimum]) -> list[tuple[float, float]]:
 
 
 def judged_ratio(slopes: Sequence[tuple[float, float]]) -> list[Part]:
-    """The verdicts. The ratio rises with compute at the smallest epsilon, and ever less so the larger it is."""
+    """Returns the verdicts: the ratio rises with compute at the smallest epsilon, and rises less at each larger epsilon."""
     rises, falls = "tokens per parameter rise with compute at the smallest epsilon", "they rise less at a larger epsilon"
     if len(slopes) < 2:
         return [Part.missing(claim, f"{len(slopes)} epsilons with a slope (2 needed)") for claim in (rises, falls)]

@@ -1,4 +1,5 @@
-"""McKenna et al. 2025, Figure 4: what doubling the privacy budget, the batch or the data takes off the noise-batch ratio."""
+"""Computes how much a doubling of the privacy budget, the batch or the data reduces the noise-batch ratio (McKenna et al. 2025, Figure
+4)."""
 
 import functools
 from collections.abc import Callable, Sequence
@@ -16,7 +17,7 @@ PLACES = ("epsilon", "batch_size", "size")
 
 @declaration
 class MckennaFig4VectorFields(Positive):
-    """Arrows ratio(x) / ratio(2x) - 1 along two axes of each plane; the third value is `fixed_*`.
+    """Computes arrows ratio(x) / ratio(2x) - 1 along the two axes of each plane; the third value is `fixed_*`.
 
     On axes of doubling values the end of one arrow is the start of another, so each ratio is computed once.
     """
@@ -39,7 +40,7 @@ class MckennaFig4VectorFields(Positive):
         return [*planes, verdicts.table(judged(planes))]
 
     def pictures(self) -> list[Picture]:
-        """The three panels; an arrow over a whole step of the axis halves the ratio."""
+        """Draws the three panels; an arrow over a whole step of the axis halves the ratio."""
         names = {"size": "data N", "batch_size": "batch size", "epsilon": "epsilon"}
         fixed = {
             "size": f"N = {self.fixed_size:,}",
@@ -73,7 +74,7 @@ class MckennaFig4VectorFields(Positive):
 def plane(
     ratio: Callable[..., float], axes: dict[str, Sequence[float | int]], place: dict[str, float | int], first: str, second: str
 ) -> Table:
-    """One panel: a row per point with both components of its arrow."""
+    """Returns the table of one panel: a row per point with both components of its arrow."""
     rows = []
     for one in axes[first]:
         for two in axes[second]:
@@ -93,7 +94,8 @@ Gains = dict[tuple[float, float], tuple[float, float]]
 
 
 def judged(planes: Sequence[Table]) -> list[Part]:
-    """The verdicts on all planes; what is read off along epsilon, and at a batch size that is ours, is reported and not judged."""
+    """Returns the verdicts on all planes. What is read along epsilon, and at a batch size that the paper does not give, is reported and
+    not judged."""
     by_plane = {table.columns[:2]: _gains(table) for table in planes}
     parts = [part for gains in by_plane.values() for both in gains.values() for part in both]
     claim = "each part of an arrow lies between 0 and 1: doubling at best halves the ratio"
@@ -112,13 +114,13 @@ def _gains(table: Table) -> Gains:
 
 
 def _beside(part: Part, words: str, pairs: Sequence[tuple[float, float]]) -> Part:
-    """The part, with the order of pairs that it does not judge."""
+    """Returns the part, with the order of pairs that it does not judge."""
     reported = f"Reported, not judged: {words} {sum(low < high for low, high in pairs)} of {len(pairs)}"
     return Part(part.claim, f"{part.statistic}. {reported}", part.state)
 
 
 def _once_more(gains: Gains, names: Sequence[str], name: str) -> list[tuple[float, float]]:
-    """(gain of `name` after its value is doubled, gain before) at every point of a plane that has `name`."""
+    """Returns (gain of `name` after its value is doubled, gain before) at every point of a plane that has `name`."""
     if name not in names:
         return []
     at = list(names).index(name)
@@ -127,7 +129,7 @@ def _once_more(gains: Gains, names: Sequence[str], name: str) -> list[tuple[floa
 
 
 def _diagonal(gains: Gains) -> list[tuple[float, float]]:
-    """How far both gains together move when both values are doubled, and how far the one of a value does, at worst, when it alone is."""
+    """Returns the largest change of both gains when both values are doubled, and of one value's gain when that value alone is doubled."""
     pairs = []
     for (one, two), here in gains.items():
         both, first, second = (2 * one, 2 * two), (2 * one, two), (one, 2 * two)

@@ -1,4 +1,4 @@
-"""McKenna et al. 2025, Figure 5 and section 4.4: the compute-optimal configuration beside three fixed ones, by epsilon."""
+"""Compares the compute-optimal configuration with three fixed ones, by epsilon (McKenna et al. 2025, Figure 5 and section 4.4)."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -21,8 +21,10 @@ Row = tuple[float, str, float | None, float | None]
 
 @declaration
 class MckennaFig5Baselines(OfLab):
-    """The lab's baselines, size and compute at `epsilons`; `published` are the paper's three settings, whose ratios need no measurement
-    and are solved exactly at `published_size`."""
+    """Compares the lab's baselines at `epsilons`, for its size and compute.
+
+    `published` are the paper's three settings, whose ratios need no measurement and are solved exactly at `published_size`.
+    """
 
     epsilons: Sequence[float | int]
     published: Sequence[Baseline]
@@ -53,7 +55,7 @@ class MckennaFig5Baselines(OfLab):
         return rows
 
     def pictures(self) -> list[Picture]:
-        """Ratios at full scale; losses if any were measured."""
+        """Plots the ratios at full scale, and losses if they were measured."""
         axes: dict[str, Any] = {"x": "epsilon", "x_scale": "log", "by": "setting"}
         ratio = Lines(table="ratios", y=("ratio",), title="published settings", y_label="noise-batch ratio", y_scale="log", **axes)
         loss = Lines(table="losses", y=("loss",), title="predicted", y_label="loss, nats", **axes)
@@ -62,7 +64,7 @@ class MckennaFig5Baselines(OfLab):
 
 
 def ratios(settings: Sequence[Baseline], size: int, epsilons: Sequence[float | int], delta: float) -> Table:
-    """Both branches' noise, solved at each setting."""
+    """Returns the noise of both branches (Poisson sampling and fixed batches), solved at each setting."""
     rows = []
     for one in settings:
         for epsilon in epsilons:
@@ -74,8 +76,8 @@ def ratios(settings: Sequence[Baseline], size: int, epsilons: Sequence[float | i
 
 
 def judged(rows: Sequence[Row], epsilon: float) -> list[Part]:
-    """The verdicts. The optimum is nowhere above a fixed setting; which of those is best depends on epsilon; a fifth of the compute does
-    as well."""
+    """Returns the verdicts: no fixed setting has a lower loss than the optimum, the best fixed setting depends on epsilon, and
+    the optimum at a fifth of the compute has the loss of the best fixed setting."""
     at = {(one, name): loss for one, name, loss, _ in rows}
     epsilons = sorted({one for one, *_ in rows})
     fixed = [name for name in dict.fromkeys(name for _, name, *_ in rows) if name not in (OPTIMAL, CHEAPER)]

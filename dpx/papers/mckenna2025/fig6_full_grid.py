@@ -1,4 +1,4 @@
-"""McKenna et al. 2025, Figure 6: predicted loss by steps, by model and by batch, the other two chosen best."""
+"""Shows the predicted loss by steps, by model and by batch, with the best values of the other two (McKenna et al. 2025, Figure 6)."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -20,7 +20,7 @@ AXES = ("steps", "model", "batch_size")
 
 @declaration
 class MckennaFig6FullGrid(OfLab):
-    """Rows of panels: epsilon, data and compute vary, the lab's own size, epsilon and compute stay for the others."""
+    """Computes rows of panels that vary epsilon, data or compute; the other two keep the lab's values."""
 
     epsilons: Sequence[float | int]
     times: Sequence[float | int]
@@ -46,7 +46,7 @@ class MckennaFig6FullGrid(OfLab):
         return rows
 
     def pictures(self) -> list[Picture]:
-        """Three pictures of three panels."""
+        """Draws three pictures of three panels."""
         labels = {"steps": "steps", "model": "parameters", "batch_size": "batch size"}
         log: dict[str, Any] = {"x_scale": "log", "y_label": "loss, nats"}
         return [
@@ -63,14 +63,14 @@ class MckennaFig6FullGrid(OfLab):
 
 
 def along(asked: Candidates, axis: str) -> list[tuple[str, float, float]]:
-    """(axis, place, least loss) at every place of an axis that has one; steps are gathered to powers of 2^(1/4)."""
+    """Returns (axis, place, least loss) at every place of an axis that has a loss; steps are grouped by powers of 2^(1/4)."""
     values = {"steps": 2.0 ** (np.round(4 * np.log2(asked.steps)) / 4), "model": asked.parameters, "batch_size": asked.batch_size}[axis]
     known = np.isfinite(asked.loss)
     return [(axis, float(place), float(asked.loss[known & (values == place)].min())) for place in np.unique(values[known])]
 
 
 def judged(rows: Sequence[Row]) -> list[Part]:
-    """The verdicts. Curves fall and then rise, and a wrong batch costs most."""
+    """Returns the verdicts: curves fall and then rise, and a wrong batch raises the loss most."""
     curves: dict[tuple[str, float, str], list[tuple[float, float]]] = {}
     for name, value, axis, place, loss in rows:
         curves.setdefault((name, value, axis), []).append((place, loss))

@@ -1,4 +1,5 @@
-"""McKenna et al. 2025, section 3.3: what the semi-parametric fit does to the measured losses, and whether these are as it assumes."""
+"""Shows how the semi-parametric fit changes the measured losses, and whether they have its assumed order (McKenna et al. 2025, section
+3.3)."""
 
 import itertools
 
@@ -16,7 +17,7 @@ from dpx.table import Table
 
 @declaration
 class MckennaFitSemiparametric(OfLab):
-    """The grid as it was measured, the surface's nodes, and three claims."""
+    """Shows the grid as it was measured, the surface's nodes, and the verdicts on three claims."""
 
     def __call__(self) -> list[Table]:
         fitted = self.lab.fitted()
@@ -24,7 +25,7 @@ class MckennaFitSemiparametric(OfLab):
         return [_final(fitted, notes), verdicts.table(judged(fitted.grid, fitted.surface))]
 
     def pictures(self) -> list[Picture]:
-        """Measured and fitted losses after the last measured step."""
+        """Plots measured and fitted losses after the last measured step."""
         lines = Lines(table="final_losses", y=("fitted",), marks=("measured",), by="model", y_label="loss, nats", **BY_RATIO)
         return [Picture("mckenna_fit_semiparametric", "Losses of the last measured step: measured (marks) and fitted (lines).", (lines,))]
 
@@ -41,8 +42,8 @@ def _final(fitted: Fitted, notes: tuple[str, ...]) -> Table:
 
 
 def judged(grid: Grid, surface: Surface) -> list[Part]:
-    """The verdicts: of the measured losses, order in the ratio and in the steps; of the surface, order everywhere, and the losses at its
-    nodes."""
+    """Returns the verdicts on the measured losses (their order in the ratio and in the steps) and on the surface (its order everywhere,
+    and its error at its nodes)."""
     last = grid.losses_MRT[:, :, -1]
     rising = [(float(low), float(high)) for curve in last for low, high in zip(curve[:-1], curve[1:], strict=True)]
     part = max(1, len(grid.steps_T) // 4)

@@ -1,4 +1,4 @@
-"""McKenna et al. 2025, appendix B.3: 6 M S beside the products of traced programs, and what clipping and noise add to them."""
+"""Compares 6 M S with the products of traced programs, and measures what clipping and noise add (McKenna et al. 2025, appendix B.3)."""
 
 import itertools
 from collections.abc import Mapping, Sequence
@@ -20,7 +20,7 @@ NOISE_OPERATIONS = 3
 
 @declaration
 class MckennaFlopsModel(Positive):
-    """`published_parameters` (Table 4) by model option; programs are traced at `physical_batch` examples and never run.
+    """Traces programs at `physical_batch` examples without running them; `published_parameters` (Table 4) are by model option.
 
     Measurements are read from the benchmark.json files under `evidence`, if any.
     """
@@ -38,7 +38,7 @@ class MckennaFlopsModel(Positive):
         return [self._products(traced), shares, self._measured(), verdicts.table([judged(shares.as_json()["rows"])])]
 
     def _traced(self, name: str, length: int) -> dict[str, Any]:
-        """Products of one example by each way, from traced programs."""
+        """Returns the products of one example in each program, from traced programs."""
         from dpx.benchmark.traced import Traced
         from dpx.config import recipes
 
@@ -75,11 +75,11 @@ class MckennaFlopsModel(Positive):
         return Table("clipping_and_noise", columns, tuple(rows), "what privacy adds, as a share of the plain step", notes)
 
     def _measured(self) -> Table:
-        """Of every benchmark, the private step at its best: speed, and the time that clipping and the update take of it."""
+        """Returns the fastest private step of every benchmark: its speed, and the share of time of clipping and of the update."""
         rows = []
         for path in sorted(Path(self.evidence).glob("*.json")):
             document = read_json(path)
-            # Files of another kind hold no steps: draws of noise, or the bytes of a restart.
+            # Files of another kind do not contain steps: draws of noise, or the bytes of a restart.
             steps = [] if "kind" in document else document["rows"]
             private = [row for row in steps if row["clipping"] == "book_keeping" and row.get("update_seconds")]
             if not private:
@@ -98,7 +98,8 @@ class MckennaFlopsModel(Positive):
 
 
 def judged(rows: Sequence[Mapping[str, Any]]) -> Part:
-    """The verdicts, on gradients that are formed for each example, as the paper forms them; what book-keeping adds is reported."""
+    """Returns the verdict on gradients that are formed for each example, as the paper forms them; the cost of book-keeping is only
+    reported."""
     pairs = [(one, two) for one, two in itertools.permutations(rows, 2) if one["model"] == two["model"] and one["S"] < two["S"]]
     falls = [(two["clip_instantiated"] + two["noise"], one["clip_instantiated"] + one["noise"]) for one, two in pairs]
     part = verdicts.ascending("the share of clipping and noise falls with the sequence length", falls)

@@ -1,4 +1,5 @@
-"""What the analyses of the scaling laws read, and the budgets asked of it: `analysis/lab=full` as in the paper, `laptop` as ours."""
+"""Defines the measurements that the analyses of the scaling laws read, and their budgets: `analysis/lab=full` as in the paper, or
+`laptop`."""
 
 import dataclasses
 from collections.abc import Sequence
@@ -20,8 +21,7 @@ BY_RATIO: dict[str, Any] = {"x": "noise_batch_ratio", "x_label": "noise-batch ra
 
 
 def require_positive(of: Any, place: str, may_be_zero: Sequence[str] = ()) -> None:
-    """Raises `ConfigError` where a number of the declaration `of`, alone or in a list, is not above 0, or a list of what is to
-    be computed is empty."""
+    """Raises `ConfigError` if a number of the declaration `of`, alone or in a list, is not above 0, or a list is empty."""
     for name in (field.name for field in dataclasses.fields(of)):
         value = getattr(of, name)
         said = f"{place}.{name}={value}"
@@ -39,7 +39,7 @@ def _leaves(value: Any) -> list[Any]:
 
 @declaration
 class Positive:
-    """An analysis whose numbers are all above 0, but for points of a profile, which may begin at 0."""
+    """Is the base class of analyses whose numbers are all above 0, except points of a profile, which may begin at 0."""
 
     def __post_init__(self) -> None:
         require_positive(self, "analysis", may_be_zero=("points",))
@@ -47,7 +47,7 @@ class Positive:
 
 @declaration
 class Baseline:
-    """A fixed setting that the optimum is compared with (section 4.4)."""
+    """Declares a fixed setting that the optimum is compared with (section 4.4)."""
 
     model: str
     parameters: float | int
@@ -60,11 +60,12 @@ class Baseline:
 
 @declaration
 class Lab:
-    """`measurements` is a CSV table (`dpx.scaling.measurements`) or a folder of runs whose names begin with `match`, made by `made_by`.
+    """Declares the measurements and the budgets.
 
+    `measurements` is a CSV table (`dpx.scaling.measurements`) or a folder of runs whose names begin with `match`, made by `made_by`.
     `sizes`, `epsilons` (inf for no noise) and computes from the lowest to the highest are the axes of figures; `size`, `epsilon` and
-    `compute` are what stays fixed where one of the others varies. Records that parametric fits keep: above `steps_above` and
-    `ratio_above`, with a loss of at most `loss_at_most`.
+    `compute` are the fixed values where one of the others varies. Parametric fits keep records above `steps_above` and `ratio_above`, with
+    a loss of at most `loss_at_most`.
     """
 
     measurements: str | None
@@ -99,11 +100,11 @@ class Lab:
 
     @property
     def is_measured(self) -> bool:
-        """Whether there is anything to fit."""
+        """Whether there are measurements to fit."""
         return self.measurements is not None
 
     def measured(self) -> tuple[Measurements, list[str]]:
-        """The table, and what was left out of it. Raises `ConfigError`, with the command to run, if the table is missing."""
+        """Returns the table, and what was left out of it. Raises `ConfigError`, with the command to run, if the table is missing."""
         make = f"Run +experiment={self.made_by}, then give analysis.lab.measurements=outputs, or analysis/lab=laptop for the laptop's grid"
         require(self.is_measured, "analysis.lab.measurements", "no losses to fit", make)
         assert self.measurements is not None
@@ -111,7 +112,7 @@ class Lab:
         return load(self.measurements, self.match)
 
     def fitted(self) -> "Fitted":
-        """The whole chain from records to a surface."""
+        """Returns the measurements, the grid chosen from them, and the surface through it."""
         measured, left_out = self.measured()
         grid = grid_of(measured, self.choice)
         batch_size, tokens = float(measured.batch_size[0]), float(measured.sequence_length[0])
@@ -119,30 +120,30 @@ class Lab:
         return Fitted(measured, grid, surface, (*left_out, *grid.left_out))
 
     def ratio(self, epsilon: float | int) -> Ratio:
-        """Noise-batch ratios of (epsilon, delta): the smaller of Poisson sampling and fixed batches."""
+        """Returns noise-batch ratios of (epsilon, delta): the smaller of Poisson sampling and fixed batches."""
         from dpx.scaling.noise import Calibration
 
         return Calibration(epsilon, self.delta).ratio
 
     def computes_of(self) -> np.ndarray:
-        """Computes from the lowest to the highest, evenly on a logarithm."""
+        """Returns computes from the lowest to the highest, evenly spaced on a log scale."""
         return np.geomspace(self.lowest_compute, self.highest_compute, self.computes)
 
 
 @declaration
 class OfLab(Positive):
-    """An analysis of what the lab measured."""
+    """Is the base class of analyses of the lab's measurements."""
 
     lab: Lab
 
     def inputs(self) -> list[Path]:
-        """What has to be there before it can start."""
+        """Returns the files that must exist before the analysis can start."""
         return [Path(self.lab.measurements)] if self.lab.measurements else []
 
 
 @dataclasses.dataclass(frozen=True)
 class Fitted:
-    """Measurements, the grid chosen from them, and the surface through it."""
+    """Holds measurements, the grid chosen from them, and the surface through it."""
 
     measured: Measurements
     grid: Grid

@@ -1,4 +1,5 @@
-"""McKenna et al. 2025, Figures 16 and 18: parametric losses L1 and L2, what data tells of their coefficients, and where they are wrong."""
+"""Fits the parametric losses L1 and L2, with intervals of their coefficients, and shows where they are wrong (McKenna et al. 2025,
+Figures 16 and 18)."""
 
 import dataclasses
 from collections.abc import Mapping
@@ -19,7 +20,7 @@ POOR, PARTS = 1.5, 5
 
 @dataclasses.dataclass(frozen=True)
 class Points:
-    """What a parametric form is fitted to, arrays of one length; `run` numbers the runs that records belong to."""
+    """Holds the data of a parametric fit, in arrays of one length; `run` is the number of each record's run."""
 
     parameters: np.ndarray
     examples: np.ndarray
@@ -33,7 +34,7 @@ class Points:
 
 
 def points_of(measured: Measurements, lab: Lab) -> Points:
-    """The records that the lab's filter keeps, at the rate that ends lowest; N is batch times steps."""
+    """Returns the records that the lab's filter keeps, at the learning rate with the lowest final loss; N is batch times steps."""
     # The paper's filter is T > 100,000, s > 5e-7 and loss <= 8; a grid of fewer steps needs its own.
     is_within = (measured.step > lab.steps_above) & (measured.noise_batch_ratio > lab.ratio_above) & (measured.loss <= lab.loss_at_most)
     kept = measured.where(is_within & measured.is_noisy)
@@ -51,7 +52,7 @@ def points_of(measured: Measurements, lab: Lab) -> Points:
 
 @declaration
 class MckennaParametric(OfLab):
-    """Huber loss on log losses, L-BFGS from `starts` starts, 95 % intervals from `samples` draws of whole runs."""
+    """Minimises the Huber loss on log losses by L-BFGS from `starts` starts, with 95 % intervals from `samples` draws of whole runs."""
 
     form: parametric.Form
     published: Mapping[str, float]
@@ -68,7 +69,7 @@ class MckennaParametric(OfLab):
             for name, one in intervals.items()
         )
         count = f"{len(points.loss)} records of {len(np.unique(points.run))} runs; {own.starts_that_agree} of {self.starts} starts agree"
-        notes = (count, "not identified: the 95 % interval is wider than half of the value; such a coefficient is no finding")
+        notes = (count, "not identified: the 95 % interval is wider than half of the value; such a coefficient is not a finding")
         columns = ("coefficient", "value", "low", "high", "is_identified", "published")
         huber_losses = tuple((form, fit.huber_loss) for form, fit in fits.items())
         return [
@@ -79,7 +80,7 @@ class MckennaParametric(OfLab):
         ]
 
     def pictures(self) -> list[Picture]:
-        """Predicted against measured losses."""
+        """Plots predicted against measured losses."""
         lines = Lines(
             table="residuals", x="measured", marks=("predicted",), by="parameters", x_label="measured loss, nats", y_label="predicted"
         )
@@ -93,7 +94,7 @@ def _residuals(points: Points, fit: parametric.Fit) -> Table:
 
 
 def judged_l1(points: Points, fit: parametric.Fit) -> list[Part]:
-    """The verdicts. The paper's reason for another form: L1 is wrong where losses are high."""
+    """Returns the verdict on the paper's reason for another form: L1 is wrong where losses are high."""
     claim = f"L1 is {POOR:g} times as wrong in the highest fifth of losses as in the rest"
     wrong = np.abs(np.log(fit.loss(*points.columns[:3]) / points.loss))
     high = points.loss >= np.quantile(points.loss, 1 - 1 / PARTS)
@@ -102,6 +103,6 @@ def judged_l1(points: Points, fit: parametric.Fit) -> list[Part]:
 
 
 def judged_l2(first: parametric.Fit, second: parametric.Fit) -> list[Part]:
-    """The verdicts. L2 has one coefficient more, so that only a clear gain counts."""
+    """Returns the verdict on L2, which has one coefficient more, so that only a clear gain counts."""
     words = f"{second.huber_loss:.4g} against {first.huber_loss:.4g}"
     return [Part.of("L2's Huber loss is at most nine tenths of L1's", second.huber_loss <= 0.9 * first.huber_loss, words)]

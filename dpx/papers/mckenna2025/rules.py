@@ -1,7 +1,7 @@
-"""The verdicts of McKenna et al. 2025 that no declared rule expresses, and the measurements that its analyses read.
+"""Defines the verdicts on McKenna et al. 2025 that no declared rule expresses, and collects the measurements that its analyses read.
 
-What is compared is the loss on held-out text after the last step: a larger batch uses its rows more often, which the loss of training rows
-would hide.
+The loss on held-out text after the last step is compared: a larger batch uses its rows more often, which the loss of training rows would
+hide.
 """
 
 import itertools
@@ -28,10 +28,10 @@ Predictor = Callable[[str, float, float], float | None]
 
 @declaration
 class CollectMeasurements:
-    """Losses of the runs of the laptop's grid replace their own rows of measurements.csv; rows of runs that are gone stay."""
+    """Replaces the rows of the laptop grid's runs in measurements.csv; rows of runs that no longer exist stay."""
 
     def __call__(self, outputs: Path, home: Path) -> list[str]:
-        """Writes into `home`; returns a line on each run that could not be read."""
+        """Writes measurements.csv into `home`; returns a line on each run that could not be read."""
         try:
             fresh, left_out = measured(outputs, "laptop_mckenna_grid-")
         except ConfigError:
@@ -43,8 +43,11 @@ class CollectMeasurements:
 
 @declaration
 class Ends(Rule):
-    """At which end of the batches the loss is lower, by ratio: smaller batches at the largest ratio and at no other, or with `as_in` at the
-    same end as in the runs of that experiment."""
+    """Judges by ratio whether the smallest or the largest batches have the lower loss.
+
+    Smaller batches must be better at the largest ratio and at no other; with `as_in`, the better end must be the same as in the runs of
+    that experiment.
+    """
 
     value: str = LOSS
     by: str = BATCH
@@ -70,7 +73,10 @@ class Ends(Rule):
 
 @declaration
 class SameOrder(Rule):
-    """The order of batches at the best rate of each is that at the rate which is best over all; rates that lack a batch are left out."""
+    """Judges whether the order of batches at each batch's best learning rate is the order at the rate that is best overall.
+
+    Rates that lack a batch are left out.
+    """
 
     value: str = LOSS
     by: str = BATCH
@@ -89,13 +95,16 @@ class SameOrder(Rule):
 
 @declaration
 class AsPredicted(Rule):
-    """Every two models of one epsilon end in the order that the fit of the laptop's grid predicts; models outside it are left out."""
+    """Judges whether every two models of one epsilon end in the order that the fit of the laptop's grid predicts.
+
+    Models outside the grid are left out.
+    """
 
     def parts(self, evidence: Evidence, experiment: str) -> list[Part]:
         return [self.judged(self.rows(evidence, experiment), predictor(evidence.home))]
 
     def judged(self, rows: Sequence[Row], predicted: Predictor) -> Part:
-        """The claim by any prediction."""
+        """Returns the verdict on the claim by any prediction."""
         by_epsilon: dict[float, list[tuple[str, float, float]]] = {}
         for row in rows:
             loss = predicted(row[MODEL], row["steps"], row["noise_multiplier"] / row[BATCH])
@@ -113,7 +122,10 @@ class AsPredicted(Rule):
 
 
 def predictor(home: Path) -> Predictor:
-    """The fit of the measured losses: the loss at a model's name, steps and ratio; `None` outside the grid, or without a grid."""
+    """Returns the fit of the measured losses: the loss by a model's name, steps and ratio.
+
+    The loss is `None` outside the grid, or without a grid.
+    """
     if not (home / MEASUREMENTS).exists():
         return lambda *_: None
     table = Measurements.read(home / MEASUREMENTS)

@@ -1,4 +1,4 @@
-"""McKenna et al. 2025, Tables 1, 2 and 4: the parameters that are printed of the same models, beside exact counts."""
+"""Compares the printed numbers of parameters of the same models with exact counts (McKenna et al. 2025, Tables 1, 2 and 4)."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -15,7 +15,7 @@ READINGS = ("exact", "with_next_sentence", "untied")
 
 @declaration
 class MckennaTable1Models(Positive):
-    """`table_1` and `table_4` by model option, as printed; counts are of our encoder with a masked-LM head, tied and untied."""
+    """Compares `table_1` and `table_4`, printed by model option, with counts of our encoder with a masked-LM head, tied and untied."""
 
     table_1: Mapping[str, float]
     table_4: Mapping[str, float]
@@ -54,7 +54,7 @@ class MckennaTable1Models(Positive):
 
 
 def judged(rows: Sequence[Mapping[str, Any]]) -> list[Part]:
-    """The verdicts: whether one reading, of heads and of the vocabulary, gives all counts of a table."""
+    """Returns the verdicts: whether one reading, of heads and of the vocabulary, gives all counts of a table."""
     return [_of_printed(rows, name, words) for name, words in (("table_4", "Table 4"), ("table_1", "Table 1"))]
 
 

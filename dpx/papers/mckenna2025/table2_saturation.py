@@ -1,4 +1,4 @@
-"""McKenna et al. 2025, Table 2: where more compute stops helping, and the noise of its twenty printed optima."""
+"""Finds where more compute stops helping, and the noise of the twenty printed optima (McKenna et al. 2025, Table 2)."""
 
 import itertools
 import operator
@@ -21,8 +21,11 @@ from dpx.table import Table
 
 @declaration
 class MckennaTable2Saturation(OfLab):
-    """The lab's `sizes` and epsilons; a curve saturates at the least compute within 1 % of its loss at the largest (the paper's rule is not
-    stated). The printed rows need no measurement: each one's identities are checked and both branches of its noise solved."""
+    """Finds the saturating compute at the lab's `sizes` and epsilons: the least compute within 1 % of the loss at the largest.
+
+    The paper does not state its rule. The printed rows need no measurement: the identities of each one are checked and both branches of its
+    noise are solved.
+    """
 
     sizes: Sequence[float | int] | None
     epsilons: Sequence[float | int]
@@ -46,7 +49,7 @@ class MckennaTable2Saturation(OfLab):
         ]
 
     def _saturated(self, fitted: Fitted) -> list[tuple[Optimum, bool]]:
-        """The optimum at each curve's saturating compute, and whether the curve ends flat: else it is where the grid ends."""
+        """Returns the optimum at each curve's saturating compute, and whether the curve ends flat; else it is at the grid's end."""
         out = []
         for size, epsilon in itertools.product(self.sizes or self.lab.sizes, self.epsilons):
             curve = optima(fitted.surface, self.lab.ratio, [size], [epsilon], self.lab.computes_of())
@@ -57,7 +60,7 @@ class MckennaTable2Saturation(OfLab):
         return out
 
     def pictures(self) -> list[Picture]:
-        """Saturating compute by epsilon: printed, and where there is a fit, its own."""
+        """Plots the saturating compute by epsilon: the printed one, and ours if there is a fit."""
         axes: dict[str, Any] = {"x": "epsilon", "y": ("compute",), "by": "size", "y_label": "FLOPs", "x_scale": "log", "y_scale": "log"}
         lines, own = Lines(table="printed", title="printed", **axes), Lines(table="saturation", title="predicted", **axes)
         caption = "The least compute within 1 % of the loss at the largest, by epsilon and data."
@@ -65,7 +68,7 @@ class MckennaTable2Saturation(OfLab):
 
 
 def printed() -> Table:
-    """Table 2's rows with what they imply. The identities check that they were copied correctly; they are not a finding."""
+    """Returns Table 2's rows with what they imply. The identities check that they were copied correctly; they are not a finding."""
     rows = []
     for one in published.TABLE_2:
         solved = Calibration(one.epsilon, published.DELTA).exact(one.size, one.batch_size, round(one.steps))
@@ -78,13 +81,13 @@ def printed() -> Table:
     notes = (
         "6 M B S T / C and S B T / M: a check of transcription, not a finding; printed digits allow 8 %",
         "losses are predictions of the paper's fit, from less than one epoch and a batch of 1,024",
-        "3.3e8 parameters are the largest model of the fit, so those rows stand at the edge of the grid",
+        "3.3e8 parameters are the largest model of the fit, so those rows are at the edge of the grid",
     )
     return Table("printed", columns, tuple(rows), "Table 2 as printed, and the noise of each row", notes)
 
 
 def judged(points: Sequence[tuple[Optimum, bool]]) -> list[Part]:
-    """The verdicts. Curves that still fall at the largest compute have not saturated and compare with nothing."""
+    """Returns the verdicts. A curve that still falls at the largest compute has not saturated and is not compared."""
     parts = []
     flat = [one for one, is_flat in points if is_flat]
     for claim, same, grows in (("it grows with epsilon", "size", "epsilon"), ("it grows with the data", "epsilon", "size")):

@@ -1,4 +1,4 @@
-"""McKenna et al. 2025, Table 3: what runs that differ in their physical batch alone have learnt of the text they were trained on."""
+"""Evaluates runs that differ only in their physical batch on the text that they were trained on (McKenna et al. 2025, Table 3)."""
 
 import json
 from collections.abc import Sequence
@@ -15,7 +15,7 @@ Row = tuple[int, int, float, float, float]
 
 @declaration
 class MckennaTable3Trainset(Positive):
-    """Finished runs under `runs` whose names begin with `match` and whose ratio is `noise_batch_ratio`, evaluated on `rows` training rows.
+    """Evaluates finished runs under `runs` on `rows` training rows: names begin with `match`, the ratio is `noise_batch_ratio`.
 
     `published` are (batch size, loss, accuracy) as printed. Losses of training rows are private: no release of a run holds them.
     """
@@ -43,7 +43,7 @@ class MckennaTable3Trainset(Positive):
         return [Table("train_rows", columns, tuple(sorted(rows)), title, (note,)), printed, verdicts.table(judged(rows))]
 
     def _row(self, folder: Path) -> Row | None:
-        """(batch size, replicate, loss, accuracy, epochs) of a run at the ratio, else `None`."""
+        """Returns (batch size, replicate, loss, accuracy, epochs) of a run at the ratio, else `None`."""
         from dpx import config
         from dpx.training.evaluation import of_released
 
@@ -59,7 +59,8 @@ class MckennaTable3Trainset(Positive):
 
 
 def judged(rows: Sequence[Row]) -> list[Part]:
-    """The verdicts. Loss rises with the batch: every replicate of the largest above every one of the smallest, and neighbours in order."""
+    """Returns the verdicts: the loss rises with the batch, every replicate of the largest is above every one of the smallest, and
+    neighbours are in order."""
     claim = "the loss of training rows rises with the physical batch"
     groups: dict[int, list[float]] = {}
     for batch, _, loss, *_ in rows:

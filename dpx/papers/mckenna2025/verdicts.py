@@ -1,4 +1,4 @@
-"""What the paper claims, judged by code: parts of a verdict as a table, and orders that a few points may break."""
+"""Judges the paper's claims: it makes a table of verdicts, and tests orders with a tolerance for a few points."""
 
 import itertools
 from collections import defaultdict
@@ -15,12 +15,12 @@ One = TypeVar("One")
 
 
 def table(parts: Sequence[Part]) -> Table:
-    """A row for each claim."""
+    """Returns a table with a row for each claim."""
     return Table("verdicts", ("claim", "state", "statistic"), tuple((one.claim, one.state, one.statistic) for one in parts), "verdicts")
 
 
 def neighbours(points: Iterable[One], same: Callable[[One], Any], by: Callable[[One], Any]) -> list[tuple[One, One]]:
-    """Pairs of consecutive entries in the order of `by`, within each group of equal `same`."""
+    """Returns pairs of consecutive entries in the order of `by`, within each group of equal `same`."""
     groups: dict[Any, list[One]] = defaultdict(list)
     for one in points:
         groups[same(one)].append(one)
@@ -28,7 +28,7 @@ def neighbours(points: Iterable[One], same: Callable[[One], Any], by: Callable[[
 
 
 def ascending(claim: str, pairs: Iterable[tuple[float, float]]) -> Part:
-    """Does the second of each pair lie above the first? Equal ones do not count, unless all are."""
+    """Judges whether the second of each pair is above the first. Equal ones do not count, unless all are equal."""
     pairs = list(pairs)
     if not pairs:
         return Part.missing(claim, "no two points inside the grid compare")
