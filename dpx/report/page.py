@@ -121,7 +121,7 @@ def not_run(hours: int | float | str, flops: str = "") -> str:
 def _section(paper: Paper, item: Item, judged: Verdict, found: Evidence) -> Section:
     lines = [line for line in found.published if line.item == item.number]
     own = [run for run in found.runs if run.experiment == f"laptop_{item.experiment}" and paper.headline in run.finals]
-    # A benchmark that stands in for a recipe that trains is judged alone; tables under the recipe's own name are shown.
+    # A benchmark in place of a recipe that trains is judged alone; tables under the recipe's own name are shown.
     tables = found.tables.get(item.experiment, {}) if item.kind == "trains" else found.analysis(item.experiment)
     command = "No recipe yet" if item.kind == "planned" else f"`{shlex.join(('python', '-m', 'dpx', *item.overrides))}`"
     scale = "full scale" if item.kind == "computed" else "laptop"

@@ -103,7 +103,11 @@ def test_the_miniatures_tables_are_means_in_order_and_words_only_where_they_were
     settings, runs = miniature.of_settings(rows).as_json()["rows"], miniature.of_runs(rows)
     assert [(row["task"], row["runs"], row["accuracy, %"]) for row in settings] == [("SST-2", 2, "70.0 ± 14.1"), ("MRPC", 1, "70.0")]
     assert settings[0]["words of a batch that a step shows"] == "30 of 30 in 2 steps, 0 wrong"
-    assert [(row["words_recovered"], row["target"]) for row in runs.as_json()["rows"]] == [(1.0, 2), (None, 2), (None, None)]
+    assert [(row["words_recovered"], row["target"]) for row in runs.as_json()["rows"]] == [
+        (1.0, "second target"),
+        (None, "second target"),
+        (None, "no noise"),
+    ]
     analyses.write(tmp_path, "dpfp_table2_eps3", [runs.as_json()])
     assert analyses.read(tmp_path)["dpfp_table2_eps3"]["miniature_runs"].as_json()["rows"] == runs.as_json()["rows"]
     noted = states("F6", [], miniature_runs=runs.as_json()["rows"])
