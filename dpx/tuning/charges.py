@@ -3,7 +3,6 @@
 import dataclasses
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Any
 
 from dpx.claim import agreement, calibration
 from dpx.declaration import ConfigError
@@ -13,6 +12,7 @@ from dpx.privacy.accounting import Charges
 from dpx.privacy.ledger import Ledger, Segments
 from dpx.privacy.segments import left
 from dpx.privacy.unit_facts import UnitFacts
+from dpx.tuning.lines import HeldLedger
 from dpx.tuning.record import Record, Trial
 
 # Two steps that agree in all other fields have the same cost.
@@ -51,26 +51,28 @@ def planned_segments(experiment: Experiment) -> Segments | None:
 
 def cost_of(trial: Trial, record: Record) -> Cost:
     """The cost of `trial`: its plan, and everything that its ledger holds or is known to have held; its folder need not exist."""
-    entered, units, lost, disagrees = trial.entered, trial.units, True, None
+    entered, units, lost, disagrees = list(trial.held.entered), list(trial.held.units), True, None
     if record.newest_in(trial.folder) == trial and (record.outputs / trial.folder / agreement.LEDGER).is_file():
         held, of_held, disagrees = _believed(record.outputs / trial.folder, trial)
         entered, units, lost = ledger.join(entered, held), [*units, *of_held], False
     return Cost(union(trial.plan or [], entered, f"planned/{trial.number}"), entered, trial.plan, lost, disagrees, distinct(units))
 
 
-def known(trial: Trial, record: Record) -> dict[str, Any]:
-    """The facts about `trial`'s ledger that the record notes when the trial ends: everything it ever held, and its last line."""
-    path = record.outputs / trial.folder / agreement.LEDGER
+def held(trial: Trial, record: Record) -> HeldLedger:
+    """What the record notes about `trial`'s ledger when the trial ends: everything it ever held, and its last line."""
+    path, before = record.outputs / trial.folder / agreement.LEDGER, trial.held
     try:
         entered = Ledger(path) if path.is_file() else None
     except ConfigError:
         entered = None
     if entered is None:
-        return {"entered": trial.entered, "ledger": trial.ledger, "units": trial.units}
-    # A ledger that ends before the mark noted earlier has lost lines: the older mark is kept, to show that.
-    reached = trial.ledger if trial.ledger and entered.missing(trial.ledger) else entered.mark
-    noted = {"entered": ledger.join(trial.entered, entered.segments()), "ledger": reached}
-    return noted | {"units": distinct([*trial.units, *_units(entered)])}
+        return before
+    return HeldLedger(
+        entered=tuple(ledger.join(before.entered, entered.segments())),
+        # A ledger that ends before the mark noted earlier has lost lines: the older mark is kept, to show that.
+        mark=before.mark if before.mark and entered.missing(before.mark) else entered.mark,
+        units=tuple(distinct([*before.units, *_units(entered)])),
+    )
 
 
 def distinct(units: Iterable[UnitFacts | None]) -> list[UnitFacts | None]:
@@ -83,7 +85,7 @@ def distinct(units: Iterable[UnitFacts | None]) -> list[UnitFacts | None]:
 
 
 def _units(entered: Ledger) -> list[UnitFacts | None]:
-    """What the steps of a ledger protect, as JSON."""
+    """What the steps of a ledger protect."""
     units = entered.units or ([None] if entered.segments() else [])
     return list(units)
 
@@ -95,7 +97,7 @@ def _believed(folder: Path, trial: Trial) -> tuple[Segments, list[UnitFacts | No
     try:
         entered = Ledger(folder / agreement.LEDGER)
         segments, units = entered.segments(), _units(entered)
-        missing = entered.missing(trial.ledger) if trial.ledger else None
+        missing = entered.missing(trial.held.mark) if trial.held.mark else None
         if missing:
             return segments, units, f"{folder.name}: its ledger {missing}"
     except ConfigError as error:

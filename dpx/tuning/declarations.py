@@ -4,6 +4,9 @@ from typing import Literal
 
 from dpx.declaration import declaration, require
 
+# How the choice among the trials of a search is charged.
+Charge = Literal["uncharged", "composition", "repeat_and_select"]
+
 
 @declaration
 class Budget:
@@ -44,7 +47,7 @@ class Tune:
     """A search of `trials` trials; under `repeat_and_select`, `trials` is the mean of their secret number and `shape` is the shape of its
     distribution."""
 
-    charge: Literal["uncharged", "composition", "repeat_and_select"] = "uncharged"
+    charge: Charge = "uncharged"
     trials: int = 30
     shape: float = 1.0
     budget: Budget = Budget()

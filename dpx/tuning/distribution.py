@@ -5,23 +5,26 @@ It is fixed before the first trial. Which trial wins reveals something about the
 depend on other trials, is not a draw of the charged mechanism.
 """
 
-import dataclasses
 from collections.abc import Callable, Sequence
 from typing import Any
+
+from dpx.records import described, record
 
 # A function from overrides to the config that they compose, as plain values, in the form of `TrialDistribution.fixed`.
 Compose = Callable[[Sequence[str]], dict[str, Any]]
 
 
-@dataclasses.dataclass(frozen=True)
+@record
 class TrialDistribution:
-    """`sampler` holds the classes that draw and their settings; `space` holds by key the type of a setting (`float`, `int` or `choice`) and
-    its bounds (`low`, `high`, `step`, `is_log`) or its `values`; `fixed` is the config without these keys. All values can be written as
-    JSON."""
+    """What the trials of a search are drawn from.
 
-    sampler: dict[str, Any]
-    space: dict[str, dict[str, Any]]
-    fixed: dict[str, Any]
+    A setting of the space has a type (`float`, `int` or `choice`), and its bounds (`low`, `high`, `step`, `is_log`) or its `values`. All
+    values can be written as JSON.
+    """
+
+    sampler: dict[str, Any] = described("The classes that draw, and their settings.")
+    space: dict[str, dict[str, Any]] = described("The distribution of each setting that is drawn, by its key.")
+    fixed: dict[str, Any] = described("The config without the settings that are drawn.")
 
     def differing(self, other: "TrialDistribution") -> list[str]:
         """The keys with different values in the two, as a user writes them."""

@@ -8,7 +8,7 @@ from dpx.privacy.declarations import Accountant
 from dpx.privacy.segments import Segments
 from dpx.tuning.declarations import Tune
 from dpx.tuning.distribution import Compose, TrialDistribution, different_keys
-from dpx.tuning.record import Record
+from dpx.tuning.record import Record, note_in
 from dpx.tuning.search import Search
 
 # Settings that change the cost of a step, whatever their value, with all settings below them.
@@ -85,11 +85,11 @@ def check_draw(record: Record, folder: Path, point: tuple[str, ...], compose: Co
     """Raises `ConfigError` for a new trial of a `repeat_and_select` that is not a draw from the distribution fixed before the first
     trial."""
     name, distribution = record.path.name, record.distribution
-    copied = record.noted_in(folder)
+    copied = note_in(folder)
     require(
-        not copied,
+        copied is None,
         folder,
-        f"is a copy of a trial of the study {copied.get('study')}, or was renamed, but trials must be drawn independently",
+        f"is a copy of a trial of the study {copied and copied.study}, or was renamed, but trials must be drawn independently",
         "Resume the trial itself, or restore its folder's name",
     )
     if distribution is None or record.drawn is None:
