@@ -10,7 +10,6 @@ from dpx.claim.document import RunStatement
 from dpx.declaration import ConfigError
 from dpx.job.account import Account
 from dpx.job.explain import explain
-from dpx.job.plan import plan
 from dpx.privacy import accounting, event_json, loss_grid
 from dpx.privacy.events import Release
 from dpx.privacy.ledger import Ledger
@@ -18,6 +17,7 @@ from dpx.privacy.unit_facts import UnitFacts
 from dpx.records import to_json
 from dpx.run_folder import RunFolder
 from tests.composed import composed
+from tests.planned import plan
 from tests.privacy.test_unit_facts import MANIFEST
 
 SIZE, STEPS, MICRO = 2000, 30, 4
@@ -107,7 +107,7 @@ def test_plan_and_explanation_say_the_same(train, guarantee):
     names = [one["name"] for one in planned["unsupported"]]
     assert names[-3:] == ["epsilon/pld/poisson", "epsilon/rdp/poisson", "epsilon/gdp_clt"]
     assert names[:-3] == ([] if guarantee == "dp" else ["epsilon/pld"]) and bool(planned["epsilon"]) == (guarantee == "dp")
-    words = "\n".join(explain(experiment, SIZE, None)["words"])
+    words = "\n".join(explain(experiment, SIZE, None).words)
     assert ("GUARANTEE: NONE. dp_fp: train=all" in words) == (guarantee == "none")
     for part in (
         "What is protected: the text of one row, not its label.",
