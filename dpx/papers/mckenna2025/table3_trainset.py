@@ -6,9 +6,8 @@ from pathlib import Path
 from dpx.claim.document import RunStatement
 from dpx.claim.seals import STATEMENT, read_run_statement
 from dpx.declaration import declaration, require
-from dpx.papers.mckenna2025 import verdicts
 from dpx.papers.mckenna2025.lab import Positive
-from dpx.report.shape import Part
+from dpx.report.shape import Part, verdict_table
 from dpx.table import Table
 
 Row = tuple[int, int, float, float, float]
@@ -41,7 +40,7 @@ class MckennaTable3Trainset(Positive):
         title = f"{self.rows:,} training rows at ratio {self.noise_batch_ratio:g}"
         note = "more than one epoch: the rows were seen before, so their loss is no longer that of unseen text"
         printed = Table("published", ("batch_size", "loss", "accuracy"), tuple(map(tuple, self.published)), "Table 3 as printed (percent)")
-        return [Table("train_rows", columns, tuple(sorted(rows)), title, (note,)), printed, verdicts.table(judged(rows))]
+        return [Table("train_rows", columns, tuple(sorted(rows)), title, (note,)), printed, verdict_table(judged(rows))]
 
     def _row(self, folder: Path) -> Row | None:
         """Returns (batch size, replicate, loss, accuracy, epochs) of a run at the ratio, else `None`."""
