@@ -86,5 +86,5 @@ def write_plan(release: Path, document: PlanDocument) -> None:
 
 
 def read_plan(release: Path) -> PlanDocument:
-    """The plan in the released part of a run's folder; raises `ConfigError` for a file that holds none."""
+    """Returns the plan in the released part of a run's folder; raises `ConfigError` for a file that holds none."""
     return from_json(PlanDocument, read_json(release / PLAN), release / PLAN)

@@ -10,7 +10,7 @@ Charge = Literal["uncharged", "composition", "repeat_and_select"]
 
 @declaration
 class Budget:
-    """The epsilon that all trials of a search may cost together, at the run's delta, declared before the first trial
+    """Declares the epsilon that all trials of a search may cost together, at the run's delta, declared before the first trial
     (`dpx.privacy.filter`). With `epsilon=None` the search has no budget.
 
     `order` is the Renyi order (above 1) at which costs of trials are added, fixed beforehand; `kind=zcdp` adds rho and takes no order.
@@ -44,7 +44,9 @@ class Budget:
 
 @declaration
 class Tune:
-    """A search of `trials` trials; under `repeat_and_select`, `trials` is the mean of their secret number and `shape` is the shape of its
+    """Declares a search of `trials` trials.
+
+    Under `repeat_and_select`, `trials` is the mean of their secret number and `shape` is the shape of its
     distribution."""
 
     charge: Charge = "uncharged"

@@ -35,7 +35,9 @@ _RESTORE = "Restore the study's folder, or give the study another name: the priv
 
 @dataclasses.dataclass(frozen=True)
 class Trial:
-    """`state` is `begun` until the trial ends; `folder` is its run folder's name, which a trial that is drawn again may share with a lost
+    """Holds one trial of a search, as its record tells it.
+
+    `state` is `begun` until the trial ends; `folder` is its run folder's name, which a trial that is drawn again may share with a lost
     one.
 
     `plan` is the charge of its whole schedule, `None` without privacy; `held` is what its ledger held when it last ended; `reasons` say why
@@ -54,8 +56,9 @@ class Trial:
 
 
 class Record:
-    """The record of the study in `path`, checked against everything under `outputs` that follows from it; raises `ConfigError` if the check
-    fails."""
+    """Reads the record of the study in `path`, and checks it against everything under `outputs` that follows from it.
+
+    Raises `ConfigError` if the check fails."""
 
     def __init__(self, outputs: Path, path: Path):
         self.outputs, self.path = outputs, path
@@ -80,7 +83,8 @@ class Record:
 
     @property
     def tune(self) -> Tune | None:
-        """The search that its first trial began with, with the number of trials that was declared last; `None` before the first trial."""
+        """Returns the search that its first trial began with, with the number of trials that was declared last; `None` before the first
+        trial."""
         known = self.began_with
         if known is None:
             return None
@@ -125,13 +129,13 @@ class Record:
         self.note(lines.EndedLine(number=trial.number, state=state, score=score, error=error, reasons=tuple(reasons), held=held))
 
     def trial_in(self, folder: Path) -> Trial | None:
-        """The trial whose run lies in `folder`; `None` if no trial began there, or if that trial was lost."""
+        """Returns the trial whose run lies in `folder`; `None` if no trial began there, or if that trial was lost."""
         newest, noted = self.newest_in(folder.name), note_in(folder)
         is_noted = newest is not None and noted is not None and (noted.study, noted.trial) == (self.path.name, newest.number)
         return newest if is_noted else None
 
     def newest_in(self, folder: str) -> Trial | None:
-        """The last trial that began in the run folder with that name; earlier ones were lost."""
+        """Returns the last trial that began in the run folder with that name; earlier ones were lost."""
         return next((trial for trial in reversed(self.trials) if trial.folder == folder), None)
 
     def _mark(self, folder: Path, number: int) -> None:
@@ -206,7 +210,7 @@ class Record:
 
 @contextlib.contextmanager
 def opened(outputs: Path, path: Path) -> Iterator[Record]:
-    """The record of the study in `path`, for one process at a time; created if missing."""
+    """Opens the record of the study in `path` for one process at a time; creates it if it is missing."""
     private = path / "private"
     RunFolder(path).made_private()
     with locked(private / "trials.lock", fcntl.LOCK_EX):
@@ -218,7 +222,7 @@ def opened(outputs: Path, path: Path) -> Iterator[Record]:
 
 
 def note_in(folder: Path) -> TrialNote | None:
-    """The note in the run folder of a trial; `None` for a run that is not a trial."""
+    """Returns the note in the run folder of a trial; `None` for a run that is not a trial."""
     path = folder / TRIAL
     return from_json(TrialNote, read_json(path), path) if path.is_file() else None
 

@@ -36,7 +36,9 @@ _ONE_MECHANISM = ("steps", "batch_schedule", "sampler", "mechanism", "noise", "a
 
 
 class Study:
-    """The search called `name` among the runs in `outputs`. Every use checks its record against the files that follow from it, and raises
+    """Keeps the search called `name` among the runs in `outputs`.
+
+    Every use checks its record against the files that follow from it, and raises
     `ConfigError` if they do not agree."""
 
     def __init__(self, outputs: Path, name: str):
@@ -46,13 +48,13 @@ class Study:
         self.private, self.release = self.path / "private", self.path / "release"
 
     def trials(self) -> list[Trial]:
-        """Every trial that ever began here."""
+        """Returns every trial that ever began here."""
         with opened(self.outputs, self.path) as record:
             return record.trials
 
     @classmethod
     def of_run(cls, folder: Path) -> "Study | None":
-        """The study that the run in `folder` is a trial of, according to the folder, not the command; `None` for any other run.
+        """Returns the study that the run in `folder` is a trial of, according to the folder, not the command; `None` for any other run.
 
         Raises `ConfigError` if the folder's note or the study is lost: the study could not receive the result of the trial.
         """
@@ -73,7 +75,8 @@ class Study:
         return study
 
     def first_tune(self, declared: Tune | None) -> Tune | None:
-        """The search that the study began with, whatever search the command has `declared`; `declared` for a study without a trial."""
+        """Returns the search that the study began with, whatever search the command has `declared`; `declared` for a study without a
+        trial."""
         with opened(self.outputs, self.path) as record:
             return record.tune or declared
 
@@ -108,18 +111,18 @@ class Study:
             record.note(*space, *number)
 
     def is_empty(self, tune: Tune) -> bool:
-        """Whether the secret number of trials is 0, which is possible for a Poisson distribution."""
+        """Returns whether the secret number of trials is 0, which is possible for a Poisson distribution."""
         with opened(self.outputs, self.path) as record:
             return tune.charge == "repeat_and_select" and record.drawn == 0
 
     def left(self, tune: Tune) -> int:
-        """The number of trials still to begin. Raises `ConfigError` if `tune` is not the search that the first trial began with."""
+        """Returns the number of trials still to begin. Raises `ConfigError` if `tune` is not the search that the first trial began with."""
         with opened(self.outputs, self.path) as record:
             _require_same_search(record, tune)
             return _left(record, tune)
 
     def has(self, folder: Path) -> bool:
-        """Whether the run in `folder` is a trial of this study."""
+        """Returns whether the run in `folder` is a trial of this study."""
         with opened(self.outputs, self.path) as record:
             return record.trial_in(folder) is not None
 
@@ -191,7 +194,7 @@ class Study:
             return [best] if best else []
 
     def winner(self, trials: list[Trial]) -> Trial | None:
-        """The finished trial of the highest held-out accuracy; the first of equals."""
+        """Returns the finished trial of the highest held-out accuracy; the first of equals."""
         finished = [trial for trial in trials if trial.state == "finished" and trial.score is not None]
         return max(finished, key=lambda trial: trial.score or 0.0, default=None)
 
@@ -272,7 +275,7 @@ def _left(record: Record, tune: Tune) -> int:
 
 
 def _was_killed(trial: Trial) -> bool:
-    """Whether the end of the trial was not recorded, which is also the case while it runs."""
+    """Returns whether the end of the trial was not recorded, which is also the case while it runs."""
     return trial.state == "begun" or (trial.state, trial.error) == ("failed", "killed")
 
 
