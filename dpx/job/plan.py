@@ -230,7 +230,7 @@ def _claim(
     why_not = "; ".join(reasons if experiment.is_private and reasons else outside_code.sentences(by))
     numbers = [NotABound(name=f"epsilon/{name}", value=value, reason=why_not) for name, value in epsilon.items() if why_not]
     if sigma is not None:
-        numbers += as_if_hidden(experiment.privacy.delta, planned_end(experiment, calibrated, None, begins_from))
+        numbers += as_if_hidden(experiment.accountant, experiment.privacy.delta, planned_end(experiment, calibrated, None, begins_from))
     return {
         "sampler": experiment.sampler.name,
         "adjacency": experiment.privacy.adjacency,

@@ -48,7 +48,7 @@ def bound(sigma):
 
 def hidden(sigma, accountant):
     charges = [(Release(noise_multiplier=sigma, sampling_probability=40 / SIZE / MICRO), STEPS * MICRO)]
-    return accounting.compose(charges, accountant).epsilon(1e-4)
+    return accounting.compose(charges, accountant, coarse=COARSE).epsilon(1e-4)
 
 
 def test_with_everything_below_the_noise_frozen_the_text_is_protected(tmp_path):
