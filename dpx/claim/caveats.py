@@ -184,8 +184,8 @@ def unsupported(
     against = epsilon if reasons else {}
     numbers = [NotABound(name=f"epsilon/{name}", value=value, reason="; ".join(reasons)) for name, value in against.items()]
     if sampler.assumed is not None:
-        numbers += _under_assumed_sampler(sampler, delta, segments)
-    numbers += as_if_hidden(delta, segments)
+        numbers += _under_assumed_sampler(sampler, accountant, delta, segments)
+    numbers += as_if_hidden(accountant, delta, segments)
     if isinstance(accountant, GdpClt) and not any(map(is_forward, segments)):
         known = [replace(segment, sampler="poisson") for segment in segments]
         value = approximations.gdp_clt_epsilon(ledger.releases(known), delta)
@@ -194,7 +194,7 @@ def unsupported(
     return tuple(numbers)
 
 
-def as_if_hidden(delta: float, segments: Segments) -> list[NotABound]:
+def as_if_hidden(declared: Accountant, delta: float, segments: Segments) -> list[NotABound]:
     """Returns the epsilons that other work publishes for rows released one by one, which assume that it is hidden who is drawn.
 
     It is empty for other steps.
@@ -209,7 +209,8 @@ def as_if_hidden(delta: float, segments: Segments) -> list[NotABound]:
     numbers = []
     for accountant in ("pld", "rdp"):
         with suppress(ConfigError):
-            value = accounting.compose(charges, accountant, "zero_out_text").epsilon(delta)
+            composed = accounting.compose(charges, accountant, "zero_out_text", coarse=declared.value_discretization_interval)
+            value = composed.epsilon(delta)
             numbers.append(NotABound(name=f"epsilon/{accountant}/poisson", value=accounting.finite(value), reason=why))
     limit = (
         "assumes a limit of many small privacy losses (p sqrt(T M) constant at a fixed mu), but p is far smaller and single losses are "
@@ -219,7 +220,7 @@ def as_if_hidden(delta: float, segments: Segments) -> list[NotABound]:
     return [*numbers, NotABound(name="epsilon/gdp_clt", value=value, reason=limit)]
 
 
-def _under_assumed_sampler(sampler: Sampler, delta: float, segments: Segments) -> list[NotABound]:
+def _under_assumed_sampler(sampler: Sampler, declared: Accountant, delta: float, segments: Segments) -> list[NotABound]:
     ran, name = sampler.name, sampler.assumed
     charges = accounting.bucketed(ledger.releases(assumed(sampler, segments)))
     why = f"sampler.assumed={name} under {ASSUMED_ADJACENCY}, but {ran} ran"
@@ -227,6 +228,9 @@ def _under_assumed_sampler(sampler: Sampler, delta: float, segments: Segments) -
     for accountant in ("pld", "rdp"):
         # Renyi accounting does not support a unit of several rows; this number, which is unsupported anyway, is then left out.
         with suppress(ConfigError):
-            value = accounting.compose(charges, accountant, ASSUMED_ADJACENCY).epsilon(delta) if charges else 0.0
-            numbers.append(NotABound(name=f"epsilon/{accountant}/{name}", value=accounting.finite(value), reason=why))
+            value = 0.0
+            if charges:
+                composed = accounting.compose(charges, accountant, ASSUMED_ADJACENCY, coarse=declared.value_discretization_interval)
+                value = accounting.finite(composed.epsilon(delta))
+            numbers.append(NotABound(name=f"epsilon/{accountant}/{name}", value=value, reason=why))
     return numbers

@@ -14,6 +14,7 @@ import jax.numpy as jnp
 from dpx.clipping.frozen import merged
 from dpx.cost.collectives import collectives
 from dpx.cost.compiled import compiled_matmul_flops
+from dpx.cost.compiled_step import CompiledStep, Crossing
 from dpx.declaration import require
 from dpx.experiment import Experiment
 from dpx.mechanism.protocol import Reparametrised
@@ -26,7 +27,7 @@ from dpx.training.step import KEY, Chunk, Step, StepInputs, UpdateInputs, make_s
 SCALAR = jax.ShapeDtypeStruct((), jnp.float32)
 
 
-def dry_run(experiment: Experiment, vocabulary_size: int, microbatch: int) -> dict[str, Any]:
+def dry_run(experiment: Experiment, vocabulary_size: int, microbatch: int) -> CompiledStep:
     """Returns the cost of one logical batch on each device of the declared mesh, from the compiled programs of the step.
 
     `peak_bytes_per_device` is the largest number of bytes that are live while a program runs: its arguments, results and temporaries, and
@@ -59,15 +60,15 @@ def dry_run(experiment: Experiment, vocabulary_size: int, microbatch: int) -> di
     waiting = {"reparametrise": state.moments, "gather": (state.moments, added), "accumulate": (state, added)}
     waiting |= {"reduce": (state, moved, added), "finish": (moved, added)}
     programs = {name: _bytes(program) | {"waiting": _held(waiting[name])} for name, program in compiled.items()}
-    return {
-        "mesh": {axis: getattr(experiment.mesh, axis) for axis in ("data", "fsdp", "tensor")},
-        "compiled_for": "simulated CPU devices",
-        "microbatch": microbatch,
-        "peak_bytes_per_device": max(sum(sizes.values()) for sizes in programs.values()),
-        "programs": programs,
-        "collectives": {name: _crossing(program.as_text()) for name, program in compiled.items()},
-        "flops_per_device_and_microbatch": compiled_matmul_flops(compiled["accumulate"].as_text()),
-    }
+    return CompiledStep(
+        mesh={axis: getattr(experiment.mesh, axis) for axis in ("data", "fsdp", "tensor")},
+        compiled_for="simulated CPU devices",
+        microbatch=microbatch,
+        peak_bytes_per_device=max(sum(sizes.values()) for sizes in programs.values()),
+        programs=programs,
+        collectives={name: _crossing(program.as_text()) for name, program in compiled.items()},
+        flops_per_device_and_microbatch=compiled_matmul_flops(compiled["accumulate"].as_text()),
+    )
 
 
 def _lowered(step: Step, state: Any, by: Reparametrised, row: dict[str, Any], rows_each: int, drawn: Any) -> dict[str, Any]:
@@ -113,7 +114,7 @@ def _bytes(compiled: Any) -> dict[str, int]:
     }
 
 
-def _crossing(text: str) -> list[dict[str, Any]]:
+def _crossing(text: str) -> tuple[Crossing, ...]:
     """Returns the elements of collectives' results on one device.
 
     They are summed by kind, size of the groups that communicate, and whether a loop runs the collective.
@@ -124,7 +125,7 @@ def _crossing(text: str) -> list[dict[str, Any]]:
         key = (one.kind, len(one.groups[0]) if one.groups else 0, one.is_in_loop)
         numbers[key] += 1
         elements[key] += one.elements
-    return [
-        {"kind": kind, "devices": devices, "in_loop": looped, "number": numbers[kind, devices, looped], "elements": count}
+    return tuple(
+        Crossing(kind=kind, devices=devices, in_loop=looped, number=numbers[kind, devices, looped], elements=count)
         for (kind, devices, looped), count in sorted(elements.items())
-    ]
+    )

@@ -29,6 +29,18 @@ NEIGHBOURS = {
 }
 
 
+@dataclasses.dataclass(frozen=True)
+class Explanation:
+    """A claim in sentences and tables."""
+
+    name: str
+    words: tuple[str, ...]
+    tables: tuple[Table, ...] = ()
+
+    def as_json(self) -> dict[str, Any]:
+        return {"name": self.name, "words": list(self.words), "tables": [table.as_json() for table in self.tables]}
+
+
 @declaration
 class Explain:
     """Prints the explanation and writes `release/explain.json`. `size` is used as the number of rows if the data is not prepared."""
@@ -40,17 +52,15 @@ class Explain:
 
         is_checked, stated = agreement.check(folder.path) is not None, _statement(folder.path)
         begins_from = () if stated is not None else _planned_start(experiment, self.size is None, folder.fork)
-        document = explain(experiment, self._size(experiment, stated), stated, begins_from)
+        said = explain(experiment, self._size(experiment, stated), stated, begins_from)
         if stated is not None and not is_checked:
-            document["words"].insert(0, UNCHECKED)
-        document["is_checked"] = is_checked
-        write_json(folder.made_release() / "explain.json", document)
+            said = dataclasses.replace(said, words=(UNCHECKED, *said.words))
+        write_json(folder.made_release() / "explain.json", said.as_json() | {"is_checked": is_checked})
         console = wide_console()
-        for line in document["words"]:
+        for line in said.words:
             console.print(line, highlight=False)
-        for table in document["tables"]:
-            columns = tuple(table["rows"][0])
-            console.print(Table(table["name"], columns, tuple(tuple(row.values()) for row in table["rows"]), table["title"]).shown())
+        for table in said.tables:
+            console.print(table.shown())
 
     def _size(self, experiment: Experiment, stated: AnyRun | None) -> int:
         """The number that was given, or stated (less the places of canaries, which are counted in again), or counted; 0 if it is
@@ -100,7 +110,7 @@ def public_size(experiment: Experiment) -> int:
     return experiment.privacy.population(prepare(experiment.data, experiment.privacy).manifest)
 
 
-def explain(experiment: Experiment, size: int, stated: AnyRun | None, begins_from: Sequence[Any] = ()) -> dict[str, Any]:
+def explain(experiment: Experiment, size: int, stated: AnyRun | None, begins_from: Sequence[Any] = ()) -> Explanation:
     """Sentences and tables about the claim. `stated` is the statement of the run; `None` for a run that has not begun and will start from
     `begins_from`."""
     from dpx.claim.calibration import calibrate
@@ -109,7 +119,7 @@ def explain(experiment: Experiment, size: int, stated: AnyRun | None, begins_fro
 
     if not experiment.is_private or _is_not_private(stated):
         words = ["This run is not private: mechanism=none adds no noise, and the model may repeat any of its training text."]
-        return {"name": experiment.name, "words": words, "tables": []}
+        return Explanation(experiment.name, tuple(words))
     calibrated = calibrate(experiment, size)
     statement = stated or build(experiment, None, calibrated, begins_from=begins_from)
     assert isinstance(statement, RunStatement)
@@ -117,18 +127,15 @@ def explain(experiment: Experiment, size: int, stated: AnyRun | None, begins_fro
     words = [*_promise(experiment, statement, calibrated), *_lists(statement)]
     go_by = _as_steps_go(experiment, calibrated, charged_in(statement.init))
     if stated is not None:
-        go_by["title"] += ", by the plan alone"
-    tables = [go_by, _neighbouring_settings(experiment, size)]
-    return {
-        "name": experiment.name,
-        "words": words,
-        "tables": [_with_trust(table, by) for table in tables],
-    }
+        go_by = dataclasses.replace(go_by, title=f"{go_by.title}, by the plan alone")
+    tables = (go_by, _neighbouring_settings(experiment, size))
+    return Explanation(experiment.name, tuple(words), tuple(_with_trust(table, by) for table in tables))
 
 
-def _with_trust(table: dict[str, Any], by: tuple[str, ...] | None) -> dict[str, Any]:
+def _with_trust(table: Table, by: tuple[str, ...] | None) -> Table:
     """`table`, with a note in its title if its numbers are not proved but trust the packages `by`."""
-    return table | {"title": f"{table['title']} (not bounds that dpx has proved: they trust {', '.join(by)})"} if by else table
+    trusting = f"{table.title} (not bounds that dpx has proved: they trust {', '.join(by or ())})"
+    return dataclasses.replace(table, title=trusting) if by else table
 
 
 def _promise(experiment: Experiment, statement: RunStatement, calibrated: Any) -> list[str]:
@@ -221,7 +228,7 @@ def _lists(statement: RunStatement) -> list[str]:
     return lines
 
 
-def _as_steps_go(experiment: Experiment, calibrated: Any, before: Sequence[Any]) -> dict[str, Any]:
+def _as_steps_go(experiment: Experiment, calibrated: Any, before: Sequence[Any]) -> Table:
     from dpx.claim.calibration import accounting_of, planned_segments
     from dpx.privacy.ledger import join, until
 
@@ -231,10 +238,10 @@ def _as_steps_go(experiment: Experiment, calibrated: Any, before: Sequence[Any])
         steps = max(1, round(experiment.steps * part))
         rows.append({"steps": steps} | accounting_of(experiment.accountant, experiment.privacy, join(until(whole, steps), before)))
     title = f"epsilon at delta {experiment.privacy.delta:.3g} by step"
-    return {"name": "as_steps_go", "title": title + (", including the runs that it starts from" if before else ""), "rows": rows}
+    return Table.from_rows("as_steps_go", rows, title + (", including the runs that it starts from" if before else ""))
 
 
-def _neighbouring_settings(experiment: Experiment, size: int) -> dict[str, Any]:
+def _neighbouring_settings(experiment: Experiment, size: int) -> Table:
     """Epsilon with one thing changed; the noise is kept where it would otherwise be solved for again."""
     from dpx.claim.calibration import calibrate
     from dpx.mechanism.declarations import Multiplier
@@ -259,4 +266,4 @@ def _neighbouring_settings(experiment: Experiment, size: int) -> dict[str, Any]:
         rows.append(
             {"setting": words, "noise_multiplier": noise.noise_multiplier, "steps": setting.steps} | calibrate(setting, size).epsilon
         )
-    return {"name": "neighbouring_settings", "title": "epsilon after one change", "rows": rows}
+    return Table.from_rows("neighbouring_settings", rows, "epsilon after one change")

@@ -1,7 +1,6 @@
 """`job=list`: the recipes, and with `list.plan=true` a plan of every point of each."""
 
 import dataclasses
-from typing import Any
 
 from rich.progress import track
 from rich.table import Table
@@ -13,6 +12,8 @@ from dpx.console import Console, wide_console
 from dpx.declaration import ConfigError, declaration, require
 from dpx.experiment import Experiment
 from dpx.job.plan import Plan
+from dpx.job.plan_records import AnalysisPlan, PlanDocument
+from dpx.records import described, record, to_json
 from dpx.run_folder import RunFolder, write_json
 
 
@@ -38,11 +39,21 @@ class List:
             return
         rows = [point.plan_row() for point in track(points, "planning", console=console, disable=not console.is_terminal)]
         folder.made_release()
-        write_json(folder.release / "list.json", rows)
+        write_json(folder.release / "list.json", to_json(rows))
         _show_plans(rows, console)
-        failed = [row for row in rows if row["error"]]
+        failed = [row for row in rows if row.error]
         if failed:
             raise ConfigError(f"{len(failed)} of {len(rows)} points", "cannot be planned", "See the last column of the table")
+
+
+@record
+class PlannedPoint:
+    """One row of `list.json`."""
+
+    experiment: str = described("Name of the recipe.")
+    point: str = described("The overrides of its sweep.")
+    plan: PlanDocument | None = described("Its plan; null for a point that cannot be planned.")
+    error: str | None = described("Why it cannot be planned; null for a point with a plan.")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -52,16 +63,16 @@ class Point:
     name: str
     overrides: tuple[str, ...]
 
-    def plan_row(self) -> dict[str, Any]:
+    def plan_row(self) -> PlannedPoint:
         """Its plan, or the reason why it has none."""
-        row: dict[str, Any] = {"experiment": self.name, "point": " ".join(self.overrides), "plan": None, "error": None}
+        plan, why = None, None
         try:
             experiment, job = config.build(recipes.plan_config(self.name, list(self.overrides)))
             assert isinstance(job, Plan)
-            row["plan"] = job.document(experiment)
+            plan = job.document(experiment)
         except Exception as error:
-            row["error"] = str(as_refused(error) or f"{type(error).__name__}: {error}")
-        return row
+            why = str(as_refused(error) or f"{type(error).__name__}: {error}")
+        return PlannedPoint(experiment=self.name, point=" ".join(self.overrides), plan=plan, error=why)
 
 
 def _show_names(names: list[str], points: list[Point], console: Console) -> None:
@@ -80,19 +91,19 @@ def _show_packages(console: Console) -> None:
         console.print(table)
 
 
-def _show_plans(rows: list[dict[str, Any]], console: Console) -> None:
+def _show_plans(rows: list[PlannedPoint], console: Console) -> None:
     table = Table("experiment", "point", "parameters", "FLOPs", "device h", "noise", "epsilon", "guarantee", "error")
     for row in rows:
-        plan = row["plan"]
+        plan = row.plan
         if plan is None:
-            table.add_row(row["experiment"], row["point"], *[""] * 6, row["error"])
+            table.add_row(row.experiment, row.point, *[""] * 6, row.error)
             continue
-        if plan["kind"] == "analysis":
-            ready = all(entry["exists"] for entry in plan["inputs"])
-            table.add_row(row["experiment"], row["point"], "analysis", *[""] * 5, "" if ready else "its inputs are not there yet")
+        if isinstance(plan, AnalysisPlan):
+            ready = all(entry.exists for entry in plan.inputs)
+            table.add_row(row.experiment, row.point, "analysis", *[""] * 5, "" if ready else "its inputs are not there yet")
             continue
-        sigma = plan["noise_multiplier"]
-        epsilon = ", ".join(f"{value:.3g} {name}" for name, value in plan["epsilon"].items())
-        cost = (f"{plan['parameters']:,}", f"{plan['flops']:.3g}", f"{plan['device_hours']:,.1f}")
-        table.add_row(row["experiment"], row["point"], *cost, f"{sigma:.4g}" if sigma else "-", epsilon or "-", plan["guarantee"], "")
+        sigma = plan.noise_multiplier
+        epsilon = ", ".join(f"{value:.3g} {name}" for name, value in plan.epsilon.items() if value is not None)
+        cost = (f"{plan.parameters:,}", f"{plan.flops:.3g}", f"{plan.device_hours:,.1f}")
+        table.add_row(row.experiment, row.point, *cost, f"{sigma:.4g}" if sigma else "-", epsilon or "-", plan.guarantee, "")
     console.print(table)

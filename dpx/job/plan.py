@@ -16,25 +16,24 @@ from dpx.claim.document import NotABound
 from dpx.claim.reasons import late_choices, reasons_against
 from dpx.claim.spent import planned_end, planned_epsilon
 from dpx.console import Console
+from dpx.cost.compiled_step import CompiledStep
 from dpx.cost.flops import published_flops, training_matmul_flops
 from dpx.cost.memory import Memory, Trains, step_memory
 from dpx.declaration import ConfigError, declaration
 from dpx.experiment import Experiment
 from dpx.init.start import planned_start, receiver_of
 from dpx.job.analyse import inputs
-from dpx.job.plan_records import AnalysisInput, AnalysisPlan, RunPlan
+from dpx.job.plan_records import AnalysisInput, AnalysisPlan, PlanDocument, RunPlan, write_plan
 from dpx.mesh import simulate_devices
 from dpx.models.shape import count
 from dpx.optimizer import Adam
 from dpx.privacy import ledger, origins
-from dpx.privacy.origins import Beginning, Origin
-from dpx.records import from_json, to_json
-from dpx.run_folder import RunFolder, write_json
+from dpx.privacy.origins import Origin
+from dpx.records import to_json
+from dpx.run_folder import RunFolder
 
 # Larger microbatches are not faster: matrix products reach full throughput at much smaller sizes.
 LARGEST_MICROBATCH = 1024
-
-PLAN = "plan.json"
 
 
 @declaration
@@ -50,25 +49,19 @@ class Plan:
     def __call__(self, experiment: Experiment, folder: RunFolder) -> None:
         show(self.write(experiment, folder), Console(soft_wrap=True))
 
-    def write(self, experiment: Experiment, folder: RunFolder) -> dict[str, Any]:
+    def write(self, experiment: Experiment, folder: RunFolder) -> PlanDocument:
         """Writes plan.json and returns its content; prints nothing."""
         document = self.document(experiment, folder.fork)
-        folder.made_release()
-        write_json(folder.release / PLAN, document)
+        write_plan(folder.made_release(), document)
         return document
 
-    def document(self, experiment: Experiment, fork: str | None = None) -> dict[str, Any]:
+    def document(self, experiment: Experiment, fork: str | None = None) -> PlanDocument:
         """The content of plan.json. `fork` is the `<run folder>@<step>` that the run would resume from."""
         if self.analysis is None:
             planned = plan_of_run(experiment, fork)
-            return to_json(dataclasses.replace(planned, compiled=_compiled(experiment, planned)) if self.compile else planned)
+            return dataclasses.replace(planned, compiled=_compiled(experiment, planned)) if self.compile else planned
         read = tuple(AnalysisInput(**one) for one in inputs(self.analysis))
-        return to_json(AnalysisPlan(name=experiment.name, analysis=type(self.analysis).__name__, inputs=read, device_hours=0.0))
-
-
-def plan(experiment: Experiment, fork: str | None = None) -> dict[str, Any]:
-    """The content of plan.json, as JSON (`plan_of_run`)."""
-    return to_json(plan_of_run(experiment, fork))
+        return AnalysisPlan(name=experiment.name, analysis=type(self.analysis).__name__, inputs=read, device_hours=0.0)
 
 
 def plan_of_run(experiment: Experiment, fork: str | None = None) -> RunPlan:
@@ -125,7 +118,7 @@ def _optimizer_bytes(experiment: Experiment, vocabulary: int) -> int | None:
     return state_bytes(experiment.optimizer, shapes(experiment.trained, _objective(experiment, vocabulary))[0], experiment.mesh)
 
 
-def _compiled(experiment: Experiment, planned: RunPlan) -> dict[str, Any]:
+def _compiled(experiment: Experiment, planned: RunPlan) -> CompiledStep:
     simulate_devices(experiment.mesh, experiment.mesh.devices)
     from dpx.cost.dry_run import dry_run
 
@@ -237,7 +230,7 @@ def _claim(
     why_not = "; ".join(reasons if experiment.is_private and reasons else outside_code.sentences(by))
     numbers = [NotABound(name=f"epsilon/{name}", value=value, reason=why_not) for name, value in epsilon.items() if why_not]
     if sigma is not None:
-        numbers += as_if_hidden(experiment.privacy.delta, planned_end(experiment, calibrated, None, begins_from))
+        numbers += as_if_hidden(experiment.accountant, experiment.privacy.delta, planned_end(experiment, calibrated, None, begins_from))
     return {
         "sampler": experiment.sampler.name,
         "adjacency": experiment.privacy.adjacency,
@@ -273,66 +266,66 @@ def _noise_batch_ratio(experiment: Experiment, calibrated: Calibrated) -> float 
     return calibrated.noise_multiplier / max(batch for batch, _ in calibrated.batch_stages)
 
 
-def show_points(plans: Iterable[tuple[str, dict[str, Any]]], console: Console) -> None:
+def show_points(plans: Iterable[tuple[str, PlanDocument]], console: Console) -> None:
     """Prints the plans of a sweep, equal ones once, with the points that they hold for. `plans`: each point, as text, and its plan."""
-    points: dict[str, list[str]] = {}
+    points: dict[str, tuple[PlanDocument, list[str]]] = {}
     for point, document in plans:
-        points.setdefault(json.dumps(document, sort_keys=True), []).append(point)
-    for text, equal in points.items():
-        show(json.loads(text), console)
+        points.setdefault(json.dumps(to_json(document), sort_keys=True), (document, []))[1].append(point)
+    for document, equal in points.values():
+        show(document, console)
         count = "one point" if len(equal) == 1 else f"{len(equal)} points"
         console.print(f"This plan holds for {count}: {'; '.join(equal)}\n", highlight=False, markup=False)
 
 
-def show(document: dict[str, Any], console: Console) -> None:
+def show(document: PlanDocument, console: Console) -> None:
     """Prints the plan for people."""
-    if document["kind"] == "analysis":
+    if isinstance(document, AnalysisPlan):
         _show_analysis(document, console)
         return
-    table = Table(title=f"plan of {document['name']}", show_header=False, title_justify="left")
+    table = Table(title=f"plan of {document.name}", show_header=False, title_justify="left")
     for name, text in _lines(document):
         table.add_row(name, text)
-    for name, text in _compiled_lines(document["compiled"]):
+    for name, text in _compiled_lines(document.compiled):
         table.add_row(name, text)
     console.print(table)
-    for one in document["unsupported"]:
-        value = "none" if one["value"] is None else f"{one['value']:.4g}"
-        console.print(f"not a bound: {one['name']} = {value} ({one['reason']})", highlight=False)
-    for line in document["hints"]:
+    for one in document.unsupported:
+        value = "none" if one.value is None else f"{one.value:.4g}"
+        console.print(f"not a bound: {one.name} = {value} ({one.reason})", highlight=False)
+    for line in document.hints:
         console.print(f"hint: {line}", highlight=False)
-    for name in ("reasons", "assumptions", "not_covered"):
-        if document[name]:
-            console.print(name.replace("_", " ") + ":")
-            for line in document[name]:
+    for name, sentences in (("reasons", document.reasons), ("assumptions", document.assumptions), ("not covered", document.not_covered)):
+        if sentences:
+            console.print(f"{name}:")
+            for line in sentences:
                 console.print(f"  - {line}", highlight=False)
 
 
-def _show_analysis(document: dict[str, Any], console: Console) -> None:
-    console.print(f"plan of {document['name']}: the analysis {document['analysis']}, nothing is trained")
-    for entry in document["inputs"]:
-        console.print(f"  reads {entry['path']}: {'there' if entry['exists'] else 'not there'}", highlight=False)
+def _show_analysis(document: AnalysisPlan, console: Console) -> None:
+    console.print(f"plan of {document.name}: the analysis {document.analysis}, nothing is trained")
+    for entry in document.inputs:
+        console.print(f"  reads {entry.path}: {'there' if entry.exists else 'not there'}", highlight=False)
 
 
-def _lines(document: dict[str, Any]) -> list[tuple[str, str]]:
-    sigma = document["noise_multiplier"]
-    trained = document["trained_parameters"]
-    part = "" if trained == document["parameters"] else f", {trained:,} trained"
-    share = "" if trained == document["parameters"] else ", by the share of products that what trains needs"
-    fits = "" if document["fits"] else "  (more than the device has)"
+def _lines(document: RunPlan) -> list[tuple[str, str]]:
+    sigma = document.noise_multiplier
+    trained = document.trained_parameters
+    part = "" if trained == document.parameters else f", {trained:,} trained"
+    share = "" if trained == document.parameters else ", by the share of products that what trains needs"
+    fits = "" if document.fits else "  (more than the device has)"
     return [
-        ("model", f"{document['model']}, {document['parameters']:,} parameters{part} at vocabulary {document['vocabulary_size']:,}"),
-        ("steps", f"{document['steps']:,}"),
-        ("examples", f"{document['examples']:,} = {document['epochs']:.2f} epochs of {document['protected_rows']:,} {document['drawn']}s"),
-        ("FLOPs", f"{document['flops']:.3g} (6 M S per example{share}); {document['flops_of_products']:.3g} counting matrix products"),
-        ("devices", f"{document['devices']} ({document['mesh']})"),
-        ("device hours", f"{document['device_hours']:,.2f}, so {document['hours']:,.2f} hours"),
-        ("memory per device", f"{document['memory_bytes_per_device'] / 1e9:.2f} GB at microbatch {document['microbatch']}{fits}"),
+        ("model", f"{document.model}, {document.parameters:,} parameters{part} at vocabulary {document.vocabulary_size:,}"),
+        ("steps", f"{document.steps:,}"),
+        ("examples", f"{document.examples:,} = {document.epochs:.2f} epochs of {document.protected_rows:,} {document.drawn}s"),
+        ("FLOPs", f"{document.flops:.3g} (6 M S per example{share}); {document.flops_of_products:.3g} counting matrix products"),
+        ("devices", f"{document.devices} ({document.mesh})"),
+        ("device hours", f"{document.device_hours:,.2f}, so {document.hours:,.2f} hours"),
+        ("memory per device", f"{document.memory_bytes_per_device / 1e9:.2f} GB at microbatch {document.microbatch}{fits}"),
         ("noise multiplier", "none" if sigma is None else f"{sigma:.5g}"),
-        ("noise-batch ratio", "none" if document["noise_batch_ratio"] is None else f"{document['noise_batch_ratio']:.4g}"),
-        ("delta", "none" if document["delta"] is None else f"{document['delta']:.4g}"),
-        ("epsilon", _epsilons(document["epsilon"])),
+        ("noise-batch ratio", "none" if document.noise_batch_ratio is None else f"{document.noise_batch_ratio:.4g}"),
+        ("delta", "none" if document.delta is None else f"{document.delta:.4g}"),
+        ("epsilon", _epsilons(document.epsilon)),
         *_start_lines(document),
-        ("guarantee", document["guarantee"]),
+        ("guarantee", document.guarantee),
     ]
 
 
@@ -340,26 +333,24 @@ def _epsilons(epsilons: dict[str, float | None]) -> str:
     return ", ".join("none" if value is None else f"{value:.4g} ({name})" for name, value in epsilons.items()) or "none"
 
 
-def _start_lines(document: dict[str, Any]) -> list[tuple[str, str]]:
+def _start_lines(document: RunPlan) -> list[tuple[str, str]]:
     """The lines about the run's origins, and epsilon without them."""
-    beginning = from_json(Beginning, document["init"], "the plan")
+    beginning = document.init
     lines = [("starts from", origins.in_words(one)) for one in beginning.origins]
-    alone = f"{_epsilons(document['epsilon_of_this_run'])}, of this run without those; noise.epsilon is the target for this number"
+    alone = f"{_epsilons(document.epsilon_of_this_run)}, of this run without those; noise.epsilon is the target for this number"
     return [*lines, ("epsilon of this run's steps", alone)] if origins.are_composed(beginning) else lines
 
 
-def _compiled_lines(compiled: dict[str, Any] | None) -> list[tuple[str, str]]:
+def _compiled_lines(compiled: CompiledStep | None) -> list[tuple[str, str]]:
     if compiled is None:
         return []
-    programs = compiled["programs"].items()
+    programs = compiled.programs.items()
     held = ", ".join(f"{name} {sum(sizes.values()) / 1e9:.2f}" for name, sizes in programs)
     lines = [
-        ("compiled, GB per device", f"{compiled['peak_bytes_per_device'] / 1e9:.2f} at most ({held})"),
-        ("compiled FLOPs", f"{compiled['flops_per_device_and_microbatch']:.3g} of a microbatch of {compiled['microbatch']} on one device"),
+        ("compiled, GB per device", f"{compiled.peak_bytes_per_device / 1e9:.2f} at most ({held})"),
+        ("compiled FLOPs", f"{compiled.flops_per_device_and_microbatch:.3g} of a microbatch of {compiled.microbatch} on one device"),
     ]
-    for name, crossing in compiled["collectives"].items():
-        kinds = [
-            f"{one['number']} {one['kind']}{' in a loop' if one['in_loop'] else ''} of {one['elements']:,} numbers" for one in crossing
-        ]
+    for name, crossing in compiled.collectives.items():
+        kinds = [f"{one.number} {one.kind}{' in a loop' if one.in_loop else ''} of {one.elements:,} numbers" for one in crossing]
         lines.append((f"collectives, {name}", "; ".join(kinds) or "none"))
     return lines

@@ -1,10 +1,15 @@
 """The records of `plan.json`: the plan of a run, and that of an analysis."""
 
-from typing import Any, Literal
+from pathlib import Path
+from typing import Literal
 
 from dpx.claim.document import Epsilons, NotABound
+from dpx.cost.compiled_step import CompiledStep
 from dpx.privacy.origins import Beginning
-from dpx.records import described, record
+from dpx.records import described, from_json, record, to_json
+from dpx.run_folder import read_json, write_json
+
+PLAN = "plan.json"
 
 
 @record
@@ -50,7 +55,7 @@ class RunPlan:
     assumptions: tuple[str, ...] = described("What must be true for the guarantee to hold, in sentences.")
     not_covered: tuple[str, ...] = described("What the guarantee does not cover, in sentences.")
     hints: tuple[str, ...] = described("What a reader of the plan should look at, in sentences.")
-    compiled: dict[str, Any] | None = described("What the compiled step holds, sends and multiplies; null unless asked for.", default=None)
+    compiled: CompiledStep | None = described("What the compiled step holds, sends and multiplies; null unless asked for.", default=None)
 
 
 @record
@@ -73,3 +78,13 @@ class AnalysisPlan:
 
 
 PlanDocument = RunPlan | AnalysisPlan
+
+
+def write_plan(release: Path, document: PlanDocument) -> None:
+    """Writes `document` into the released part of a run's folder."""
+    write_json(release / PLAN, to_json(document))
+
+
+def read_plan(release: Path) -> PlanDocument:
+    """Returns the plan in the released part of a run's folder; raises `ConfigError` for a file that holds none."""
+    return from_json(PlanDocument, read_json(release / PLAN), release / PLAN)

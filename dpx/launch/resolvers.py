@@ -35,7 +35,6 @@ def _hydra_files(root: DictConfig) -> str | None:
         return "private/hydra"
     if _job(root) in JOBS and not _is_one_process():
         return None
-        return "private/hydra"
     folder = RunFolder(Path(place))
     folder.require_no_links()
     if _job(root) in JOBS and _has_finished(root, folder):

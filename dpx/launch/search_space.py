@@ -31,7 +31,7 @@ def declared(root: DictConfig) -> TrialDistribution:
         space.pop(key_of(str(text)), None)
         if override.is_sweep_override():
             space[key_of(str(text))] = _distribution(override, str(text))
-    return TrialDistribution(sampler_of(root.hydra.sweeper), dict(sorted(space.items())), _fixed(root))
+    return TrialDistribution(sampler=sampler_of(root.hydra.sweeper), space=dict(sorted(space.items())), fixed=_fixed(root))
 
 
 def sampler_of(sweeper: Any) -> dict[str, Any]:

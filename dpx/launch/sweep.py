@@ -8,7 +8,6 @@ from rich.markup import escape
 from rich.table import Table
 
 from dpx.console import Console
-from dpx.run_folder import read_json
 
 
 @dataclasses.dataclass(frozen=True)
@@ -34,9 +33,10 @@ def show_plans(outcomes: list[Outcome], console: Console) -> None:
     points = varying([outcome.point for outcome in outcomes])
     planned = [(point, one.folder) for point, one in zip(points, outcomes, strict=True) if (one.job, one.state) == ("plan", "finished")]
     if planned:
-        from dpx.job.plan import PLAN, show_points
+        from dpx.job.plan import show_points
+        from dpx.job.plan_records import read_plan
 
-        show_points([(point, read_json(folder / "release" / PLAN)) for point, folder in planned], console)
+        show_points([(point, read_plan(folder / "release")) for point, folder in planned], console)
 
 
 def show(outcomes: list[Outcome], console: Console) -> None:

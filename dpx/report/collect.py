@@ -15,11 +15,16 @@ from omegaconf import OmegaConf
 
 from dpx import config
 from dpx.claim import agreement
+from dpx.claim.document import RunStatement
+from dpx.claim.seals import STATEMENT, read_run_statement
 from dpx.config import recipes
 from dpx.declaration import ConfigError, require
 from dpx.privacy.ledger import Ledger
+from dpx.records import to_json
 from dpx.report.analyses import source
 from dpx.report.rows import Run
+from dpx.results import Results, read_results
+from dpx.run_folder import Status
 
 Curves = dict[str, tuple[tuple[int, float], ...]]
 WINDOWS = {"grad/snr": 40, "grad/norm": 20, "grad/example_norm": 20, "grad/clipped_fraction": 20, "weights/matrices": 20}
@@ -74,7 +79,7 @@ def _data_of(run: Run) -> tuple[str, str]:
 
 def _folder(folder: Path) -> Run:
     """A run that trained."""
-    results = json.loads((folder / "private" / "results.json").read_text())
+    results = read_results(folder / "private")
     known = agreement.check(folder)
     require(known is not None, folder.name, "has no ledger to hold its results against", "Collect from where it ran")
     plain = OmegaConf.to_container(config.read(config.place_of(folder)))
@@ -108,11 +113,13 @@ def _text(value: Any) -> str:
 
 def _statement(folder: Path) -> dict[str, str]:
     """What the run guarantees, as its statement words it."""
-    claim = json.loads((folder / "release" / "privacy.json").read_text())
-    named = {key: claim.get(key) for key in ("guarantee", "unit", "adjacency", "accountant", "delta", "declared_size")}
-    named |= {f"epsilon/{accountant}": epsilon for accountant, epsilon in claim.get("epsilon", {}).items()}
-    named |= {key: claim.get(key) or None for key in ("reasons", "unsupported", "assumptions")}
-    named["noise_multiplier"] = claim.get("mechanism", {}).get("noise_multiplier")
+    said = read_run_statement(folder / "release" / STATEMENT)
+    named: dict[str, Any] = {"guarantee": said.guarantee, "reasons": list(said.reasons) or None}
+    named |= {f"epsilon/{accountant}": epsilon for accountant, epsilon in said.epsilon.items()}
+    if isinstance(said, RunStatement):
+        named |= {"unit": said.unit, "adjacency": said.adjacency, "accountant": said.accountant, "delta": said.delta}
+        named |= {"declared_size": said.declared_size, "noise_multiplier": said.mechanism.noise_multiplier}
+        named |= {"unsupported": to_json(said.unsupported) or None, "assumptions": list(said.assumptions) or None}
     return {key: _text(value) for key, value in named.items() if value is not None}
 
 
@@ -127,17 +134,14 @@ def _corpus(known: Ledger | None, plain: dict[str, Any]) -> str:
 
 
 def _status(folder: Path) -> dict[str, str]:
-    try:
-        entry = json.loads((folder / "private" / "status.json").read_text())["train"]
-    except (OSError, ValueError, KeyError):
-        return {}
+    entry = Status(folder, "train").read()
     return {key: _text(entry[key]) for key in ("commit", "seconds", "at") if entry.get(key) is not None}
 
 
-def _finals(results: dict[str, Any], lines: list[dict[str, Any]]) -> tuple[dict[str, float], Curves]:
+def _finals(results: Results, lines: list[dict[str, Any]]) -> tuple[dict[str, float], Curves]:
     """Final measurements, the norms of all matrices among them, and the norms at the start."""
-    finals = {f"heldout/{name}": value for name, value in results["heldout"].items()}
-    finals |= {f"baseline/{name}": value for name, value in results["baselines"].items()}
+    finals = {f"heldout/{name}": value for name, value in results.heldout.items()}
+    finals |= {f"baseline/{name}": value for name, value in results.baselines.items()}
     finals["train/examples"] = sum(line["train/examples"] for line in lines)
     finals["train/expected_examples"] = sum(line["train/expected_batch_size"] for line in lines)
     # The first steps compile.

@@ -11,6 +11,8 @@ import statistics
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from dpx.table import Table
+
 # Steps and knobs are integers in one run and not in another.
 Number = int | float
 
@@ -34,6 +36,11 @@ class Part:
     @classmethod
     def missing(cls, claim: str, what: str) -> "Part":
         return cls(claim, what, NOT_RUN)
+
+
+def verdict_table(parts: Sequence[Part]) -> Table:
+    """Returns the table of an analysis's verdicts, with a row for each claim."""
+    return Table("verdicts", ("claim", "state", "statistic"), tuple((one.claim, one.state, one.statistic) for one in parts), "verdicts")
 
 
 @dataclasses.dataclass(frozen=True)

@@ -3,7 +3,6 @@
 import dataclasses
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Any
 
 from dpx.claim import agreement, calibration
 from dpx.declaration import ConfigError
@@ -13,6 +12,7 @@ from dpx.privacy.accounting import Charges
 from dpx.privacy.ledger import Ledger, Segments
 from dpx.privacy.segments import left
 from dpx.privacy.unit_facts import UnitFacts
+from dpx.tuning.lines import HeldLedger
 from dpx.tuning.record import Record, Trial
 
 # Two steps that agree in all other fields have the same cost.
@@ -21,7 +21,9 @@ _NO_COST = ("origin", "epoch", "epoch_name", "clipping_norm", "by")
 
 @dataclasses.dataclass(frozen=True)
 class Cost:
-    """What one trial is charged: `segments`. `entered` is the part that a ledger held, `planned` the whole plan, `None` if it is unknown.
+    """Holds what one trial is charged, in `segments`.
+
+    `entered` is the part that a ledger held, `planned` the whole plan, `None` if it is unknown.
 
     `lost` says that the ledger is missing; `disagrees` says why the existing ledger is not reliable. `units` are the records of
     what the steps in a ledger protect (`dpx.privacy.unit_facts`), `None` for steps whose units were not noted.
@@ -36,7 +38,7 @@ class Cost:
 
 
 def planned_segments(experiment: Experiment) -> Segments | None:
-    """Everything that a run of `experiment` will be charged for, `None` without privacy; raises `ConfigError` if it cannot run."""
+    """Returns everything that a run of `experiment` will be charged for, `None` without privacy; raises `ConfigError` if it cannot run."""
     if not experiment.is_private:
         return None
     size = experiment.data.declared_size
@@ -50,31 +52,33 @@ def planned_segments(experiment: Experiment) -> Segments | None:
 
 
 def cost_of(trial: Trial, record: Record) -> Cost:
-    """The cost of `trial`: its plan, and everything that its ledger holds or is known to have held; its folder need not exist."""
-    entered, units, lost, disagrees = trial.entered, trial.units, True, None
+    """Returns the cost of `trial`: its plan, and everything that its ledger holds or is known to have held; its folder need not exist."""
+    entered, units, lost, disagrees = list(trial.held.entered), list(trial.held.units), True, None
     if record.newest_in(trial.folder) == trial and (record.outputs / trial.folder / agreement.LEDGER).is_file():
         held, of_held, disagrees = _believed(record.outputs / trial.folder, trial)
         entered, units, lost = ledger.join(entered, held), [*units, *of_held], False
     return Cost(union(trial.plan or [], entered, f"planned/{trial.number}"), entered, trial.plan, lost, disagrees, distinct(units))
 
 
-def known(trial: Trial, record: Record) -> dict[str, Any]:
-    """The facts about `trial`'s ledger that the record notes when the trial ends: everything it ever held, and its last line."""
-    path = record.outputs / trial.folder / agreement.LEDGER
+def held(trial: Trial, record: Record) -> HeldLedger:
+    """Returns what the record notes about `trial`'s ledger when the trial ends: everything it ever held, and its last line."""
+    path, before = record.outputs / trial.folder / agreement.LEDGER, trial.held
     try:
         entered = Ledger(path) if path.is_file() else None
     except ConfigError:
         entered = None
     if entered is None:
-        return {"entered": trial.entered, "ledger": trial.ledger, "units": trial.units}
-    # A ledger that ends before the mark noted earlier has lost lines: the older mark is kept, to show that.
-    reached = trial.ledger if trial.ledger and entered.missing(trial.ledger) else entered.mark
-    noted = {"entered": ledger.join(trial.entered, entered.segments()), "ledger": reached}
-    return noted | {"units": distinct([*trial.units, *_units(entered)])}
+        return before
+    return HeldLedger(
+        entered=tuple(ledger.join(before.entered, entered.segments())),
+        # A ledger that ends before the mark noted earlier has lost lines: the older mark is kept, to show that.
+        mark=before.mark if before.mark and entered.missing(before.mark) else entered.mark,
+        units=tuple(distinct([*before.units, *_units(entered)])),
+    )
 
 
 def distinct(units: Iterable[UnitFacts | None]) -> list[UnitFacts | None]:
-    """Each record once, in the order noted."""
+    """Returns each record once, in the order noted."""
     found: list[UnitFacts | None] = []
     for one in units:
         if one not in found:
@@ -83,7 +87,7 @@ def distinct(units: Iterable[UnitFacts | None]) -> list[UnitFacts | None]:
 
 
 def _units(entered: Ledger) -> list[UnitFacts | None]:
-    """What the steps of a ledger protect, as JSON."""
+    """Returns what the steps of a ledger protect."""
     units = entered.units or ([None] if entered.segments() else [])
     return list(units)
 
@@ -95,7 +99,7 @@ def _believed(folder: Path, trial: Trial) -> tuple[Segments, list[UnitFacts | No
     try:
         entered = Ledger(folder / agreement.LEDGER)
         segments, units = entered.segments(), _units(entered)
-        missing = entered.missing(trial.ledger) if trial.ledger else None
+        missing = entered.missing(trial.held.mark) if trial.held.mark else None
         if missing:
             return segments, units, f"{folder.name}: its ledger {missing}"
     except ConfigError as error:
@@ -109,7 +113,7 @@ def _believed(folder: Path, trial: Trial) -> tuple[Segments, list[UnitFacts | No
 
 
 def union(plan: Segments, entered: Segments, name: str) -> Segments:
-    """All of `entered`, and the steps of `plan` that were not entered, as further steps of the newest noise epoch.
+    """Returns all of `entered`, and the steps of `plan` that were not entered, as further steps of the newest noise epoch.
 
     The rest of an epoch then belongs to the epoch that had begun.
     """
@@ -118,21 +122,21 @@ def union(plan: Segments, entered: Segments, name: str) -> Segments:
 
 
 def charges(*branches: Segments) -> Charges:
-    """The charges of all `branches`, for an accountant; steps that they share count once."""
+    """Returns the charges of all `branches`, for an accountant; steps that they share count once."""
     return ledger.releases(ledger.join(*branches))
 
 
 def same(one: Segments | None, other: Segments | None) -> bool:
-    """Whether both are the same for an accountant."""
+    """Returns whether both are the same for an accountant."""
     return (one is None) == (other is None) and set(ledger.releases(one or [])) == set(ledger.releases(other or []))
 
 
 def beyond(cost: Cost) -> Charges:
-    """The charges beyond the plan: steps entered again in another noise epoch, or with another event."""
+    """Returns the charges beyond the plan: steps entered again in another noise epoch, or with another event."""
     plan = dict(ledger.releases(cost.plan or []))
     return [(release, count - plan.get(release, 0)) for release, count in ledger.releases(cost.segments) if count > plan.get(release, 0)]
 
 
 def is_whole(cost: Cost) -> bool:
-    """Whether every step of the plan was entered."""
+    """Returns whether every step of the plan was entered."""
     return cost.plan is not None and not left(cost.plan, cost.entered, _NO_COST)

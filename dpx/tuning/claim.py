@@ -53,7 +53,7 @@ Costs = list[tuple[Trial, Cost]]
 
 
 def build(search: Search, record: Record, winner: Trial | None) -> StudyStatement:
-    """Every field of the study's `privacy.json`, from its record and from the folders of its trials."""
+    """Returns every field of the study's `privacy.json`, from its record and from the folders of its trials."""
     tune = search.tune
     secret = tune.charge == "repeat_and_select"
     costs = _costs(search, record, winner)
@@ -159,7 +159,8 @@ def _of_units(costs: Costs) -> list[str]:
 
 
 def own_reasons(folder: Path) -> list[str]:
-    """The reasons why a trial's own statement has no guarantee; empty if it has a guarantee, or the trial has not written a statement."""
+    """Returns the reasons why a trial's own statement has no guarantee; empty if it has a guarantee, or the trial has not written a
+    statement."""
     said = _stated(folder)
     return (
         []
@@ -169,8 +170,9 @@ def own_reasons(folder: Path) -> list[str]:
 
 
 def reasons_at_end(folder: Path) -> list[str]:
-    """As `own_reasons`, for a trial that ends: also gives reasons if the folder's parts disagree, so that the statement may not be the one
-    that its run made, which cannot be checked after the folder is deleted."""
+    """Returns `own_reasons` for a trial that ends, with further reasons if the folder's parts disagree.
+
+    The statement may then not be the one that its run made, and this cannot be checked after the folder is deleted."""
     try:
         agreement.check(folder)
     except ConfigError:

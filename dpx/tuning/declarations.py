@@ -4,10 +4,13 @@ from typing import Literal
 
 from dpx.declaration import declaration, require
 
+# How the choice among the trials of a search is charged.
+Charge = Literal["uncharged", "composition", "repeat_and_select"]
+
 
 @declaration
 class Budget:
-    """The epsilon that all trials of a search may cost together, at the run's delta, declared before the first trial
+    """Declares the epsilon that all trials of a search may cost together, at the run's delta, declared before the first trial
     (`dpx.privacy.filter`). With `epsilon=None` the search has no budget.
 
     `order` is the Renyi order (above 1) at which costs of trials are added, fixed beforehand; `kind=zcdp` adds rho and takes no order.
@@ -41,10 +44,12 @@ class Budget:
 
 @declaration
 class Tune:
-    """A search of `trials` trials; under `repeat_and_select`, `trials` is the mean of their secret number and `shape` is the shape of its
+    """Declares a search of `trials` trials.
+
+    Under `repeat_and_select`, `trials` is the mean of their secret number and `shape` is the shape of its
     distribution."""
 
-    charge: Literal["uncharged", "composition", "repeat_and_select"] = "uncharged"
+    charge: Charge = "uncharged"
     trials: int = 30
     shape: float = 1.0
     budget: Budget = Budget()

@@ -5,26 +5,29 @@ It is fixed before the first trial. Which trial wins reveals something about the
 depend on other trials, is not a draw of the charged mechanism.
 """
 
-import dataclasses
 from collections.abc import Callable, Sequence
 from typing import Any
+
+from dpx.records import described, record
 
 # A function from overrides to the config that they compose, as plain values, in the form of `TrialDistribution.fixed`.
 Compose = Callable[[Sequence[str]], dict[str, Any]]
 
 
-@dataclasses.dataclass(frozen=True)
+@record
 class TrialDistribution:
-    """`sampler` holds the classes that draw and their settings; `space` holds by key the type of a setting (`float`, `int` or `choice`) and
-    its bounds (`low`, `high`, `step`, `is_log`) or its `values`; `fixed` is the config without these keys. All values can be written as
-    JSON."""
+    """Declares what the trials of a search are drawn from.
 
-    sampler: dict[str, Any]
-    space: dict[str, dict[str, Any]]
-    fixed: dict[str, Any]
+    A setting of the space has a type (`float`, `int` or `choice`), and its bounds (`low`, `high`, `step`, `is_log`) or its `values`. All
+    values can be written as JSON.
+    """
+
+    sampler: dict[str, Any] = described("The classes that draw, and their settings.")
+    space: dict[str, dict[str, Any]] = described("The distribution of each setting that is drawn, by its key.")
+    fixed: dict[str, Any] = described("The config without the settings that are drawn.")
 
     def differing(self, other: "TrialDistribution") -> list[str]:
-        """The keys with different values in the two, as a user writes them."""
+        """Returns the keys with different values in the two, as a user writes them."""
         parts = (("hydra.sweeper.", "sampler"), ("hydra.sweeper.params.", "space"))
         named = [
             f"{prefix}{key}"
@@ -35,7 +38,7 @@ class TrialDistribution:
         return named + different_keys(self.fixed, other.fixed)
 
     def refusal(self, point: Sequence[str]) -> str | None:
-        """The reason, as text, why a trial with the overrides `point` is not a draw; `None` if it may be a draw."""
+        """Returns the reason, as text, why a trial with the overrides `point` is not a draw; `None` if it may be a draw."""
         settings = {key_of(part): part.partition("=")[2] for part in point}
         for key, distribution in self.space.items():
             if key not in settings:
@@ -45,17 +48,17 @@ class TrialDistribution:
         return None
 
     def others(self, point: Sequence[str]) -> list[str]:
-        """The overrides in `point` that are not drawn."""
+        """Returns the overrides in `point` that are not drawn."""
         return [part for part in point if key_of(part) not in self.space]
 
 
 def key_of(override: str) -> str:
-    """The config key that an override sets, as a search space names it."""
+    """Returns the config key that an override sets, as a search space names it."""
     return override.lstrip("+~").partition("=")[0]
 
 
 def different_keys(one: Any, other: Any, path: str = "") -> list[str]:
-    """The dotted keys with different values in two plain configs."""
+    """Returns the dotted keys with different values in two plain configs."""
     if not isinstance(one, dict) or not isinstance(other, dict):
         return [] if one == other else [path]
     keys = sorted(one.keys() | other.keys())

@@ -1,50 +1,47 @@
 """The record of a search: a chain of JSON lines (`dpx.privacy.chain`), one before a trial starts and one when it ends.
 
-`{"began_with": ...}` holds what all trials share, `{"drawn": n, ...}` the secret number of a `repeat_and_select` and the distribution of
-that number, `{"draws_from": ...}` the distribution of its trials (`dpx.tuning.distribution`; the last line before the first trial counts),
-`{"declared": n}` the declared number of trials, repeated when it was increased. `{"begun": n, ...}` holds a trial's whole plan, so that it
-is charged even if its folder is deleted; `{"again": n}` is the same trial started again; `{"ended": n, ...}` holds its result, and
-everything that its ledger held then. `{"sealed": ...}` is the checksum of a statement that is written next, `{"stated": ...}` that of a
-statement that was written.
-
-The files that follow from the record name a line of it: the study's statement, and `private/trial.json` in each trial's run folder. They
-show that a record was lost, cut or changed, so a study whose folder was deleted does not start to count again.
+Each line is a record with its `kind` (`dpx.tuning.lines`). The files that follow from the record name a line of it: the study's statement,
+and `private/trial.json` in each trial's run folder. They show that a record was lost, cut or changed, so a study whose folder was deleted
+does not start to count again.
 """
 
 import contextlib
 import dataclasses
 import fcntl
 import json
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
 from dpx.claim.document import StudyStatement
 from dpx.claim.seals import STATEMENT, seal, text_of
-from dpx.declaration import ConfigError, require, several
+from dpx.declaration import require, several
 from dpx.durable import locked, make_private, write_durably
 from dpx.privacy.chain import Chain, Mark, mark_of
-from dpx.privacy.segments import Segment, Segments
-from dpx.privacy.unit_facts import UnitFacts
+from dpx.privacy.lines import SealedStatementLine, StatedLine
+from dpx.privacy.segments import Segments
 from dpx.records import from_json, to_json
 from dpx.run_folder import RunFolder, read_json, write_json
+from dpx.tuning import lines
 from dpx.tuning.declarations import Budget, Tune
 from dpx.tuning.distribution import TrialDistribution
+from dpx.tuning.lines import DrawnNumber, HeldLedger, Line, SharedSettings, TrialNote
 
 CHAIN, TRIAL = "trials", "private/trial.json"
-FORMAT = 2
+FORMAT = 3
 STATEMENTS = (STATEMENT, f"winner/{STATEMENT}")
 _RESTORE = "Restore the study's folder, or give the study another name: the privacy that its trials spent stays spent"
 
 
 @dataclasses.dataclass(frozen=True)
 class Trial:
-    """`state` is `begun` until the trial ends; `folder` is its run folder's name, which a trial that is drawn again may share with a lost
+    """Holds one trial of a search, as its record tells it.
+
+    `state` is `begun` until the trial ends; `folder` is its run folder's name, which a trial that is drawn again may share with a lost
     one.
 
-    `plan` is the charge of its whole schedule, `None` without privacy; `entered` is what its ledger held when it last ended, and `ledger`
-    the mark of that; `units` is what those steps protect; `reasons` say why its own statement had no
-    guarantee then.
+    `plan` is the charge of its whole schedule, `None` without privacy; `held` is what its ledger held when it last ended; `reasons` say why
+    its own statement had no guarantee then.
     """
 
     folder: str
@@ -54,29 +51,31 @@ class Trial:
     error: str | None = None
     number: int = 0
     plan: Segments | None = None
-    entered: Segments = dataclasses.field(default_factory=list)
-    ledger: Mark | None = None
+    held: HeldLedger = HeldLedger()
     reasons: tuple[str, ...] = ()
-    units: list[UnitFacts | None] = dataclasses.field(default_factory=list)
 
 
 class Record:
-    """The record of the study in `path`, checked against everything under `outputs` that follows from it; raises `ConfigError` if the check
-    fails."""
+    """Reads the record of the study in `path`, and checks it against everything under `outputs` that follows from it.
+
+    Raises `ConfigError` if the check fails."""
 
     def __init__(self, outputs: Path, path: Path):
         self.outputs, self.path = outputs, path
         self.trials: list[Trial] = []
-        self.began_with: dict[str, Any] | None = None
+        self.began_with: SharedSettings | None = None
         self.drawn: int | None = None
-        self.drawn_from: list[Any] | None = None
+        self.drawn_from: DrawnNumber | None = None
         self.distribution: TrialDistribution | None = None
         self.declared: int | None = None
         self.raised: list[str] = []
         self.sealed: set[str] = set()
         followers = list(_followers(outputs, path))
         self.chain = self._opened(followers)
-        for line in self.chain.lines:
+        for number, node in enumerate(self.chain.lines, 2):
+            place = f"{self.chain.path}, line {number}"
+            line = from_json(Line, node, place)
+            self._require_begun(line, place)
             self._take(line)
         for place, mark, _ in followers:
             self._require(place, mark)
@@ -84,61 +83,64 @@ class Record:
 
     @property
     def tune(self) -> Tune | None:
-        """The search that its first trial began with, with the number of trials that was declared last; `None` before the first trial."""
+        """Returns the search that its first trial began with, with the number of trials that was declared last; `None` before the first
+        trial."""
         known = self.began_with
         if known is None:
             return None
-        trials, shape = (self.drawn_from if known["charge"] == "repeat_and_select" else None) or (self.declared or len(self.trials), 1.0)
-        return Tune(charge=known["charge"], trials=trials, shape=float(shape), budget=Budget(**(known.get("budget") or {})))
+        drawn = self.drawn_from if known.charge == "repeat_and_select" else None
+        trials, shape = (drawn.mean, drawn.shape) if drawn else (self.declared or len(self.trials), 1.0)
+        return Tune(charge=known.charge, trials=trials, shape=float(shape), budget=known.budget or Budget())
 
-    def note(self, *lines: dict[str, Any]) -> None:
+    def note(self, *further: Line) -> None:
         """Adds lines; on disk when this returns."""
-        self.chain.append(lines)
-        for line in lines:
+        nodes = [to_json(line) for line in further]
+        read: list[Line] = [from_json(Line, json.loads(json.dumps(node)), self.path) for node in nodes]
+        assert read == list(further), "what is written would be read as something else"
+        self.chain.append(nodes)
+        for line in read:
             self._take(line)
 
     def state(self, statement: StudyStatement) -> None:
         """Seals the statement of the study and writes it, also beside a winner that was already released (see `dpx.claim.seals`)."""
         text = text_of(statement)
         checksum = seal(json.loads(text))
-        self.note({"sealed": checksum})
+        self.note(SealedStatementLine(checksum=checksum))
         released = self.path / "release"
         for path in (released / STATEMENT, *(path for name in STATEMENTS[1:] if (path := released / name).is_file())):
             write_durably(path, text)
-        self.note({"stated": checksum})
+        self.note(StatedLine(checksum=checksum))
 
     def begin(self, folder: Path, point: tuple[str, ...], plan: Segments | None) -> None:
         """Notes a new trial with its whole plan, here and in its folder."""
-        self.note({"begun": len(self.trials), "folder": folder.name, "point": list(point), "plan": to_json(plan)})
+        noted = None if plan is None else tuple(plan)
+        self.note(lines.BegunLine(number=len(self.trials), folder=folder.name, point=point, plan=noted))
         self._mark(folder, len(self.trials) - 1)
 
     def begin_again(self, trial: Trial) -> None:
         """Notes that the same trial resumes."""
-        self.note({"again": trial.number})
+        self.note(lines.AgainLine(number=trial.number))
         self._mark(self.outputs / trial.folder, trial.number)
 
-    def end(self, trial: Trial, **facts: Any) -> None:
-        """Notes the result of a trial."""
-        self.note({"ended": trial.number} | to_json(facts))
+    def end(
+        self, trial: Trial, state: str, held: HeldLedger, score: float | None = None, error: str | None = None, reasons: Iterable[str] = ()
+    ) -> None:
+        """Notes the result of a trial, and what its ledger held then."""
+        self.note(lines.EndedLine(number=trial.number, state=state, score=score, error=error, reasons=tuple(reasons), held=held))
 
     def trial_in(self, folder: Path) -> Trial | None:
-        """The trial whose run lies in `folder`; `None` if no trial began there, or if that trial was lost."""
-        newest = self.newest_in(folder.name)
-        noted = self.noted_in(folder)
-        is_noted = newest is not None and (noted.get("study"), noted.get("trial")) == (self.path.name, newest.number)
+        """Returns the trial whose run lies in `folder`; `None` if no trial began there, or if that trial was lost."""
+        newest, noted = self.newest_in(folder.name), note_in(folder)
+        is_noted = newest is not None and noted is not None and (noted.study, noted.trial) == (self.path.name, newest.number)
         return newest if is_noted else None
 
-    def noted_in(self, folder: Path) -> dict[str, Any]:
-        """The note in `folder` about its trial; empty if the note is missing."""
-        return _json(folder / TRIAL) or {}
-
     def newest_in(self, folder: str) -> Trial | None:
-        """The last trial that began in the run folder with that name; earlier ones were lost."""
+        """Returns the last trial that began in the run folder with that name; earlier ones were lost."""
         return next((trial for trial in reversed(self.trials) if trial.folder == folder), None)
 
     def _mark(self, folder: Path, number: int) -> None:
         make_private(folder / "private")
-        write_json(folder / TRIAL, {"study": self.path.name, "trial": number, "mark": to_json(self.chain.mark)})
+        write_json(folder / TRIAL, to_json(TrialNote(study=self.path.name, trial=number, mark=self.chain.mark)))
 
     def _opened(self, followers: "list[Follower]") -> Chain:
         path = self.path / "private" / CHAIN
@@ -156,39 +158,45 @@ class Record:
     def _require_sealed(self, followers: "list[Follower]") -> None:
         """Raises `ConfigError` for a statement of the study that was edited, or replaced by an older one."""
         for place, _, content in followers:
-            fits = place.endswith(TRIAL) or seal(content) in self.sealed
+            fits = content is None or seal(content) in self.sealed
             require(fits, f"{self.path.parent / place}", "differs from the statement whose checksum is in the study's record", _RESTORE)
 
-    def _take(self, line: dict[str, Any]) -> None:
-        if "sealed" in line:
-            self.sealed.add(line["sealed"])
-        elif "stated" in line:
-            self.sealed = {line["stated"]}
-        elif "begun" in line:
-            self.trials.append(Trial(line["folder"], tuple(line["point"]), number=line["begun"], plan=_plan(line["plan"], self.path)))
-        elif "again" in line:
-            self._change(line["again"], state="begun", score=None, error=None)
-        elif "ended" in line:
-            facts = {key: value for key, value in line.items() if key != "ended"}
-            facts |= {"ledger": mark_of(line.get("ledger")), "reasons": tuple(line.get("reasons", ()))}
-            facts["entered"] = from_json(list[Segment], line.get("entered", []), self.path)
-            facts["units"] = from_json(list[UnitFacts | None], line.get("units", []), self.path)
-            self._change(line["ended"], **facts)
-        elif "began_with" in line:
-            self.began_with = line["began_with"]
-        elif "drawn" in line:
-            self.drawn, self.drawn_from = line["drawn"], line.get("from")
-        elif "draws_from" in line:
-            # A distribution that was declared after the first trial may depend on its result.
-            self.distribution = self.distribution if self.trials else TrialDistribution(**line["draws_from"])
-        elif "declared" in line:
-            self._declare(line["declared"])
-        else:
-            raise ConfigError(
-                self.chain.path,
-                f"has a line that this version does not know: {next(iter(line), '')}",
-                "Use the version of dpx that wrote it",
-            )
+    def _require_begun(self, line: Line, place: str) -> None:
+        """What holds of a line beside those before it: trials begin in order, and only one that began can end."""
+        begun = len(self.trials)
+        if isinstance(line, lines.BegunLine):
+            require(line.number == begun, place, f"trial {line.number} begins after {begun} others", _RESTORE)
+        if isinstance(line, (lines.AgainLine, lines.EndedLine)):
+            require(0 <= line.number < begun, place, f"trial {line.number} did not begin", _RESTORE)
+
+    def _take(self, line: Line) -> None:
+        """Adds what one line says."""
+        match line:
+            case lines.SharedLine():
+                self.began_with = line.shared
+            case lines.NumberLine():
+                self.drawn, self.drawn_from = line.number, line.drawn_from
+            case lines.DistributionLine():
+                # A distribution that was declared after the first trial may depend on its result.
+                self.distribution = self.distribution if self.trials else line.distribution
+            case lines.DeclaredLine():
+                self._declare(line.trials)
+            case SealedStatementLine():
+                self.sealed.add(line.checksum)
+            case StatedLine():
+                self.sealed = {line.checksum}
+            case _:
+                self._take_trial(line)
+
+    def _take_trial(self, line: lines.BegunLine | lines.AgainLine | lines.EndedLine) -> None:
+        match line:
+            case lines.BegunLine():
+                plan = None if line.plan is None else list(line.plan)
+                self.trials.append(Trial(line.folder, line.point, number=line.number, plan=plan))
+            case lines.AgainLine():
+                self._change(line.number, state="begun", score=None, error=None)
+            case lines.EndedLine():
+                self._change(line.number, state=line.state, score=line.score, error=line.error, reasons=line.reasons, held=line.held)
 
     def _declare(self, number: int) -> None:
         if self.declared is not None:
@@ -202,7 +210,7 @@ class Record:
 
 @contextlib.contextmanager
 def opened(outputs: Path, path: Path) -> Iterator[Record]:
-    """The record of the study in `path`, for one process at a time; created if missing."""
+    """Opens the record of the study in `path` for one process at a time; creates it if it is missing."""
     private = path / "private"
     RunFolder(path).made_private()
     with locked(private / "trials.lock", fcntl.LOCK_EX):
@@ -213,25 +221,29 @@ def opened(outputs: Path, path: Path) -> Iterator[Record]:
             record.chain.close()
 
 
-# A file that follows from a record: its path, the line it names (only the digest if a position would reveal a secret number), and its
-# content.
+def note_in(folder: Path) -> TrialNote | None:
+    """Returns the note in the run folder of a trial; `None` for a run that is not a trial."""
+    path = folder / TRIAL
+    return from_json(TrialNote, read_json(path), path) if path.is_file() else None
+
+
+# A file that follows from a record: its path, the line it names (only the digest if a position would reveal a secret number), and the
+# content of a statement.
 Follower = tuple[str, Mark | str | None, Any]
 
 
 def _followers(outputs: Path, path: Path) -> Iterator[Follower]:
     for name in STATEMENTS:
-        stated = _json(path / "release" / name)
-        if stated is not None:
+        stated = path / "release" / name
+        if stated.is_file():
             # Not read as a record yet: one that was edited may be none, and its seal shows that.
-            yield f"{path.name}/release/{name}", _mark_in(stated.get("record", {}).get("mark")), stated
+            content = read_json(stated)
+            yield f"{path.name}/release/{name}", _mark_in(content.get("record", {}).get("mark")), content
     for noted_at in sorted(outputs.glob(f"*/{TRIAL}")):
-        noted = _json(noted_at)
-        if noted is not None and noted.get("study") == path.name:
-            yield f"{noted_at.parent.parent.name}/{TRIAL}", _mark_in(noted.get("mark")), noted
-
-
-def _plan(node: Any, source: Path) -> Segments | None:
-    return None if node is None else from_json(list[Segment], node, source)
+        folder = noted_at.parent.parent
+        noted = note_in(folder)
+        if noted is not None and noted.study == path.name:
+            yield f"{folder.name}/{TRIAL}", noted.mark, None
 
 
 def _mark_in(node: Any) -> Mark | str | None:
@@ -245,7 +257,3 @@ def _holds(chain: Chain, digest: str) -> bool:
     last = chain.mark
     places = (Mark(chain=last.chain, position=position, digest=digest) for position in range(last.position, 0, -1))
     return any(chain.missing(place) is None for place in places)
-
-
-def _json(path: Path) -> dict[str, Any] | None:
-    return read_json(path) if path.is_file() else None

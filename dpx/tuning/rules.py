@@ -8,7 +8,7 @@ from dpx.privacy.declarations import Accountant
 from dpx.privacy.segments import Segments
 from dpx.tuning.declarations import Tune
 from dpx.tuning.distribution import Compose, TrialDistribution, different_keys
-from dpx.tuning.record import Record
+from dpx.tuning.record import Record, note_in
 from dpx.tuning.search import Search
 
 # Settings that change the cost of a step, whatever their value, with all settings below them.
@@ -29,7 +29,7 @@ _DECLARE = (
 
 
 def is_accounted(setting: str) -> bool:
-    """Whether another value of `setting`, as a sweeper writes it, changes the input of an accountant."""
+    """Returns whether another value of `setting`, as a sweeper writes it, changes the input of an accountant."""
     name = setting.lstrip("+~").partition("=")[0].replace("/", ".")
     return name in ACCOUNTED_ALONE or name.partition(".")[0].partition("@")[0] in ACCOUNTED
 
@@ -85,11 +85,11 @@ def check_draw(record: Record, folder: Path, point: tuple[str, ...], compose: Co
     """Raises `ConfigError` for a new trial of a `repeat_and_select` that is not a draw from the distribution fixed before the first
     trial."""
     name, distribution = record.path.name, record.distribution
-    copied = record.noted_in(folder)
+    copied = note_in(folder)
     require(
-        not copied,
+        copied is None,
         folder,
-        f"is a copy of a trial of the study {copied.get('study')}, or was renamed, but trials must be drawn independently",
+        f"is a copy of a trial of the study {copied and copied.study}, or was renamed, but trials must be drawn independently",
         "Resume the trial itself, or restore its folder's name",
     )
     if distribution is None or record.drawn is None:
@@ -102,7 +102,7 @@ def check_draw(record: Record, folder: Path, point: tuple[str, ...], compose: Co
 
 
 def differs(study: str, names: list[str]) -> tuple[str, str]:
-    """Reason and fix for a launch that differs in `names` from what the study began with."""
+    """Returns reason and fix for a launch that differs in `names` from what the study began with."""
     return f"the study {study} began with another {', '.join(names)}", "Give this study another name"
 
 
@@ -127,8 +127,8 @@ def check_init(init: Any, tune: Tune) -> None:
 
 
 def filter_of(search: Search) -> Any:
-    """The declared budget as a `dpx.privacy.filter.Filter`, `None` without a declared budget; raises `ConfigError` for a budget that cannot
-    be enforced."""
+    """Returns the declared budget as a `dpx.privacy.filter.Filter`, `None` without a declared budget; raises `ConfigError` for a budget
+    that cannot be enforced."""
     budget = search.tune.budget
     if budget.epsilon is None or not search.is_private:
         return None

@@ -12,7 +12,9 @@ from dpx.tuning.declarations import Tune
 
 @dataclasses.dataclass(frozen=True)
 class Search:
-    """`by` are the external packages that a trial trusts. `score` names what is compared, and `uncovered` the rows that it may read in
+    """Holds what a search needs of the experiment that declares it.
+
+    `by` are the external packages that a trial trusts. `score` names what is compared, and `uncovered` the rows that it may read in
     addition to the protected ones. `declared` is the whole experiment as plain data, with its external classes by config key, if any: two
     classes may hold the same values."""
 
@@ -27,7 +29,7 @@ class Search:
 
     @classmethod
     def from_experiment(cls, experiment: Experiment) -> "Search":
-        """The search of an experiment that declares one."""
+        """Returns the search of an experiment that declares one."""
         assert experiment.tune is not None
         classes = {part.key: part.kind for part in outside_code.parts(experiment)}
         return cls(

@@ -5,7 +5,6 @@ folder is deleted, has begun and is charged.
 """
 
 import contextlib
-import dataclasses
 import fcntl
 import json
 import os
@@ -20,10 +19,11 @@ from dpx.declaration import require
 from dpx.durable import not_following, put_in_place, write_durably
 from dpx.experiment import Experiment
 from dpx.privacy.ledger import Ledger
-from dpx.run_folder import CONFIG, LOCK, RunFolder, Status, read_json
+from dpx.run_folder import CONFIG, LOCK, RunFolder, Status
 from dpx.tuning.declarations import Tune
 from dpx.tuning.distribution import Compose, TrialDistribution
-from dpx.tuning.record import CHAIN, TRIAL, Record, Trial, opened
+from dpx.tuning.lines import DeclaredLine, DistributionLine, DrawnNumber, NumberLine, SharedLine, SharedSettings
+from dpx.tuning.record import CHAIN, TRIAL, Record, Trial, note_in, opened
 from dpx.tuning.rules import check_charge, check_draw, check_plan, check_space, differs, filter_of
 from dpx.tuning.search import Search
 
@@ -36,7 +36,9 @@ _ONE_MECHANISM = ("steps", "batch_schedule", "sampler", "mechanism", "noise", "a
 
 
 class Study:
-    """The search called `name` among the runs in `outputs`. Every use checks its record against the files that follow from it, and raises
+    """Keeps the search called `name` among the runs in `outputs`.
+
+    Every use checks its record against the files that follow from it, and raises
     `ConfigError` if they do not agree."""
 
     def __init__(self, outputs: Path, name: str):
@@ -46,23 +48,24 @@ class Study:
         self.private, self.release = self.path / "private", self.path / "release"
 
     def trials(self) -> list[Trial]:
-        """Every trial that ever began here."""
+        """Returns every trial that ever began here."""
         with opened(self.outputs, self.path) as record:
             return record.trials
 
     @classmethod
     def of_run(cls, folder: Path) -> "Study | None":
-        """The study that the run in `folder` is a trial of, according to the folder, not the command; `None` for any other run.
+        """Returns the study that the run in `folder` is a trial of, according to the folder, not the command; `None` for any other run.
 
         Raises `ConfigError` if the folder's note or the study is lost: the study could not receive the result of the trial.
         """
-        if not (folder / TRIAL).is_file():
+        noted = note_in(folder)
+        if noted is None:
             ledger = folder / "private" / "ledger"
             named = [trial.study for trial in Ledger(ledger).trials] if ledger.is_file() else []
             words = f"is missing, but the run's ledger says that it is a trial of the study {', '.join(named)}"
             require(not named, folder / TRIAL, words, "Restore the file")
             return None
-        study = cls(folder.parent, str(read_json(folder / TRIAL).get("study")))
+        study = cls(folder.parent, noted.study)
         require(
             (study.private / CHAIN).is_file(),
             folder,
@@ -72,7 +75,8 @@ class Study:
         return study
 
     def first_tune(self, declared: Tune | None) -> Tune | None:
-        """The search that the study began with, whatever search the command has `declared`; `declared` for a study without a trial."""
+        """Returns the search that the study began with, whatever search the command has `declared`; `declared` for a study without a
+        trial."""
         with opened(self.outputs, self.path) as record:
             return record.tune or declared
 
@@ -89,7 +93,7 @@ class Study:
         check_space(distribution)
         with opened(self.outputs, self.path) as record:
             _require_same_search(record, tune)
-            declared = [tune.trials, str(tune.shape)]
+            declared = _number_of(tune)
             require(
                 record.drawn is None or record.drawn_from == declared,
                 f"tune.trials={tune.trials}, tune.shape={tune.shape}",
@@ -102,23 +106,23 @@ class Study:
                 require(not differing, f"tune.charge={tune.charge}", *differs(self.path.name, differing))
                 self._require_none_cut_short(record)
                 return
-            number = [] if record.drawn is not None else [{"drawn": selection.draw(tune.trials, tune.shape), "from": declared}]
-            space = [] if known == distribution else [{"draws_from": dataclasses.asdict(distribution)}]
+            number = [] if record.drawn is not None else [NumberLine(number=selection.draw(tune.trials, tune.shape), drawn_from=declared)]
+            space = [] if known == distribution else [DistributionLine(distribution=distribution)]
             record.note(*space, *number)
 
     def is_empty(self, tune: Tune) -> bool:
-        """Whether the secret number of trials is 0, which is possible for a Poisson distribution."""
+        """Returns whether the secret number of trials is 0, which is possible for a Poisson distribution."""
         with opened(self.outputs, self.path) as record:
             return tune.charge == "repeat_and_select" and record.drawn == 0
 
     def left(self, tune: Tune) -> int:
-        """The number of trials still to begin. Raises `ConfigError` if `tune` is not the search that the first trial began with."""
+        """Returns the number of trials still to begin. Raises `ConfigError` if `tune` is not the search that the first trial began with."""
         with opened(self.outputs, self.path) as record:
             _require_same_search(record, tune)
             return _left(record, tune)
 
     def has(self, folder: Path) -> bool:
-        """Whether the run in `folder` is a trial of this study."""
+        """Returns whether the run in `folder` is a trial of this study."""
         with opened(self.outputs, self.path) as record:
             return record.trial_in(folder) is not None
 
@@ -151,9 +155,9 @@ class Study:
             )
             check_plan(search, record, plan, point)
             if record.began_with is None:
-                record.note({"began_with": shared})
+                record.note(SharedLine(shared=shared))
             if search.tune.charge != "repeat_and_select" and search.tune.trials > (record.declared or 0):
-                record.note({"declared": search.tune.trials})
+                record.note(DeclaredLine(trials=search.tune.trials))
             record.begin(folder, point, plan)
             _note_in_ledger(folder, experiment.name, search.tune.charge)
 
@@ -190,14 +194,15 @@ class Study:
             return [best] if best else []
 
     def winner(self, trials: list[Trial]) -> Trial | None:
-        """The finished trial of the highest held-out accuracy; the first of equals."""
+        """Returns the finished trial of the highest held-out accuracy; the first of equals."""
         finished = [trial for trial in trials if trial.state == "finished" and trial.score is not None]
         return max(finished, key=lambda trial: trial.score or 0.0, default=None)
 
     def _require_none_cut_short(self, record: Record) -> None:
         for trial in record.trials:
             folder = self.outputs / trial.folder
-            is_there = record.noted_in(folder).get("trial") == trial.number and _is_dead(folder) and _came_to(folder) is None
+            noted = note_in(folder)
+            is_there = noted is not None and noted.trial == trial.number and _is_dead(folder) and _came_to(folder) is None
             # A trial's release is withheld when its launch ends, and a run is found by its release.
             is_resumable = (folder / "release" / CONFIG).is_file()
             by_its_point = shlex.join([*trial.point, "hydra.mode=RUN"])
@@ -232,12 +237,12 @@ class Study:
         from dpx.tuning import charges, claim
 
         folder = self.outputs / trial.folder
-        known = charges.known(trial, record)
+        held = charges.held(trial, record)
         is_secret = search.tune.charge == "repeat_and_select"
         # This is done before the end is noted: a trial that is killed between the two has not ended, and is withheld at the next launch.
         if is_secret:
             _withhold(folder)
-        record.end(trial, state=state, score=score, error=error, reasons=claim.reasons_at_end(folder), **known)
+        record.end(trial, state, held, score, error, claim.reasons_at_end(folder))
         if not is_secret:
             self._state(search, record)
 
@@ -270,7 +275,7 @@ def _left(record: Record, tune: Tune) -> int:
 
 
 def _was_killed(trial: Trial) -> bool:
-    """Whether the end of the trial was not recorded, which is also the case while it runs."""
+    """Returns whether the end of the trial was not recorded, which is also the case while it runs."""
     return trial.state == "begun" or (trial.state, trial.error) == ("failed", "killed")
 
 
@@ -280,33 +285,45 @@ def _came_to(folder: Path) -> dict[str, Any] | None:
     return next((one for one in noted if one.get("state") == "finished"), None)
 
 
-def _check_same(record: Record, search: Search) -> dict[str, Any]:
+def _check_same(record: Record, search: Search) -> SharedSettings:
     """One study has one charge, one corpus and one claim; a repeated mechanism is the same in every repetition.
 
     Returns everything that the trials must share; raises `ConfigError` if it differs from that of the first trial.
     """
     tune, declared = search.tune, search.declared
     fields = _ALWAYS + (_ONE_MECHANISM if tune.charge == "repeat_and_select" else ())
-    plain: dict[str, Any] = _search_of(tune) | {name: declared[name] for name in fields}
-    plain |= {"outside_code": declared["outside_code"]} if "outside_code" in declared else {}
-    plain = json.loads(json.dumps(plain, default=str))
-    known = plain if record.began_with is None else record.began_with
-    differing = [name for name in plain if known.get(name) != plain[name]]
+    shared = {name: declared[name] for name in (*fields, *(["outside_code"] if "outside_code" in declared else []))}
+    found = _shared(tune, json.loads(json.dumps(shared, default=str)))
+    known = record.began_with or found
+    differing = _differing(known, found) + [name for name, value in found.config.items() if known.config.get(name) != value]
     require(not differing, f"tune.charge={tune.charge}", *differs(record.path.name, differing))
-    return plain
+    return found
 
 
-def _search_of(tune: Tune) -> dict[str, Any]:
+def _shared(tune: Tune, config: dict[str, Any]) -> SharedSettings:
     """The settings of a search that no later launch may change. More trials of a charged sum are charged; more trials of a drawn number
     would be another distribution."""
-    drawn = {"trials": tune.trials, "shape": str(tune.shape)} if tune.charge == "repeat_and_select" else {}
-    return {"charge": tune.charge, **drawn, "budget": dataclasses.asdict(tune.budget) if tune.budget.is_declared else None}
+    number = _number_of(tune) if tune.charge == "repeat_and_select" else None
+    return SharedSettings(charge=tune.charge, number=number, budget=tune.budget if tune.budget.is_declared else None, config=config)
+
+
+def _number_of(tune: Tune) -> DrawnNumber:
+    return DrawnNumber(mean=tune.trials, shape=str(tune.shape))
+
+
+def _differing(known: SharedSettings, found: SharedSettings) -> list[str]:
+    """The settings of the search that `found` has otherwise than the first trial, as a user names them."""
+    same = {"charge": known.charge == found.charge, "budget": known.budget == found.budget}
+    if found.number is not None:
+        number = known.number
+        same |= {"trials": number is not None and number.mean == found.number.mean}
+        same |= {"shape": number is not None and number.shape == found.number.shape}
+    return [name for name, is_same in same.items() if not is_same]
 
 
 def _require_same_search(record: Record, tune: Tune) -> None:
     """Raises `ConfigError`, before another trial is drawn, if `tune` is not the search that the first trial began with."""
-    known = record.began_with or {}
-    differing = [name for name, value in _search_of(tune).items() if known and known.get(name) != value]
+    differing = _differing(record.began_with, _shared(tune, {})) if record.began_with else []
     require(not differing, f"tune.charge={tune.charge}", *differs(record.path.name, differing))
 
 

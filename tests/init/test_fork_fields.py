@@ -10,7 +10,7 @@ from omegaconf import OmegaConf
 
 from dpx import config, packages
 from dpx.declaration import ConfigError
-from dpx.job.plan import plan
+from tests.planned import plan
 
 from .conftest import Place
 

@@ -26,13 +26,14 @@ from dpx.init.relation import declared_disjoint
 from dpx.init.start import Start, planned_start, receiver_of, start, start_of_fork
 from dpx.init.weights import PARAMS, by_path, checksum, facts_beside, nested, read_file, require_no_known_release
 from dpx.job.explain import Explain, explain
-from dpx.job.plan import plan, show
+from dpx.job.plan import plan_of_run, show
 from dpx.job.released import Export
 from dpx.privacy import origins
 from dpx.privacy.ledger import Ledger
 from dpx.records import to_json
 from dpx.run_folder import RunFolder
 from dpx.training.checkpoint import export, released
+from tests.planned import plan
 
 from ..made_statement import made_study
 from ..sealed import refuting, sealed_anew
@@ -502,9 +503,9 @@ def test_a_plan_and_an_explanation_say_what_both_cost(place, parent, capsys):
     assert found["epsilon_of_this_run"] == alone["epsilon"] and found["epsilon"]["rdp"] > alone["epsilon"]["rdp"]
     assert found["guarantee"] == "dp" and found["init"]["origins"][0]["composed"]
     begins_from = planned_start(experiment.init, receiver_of(experiment), prepare(experiment.data, experiment.privacy)).origins
-    show(found, Console(width=400))
+    show(plan_of_run(experiment), Console(width=400))
     assert "of this run without those; noise.epsilon is the target for this number" in capsys.readouterr().out
-    words = " ".join(explain(experiment, alone["protected_rows"], None, begins_from)["words"])
+    words = " ".join(explain(experiment, alone["protected_rows"], None, begins_from).words)
     assert "does not start from random parameters but from main" in words and f"e^{found['epsilon']['rdp']:.3g}" in words
 
 

@@ -13,7 +13,7 @@ from dpx.config import recipes
 from dpx.data.prepare import prepare
 from dpx.declaration import ConfigError
 from dpx.interop.checkpoint import Checkpoint
-from dpx.job.plan import plan
+from tests.planned import plan
 
 from .conftest import composed
 

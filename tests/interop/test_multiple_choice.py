@@ -23,12 +23,12 @@ from dpx.init.weights import nested
 from dpx.interop import tensors
 from dpx.interop.checkpoint import Checkpoint
 from dpx.interop.written import written
-from dpx.job.plan import plan
 from dpx.models.shape import Bert
 from dpx.run_folder import RunFolder
 from dpx.task.declarations import MultipleChoice
 from dpx.task.objective import objective
 from dpx.training.checkpoint import released
+from tests.planned import plan
 
 from ..training.sharing import run_job
 from . import cases

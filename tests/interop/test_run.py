@@ -17,9 +17,10 @@ from dpx.declaration import ConfigError
 from dpx.init.parent_weights import is_adapted_alike
 from dpx.init.start import planned_start, receiver_of
 from dpx.init.weights import by_path
-from dpx.job.plan import plan, show
+from dpx.job.plan import plan_of_run, show
 from dpx.models.trained import Adapters
 from dpx.training.checkpoint import released
+from tests.planned import plan
 
 from .conftest import WORDS, composed, train
 
@@ -66,7 +67,7 @@ def test_unknown_provenance_leaves_no_guarantee_and_a_plan_reads_no_weights(plac
 
 
 def test_a_plan_from_a_checkpoint_is_in_whole_sentences(place: Path, capsys: pytest.CaptureFixture[str]):
-    show(plan(config.build(composed(place, "init.provenance=public"))[0]), Console(width=400))
+    show(plan_of_run(config.build(composed(place, "init.provenance=public"))[0]), Console(width=400))
     text = capsys.readouterr().out
     assert "not read yet" not in text and "its checksum is noted when the run starts" in text
     assert "the user vouches (init.provenance=public) that no protected data was used to make" in text

@@ -8,7 +8,7 @@ import pytest
 
 from dpx import config
 from dpx.interop.trained_on import among, named_by_card
-from dpx.job.plan import plan
+from tests.planned import plan
 
 from .conftest import composed
 

@@ -11,6 +11,7 @@ from dpx.config import recipes
 from dpx.declaration import ConfigError, declaration
 from dpx.job.analyse import Analyse
 from dpx.job.plan import Plan
+from dpx.job.plan_records import AnalysisInput, AnalysisPlan
 from dpx.run_folder import RunFolder
 from dpx.table import Table
 
@@ -43,8 +44,8 @@ def test_absent_input_is_refused_and_planned(tmp_path: Path) -> None:
     analysis = Squares(path=str(tmp_path / "runs.csv"))
     with pytest.raises(ConfigError, match="runs.csv"):
         Analyse(analysis=analysis)(EXPERIMENT, RunFolder(tmp_path))
-    (entry,) = Plan(analysis=analysis).document(EXPERIMENT)["inputs"]
-    assert entry == {"path": str(tmp_path / "runs.csv"), "exists": False}
+    planned = Plan(analysis=analysis).document(EXPERIMENT)
+    assert isinstance(planned, AnalysisPlan) and planned.inputs == (AnalysisInput(path=str(tmp_path / "runs.csv"), exists=False),)
 
 
 def test_an_analysis_has_to_be_chosen(tmp_path: Path) -> None:

@@ -63,8 +63,8 @@ def test_the_file_plans_as_it_was_designed(designed):
     overrides = [f"hydra.searchpath=[file://{folder.release}]", "+experiment=design", "job=plan"]
     experiment, job = build(recipes.compose(overrides))
     plan = job.document(experiment)
-    assert plan["noise_multiplier"] == pytest.approx(best["sigma"], rel=1e-6) and plan["steps"] == best["steps"]
-    assert plan["epsilon"][{"poisson": "pld"}.get(best["sampler"], best["sampler"])] == pytest.approx(8, rel=2e-3)
+    assert plan.noise_multiplier == pytest.approx(best["sigma"], rel=1e-6) and plan.steps == best["steps"]
+    assert plan.epsilon[{"poisson": "pld"}.get(best["sampler"], best["sampler"])] == pytest.approx(8, rel=2e-3)
     assert experiment.model.name == best["model"] and experiment.sampler.name == best["sampler"]
 
 

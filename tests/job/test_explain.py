@@ -14,7 +14,7 @@ from dpx.declaration import ConfigError
 from dpx.init.parent import _claim
 from dpx.interop.card import card
 from dpx.job.explain import Explain, explain, public_size
-from dpx.job.plan import Plan
+from dpx.job.plan import Plan, plan_of_run
 from dpx.job.train import _hints
 from dpx.mechanism.rgp import Rgp
 from dpx.privacy.ledger import Ledger
@@ -35,7 +35,7 @@ def document(experiment):
 
 
 def test_every_question_is_answered(document):
-    text = "\n".join(document["words"])
+    text = "\n".join(document.words)
     for question in (
         "What is protected",
         "From whom",
@@ -51,20 +51,20 @@ def test_every_question_is_answered(document):
 
 def test_what_is_clipped_in_place_of_a_matrix_is_said(experiment):
     carried = dataclasses.replace(experiment, mechanism=Rgp(rank=3))
-    text = " ".join(explain(carried, 10_000, None)["words"])
+    text = " ".join(explain(carried, 10_000, None).words)
     assert "two factors of rank 3" in text and "what training has added to it so far" in text
 
 
 def test_epsilon_grows_with_steps(document):
-    (steps, _) = document["tables"]
-    values = [row["rdp"] for row in steps["rows"]]
-    assert values == sorted(values) and steps["rows"][-1]["steps"] == 4
+    (steps, _) = document.tables
+    values = [row["rdp"] for row in steps.as_json()["rows"]]
+    assert values == sorted(values) and steps.as_json()["rows"][-1]["steps"] == 4
 
 
 def test_stronger_costs_less_and_weaker_more(document):
-    (_, settings) = document["tables"]
-    found = {row["setting"].split(":")[0] + row["setting"][-5:]: row["rdp"] for row in settings["rows"]}
-    here = settings["rows"][0]["rdp"]
+    (_, settings) = document.tables
+    found = {row["setting"].split(":")[0] + row["setting"][-5:]: row["rdp"] for row in settings.as_json()["rows"]}
+    here = settings.as_json()["rows"][0]["rdp"]
     assert all((value < here) == name.startswith("stronger") for name, value in found.items() if not name.startswith("as"))
 
 
@@ -84,7 +84,7 @@ def test_what_was_charged_beside_the_plan_is_in_the_promise(experiment, tmp_path
     stated = statement.build(experiment, None, calibrated, ledger)
     assert isinstance(stated, RunStatement) and stated.epsilon["rdp"] is not None
     assert stated.epsilon["rdp"] > calibrated.epsilon["rdp"] + 0.02
-    words = "\n".join(explain(experiment, size, stated)["words"])
+    words = "\n".join(explain(experiment, size, stated).words)
     assert f"at most e^{stated.epsilon['rdp']:.3g} = " in words
 
 
@@ -94,7 +94,7 @@ def test_a_fork_of_nothing_is_neither_planned_nor_explained(experiment, tmp_path
     for job in (Explain(size=10_000), Plan()):
         with pytest.raises(ConfigError, match="parent: no such run"):
             job(experiment, folder)
-    assert Plan().document(experiment)["guarantee"] == "dp"
+    assert plan_of_run(experiment).guarantee == "dp"
 
 
 @pytest.mark.parametrize(
@@ -106,7 +106,7 @@ def test_what_became_of_a_runs_audit_is_said_wherever_its_claim_is(experiment, v
     stated = statement.build(audited, None, calibrate(audited, 10_000))
     assert isinstance(stated, RunStatement) and stated.audit is not None and stated.audit.verdict == "pending"
     stated = dataclasses.replace(stated, audit=dataclasses.replace(stated.audit, verdict=verdict))
-    (said,) = [line for line in explain(audited, 10_000, stated)["words"] if "The audit of this run" in line]
+    (said,) = [line for line in explain(audited, 10_000, stated).words if "The audit of this run" in line]
     (on_card,) = [line for line in card(stated, name="a", architecture="b", trained="all", command="c").splitlines() if "audit:" in line]
     assert words in said and words in on_card and verdict in on_card
     parent = Origin(kind="run", name="parent", identity="0" * 16, claim=_claim(audited.data, audited.privacy, stated, verdict))
@@ -124,18 +124,18 @@ def test_what_a_run_stated_is_said_whatever_the_config_beside_it_declares(experi
     other = config.build(
         recipes.compose([*QUICK, "data.declared_size=10000", "privacy.delta=1e-12", "steps=5", "noise.noise_multiplier=9"])
     )[0]
-    of_own, of_other = ("\n".join(explain(one, 10_000, stated)["words"]) for one in (experiment, other))
+    of_own, of_other = ("\n".join(explain(one, 10_000, stated).words) for one in (experiment, other))
     assert of_own == of_other and "delta = 1e-06" in of_own and "noise with standard deviation 1 times" in of_own
 
 
 def test_no_guarantee_is_said_first():
     seeded = config.build(recipes.compose([*QUICK, "seed=1", "data.declared_size=10000"]))[0]
-    assert "GUARANTEE: NONE. fixed_seed" in explain(seeded, 10_000, None)["words"][1]
+    assert "GUARANTEE: NONE. fixed_seed" in explain(seeded, 10_000, None).words[1]
 
 
 def test_plain_training_is_called_what_it_is():
     plain = config.build(recipes.compose([*QUICK, "mechanism=none", "data.declared_size=10000"]))[0]
-    assert "not private" in explain(plain, 10_000, None)["words"][0]
+    assert "not private" in explain(plain, 10_000, None).words[0]
 
 
 def test_an_unknown_size_is_asked_for():
@@ -154,13 +154,13 @@ def test_an_unknown_size_is_asked_for():
 )
 def test_what_is_particular_about_a_mechanism_is_said(overrides, words):
     experiment = config.build(recipes.compose([*QUICK, *overrides, "data.declared_size=10000"]))[0]
-    assert words in "\n".join(explain(experiment, 10_000, None)["words"])
+    assert words in "\n".join(explain(experiment, 10_000, None).words)
 
 
 def test_little_data_is_hinted_at_where_the_claim_is_shown(experiment):
     """In the explanation and in the table at the end of a run."""
     few = config.build(recipes.compose([*QUICK, "data.declared_size=355"]))[0]
     stated = statement.build(few, None, calibrate(few, 355))
-    (hint,) = [line for line in explain(few, 355, stated)["words"] if line.startswith("Hint: ")]
+    (hint,) = [line for line in explain(few, 355, stated).words if line.startswith("Hint: ")]
     assert hint.removeprefix("Hint: ") in _hints(stated) and "only 355 rows" in hint
     assert _hints(statement.build(experiment, None, calibrate(experiment, 10_000))) == []

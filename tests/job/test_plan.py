@@ -1,5 +1,6 @@
 """The headline's plan against the published and the computed values; memory by hand on a small case."""
 
+import dataclasses
 import json
 from pathlib import Path
 
@@ -9,13 +10,16 @@ import pytest
 from dpx import config
 from dpx.config import recipes
 from dpx.console import Console
+from dpx.cost.compiled_step import CompiledStep
 from dpx.cost.flops import training_matmul_flops
 from dpx.cost.memory import Trains, activations, step_memory
 from dpx.declaration import ConfigError
-from dpx.job.plan import Plan, largest_microbatch, plan, show
+from dpx.job.plan import Plan, largest_microbatch, plan_of_run, show
+from dpx.job.plan_records import RunPlan
 from dpx.models.shape import Bert
 from dpx.run_folder import RunFolder
 from dpx.task.declarations import MaskedLanguageModel
+from tests.planned import plan
 
 FIELDS = {
     "parameters",
@@ -146,10 +150,12 @@ def test_largest_microbatch_is_the_last_that_fits() -> None:
     assert plan(experiment)["memory_bytes_per_device"] <= 0.8 * experiment.mesh.memory_bytes
 
 
-def _compiled(*overrides: str) -> dict:
+def _compiled(*overrides: str) -> CompiledStep:
     experiment, job = config.build(recipes.compose(["job=plan", "plan.compile=true", *overrides]))
     assert isinstance(job, Plan)
-    return job.document(experiment)["compiled"]
+    planned = job.document(experiment)
+    assert isinstance(planned, RunPlan) and planned.compiled is not None
+    return planned.compiled
 
 
 needs_8 = pytest.mark.skipif(len(jax.devices()) < 8, reason="needs 8 devices")
@@ -161,15 +167,15 @@ def test_the_real_step_is_compiled_for_the_mesh(capsys: pytest.CaptureFixture[st
     # Whose noise is known: solving for it would take longer than compiling.
     micro = ["model=micro", "model.layers=1", "data.declared_size=100000", "noise=multiplier", "noise.noise_multiplier=1", "accountant=rdp"]
     found = _compiled(*micro, "mesh=data_fsdp", "microbatch=2")
-    kinds = {name: {one["kind"] for one in crossing} for name, crossing in found["collectives"].items()}
+    kinds = {name: {one.kind for one in crossing} for name, crossing in found.collectives.items()}
     assert kinds["gather"] == {"all-gather"} and kinds["accumulate"] == set() and kinds["reduce"] >= {"reduce-scatter", "all-reduce"}
-    assert not any(one["in_loop"] for crossing in found["collectives"].values() for one in crossing)
+    assert not any(one.in_loop for crossing in found.collectives.values() for one in crossing)
     model, task = Bert(name="micro", layers=1, width=32, heads=2, feed_forward=64, positions=64), MaskedLanguageModel(next_sentence=False)
     products = 2 * training_matmul_flops(model, 1024, 32, task.masked_positions(32), pooled_outputs=0)
-    assert products < found["flops_per_device_and_microbatch"] < 1.2 * products
-    held = found["programs"]["accumulate"]
-    assert held["arguments"] > 0 and found["peak_bytes_per_device"] >= sum(held.values())
-    show(_plan(*micro) | {"compiled": found}, Console(width=200))
+    assert products < found.flops_per_device_and_microbatch < 1.2 * products
+    held = found.programs["accumulate"]
+    assert held["arguments"] > 0 and found.peak_bytes_per_device >= sum(held.values())
+    show(dataclasses.replace(plan_of_run(config.build(recipes.compose(micro))[0]), compiled=found), Console(width=200))
     assert "GB per device" in capsys.readouterr().out
 
 
@@ -178,8 +184,8 @@ def test_the_real_step_is_compiled_for_the_mesh(capsys: pytest.CaptureFixture[st
 def test_a_large_model_is_compiled_without_being_allocated() -> None:
     found = _compiled("+experiment=anil_2m_batch", "mesh=h200_8", "microbatch=8")
     parameters = 336_226_108
-    assert not any(one["in_loop"] for crossing in found["collectives"].values() for one in crossing)
-    assert 12 * parameters / 8 + 8 * parameters < found["peak_bytes_per_device"] < 139e9
+    assert not any(one.in_loop for crossing in found.collectives.values() for one in crossing)
+    assert 12 * parameters / 8 + 8 * parameters < found.peak_bytes_per_device < 139e9
 
 
 def test_carriers_take_less_work_and_memory_than_the_matrices_they_replace() -> None:

@@ -8,10 +8,10 @@ from omegaconf import OmegaConf
 from dpx import config
 from dpx.config import recipes
 from dpx.declaration import ConfigError
-from dpx.job.plan import plan
 from dpx.job.released import Evaluate
 from dpx.models.shape import Decoder
 from dpx.run_folder import RunFolder
+from tests.planned import plan
 
 pytestmark = pytest.mark.usefixtures("coarse_grid")
 CAUSAL = ["model=decoder_micro", "model.layers=1", "task=causal_lm", "data=synthetic", "data.pairs=none", "data.sequence_length=16"]

@@ -15,12 +15,12 @@ from dpx.data.prepare import prepare
 from dpx.data.store import VOCABULARY
 from dpx.declaration import ConfigError
 from dpx.interop.export import export
-from dpx.job.plan import plan
 from dpx.job.released import Evaluate
 from dpx.run_folder import RunFolder
 from dpx.training.evaluation import spread, store_of
 from dpx.training.prediction import of_run
 from tests.composed import composed
+from tests.planned import plan
 from tests.training.sharing import run_job
 
 pytestmark = pytest.mark.usefixtures("coarse_grid")

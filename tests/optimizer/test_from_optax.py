@@ -9,9 +9,9 @@ import pytest
 from dpx import config, packages
 from dpx.config import recipes
 from dpx.declaration import ConfigError
-from dpx.job.plan import plan
 from dpx.optimizer import Adam, Optax, from_optax
 from dpx.training.fingerprint import claim_checksum
+from tests.planned import plan
 from tests.processes import environment
 
 NAMED = [name for name in packages.names_in("optimizer") if name not in ("adam", "optax")]

@@ -12,7 +12,7 @@ from dpx.claim import calibration, outside_code, statement
 from dpx.config import recipes
 from dpx.declaration import ConfigError
 from dpx.experiment import Experiment
-from dpx.job import account, explain, plan
+from dpx.job import account, explain
 from dpx.privacy import event_json, ledger
 from dpx.privacy.ledger import Ledger, LedgerEntry
 from dpx.privacy.segments import Segment
@@ -21,6 +21,7 @@ from dpx.training import fingerprint
 from dpx.tuning.search import Search
 from dpx.tuning.study import Study
 from tests.outside.made_up import as_if_unimported, on_path, pond
+from tests.planned import plan
 from tests.privacy.test_ledger import forked
 from tests.sealed import sealed_anew
 from tests.tuning import made_up as trials
@@ -70,7 +71,7 @@ def test_any_one_part_makes_the_claim_its_packages(site, part, tmp_path):
     key = {"data": "data.source"}.get(part.partition("=")[0], part.partition("=")[0])
     assert (facts["package"], facts["version"]) == ("dpx_pond", "0.3.1") and facts["parts"][key].startswith("dpx_pond.")
     assert {run["by"] for run in document["ledger"]["segments"]} == {"dpx_pond"}
-    no_bound(plan.plan(experiment) | {"planned": {}, "spent": {}})
+    no_bound(plan(experiment) | {"planned": {}, "spent": {}})
 
 
 @pytest.fixture
@@ -220,8 +221,8 @@ def test_an_account_of_its_ledger_needs_no_package_and_says_whose_word_it_is(sit
 
 def test_an_explanation_says_whose_word_it_is(site):
     found = explain.explain(built(*OWN, "clip=smooth"), SIZE, None)
-    assert any("dpx_pond" in line and line.startswith("GUARANTEE") for line in found["words"])
-    assert all("dpx_pond" in table["title"] for table in found["tables"])
+    assert any("dpx_pond" in line and line.startswith("GUARANTEE") for line in found.words)
+    assert all("dpx_pond" in table.title for table in found.tables)
 
 
 def test_another_version_is_other_code_and_another_class_another_claim(site, tmp_path_factory):

@@ -13,7 +13,7 @@ from dpx.claim import calibration, outside_code, spent, statement
 from dpx.config import recipes
 from dpx.data.store import Store
 from dpx.experiment import Experiment
-from dpx.job import explain, plan
+from dpx.job import explain
 from dpx.job.train import Resume, Train
 from dpx.privacy import ledger
 from dpx.privacy.ledger import Ledger, NoiseEpoch
@@ -25,6 +25,7 @@ from dpx.training.step import Step
 from dpx.tuning import charges
 from dpx.tuning.search import Search
 from tests.outside.made_up import on_path, package, record
+from tests.planned import plan
 from tests.tuning import made_up as trials
 
 BY, SIZE, BATCH, SIGMA = "dpx_reed", 1000, 16, 2.0
@@ -89,10 +90,10 @@ ROADS = {
     "planned steps": lambda experiment, job, path: calibration.planned_segments(experiment, ((BATCH, 3),), SIZE, SIGMA)[0].by,
     "statement": lambda experiment, job, path: said(stated(experiment, None, job)),
     "statement of a ledger alone": lambda experiment, job, path: said(stated(experiment, entered(experiment, path, job))),
-    "plan": lambda experiment, job, path: said(plan.plan(experiment)),
+    "plan": lambda experiment, job, path: said(plan(experiment)),
     "search": lambda experiment, job, path: "+".join(Search.from_experiment(trials.experiment("composition", 1)).by),
     "fingerprint": lambda experiment, job, path: "+".join(fingerprint.fingerprint(experiment, "data", 8, job=job)["packages"]),
-    "explanation": lambda experiment, job, path: BY if BY in json.dumps(explain.explain(experiment, SIZE, None)["words"]) else None,
+    "explanation": lambda experiment, job, path: BY if BY in json.dumps(explain.explain(experiment, SIZE, None).words) else None,
 }
 
 

@@ -51,7 +51,7 @@ def test_a_name_of_the_paper_composes_at_its_last_point_and_is_planned_at_its_fi
     points = recipes.points(name)
     experiment, _ = build(recipes.plan_config(name, points[-1]))
     assert experiment.name == name
-    assert Point(name, tuple(points[0])).plan_row()["error"] is None
+    assert Point(name, tuple(points[0])).plan_row().error is None
 
 
 @pytest.mark.parametrize(("name", "runs"), [*POINTS.items(), *((f"laptop/{name}", runs) for name, runs in LAPTOP.items())])

@@ -9,6 +9,7 @@ from dpx.declaration import ConfigError
 from dpx.job.plan import Plan
 from dpx.models.gemma import Gemma
 from dpx.models.shape import count
+from dpx.records import to_json
 
 RELEASED = 1_038_741_120  # metadata of google/vaultgemma-1b
 NAME = "vaultgemma_1b"
@@ -17,7 +18,7 @@ NAME = "vaultgemma_1b"
 def _planned(*overrides: str) -> dict:
     experiment, job = build(recipes.compose([f"+experiment={NAME}", *overrides]))
     assert isinstance(job, Plan), "a plan only"
-    return job.document(experiment)
+    return to_json(job.document(experiment))
 
 
 @pytest.fixture(scope="module")

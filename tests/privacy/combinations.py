@@ -9,7 +9,6 @@ import math
 import random
 from typing import Literal
 
-import pytest
 from dp_accounting.pld import privacy_loss_distribution
 
 from dpx.audit.declarations import Canaries, NoCanaries, Primary
@@ -33,7 +32,7 @@ from dpx.mechanism.declarations import (
     SecretTelemetry,
     TargetEpsilon,
 )
-from dpx.privacy import accounting, closed_form, ledger, loss_grid
+from dpx.privacy import accounting, closed_form, ledger
 from dpx.privacy.declarations import Deterministic as WithoutAmplification
 from dpx.privacy.declarations import GdpClt, Pld, Privacy, Rdp
 from dpx.privacy.ledger import Ledger
@@ -73,6 +72,8 @@ SUPPORTED = {
 
 Unit = tuple[Literal["row", "document"], int, Literal["group", "sample_units"]]
 UNITS: tuple[Unit, ...] = (("row", 1, "group"), ("document", 1, "group"), ("document", 3, "group"), ("document", 3, "sample_units"))
+# A coarse grid of privacy losses is sound and quick; what is checked here does not depend on it.
+COARSE = 5e-3
 CYCLE = 4
 DATA = [{}, {"declared_size": None}, {"vocabulary": "protected"}]
 
@@ -86,7 +87,7 @@ def choices(size, steps):
             CyclicPoisson(cycle=CYCLE),
             *(kind(assumed=assumed) for kind in (FixedSize, Shuffled, Deterministic, BallsInBins) for assumed in (None, "poisson")),
         ],
-        "accountant": [Pld(), Rdp(), WithoutAmplification(), GdpClt()],
+        "accountant": [kind(value_discretization_interval=COARSE) for kind in (Pld, Rdp, WithoutAmplification, GdpClt)],
         "mechanism": [DpSgd()] * 6 + [NoPrivacy(), DiscreteGaussian(), Banded(bands=3)],
         "clip": [Flat(clipping_norm=0.1), Normalised(clipping_norm=1.0), PerLayer(clipping_norm=0.5), AdaptiveClip(clipping_norm=0.2)],
         "telemetry": [SecretTelemetry()] * 3 + [ReleasedTelemetry()],
@@ -175,7 +176,7 @@ def _check_epsilon(experiment, document, charges):
     assert document["epsilon"].keys() <= SUPPORTED[(kind, privacy.adjacency)] & ({"rdp"} if on_a_grid else {"pld", "rdp", "deterministic"})
     floor = _floor(experiment, document)
     for name, value in document["epsilon"].items():
-        found = accounting.compose(accounting.bucketed(charges), name, privacy.adjacency).epsilon(privacy.delta)
+        found = accounting.compose(accounting.bucketed(charges), name, privacy.adjacency, coarse=COARSE).epsilon(privacy.delta)
         assert value == accounting.finite(found)
         assert value is None or value >= floor, (name, value, floor)
 
@@ -198,15 +199,12 @@ def _floor(experiment, document):
 
 def held_to(base, seed, path, size=1_000, steps=12):
     """Whether combination `seed` stands; it is checked if it does, and must be refused in one line if not."""
-    # A coarse grid is sound and quick; what is checked here does not depend on it.
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(loss_grid, "grid", lambda *_: 5e-3)
-        try:
-            experiment = drawn(base, seed, lambda *_: size, steps)
-            calibrated = calibrate(experiment, size)
-        except ConfigError as refusal:
-            assert is_one_line(refusal)
-            return False
-        # What calibrates may run, so nothing is refused from here on.
-        check(experiment, calibrated, *entered(experiment, calibrated, path))
+    try:
+        experiment = drawn(base, seed, lambda *_: size, steps)
+        calibrated = calibrate(experiment, size)
+    except ConfigError as refusal:
+        assert is_one_line(refusal)
+        return False
+    # What calibrates may run, so nothing is refused from here on.
+    check(experiment, calibrated, *entered(experiment, calibrated, path))
     return True

@@ -10,26 +10,23 @@ from dpx.claim.document import RunStatement
 from dpx.declaration import ConfigError
 from dpx.job.account import Account
 from dpx.job.explain import explain
-from dpx.job.plan import plan
-from dpx.privacy import accounting, event_json, loss_grid
+from dpx.privacy import accounting, event_json
 from dpx.privacy.events import Release
 from dpx.privacy.ledger import Ledger
 from dpx.privacy.unit_facts import UnitFacts
 from dpx.records import to_json
 from dpx.run_folder import RunFolder
 from tests.composed import composed
+from tests.planned import plan
 from tests.privacy.test_unit_facts import MANIFEST
 
 SIZE, STEPS, MICRO = 2000, 30, 4
 FP = ("model=micro", "task=classification", "data=synthetic_labels", "mechanism=dp_fp", f"mechanism.micro_batches={MICRO}")
 FP += ("privacy.adjacency=zero_out_text", "privacy.delta=1e-4", f"data.declared_size={SIZE}", "batch_schedule.size=40", f"steps={STEPS}")
+# What is compared here is composed on the same coarse grid.
+COARSE = 5e-3
+FP += (f"+accountant.value_discretization_interval={COARSE}",)
 LIMIT = ("noise=target_clt", "noise.epsilon=2")
-
-
-@pytest.fixture(autouse=True)
-def coarse(monkeypatch):
-    """What is compared here is composed on the same grid."""
-    monkeypatch.setattr(loss_grid, "grid", lambda *_: 5e-3)
 
 
 def stated(tmp_path, *given):
@@ -46,12 +43,12 @@ def stated(tmp_path, *given):
 
 def bound(sigma):
     charges = [(Release(noise_multiplier=sigma, sampling_probability=40 / SIZE / MICRO, kind="slot_revealed"), STEPS * MICRO)]
-    return accounting.compose(charges, "pld", "zero_out_text").epsilon(1e-4)
+    return accounting.compose(charges, "pld", "zero_out_text", coarse=COARSE).epsilon(1e-4)
 
 
 def hidden(sigma, accountant):
     charges = [(Release(noise_multiplier=sigma, sampling_probability=40 / SIZE / MICRO), STEPS * MICRO)]
-    return accounting.compose(charges, accountant).epsilon(1e-4)
+    return accounting.compose(charges, accountant, coarse=COARSE).epsilon(1e-4)
 
 
 def test_with_everything_below_the_noise_frozen_the_text_is_protected(tmp_path):
@@ -107,7 +104,7 @@ def test_plan_and_explanation_say_the_same(train, guarantee):
     names = [one["name"] for one in planned["unsupported"]]
     assert names[-3:] == ["epsilon/pld/poisson", "epsilon/rdp/poisson", "epsilon/gdp_clt"]
     assert names[:-3] == ([] if guarantee == "dp" else ["epsilon/pld"]) and bool(planned["epsilon"]) == (guarantee == "dp")
-    words = "\n".join(explain(experiment, SIZE, None)["words"])
+    words = "\n".join(explain(experiment, SIZE, None).words)
     assert ("GUARANTEE: NONE. dp_fp: train=all" in words) == (guarantee == "none")
     for part in (
         "What is protected: the text of one row, not its label.",

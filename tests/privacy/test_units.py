@@ -84,7 +84,7 @@ def test_the_statement_and_the_explanation_speak_of_units(units, tmp_path):
     assert document["unit_mode"] == "sample_units" and document["rows_per_unit_max"] == 5 and document["guarantee"] == "dp"
     assert any("whole document" in line for line in document["assumptions"])
     assert any(f"the number of documents ({N}) is public" in line for line in document["assumptions"])
-    words = "\n".join(explain(experiment, N, stated)["words"])
+    words = "\n".join(explain(experiment, N, stated).words)
     assert "the sum of the gradients of a document's rows" in words and "each document is drawn" in words
 
 

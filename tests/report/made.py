@@ -19,6 +19,7 @@ from dpx.report import page, paper, published
 from dpx.report.evidence import Evidence
 from dpx.report.rows import Run
 from dpx.report.shape import Verdict
+from dpx.results import Results, write_results
 from dpx.run_folder import RunFolder
 from dpx.table import Table
 
@@ -103,12 +104,9 @@ def folder(
         entered.open_noise_epoch(fresh)
         seals.write_statement(RunFolder(made), entered, _claim(entered, private))
     sealed_anew(made)
-    results = {
-        "steps": steps,
-        "heldout": {"loss": 5.0, "mlm_accuracy": accuracy},
-        "baselines": {"most_frequent_token": 0.05, "untrained": 0.0},
-    }
-    (made / "private" / "results.json").write_text(json.dumps(results))
+    baselines = {"most_frequent_token": 0.05, "untrained": 0.0}
+    results = Results(steps=steps, metric="mlm_accuracy", heldout={"loss": 5.0, "mlm_accuracy": accuracy}, baselines=baselines)
+    write_results(made / "private", results)
     (made / "private" / "status.json").write_text(json.dumps({"train": {"state": "finished", "commit": "0123456789ab", "seconds": 9.0}}))
     (made / "private" / "metrics.jsonl").write_text("".join(json.dumps(_line(step, accuracy, private)) + "\n" for step in range(steps)))
     return made

@@ -153,7 +153,7 @@ def test_a_plan_counts_what_is_trained(tmp_path):
     document = job.document(experiment)
     width, layers = experiment.model.width, experiment.model.layers
     # Two targets, each of two factors.
-    assert document["trained_parameters"] == 2 * 2 * layers * 2 * width < document["parameters"]
+    assert document.trained_parameters == 2 * 2 * layers * 2 * width < document.parameters
 
 
 @pytest.mark.parametrize(

@@ -44,7 +44,7 @@ def distribution(**fixed: object) -> TrialDistribution:
     """A search over one setting, which every made-up point draws."""
     sampler = {"_target_": rules._SWEEPER, "sampler": {"_target_": rules._SAMPLER, "seed": None}}
     space = {"optimizer.weight_decay": {"type": "float", "low": 0.0, "high": 10.0, "step": None, "is_log": False}}
-    return TrialDistribution(sampler, space, dict(fixed))
+    return TrialDistribution(sampler=sampler, space=space, fixed=dict(fixed))
 
 
 def begin(study: Study, of: Experiment, folder: Path, point: tuple[str, ...] = (DRAWN,), settles: bool = True) -> None:

@@ -23,7 +23,7 @@ def test_a_killed_trial_is_charged_its_plan_and_has_failed(tmp_path: Path) -> No
     begin(study, of, folder_of(study, 2))
     enter(folder_of(study, 2), of, range(1))
     with open(study.private / "trials", "a") as file:
-        file.write('0123 {"begun": 2, "folder": "cut sh')
+        file.write('0123 {"kind": "begun", "number": 2, "folder": "cut sh')
     assert [one.state for one in study.close(of)] == ["finished", "failed"]
     assert steps_of(stated(study)) == 2 * STEPS
 

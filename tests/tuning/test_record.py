@@ -13,6 +13,7 @@ from dpx.privacy.chain import Chain
 from dpx.records import to_json
 from dpx.tuning import record
 from dpx.tuning.declarations import Tune
+from dpx.tuning.lines import Line
 from dpx.tuning.study import Study
 from tests.tuning.made_up import STEPS, begin, experiment, folder_of, stated, trial
 
@@ -81,7 +82,7 @@ class Killed(Exception):
     """Stands for a SIGKILL at a chosen write."""
 
 
-@pytest.mark.parametrize("killed", ["sealed", "written", "stated"])
+@pytest.mark.parametrize("killed", ["sealed_statement", "written", "stated"])
 def test_a_kill_while_a_study_is_stated_locks_nobody_out(tmp_path: Path, killed: str, monkeypatch: pytest.MonkeyPatch) -> None:
     study, of = Study(tmp_path, "s"), experiment("composition")
     trial(study, of, 1, 0.1)
@@ -92,8 +93,8 @@ def test_a_kill_while_a_study_is_stated_locks_nobody_out(tmp_path: Path, killed:
             raise Killed
         whole(*given)
 
-    def noted(self: Any, *lines: dict) -> None:
-        if any(killed in line for line in lines):
+    def noted(self: Any, *lines: Line) -> None:
+        if any(line.kind == killed for line in lines):
             raise Killed
         note(self, *lines)
 
@@ -125,18 +126,47 @@ def test_a_new_record_under_an_old_name_is_another_one(tmp_path: Path) -> None:
 def test_the_plan_is_on_disk_before_a_trial_starts(tmp_path: Path) -> None:
     study, of = Study(tmp_path, "s"), experiment("composition")
     begin(study, of, folder_of(study, 1), ("optimizer.weight_decay=1",))
-    (line,) = [line for line in Chain(study.private / "trials").lines if "begun" in line]
+    (line,) = [line for line in Chain(study.private / "trials").lines if line["kind"] == "begun"]
     (run,) = line["plan"]
     assert run["steps"] == [[0, STEPS]] and (run["q"], run["noise_multiplier"]) == (0.1, 4.0)
     noted = json.loads((folder_of(study, 1) / "private" / "trial.json").read_text())
     assert noted["study"] == "s" and to_json(Chain(study.private / "trials").mark) == noted["mark"]
 
 
+@pytest.mark.parametrize(
+    ("line", "words"),
+    [
+        ({"kind": "again", "number": 0, "why": "no"}, "line 2: its content has the field why, unknown here"),
+        ({"kind": "again"}, "line 2: its content has no value for the field number"),
+        ({"kind": "again", "number": "0"}, "line 2: number is not a whole number"),
+        ({"kind": "began"}, "line 2: its content is of the kind began, not one of began_with, drawn, draws_from, declared, begun, again"),
+        ({"again": 0}, "line 2: its content is of the kind None, not one of began_with"),
+        ({"kind": "again", "number": 0}, "line 2: trial 0 did not begin"),
+        ({"kind": "begun", "number": 1, "folder": "f", "point": [], "plan": None}, "line 2: trial 1 begins after 0 others"),
+    ],
+)
+def test_a_line_that_is_not_a_record_of_a_search_is_refused(tmp_path: Path, line: dict[str, Any], words: str) -> None:
+    study = Study(tmp_path, "s")
+    study.private.mkdir(parents=True)
+    written = Chain(study.private / "trials", {"trials": record.FORMAT})
+    written.append([line])
+    written.close()
+    _refuses_everything(study, f"private/trials, {words}")
+
+
+def test_a_note_of_a_trial_with_an_unknown_field_is_refused(tmp_path: Path) -> None:
+    study = Study(tmp_path, "s")
+    folder = trial(study, experiment("composition"), 1, 0.1)
+    path = folder / "private" / "trial.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"won": True}))
+    _refuses_everything(study, "private/trial.json: its content has the field won, unknown here")
+
+
 def test_a_record_of_another_format_is_refused(tmp_path: Path) -> None:
     study = Study(tmp_path, "s")
     study.private.mkdir(parents=True)
-    Chain(study.private / "trials", {"trials": 1}).close()
-    _refuses_everything(study, r"private/trials: is in format 1, not 2\. Use the version of dpx that wrote it\.$")
+    Chain(study.private / "trials", {"trials": 2}).close()
+    _refuses_everything(study, r"private/trials: is in format 2, not 3\. Use the version of dpx that wrote it\.$")
 
 
 def test_a_trial_whose_plan_is_not_recorded_has_an_unknown_cost(tmp_path: Path) -> None:

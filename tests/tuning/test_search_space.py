@@ -114,7 +114,7 @@ def test_the_launch_settles_everything_and_a_later_one_that_differs_is_refused(t
     root = _root(sweep_dir=tmp_path)
     assert resolvers._trials_left(root) == 4
     before = (tmp_path / "studies" / root.name / "private" / "trials").read_bytes()
-    assert b"draws_from" in before and b'"drawn": 4' in before
+    assert b"draws_from" in before and b'"number": 4' in before
     with pytest.raises(ConfigError, match="tune.trials=7, tune.shape=1.0: the number of trials of the study .* was already drawn"):
         resolvers._trials_left(_root("tune.trials=7", sweep_dir=tmp_path))
     with pytest.raises(

@@ -25,7 +25,7 @@ def three_trials(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def _lines(study: Study) -> list[str]:
-    return [next(iter(line)) for line in Chain(study.private / "trials").lines]
+    return [line["kind"] for line in Chain(study.private / "trials").lines]
 
 
 def _other_space(**changes: object) -> TrialDistribution:
@@ -37,8 +37,8 @@ def test_space_sampler_number_and_its_distribution_are_on_disk_before_the_first_
     study = Study(tmp_path, "s")
     study.settle(TUNE, distribution(steps=STEPS))
     settled, drawn = Chain(study.private / "trials").lines
-    assert settled["draws_from"] == dataclasses.asdict(distribution(steps=STEPS))
-    assert drawn == {"drawn": 3, "from": [8, "1.0"]}
+    assert settled == {"kind": "draws_from", "distribution": dataclasses.asdict(distribution(steps=STEPS))}
+    assert drawn == {"kind": "drawn", "number": 3, "drawn_from": {"mean": 8, "shape": "1.0"}}
     study.begin(experiment("repeat_and_select", 8), folder_of(study, 0), (DRAWN,), lambda others: {"steps": STEPS})
     assert _lines(study) == ["draws_from", "drawn", "began_with", "begun"]
 
@@ -59,7 +59,7 @@ def test_a_later_launch_that_would_draw_from_something_else_is_refused_by_name(t
     study, of = Study(tmp_path, "s"), experiment("repeat_and_select", 8)
     study.settle(TUNE, DIFFERENT[named])
     study.settle(TUNE, distribution())  # nothing was seen
-    assert Chain(study.private / "trials").lines[-1] == {"draws_from": dataclasses.asdict(distribution())}
+    assert Chain(study.private / "trials").lines[-1] == {"kind": "draws_from", "distribution": dataclasses.asdict(distribution())}
     assert _lines(study).count("drawn") == 1, "the number stays"
     trial(study, of, 0, 0.1)
     before = (study.private / "trials").read_bytes()
@@ -151,7 +151,7 @@ def test_a_trial_that_is_no_draw_of_the_declared_space_is_refused(tmp_path: Path
 def test_whole_numbers_and_choices_are_held_against_their_support(kind: str) -> None:
     numbers = {"type": "int", "low": 1, "high": 3, "step": 1, "is_log": False}
     space = {"a": numbers if kind == "int" else {"type": "choice", "values": ["1", "3"]}}
-    drawn = TrialDistribution({}, space, {})
+    drawn = TrialDistribution(sampler={}, space=space, fixed={})
     assert drawn.refusal(["a=3", "b=9"]) is None
     assert drawn.refusal(["a=4"]) and drawn.refusal(["a=1.5"]) and drawn.refusal(["b=1"])
 
@@ -191,7 +191,7 @@ def _three(study: Study, of: Experiment, last: tuple[str, ...] = (DRAWN,)) -> di
 
 def _without(study: Study, kind: str) -> None:
     """Rewrites the record as if no line of that kind had been written."""
-    lines = [line for line in Chain(study.private / "trials").lines if kind not in line]
+    lines = [line for line in Chain(study.private / "trials").lines if line["kind"] != kind]
     (study.private / "trials").unlink()
     rewritten = Chain(study.private / "trials", {"trials": record.FORMAT})
     rewritten.append(lines)

@@ -5,9 +5,9 @@ from pathlib import Path
 from typing import Any
 
 from dpx.declaration import declaration
-from dpx.papers.du2021 import table2, verdicts
+from dpx.papers.du2021 import table2
 from dpx.papers.du2021.table2 import NON_PRIVATE, dp_fp, dp_sgd
-from dpx.report.shape import Part
+from dpx.report.shape import Part, verdict_table
 from dpx.table import Table
 
 # Printed means have two digits after the point.
@@ -30,7 +30,7 @@ class DpfpHeadline:
     def __call__(self) -> list[Table]:
         scores = table2.scores(self.published)
         headline, means = self._headline(scores), _means(scores)
-        return [headline, means, verdicts.table(judged(headline.as_json()["rows"], means.as_json()["rows"]))]
+        return [headline, means, verdict_table(judged(headline.as_json()["rows"], means.as_json()["rows"]))]
 
     def _headline(self, scores: table2.Scores) -> Table:
         own, other, without = (table2.mean(scores[self.model, row]) for row in (dp_fp(3), dp_sgd(3), NON_PRIVATE))

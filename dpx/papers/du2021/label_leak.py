@@ -18,11 +18,11 @@ from dpx.declaration import declaration, require
 from dpx.init.declarations import FromCheckpoint, RandomStart
 from dpx.interop.shape import OfCheckpoint
 from dpx.models.shape import Bert
-from dpx.papers.du2021 import batches, verdicts
+from dpx.papers.du2021 import batches
 from dpx.papers.du2021.batches import Step, Steps
 from dpx.papers.du2021.one_step import NoisyClassifier, shape_of, standard_normal
 from dpx.picture import Lines, Picture
-from dpx.report.shape import Part
+from dpx.report.shape import Part, verdict_table
 from dpx.table import Table
 
 # Recovered counts with a larger error are plotted with the last one.
@@ -66,7 +66,7 @@ class DpfpLabelLeak:
         sigmas = {float(epsilon): self._sigma(float(epsilon)) for epsilon in self.epsilons}
         errors = self._errors(subjects[-1], sigmas, [dict(zip(COUNTS, row, strict=True)) for row in rows if row[0] == subjects[-1].name])
         bounds = self._bounds(sigmas)
-        judgement = verdicts.table(judged(exact.as_json()["rows"], bounds.as_json()["rows"]))
+        judgement = verdict_table(judged(exact.as_json()["rows"], bounds.as_json()["rows"]))
         return [exact, errors, bounds, judgement]
 
     def _sigma(self, epsilon: float) -> float:

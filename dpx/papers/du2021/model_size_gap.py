@@ -5,10 +5,10 @@ from pathlib import Path
 from typing import Any
 
 from dpx.declaration import declaration
-from dpx.papers.du2021 import table2, verdicts
+from dpx.papers.du2021 import table2
 from dpx.papers.du2021.table2 import NON_PRIVATE, TARGETS, TASKS, dp_fp
 from dpx.picture import Lines, Picture
-from dpx.report.shape import Part
+from dpx.report.shape import Part, verdict_table
 from dpx.table import Table
 
 
@@ -32,7 +32,7 @@ class DpfpModelSizeGap:
         scores = table2.scores(self.published)
         gaps, orders = self._gaps(scores), self._orders(scores)
         claims = self._claims(gaps.as_json()["rows"])
-        return [gaps, claims, orders, verdicts.table(judged(*(one.as_json()["rows"] for one in (gaps, claims, orders))))]
+        return [gaps, claims, orders, verdict_table(judged(*(one.as_json()["rows"] for one in (gaps, claims, orders))))]
 
     def _gaps(self, scores: table2.Scores) -> Table:
         rows = []

@@ -17,11 +17,11 @@ from dpx.declaration import declaration, require
 from dpx.init.declarations import FromCheckpoint, RandomStart
 from dpx.interop.shape import OfCheckpoint
 from dpx.models.shape import Bert
-from dpx.papers.du2021 import batches, verdicts
+from dpx.papers.du2021 import batches
 from dpx.papers.du2021.batches import Step, Steps
 from dpx.papers.du2021.one_step import NoisyClassifier, shape_of, standard_normal
 from dpx.picture import Lines, Picture
-from dpx.report.shape import Part
+from dpx.report.shape import Part, verdict_table
 from dpx.table import Table
 
 COLUMNS = ("batch", "encoder", "numbers", "noise_multiplier", "steps", "rows", "words", "recovered", "wrong", "missed")
@@ -71,7 +71,7 @@ class DpfpPostprocessingCounterexample:
         rows = self._counted(small, norms) + (self._counted(large, self._norms(large)) if large else [])
         recovery = Table("recovery", COLUMNS, tuple(rows), "words of a batch, read off one step's embedding gradient", NOTES)
         words = self._drawn(small, [norms[self.numbers[-1], sigma][0] for sigma in self.noise_multipliers])
-        return [recovery, words, verdicts.table(judged(recovery.as_json()["rows"]))]
+        return [recovery, words, verdict_table(judged(recovery.as_json()["rows"]))]
 
     def _norms(self, subject: Steps) -> dict[tuple[str, float | int], list[np.ndarray]]:
         """Returns the norm of each row of the embedding's gradient [V], by number format and noise, one array a step."""

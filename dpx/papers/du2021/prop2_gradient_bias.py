@@ -19,11 +19,11 @@ from dpx.declaration import declaration, require
 from dpx.init.declarations import FromCheckpoint, RandomStart
 from dpx.interop.shape import OfCheckpoint
 from dpx.models.shape import Bert
-from dpx.papers.du2021 import batches, verdicts
+from dpx.papers.du2021 import batches
 from dpx.papers.du2021.batches import Steps
 from dpx.papers.du2021.one_step import NoisyClassifier, shape_of, standard_normal
 from dpx.picture import Lines, Picture
-from dpx.report.shape import Part
+from dpx.report.shape import Part, verdict_table
 from dpx.table import Table
 
 COLUMNS = ("method", "noise_multiplier", "reference", "reference_norm", "squared_bias", "squared_bias_error")
@@ -72,7 +72,7 @@ class DpfpProp2GradientBias:
             rows = [row for sigma in self.noise_multipliers for row in self._dp_fp(point, float(sigma))]
             rows += self._dp_sgd(point)
         bias = Table("bias", COLUMNS, tuple(rows), "the mean gradient over noise, less what it is compared with", NOTES)
-        return [bias, verdicts.table(judged(bias.as_json()["rows"]))]
+        return [bias, verdict_table(judged(bias.as_json()["rows"]))]
 
     def _trained(self, subject: Steps) -> "Point":
         """Returns the loss of the batch at the parameters after `warm_up` plain steps, in float64."""

@@ -10,9 +10,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from dpx.declaration import declaration
-from dpx.papers.du2021 import verdicts
 from dpx.picture import Lines, Picture
-from dpx.report.shape import Part
+from dpx.report.shape import Part, verdict_table
 from dpx.table import Table
 
 # Printed and computed values agree within this share.
@@ -57,7 +56,7 @@ class DpfpTable2Accounting:
         rows = of_li.as_json()["rows"]
         apart = [cell for cell, row in zip(self.cells, rows, strict=True) if abs(row["clt_difference"]) > NEAR]
         tried = [self._tried(apart)] if self.tried and apart else []
-        return [of_li, *tried, own, verdicts.table(judged(rows, own.as_json()["rows"]))]
+        return [of_li, *tried, own, verdict_table(judged(rows, own.as_json()["rows"]))]
 
     def _of_li(self) -> Table:
         rows = []

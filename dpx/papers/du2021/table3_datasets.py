@@ -6,8 +6,8 @@ from typing import Any
 
 from dpx.data.labelled import Table as Labelled
 from dpx.declaration import declaration, require
-from dpx.papers.du2021 import labelled_rows, verdicts
-from dpx.report.shape import Part
+from dpx.papers.du2021 import labelled_rows
+from dpx.report.shape import Part, verdict_table
 from dpx.table import Table
 
 
@@ -38,7 +38,7 @@ class DpfpTable3Datasets:
             "lengths are means over those rows, of both texts of a pair, without marks; empty: no such files here",
         )
         table = Table("datasets", columns, tuple(rows), "Table 3: training rows and average lengths", notes)
-        return [table, verdicts.table(judged(table.as_json()["rows"]))]
+        return [table, verdict_table(judged(table.as_json()["rows"]))]
 
     def _row(self, subject: Subject) -> tuple[Any, ...]:
         from dpx.config import recipes

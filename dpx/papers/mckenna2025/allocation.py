@@ -9,7 +9,7 @@ from dpx.declaration import declaration
 from dpx.papers.mckenna2025 import verdicts
 from dpx.papers.mckenna2025.lab import BY_COMPUTE, OfLab
 from dpx.picture import Lines, Picture
-from dpx.report.shape import Part
+from dpx.report.shape import Part, verdict_table
 from dpx.scaling.optima import Optimum, optima
 from dpx.table import Table
 
@@ -28,7 +28,7 @@ class MckennaAllocation(OfLab):
         fitted = self.lab.fitted()
         curve = optima(fitted.surface, self.lab.ratio, self._sizes, self.lab.epsilons, self.lab.computes_of())
         models = float(fitted.surface.parameters_M[0]), float(fitted.surface.parameters_M[-1])
-        return [_rows(curve, fitted.notes), verdicts.table(judged(curve, models))]
+        return [_rows(curve, fitted.notes), verdict_table(judged(curve, models))]
 
     @property
     def _sizes(self) -> Sequence[float | int]:

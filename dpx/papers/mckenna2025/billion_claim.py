@@ -3,10 +3,9 @@
 from collections.abc import Sequence
 
 from dpx.declaration import declaration
-from dpx.papers.mckenna2025 import verdicts
 from dpx.papers.mckenna2025.lab import OfLab
 from dpx.picture import Lines, Picture
-from dpx.report.shape import Part
+from dpx.report.shape import Part, verdict_table
 from dpx.scaling import published
 from dpx.scaling.noise import Calibration
 from dpx.scaling.optima import optimum
@@ -32,13 +31,13 @@ class MckennaBillionClaim(OfLab):
     def __call__(self) -> list[Table]:
         tables = [self._noise(), self._printed()]
         if not self.lab.is_measured:
-            return [*tables, verdicts.table([Part.missing(CLAIM, "no measurements")])]
+            return [*tables, verdict_table([Part.missing(CLAIM, "no measurements")])]
         fitted = self.lab.fitted()
         best = optimum(fitted.surface, self.lab.ratio(self.epsilon), size=self.size, epsilon=self.epsilon, compute=float(self.compute))
         rows = () if best is None else ((best.parameters, best.batch_size, best.steps, best.loss, "; ".join(best.marks)),)
         columns = ("model", "batch_size", "steps", "loss", "marks")
         inside = Table("best_inside", columns, rows, "the best configuration inside the grid; empty if none is inside", fitted.notes)
-        return [*tables, inside, verdicts.table([judged(fitted.surface, float(self.parameters))])]
+        return [*tables, inside, verdict_table([judged(fitted.surface, float(self.parameters))])]
 
     def _noise(self) -> Table:
         rows = []

@@ -7,10 +7,9 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from dpx.declaration import declaration
-from dpx.papers.mckenna2025 import verdicts
 from dpx.papers.mckenna2025.lab import Positive
 from dpx.picture import Cells, Lines, Picture
-from dpx.report.shape import Part
+from dpx.report.shape import Part, verdict_table
 from dpx.scaling.vulnerability import excess_by_profiles
 from dpx.table import Table
 
@@ -31,7 +30,7 @@ class MckennaCalibrationProfiles(Positive):
         settings = {batch: self._composed(batch) for batch in self.batch_sizes}
         profiles = self._profiles(settings)
         part = judged(profiles.as_json()["rows"], float(self.epsilon))
-        return [self._noise(settings), profiles, self._excess(settings), verdicts.table([part])]
+        return [self._noise(settings), profiles, self._excess(settings), verdict_table([part])]
 
     def _composed(self, batch: int):
         from dpx.privacy import solve

@@ -8,10 +8,9 @@ from typing import Any
 import numpy as np
 
 from dpx.declaration import declaration
-from dpx.papers.mckenna2025 import verdicts
 from dpx.papers.mckenna2025.lab import Positive
 from dpx.picture import Lines, Picture
-from dpx.report.shape import Part
+from dpx.report.shape import Part, verdict_table
 from dpx.table import Table
 
 
@@ -40,7 +39,7 @@ class MckennaDiminishingBatch(Positive):
         slope = float(np.polyfit(logs[:, 1], logs[:, 0], 1)[0])
         fit = Table("slope", ("slope", "claimed"), ((slope, 1.0),), "log batch size against log N sqrt(epsilon / T)")
         points = Table("turning_points", columns, tuple(rows), f"where doubling the batch gains {self.threshold:.0%}")
-        return [points, fit, verdicts.table([judged(slope)])]
+        return [points, fit, verdict_table([judged(slope)])]
 
     def pictures(self) -> list[Picture]:
         """Plots turning points against the claimed scale, one series per number of records."""

@@ -5,10 +5,9 @@ from collections.abc import Sequence
 import numpy as np
 
 from dpx.declaration import declaration, require
-from dpx.papers.mckenna2025 import verdicts
 from dpx.papers.mckenna2025.lab import BY_COMPUTE, OfLab
 from dpx.picture import Lines, Picture
-from dpx.report.shape import Part
+from dpx.report.shape import Part, verdict_table
 from dpx.scaling.optima import Optimum, optima
 from dpx.table import Table
 
@@ -42,7 +41,7 @@ class MckennaFig11Nonprivate(OfLab):
         note = "at the measured batch, so that T = C / (6 M B S); steps beyond the measured ones are extrapolated"
         return [
             Table("nonprivate", columns, rows, "the best model without noise", (note, *fitted.notes)),
-            verdicts.table(judged(points, self.tolerance)),
+            verdict_table(judged(points, self.tolerance)),
         ]
 
     def pictures(self) -> list[Picture]:

@@ -6,10 +6,9 @@ from typing import Any
 import numpy as np
 
 from dpx.declaration import declaration
-from dpx.papers.mckenna2025 import verdicts
 from dpx.papers.mckenna2025.lab import Fitted, OfLab
 from dpx.picture import Lines, Picture
-from dpx.report.shape import Part
+from dpx.report.shape import Part, verdict_table
 from dpx.scaling.extrapolation import extend
 from dpx.scaling.smoothing import isotonic, rolling_mean, smooth
 from dpx.table import Table
@@ -33,7 +32,7 @@ class MckennaFig14Smoothing(OfLab):
         title = f"{fitted.grid.names[0]}: {fitted.grid.parameters_M[0]:,.0f} parameters"
         return [
             Table("smoothing", columns, tuple((*row, row[0] in ratios) for row in rows), title, fitted.notes),
-            verdicts.table(judged(rows)),
+            verdict_table(judged(rows)),
         ]
 
     def pictures(self) -> list[Picture]:

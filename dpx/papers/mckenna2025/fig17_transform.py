@@ -6,10 +6,9 @@ from typing import Any
 import numpy as np
 
 from dpx.declaration import declaration
-from dpx.papers.mckenna2025 import verdicts
 from dpx.papers.mckenna2025.lab import BY_RATIO, OfLab
 from dpx.picture import Lines, Picture
-from dpx.report.shape import Part
+from dpx.report.shape import Part, verdict_table
 from dpx.scaling.parametric import transformed
 from dpx.table import Table
 
@@ -33,7 +32,7 @@ class MckennaFig17Transform(OfLab):
         columns = ("model", "noise_batch_ratio", "transformed", "loss")
         return [
             Table("transform", columns, tuple(rows), f"after {surface.measured_steps:,.0f} steps", fitted.notes),
-            verdicts.table(judged(rows)),
+            verdict_table(judged(rows)),
         ]
 
     def pictures(self) -> list[Picture]:

@@ -5,12 +5,11 @@ from collections.abc import Sequence
 import numpy as np
 
 from dpx.declaration import declaration
-from dpx.papers.mckenna2025 import verdicts
 from dpx.papers.mckenna2025.allocation import by_the_rule
 from dpx.papers.mckenna2025.lab import BY_COMPUTE, OfLab
 from dpx.papers.mckenna2025.parametric import points_of
 from dpx.picture import Lines, Picture
-from dpx.report.shape import Part
+from dpx.report.shape import Part, verdict_table
 from dpx.scaling import parametric
 from dpx.table import Table
 
@@ -36,7 +35,7 @@ class MckennaFig19ParametricOptimum(OfLab):
         rows = optimal(fit, self.ratios, self.lab.computes_of().tolist(), float(measured.sequence_length[0]), models)
         notes = (f"beyond {points.parameters.max():,.0f} parameters and N = {points.examples.max():,.0f} the form extrapolates",)
         columns = ("ratio", "compute", "model", "rule")
-        return [Table("optimum", columns, tuple(rows), "the model of least loss by form L2", notes), verdicts.table(judged(rows, models))]
+        return [Table("optimum", columns, tuple(rows), "the model of least loss by form L2", notes), verdict_table(judged(rows, models))]
 
     def pictures(self) -> list[Picture]:
         """Plots a line for each ratio; marks are 20 tokens a parameter."""

@@ -10,7 +10,7 @@ from dpx.declaration import declaration
 from dpx.papers.mckenna2025 import verdicts
 from dpx.papers.mckenna2025.lab import BY_COMPUTE, OfLab
 from dpx.picture import Lines, Picture
-from dpx.report.shape import Part
+from dpx.report.shape import Part, verdict_table
 from dpx.scaling.optima import Optimum, optima
 from dpx.scaling.query import NEAR, ends_flat, knee, saturating_compute
 from dpx.table import Table
@@ -38,7 +38,7 @@ class MckennaFig3abCompute(OfLab):
         return [
             Table("loss_by_compute", columns, rows, "least predicted loss by compute", fitted.notes),
             Table("knees", ("size", "epsilon", "knee", "saturates_at", "is_flat"), tuple(knees), near),
-            verdicts.table(judged(knees)),
+            verdict_table(judged(knees)),
         ]
 
     def pictures(self) -> list[Picture]:
@@ -101,7 +101,7 @@ class MckennaFig3cTokenRatio(OfLab):
         return [
             Table("token_ratio", columns, rows, "tokens per parameter by compute", fitted.notes),
             Table("slopes", ("epsilon", "slope"), tuple(slopes), "of log tokens per parameter against log compute"),
-            verdicts.table(judged_ratio(slopes)),
+            verdict_table(judged_ratio(slopes)),
         ]
 
     def pictures(self) -> list[Picture]:

@@ -8,7 +8,7 @@ from dpx.declaration import declaration
 from dpx.papers.mckenna2025 import verdicts
 from dpx.papers.mckenna2025.lab import Positive
 from dpx.picture import Arrows, Picture
-from dpx.report.shape import Part
+from dpx.report.shape import Part, verdict_table
 from dpx.table import Table
 
 PLANES = (("epsilon", "batch_size"), ("size", "batch_size"), ("epsilon", "size"))
@@ -37,7 +37,7 @@ class MckennaFig4VectorFields(Positive):
         place = {"size": self.fixed_size, "batch_size": self.fixed_batch_size, "epsilon": self.fixed_epsilon}
         axes = {"size": self.sizes, "batch_size": self.batch_sizes, "epsilon": self.epsilons}
         planes = [plane(ratio, axes, place, *names) for names in PLANES]
-        return [*planes, verdicts.table(judged(planes))]
+        return [*planes, verdict_table(judged(planes))]
 
     def pictures(self) -> list[Picture]:
         """Draws the three panels; an arrow over a whole step of the axis halves the ratio."""

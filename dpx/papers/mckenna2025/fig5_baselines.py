@@ -6,10 +6,9 @@ from typing import Any
 import numpy as np
 
 from dpx.declaration import declaration
-from dpx.papers.mckenna2025 import verdicts
 from dpx.papers.mckenna2025.lab import Baseline, Fitted, OfLab
 from dpx.picture import Lines, Picture
-from dpx.report.shape import Part
+from dpx.report.shape import Part, verdict_table
 from dpx.scaling.noise import Calibration
 from dpx.scaling.optima import optimum
 from dpx.scaling.query import NEAR
@@ -38,7 +37,7 @@ class MckennaFig5Baselines(OfLab):
         rows = self._losses(fitted)
         title = f"predicted losses at {self.lab.size:g} records and {self.lab.compute:.3g} FLOPs"
         columns = ("epsilon", "setting", "loss", "compute")
-        return [*tables, Table("losses", columns, tuple(rows), title, fitted.notes), verdicts.table(judged(rows, float(self.lab.epsilon)))]
+        return [*tables, Table("losses", columns, tuple(rows), title, fitted.notes), verdict_table(judged(rows, float(self.lab.epsilon)))]
 
     def _losses(self, fitted: Fitted) -> list[Row]:
         rows: list[Row] = []

@@ -9,7 +9,7 @@ from dpx.declaration import declaration
 from dpx.papers.mckenna2025 import verdicts
 from dpx.papers.mckenna2025.lab import Fitted, OfLab
 from dpx.picture import Lines, Picture
-from dpx.report.shape import Part
+from dpx.report.shape import Part, verdict_table
 from dpx.scaling.query import Candidates, candidates
 from dpx.table import Table
 
@@ -28,7 +28,7 @@ class MckennaFig6FullGrid(OfLab):
     def __call__(self) -> list[Table]:
         fitted = self.lab.fitted()
         rows = self._curves(fitted)
-        return [*(self._table(axis, rows, fitted.notes) for axis in AXES), verdicts.table(judged(rows))]
+        return [*(self._table(axis, rows, fitted.notes) for axis in AXES), verdict_table(judged(rows))]
 
     def _table(self, axis: str, rows: Sequence[Row], notes: Sequence[str]) -> Table:
         own = tuple((name, value, place, loss) for name, value, on, place, loss in rows if on == axis)

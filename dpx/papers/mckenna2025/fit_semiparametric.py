@@ -9,7 +9,7 @@ from dpx.declaration import declaration
 from dpx.papers.mckenna2025 import verdicts
 from dpx.papers.mckenna2025.lab import BY_RATIO, Fitted, OfLab
 from dpx.picture import Lines, Picture
-from dpx.report.shape import Part
+from dpx.report.shape import Part, verdict_table
 from dpx.scaling.smoothing import Grid
 from dpx.scaling.surface import Surface
 from dpx.table import Table
@@ -22,7 +22,7 @@ class MckennaFitSemiparametric(OfLab):
     def __call__(self) -> list[Table]:
         fitted = self.lab.fitted()
         notes = (*fitted.notes, f"choice over learning rates: {self.lab.choice}", *fitted.left_out)
-        return [_final(fitted, notes), verdicts.table(judged(fitted.grid, fitted.surface))]
+        return [_final(fitted, notes), verdict_table(judged(fitted.grid, fitted.surface))]
 
     def pictures(self) -> list[Picture]:
         """Plots measured and fitted losses after the last measured step."""

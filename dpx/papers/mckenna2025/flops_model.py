@@ -8,7 +8,7 @@ from typing import Any
 from dpx.declaration import declaration
 from dpx.papers.mckenna2025 import verdicts
 from dpx.papers.mckenna2025.lab import Positive
-from dpx.report.shape import Part
+from dpx.report.shape import Part, verdict_table
 from dpx.run_folder import read_json
 from dpx.table import Table
 
@@ -35,7 +35,7 @@ class MckennaFlopsModel(Positive):
     def __call__(self) -> list[Table]:
         traced = [self._traced(name, length) for name in self.published_parameters for length in self.sequence_lengths]
         shares = self._shares(traced)
-        return [self._products(traced), shares, self._measured(), verdicts.table([judged(shares.as_json()["rows"])])]
+        return [self._products(traced), shares, self._measured(), verdict_table([judged(shares.as_json()["rows"])])]
 
     def _traced(self, name: str, length: int) -> dict[str, Any]:
         """Returns the products of one example in each program, from traced programs."""

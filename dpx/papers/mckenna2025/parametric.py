@@ -7,10 +7,9 @@ from collections.abc import Mapping
 import numpy as np
 
 from dpx.declaration import declaration, require
-from dpx.papers.mckenna2025 import verdicts
 from dpx.papers.mckenna2025.lab import Lab, OfLab
 from dpx.picture import Lines, Picture
-from dpx.report.shape import Part
+from dpx.report.shape import Part, verdict_table
 from dpx.scaling import parametric
 from dpx.scaling.measurements import Measurements
 from dpx.table import Table
@@ -76,7 +75,7 @@ class MckennaParametric(OfLab):
             Table("coefficients", columns, rows, f"form {self.form}", notes),
             Table("objectives", ("form", "mean_huber_loss"), huber_losses, "of log losses, over the Huber width"),
             _residuals(points, own),
-            verdicts.table(judged_l1(points, own) if self.form == "L1" else judged_l2(fits["L1"], fits["L2"])),
+            verdict_table(judged_l1(points, own) if self.form == "L1" else judged_l2(fits["L1"], fits["L2"])),
         ]
 
     def pictures(self) -> list[Picture]:

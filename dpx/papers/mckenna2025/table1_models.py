@@ -4,9 +4,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from dpx.declaration import declaration
-from dpx.papers.mckenna2025 import verdicts
 from dpx.papers.mckenna2025.lab import Positive
-from dpx.report.shape import Part
+from dpx.report.shape import Part, verdict_table
 from dpx.table import Table
 
 # Models that our counts may be of: the encoder with its word head, with the next-sentence head too, or with a separate output matrix.
@@ -50,7 +49,7 @@ class MckennaTable1Models(Positive):
             "Small is printed with 4 heads, the released model has 8; the count is the same. The vocabulary is not stated",
         )
         models = Table("models", columns, tuple(rows), "printed parameters beside exact counts", notes)
-        return [models, verdicts.table(judged(models.as_json()["rows"]))]
+        return [models, verdict_table(judged(models.as_json()["rows"]))]
 
 
 def judged(rows: Sequence[Mapping[str, Any]]) -> list[Part]:

@@ -11,7 +11,7 @@ from dpx.declaration import declaration
 from dpx.papers.mckenna2025 import verdicts
 from dpx.papers.mckenna2025.lab import Fitted, OfLab
 from dpx.picture import Lines, Picture
-from dpx.report.shape import Part
+from dpx.report.shape import Part, verdict_table
 from dpx.scaling import published
 from dpx.scaling.noise import Calibration
 from dpx.scaling.optima import Optimum, optima
@@ -45,7 +45,7 @@ class MckennaTable2Saturation(OfLab):
         return [
             *tables,
             Table("saturation", columns, rows, f"least compute within {NEAR:.0%}", fitted.notes),
-            verdicts.table(judged(points)),
+            verdict_table(judged(points)),
         ]
 
     def _saturated(self, fitted: Fitted) -> list[tuple[Optimum, bool]]:

@@ -1,13 +1,13 @@
 """Evaluates runs that differ only in their physical batch on the text that they were trained on (McKenna et al. 2025, Table 3)."""
 
-import json
 from collections.abc import Sequence
 from pathlib import Path
 
+from dpx.claim.document import RunStatement
+from dpx.claim.seals import STATEMENT, read_run_statement
 from dpx.declaration import declaration, require
-from dpx.papers.mckenna2025 import verdicts
 from dpx.papers.mckenna2025.lab import Positive
-from dpx.report.shape import Part
+from dpx.report.shape import Part, verdict_table
 from dpx.table import Table
 
 Row = tuple[int, int, float, float, float]
@@ -40,7 +40,7 @@ class MckennaTable3Trainset(Positive):
         title = f"{self.rows:,} training rows at ratio {self.noise_batch_ratio:g}"
         note = "more than one epoch: the rows were seen before, so their loss is no longer that of unseen text"
         printed = Table("published", ("batch_size", "loss", "accuracy"), tuple(map(tuple, self.published)), "Table 3 as printed (percent)")
-        return [Table("train_rows", columns, tuple(sorted(rows)), title, (note,)), printed, verdicts.table(judged(rows))]
+        return [Table("train_rows", columns, tuple(sorted(rows)), title, (note,)), printed, verdict_table(judged(rows))]
 
     def _row(self, folder: Path) -> Row | None:
         """Returns (batch size, replicate, loss, accuracy, epochs) of a run at the ratio, else `None`."""
@@ -53,9 +53,11 @@ class MckennaTable3Trainset(Positive):
             return None
         metrics = of_released(experiment, path / "release" / "params", "protected", self.rows)
         accuracy = next(value for name, value in metrics.items() if name in ("mlm_accuracy", "next_token_accuracy"))
-        size = json.loads((path / "release" / "privacy.json").read_text())["declared_size"]
+        stated = read_run_statement(path / "release" / STATEMENT)
+        require(isinstance(stated, RunStatement), path, "is a run without privacy", "Name runs at the ratio")
+        assert isinstance(stated, RunStatement)
         batch = experiment.batch_schedule.at(0)
-        return batch, experiment.replicate, metrics["loss"], accuracy, batch * experiment.steps / size
+        return batch, experiment.replicate, metrics["loss"], accuracy, batch * experiment.steps / stated.declared_size
 
 
 def judged(rows: Sequence[Row]) -> list[Part]:

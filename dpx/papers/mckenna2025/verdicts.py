@@ -1,22 +1,16 @@
-"""Judges the paper's claims: it makes a table of verdicts, and tests orders with a tolerance for a few points."""
+"""Tests orders, with a tolerance for a few points that measured surfaces need."""
 
 import itertools
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from typing import Any, TypeVar
 
 from dpx.report.shape import Part
-from dpx.table import Table
 
 # A measured surface has noise: at least this share of the pairs that differ must be in order.
 IN_ORDER = 0.9
 
 One = TypeVar("One")
-
-
-def table(parts: Sequence[Part]) -> Table:
-    """Returns a table with a row for each claim."""
-    return Table("verdicts", ("claim", "state", "statistic"), tuple((one.claim, one.state, one.statistic) for one in parts), "verdicts")
 
 
 def neighbours(points: Iterable[One], same: Callable[[One], Any], by: Callable[[One], Any]) -> list[tuple[One, One]]:

@@ -1,0 +1,11 @@
+"""The plan of a config as the JSON that `plan.json` holds."""
+
+from typing import Any
+
+from dpx.experiment import Experiment
+from dpx.job.plan import plan_of_run
+from dpx.records import to_json
+
+
+def plan(experiment: Experiment, fork: str | None = None) -> dict[str, Any]:
+    return to_json(plan_of_run(experiment, fork))
