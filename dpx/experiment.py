@@ -90,6 +90,12 @@ class Experiment:
             "the ratio is noise over one batch size, but the batch size varies",
             "Use batch_schedule=constant or noise=multiplier",
         )
+        require(
+            self.privacy.unit_mode != "one_row" or isinstance(self.batch_schedule, Constant),
+            "privacy.unit_mode=one_row",
+            "the row of a unit depends on the epoch, and epochs have a length only at one batch size",
+            "Use batch_schedule=constant or privacy.unit_mode=sample_units",
+        )
         self._require_telemetry_fits()
         for key in self.privacy.assumed:
             require(_has(self, key), f"privacy.assumed={key}", "no such key", "Name keys of the config, such as data.declared_size")

@@ -118,9 +118,11 @@ class WithCanaries(Store):
     def population(self, privacy: Privacy) -> int:
         return self.first + len(self._planted.is_in_M) * self._each
 
-    def examples(self, split: Any, indices: Any, rows_per_example: int, width: int | None = None) -> dict[str, np.ndarray]:
+    def examples(
+        self, split: Any, indices: Any, rows_per_example: int, width: int | None = None, epoch: int | None = None
+    ) -> dict[str, np.ndarray]:
         own_n, place_n = self._apart(indices)
-        own = self._store.examples(split, own_n, rows_per_example, width)
+        own = self._store.examples(split, own_n, rows_per_example, width, epoch)
         own["canary"] = np.full(own["record"].shape, -1, np.int32)
         own.setdefault("is_padding", np.zeros(own["record"].shape, bool))
         number_n = place_n // self._each
@@ -130,10 +132,10 @@ class WithCanaries(Store):
         canaries["is_padding"] = (canaries["is_padding"].T | ~self._planted.is_in_M[number_n]).T
         return {name: np.concatenate([own[name], canaries[name]]) for name in own}
 
-    def lengths(self, split: Any, indices: Any, rows_per_example: int) -> Int[np.ndarray, " n"]:
+    def lengths(self, split: Any, indices: Any, rows_per_example: int, epoch: int | None = None) -> Int[np.ndarray, " n"]:
         own_n, place_n = self._apart(indices)
         is_own_n, longest_n = np.asarray(indices) < self.first, np.zeros(len(indices), np.int32)
-        longest_n[is_own_n] = self._store.lengths(split, own_n, rows_per_example)
+        longest_n[is_own_n] = self._store.lengths(split, own_n, rows_per_example, epoch)
         longest_n[~is_own_n] = np.where(place_n // self._each < self._planted.gradients, 2, self.manifest.sequence_length)
         return longest_n
 

@@ -117,7 +117,7 @@ def check_claim(experiment: Experiment, size: int) -> int:
         "Use a smaller delta, or privacy.allow_large_delta=true, which the statement lists",
     )
     require(
-        privacy.adjacency != "replace_one" or privacy.rows_per_unit_max == privacy.rows_per_example,
+        privacy.adjacency != "replace_one" or privacy.unit_mode != "group" or privacy.rows_per_unit_max == 1,
         f"privacy.rows_per_unit_max={privacy.rows_per_unit_max}",
         "dpx has no accounting under replace_one for units of several rows that are drawn row by row",
         "Use privacy.adjacency=zero_out, or privacy.unit_mode=sample_units",

@@ -165,6 +165,8 @@ def _of_the_unit(experiment: Experiment) -> list[str]:
         premises.append(
             f"the number of rows of each {privacy.unit} is public too: the neighbour has as many rows, with their content zeroed out"
         )
+    if privacy.unit_mode == "one_row":
+        premises.append(f"each drawn {privacy.unit} is read as one row, chosen by the {privacy.unit} and the number of the epoch alone")
     return premises
 
 

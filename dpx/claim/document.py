@@ -216,7 +216,9 @@ class RunStatement(_OfAnyRun):
     kind: Literal["run"] = "run"
     unit: str = described("What one protected unit is.")
     rows_per_unit_max: int = described("The most rows that one unit has.")
-    unit_mode: str = described('Whether steps draw rows ("group") or whole units ("sample_units").')
+    unit_mode: str = described(
+        'Whether steps draw rows ("group"), whole units ("sample_units") or units of which one row is read ("one_row").'
+    )
     adjacency: str = described("The neighbouring relation.")
     delta: float = described("The delta of the headline.")
     declared_size: int = described("The public number N of rows or units.")

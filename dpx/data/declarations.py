@@ -51,15 +51,16 @@ class Embedded(_RunningText):
 class TextFiles(_RunningText):
     """Reads the user's `.txt[.gz]` and `.jsonl[.gz]` files.
 
-    A `.txt` file is one document, or one a line with `document_per="line"`; a `.jsonl` file has one document a line. `paths` are files,
-    folders and patterns such as `texts/*.txt`, or one of them. `unit_field` names the `.jsonl` field with the owner of the document;
+    A `.txt` file is one document, or one a line with `document_per="line"`; a `.jsonl` file has one document a line, or one for
+    each line of a record's text with `document_per="paragraph"`. `paths` are files, folders and patterns such as `texts/*.txt`, or one of
+    them. `unit_field` names the `.jsonl` field with the owner of the document;
     documents with the same value are one unit.
     """
 
     paths: str | Sequence[str]
     text_field: str = "text"
     unit_field: str | None = None
-    document_per: Literal["file", "line"] = "file"
+    document_per: Literal["file", "line", "paragraph"] = "file"
     kind: Literal["text"] = "text"
 
 
@@ -166,7 +167,8 @@ class Data:
 
     Documents are divided into public, held-out and protected splits by a hash of the unit id with `split_salt`. `declared_size` is the
     public N (of rows, or of units under `privacy.unit_mode=sample_units`): required under `add_remove`, and used for plans before the data
-    is prepared. A table's test set is a separate split, or is the held-out split (`Table.select`).
+    is prepared. With `cuts`, each protected document has this number of rows, each from a random sentence on, instead of all of its text
+    once; a held-out or public document has one. A table's test set is a separate split, or is the held-out split (`Table.select`).
     """
 
     name: str
@@ -175,6 +177,7 @@ class Data:
     sequence_length: int
     pairs: Literal["none", "same_document", "cross_document"] = "same_document"
     short_sequence_rate: float = 0.1
+    cuts: int | None = None
     public_fraction: float = 0.05
     heldout_fraction: float = 0.05
     split_salt: str = "dpx"
@@ -199,6 +202,12 @@ class Data:
             f"data.short_sequence_rate={self.short_sequence_rate}",
             "is not a rate between 0 and 1",
             "Use a value between 0 and 1",
+        )
+        require(
+            self.cuts is None or (self.cuts > 0 and not self.labels),
+            f"data.cuts={self.cuts}",
+            "is not a count of rows that are cut from each document of running text",
+            "Use 1 or more (one for each epoch), or null to cut the whole text into rows",
         )
         require(
             self.declared_size is None or self.declared_size > 0,
@@ -252,12 +261,6 @@ class Data:
 
     def require_fits(self, privacy: Privacy) -> None:
         """Raises `ConfigError` if this data does not name the unit of privacy, or if a row would belong to more than one unit."""
-        require(
-            self.pairs != "cross_document" or privacy.unit == "row",
-            f"data.pairs=cross_document with privacy.unit={privacy.unit}",
-            "a row would contain text of two documents, so the removal of one document would change rows of other documents",
-            "Use data.pairs=same_document or privacy.unit=row",
-        )
         require(
             privacy.unit != "author" or self.names_units,
             f"privacy.unit=author with data={self.name}",

@@ -57,6 +57,31 @@ def paired_rows(
     return rows
 
 
+def one_cut(
+    sentences: Sequence[Tokens],
+    *,
+    room: int,
+    short_sequence_rate: float,
+    draws: random.Random,
+    is_paired: bool,
+    donor: Sequence[Tokens] = (),
+) -> list[Row]:
+    """One row that begins at a random sentence; at the first one if too little follows, and none if the document has too few tokens.
+
+    A false pair's second segment comes from `donor` where one is given, else from before the row, or from where `paired_rows` takes it.
+    """
+    sentences = _fitting(sentences, room)
+    for start in (_below(len(sentences), draws), 0):
+        tail = sentences[start:]
+        if not is_paired:
+            rows = single_rows(tail, room=room, short_sequence_rate=short_sequence_rate, draws=draws)
+        else:
+            rows = paired_rows(tail, room=room, short_sequence_rate=short_sequence_rate, draws=draws, donor=donor or sentences[:start])
+        if rows:
+            return rows[:1]
+    return []
+
+
 def _pair(sentences: Sequence[Tokens], start: int, end: int, target: int, draws: random.Random, donor: Sequence[Tokens]) -> tuple[Row, int]:
     """Returns a row from sentences `start` to `end`, and the sentence at which the next row starts."""
     if end - start == 1:

@@ -230,6 +230,8 @@ def _settings(data: Data, privacy: Privacy, source: Source) -> dict[str, Any]:
     for name in ("paths", "test_paths", "split", "test_split", "subset", "unit_note", "known_as"):
         declared["source"].pop(name, None)
     declared["vocabulary"].pop("path")
+    if data.cuts is None:
+        declared.pop("cuts")
     vocabulary = _place_of(data.vocabulary.path) if data.vocabulary.path else None
     return {
         "data": json.loads(json.dumps(declared, default=list)),

@@ -12,7 +12,7 @@ import numpy as np
 from dpx.data.declarations import Data
 from dpx.data.documents import Document, Example
 from dpx.data.keyed import KeyedHash, Split
-from dpx.data.pairs import Row, Tokens, paired_rows, single_rows
+from dpx.data.pairs import Row, Tokens, one_cut, paired_rows, single_rows
 from dpx.data.schema import Columns
 from dpx.data.tokenizer import TextTokenizer
 
@@ -69,15 +69,27 @@ class RowCutter:
     def _rows(self, split: Split, document: UnitDocument, sentences: list[Tokens]) -> list[Row]:
         data = self._data
         draws = self._keyed.draws("rows", document.unit_id, document.content)
-        if data.pairs == "none":
+        if data.pairs == "none" and data.cuts is None:
             return single_rows(sentences, room=data.sequence_length - 2, short_sequence_rate=data.short_sequence_rate, draws=draws)
         donor: Sequence[Tokens] = ()
         if data.pairs == "cross_document":
             # The donor is the previous document of the same split: deleting a document then changes the rows of one other.
             donor = self._last.get(split, ())
             self._last[split] = [sentence for sentence in sentences if sentence] or donor
+        if data.cuts is not None:
+            return self._cuts(split, document, sentences, donor)
         room = data.sequence_length - 2 - self._tokenizer.separators
         return paired_rows(sentences, room=room, short_sequence_rate=data.short_sequence_rate, draws=draws, donor=donor)
+
+    def _cuts(self, split: Split, document: UnitDocument, sentences: list[Tokens], donor: Sequence[Tokens]) -> list[Row]:
+        """The row of each epoch, a function of the document and the number of the epoch; one where nothing is trained on."""
+        data, is_paired = self._data, self._data.pairs != "none"
+        room = data.sequence_length - (2 + self._tokenizer.separators if is_paired else 2)
+        options = {"room": room, "short_sequence_rate": data.short_sequence_rate, "is_paired": is_paired, "donor": donor}
+        rows = []
+        for number in range((data.cuts or 1) if split == "protected" else 1):
+            rows += one_cut(sentences, draws=self._keyed.draws("cut", document.unit_id, document.content, number), **options)
+        return rows
 
     def _columns(self, rows: list[Row]) -> Columns:
         """Returns the columns of marked rows of running text."""

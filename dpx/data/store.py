@@ -135,33 +135,50 @@ class Store:
         return privacy.population(self.manifest)
 
     def examples(
-        self, split: Split, indices: Int[np.ndarray, " n"] | Sequence[int], rows_per_example: int, width: int | None = None
+        self,
+        split: Split,
+        indices: Int[np.ndarray, " n"] | Sequence[int],
+        rows_per_example: int,
+        width: int | None = None,
+        epoch: int | None = None,
     ) -> dict[str, np.ndarray]:
         """Returns the examples that a step draws: rows as `rows` returns them, or, for `rows_per_example` R above 1, whole units.
+
+        With the number of an `epoch` from 0, `indices` are units, and each unit gives the one row that is read in this epoch: the row of
+        that number, and the first one again after the last. `is_padding` bool[n] is true for a unit without rows, whose fields hold zeros.
 
         For units, `indices` are numbers below `units[split]`, every field is [n, R, ...], and `is_padding` bool[n, R] is true where a unit
         has no further row; those hold zeros. Time grows as n log N. Raises `IndexError` outside the split, and `ConfigError` if a unit has
         more than R rows (the store was prepared under another cap).
         """
-        if rows_per_example == 1:
+        if epoch is None and rows_per_example == 1:
             return self.rows(split, indices, width)
-        row_nR, is_padding_nR = self._rows_of_units(split, indices, rows_per_example)
+        if epoch is None:
+            row_nR, is_padding_nR = self._rows_of_units(split, indices, rows_per_example)
+        else:
+            row_nR, is_padding_nR = self._row_of_epoch(split, indices, epoch)
         rows = self.rows(split, row_nR[~is_padding_nR], width)
         filled = {name: np.zeros((*row_nR.shape, *values.shape[1:]), values.dtype) for name, values in rows.items()}
         for name, values in rows.items():
             filled[name][~is_padding_nR] = values
         return filled | {"is_padding": is_padding_nR}
 
-    def lengths(self, split: Split, indices: Int[np.ndarray, " n"] | Sequence[int], rows_per_example: int) -> Int[np.ndarray, " n"]:
+    def lengths(
+        self, split: Split, indices: Int[np.ndarray, " n"] | Sequence[int], rows_per_example: int, epoch: int | None = None
+    ) -> Int[np.ndarray, " n"]:
         """Returns the number of tokens of the longest text of each of the requested `examples`."""
         wanted_n = np.asarray(indices, dtype=np.int64)
         longest_n = np.zeros(len(wanted_n), np.int32)
         for start in range(0, len(wanted_n), _LENGTHS_AT_ONCE):
             block = slice(start, start + _LENGTHS_AT_ONCE)
-            longest_n[block] = self._lengths(split, wanted_n[block], rows_per_example)
+            longest_n[block] = self._lengths(split, wanted_n[block], rows_per_example, epoch)
         return longest_n
 
-    def _lengths(self, split: Split, wanted_n: np.ndarray, rows_per_example: int) -> np.ndarray:
+    def _lengths(self, split: Split, wanted_n: np.ndarray, rows_per_example: int, epoch: int | None) -> np.ndarray:
+        if epoch is not None:
+            row_n, is_padding_n = self._row_of_epoch(split, wanted_n, epoch)
+            length = self._read(split, "length", np.where(is_padding_n, 0, row_n)).reshape(len(wanted_n), -1)
+            return np.where(is_padding_n, 0, length.max(axis=1))
         if rows_per_example == 1:
             return self._read(split, "length", wanted_n).reshape(len(wanted_n), -1).max(axis=1)
         row_nR, is_padding_nR = self._rows_of_units(split, wanted_n, rows_per_example)
@@ -172,17 +189,27 @@ class Store:
         self, split: Split, indices: Int[np.ndarray, " n"] | Sequence[int], rows_per_example: int
     ) -> tuple[np.ndarray, np.ndarray]:
         """Returns row numbers [n, R] of these units, and a mask bool [n, R] that is true where a unit has no further row."""
+        first_n, end_n = self._bounds_of_units(split, indices)
+        most = int((end_n - first_n).max(initial=0))
+        require(most <= rows_per_example, self.folder, f"a unit has {most} rows, above the cap of {rows_per_example}", AGAIN)
+        row_nR = first_n[:, None] + np.arange(rows_per_example)
+        return row_nR, row_nR >= end_n[:, None]
+
+    def _row_of_epoch(self, split: Split, indices: Int[np.ndarray, " n"] | Sequence[int], epoch: int) -> tuple[np.ndarray, np.ndarray]:
+        """Returns the number [n] of the row of each of these units in an epoch, and a mask bool [n] that is true for units without rows."""
+        first_n, end_n = self._bounds_of_units(split, indices)
+        count_n = end_n - first_n
+        return first_n + epoch % np.maximum(count_n, 1), count_n == 0
+
+    def _bounds_of_units(self, split: Split, indices: Int[np.ndarray, " n"] | Sequence[int]) -> tuple[np.ndarray, np.ndarray]:
+        """Returns the first row [n] of each of these units, and the one after its last."""
         units_n = np.asarray(indices, dtype=np.int64)
         count = self.manifest.units[split]
         if units_n.size and (units_n.min() < 0 or units_n.max() >= count):
             raise IndexError(f"{split} has units 0 to {count - 1}, but the request was for {units_n.min()} to {units_n.max()}")
         # Keys of another type would make numpy convert the whole column.
         unit_N, key_n = self._columns[split]["unit"], units_n.astype(self._columns[split]["unit"].dtype)
-        first_n, end_n = (np.searchsorted(unit_N, key_n, side=side) for side in ("left", "right"))
-        most = int((end_n - first_n).max(initial=0))
-        require(most <= rows_per_example, self.folder, f"a unit has {most} rows, above the cap of {rows_per_example}", AGAIN)
-        row_nR = first_n[:, None] + np.arange(rows_per_example)
-        return row_nR, row_nR >= end_n[:, None]
+        return np.searchsorted(unit_N, key_n, side="left"), np.searchsorted(unit_N, key_n, side="right")
 
     def unit_of_rows(self, split: Split, indices: Int[np.ndarray, " n"] | Sequence[int]) -> Int[np.ndarray, " n"]:
         """Returns the position in `unit_ids(split)` of each row's unit."""

@@ -48,7 +48,11 @@ class TextFilesSource:
     def _documents(self, file: Path) -> Iterator[Document]:
         if file.name.endswith((".jsonl", ".jsonl.gz")):
             for number, line in lines(file):
-                yield self._record(f"{file}:{number}", line)
+                document = self._record(f"{file}:{number}", line)
+                if self._declared.document_per == "paragraph":
+                    yield from (Document((paragraph,), document.unit_id) for paragraph in document.paragraphs)
+                else:
+                    yield document
         elif self._declared.document_per == "line":
             for _, line in lines(file):
                 yield Document(paragraphs=(line,))

@@ -176,7 +176,8 @@ def _promise(experiment: Experiment, statement: RunStatement, calibrated: Any) -
 def _clipped(experiment: Experiment, statement: RunStatement) -> str:
     if experiment.mechanism.is_forward:
         return "the pooled vector of each drawn row"
-    return "each row's gradient" if statement.unit_mode == "group" else f"the sum of the gradients of a {statement.unit}'s rows"
+    whole = {"group": "each row's gradient", "one_row": f"the gradient of each {statement.unit}'s row"}
+    return whole.get(statement.unit_mode, f"the sum of the gradients of a {statement.unit}'s rows")
 
 
 def _sampling(experiment: Experiment, drawn: str) -> list[str]:

@@ -40,7 +40,9 @@ class RunPlan:
     sampler: str = described("Name of the sampler.")
     adjacency: str = described("The neighbouring relation.")
     unit: str = described("What one protected unit is.")
-    unit_mode: str = described('Whether steps draw rows ("group") or whole units ("sample_units").')
+    unit_mode: str = described(
+        'Whether steps draw rows ("group"), whole units ("sample_units") or units of which one row is read ("one_row").'
+    )
     canaries: int = described("Number of places of canaries among what is drawn.")
     noise_multiplier: float | None = described("Standard deviation of the noise relative to the clipping norm; null without privacy.")
     releases: tuple[str, ...] = described("What the run releases under the claim.")

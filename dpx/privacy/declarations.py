@@ -13,16 +13,17 @@ class Privacy:
 
     `rows_per_unit_max` is the enforced maximum number of prepared rows per unit: surplus rows are dropped at preparation. `unit_mode` says
     what is drawn and clipped: under `group` single rows, and the accountant charges for all rows of a unit at once; under `sample_units`
-    whole units, so the batch size, the divisor and N all count units. `assumed` names config keys whose values are assumptions because
-    nobody published them, such as `data.declared_size`: with any such key the run has no guarantee, and the numbers computed with them are
-    listed under `unsupported`.
+    whole units, so the batch size, the divisor and N all count units; under `one_row` units as well, but only one row of each is read, a
+    function of the unit and the nominal epoch of the step (`dpx.data.store.Store.examples`). `assumed` names config keys whose
+    values are assumptions because nobody published them, such as `data.declared_size`: with any such key the run has no guarantee, and the
+    numbers computed with them are listed under `unsupported`.
     """
 
     delta: float
     adjacency: Adjacency = "zero_out"
     unit: Literal["row", "document", "author"] = "row"
     rows_per_unit_max: int = 1
-    unit_mode: Literal["group", "sample_units"] = "group"
+    unit_mode: Literal["group", "sample_units", "one_row"] = "group"
     allow_large_delta: bool = False
     assumed: tuple[str, ...] | list[str] = ()
 

@@ -20,7 +20,9 @@ class StepCost:
     sampler: str = described("How the units of a step were drawn, by the name in the table of events.")
     size: int | None = described("The public number N of rows or units to draw from; null for a sampler without it.", default=None)
     rows_per_unit: int = described("The most rows that one protected unit has.", default=1)
-    unit_mode: str = described('Whether q, `size` and the clipping norm are of rows ("group") or units ("sample_units").', default="group")
+    unit_mode: str = described(
+        'Whether q, `size` and the clipping norm are of rows ("group") or units ("sample_units", "one_row").', default="group"
+    )
     count_noise_multiplier: float | None = described("Noise multiplier of an adaptive clip's count; null without one.", default=None)
     telemetry_noise_multiplier: float | None = described("Noise multiplier of released telemetry; null if it is secret.", default=None)
     noise: Literal["gaussian", "discrete_gaussian", "forward_gaussian"] = described(
@@ -118,8 +120,8 @@ def join(*branches: Iterable[Segment]) -> Segments:
 
 
 def rows_clipped_apart(entry: StepCost) -> int:
-    """Returns the number of clipped gradients that one unit can be in: one if whole units were drawn and clipped."""
-    return 1 if entry.unit_mode == "sample_units" else entry.rows_per_unit
+    """Returns the number of clipped gradients of one step that one unit can be in: one if units were drawn."""
+    return entry.rows_per_unit if entry.unit_mode == "group" else 1
 
 
 def is_forward(entry: StepCost) -> bool:

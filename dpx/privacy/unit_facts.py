@@ -28,7 +28,9 @@ class UnitFacts:
     """
 
     unit: str = described("What one protected unit is: a row, a document or an author.")
-    unit_mode: str = described('Whether steps draw rows ("group") or whole units ("sample_units").')
+    unit_mode: str = described(
+        'Whether steps draw rows ("group"), whole units ("sample_units") or units of which one row is read ("one_row").'
+    )
     rows_per_unit_max: int = described("The most rows that one unit has; further rows are dropped.")
     adjacency: str = described("The neighbouring relation: how two data sets differ that the claim compares.")
     definition: dict[str, Any] = described("How a unit is named, found in the data and cut into rows.")
@@ -118,6 +120,7 @@ def unit_definition(data: Data, privacy: Privacy) -> dict[str, Any]:
     definition: dict[str, Any] = {"unit": privacy.unit, "documents": fields | ({"corpora": corpora} if corpora else {})}
     if privacy.unit == "row":
         definition["rows"] = {name: getattr(data, name) for name in ("sequence_length", "pairs", "short_sequence_rate", "split_salt")}
+        definition["rows"] |= {} if data.cuts is None else {"cuts": data.cuts}
     return json.loads(json.dumps(definition))
 
 

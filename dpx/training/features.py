@@ -48,7 +48,7 @@ class WithFeatures(Store):
         rest = {name: values for name, values in of_text.items() if name not in TEXT}
         return rest | {"features": np.asarray(self._features_N[of_text["record"]])}
 
-    def lengths(self, split: Any, indices: Any, rows_per_example: int) -> np.ndarray:
+    def lengths(self, split: Any, indices: Any, rows_per_example: int, epoch: int | None = None) -> np.ndarray:
         """Returns the shortest width for all rows, since nothing is padded."""
         return np.zeros(len(indices), np.int32)
 

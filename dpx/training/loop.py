@@ -23,7 +23,7 @@ from dpx.experiment import Experiment, Schedule
 from dpx.mechanism.protocol import Reparametrised
 from dpx.privacy.ledger import Ledger, NoiseEpoch
 from dpx.randomness import RootSecret
-from dpx.sampler import draw
+from dpx.sampler import draw, steps_per_epoch
 from dpx.training.checksum import as_text
 from dpx.training.forward_noise import draw_rows
 from dpx.training.run_start import RunStart
@@ -202,7 +202,8 @@ def _sums(runtime: Runtime, secret: RootSecret, step: int, by: Reparametrised, n
     frozen = merged(parts.place_constants(by.constants), runtime.frozen)
     inputs = StepInputs(parts.gather(by.trained), masks, dropout, norm, frozen, forward)
     sums, tokens = parts.zero(), Tokens()
-    for chunk in chunks(runtime.store, indices, parts, experiment.privacy.rows_per_example, experiment.widths, beside):
+    epoch = step // steps_per_epoch(q) if experiment.privacy.unit_mode == "one_row" else None
+    for chunk in chunks(runtime.store, indices, parts, experiment.privacy.rows_per_example, experiment.widths, beside, epoch):
         # This chunk was gathered while the device worked on the last; unbounded, the queue would hold the whole logical batch.
         jax.block_until_ready(sums["count"])
         tokens += Tokens.count(chunk.rows_KB, chunk.is_padding_KB)
@@ -217,18 +218,19 @@ def chunks(
     rows_per_example: int,
     widths: Sequence[int],
     beside: Mapping[str, np.ndarray] = MappingProxyType({}),
+    epoch: int | None = None,
 ) -> Iterator[Chunk]:
     """Yields the drawn rows (or units) in chunks of one fixed shape for each of `widths`, none dropped; an empty draw yields nothing.
 
-    `beside` holds further fields of the rows, [n, ...] for n `indices`. The longest come first, so that a batch that does not fit the
-    memory fails at once.
+    `beside` holds further fields of the rows, [n, ...] for n `indices`; `epoch` is that of `Store.examples`. The longest come first, so
+    that a batch that does not fit the memory fails at once.
     """
     capacity = step.chunk * step.rows
-    longest_n = store.lengths("protected", indices, rows_per_example) if len(widths) > 1 else np.full(len(indices), widths[0])
+    longest_n = store.lengths("protected", indices, rows_per_example, epoch) if len(widths) > 1 else np.full(len(indices), widths[0])
     for width, places in by_width(longest_n, widths):
         for start in range(0, len(places), capacity):
             taken = places[start : start + capacity]
-            rows = store.examples("protected", indices[taken], rows_per_example, width)
+            rows = store.examples("protected", indices[taken], rows_per_example, width, epoch)
             yield as_chunk(rows | {name: values[taken] for name, values in beside.items()}, step)
 
 

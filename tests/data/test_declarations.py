@@ -63,7 +63,7 @@ def test_authors_need_a_source_that_names_them(source: Source, names_units: bool
             data(source).require_fits(author)
 
 
-def test_a_row_of_two_documents_fits_no_unit_but_the_row():
-    data(pairs="cross_document").require_fits(Privacy(delta=1e-5))
-    with pytest.raises(ConfigError, match="data.pairs=cross_document with privacy.unit=document"):
-        data(pairs="cross_document").require_fits(Privacy(delta=1e-5, unit="document", rows_per_unit_max=4))
+@pytest.mark.parametrize("cuts", [0, -1])
+def test_a_document_is_cut_at_least_once(cuts: int):
+    with pytest.raises(ConfigError, match=f"^data.cuts={cuts}: is not a count of rows"):
+        data(cuts=cuts)

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dpx.data.pairs import paired_rows, single_rows
+from dpx.data.pairs import one_cut, paired_rows, single_rows
 
 DOCUMENTS = st.lists(st.integers(1, 40), min_size=0, max_size=30)
 ROOM = 29
@@ -83,3 +83,21 @@ def test_single_segments_hold_every_token_once():
     assert [token for row in rows for token in row.first] == list(range(330))[: sum(len(row.first) for row in rows)]
     assert 330 - sum(len(row.first) for row in rows) < 4
     assert all(row.second == [] and not row.is_next and len(row.first) <= ROOM for row in rows)
+
+
+@given(DOCUMENTS, st.integers(0, 100), st.booleans())
+def test_one_cut_is_one_row_of_the_document_from_a_random_sentence(lengths: list[int], seed: int, is_paired: bool):
+    sentences = numbered(lengths)
+    cut = lambda: one_cut(sentences, room=ROOM, short_sequence_rate=0.1, draws=random.Random(seed), is_paired=is_paired)  # noqa: E731
+    rows = cut()
+    assert rows == cut() and len(rows) <= 1
+    assert is_paired or len(rows) == (sum(lengths) >= 4)
+    for row in rows:
+        assert is_run(row.first) and bool(row.second) == is_paired
+        assert not set(row.first) & set(row.second)
+
+
+def test_cuts_begin_at_every_sentence():
+    sentences = numbered([8] * 20)
+    cuts = [one_cut(sentences, room=ROOM, short_sequence_rate=0.0, draws=random.Random(seed), is_paired=False) for seed in range(200)]
+    assert {rows[0].first[0] for rows in cuts} == {sentence[0] for sentence in sentences}

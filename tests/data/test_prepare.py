@@ -215,7 +215,6 @@ def test_moved_files_are_the_same_corpus(tmp_path: Path):
             PRIVACY,
             "the split from which the vocabulary is fitted has no text",
         ),
-        (records(20), {"pairs": "cross_document"}, PRIVACIES["document"], "data.pairs=cross_document with privacy.unit=document"),
         (records(20), {}, PRIVACIES["author"], "privacy.unit=author with data=test"),
     ],
 )

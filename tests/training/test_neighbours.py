@@ -56,6 +56,7 @@ UNITS = {
     "rows": {},
     "group": {"unit": "document", "rows_per_unit_max": MOST},
     "sample_units": {"unit": "document", "rows_per_unit_max": MOST, "unit_mode": "sample_units"},
+    "one_row": {"unit": "document", "rows_per_unit_max": MOST, "unit_mode": "one_row"},
 }
 
 
@@ -126,11 +127,13 @@ EMPTY = np.zeros(0, int)
 
 
 def units_of(drawn: np.ndarray, kind: str) -> list[list[np.ndarray]]:
-    """Units whose texts, in the order of the draw, come in pairs of one kind: AABBAABB. Drawn whole, every other one has a second row."""
+    """Units whose texts, in the order of the draw, come in pairs of one kind: AABBAABB.
+
+    Where units are drawn, every other one has a second row."""
     texts = [KINDS[np.searchsorted(drawn, number) // 2 % 2] for number in range(SIZE)]
     if kind == "group":
         return [texts[start : start + MOST] for start in range(0, SIZE, MOST)]
-    return [[text, EMPTY] if kind == "sample_units" and number % 2 else [text] for number, text in enumerate(texts)]
+    return [[text, EMPTY] if kind in ("sample_units", "one_row") and number % 2 else [text] for number, text in enumerate(texts)]
 
 
 def pairs(draws: np.random.Generator, rows: int, kind: str, adjacency: str) -> list[tuple[Any, Any]]:
@@ -139,7 +142,7 @@ def pairs(draws: np.random.Generator, rows: int, kind: str, adjacency: str) -> l
     unit = [text(draws) for _ in range(rows)]
     if adjacency == "add_remove":
         return [(unit, None)] * 2
-    empty = [] if kind == "sample_units" else [EMPTY] * rows
+    empty = [] if kind in ("sample_units", "one_row") else [EMPTY] * rows
     others = [[np.array([BROKEN, 5, 7])] * rows, [text(draws, 4) for _ in unit], [np.full(LENGTH, 3)] * rows]
     return [(unit, other) for other in (empty, *others)] if adjacency == "replace_one" else [(one, empty) for one in (unit, *others)]
 
