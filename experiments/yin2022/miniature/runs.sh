@@ -22,5 +22,5 @@ vocabulary=$(ls "$PWD"/outputs/data/text-*/vocabulary.txt)
 
 for recipe in ${only[*]:-legal_nonprivate_full legal_fig1a_snr_batch legal_fig1b_snr_lr legal_clip_sweep}; do
     /usr/bin/time -a -o times.tsv -f "$recipe\t%e\t%U\t%S\t%M\t%x" "$python" -m dpx +experiment="laptop/$recipe" \
-        init=run init.run="$general" init.disjoint_from="[$(basename "$general")]" data.vocabulary.path="$vocabulary" || [ $? -lt 128 ]
+        init=run init.run="$general" init.disjoint_from=[general] data.vocabulary.path="$vocabulary" || [ $? -lt 128 ]
 done
