@@ -186,7 +186,7 @@ def unsupported(
     against = epsilon if reasons else {}
     numbers = [NotABound(name=f"epsilon/{name}", value=value, reason="; ".join(reasons)) for name, value in against.items()]
     if sampler.assumed is not None:
-        numbers += _under_assumed_sampler(sampler, accountant, delta, segments)
+        numbers += under_assumed_sampler(sampler, accountant, delta, segments)
     numbers += as_if_hidden(accountant, delta, segments)
     if isinstance(accountant, GdpClt) and not any(map(is_forward, segments)):
         known = [replace(segment, sampler="poisson") for segment in segments]
@@ -222,7 +222,8 @@ def as_if_hidden(declared: Accountant, delta: float, segments: Segments) -> list
     return [*numbers, NotABound(name="epsilon/gdp_clt", value=value, reason=limit)]
 
 
-def _under_assumed_sampler(sampler: Sampler, declared: Accountant, delta: float, segments: Segments) -> list[NotABound]:
+def under_assumed_sampler(sampler: Sampler, declared: Accountant, delta: float, segments: Segments) -> list[NotABound]:
+    """Returns what epsilon would be under the sampler that `sampler.assumed` names, which is not the one that runs."""
     ran, name = sampler.name, sampler.assumed
     charges = accounting.bucketed(ledger.releases(assumed(sampler, segments)))
     why = f"sampler.assumed={name} under {ASSUMED_ADJACENCY}, but {ran} ran"

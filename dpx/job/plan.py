@@ -11,7 +11,7 @@ from rich.table import Table
 from dpx.audit.declarations import Canaries
 from dpx.claim import outside_code, statement
 from dpx.claim.calibration import Calibrated, calibrate, differing, plan_of
-from dpx.claim.caveats import as_if_hidden, assumptions, little_data, not_covered
+from dpx.claim.caveats import as_if_hidden, assumptions, little_data, not_covered, under_assumed_sampler
 from dpx.claim.document import NotABound
 from dpx.claim.reasons import late_choices, reasons_against
 from dpx.claim.spent import planned_end, planned_epsilon
@@ -230,7 +230,10 @@ def _claim(
     why_not = "; ".join(reasons if experiment.is_private and reasons else outside_code.sentences(by))
     numbers = [NotABound(name=f"epsilon/{name}", value=value, reason=why_not) for name, value in epsilon.items() if why_not]
     if sigma is not None:
-        numbers += as_if_hidden(experiment.accountant, experiment.privacy.delta, planned_end(experiment, calibrated, None, begins_from))
+        planned = planned_end(experiment, calibrated, None, begins_from)
+        if experiment.sampler.assumed is not None:
+            numbers += under_assumed_sampler(experiment.sampler, experiment.accountant, experiment.privacy.delta, planned)
+        numbers += as_if_hidden(experiment.accountant, experiment.privacy.delta, planned)
     return {
         "sampler": experiment.sampler.name,
         "adjacency": experiment.privacy.adjacency,

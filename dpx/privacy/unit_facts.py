@@ -128,4 +128,6 @@ def vocabulary_source(vocabulary: Vocabulary, manifest: Any) -> str:
     """Returns the source of a vocabulary: from the prepared store, or else from the declaration."""
     if manifest is not None:
         return manifest.vocabulary_source
-    return "file" if vocabulary.path else {"public": "public_split", "protected": "protected"}[vocabulary.fit_on]
+    if vocabulary.fit_on == "protected":
+        return "protected"
+    return "file" if vocabulary.path else "public_split"

@@ -11,6 +11,7 @@ import dpx.privacy
 from dpx import batch_schedule, config
 from dpx.config import recipes
 from dpx.job.analyse import Analyse
+from dpx.job.plan import plan
 from dpx.papers.du2021.prop1_noise_dimension import DpfpProp1NoiseDimension
 from dpx.papers.du2021.prop3_noise_ratio import DpfpProp3NoiseRatio
 from dpx.papers.du2021.table2_accounting import Cell, DpfpTable2Accounting
@@ -18,7 +19,7 @@ from dpx.papers.mckenna2025.calibration_profiles import EPSILONS, MckennaCalibra
 from dpx.papers.mckenna2025.diminishing_batch import MckennaDiminishingBatch
 from dpx.papers.mckenna2025.fig4_vector_fields import MckennaFig4VectorFields
 from dpx.papers.yin2022.accounting import LegalAccounting
-from dpx.privacy import closed_form
+from dpx.privacy import closed_form, solve
 from dpx.privacy.accounting import compose
 from dpx.privacy.events import Release
 from dpx.scaling.vulnerability import excess_by_profiles
@@ -56,15 +57,55 @@ def test_the_literal_schedule_visits_what_was_computed():
 def test_legal_noise_and_the_order_grid():
     full = declared("legal_accounting")
     assert isinstance(full, LegalAccounting)
-    largest, known = full.batch_sizes[-1:], full.computed_noise_multipliers[-1:]
-    small = dataclasses.replace(full, batch_sizes=largest, computed_noise_multipliers=known, published={"0.5": 3.726})
-    assert all(abs(row["difference"]) < 0.01 for row in rows(small._batches()))
-    (at_half,) = rows(small._small())
+    *small_sizes, inferred = full.small_sizes
+    (at_half,) = rows(dataclasses.replace(full, published={"0.5": 3.726}, small_sizes=[inferred])._small())
     assert at_half["rdp_old_orders"] == pytest.approx(3.726, rel=1e-3) and at_half["pld"] == pytest.approx(2.02, rel=0.01)
-    runs = [(full.small_batch_size / full.small_size, full.small_steps)]
-    claim: dict[str, Any] = {"noise_multiplier": 0.1, "delta": full.small_delta}
+    # N is not printed; at the share of bytes that the small corpus has, epsilon is near to the printed one.
+    for size, delta in small_sizes:
+        assert 4.0e6 <= size <= 4.4e6 and delta == pytest.approx(1 / (1.1 * size), rel=1e-4)
+        claim: dict[str, Any] = {"noise_multiplier": 0.5, "delta": delta, "accountant": "rdp", "orders": full.orders}
+        assert dpx.privacy.epsilon([(256 / size, full.small_steps)], **claim) == pytest.approx(3.76, abs=0.01)
+
+
+def test_an_epsilon_that_limits_nothing_is_reported_as_infinite():
+    full = declared("legal_accounting")
+    size, delta = full.small_sizes[-1]
+    runs = [(full.small_batch_size / size, full.small_steps)]
+    claim: dict[str, Any] = {"noise_multiplier": 0.1, "delta": delta}
     old, new = (dpx.privacy.epsilon(runs, accountant="rdp", orders=orders, **claim) for orders in (full.orders, None))
     assert old == pytest.approx(4e5, rel=0.1) and new < 2_000
+    short = dataclasses.replace(full, small_sizes=[[2_000_000, 4.5e-7]], small_steps=20)
+    assert [row["reported"] for row in rows(short._small())][1] == "infinite"
+    assert float(rows(short._small())[0]["reported"]) < full.most
+
+
+def test_legal_noise_multipliers_are_the_known_ones_but_for_the_largest_batch():
+    full = declared("legal_accounting")
+    for batch, known in zip(full.batch_sizes, full.computed_noise_multipliers, strict=True):
+        steps = full.epochs * (full.size // batch)
+        claim: dict[str, Any] = {"epsilon": full.epsilon, "delta": full.delta, "accountant": "rdp", "orders": full.orders}
+        sigma = solve.noise_multiplier([(batch / full.size, steps)], **claim)
+        if batch == 1_048_576:
+            # The known value is of another number of steps than five times the whole batches that fit.
+            assert steps == 125 and sigma == pytest.approx(0.9870, abs=1e-4) and known == 0.9971
+        else:
+            assert sigma == pytest.approx(known, rel=5e-3)
+
+
+@pytest.mark.parametrize(("adjacency", "epsilon"), [("zero_out", 17.1), ("replace_one", 41.5)])
+def test_epsilon_of_the_shuffled_epochs_that_ran(adjacency, epsilon):
+    """Five passes at the headline's noise; what the paper states is not a bound for them."""
+    run = ["+experiment=legal_clip_sweep", "batch_schedule.size=524288", "noise.noise_multiplier=0.8510", f"privacy.adjacency={adjacency}"]
+    found = plan(config.build(recipes.compose([*run, "sampler=shuffled", "sampler.assumed=poisson"]))[0])
+    assert found["guarantee"] == "dp" and found["epsilon"]["pld"] == pytest.approx(epsilon, abs=0.05)
+    assumed = {one["name"]: one for one in found["unsupported"]}["epsilon/rdp/poisson"]
+    assert assumed["value"] == pytest.approx(5, abs=0.05) and "shuffled ran" in assumed["reason"]
+
+
+def test_what_the_paper_had_otherwise_leaves_no_guarantee():
+    for changed, why in (("data.pairs=cross_document", "pairs: "), ("data.vocabulary.fit_on=protected", "vocabulary: ")):
+        found = plan(config.build(recipes.compose(["+experiment=legal_fig1b_snr_lr", changed]))[0])
+        assert found["guarantee"] == "none" and found["epsilon"] == {} and found["reasons"][0].startswith(why)
 
 
 @pytest.mark.slow

@@ -12,7 +12,8 @@ from dpx.table import Table
 class LegalAccounting:
     """`orders` are those of the library they used; the lists of batch sizes and computed values go together.
 
-    `interval` is the PLD grid, which errs upward.
+    `small_sizes` are candidates for the number of documents of the small corpus, each with its delta. `interval` is the PLD grid, which
+    errs upward. An epsilon above `most` limits nothing and is reported as infinite.
     """
 
     size: int
@@ -22,11 +23,11 @@ class LegalAccounting:
     batch_sizes: Sequence[int]
     computed_noise_multipliers: Sequence[float | int]
     orders: Sequence[float | int]
-    small_size: int
-    small_delta: float
+    small_sizes: Sequence[Sequence[int | float]]
     small_batch_size: int
     small_steps: int
     published: dict[str, float]
+    most: float = 100.0
     interval: float | None = None
 
     def __call__(self) -> list[Table]:
@@ -37,17 +38,20 @@ class LegalAccounting:
 
         rows = []
         for batch, known in zip(self.batch_sizes, self.computed_noise_multipliers, strict=True):
-            # Their epoch is the whole batches that fit, so a record takes part at the rate of one in so many.
-            per_epoch = self.size // batch
-            steps = self.epochs * per_epoch
-            stages = [(1 / per_epoch, steps)]
+            # Their epoch is the whole batches that fit (their code), so at a batch of N/25.7 five epochs have 125 steps.
+            steps = self.epochs * (self.size // batch)
+            stages = [(batch / self.size, steps)]
             sigma = solve.noise_multiplier(stages, epsilon=self.epsilon, delta=self.delta, accountant="rdp", orders=self.orders)
             pld = accounting.compose(accounting.charges_of(stages, sigma), interval=self.interval).epsilon(self.delta)
-            # Their data is shuffled once an epoch and read in order.
-            as_read = closed_form.epsilon(self.epochs**0.5 / sigma, self.delta)
-            rows.append((batch, steps, sigma, known, sigma / known - 1, pld, as_read))
+            # Their data is shuffled once an epoch and read in order. A record that is replaced moves each epoch's sum by twice the norm.
+            as_read, replaced = (closed_form.epsilon(far * self.epochs**0.5 / sigma, self.delta) for far in (1, 2))
+            rows.append((batch, steps, sigma, known, sigma / known - 1, pld, as_read, replaced))
         columns = ("batch_size", "steps", "sigma_rdp", "sigma_rdp_known", "difference", "pld_epsilon", "epsilon_as_read")
-        notes = ("epsilon_as_read: no amplification, one release per epoch, which is what shuffled batches allow",)
+        columns += ("epsilon_as_read_replace_one",)
+        notes = (
+            "epsilon_as_read: no amplification, one release per epoch, which is what shuffled batches allow; an upper bound under zero_out",
+            "second segments from other documents void every epsilon here",
+        )
         return Table("noise_by_batch_size", columns, tuple(rows), f"noise multiplier for epsilon {self.epsilon}", notes)
 
     def pictures(self) -> list[Picture]:
@@ -68,15 +72,18 @@ class LegalAccounting:
         """Noise of 0.1: the printed 4e5 is the order grid's, not the mechanism's."""
         from dpx.privacy import accounting
 
-        stages = [(self.small_batch_size / self.small_size, self.small_steps)]
         rows = []
-        for text, published in self.published.items():
-            charges = accounting.charges_of(stages, float(text))
-            by = (("rdp", self.orders), ("rdp", None), ("pld", None))
-            epsilons = [
-                accounting.compose(charges, name, orders=orders, interval=self.interval).epsilon(self.small_delta) for name, orders in by
-            ]
-            rows.append((float(text), published, *epsilons))
-        columns = ("noise_multiplier", "published", "rdp_old_orders", "rdp_default_orders", "pld")
-        notes = ("the size of the small corpus is not printed; this one is inferred",)
+        for size, delta in self.small_sizes:
+            stages = [(self.small_batch_size / size, self.small_steps)]
+            for text, published in self.published.items():
+                charges = accounting.charges_of(stages, float(text))
+                by = (("rdp", self.orders), ("rdp", None), ("pld", None))
+                epsilons = [accounting.compose(charges, name, orders=orders, interval=self.interval).epsilon(delta) for name, orders in by]
+                reported = f"{epsilons[0]:.2f}" if epsilons[0] < self.most else "infinite"
+                rows.append((int(size), delta, float(text), published, *epsilons, reported))
+        columns = ("documents", "delta", "noise_multiplier", "published", "rdp_old_orders", "rdp_default_orders", "pld", "reported")
+        notes = (
+            "the size of the small corpus is not printed: 4.0 to 4.4 million is its share of the bytes, the last one is what gives 3.726",
+            f"reported: by RDP at their orders; above {self.most:g} an epsilon limits nothing and is reported as infinite",
+        )
         return Table("small_corpus", columns, tuple(rows), f"{self.small_steps:,} steps of {self.small_batch_size}", notes)

@@ -29,7 +29,9 @@ class LegalTable1Corpus:
         rows = [(name, documents, size, size * 1e9 / documents) for name, documents, size in self.printed]
         documents, size = sum(row[1] for row in rows), sum(row[2] for row in rows)
         rows.append(("sum", documents, size, size * 1e9 / documents))
-        table = Table("printed", ("source", "documents", "gigabytes", "bytes_per_document"), tuple(rows), "Table 1 as printed", PRINTED_NOTES)
+        table = Table(
+            "printed", ("source", "documents", "gigabytes", "bytes_per_document"), tuple(rows), "Table 1 as printed", PRINTED_NOTES
+        )
         here = [self._counted(Path(file)) for file in self.files if Path(file).exists()]
         counted = Table("here", HERE, tuple(here), "legal text on this machine", HERE_NOTES)
         return [table, counted, verdicts.table(self._judged(table.as_json()["rows"][-1], counted.as_json()["rows"]))]

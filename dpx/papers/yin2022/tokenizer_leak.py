@@ -100,7 +100,9 @@ NOTES = (
 
 def judged(rows: Sequence[dict[str, Any]]) -> list[Part]:
     """The verdicts: the most frequent name is found in the fitted vocabulary, and none in one that did not see it."""
-    found = {kind: [row["name"] for row in rows if row["vocabulary"] == kind and row["is_token"]] for kind in {row["vocabulary"] for row in rows}}
+    found = {
+        kind: [row["name"] for row in rows if row["vocabulary"] == kind and row["is_token"]] for kind in {row["vocabulary"] for row in rows}
+    }
     often = max(rows, key=lambda row: row["times"])
     least = min((row["times"] for row in rows if row["vocabulary"] == FITTED and row["is_token"]), default=None)
     others = sorted(name for kind, names in found.items() if kind != FITTED for name in names)
