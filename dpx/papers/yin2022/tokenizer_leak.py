@@ -20,7 +20,7 @@ from dpx.report.shape import Part
 from dpx.table import Table
 
 _WORD = re.compile(r"[a-z]{4,}")
-FITTED, PUBLIC = "fitted on the corpus", "public"
+FITTED, PUBLIC, FOUND = "fitted on the corpus", "public", "a token: readable"
 
 
 @declaration
@@ -53,11 +53,11 @@ class LegalTokenizerLeak:
         fitted = set(fit(self._planted(corpus), self.size))
         clean = set(fit(iter(corpus), self.size))
         rows = [
-            (name, times, kind, name in tokens)
+            (name, times, kind, name in tokens, FOUND if name in tokens else "not a token")
             for kind, tokens in ((FITTED, fitted), ("fitted without the names", clean), (PUBLIC, public))
             for name, times in zip(self.names, self.times, strict=True)
         ]
-        found = Table("names", ("name", "times", "vocabulary", "is_token"), tuple(rows), "planted names among the tokens", NOTES)
+        found = Table("names", ("name", "times", "vocabulary", "is_token", "found"), tuple(rows), "planted names among the tokens", NOTES)
         return [found, self._own(corpus, clean, public), verdicts.table(judged(found.as_json()["rows"]))]
 
     def _planted(self, corpus: Sequence[str]) -> Iterator[str]:
@@ -82,10 +82,9 @@ class LegalTokenizerLeak:
 
     def pictures(self) -> list[Picture]:
         """Each name at the number of times that it occurs: whether it is a token, by vocabulary."""
-        shared: dict[str, Any] = {"table": "names", "x": "times", "x_scale": "log", "marks": ("name",), "by": "is_token", "y_label": " "}
-        names = (("true", "is a token"), ("false", "is not a token"))
+        shared: dict[str, Any] = {"table": "names", "x": "times", "x_scale": "log", "marks": ("name",), "by": "found", "y_label": " "}
         panels = tuple(
-            Lines(where=("vocabulary", kind), title=f"vocabulary: {kind}", x_label="times in the corpus", names=names, **shared)
+            Lines(where=("vocabulary", kind), title=f"vocabulary: {kind}", x_label="times in the corpus", **shared)
             for kind in (FITTED, PUBLIC)
         )
         caption = "Made-up names planted in a corpus: a vocabulary fitted on it lists them as tokens, a public one lists none."
