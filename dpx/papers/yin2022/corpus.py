@@ -13,7 +13,7 @@ from dpx.table import Table
 
 @declaration
 class LegalTable1Corpus:
-    """`printed` is (source, documents, GB). `files` are `.jsonl.gz` of this machine, of which those that are missing are left out.
+    """`printed` is (source, documents, GB). `files` are `.jsonl.gz` of this machine, and a missing file is left out.
 
     `printed_totals` are the two totals in the text, in GB; `examples` is the number of training examples of the authors' code, which holds
     out `heldout_fraction` of the documents.
@@ -26,7 +26,8 @@ class LegalTable1Corpus:
     files: Sequence[str]
 
     def __call__(self) -> list[Table]:
-        rows = [(name, documents, size, size * 1e9 / documents) for name, documents, size in self.printed]
+        printed = [(str(name), int(documents), float(size)) for name, documents, size in self.printed]
+        rows = [(name, documents, size, size * 1e9 / documents) for name, documents, size in printed]
         documents, size = sum(row[1] for row in rows), sum(row[2] for row in rows)
         rows.append(("sum", documents, size, size * 1e9 / documents))
         table = Table(

@@ -1,6 +1,6 @@
 """Yin and Habernal 2022, section 4.1: a word-piece vocabulary that is fitted on the private corpus holds names of the corpus (L14).
 
-Made-up names are planted in documents of a corpus, each a number of times of its own. A name that becomes a token of the vocabulary is read
+Made-up names are planted in documents of a corpus, each a different number of times. A name that becomes a token of the vocabulary is read
 off the published list of tokens, before any model is trained. A vocabulary from elsewhere cannot hold it.
 """
 
