@@ -1,5 +1,6 @@
 """Whole runs in one process: replay, a new noise epoch, forks, and what is refused with nothing lost."""
 
+import dataclasses
 import json
 import shutil
 from typing import Any
@@ -8,14 +9,18 @@ import jax
 import numpy as np
 import pytest
 
+from dpx.batch_schedule import Constant
 from dpx.data.declarations import Data, Synthetic, Vocabulary
+from dpx.data.store import Store
 from dpx.declaration import ConfigError
 from dpx.experiment import Schedule
 from dpx.mechanism.declarations import NoPrivacy
 from dpx.mesh import Mesh
+from dpx.privacy.declarations import Privacy
 from dpx.privacy.ledger import Ledger, TrialOf
 from dpx.records import to_json
 from dpx.run_folder import RunFolder
+from dpx.sampler import Shuffled
 from dpx.training import checkpoint, loop
 from dpx.tuning.declarations import Tune
 
@@ -96,6 +101,33 @@ def test_a_replayed_run_ends_with_the_same_bits_and_ledger(experiment, uninterru
     assert _runs(tmp_path) == _runs(uninterrupted[0])
     steps = [json.loads(line)["step"] for line in (tmp_path / "private" / "metrics.jsonl").read_text().splitlines()]
     assert steps == list(range(6))
+
+
+def test_one_row_of_each_document_and_epoch_is_read_and_read_again_after_an_interruption(experiment, tmp_path, monkeypatch):
+    """Two passes in three steps each; the run dies in the second, whose number decides the rows."""
+    declared = experiment(
+        seed=5,
+        data=dataclasses.replace(experiment().data, cuts=2),
+        privacy=Privacy(delta=1e-4, unit="document", rows_per_unit_max=2, unit_mode="one_row"),
+        sampler=Shuffled(),
+        batch_schedule=Constant(size=13),
+    )
+    read: dict[int, list[int]] = {}
+    examples = Store.examples
+
+    def watched(store, split, indices, rows_per_example, width=None, epoch=None):
+        found = examples(store, split, indices, rows_per_example, width, epoch)
+        read.setdefault(epoch, []).extend(found["record"].tolist())
+        return found
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Store, "examples", watched)
+        whole = _train(declared, tmp_path / "whole")
+    # Documents have two rows, one behind the other: the first of each in one epoch, the second in the next.
+    assert sorted(read[0]) == list(range(0, 2 * len(read[0]), 2)) and sorted(read[1]) == list(range(1, 2 * len(read[0]), 2))
+    with pytest.raises(Killed):
+        _train(declared, tmp_path / "again", die_after=4, monkeypatch=monkeypatch)
+    assert _equal(_train(declared, tmp_path / "again"), whole)
 
 
 def test_a_finished_run_states_everything_and_releases_no_telemetry(uninterrupted):
