@@ -11,7 +11,6 @@ import dpx.privacy
 from dpx import batch_schedule, config
 from dpx.config import recipes
 from dpx.job.analyse import Analyse
-from dpx.job.plan import plan
 from dpx.papers.du2021.prop1_noise_dimension import DpfpProp1NoiseDimension
 from dpx.papers.du2021.prop3_noise_ratio import DpfpProp3NoiseRatio
 from dpx.papers.du2021.table2_accounting import Cell, DpfpTable2Accounting
@@ -23,6 +22,7 @@ from dpx.privacy import closed_form, solve
 from dpx.privacy.accounting import compose
 from dpx.privacy.events import Release
 from dpx.scaling.vulnerability import excess_by_profiles
+from tests.planned import plan
 
 EXPERIMENTS = Path(__file__).parents[2] / "experiments"
 CASES = {case["id"]: case for case in json.loads((Path(__file__).parents[1] / "privacy" / "reference.json").read_text())}

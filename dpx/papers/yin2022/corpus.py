@@ -6,8 +6,7 @@ from typing import Any
 
 from dpx.data.declarations import TextFiles
 from dpx.declaration import declaration
-from dpx.papers.du2021 import verdicts
-from dpx.report.shape import Part
+from dpx.report.shape import Part, verdict_table
 from dpx.table import Table
 
 
@@ -35,7 +34,7 @@ class LegalTable1Corpus:
         )
         here = [self._counted(Path(file)) for file in self.files if Path(file).exists()]
         counted = Table("here", HERE, tuple(here), "legal text on this machine", HERE_NOTES)
-        return [table, counted, verdicts.table(self._judged(table.as_json()["rows"][-1], counted.as_json()["rows"]))]
+        return [table, counted, verdict_table(self._judged(table.as_json()["rows"][-1], counted.as_json()["rows"]))]
 
     def _counted(self, file: Path) -> tuple[Any, ...]:
         from dpx.data.text_files import TextFilesSource

@@ -14,9 +14,8 @@ import numpy as np
 
 from dpx.data.declarations import Data
 from dpx.declaration import declaration, require
-from dpx.papers.du2021 import verdicts
 from dpx.picture import Lines, Picture
-from dpx.report.shape import Part
+from dpx.report.shape import Part, verdict_table
 from dpx.table import Table
 
 _WORD = re.compile(r"[a-z]{4,}")
@@ -58,7 +57,7 @@ class LegalTokenizerLeak:
             for name, times in zip(self.names, self.times, strict=True)
         ]
         found = Table("names", ("name", "times", "vocabulary", "is_token", "found"), tuple(rows), "planted names among the tokens", NOTES)
-        return [found, self._own(corpus, clean, public), verdicts.table(judged(found.as_json()["rows"]))]
+        return [found, self._own(corpus, clean, public), verdict_table(judged(found.as_json()["rows"]))]
 
     def _planted(self, corpus: Sequence[str]) -> Iterator[str]:
         """The corpus, with each name put behind that many documents, drawn at random."""
