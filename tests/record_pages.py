@@ -1,4 +1,4 @@
-"""The JSON Schemas of `privacy.json` and `plan.json`, and the page of their fields, made from the records that are written there.
+"""The JSON Schemas of `privacy.json`, `plan.json` and `chain.json`, and the page of their fields, made from the records.
 
 `python -m tests.record_pages` writes them into `dpx/docs/`; a test makes them again and compares.
 """
@@ -14,17 +14,19 @@ from typing import Any
 from pydantic import TypeAdapter
 
 import dpx
+from dpx.chain import document as chain_document
 from dpx.claim import document
 from dpx.job import plan_records
 from dpx.records import TAG, ordered
 
 DOCS = Path(dpx.__file__).parent / "docs"
-FILES: dict[str, Any] = {"privacy": document.Statement, "plan": plan_records.PlanDocument}
-INTRODUCTION = """# The fields of privacy.json and plan.json
+FILES: dict[str, Any] = {"privacy": document.Statement, "plan": plan_records.PlanDocument, "chain": chain_document.ChainStatement}
+INTRODUCTION = """# The fields of privacy.json, plan.json and chain.json
 
 Made from the records in the code by `python -m tests.record_pages`; not edited by hand. The same fields as JSON Schemas:
-[schemas/privacy.schema.json](schemas/privacy.schema.json) and [schemas/plan.schema.json](schemas/plan.schema.json). A file is one of the
-records that its section lists first, told apart by `kind`; every field is written, and a field that is not listed is refused.
+[schemas/privacy.schema.json](schemas/privacy.schema.json), [schemas/plan.schema.json](schemas/plan.schema.json) and
+[schemas/chain.schema.json](schemas/chain.schema.json). A file is one of the records that its section lists first, told apart by `kind`;
+every field is written, and a field that is not listed is refused.
 """
 
 
@@ -39,8 +41,9 @@ def page() -> str:
     """The page of all fields, as Markdown."""
     lines, told = [INTRODUCTION], set[type]()
     for name, union in FILES.items():
-        kinds = typing.get_args(union)
-        lines.append(f"## {name}.json\n\nOne of {', '.join(f'[{kind.__name__}](#{kind.__name__.lower()})' for kind in kinds)}.\n")
+        kinds = _kinds(union)
+        one_of = "One of " if len(kinds) > 1 else ""
+        lines.append(f"## {name}.json\n\n{one_of}{', '.join(f'[{kind.__name__}](#{kind.__name__.lower()})' for kind in kinds)}.\n")
         waiting = list(kinds)
         while waiting:
             kind = waiting.pop(0)
@@ -69,6 +72,11 @@ def _records(hint: Any) -> Iterator[type]:
         yield from _records(part)
 
 
+def _kinds(union: Any) -> tuple[type, ...]:
+    """The records of a union, or the record itself."""
+    return typing.get_args(union) or (union,)
+
+
 _NAMES = {str: "text", int: "whole number", float: "number", bool: "true or false", type(None): "null", Any: "any"}
 
 
@@ -90,7 +98,7 @@ def _named(hint: Any) -> str:
 
 def untold() -> list[str]:
     """Fields without a sentence."""
-    reached = {kind for union in FILES.values() for kind in _reached(typing.get_args(union))}
+    reached = {kind for union in FILES.values() for kind in _reached(_kinds(union))}
     fields = [(kind, field) for kind in reached for field in dataclasses.fields(kind)]
     return [f"{kind.__name__}.{field.name}" for kind, field in fields if field.name != TAG and not field.metadata.get("description")]
 

@@ -25,6 +25,7 @@ WITH_COMMANDS = (
     "optimizers.md",
     "initial_weights.md",
     "run_folder.md",
+    "chains.md",
 )
 # What makes the pages' commands quick; what they are about stays as printed. The test's text is small, so a delta below one over its units.
 QUICK = (

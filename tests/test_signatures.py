@@ -11,7 +11,7 @@ PACKAGE = Path(dpx.__file__).parent
 # Each mechanism whose proof has conditions adds one: its `check`.
 LIMIT = 34
 # Where the whole experiment is the subject: jobs, launching, configs, the claim.
-ITS_ROOMS = ("job/", "launch/", "config/", "claim/calibration.py", "claim/statement.py")
+ITS_ROOMS = ("job/", "launch/", "config/", "chain/", "claim/calibration.py", "claim/statement.py")
 # Its types: the class, and the part of it that a mechanism's proof may read.
 TYPES = ("Experiment", "Declared")
 

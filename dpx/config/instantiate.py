@@ -24,7 +24,7 @@ Job = Callable[[Experiment, RunFolder], Any]
 # The nodes, in addition to `job`, that hold the values of some jobs' options.
 NODES_OF_JOBS = ("list", "plan", "report", "benchmark", "design")
 # Read by jobs and recipes, not by the experiment: `point` holds values that a sweep changes together.
-_BESIDE_THE_EXPERIMENT = ("job", "analysis", "fork", "run", "point", *NODES_OF_JOBS, "hydra")
+_BESIDE_THE_EXPERIMENT = ("job", "analysis", "chain", "fork", "run", "point", *NODES_OF_JOBS, "hydra")
 
 
 def build(cfg: DictConfig) -> tuple[Experiment, Job]:
@@ -47,6 +47,12 @@ def build(cfg: DictConfig) -> tuple[Experiment, Job]:
     )
     job = make(plain.get("job"), "job")
     _require_read(plain, job)
+    require(
+        plain.get("chain") is None or "chain" in getattr(type(job), "__dataclass_fields__", {}),
+        "job",
+        "this config declares a chain of runs, and the chosen job works on one run",
+        "Use job=chain, plan or explain, or name a stage's folder with run=",
+    )
     experiment = _construct(Experiment, {key: plain[key] for key in plain if key in fields}, "")
     return experiment, job
 

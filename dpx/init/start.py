@@ -16,7 +16,7 @@ from dpx.init import weights
 from dpx.init.declarations import FromCheckpoint, FromFile, FromRun, Init
 from dpx.init.parent import Parent, of_fork, open_parent
 from dpx.init.relation import contradictions, declared_disjoint, is_same_data, learnt_from_protected, noted_alone, relation
-from dpx.interop.checkpoint import Checkpoint, Taken
+from dpx.interop.checkpoint import Checkpoint
 from dpx.interop.trained_on import among, named_by_card
 from dpx.models.shape import AnyModel
 from dpx.models.trained import OutputLayer, Trained
@@ -128,15 +128,29 @@ def start(init: Init, receiver: Receiver, store: Store, outputs: Iterable[Path],
     assert isinstance(init, FromRun)
     from dpx.init.parent_weights import parameters_of
 
-    leaves = parameters_of(parent, receiver.train)
+    taken, whole = taken_from(parent, receiver), parameters_of(parent, receiver.train)
+    leaves = {path: leaf for path, leaf in whole.items() if path in taken or path.startswith(ADAPTERS)}
     unchanged = open_parent(init, parent.asked).origins == parent.origins
     require(unchanged, parent.asked, "continued to train while its weights were read", "Wait for it to end")
     own = {path: (leaf.shape, leaf.dtype) for path, leaf in leaves.items() if not path.startswith(ADAPTERS)}
-    weights.require_shapes(parent.asked, receiver.shapes, own)
+    weights.require_shapes(parent.asked, {path: receiver.shapes[path] for path in taken}, own)
     weights.require_finite(parent.asked, leaves)
     first = dataclasses.replace(origins[0], weights=weights.checksum(leaves))
-    told = tuple(contradictions(origins, store, parent.private, own_private))
-    return Start((first, *origins[1:]), weights.nested(leaves), parent.private, told)
+    made_new = [path for path in receiver.shapes if path not in taken]
+    told = [f"of {parent.asked} {len(leaves)} parameters were loaded; made new: {', '.join(sorted(made_new))}"] if made_new else []
+    told += contradictions(origins, store, parent.private, own_private)
+    return Start((first, *origins[1:]), weights.nested(leaves), parent.private, tuple(told))
+
+
+def taken_from(parent: Parent, receiver: Receiver, is_fork: bool = False) -> tuple[str, ...]:
+    """Paths of the parameters that `receiver` takes from a run: all of them in a fork or from a run of the same task, else its body and the
+    heads that both have. Raises `ConfigError` where they do not fit, and where a parameter that is drawn at random would be frozen."""
+    if is_fork or type(parent.task) is type(receiver.task):
+        weights.require_shapes(parent.asked, receiver.shapes, {path: (shape, "float32") for path, shape in parent.shapes.items()})
+        return tuple(receiver.shapes)
+    taken = weights.of_another_task(parent.asked, receiver.shapes, parent.shapes)
+    _require_trained([path for path in receiver.shapes if path not in taken], receiver.train)
+    return taken
 
 
 def _from_elsewhere(asked: str, origin: Origin, leaves: weights.Leaves, outputs: Iterable[Path], messages: tuple[str, ...] = ()) -> Start:
@@ -198,7 +212,7 @@ def _of_run(init: FromRun, receiver: Receiver, store: Store | None, asked: str) 
         _require_same_state(parent, receiver)
     head = ("classifier", "pool") if isinstance(receiver.task, Classification | MultipleChoice) else ()
     _require_same_function(parent.asked, parent.model, receiver.model, f"model={parent.model.name}", head)
-    weights.require_shapes(parent.asked, receiver.shapes, {path: (shape, "float32") for path, shape in parent.shapes.items()})
+    taken_from(parent, receiver, is_fork)
     disjoint = declared_disjoint(parent.origins, init.disjoint_from)
     its_data = parent.origins[0].data
     first, *further = parent.origins if is_fork else noted_alone(parent.origins)
@@ -236,7 +250,7 @@ def _of_checkpoint(init: FromCheckpoint, receiver: Receiver, store: Store | None
     require_not_exported(checkpoint)
     _require_same_function(checkpoint.asked, checkpoint.model, receiver.model, "model=hf")
     selected = checkpoint.select(receiver.shapes, receiver.model)
-    _require_trained(selected, receiver.train)
+    _require_trained(selected.made_new, receiver.train)
     if store is not None:
         _require_own_tokenizer(checkpoint, store)
     name = _called(str(checkpoint.config.get("_name_or_path") or checkpoint.folder.name))
@@ -260,10 +274,10 @@ def _called(path: str) -> str:
     return cached.group(1).replace("--", "/") if cached else path if is_hub_id(path) and not Path(path).exists() else PurePath(path).name
 
 
-def _require_trained(selected: Taken, train: Trained) -> None:
+def _require_trained(made_new: Iterable[str], train: Trained) -> None:
     """Raises `ConfigError` if a newly drawn, random parameter would be frozen: the output of the model would then depend on random
     numbers."""
-    frozen = [path for path in selected.made_new if not train.selection().picks(path)]
+    frozen = [path for path in made_new if not train.selection().picks(path)]
     fix = "Add train.head=true" if train.kind in ("lora", "lora_ffa", "bias") else "Train it too, or use train=last_layer"
     fix = "Begin from weights that hold it, or use model.classifier=linear" if isinstance(train, OutputLayer) else fix
     require(not frozen, f"train={train.kind}", f"{', '.join(frozen[:2])} would be initialised at random and never trained", fix)

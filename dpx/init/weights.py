@@ -21,6 +21,8 @@ from dpx.declaration import ConfigError, require
 Shapes = Mapping[str, tuple[int, ...]]
 Leaves = dict[str, np.ndarray]
 PARAMS = "params"
+# Parts of a model that have the same parameters whatever it predicts; every other part is a head.
+_BODY = ("embeddings", "layers", "final_norm")
 
 
 def by_path(tree: Any, path: str = "") -> Leaves:
@@ -82,6 +84,19 @@ def require_shapes(place: str, expected: Shapes, actual: Mapping[str, tuple[tupl
         (shape, dtype), own = actual[path], tuple(expected[path])
         require(tuple(shape) == own, place, f"has {path} of shape {tuple(shape)}, but this model has {own}", fix)
         require(np.dtype(dtype) == np.float32, place, f"has {path} as {np.dtype(dtype)}, not float32", "Write it as float32")
+
+
+def of_another_task(place: str, expected: Shapes, held: Shapes) -> tuple[str, ...]:
+    """Paths of the parameters that a model takes from weights of a model with other heads: its whole body, and each head that the weights
+    hold with the same shapes. Raises `ConfigError` where the bodies differ."""
+
+    def is_of_body(path: str) -> bool:
+        return path.split("/")[0] in _BODY
+
+    body = {path: (shape, np.float32) for path, shape in held.items() if is_of_body(path)}
+    require_shapes(place, {path: shape for path, shape in expected.items() if is_of_body(path)}, body)
+    lacking = {path.split("/")[0] for path, shape in expected.items() if tuple(held.get(path, ())) != tuple(shape)}
+    return tuple(sorted(path for path in expected if is_of_body(path) or path.split("/")[0] not in lacking))
 
 
 def require_finite(place: str, leaves: Leaves) -> None:

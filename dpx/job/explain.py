@@ -16,6 +16,7 @@ from dpx.console import wide_console
 from dpx.declaration import ConfigError, declaration
 from dpx.experiment import Experiment
 from dpx.job.account import UNCHECKED
+from dpx.records import to_json
 from dpx.run_folder import RunFolder, write_json
 from dpx.table import Table
 
@@ -43,11 +44,16 @@ class Explanation:
 
 @declaration
 class Explain:
-    """Prints the explanation and writes `release/explain.json`. `size` is used as the number of rows if the data is not prepared."""
+    """Prints the explanation and writes `release/explain.json`. `size` is used as the number of rows if the data is not prepared. Of a
+    `chain` every stage is explained."""
 
     size: int | None = None
+    chain: Any = None
 
     def __call__(self, experiment: Experiment, folder: RunFolder) -> None:
+        if self.chain is not None:
+            _explain_chain(self.chain, experiment, folder)
+            return
         from dpx.claim import agreement
 
         is_checked, stated = agreement.check(folder.path) is not None, _statement(folder.path)
@@ -56,11 +62,7 @@ class Explain:
         if stated is not None and not is_checked:
             said = dataclasses.replace(said, words=(UNCHECKED, *said.words))
         write_json(folder.made_release() / "explain.json", said.as_json() | {"is_checked": is_checked})
-        console = wide_console()
-        for line in said.words:
-            console.print(line, highlight=False)
-        for table in said.tables:
-            console.print(table.shown())
+        _show(said)
 
     def _size(self, experiment: Experiment, stated: AnyRun | None) -> int:
         """The number that was given, or stated (less the places of canaries, which are counted in again), or counted; 0 if it is
@@ -73,6 +75,32 @@ class Explain:
             return 0
         assert isinstance(stated, RunStatement)
         return stated.declared_size - experiment.audit.places(experiment.privacy)
+
+
+def _show(said: Explanation) -> None:
+    console = wide_console()
+    for line in said.words:
+        console.print(line, highlight=False)
+    for table in said.tables:
+        console.print(table.shown())
+
+
+def _explain_chain(node: Any, experiment: Experiment, folder: RunFolder) -> None:
+    """Explains the first run of every stage that trains, then what all stages together protect."""
+    from dpx.job import chain_plan
+    from dpx.job.plan import plan_of_run
+
+    documents, outputs = [], folder.path.parent
+    for label, alone, run_folder in chain_plan.stages_alone(node, experiment, outputs):
+        stated = _statement(run_folder)
+        size = 0 if stated is not None and _is_not_private(stated) else public_size(alone) if alone.is_private else 0
+        said = explain(alone, size, stated)
+        documents.append({"stage": label} | said.as_json())
+        wide_console().print(f"stage {label}:", highlight=False)
+        _show(said)
+    planned = chain_plan.plan_of_chain(node, experiment, plan_of_run, outputs)
+    write_json(folder.made_release() / "explain.json", {"name": experiment.name, "stages": documents, "claim": to_json(planned.claim)})
+    chain_plan.show_claim(planned.claim, wide_console())
 
 
 def _is_not_private(stated: AnyRun | None) -> bool:

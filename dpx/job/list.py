@@ -11,8 +11,9 @@ from dpx.config.command_line import as_refused
 from dpx.console import Console, wide_console
 from dpx.declaration import ConfigError, declaration, require
 from dpx.experiment import Experiment
+from dpx.job import chain_plan
 from dpx.job.plan import Plan
-from dpx.job.plan_records import AnalysisPlan, PlanDocument
+from dpx.job.plan_records import AnalysisPlan, ChainPlan, PlanDocument
 from dpx.records import described, record, to_json
 from dpx.run_folder import RunFolder, write_json
 
@@ -102,8 +103,21 @@ def _show_plans(rows: list[PlannedPoint], console: Console) -> None:
             ready = all(entry.exists for entry in plan.inputs)
             table.add_row(row.experiment, row.point, "analysis", *[""] * 5, "" if ready else "its inputs are not there yet")
             continue
+        if isinstance(plan, ChainPlan):
+            _show_stages(row, plan, table)
+            continue
         sigma = plan.noise_multiplier
         epsilon = ", ".join(f"{value:.3g} {name}" for name, value in plan.epsilon.items() if value is not None)
         cost = (f"{plan.parameters:,}", f"{plan.flops:.3g}", f"{plan.device_hours:,.1f}")
         table.add_row(row.experiment, row.point, *cost, f"{sigma:.4g}" if sigma else "-", epsilon or "-", plan.guarantee, "")
     console.print(table)
+
+
+def _show_stages(row: PlannedPoint, plan: ChainPlan, table: Table) -> None:
+    """Adds the claim of a chain, and a line for each run of a stage."""
+    cost = ("chain", f"{len(plan.stages)} runs", f"{plan.device_hours:,.1f}")
+    table.add_row(row.experiment, row.point, *cost, "", "", plan.claim.guarantee, "")
+    for one in plan.stages:
+        parameters, _, hours, noise, epsilon, guarantee = chain_plan.cells(one.plan)
+        flops = "-" if one.plan is None else f"{one.plan.flops:.3g}"
+        table.add_row(f"  {one.stage}", one.point, parameters, flops, hours, noise, epsilon, guarantee, "")

@@ -4,6 +4,7 @@
 import dataclasses
 import json
 from collections.abc import Iterable
+from pathlib import Path
 from typing import Any
 
 from rich.table import Table
@@ -19,11 +20,12 @@ from dpx.console import Console
 from dpx.cost.compiled_step import CompiledStep
 from dpx.cost.flops import published_flops, training_matmul_flops
 from dpx.cost.memory import Memory, Trains, step_memory
-from dpx.declaration import ConfigError, declaration
+from dpx.declaration import ConfigError, declaration, require
 from dpx.experiment import Experiment
 from dpx.init.start import planned_start, receiver_of
+from dpx.job import chain_plan
 from dpx.job.analyse import inputs
-from dpx.job.plan_records import AnalysisInput, AnalysisPlan, PlanDocument, RunPlan, write_plan
+from dpx.job.plan_records import AnalysisInput, AnalysisPlan, ChainPlan, PlanDocument, RunPlan, write_plan
 from dpx.mesh import simulate_devices
 from dpx.models.shape import count
 from dpx.optimizer import Adam
@@ -35,28 +37,36 @@ from dpx.run_folder import RunFolder
 # Larger microbatches are not faster: matrix products reach full throughput at much smaller sizes.
 LARGEST_MICROBATCH = 1024
 
+# Bytes of an optimiser's state by everything that they depend on (`_optimizer_bytes`).
+_STATE_BYTES: dict[str, int] = {}
+
 
 @declaration
 class Plan:
     """Writes `release/plan.json` and prints it as a table. Of an analysis it says which inputs are read and whether they exist.
 
-    `compile` adds what the compiled step holds, sends and multiplies, under `compiled`.
+    `compile` adds what the compiled step holds, sends and multiplies, under `compiled`. Of a `chain` it plans every stage.
     """
 
     analysis: Any = None
     compile: bool = False
+    chain: Any = None
 
     def __call__(self, experiment: Experiment, folder: RunFolder) -> None:
         show(self.write(experiment, folder), Console(soft_wrap=True))
 
     def write(self, experiment: Experiment, folder: RunFolder) -> PlanDocument:
         """Writes plan.json and returns its content; prints nothing."""
-        document = self.document(experiment, folder.fork)
+        document = self.document(experiment, folder.fork, folder.path.parent)
         write_plan(folder.made_release(), document)
         return document
 
-    def document(self, experiment: Experiment, fork: str | None = None) -> PlanDocument:
-        """The content of plan.json. `fork` is the `<run folder>@<step>` that the run would resume from."""
+    def document(self, experiment: Experiment, fork: str | None = None, outputs: Path = Path("outputs")) -> PlanDocument:
+        """The content of plan.json. `fork` is the `<run folder>@<step>` that the run would resume from, `outputs` the folder of runs."""
+        if self.chain is not None:
+            fix = "Remove it, or plan the stage by itself"
+            require(not self.compile, "plan.compile=true", "a chain has several programs, and a plan compiles one", fix)
+            return chain_plan.plan_of_chain(self.chain, experiment, plan_of_run, outputs)
         if self.analysis is None:
             planned = plan_of_run(experiment, fork)
             return dataclasses.replace(planned, compiled=_compiled(experiment, planned)) if self.compile else planned
@@ -115,7 +125,12 @@ def _optimizer_bytes(experiment: Experiment, vocabulary: int) -> int | None:
     from dpx.training.frozen import shapes
     from dpx.training.update import state_bytes
 
-    return state_bytes(experiment.optimizer, shapes(experiment.trained, _objective(experiment, vocabulary))[0], experiment.mesh)
+    # Points of a sweep, and stages of a chain, mostly have one state, and tracing it is most of what a plan costs.
+    key = repr((experiment.optimizer, experiment.trained, experiment.model, experiment.task, experiment.mesh, vocabulary))
+    if key not in _STATE_BYTES:
+        traced = shapes(experiment.trained, _objective(experiment, vocabulary))[0]
+        _STATE_BYTES[key] = state_bytes(experiment.optimizer, traced, experiment.mesh)
+    return _STATE_BYTES[key]
 
 
 def _compiled(experiment: Experiment, planned: RunPlan) -> CompiledStep:
@@ -284,6 +299,9 @@ def show(document: PlanDocument, console: Console) -> None:
     """Prints the plan for people."""
     if isinstance(document, AnalysisPlan):
         _show_analysis(document, console)
+        return
+    if isinstance(document, ChainPlan):
+        chain_plan.show(document, console)
         return
     table = Table(title=f"plan of {document.name}", show_header=False, title_justify="left")
     for name, text in _lines(document):

@@ -3,6 +3,7 @@
 from pathlib import Path
 from typing import Literal
 
+from dpx.chain.document import ChainClaim
 from dpx.claim.document import Epsilons, NotABound
 from dpx.cost.compiled_step import CompiledStep
 from dpx.privacy.origins import Beginning
@@ -79,7 +80,32 @@ class AnalysisPlan:
     device_hours: float = described("Hours of all devices: none.")
 
 
-PlanDocument = RunPlan | AnalysisPlan
+@record
+class StagePlan:
+    """What one run of a stage would cost and guarantee by itself."""
+
+    stage: str = described("Name of the stage.")
+    point: str = described("Its place in the sweep of the stage; empty without one.")
+    folder: str = described("Name of its run folder.")
+    init: str | None = described("The stage whose weights it starts from; null without one.")
+    vocabulary: str | None = described("The stage whose vocabulary it reads; null where it reads or fits its own.")
+    state: Literal["finished", "to_run"] = described("Whether it has run to its end; what has is not run again.")
+    stale: tuple[str, ...] = described("Folders of the stage that were fed by a stage before it as that was then; they are not used.")
+    plan: RunPlan | None = described("Its plan, from random parameters before the stage that feeds it has run; null without training.")
+
+
+@record
+class ChainPlan:
+    """What a chain would cost and guarantee."""
+
+    kind: Literal["chain"] = "chain"
+    name: str = described("Name of the chain.")
+    device_hours: float = described("Hours of all devices, of the stages that have still to run.")
+    claim: ChainClaim = described("What all stages together would protect.")
+    stages: tuple[StagePlan, ...] = described("Every run of every stage, in the order in which they run.")
+
+
+PlanDocument = RunPlan | AnalysisPlan | ChainPlan
 
 
 def write_plan(release: Path, document: PlanDocument) -> None:

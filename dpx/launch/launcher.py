@@ -47,6 +47,9 @@ log = logging.getLogger("dpx")
 # The only settings, in addition to `run=`, that may differ from the config of an existing run.
 _BESIDE_RUN = ("mesh", "schedule", "microbatch")
 
+# Keys that a chain reads itself; every other belongs to a stage.
+_OF_A_CHAIN = ("experiment", "base", "job", "chain", "name", "replicate", "point", "hydra", "list", "plan", "run")
+
 
 class Launcher:
     """Runs what Hydra composes. `failures` and `outcomes` are in the order of the launch."""
@@ -88,6 +91,8 @@ class Launcher:
                     return self._record(path, point, "finished before", status.read().get("score"))
             if self.is_sweep:
                 self._check_sweep(cfg, settings, point)
+            if cfg.get("chain") is not None:
+                _require_read_by_chain(point)
             if cfg.run is not None:
                 cfg, path = _of_finished_run(cfg, list(point))
                 status = Status(path, job)
@@ -201,8 +206,8 @@ class Launcher:
         resume = f"python -m dpx job=resume run={os.path.relpath(path)}"
         if self.is_sweep and self._is_draw and interrupted.done is not None:
             interrupted.how = f"{resume} resumes this trial, and then the same command with the sweep"
-        elif self.is_sweep:
-            interrupted.how = "the same command resumes the sweep"
+        elif self.is_sweep or self._job == "chain":
+            interrupted.how = f"the same command resumes the {'sweep' if self.is_sweep else 'chain'}"
         elif interrupted.done is not None:
             interrupted.how = f"the same command resumes from there, and so does {resume}"
         if status.read().get("state") == "running":
@@ -318,6 +323,15 @@ def _own_place(cfg: DictConfig, path: Path) -> tuple[DictConfig, Path]:
         cfg.replicate += 1
         path = path.with_name(config.run_name(cfg))
     return cfg, path
+
+
+def _require_read_by_chain(overrides: tuple[str, ...]) -> None:
+    """Raises `ConfigError` for an override that no stage of a chain would read."""
+    for override in overrides:
+        key = override.lstrip("+~").partition("=")[0]
+        fix = f"Write chain.common.values.{key}, chain.common.options.{key} or the same of a stage"
+        reason = "the stages of a chain have their own configs, and none reads this"
+        require(key.partition(".")[0].partition("@")[0] in _OF_A_CHAIN, override, reason, fix)
 
 
 def _require_same_run(cfg: DictConfig, path: Path) -> None:

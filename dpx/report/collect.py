@@ -14,6 +14,7 @@ from typing import Any
 from omegaconf import OmegaConf
 
 from dpx import config
+from dpx.chain import document
 from dpx.claim import agreement
 from dpx.claim.document import RunStatement
 from dpx.claim.seals import STATEMENT, read_run_statement
@@ -42,7 +43,9 @@ def collect(outputs: Path, match: tuple[str, ...]) -> tuple[list[Run], list[str]
     runs, left_out = [], []
     for folder in sorted(path for path in outputs.glob("*") if path.is_dir() and path.name.startswith(match)):
         try:
-            runs += [_folder(folder)] if source(folder) is None else []
+            # The folder of a chain holds its statement; its stages are runs with their own names.
+            is_chain = (folder / "release" / document.STATEMENT).is_file()
+            runs += [_folder(folder)] if source(folder) is None and not is_chain else []
         except ConfigError as error:
             left_out.append(f"{folder.name}: {error}")
         # Whatever is wrong with one folder, the others are read.

@@ -13,14 +13,17 @@ from dpx import privacy
 from dpx.claim.sources import read
 from dpx.data.prepare import prepare
 from dpx.declaration import ConfigError
-from dpx.init.start import RANDOM, receiver_of
+from dpx.init.declarations import FromRun
+from dpx.init.parent import open_parent
+from dpx.init.start import RANDOM, receiver_of, taken_from
 from dpx.init.weights import by_path
 from dpx.job.account import account
 from dpx.privacy.ledger import Ledger
 from dpx.run_folder import RunFolder
 from dpx.training import opening
 
-from .conftest import statement
+from ..composed import composed
+from .conftest import MICRO, statement
 
 DELTA = 1e-3
 
@@ -204,3 +207,16 @@ def test_a_checkpoint_of_a_run_that_was_interrupted_costs_what_its_ledger_charge
     # It was killed before it entered its second step.
     assert json.loads((path / "release" / "privacy.json").read_text())["init"]["origins"][0]["relation"] == "unknown"
     assert epsilon(path) == pytest.approx(together(place, 3), rel=1e-6)
+
+
+def test_a_run_of_another_task_takes_the_body_and_only_a_body_that_fits(place, parent):
+    labels = ["data=synthetic_labels", "data.source.examples=200", "task=classification", "mechanism=none", "init=run"]
+    labels += [f"init.run={parent}", "data.vocabulary.size=128"]
+    small = [one for one in MICRO if not one.startswith(("data=", "data.source", "noise", "accountant"))]
+    taken = taken_from(open_parent(FromRun(run=str(parent)), "init.run"), receiver_of(composed(*small, *labels)[0]))
+    assert {path.split("/")[0] for path in taken} == {"embeddings", "layers"}
+    with pytest.raises(ConfigError, match="has layers/.* of shape .1, .*, but this model has .2,"):
+        taken_from(open_parent(FromRun(run=str(parent)), "init.run"), receiver_of(composed(*small, *labels, "model.layers=2")[0]))
+    with pytest.raises(ConfigError, match="would be initialised at random and never trained"):
+        frozen = receiver_of(composed(*small, *labels, "train=lora", "train.head=false")[0])
+        taken_from(open_parent(FromRun(run=str(parent)), "init.run"), frozen)

@@ -147,3 +147,10 @@ def test_a_file_that_is_no_results_is_refused(text: str, key: str, tmp_path: Pat
     (tmp_path / "results.csv").write_text(text.format(head=",".join(rows.COLUMNS)))
     with pytest.raises(ConfigError, match=key):
         rows.read(tmp_path / "results.csv")
+
+
+def test_the_folder_of_a_chain_is_not_collected_as_a_run(tmp_path):
+    statement = tmp_path / "legal_best-0123456789" / "release" / "chain.json"
+    statement.parent.mkdir(parents=True)
+    statement.write_text("{}")
+    assert collect.collect(tmp_path, ("legal_best-",)) == ([], [])

@@ -1,0 +1,149 @@
+"""`job=chain`: every stage of a chain in order, each as an ordinary run; the same command again skips what is finished."""
+
+import os
+import time
+from pathlib import Path
+from typing import Any
+
+from omegaconf import OmegaConf
+from rich.table import Table
+
+from dpx.chain import claim, states
+from dpx.chain.composition import VOCABULARY, Runs, StageRun, composed
+from dpx.chain.declarations import Chain, declared
+from dpx.chain.document import STATEMENT, ChainStatement
+from dpx.config import resolved
+from dpx.config.command_line import as_refused
+from dpx.console import figure, stage, wide_console
+from dpx.declaration import ConfigError, declaration
+from dpx.experiment import Experiment
+from dpx.interruption import Interrupted
+from dpx.job.chain_plan import show_claim
+from dpx.launch.commit import commit
+from dpx.mesh import simulate_devices
+from dpx.records import to_json
+from dpx.results import read_results
+from dpx.run_folder import RunFolder, Status, write_json
+
+RESULTS = "chain_results.json"
+
+
+@declaration
+class RunChain:
+    """Runs the stages of `chain`, and after each writes `release/chain.json`, the statement of what all of them protect.
+
+    Each stage is a run with its own folder, beside the folder of the chain, and every job works on it. Raises `ConfigError` before the
+    first stage for stages that do not fit each other, and for a finished stage whose folder is missing.
+    """
+
+    chain: Any
+
+    def __call__(self, experiment: Experiment, folder: RunFolder) -> None:
+        chain, outputs = declared(self.chain), folder.path.parent
+        runs = composed(chain, experiment.name, experiment.replicate, outputs)
+        states.require_nothing_lost(runs, outputs, experiment.name)
+        stated = _state(chain, runs, experiment, folder)
+        first = next(iter(runs.values()))[0].experiment
+        simulate_devices(first.mesh, first.mesh.simulated_devices)
+        for name in chain.in_order():
+            for run in runs[name]:
+                _say_stale(chain, run, outputs)
+                _run(chain, run, runs)
+            states.keep_vocabulary(runs[name][0], runs[name][0].folder / "private" / VOCABULARY)
+            stated = _state(chain, runs, experiment, folder)
+        _show(chain, runs, stated, folder)
+
+
+def _say_stale(chain: Chain, run: StageRun, outputs: Path) -> None:
+    for old in () if states.is_finished(run) or not chain.stages[run.stage].feeds else states.stale(run, outputs):
+        stage(f"stage {run.label}: {old} is stale, since a stage before it has changed; it stays as it is and is not used")
+
+
+def _run(chain: Chain, run: StageRun, runs: Runs) -> None:
+    """Trains or prepares one stage, unless it has finished. A failure is noted in its own folder."""
+    if states.is_finished(run):
+        states.require_fed_alike(chain, run, runs)
+        stage(f"stage {run.label}: finished before, in {run.folder.name}")
+        return
+    stage(f"stage {run.label}: {os.path.relpath(run.folder)}")
+    run.experiment.lr_schedule.require_fits(run.experiment.steps)
+    run.experiment.optimizer.require_usable()
+    status, began, code = Status(run.folder, str(chain.stages[run.stage].job)), time.monotonic(), commit()
+    status.write("running", pid=os.getpid(), commit=code)
+    try:
+        run.job(run.experiment, RunFolder(run.folder, OmegaConf.to_yaml(OmegaConf.create(resolved(run.cfg)))))
+    except Interrupted as interrupted:
+        status.write("interrupted", steps=interrupted.done)
+        raise
+    except Exception as error:
+        refused = as_refused(error)
+        status.write("failed", error=str(refused or f"{type(error).__name__}: {error}"))
+        if refused is None:
+            raise
+        raise ConfigError(f"chain.stages.{run.stage}: {refused.value}", refused.reason, refused.fix) from error
+    status.write("finished", seconds=round(time.monotonic() - began, 1), commit=code, score=_score(run))
+
+
+def _state(chain: Chain, runs: Runs, experiment: Experiment, folder: RunFolder) -> ChainStatement:
+    """Writes the statement of what has run so far."""
+    facts = [states.facts(chain, run) for each in runs.values() for run in each]
+    is_over = {one.folder for one in facts if one.state == "finished"}
+    charges = [states.charge_of(run) for each in runs.values() for run in each if run.folder.name in is_over]
+    stated = ChainStatement(
+        name=experiment.name,
+        replicate=experiment.replicate,
+        claim=claim.claim(chain, charges, states.not_run(facts)),
+        stages=tuple(facts),
+    )
+    write_json(folder.made_release() / STATEMENT, to_json(stated))
+    return stated
+
+
+def _score(run: StageRun, metric: str | None = None) -> float | None:
+    if not (run.folder / "private" / "results.json").is_file():
+        return None
+    results = read_results(run.folder / "private")
+    name = metric or results.metric
+    if name not in results.heldout:
+        raise ConfigError(f"chain.stages.{run.stage}.choose_by={name}", "is not measured", f"Use one of {', '.join(results.heldout)}")
+    return results.heldout[name]
+
+
+def chosen(chain: Chain, each: list[StageRun]) -> StageRun:
+    """The run of a stage with the best score on the rows that its points are compared by; the first of equal ones."""
+    metric = chain.stages[each[0].stage].choose_by
+    return max(each, key=lambda run: _score(run, metric) or 0.0) if len(each) > 1 else each[0]
+
+
+def _show(chain: Chain, runs: Runs, stated: ChainStatement, folder: RunFolder) -> None:
+    """Prints the stages and the claim, and writes the scores, which depend on held-out text, below `private/`."""
+    table = Table("stage", "folder", "held-out", "test set", "guarantee", "epsilon", title=str(folder.path), title_justify="left")
+    by_folder, rows = {one.folder: one for one in stated.stages}, []
+    for name, each in runs.items():
+        best = chosen(chain, each).folder.name if chain.stages[name].job == "train" else None
+        for run in each:
+            fact, row = by_folder[run.folder.name], _row(chain, run)
+            rows.append(row | {"chosen": run.folder.name == best})
+            epsilon = ", ".join(f"{figure(value)} {by}" for by, value in fact.epsilon.items() if value is not None)
+            mark = " *" if len(each) > 1 and run.folder.name == best else ""
+            scores = [_in_words(row["metric"], row[place]) for place in ("heldout", "test")]
+            table.add_row(run.label + mark, run.folder.name, *scores, fact.guarantee or "-", epsilon or "-")
+    write_json(folder.made_private() / RESULTS, {"name": stated.name, "stages": rows})
+    console = wide_console()
+    console.print(table)
+    if any(len(each) > 1 for each in runs.values()):
+        console.print("* the best of its stage on the rows that its points are compared by", highlight=False)
+    show_claim(stated.claim, console)
+
+
+def _row(chain: Chain, run: StageRun) -> dict[str, Any]:
+    """The measurements of one run, as JSON."""
+    file = run.folder / "private" / "results.json"
+    results = read_results(run.folder / "private") if file.is_file() else None
+    by = chain.stages[run.stage].choose_by or (results.metric if results else None)
+    facts = {"stage": run.stage, "point": run.point, "folder": run.folder.name, "metric": by}
+    return facts | {"heldout": results.heldout if results else None, "test": results.test if results else None}
+
+
+def _in_words(metric: str | None, measured: dict[str, float] | None) -> str:
+    return "-" if not measured or metric is None else f"{metric} {measured[metric]:.2%}"

@@ -1,0 +1,140 @@
+"""The plan of a chain: a plan of each stage, and what all of them together would protect."""
+
+import dataclasses
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from rich.table import Table
+
+from dpx.chain import claim, states
+from dpx.chain.claim import StageCharge
+from dpx.chain.composition import Runs, StageRun, composed
+from dpx.chain.declarations import Chain, declared
+from dpx.chain.document import ChainClaim
+from dpx.claim.calibration import calibrate, planned_segments
+from dpx.console import Console, figure
+from dpx.data.prepare import prepare
+from dpx.data.store import VOCABULARY
+from dpx.experiment import Experiment
+from dpx.init.declarations import RandomStart
+from dpx.job.plan_records import ChainPlan, RunPlan, StagePlan
+from dpx.privacy.unit_facts import UnitFacts
+
+PlanOf = Callable[[Experiment], RunPlan]
+
+
+def plan_of_chain(node: Any, experiment: Experiment, plan_of: PlanOf, outputs: Path) -> ChainPlan:
+    """Every field of the plan; `plan_of` plans one run, `outputs` holds the folders of runs.
+
+    Raises `ConfigError` as the chain itself does, and where a stage cannot be planned."""
+    chain = declared(node)
+    runs = composed(chain, experiment.name, experiment.replicate, outputs)
+    stages, charges = [], []
+    for run in (run for each in runs.values() for run in each):
+        one = chain.stages[run.stage]
+        is_over, alone = states.is_finished(run), alone_of(chain, run, runs)
+        planned = None if one.job == "prepare" else plan_of(alone)
+        charges.append(states.charge_of(run) if is_over else _charge(run, alone, planned))
+        stages.append(
+            StagePlan(
+                stage=run.stage,
+                point=run.point,
+                folder=run.folder.name,
+                init=one.init,
+                vocabulary=one.vocabulary or one.init,
+                state="finished" if is_over else "to_run",
+                stale=tuple(states.stale(run, outputs)) if one.feeds and not is_over else (),
+                plan=planned,
+            )
+        )
+    hours = sum((one.plan.device_hours for one in stages if one.plan is not None and one.state == "to_run"), 0.0)
+    return ChainPlan(name=experiment.name, device_hours=hours, claim=claim.claim(chain, charges), stages=tuple(stages))
+
+
+def stages_alone(node: Any, experiment: Experiment, outputs: Path) -> Iterator[tuple[str, Experiment, Path]]:
+    """(label, the stage as it can be planned now, its folder) of the first run of each stage that trains."""
+    chain = declared(node)
+    runs = composed(chain, experiment.name, experiment.replicate, outputs)
+    for name, each in runs.items():
+        if chain.stages[name].job == "train":
+            yield each[0].label, alone_of(chain, each[0], runs), each[0].folder
+
+
+def alone_of(chain: Chain, run: StageRun, runs: Runs) -> Experiment:
+    """The stage as it can be planned now: without the weights of a stage that has not run, and with the vocabulary where that lies now."""
+    experiment, stage = run.experiment, chain.stages[run.stage]
+    if stage.init is not None and not states.is_finished(runs[stage.init][0]):
+        experiment = dataclasses.replace(experiment, init=RandomStart())
+    fed, vocabulary = stage.vocabulary or stage.init, experiment.data.vocabulary
+    if fed is None or vocabulary.path is None or Path(vocabulary.path).exists() or experiment.data.declared_size is not None:
+        return experiment
+    source = alone_of(chain, runs[fed][0], runs)
+    path = prepare(source.data, source.privacy).folder / VOCABULARY
+    data = dataclasses.replace(experiment.data, vocabulary=dataclasses.replace(vocabulary, path=str(path)))
+    return dataclasses.replace(experiment, data=data)
+
+
+def _charge(run: StageRun, alone: Experiment, planned: RunPlan | None) -> StageCharge:
+    """What a stage that has not run would charge."""
+    is_private = planned is not None and alone.is_private
+    segments = []
+    if is_private:
+        assert planned is not None
+        calibrated = calibrate(alone, planned.protected_rows - alone.audit.places(alone.privacy))
+        assert calibrated.noise_multiplier is not None
+        segments = planned_segments(alone, calibrated.batch_stages, calibrated.size, calibrated.noise_multiplier, run.folder.name)
+    return StageCharge(
+        stage=run.stage,
+        label=run.label,
+        data=run.experiment.data,
+        privacy=alone.privacy,
+        accountant=alone.accountant,
+        is_private=is_private,
+        segments=segments,
+        units=UnitFacts.from_data(alone.data, alone.privacy) if is_private else None,
+        reasons=planned.reasons if planned is not None and is_private else (),
+        is_planned=True,
+        trains=planned is not None,
+    )
+
+
+def show(document: ChainPlan, console: Console) -> None:
+    """Prints the plan for people, one line for each run of a stage."""
+    table = Table("stage", "state", "fed by", "parameters", "steps", "device h", "noise", "epsilon", "guarantee")
+    table.title, table.title_justify = f"plan of the chain {document.name}", "left"
+    for one in document.stages:
+        label = f"{one.stage} ({one.point})" if one.point else one.stage
+        fed = ", ".join(dict.fromkeys(filter(None, (one.init, one.vocabulary))))
+        table.add_row(label, one.state.replace("_", " "), fed or "-", *cells(one.plan))
+    console.print(table)
+    for one in document.stages:
+        for old in one.stale:
+            console.print(f"{one.stage}: {old} is stale, since a stage before it has changed; it is not used", highlight=False)
+    show_claim(document.claim, console)
+
+
+def cells(plan: RunPlan | None) -> Sequence[str]:
+    """Parameters, steps, hours, noise, epsilon and guarantee of one stage, as text."""
+    if plan is None:
+        return ["-"] * 6
+    epsilon = ", ".join(f"{figure(value)} {name}" for name, value in plan.epsilon.items() if value is not None)
+    numbers = (f"{plan.parameters:,}", f"{plan.steps:,}", f"{plan.device_hours:,.2f}")
+    sigma = plan.noise_multiplier
+    return [*numbers, "-" if sigma is None else f"{sigma:.4g}", epsilon or "-", plan.guarantee]
+
+
+def show_claim(stated: ChainClaim, console: Console) -> None:
+    """Prints what a chain protects."""
+    console.print(f"guarantee of the chain: {stated.guarantee}", highlight=False)
+    for one in stated.protects:
+        epsilon = ", ".join(f"{'infinite' if value is None else figure(value)} ({by})" for by, value in one.epsilon.items())
+        beside = f", with the steps of {', '.join(one.composed_with)}" if one.composed_with else ""
+        told = f"epsilon {epsilon} at delta {one.delta:.2e}{beside}" if one.epsilon else f"guarantee {one.guarantee}"
+        console.print(f"  text of {one.stage} ({one.protects}): {told}", highlight=False)
+    for name in ("reasons", "assumptions", "not_covered"):
+        lines = getattr(stated, name)
+        if lines:
+            console.print(name.replace("_", " ") + ":")
+            for line in lines:
+                console.print(f"  - {line}", highlight=False, markup=False)
