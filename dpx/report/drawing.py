@@ -9,7 +9,8 @@ from dpx.extras import require_extra
 from dpx.report.document import Figure
 from dpx.report.theme import DASHES, INK, MARKERS, RULE, SERIES, SOFT, themed
 
-Curve = Sequence[tuple[int | float, int | float]]
+# An x that is text is a category of the axis.
+Curve = Sequence[tuple[int | float | str, int | float]]
 
 _STYLE: dict[Any, Any] = {
     "svg.fonttype": "none",
