@@ -55,8 +55,8 @@ class Outputs(NamedTuple):
 class Trained(NamedTuple):
     """A finished run.
 
-    It holds `results` as in `private/results.json`, the privacy statement, the verdict of its own audit (`None` without one) and its last
-    state.
+    It holds `results` as in `private/results.json`, the privacy statement, the verdict of the declared audit (`None` without one) and the
+    last state.
     """
 
     results: Results
