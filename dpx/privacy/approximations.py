@@ -48,7 +48,7 @@ def gdp_clt_noise_multiplier(stages: Iterable[Sequence[Real]], *, epsilon: Real,
     require(
         low <= epsilon <= high,
         f"{value}={epsilon:g}",
-        f"by the central limit no noise multiplier from {SMALLEST:g} to {LARGEST:g} gives it",
+        f"by the central limit no noise multiplier from {SMALLEST:g} to {LARGEST:g} gives this epsilon",
         f"Use a target from {low:.3g} to {high:.3g}, or noise=multiplier",
     )
     rates = math.fsum(int(steps) * q * q for q, steps in stages)
