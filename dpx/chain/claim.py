@@ -42,7 +42,7 @@ class StageCharge:
 
 
 def claim(chain: Chain, charges: Sequence[StageCharge], missing: Sequence[str] = ()) -> ChainClaim:
-    """The claim of all stages together; `missing` are stages that have not run, of which nothing can be claimed yet."""
+    """Returns the claim of all stages together; `missing` are stages that have not run, of which nothing can be claimed yet."""
     protects = tuple(_protected(chain, one, charges, missing) for one in charges if one.is_private)
     reasons = tuple(dict.fromkeys(f"{one.stage}: {reason}" for one in protects for reason in one.reasons))
     by = outside_code.joined(*(outside_code.packages_of_guarantee(one.guarantee) or () for one in protects))
@@ -85,7 +85,7 @@ def _protected(chain: Chain, own: StageCharge, charges: Sequence[StageCharge], m
 
 
 def _against(chain: Chain, own: StageCharge, charges: Sequence[StageCharge], sharing: Sequence[StageCharge]) -> Iterator[str]:
-    """Reasons why other stages leave the text of `own` without a guarantee."""
+    """Yields the reasons why other stages leave the text of `own` without a guarantee."""
     for one in sharing:
         word = f"declare chain.stages.{one.stage}.disjoint_from=[{own.stage}] if they share no unit"
         if not one.is_private:
@@ -104,8 +104,10 @@ def _against(chain: Chain, own: StageCharge, charges: Sequence[StageCharge], sha
 
 
 def _comparable(charge: StageCharge) -> UnitFacts | None:
-    """The record without what may differ between stages whose costs add up; that weights fit the vocabulary is checked when they are
-    read."""
+    """Returns the record without what may differ between stages whose costs add up.
+
+    That weights fit the vocabulary is checked when they are read.
+    """
     if charge.units is None:
         return None
     facts = {"unit_mode": "", "rows_per_unit_max": 0, "vocabulary_source": ""}
@@ -113,7 +115,10 @@ def _comparable(charge: StageCharge) -> UnitFacts | None:
 
 
 def _of_vocabulary(chain: Chain, own: StageCharge, charges: Sequence[StageCharge]) -> Iterator[str]:
-    """The reason why a vocabulary that another stage fitted reveals text of `own`. Weights carry their vocabulary's origin themselves."""
+    """Yields the reason why a vocabulary that another stage fitted reveals text of `own`.
+
+    Weights carry their vocabulary's origin themselves.
+    """
     fed = chain.stages[own.stage].vocabulary
     source = next((one for one in charges if one.stage == fed), None)
     if source is None or chain.are_disjoint(own.stage, source.stage) or source.data.vocabulary.path is not None:

@@ -48,7 +48,7 @@ Runs = dict[str, list[StageRun]]
 
 
 def composed(chain: Chain, name: str, replicate: int, outputs: Path) -> Runs:
-    """Every run of the chain by stage, in the order in which they run; `outputs` is the folder that holds their folders.
+    """Returns every run of the chain by stage, in the order in which they run; `outputs` is the folder that holds their folders.
 
     Raises `ConfigError`, naming the stage, for a config that is not valid, and for weights or a vocabulary that do not fit the stage that
     they feed.
@@ -88,7 +88,10 @@ def _of_stage(chain: Chain, name: str, chain_name: str, replicate: int, outputs:
 
 
 def _options(common: Shared, stage: Stage) -> tuple[str, ...]:
-    """The stage's options as a command line has them: `+` before a group that the default config does not choose; null removes one."""
+    """Returns the stage's options as a command line has them: `+` before a group that the default config does not choose.
+
+    Null removes one.
+    """
     chosen = {**common.options, **stage.options, **({"init": "run"} if stage.init else {}), "job": stage.job}
     known = _default_groups()
     return tuple(f"{'' if group in known else '+'}{group}={option}" for group, option in chosen.items() if option is not None)

@@ -81,7 +81,7 @@ class Chain:
         require(not empty, f"{value}.sweep.{''.join(empty[:1])}", "lists no value", "List values, or remove the key")
 
     def in_order(self) -> list[str]:
-        """Names of the stages, each after the stages that feed it. Raises `ConfigError` for a circle."""
+        """Returns the names of the stages, each after the stages that feed it. Raises `ConfigError` for a circle."""
         try:
             TopologicalSorter({name: list(stage.feeds.values()) for name, stage in self.stages.items()}).prepare()
         except CycleError as error:
@@ -94,18 +94,18 @@ class Chain:
         return ordered
 
     def before(self, name: str) -> Iterator[str]:
-        """The stages whose weights `name` starts from, nearest first."""
+        """Returns the stages whose weights `name` starts from, nearest first."""
         while (parent := self.stages[name].init) is not None:
             yield (name := parent)
 
     def are_disjoint(self, one: str, other: str) -> bool:
-        """Whether the user vouches that two stages share no unit."""
+        """Returns whether the user vouches that two stages share no unit."""
         first, second = self.stages[one], self.stages[other]
         return other in first.disjoint_from or one in second.disjoint_from or "public" in (first.provenance, second.provenance)
 
 
 def declared(node: Any) -> Chain:
-    """The chain that the key `chain` of a config declares. Raises `ConfigError`, naming the key, for anything else."""
+    """Returns the chain that the key `chain` of a config declares. Raises `ConfigError`, naming the key, for anything else."""
     require(isinstance(node, dict), "chain", "is not a mapping", "Declare chain.stages.<name>")
     require(isinstance(node.get("stages", {}), dict), "chain.stages", "is not a mapping of names to stages", "Write chain.stages.<name>")
     stages = {name: _of(Stage, one or {}, f"chain.stages.{name}") for name, one in (node.get("stages") or {}).items()}

@@ -23,7 +23,7 @@ _FED = ("init.run", "init.disjoint_from", "data.vocabulary.path")
 
 
 def is_finished(run: StageRun) -> bool:
-    """Whether the run has come to its end. Preparing text again opens what is there, so it always counts as still to do."""
+    """Returns whether the run has come to its end. Preparing text again opens what is there, so it always counts as still to do."""
     return _trains(run) and has_finished(run.folder, config.resolved(run.cfg))
 
 
@@ -32,7 +32,7 @@ def _trains(run: StageRun) -> bool:
 
 
 def statement_of(run: StageRun) -> AnyRun | None:
-    """The statement of a run that has written one."""
+    """Returns the statement of a run that has written one."""
     file = run.folder / "release" / seals.STATEMENT
     return seals.read_run_statement(file) if file.is_file() else None
 
@@ -65,7 +65,7 @@ def require_fed_alike(chain: Chain, run: StageRun, runs: Runs) -> None:
 
 
 def stale(run: StageRun, outputs: Path) -> list[str]:
-    """Folders of runs of the same stage that were fed by another stage than now: same own values, other weights or vocabulary."""
+    """Returns the folders of earlier runs of the same stage with the same values, but with other weights or another vocabulary."""
     found = []
     for folder in sorted(outputs.glob(f"{run.experiment.name}-*")):
         place = config.place_of(folder)
@@ -85,7 +85,7 @@ def _own_values(plain: Any) -> dict[str, Any]:
 
 
 def facts(chain: Chain, run: StageRun) -> StageFacts:
-    """What the statement says of one run."""
+    """Returns the fields of the statement about one run."""
     stage, is_over = chain.stages[run.stage], is_finished(run) or (chain.stages[run.stage].job == "prepare" and run.folder.is_dir())
     stated = statement_of(run) if is_over else None
     entered = agreement.check(run.folder) if is_over and stage.job == "train" else None
@@ -108,7 +108,7 @@ def facts(chain: Chain, run: StageRun) -> StageFacts:
 
 
 def charge_of(run: StageRun) -> StageCharge:
-    """What a finished run charges; of one that prepared text, its rows alone."""
+    """Returns the charges of a finished run; a run that only prepared text has rows and no charges."""
     experiment = run.experiment
     entered, stated = agreement.check(run.folder), statement_of(run)
     is_private = isinstance(stated, RunStatement)
@@ -144,5 +144,5 @@ def _each(runs: Runs) -> Iterator[StageRun]:
 
 
 def not_run(runs: Sequence[StageFacts]) -> list[str]:
-    """Labels of the stages that have not run."""
+    """Returns the labels of the stages that have not run."""
     return [f"{one.stage} ({one.point})" if one.point else one.stage for one in runs if one.state == "not_run"]

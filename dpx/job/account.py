@@ -88,7 +88,7 @@ UNCHECKED = (
 
 
 def _place(named: str) -> Path:
-    """The path `named` if it exists, or else the folder of the run with that name; raises `ConfigError` if no run has that name."""
+    """Returns the path `named` if it exists, or else the folder of the run with that name; raises `ConfigError` if no run has that name."""
     from dpx import config
 
     return Path(named) if Path(named).exists() or Path(named).suffix else config.load(named)[1]
@@ -193,7 +193,7 @@ PICTURES = [
 
 
 def _in_a_terminal(tables: list[Table]) -> list[str]:
-    """The curves of `PICTURES` in characters."""
+    """Returns the curves of `PICTURES` drawn with characters."""
     rows = {table.name: [row for row in table.rows if None not in row] for table in tables}
     trade_off = {"this claim": [row[:2] for row in rows["trade_off"]], "Gaussian DP": [(row[0], row[2]) for row in rows["trade_off"]]}
     plots = [

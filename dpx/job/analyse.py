@@ -45,5 +45,5 @@ class Analyse:
 
 
 def inputs(analysis: Any) -> list[dict[str, Any]]:
-    """Path and existence of each input."""
+    """Returns the path of each input and whether it exists."""
     return [{"path": str(path), "exists": path.exists()} for path in getattr(analysis, "inputs", list)()]

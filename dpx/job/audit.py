@@ -88,13 +88,13 @@ def _secret(folder: RunFolder, experiment: Experiment) -> Any:
 
 
 def _summary(scores_M: Any, is_in_M: Any) -> dict[str, float]:
-    """Scores in units of the clipping norm."""
+    """Returns scores in units of the clipping norm."""
     groups = (("in", scores_M[is_in_M]), ("out", scores_M[~is_in_M]))
     return {f"{name}_{of}": float(getattr(group, of)()) for name, group in groups for of in ("mean", "std", "min", "max")}
 
 
 def show(document: dict[str, Any]) -> None:
-    """Every bound of a verdict beside its claim."""
+    """Prints every bound of a verdict beside its claim."""
     from dpx.table import Table
 
     columns = ("score", "estimator", "guesses", "correct", "delta", "error", "epsilon", "claim", "refutes")

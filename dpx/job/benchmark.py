@@ -104,7 +104,7 @@ class Benchmark:
         }
 
     def settings(self, experiment: Experiment, began: float = 0.0) -> Iterator[tuple[str, Setting]]:
-        """The processes: the module that makes the programs of each, and what it is to measure. `began`: the monotonic clock's."""
+        """Returns the processes: the module that makes the programs of each, and what it is to measure. `began`: the monotonic clock's."""
         from dpx.config import recipes
 
         require(
@@ -160,8 +160,10 @@ def require_installed(variant: str) -> None:
 
 
 def interleaved(workers: Sequence[Worker], rounds: int, until: float = math.inf) -> list[list[float]]:
-    """Seconds of every program of every worker in every round, after one round that warms up; no round but the first begins that
-    would end after `until` (the monotonic clock's seconds)."""
+    """Returns the seconds of every program of every worker in every round.
+
+    One round before warms up. A round, other than the first, does not begin if it would end after `until` (seconds of the monotonic clock).
+    """
     calls = [(one, index) for one in workers for index in range(len(one.facts))]
     timed: list[list[float]] = []
     while len(timed) < 2 or (len(timed) <= rounds and time.monotonic() + sum(timed[-1]) < until):
@@ -175,7 +177,7 @@ def _versions() -> dict[str, str]:
 
 
 def shown(document: dict[str, Any]) -> Table:
-    """The rows, best physical batch of each variant first."""
+    """Returns the rows, best physical batch of each variant first."""
     columns = ("clipping", "dtype", "mesh", "batch", "examples/s", "to autodiff", "to plain", "of products", "FLOPs", "MiB", "collectives")
     table = Table(*columns, "exact")
     for row in sorted(document["rows"], key=lambda row: (row["mesh"], row["dtype"], row["clipping"], -row["examples_per_s"])):

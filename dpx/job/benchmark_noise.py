@@ -53,7 +53,7 @@ class BenchmarkNoise:
         Console(soft_wrap=True).print(table)
 
     def document(self) -> dict[str, Any]:
-        """Conditions and rows of benchmark_noise.json."""
+        """Returns the conditions and rows of benchmark_noise.json."""
         import jax
 
         generators = _generators(self.draws)
@@ -82,7 +82,7 @@ def _row(name: str, reach: float | None, seconds: list[float], draws: int) -> di
 
 
 def _generators(draws: int) -> dict[str, tuple[float | None, Callable[[], Any]]]:
-    """(largest absolute draw in sigmas, a call that makes `draws` of them) by name."""
+    """Returns (largest absolute draw in sigmas, a call that makes `draws` of them) by name."""
     import jax
     import jax.numpy as jnp
 

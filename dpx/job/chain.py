@@ -110,7 +110,7 @@ def _score(run: StageRun, metric: str | None = None) -> float | None:
 
 
 def chosen(chain: Chain, each: list[StageRun]) -> StageRun:
-    """The run of a stage with the best score on the rows that its points are compared by; the first of equal ones."""
+    """Returns the run of a stage with the best score on the rows that its points are compared by; the first of equal ones."""
     metric = chain.stages[each[0].stage].choose_by
     return max(each, key=lambda run: _score(run, metric) or 0.0) if len(each) > 1 else each[0]
 
@@ -137,7 +137,7 @@ def _show(chain: Chain, runs: Runs, stated: ChainStatement, folder: RunFolder) -
 
 
 def _row(chain: Chain, run: StageRun) -> dict[str, Any]:
-    """The measurements of one run, as JSON."""
+    """Returns the measurements of one run, as JSON."""
     file = run.folder / "private" / "results.json"
     results = read_results(run.folder / "private") if file.is_file() else None
     by = chain.stages[run.stage].choose_by or (results.metric if results else None)

@@ -25,7 +25,7 @@ PlanOf = Callable[[Experiment], RunPlan]
 
 
 def plan_of_chain(node: Any, experiment: Experiment, plan_of: PlanOf, outputs: Path) -> ChainPlan:
-    """Every field of the plan; `plan_of` plans one run, `outputs` holds the folders of runs.
+    """Returns every field of the plan; `plan_of` plans one run, `outputs` holds the folders of runs.
 
     Raises `ConfigError` as the chain itself does, and where a stage cannot be planned."""
     chain = declared(node)
@@ -53,7 +53,7 @@ def plan_of_chain(node: Any, experiment: Experiment, plan_of: PlanOf, outputs: P
 
 
 def stages_alone(node: Any, experiment: Experiment, outputs: Path) -> Iterator[tuple[str, Experiment, Path]]:
-    """(label, the stage as it can be planned now, its folder) of the first run of each stage that trains."""
+    """Yields (label, the stage as it can be planned now, its folder) of the first run of each stage that trains."""
     chain = declared(node)
     runs = composed(chain, experiment.name, experiment.replicate, outputs)
     for name, each in runs.items():
@@ -62,7 +62,9 @@ def stages_alone(node: Any, experiment: Experiment, outputs: Path) -> Iterator[t
 
 
 def alone_of(chain: Chain, run: StageRun, runs: Runs) -> Experiment:
-    """The stage as it can be planned now: without the weights of a stage that has not run, and with the vocabulary where that lies now."""
+    """Returns the stage as it can be planned now: without the weights of a stage that has not run, and with the vocabulary where that lies
+    now.
+    """
     experiment, stage = run.experiment, chain.stages[run.stage]
     if stage.init is not None and not states.is_finished(runs[stage.init][0]):
         experiment = dataclasses.replace(experiment, init=RandomStart())
@@ -76,7 +78,7 @@ def alone_of(chain: Chain, run: StageRun, runs: Runs) -> Experiment:
 
 
 def _charge(run: StageRun, alone: Experiment, planned: RunPlan | None) -> StageCharge:
-    """What a stage that has not run would charge."""
+    """Returns the charges that a stage would have, before it has run."""
     is_private = planned is not None and alone.is_private
     segments = []
     if is_private:
@@ -115,7 +117,7 @@ def show(document: ChainPlan, console: Console) -> None:
 
 
 def cells(plan: RunPlan | None) -> Sequence[str]:
-    """Parameters, steps, hours, noise, epsilon and guarantee of one stage, as text."""
+    """Returns parameters, steps, hours, noise, epsilon and guarantee of one stage, as text."""
     if plan is None:
         return ["-"] * 6
     epsilon = ", ".join(f"{figure(value)} {name}" for name, value in plan.epsilon.items() if value is not None)

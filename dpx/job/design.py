@@ -79,7 +79,7 @@ class Design:
         return self.compute if self.compute is not None else (self.device_hours or 0.0) * 3600 * flops_per_s
 
     def _designed(self, experiment: Experiment, base: Any, epsilon: float, size: int, compute: float) -> tuple[list[Table], Any, float]:
-        """Tables, the best design and the learning rate that won at the node next to it."""
+        """Returns tables, the best design and the learning rate that won at the node next to it."""
         import numpy as np
 
         from dpx.scaling import design
@@ -151,7 +151,7 @@ def _require_small_delta(experiment: Experiment, size: int) -> None:
 
 
 def _base(name: str) -> Any:
-    """The declaration of the recipe that the designed experiment is based on, read before the search."""
+    """Returns the declaration of the recipe that the designed experiment is based on, read before the search."""
     from dpx.config import build, recipes
 
     cfg = recipes.plan_config_if_found(name, [])
@@ -177,7 +177,7 @@ def _require_length(measured: float, base: str, tokens: int) -> None:
 
 
 def _published(size: int, epsilon: float) -> Table:
-    """One printed optimum, looked up and never interpolated."""
+    """Returns one printed optimum, looked up and never interpolated."""
     from dpx.scaling import published
 
     row = published.look_up(size, epsilon)
@@ -191,7 +191,7 @@ def _published(size: int, epsilon: float) -> Table:
 
 
 def experiment_file(best: Any, base: str, size: int, rate: float, experiment: Experiment) -> str:
-    """An experiment that trains `best`: `base` with the model, batch, steps, noise and sampler of the branch that won.
+    """Returns an experiment that trains `best`: `base` with the model, batch, steps, noise and sampler of the branch that won.
 
     Fixed batches are bounded under zero_out only. `base` states its noise by its ratio to the batch.
     """

@@ -65,7 +65,7 @@ class Explain:
         _show(said)
 
     def _size(self, experiment: Experiment, stated: AnyRun | None) -> int:
-        """The number that was given, or stated (less the places of canaries, which are counted in again), or counted; 0 if it is
+        """Returns the number that was given, or stated (less the places of canaries, which are counted in again), or counted; 0 if it is
         unknown."""
         if self.size is not None:
             return self.size
@@ -108,13 +108,13 @@ def _is_not_private(stated: AnyRun | None) -> bool:
 
 
 def _statement(path: Path) -> AnyRun | None:
-    """What a run of this folder has stated so far."""
+    """Returns what a run of this folder has stated so far."""
     file = path / "release" / STATEMENT
     return read_run_statement(file) if file.is_file() else None
 
 
 def _planned_start(experiment: Experiment, is_prepared: bool, fork: str | None) -> Sequence[Any]:
-    """The origins of a run that has not begun."""
+    """Returns the origins of a run that has not begun."""
     if experiment.init.is_random and fork is None:
         return ()
     from dpx.data.prepare import prepare
@@ -126,7 +126,7 @@ def _planned_start(experiment: Experiment, is_prepared: bool, fork: str | None) 
 
 
 def public_size(experiment: Experiment) -> int:
-    """The public number of what is drawn (rows, or units): declared, or counted in the prepared data."""
+    """Returns the public number of what is drawn (rows, or units): declared, or counted in the prepared data."""
     if experiment.data.declared_size is not None:
         return experiment.data.declared_size
     if experiment.data.is_remote:
@@ -139,8 +139,10 @@ def public_size(experiment: Experiment) -> int:
 
 
 def explain(experiment: Experiment, size: int, stated: AnyRun | None, begins_from: Sequence[Any] = ()) -> Explanation:
-    """Sentences and tables about the claim. `stated` is the statement of the run; `None` for a run that has not begun and will start from
-    `begins_from`."""
+    """Returns sentences and tables about the claim.
+
+    `stated` is the statement of the run; `None` for a run that has not begun and will start from `begins_from`.
+    """
     from dpx.claim.calibration import calibrate
     from dpx.claim.statement import build
     from dpx.privacy.origins import charged_in
@@ -161,7 +163,7 @@ def explain(experiment: Experiment, size: int, stated: AnyRun | None, begins_fro
 
 
 def _with_trust(table: Table, by: tuple[str, ...] | None) -> Table:
-    """`table`, with a note in its title if its numbers are not proved but trust the packages `by`."""
+    """Returns `table`, with a note in its title if its numbers are not proved but trust the packages `by`."""
     trusting = f"{table.title} (not bounds that dpx has proved: they trust {', '.join(by or ())})"
     return dataclasses.replace(table, title=trusting) if by else table
 
@@ -215,15 +217,17 @@ def _sampling(experiment: Experiment, drawn: str) -> list[str]:
 
 
 def _stated_epsilon(statement: RunStatement, accountant: str) -> float:
-    """The statement's epsilon, of the planned end and everything charged in addition to the plan; if it is not a bound, the number stated
-    instead. Infinite without a number."""
+    """Returns the statement's epsilon, of the planned end and everything charged in addition to the plan.
+
+    If it is not a bound, the number stated instead. Infinite without a number.
+    """
     instead = {one.name.removeprefix("epsilon/"): one.value for one in statement.unsupported}
     value = (instead | statement.epsilon).get(accountant)
     return math.inf if value is None else value
 
 
 def _start(origins: Sequence[Any], alone: float) -> list[str]:
-    """The lines about the origins of the run."""
+    """Returns the lines about the origins of the run."""
     from dpx.privacy.origins import in_words
 
     if not origins:
@@ -233,7 +237,7 @@ def _start(origins: Sequence[Any], alone: float) -> list[str]:
 
 
 def _audit(audit: Any) -> list[str]:
-    """The lines about the audit's canaries in the run."""
+    """Returns the lines about the audit's canaries in the run."""
     if audit is None:
         return ["Audit: none in this run; job=audit attacks its mechanism."]
     from dpx.privacy.origins import VERDICTS
@@ -271,7 +275,7 @@ def _as_steps_go(experiment: Experiment, calibrated: Any, before: Sequence[Any])
 
 
 def _neighbouring_settings(experiment: Experiment, size: int) -> Table:
-    """Epsilon with one thing changed; the noise is kept where it would otherwise be solved for again."""
+    """Returns epsilon with one setting changed; the noise stays the same where it would otherwise be solved for again."""
     from dpx.claim.calibration import calibrate
     from dpx.mechanism.declarations import Multiplier
 

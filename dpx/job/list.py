@@ -65,7 +65,7 @@ class Point:
     overrides: tuple[str, ...]
 
     def plan_row(self) -> PlannedPoint:
-        """Its plan, or the reason why it has none."""
+        """Returns the plan of the point, or the reason why it has none."""
         plan, why = None, None
         try:
             experiment, job = config.build(recipes.plan_config(self.name, list(self.overrides)))

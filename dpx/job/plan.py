@@ -62,7 +62,10 @@ class Plan:
         return document
 
     def document(self, experiment: Experiment, fork: str | None = None, outputs: Path = Path("outputs")) -> PlanDocument:
-        """The content of plan.json. `fork` is the `<run folder>@<step>` that the run would resume from, `outputs` the folder of runs."""
+        """Returns the content of plan.json.
+
+        `fork` is the `<run folder>@<step>` that the run would resume from, `outputs` the folder of runs.
+        """
         if self.chain is not None:
             fix = "Remove it, or plan the stage by itself"
             require(not self.compile, "plan.compile=true", "a chain has several programs, and a plan compiles one", fix)
@@ -75,7 +78,7 @@ class Plan:
 
 
 def plan_of_run(experiment: Experiment, fork: str | None = None) -> RunPlan:
-    """Every field of plan.json; `fork` is the `<run folder>@<step>` that the run resumes from.
+    """Returns every field of plan.json; `fork` is the `<run folder>@<step>` that the run resumes from.
 
     Raises `ConfigError` if the claim is not valid or the number of rows is not known.
     """
@@ -111,7 +114,7 @@ def _trains(experiment: Experiment, parameters: int, vocabulary: int) -> Trains:
 
 
 def _objective(experiment: Experiment, vocabulary: int) -> Any:
-    """The run's objective, of which only shapes are read."""
+    """Returns the run's objective, of which only shapes are read."""
     from dpx.task.mlm import Special
     from dpx.task.objective import objective
 
@@ -119,7 +122,10 @@ def _objective(experiment: Experiment, vocabulary: int) -> Any:
 
 
 def _optimizer_bytes(experiment: Experiment, vocabulary: int) -> int | None:
-    """Bytes of the optimiser's state on one device, from its shapes; `None` for Adam, whose two moments are counted without jax."""
+    """Returns the bytes of the optimiser's state on one device, from its shapes.
+
+    `None` for Adam, whose two moments are counted without jax.
+    """
     if isinstance(experiment.optimizer, Adam):
         return None
     from dpx.training.frozen import shapes
@@ -141,7 +147,7 @@ def _compiled(experiment: Experiment, planned: RunPlan) -> CompiledStep:
 
 
 def _store(experiment: Experiment) -> Any:
-    """The prepared data; local sources are prepared for it, a download is not started by a plan."""
+    """Returns the prepared data; local sources are prepared for it, a download is not started by a plan."""
     data = experiment.data
     if data.declared_size is not None:
         return None
@@ -178,7 +184,7 @@ def _work(experiment: Experiment, parameters: int, vocabulary: int, examples: in
 
 
 def _products(experiment: Experiment, vocabulary: int, drawn: int, protected: int) -> tuple[int, int]:
-    """Matrix-product FLOPs of a run of `drawn` rows, if every parameter were trained, and for the parameters that are trained."""
+    """Returns the matrix-product FLOPs of a run of `drawn` rows, if every parameter were trained, and for the trained parameters."""
     model, task, length = experiment.model, experiment.task, experiment.data.sequence_length
     one = training_matmul_flops(model, vocabulary, length, task.masked_positions(length), pooled_outputs=task.pooled_outputs)
     if experiment.train.is_all and not experiment.mechanism.reparametrises:
@@ -220,7 +226,7 @@ def _step_memory(experiment: Experiment, trains: Trains, vocabulary: int, microb
 
 
 def largest_microbatch(experiment: Experiment, trains: Trains, vocabulary: int, optimizer_bytes: int | None = None) -> int:
-    """The largest power of two whose estimated peak fits the declared device, with a fifth left to the compiler; at least 1.
+    """Returns the largest power of two whose estimated peak fits the declared device, with a fifth left to the compiler; at least 1.
 
     `optimizer_bytes`: the optimiser's state on one device, `None` for Adam's (`dpx.cost.memory.step_memory`)."""
     size = LARGEST_MICROBATCH
@@ -232,7 +238,7 @@ def largest_microbatch(experiment: Experiment, trains: Trains, vocabulary: int, 
 def _claim(
     experiment: Experiment, manifest: Any, calibrated: Calibrated, begins_from: tuple[Origin, ...], against: list[str]
 ) -> dict[str, Any]:
-    """Guarantee, noise and epsilon; `against` are reasons, in addition to those of the config, why no guarantee is planned."""
+    """Returns guarantee, noise and epsilon; `against` are reasons, in addition to those of the config, why no guarantee is planned."""
     sigma = calibrated.noise_multiplier
     reasons = [f"mechanism={experiment.mechanism.name}"]
     if experiment.is_private:
@@ -278,7 +284,7 @@ def _hints(experiment: Experiment, calibrated: Calibrated) -> list[str]:
 
 
 def _noise_batch_ratio(experiment: Experiment, calibrated: Calibrated) -> float | None:
-    """Noise on the sum over the batch size; `None` where no noise is added to a sum."""
+    """Returns the noise on the sum divided by the batch size, or `None` if no noise is added to a sum."""
     if calibrated.noise_multiplier is None or experiment.mechanism.is_forward:
         return None
     return calibrated.noise_multiplier / max(batch for batch, _ in calibrated.batch_stages)
@@ -355,7 +361,7 @@ def _epsilons(epsilons: dict[str, float | None]) -> str:
 
 
 def _start_lines(document: RunPlan) -> list[tuple[str, str]]:
-    """The lines about the run's origins, and epsilon without them."""
+    """Returns the lines about the run's origins, and epsilon without them."""
     beginning = document.init
     lines = [("starts from", origins.in_words(one)) for one in beginning.origins]
     alone = f"{_epsilons(document.epsilon_of_this_run)}, of this run without those; noise.epsilon is the target for this number"

@@ -64,7 +64,7 @@ class Predict:
         wide_console().print(f"{count} rows: {output}.jsonl, {output}.csv", highlight=False)
 
     def _columns(self, trained_on: TextColumns, choices: int | None) -> TextColumns:
-        """The columns of a row's texts, for a classifier that reads `choices` texts per row, or one."""
+        """Returns the columns of a row's texts, for a classifier that reads `choices` texts per row, or one."""
         named = self.choices_field or trained_on.choices
         value = f"job.choices_field={self.choices_field}"
         require(named is None or choices is not None, value, "the classifier reads one text in each row", "Remove it")

@@ -53,7 +53,7 @@ class Report:
 
 
 def _write(home: Path, document: Any) -> None:
-    """page.html, README.md and figures/ of a document; figures that it does not have are removed."""
+    """Writes page.html, README.md and figures/ of a document, and removes figures that the document does not have."""
     from dpx.report.document import html, markdown
     from dpx.report.theme import standalone
 

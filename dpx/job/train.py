@@ -91,7 +91,7 @@ def show(results: Results, claim: AnyRun, folder: Path) -> None:
 
 
 def _hints(claim: RunStatement) -> list[str]:
-    """What the plan would have hinted at: too little data for the claim of the run."""
+    """Returns the hint that a plan gives too: there is little data for the claim of the run."""
     from dpx.claim.caveats import little_data
 
     drawn = "row" if claim.unit_mode == "group" else claim.unit

@@ -14,7 +14,7 @@ Tables = Mapping[str, Table]
 
 
 def source(folder: Path) -> Path | None:
-    """The file with the tables of an analysis or a benchmark; `None` for a run that trained."""
+    """Returns the file with the tables of an analysis or a benchmark; `None` for a run that trained."""
     return next((path for name in ("release/analysis.json", "private/benchmark.json") if (path := folder / name).exists()), None)
 
 
@@ -36,7 +36,7 @@ def fill(outputs: Path, home: Path, match: tuple[str, ...]) -> list[str]:
 
 
 def write(home: Path, name: str, tables: Sequence[Mapping[str, Any]], models: Sequence[str] = ()) -> None:
-    """The tables of an experiment, as `Table.as_json` gives them, into the file that `read` reads."""
+    """Returns the tables of an experiment, as `Table.as_json` gives them, into the file that `read` reads."""
     (home / "analyses").mkdir(parents=True, exist_ok=True)
     text = json.dumps({"name": name, "tables": tables}, indent=1)
     write_durably(home / "analyses" / f"{'-'.join([name, *models])}.json", f"{text}\n")

@@ -39,7 +39,7 @@ _SEARCHED = ("optimizer", "lr_schedule", "clip")
 
 
 def collect(outputs: Path, match: tuple[str, ...]) -> tuple[list[Run], list[str]]:
-    """Every finished training run whose folder's name begins with one of `match`, and a line on each that is not finished."""
+    """Returns every finished training run whose folder's name begins with one of `match`, and a line on each that is not finished."""
     runs, left_out = [], []
     for folder in sorted(path for path in outputs.glob("*") if path.is_dir() and path.name.startswith(match)):
         try:
@@ -55,7 +55,7 @@ def collect(outputs: Path, match: tuple[str, ...]) -> tuple[list[Run], list[str]
 
 
 def merged(kept: Iterable[Run], fresh: Sequence[Run]) -> tuple[list[Run], list[str]]:
-    """The runs of both, those of `fresh` where both have one. Runs outside their recipe's points are left out, with a line each."""
+    """Returns the runs of both, those of `fresh` where both have one. Runs outside their recipe's points are left out, with a line each."""
     new = {run.key for run in fresh}
     runs = [*fresh, *(run for run in kept if run.key not in new)]
     reasons = strays(runs)
@@ -63,8 +63,9 @@ def merged(kept: Iterable[Run], fresh: Sequence[Run]) -> tuple[list[Run], list[s
 
 
 def strays(runs: Sequence[Run]) -> dict[tuple[str, str], str]:
-    """Why a run is not on the page, by its key: it is not a point of its current recipe, or its corpus differs from that of the recipe's
-    latest run with the same `data`. A recipe does not fix the corpus; runs that are compared share one."""
+    """Returns the reason why a run is not on the page, by the key of the run: it is not a point of its current recipe, or its corpus
+    differs from that of the recipe's latest run with the same `data`. A recipe does not fix the corpus; runs that are compared share one.
+    """
     reasons = {run.key: reason for run in runs if (reason := _stray(run.config, _points_of(run.experiment)))}
     points = [run for run in runs if run.key not in reasons]
     corpora = {run.key: run.facts.get("corpus", "unknown") for run in points}
@@ -76,12 +77,12 @@ def strays(runs: Sequence[Run]) -> dict[tuple[str, str], str]:
 
 
 def _data_of(run: Run) -> tuple[str, str]:
-    """The recipe and the `data` that share a corpus; runs that were kept before this was noted have no name of theirs."""
+    """Returns the recipe and the `data` that share a corpus; runs that were kept before this was noted have no name of theirs."""
     return run.experiment, run.config.get("data.name", "")
 
 
 def _folder(folder: Path) -> Run:
-    """A run that trained."""
+    """Returns the run of a folder in which a job trained."""
     results = read_results(folder / "private")
     known = agreement.check(folder)
     require(known is not None, folder.name, "has no ledger to hold its results against", "Collect from where it ran")
@@ -96,7 +97,7 @@ def _folder(folder: Path) -> Run:
 
 
 def knobs_of(plain: dict[str, Any]) -> dict[str, str]:
-    """Dotted knobs as text; `_target_` becomes the group's own value, by its last word."""
+    """Returns the settings by dotted key, as text; `_target_` becomes the group's own value, by its last word."""
     flat: dict[str, str] = {}
 
     def walk(node: Any, path: str) -> None:
@@ -115,7 +116,7 @@ def _text(value: Any) -> str:
 
 
 def _statement(folder: Path) -> dict[str, str]:
-    """What the run guarantees, as its statement words it."""
+    """Returns the guarantee of the run as text."""
     said = read_run_statement(folder / "release" / STATEMENT)
     named: dict[str, Any] = {"guarantee": said.guarantee, "reasons": list(said.reasons) or None}
     named |= {f"epsilon/{accountant}": epsilon for accountant, epsilon in said.epsilon.items()}
@@ -127,7 +128,7 @@ def _statement(folder: Path) -> dict[str, str]:
 
 
 def _corpus(known: Ledger | None, plain: dict[str, Any]) -> str:
-    """The corpus of a run: the names of its files and the checksum of the prepared data."""
+    """Returns the corpus of a run: the names of its files and the checksum of the prepared data."""
     source = plain["data"]["source"]
     paths = source.get("paths") or ()
     names = [Path(path).name for path in ([paths] if isinstance(paths, str) else paths)]
@@ -142,7 +143,7 @@ def _status(folder: Path) -> dict[str, str]:
 
 
 def _finals(results: Results, lines: list[dict[str, Any]]) -> tuple[dict[str, float], Curves]:
-    """Final measurements, the norms of all matrices among them, and the norms at the start."""
+    """Returns the final measurements, which include the norms of all matrices, and the norms at the start."""
     finals = {f"heldout/{name}": value for name, value in results.heldout.items()}
     finals |= {f"baseline/{name}": value for name, value in results.baselines.items()}
     finals["train/examples"] = sum(line["train/examples"] for line in lines)
@@ -168,7 +169,7 @@ def _curves(lines: list[dict[str, Any]]) -> Curves:
 
 
 def windowed(curve: Sequence[tuple[int, int | float]], windows: int) -> list[tuple[int, float]]:
-    """(last step, mean) of each of at most `windows` runs of consecutive points, equally many in each but the last."""
+    """Returns (last step, mean) of at most `windows` groups of consecutive points, with equally many points in each group but the last."""
     if not curve:
         return []
     size = math.ceil(len(curve) / windows)
@@ -191,7 +192,7 @@ def _points_of(name: str) -> list[dict[str, str]]:
 
 
 def _stray(knobs: dict[str, str], wanted: list[dict[str, str]]) -> str | None:
-    """Why the run is not a point of its current recipe, or `None`. A key that only one of the two has does not count."""
+    """Returns the reason why the run is not a point of its current recipe, or `None`. A key that only one of the two has does not count."""
     if not wanted:
         return "no recipe of that name"
     differences = []

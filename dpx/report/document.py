@@ -53,19 +53,19 @@ class Document:
 
 
 def grid(columns: Sequence[str], rows: Sequence[Sequence[str]], summary: str = "") -> Text:
-    """A table; a cell that is a verdict (`pass`, `fail`, `not run`) gets its sign."""
+    """Returns a table as Markdown; a cell that is a verdict (`pass`, `fail`, `not run`) gets its sign."""
     lines = [columns, ["---"] * len(columns), *rows]
     cells = ([str(_SIGNS.get(cell, cell)).replace("|", "\\|").replace("\n", " ") for cell in line] for line in lines)
     return Text("\n".join(f"| {' | '.join(line)} |" for line in cells), summary)
 
 
 def items(lines: Sequence[str], summary: str = "") -> Text:
-    """A list."""
+    """Returns a list as Markdown."""
     return Text("\n".join(f"- {line}" for line in lines), summary)
 
 
 def markdown(document: Document) -> str:
-    """The whole page as Markdown, its figures in `figures/` beside it."""
+    """Returns the whole page as Markdown, its figures in `figures/` beside it."""
     parts = [f"# {document.title}", *document.lead]
     for section in document.sections:
         parts.append(f'<a id="{section.anchor}"></a>\n\n## {section.title}')
@@ -79,7 +79,7 @@ def markdown(document: Document) -> str:
 
 
 def html(document: Document) -> str:
-    """The whole page as one HTML file, light or dark by the reader's setting."""
+    """Returns the whole page as one HTML file, light or dark by the reader's setting."""
     links = "".join(f'<a href="#{section.anchor}">{escape(section.title)}</a>' for section in document.sections)
     colours = f":root {{ {CSS_COLOURS[0]} }} @media (prefers-color-scheme: dark) {{ :root {{ {CSS_COLOURS[1]} }} }}"
     style = f"{colours}\n{(Path(__file__).parent / 'page.css').read_text()}"
@@ -104,7 +104,7 @@ def _block(block: Text | Figure) -> str:
 
 
 def _html(text: str) -> str:
-    """Markdown as HTML; each cell of a table has the name of its column, which is shown when a narrow screen stacks the cells."""
+    """Returns Markdown as HTML; each cell of a table has the name of its column, which is shown when a narrow screen stacks the cells."""
     rendered = MarkdownIt("commonmark", {"html": False}).enable("table").render(text)
     columns = [escape(re.sub(r"<[^>]+>", "", column)) for column in re.findall(r"<th>(.*?)</th>", rendered)]
     places = iter(range(rendered.count("<td>")))

@@ -39,7 +39,7 @@ _STYLE: dict[Any, Any] = {
 
 @contextlib.contextmanager
 def panels(name: str, caption: str, count: int, into: list[Figure], raster: bool = False) -> Iterator[Sequence[Any]]:
-    """`count` axes side by side; when the block ends the figure is drawn and appended to `into`, with `raster` as PNG too."""
+    """Yields `count` axes side by side; when the block ends the figure is drawn and appended to `into`, with `raster` as PNG too."""
     require_extra("a picture", "plots")
     import matplotlib
     from matplotlib.figure import Figure as Canvas
@@ -59,7 +59,7 @@ def panels(name: str, caption: str, count: int, into: list[Figure], raster: bool
 
 
 def _installed_font(canvas: Any) -> None:
-    """Pixels need a font of this machine: matplotlib brings one."""
+    """Uses the font that comes with matplotlib, because pixels need an installed font."""
     from matplotlib.text import Text
 
     for text in canvas.findobj(Text):
@@ -67,7 +67,7 @@ def _installed_font(canvas: Any) -> None:
 
 
 def lines(axes: Any, number: int, label: str, curves: Sequence[Curve], mean: Curve, markers: bool = False) -> None:
-    """Replicates thin, their mean thick; colour, dash and marker by the series' number."""
+    """Draws replicates as thin lines and their mean as a thick one; colour, dash and marker by the series' number."""
     # From the sixth on colours repeat, with another dash and marker.
     colour, dash, marker = SERIES[number % 5], DASHES[(number + number // 5) % 5], MARKERS[(number + number // 5) % 5]
     for curve in curves if len(curves) > 1 else ():
@@ -78,20 +78,20 @@ def lines(axes: Any, number: int, label: str, curves: Sequence[Curve], mean: Cur
 
 
 def scatter(axes: Any, number: int, points: Sequence[tuple[Any, Any]], label: str = "") -> None:
-    """Every replicate as a mark."""
+    """Draws every replicate as a mark."""
     xs, ys = zip(*points, strict=True)
     axes.scatter(xs, ys, s=22, marker=MARKERS[number % 5], color=SERIES[number % 5], alpha=0.75, linewidths=0, label=label or None)
 
 
 def ring(axes: Any, number: int, points: Sequence[tuple[Any, Any]], label: str) -> None:
-    """Open marks that grow with the series' number, so that equal values of several series are all seen."""
+    """Draws open marks that grow with the series' number, so that equal values of several series are all seen."""
     xs, ys = zip(*points, strict=True)
     size = 14 + 26 * number
     axes.scatter(xs, ys, s=size, marker=MARKERS[number % 5], facecolors="none", edgecolors=SERIES[number % 5], linewidths=1.4, label=label)
 
 
 def values(axes: Any, points: Sequence[tuple[Any, Any]]) -> None:
-    """Each mark's value written beside it, on the side where there is room."""
+    """Writes the value of each mark beside it, on the side where there is room."""
     middle = sum(y for _, y in points) / len(points)
     for x, y in points:
         axes.annotate(f"{y:g}", (x, y), textcoords="offset points", xytext=(0, 7 if y <= middle else -15), ha="center", fontsize=9)

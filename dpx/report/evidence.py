@@ -34,16 +34,16 @@ class Evidence:
     notes: Mapping[str, Sequence[str]] = dataclasses.field(default_factory=dict)
 
     def analysis(self, experiment: str) -> Tables:
-        """The tables of an analysis, or of the laptop's benchmark of that name; empty if neither has run."""
+        """Returns the tables of an analysis, or of the laptop's benchmark of that name; empty if neither has run."""
         return self.tables.get(experiment) or self.tables.get(f"laptop_{experiment}") or {}
 
     def laptop(self, experiment: str) -> list[Row]:
-        """The laptop runs whose experiment matches a pattern, as rows."""
+        """Returns the laptop runs whose experiment matches a pattern, as rows."""
         return [row_of(run) for run in self.runs if fnmatch.fnmatchcase(run.experiment, f"laptop_{experiment}")]
 
 
 def row_of(run: Run) -> Row:
-    """The columns of a run, numbers as numbers; `run` is the run itself."""
+    """Returns the columns of a run, numbers as numbers; `run` is the run itself."""
     return {key: _number(text) for key, text in (run.facts | run.config).items()} | run.finals | {"run": run}
 
 
@@ -65,7 +65,7 @@ class Best:
     lowest: bool = False
 
     def __call__(self, rows: Sequence[Row]) -> list[Row]:
-        """Rows with the columns `each` and `over`."""
+        """Returns the rows with the columns `each` and `over`."""
         groups: dict[tuple[Any, ...], dict[Any, list[float]]] = {}
         for *key, over, value in zip(*(column(rows, name) for name in (*self.each, self.over, self.value)), strict=True):
             groups.setdefault(tuple(key), {}).setdefault(over, []).append(-value if self.lowest else value)
@@ -89,7 +89,7 @@ class Selection:
     best: Best | None = None
 
     def rows(self, evidence: Evidence, experiment: str) -> list[Row]:
-        """The selected rows; `experiment` is that of the item. Raises `ConfigError` for a column that no row has."""
+        """Returns the selected rows; `experiment` is that of the item. Raises `ConfigError` for a column that no row has."""
         rows: list[Row] = [] if self.table else evidence.laptop(self.experiment or experiment)
         tables = evidence.analysis(self.experiment or experiment) if self.table else {}
         if tables and self.table not in tables:
@@ -112,7 +112,7 @@ def _matches(value: Any, wanted: Any, values: Sequence[Any]) -> bool:
 
 
 def column(rows: Sequence[Row], name: str) -> list[Any]:
-    """The value of a column in each row, `None` in a row without it. Raises `ConfigError` if no row has it."""
+    """Returns the value of a column in each row, `None` in a row without it. Raises `ConfigError` if no row has it."""
     values = [cell(row, name) for row in rows]
     if rows and all(value is None for value in values):
         known = sorted({key for row in rows for key in (*row, *(row["run"].curves if isinstance(row.get("run"), Run) else ()))} - {"run"})
@@ -122,8 +122,11 @@ def column(rows: Sequence[Row], name: str) -> list[Any]:
 
 
 def cell(row: Row, name: str) -> Any:
-    """The value of a column, or of a feature of a curve; `None` if the row does not have it. A feature is `first`, `last`, `peak`, `mean`,
-    the mean over `begin:end` (fractions of the steps), or `unevenness`: the standard deviation of the logarithm after the first tenth."""
+    """Returns the value of a column, or of a feature of a curve; `None` if the row does not have it.
+
+    A feature is `first`, `last`, `peak`, `mean`, the mean over `begin:end` (fractions of the steps), or `unevenness`: the standard
+    deviation of the logarithm after the first tenth.
+    """
     metric, at, feature = name.partition("@")
     if not at:
         return row.get(name)
@@ -149,8 +152,9 @@ def _feature(run: Run, metric: str, name: str) -> float:
 
 
 def drawn_tables(evidence: Evidence, experiment: str) -> dict[str, Table]:
-    """What figures of an item may draw: `finals` (a row for each run), `curves` (one for each run, metric and step) and `published` (one
-    for each number with a point); shares in percent. Tables without rows are left out."""
+    """Returns what figures of an item may draw: `finals` (a row for each run), `curves` (one for each run, metric and step) and `published`
+    (one for each number with a point); shares in percent. Tables without rows are left out.
+    """
     runs = [row["run"] for row in evidence.laptop(experiment)]
     knobs = {id(run): {key: _number(text) for key, text in run.config.items()} | {"run": run.run} for run in runs}
     finals = [knobs[id(run)] | {metric: _drawn(metric, value) for metric, value in run.finals.items()} for run in runs]

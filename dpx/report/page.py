@@ -50,7 +50,7 @@ def evidence(paper: Paper, home: Path) -> Evidence:
 
 
 def verdict(item: Item, found: Evidence) -> Verdict:
-    """Every claim of an item, judged."""
+    """Returns every claim of an item, judged."""
     try:
         return Verdict(tuple(part for rule in item.verdict for part in rule.parts(found, item.experiment)))
     except ConfigError as error:
@@ -58,7 +58,7 @@ def verdict(item: Item, found: Evidence) -> Verdict:
 
 
 def document(paper: Paper, found: Evidence) -> Document:
-    """The page as data."""
+    """Returns the page as data."""
     judged = {item.number: verdict(item, found) for item in paper.items}
     sections = [
         *(Section(heading, [items(found.notes[key])], key) for key, heading in _HEADINGS.items() if key in found.notes),
@@ -91,7 +91,7 @@ def _glance(paper: Paper, judged: dict[str, Verdict], found: Evidence) -> Text:
 
 
 def _printed(item: Item, found: Evidence) -> str:
-    """The numbers that the paper's text gives, or how many there are."""
+    """Returns the numbers that the paper's text gives, or how many there are."""
     lines = [line for line in found.published if line.item == item.number]
     printed = [f"{line.value} {line.unit}".strip() for line in lines if line.value and line.mark == "text" and line.metric != "setting"]
     if len(printed) > 3:
@@ -109,7 +109,7 @@ def _full_scale(item: Item, paper: Paper, found: Evidence) -> str:
 
 
 def not_run(hours: int | float | str, flops: str = "") -> str:
-    """`not run` and the cost of running it; hours that are text are a range."""
+    """Returns `not run` and the cost of running it; hours that are text are a range."""
     if not hours:
         return "not run (no cost)"
     if isinstance(hours, str):
@@ -153,7 +153,7 @@ def _figures(paper: Paper, item: Item, found: Evidence, tables: analyses.Tables)
 
 
 def _completed(panel: Lines, paper: Paper, found: Evidence) -> Lines:
-    """The panel with a title, a label, and its dotted line at the mean of the runs of the experiment that `level` names."""
+    """Returns the panel with a title, a label, and its dotted line at the mean of the runs of the experiment that `level` names."""
     (key, *_), level, is_ours = (*panel.y, *panel.marks, ""), panel.level, panel.table in ("finals", "curves")
     if isinstance(level, str):
         values = [row[key] for row in found.laptop(level) if key in row]
@@ -190,7 +190,7 @@ def _published(line: Published, item: Item, found: Evidence) -> tuple[str, ...]:
 
 
 def ours(line: Published, item: Item, found: Evidence) -> str:
-    """Our value at full scale, or that it did not run and what it would cost."""
+    """Returns our value at full scale, or the text that it did not run and what it would cost."""
     value = our_value(line, found)
     if value is not None:
         return f"{value:,.0f}" if value >= 1e5 else f"{value:.4g} {line.unit}".strip()
@@ -224,7 +224,7 @@ def _guarantee(runs: Sequence[Run]) -> str:
 
 
 def _norms(runs: Sequence[Run], knob: str) -> list[Text]:
-    """The norm of every weight matrix, end over start, by the value of `knob`: means over replicates."""
+    """Returns the norm of every weight matrix, end over start, by the value of `knob`: means over replicates."""
     rows = [row_of(run) for run in runs]
     matrices = sorted({metric for run in runs for metric in run.finals if metric.startswith("weights/") and metric in run.curves})
     if not knob or not matrices:

@@ -97,7 +97,7 @@ class Paper:
         return tuple(f"{place}{item.experiment}-" for item in self.items for place in ("", "laptop_"))
 
     def shown(self, run: Run) -> Run:
-        """The run without the metrics that results.csv does not keep."""
+        """Returns the run without the metrics that results.csv does not keep."""
         dropped = {metric for metric in (*run.finals, *run.curves) for pattern in self.drops if fnmatch.fnmatchcase(metric, pattern)}
         finals = {metric: value for metric, value in run.finals.items() if metric not in dropped}
         curves = {metric: curve for metric, curve in run.curves.items() if metric not in dropped}
@@ -105,7 +105,7 @@ class Paper:
 
 
 def read(home: Path) -> Paper:
-    """The paper declared in `home`. Raises `ConfigError` for unknown keys, values of other types, and names that do not exist."""
+    """Returns the paper declared in `home`. Raises `ConfigError` for unknown keys, values of other types, and names that do not exist."""
     path = home / "paper.yaml"
     if not path.is_file():
         there = ", ".join([*sorted(one.parent.name for one in home.parent.glob("*/paper.yaml")), "benchmarks"])
@@ -136,7 +136,7 @@ def _named(node: Any, path: str, key: str = "") -> Any:
 
 
 def _rule(name: Any, where: str) -> str:
-    """The full name of a rule: dpx's own are named in small letters."""
+    """Returns the full name of a rule: dpx's own are named in small letters."""
     if "." in str(name):
         return str(name)
     classes = [one for one in vars(rules).values() if isinstance(one, type) and issubclass(one, Rule) and one is not Rule]

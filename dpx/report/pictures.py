@@ -31,7 +31,7 @@ def write(pictures: Sequence[Picture], tables: Sequence[Table], folder: Path) ->
 
 
 def draw(pictures: Sequence[Picture], tables: Sequence[Table]) -> list[Figure]:
-    """One figure per picture; raises `ConfigError` without matplotlib, `KeyError` for a table or column that is not there."""
+    """Draws one figure per picture; raises `ConfigError` without matplotlib, `KeyError` for a table or column that is not there."""
     rows = {table.name: table.as_json()["rows"] for table in tables}
     figures: list[Figure] = []
     for picture in pictures:
@@ -108,7 +108,10 @@ def _scales(panel: Lines, axes: Any) -> None:
 
 
 def _replicates(axes: Any, number: int, label: str, runs: Sequence[Any], points: Sequence[tuple[Any, Any]]) -> None:
-    """Curves of replicates thin and their mean thick; replicates of a single point each as marks, and the line through the means."""
+    """Draws curves of replicates as thin lines and their mean as a thick one.
+
+    Replicates of a single point each as marks, and the line through the means.
+    """
     curves: dict[Any, list[tuple[Any, Any]]] = {}
     for run, point in zip(runs, points, strict=True):
         curves.setdefault(run, []).append(point)
@@ -133,7 +136,10 @@ def _place(panel: Lines, row: Row) -> Any:
 
 
 def _arrows(panel: Arrows, rows: list[Row], axes: Any) -> None:
-    """Every place is one step of a doubling axis away from the next, so a part of 1 would reach it."""
+    """Draws an arrow at every place.
+
+    Places are one step of a doubling axis apart, so that an arrow of length 1 would reach the next one.
+    """
     columns, lines = _ticks(panel, rows, axes)
     x, y = [columns[row[panel.x]] for row in rows], [lines[row[panel.y]] for row in rows]
     right, up = [row[panel.right] for row in rows], [row[panel.up] for row in rows]
@@ -165,7 +171,7 @@ def _ticks(panel: Arrows | Cells, rows: list[Row], axes: Any) -> tuple[dict[Any,
 
 
 def _short(value: Any) -> str:
-    """1,250,000 as 1.25M, 16,384 as 16K: powers of two in thousands of 1,024, others of 1,000."""
+    """Writes 1,250,000 as 1.25M and 16,384 as 16K: powers of two in thousands of 1,024, others of 1,000."""
     if not isinstance(value, int | float) or value < 1000:
         return f"{value:g}" if isinstance(value, int | float) else str(value)
     base = 1024 if value == int(value) and int(value) & (int(value) - 1) == 0 else 1000

@@ -13,12 +13,12 @@ _ORDER = ("unit", "adjacency", "accountant", "delta", "declared_size")
 
 
 def lines(runs: Sequence[Run]) -> list[str]:
-    """The privacy of the runs of one experiment; empty if none ran."""
+    """Returns the privacy of the runs of one experiment; empty if none ran."""
     return list(dict.fromkeys(_line(run) for run in runs if "guarantee" in run.facts))
 
 
 def epsilons(run: Run) -> dict[str, float]:
-    """Proved bounds by accountant."""
+    """Returns the proved bounds by accountant, as text."""
     return {key.removeprefix("epsilon/"): float(value) for key, value in run.facts.items() if key.startswith("epsilon/")}
 
 

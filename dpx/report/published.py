@@ -40,7 +40,7 @@ COLUMNS = tuple(field.name for field in dataclasses.fields(Published))
 
 
 def read(path: Path) -> list[Published]:
-    """Every line of the file; raises `ConfigError` for other columns, an unknown mark, and a line that is cut short."""
+    """Returns every line of the file; raises `ConfigError` for other columns, an unknown mark, and a line that is cut short."""
     with open(path, newline="") as file:
         reader = csv.DictReader(file)
         require(tuple(reader.fieldnames or ()) == COLUMNS, path, "its columns are others", f"Give {', '.join(COLUMNS)}")

@@ -39,11 +39,11 @@ class Run:
         return self.experiment, self.run
 
     def number(self, key: str) -> float:
-        """A knob as a number; raises `KeyError` if the run has no knob of that name."""
+        """Returns a setting as a number; raises `KeyError` if the run has no knob of that name."""
         return float(self.config[key])
 
     def rows(self) -> Iterator[tuple[str, str, str]]:
-        """(metric, step, value) of every fact, numbers to seven digits."""
+        """Yields (metric, step, value) of every fact, with numbers to seven digits."""
         texts = {"config": self.config, "fact": self.facts}
         yield from ((f"{kind}/{name}", "", value) for kind, named in texts.items() for name, value in named.items())
         yield from ((metric, FINAL, f"{value:.7g}") for metric, value in self.finals.items())
@@ -51,7 +51,10 @@ class Run:
 
 
 def labelled(runs: Iterable[Run]) -> list[Run]:
-    """The runs by experiment, point and replicate. The point is the knobs in which the runs of one experiment differ, `-` if none."""
+    """Returns the runs by experiment, point and replicate.
+
+    The point is the knobs in which the runs of one experiment differ, `-` if none.
+    """
     found, by_experiment = [], {}
     for run in runs:
         by_experiment.setdefault(run.experiment, []).append(run)
@@ -66,12 +69,12 @@ def labelled(runs: Iterable[Run]) -> list[Run]:
 
 
 def _natural(point: str) -> list[str | int]:
-    """A key by which 32 is before 128."""
+    """Returns a sort key by which 32 comes before 128."""
     return [int(part) if part.isdigit() else part for part in re.split(r"(\d+)", point)]
 
 
 def write(path: Path, runs: Iterable[Run]) -> None:
-    """Replaces `path`; rows sorted, so that a rebuilt file differs only where a fact does."""
+    """Replaces `path` with sorted rows, so that a rebuilt file differs only where a fact does."""
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
     writer.writerow(COLUMNS)
@@ -82,7 +85,7 @@ def write(path: Path, runs: Iterable[Run]) -> None:
 
 
 def read(path: Path) -> list[Run]:
-    """The runs of `path`; empty if it does not exist. Raises `ConfigError` for other columns, and for a malformed row."""
+    """Returns the runs of `path`, or none if it does not exist. Raises `ConfigError` for other columns, and for a malformed row."""
     if not path.exists():
         return []
     runs: dict[tuple[str, str], Run] = {}
@@ -98,7 +101,7 @@ def read(path: Path) -> list[Run]:
 
 
 def _add(runs: dict[tuple[str, str], Run], line: dict[Any, Any]) -> bool:
-    """Adds the fact of a line to its run; whether the line is whole."""
+    """Adds the fact of a line to its run; returns whether the line is complete."""
     try:
         kind, _, name = line["metric"].partition("/")
         key, texts = (line["experiment"], line["run"]), {"config": "config", "fact": "facts"}

@@ -33,7 +33,7 @@ class Rule(Selection):
     replicates: int = 1
 
     def parts(self, evidence: Evidence, experiment: str) -> list[Part]:
-        """The claims judged, or `not run`; `experiment` is that of the item. Raises `ConfigError` for a column that no row has."""
+        """Returns the claims judged, or `not run`; `experiment` is that of the item. Raises `ConfigError` for a column that no row has."""
         rows = self.rows(evidence, experiment)
         groups = self.grouped(rows)
         if len(groups) < self.groups or min(map(len, groups.values())) < self.replicates:
@@ -43,7 +43,7 @@ class Rule(Selection):
         return [Part.missing(self.claim, text) if holds is None else Part.of(self.claim, holds, text)]
 
     def judge(self, groups: Groups, rows: Sequence[Row]) -> Judged:
-        """The claim on rows that suffice."""
+        """Returns the claim on rows that suffice."""
         raise NotImplementedError
 
     def grouped(self, rows: Sequence[Row]) -> Groups:
@@ -55,17 +55,17 @@ class Rule(Selection):
         return dict(sorted(groups.items()))
 
     def split(self, rows: Sequence[Row], key: str) -> dict[Any, Groups]:
-        """The groups at each value of another column, ascending."""
+        """Returns the groups at each value of another column, ascending."""
         values = sorted(set(column(rows, key)) - {None})
         return {value: self.grouped([row for row in rows if cell(row, key) == value]) for value in values}
 
     def spreads(self, groups: Mapping[Any, Sequence[int | float]]) -> str:
-        """The values of each group for a reader."""
+        """Returns the values of each group for a reader."""
         return ", ".join(f"{name(key)}: " * (key != "") + shape.spread(values, self.value) for key, values in groups.items())
 
 
 def name(key: Any) -> str:
-    """The value of a knob for a reader."""
+    """Returns the value of a setting as text for a reader."""
     return f"{key:g}" if isinstance(key, int | float) else str(key)
 
 
@@ -254,8 +254,9 @@ class Analysis(Rule):
 
 
 def our_value(line: Published, evidence: Evidence) -> float | None:
-    """Our value of a published number: the cell `table[row].column` that its metric names, or the mean (at `point=max` the highest) of the
-    final measurement of runs at full scale at its point; in percent if the number is; `None` if neither exists."""
+    """Returns our value of a published number: the cell `table[row].column` that its metric names, or the mean (at `point=max` the highest)
+    of the final measurement of runs at full scale at its point; in percent if the number is; `None` if neither exists.
+    """
     table, bracket, place = line.metric.partition("[")
     if bracket:
         number, _, key = place.partition("].")
@@ -269,6 +270,6 @@ def our_value(line: Published, evidence: Evidence) -> float | None:
 
 
 def _is_at(run: Run, point: str) -> bool:
-    """Whether the run's config has `key=value`, compared as numbers; an empty point or `max` takes every run."""
+    """Returns whether the run's config has `key=value`, compared as numbers; an empty point or `max` takes every run."""
     key, equals, value = point.partition("=")
     return not equals or (key in run.config and float(run.config[key]) == float(value))

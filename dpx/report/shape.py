@@ -75,7 +75,10 @@ class Trend:
 
 
 def trend(groups: Mapping[Any, Sequence[Number]]) -> Trend:
-    """Whether values rise with the key of their group, and how surely; ties count a half. Raises `ValueError` for fewer than two groups."""
+    """Returns whether values rise with the key of their group, and how surely; ties count a half.
+
+    Raises `ValueError` for fewer than two groups.
+    """
     if len(groups) < 2:
         raise ValueError("a trend needs two groups")
     keys = sorted(groups)
@@ -90,48 +93,48 @@ def trend(groups: Mapping[Any, Sequence[Number]]) -> Trend:
 
 
 def descending(groups: Mapping[Any, Sequence[Number]]) -> Trend:
-    """`trend` of the values with their sign turned: do they fall with the key?"""
+    """Returns the `trend` of the negated values, which tells whether the values fall with the key."""
     return trend({key: [-value for value in values] for key, values in groups.items()})
 
 
 def within_noise(first: Sequence[Number], second: Sequence[Number]) -> tuple[bool, float, float]:
-    """(|difference of means| <= 2 standard errors of it, the difference, that standard error); never for single values."""
+    """Returns (|difference of means| <= 2 standard errors of it, the difference, that standard error); never for single values."""
     difference = statistics.fmean(first) - statistics.fmean(second)
     errors = [statistics.stdev(values) / math.sqrt(len(values)) if len(values) > 1 else 0.0 for values in (first, second)]
     return min(len(first), len(second)) > 1 and abs(difference) <= 2 * math.hypot(*errors), difference, math.hypot(*errors)
 
 
 def part_of_curve(curve: Sequence[tuple[int, Number]], begin: Number, end: Number) -> float:
-    """Mean of the points whose step lies in (`begin`, `end`] as fractions of the last step."""
+    """Returns the mean of the points whose step lies in (`begin`, `end`] as fractions of the last step."""
     last = curve[-1][0]
     return statistics.fmean(value for step, value in curve if begin * last < step <= end * last)
 
 
 def mean_curve(curves: Sequence[Sequence[tuple[int, Number]]]) -> list[tuple[int, float]]:
-    """The mean over replicates at the steps that all of them have."""
+    """Returns the mean over replicates at the steps that all of them have."""
     tables = [dict(curve) for curve in curves]
     return [(step, statistics.fmean(table[step] for table in tables)) for step in sorted(set.intersection(*map(set, tables)))]
 
 
 def slope(points: Sequence[tuple[Number, Number]], linear: bool = False) -> float:
-    """The least-squares slope of the second value against the first, of natural logarithms unless `linear`."""
+    """Returns the least-squares slope of the second value against the first, of natural logarithms unless `linear`."""
     xs, ys = zip(*(point if linear else tuple(map(math.log, point)) for point in points), strict=True)
     return statistics.linear_regression(xs, ys).slope
 
 
 def is_share(column: str) -> bool:
-    """Whether a column is shown in percent: accuracies, and the baselines that they are compared with."""
+    """Returns whether a column is shown in percent: accuracies, and the baselines that they are compared with."""
     return "accuracy" in column or column.startswith("baseline/")
 
 
 def plain(value: Number, column: str = "", digits: int = 4) -> str:
-    """A number for a reader, whole numbers from a thousand in full; in percent where `column` is a share."""
+    """Returns a number as text, with whole numbers from a thousand in full, and in percent if `column` is a share."""
     if is_share(column):
         return f"{100 * value:.{digits}g} %"
     return f"{value:,.0f}" if 1000 <= abs(value) < 1e12 and value == round(value) else f"{value:.{digits}g}"
 
 
 def spread(values: Sequence[Number], column: str = "") -> str:
-    """`mean ± standard deviation (n)`; in percent where `column` is a share."""
+    """Returns `mean ± standard deviation (n)`, in percent if `column` is a share."""
     deviation = f" ± {plain(statistics.stdev(values), column, 2)}" if len(values) > 1 else ""
     return f"{plain(statistics.fmean(values), column).removesuffix(' %' if deviation else '')}{deviation} (n = {len(values)})"

@@ -29,7 +29,7 @@ DASHES = ("-", (0, (5, 1.5)), (0, (1.5, 1.2)), (0, (6, 1.5, 1.5, 1.5)), (0, (3, 
 
 
 def themed(svg: str, name: str, label: str) -> str:
-    """matplotlib's SVG for a page: colours as variables, unique ids, no prolog or metadata (nothing that names another host)."""
+    """Returns matplotlib's SVG for a page: colours as variables, unique ids, no prolog or metadata (nothing that names another host)."""
     svg = svg[svg.index("<svg") :]
     svg = re.sub(r"<metadata>.*?</metadata>", "", svg, flags=re.S)
     for variable in ("ink", "soft", "rule", "s1", "s2", "s3", "s4", "s5"):
@@ -46,7 +46,7 @@ def themed(svg: str, name: str, label: str) -> str:
 
 
 def standalone(svg: str) -> str:
-    """A themed figure as a standalone file, with the variables inside."""
+    """Returns a themed figure as a standalone file, with the variables inside."""
     light, dark = CSS_COLOURS
     style = f"<style>svg {{ {light} background: var(--paper); }} @media (prefers-color-scheme: dark) {{ svg {{ {dark} }} }}</style>"
     return '<?xml version="1.0" encoding="utf-8"?>\n' + re.sub(r"(<svg[^>]*>)", lambda match: match[0] + style, svg, count=1)

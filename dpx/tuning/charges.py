@@ -93,7 +93,7 @@ def _units(entered: Ledger) -> list[UnitFacts | None]:
 
 
 def _believed(folder: Path, trial: Trial) -> tuple[Segments, list[UnitFacts | None], str | None]:
-    """The charges in the ledger in `folder`, what its steps protect, and the reason why it cannot be complete, if any."""
+    """Returns the charges in the ledger in `folder`, what its steps protect, and the reason why it cannot be complete, if any."""
     segments: Segments = []
     units: list[UnitFacts | None] = []
     try:

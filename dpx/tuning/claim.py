@@ -91,27 +91,34 @@ def build(search: Search, record: Record, winner: Trial | None) -> StudyStatemen
 
 
 def _score(search: Search) -> Score:
-    """The score that the trials are compared by: a function of a trial's noisy parameters and of held-out rows, so it adds no charge."""
+    """Returns the score that the trials are compared by: a function of a trial's noisy parameters and of held-out rows, so it adds no
+    charge.
+    """
     return Score(name=search.score, of="the trained parameters", reads="rows of the held-out split", charged=False)
 
 
 def _draws(record: Record, secret: bool) -> DrawsFrom | None:
-    """The distribution that the trials of a `repeat_and_select` were drawn from: it was fixed before the first trial, so it depends on no
-    trial."""
+    """Returns the distribution that the trials of a `repeat_and_select` were drawn from: it was fixed before the first trial, so it depends
+    on no trial.
+    """
     known = record.distribution
     return DrawsFrom(sampler=known.sampler, space=known.space) if secret and known is not None else None
 
 
 def _costs(search: Search, record: Record, winner: Trial | None) -> Costs:
-    """The cost of every trial that began, whatever its result; for an uncharged search only that of the winner, whose epsilon is not a
-    bound."""
+    """Returns the cost of every trial that began, whatever its result.
+
+    For an uncharged search only that of the winner, whose epsilon is not a bound.
+    """
     counted = record.trials if search.tune.charge != "uncharged" else [winner] if winner else []
     return [(trial, charges.cost_of(trial, record)) for trial in counted]
 
 
 def _mark(record: Record, secret: bool) -> RecordMark:
-    """The line that the statement follows from. Its position reveals the number of trials; its digest, without the record's key, reveals
-    nothing."""
+    """Returns the line that the statement follows from.
+
+    Its position reveals the number of trials; its digest, without the record's key, reveals nothing.
+    """
     mark = record.chain.mark
     return RecordMark(chain=mark.chain, position=None if secret else mark.position, digest=mark.digest)
 
@@ -123,7 +130,7 @@ def _trials(search: Search, record: Record, costs: Costs) -> CountedTrials:
 
 
 def _reasons(search: Search, record: Record, costs: Costs) -> list[str]:
-    """The reasons why the search has no guarantee, including those of its trials."""
+    """Returns the reasons why the search has no guarantee, including those of its trials."""
     if not search.is_private:
         return ["mechanism=none"]
     reasons = _of_trials(record, costs) + _of_units(costs)
@@ -137,7 +144,10 @@ def _reasons(search: Search, record: Record, costs: Costs) -> list[str]:
 
 
 def _of_trials(record: Record, costs: Costs) -> list[str]:
-    """The reasons against a guarantee in the trials' statements, now or when they ended; a trial whose results are deleted still counts."""
+    """Returns the reasons against a guarantee in the trials' statements, now or when they ended.
+
+    A trial whose results are deleted still counts.
+    """
     noted = {reason for trial, _ in costs for reason in trial.reasons}
     return sorted(noted | {reason for trial, _ in costs for reason in own_reasons(record.outputs / trial.folder)})
 
@@ -147,12 +157,12 @@ def _segments(costs: Costs) -> tuple[Segment, ...]:
 
 
 def _units(costs: Costs) -> list[UnitFacts | None]:
-    """The records of what the trials' charged steps protect, each once."""
+    """Returns the records of what the trials' charged steps protect, each once."""
     return charges.distinct(one for _, cost in costs for one in cost.units)
 
 
 def _of_units(costs: Costs) -> list[str]:
-    """The reason why the trials' charges cannot be added up, or are not those of one repeated mechanism: their data was prepared
+    """Returns the reason why the trials' charges cannot be added up, or are not those of one repeated mechanism: their data was prepared
     differently in between."""
     units = _units(costs)
     return [unlike_in_words(units)] if units and unlike(units) else []
@@ -182,13 +192,13 @@ def reasons_at_end(folder: Path) -> list[str]:
 
 
 def _stated(folder: Path) -> Statement | None:
-    """A trial's own statement; `None` before it is written."""
+    """Returns a trial's own statement; `None` before it is written."""
     places = (place / STATEMENT for place in (folder / "release", folder / "private" / "withheld"))
     return next((read_statement(path) for path in places if path.is_file()), None)
 
 
 def _by(search: Search, record: Record, costs: Costs) -> tuple[str, ...]:
-    """The packages that the search trusts: those of its config, of all charges of its trials, and of their statements."""
+    """Returns the packages that the search trusts: those of its config, of all charges of its trials, and of their statements."""
     stated = [_stated(record.outputs / trial.folder) for trial, _ in costs]
     said = [outside_code.packages_of_guarantee(one.guarantee) or () for one in stated if one is not None]
     return outside_code.joined(search.by, *(outside_code.packages_of_segments(cost.segments) for _, cost in costs), *said)
@@ -243,7 +253,7 @@ def _epsilon(search: Search, record: Record, costs: Costs) -> dict[str, float | 
 
 
 def _planned_end(search: Search, record: Record, costs: Costs) -> Charges:
-    """The charges of all trials that began, and the plan once for each declared trial that has not begun."""
+    """Returns the charges of all trials that began, and the plan once for each declared trial that has not begun."""
     begun = charges.charges(*(cost.segments for _, cost in costs))
     if search.tune.charge == "uncharged":
         return begun
@@ -260,7 +270,7 @@ def _composed(search: Search, begun: Charges) -> dict[str, float | None]:
 
 
 def _beside(search: Search, record: Record, costs: Costs, headline: Epsilons) -> tuple[StudySpent | None, BudgetFacts | None]:
-    """The epsilon spent so far, beside that of the planned end; or the budget, if it is the claim."""
+    """Returns the epsilon spent so far, beside that of the planned end; or the budget, if it is the claim."""
     if not search.is_private or search.tune.charge != "composition":
         return None, None
     budget = rules.filter_of(search)
@@ -274,11 +284,11 @@ def _beside(search: Search, record: Record, costs: Costs, headline: Epsilons) ->
 
 
 def _plan(record: Record) -> Charges:
-    """The event of one repetition: the plan that was recorded when the first trial began, whatever the results."""
+    """Returns the event of one repetition: the plan that was recorded when the first trial began, whatever the results."""
     plan = next((trial.plan for trial in record.trials if trial.plan is not None), [])
     return accounting.bucketed(ledger.releases(plan))
 
 
 def _repeated_events(search: Search, record: Record) -> tuple[CountedEvent, ...]:
-    """The event of one trial, as dp-accounting composes it; it does not contain the number of trials."""
+    """Returns the event of one trial, as dp-accounting composes it; it does not contain the number of trials."""
     return counted(_plan(record), search.privacy.adjacency, "rdp")

@@ -66,7 +66,7 @@ def different_keys(one: Any, other: Any, path: str = "") -> list[str]:
 
 
 def _is_of(distribution: dict[str, Any], value: str) -> bool:
-    """Whether `value`, as an override writes it, is in the support of `distribution`."""
+    """Returns whether `value`, as an override writes it, is in the support of `distribution`."""
     if distribution["type"] == "choice":
         return value in distribution["values"]
     try:

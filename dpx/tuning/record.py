@@ -162,7 +162,7 @@ class Record:
             require(fits, f"{self.path.parent / place}", "differs from the statement whose checksum is in the study's record", _RESTORE)
 
     def _require_begun(self, line: Line, place: str) -> None:
-        """What holds of a line beside those before it: trials begin in order, and only one that began can end."""
+        """Returns what holds of a line beside those before it: trials begin in order, and only one that began can end."""
         begun = len(self.trials)
         if isinstance(line, lines.BegunLine):
             require(line.number == begun, place, f"trial {line.number} begins after {begun} others", _RESTORE)
@@ -253,7 +253,7 @@ def _mark_in(node: Any) -> Mark | str | None:
 
 
 def _holds(chain: Chain, digest: str) -> bool:
-    """Whether a line of `chain` has that digest."""
+    """Returns whether a line of `chain` has that digest."""
     last = chain.mark
     places = (Mark(chain=last.chain, position=position, digest=digest) for position in range(last.position, 0, -1))
     return any(chain.missing(place) is None for place in places)

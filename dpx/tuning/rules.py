@@ -187,7 +187,9 @@ def _check_within(search: Search, record: Record, plan: Segments, budget: Any) -
 
 
 def _other_order(budget: Any, charges: Any) -> str:
-    """The fix if not even the first trial fits: no result has been seen yet, so an order may still be chosen by the plan of that trial."""
+    """Returns the fix if not even the first trial fits: no result has been seen yet, so an order may still be chosen by the plan of that
+    trial.
+    """
     if budget.kind == "zcdp":
         return "Declare a larger budget, or make trials cheaper (more noise, fewer steps)"
     from dpx.privacy.filter import renyi, renyi_limit

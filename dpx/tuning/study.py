@@ -280,13 +280,13 @@ def _was_killed(trial: Trial) -> bool:
 
 
 def _came_to(folder: Path) -> dict[str, Any] | None:
-    """The status of a run that was trained to its end; `None` for any other run."""
+    """Returns the status of a run that was trained to its end; `None` for any other run."""
     noted = [Status(folder, job).read() for job in ("train", "resume")]
     return next((one for one in noted if one.get("state") == "finished"), None)
 
 
 def _check_same(record: Record, search: Search) -> SharedSettings:
-    """One study has one charge, one corpus and one claim; a repeated mechanism is the same in every repetition.
+    """Returns one study has one charge, one corpus and one claim; a repeated mechanism is the same in every repetition.
 
     Returns everything that the trials must share; raises `ConfigError` if it differs from that of the first trial.
     """
@@ -301,8 +301,10 @@ def _check_same(record: Record, search: Search) -> SharedSettings:
 
 
 def _shared(tune: Tune, config: dict[str, Any]) -> SharedSettings:
-    """The settings of a search that no later launch may change. More trials of a charged sum are charged; more trials of a drawn number
-    would be another distribution."""
+    """Returns the settings of a search that no later launch may change.
+
+    More trials of a charged sum are charged; more trials of a drawn number would be another distribution.
+    """
     number = _number_of(tune) if tune.charge == "repeat_and_select" else None
     return SharedSettings(charge=tune.charge, number=number, budget=tune.budget if tune.budget.is_declared else None, config=config)
 
@@ -312,7 +314,7 @@ def _number_of(tune: Tune) -> DrawnNumber:
 
 
 def _differing(known: SharedSettings, found: SharedSettings) -> list[str]:
-    """The settings of the search that `found` has otherwise than the first trial, as a user names them."""
+    """Returns the settings of the search that `found` has otherwise than the first trial, as a user names them."""
     same = {"charge": known.charge == found.charge, "budget": known.budget == found.budget}
     if found.number is not None:
         number = known.number
@@ -335,7 +337,7 @@ def _withhold(folder: Path) -> None:
 
 
 def _is_dead(folder: Path) -> bool:
-    """Whether no process holds a run's folder."""
+    """Returns whether no process holds a run's folder."""
     try:
         with open(folder / "private" / LOCK, opener=not_following) as lock:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
