@@ -89,10 +89,7 @@ class Launcher:
                 if is_left_alone:
                     self._adopt(cfg, path, status, point)
                     return self._record(path, point, "finished before", status.read().get("score"))
-            if self.is_sweep:
-                self._check_sweep(cfg, settings, point)
-            if cfg.get("chain") is not None:
-                _require_read_by_chain(point)
+            self._check_launch(cfg, settings, point)
             if cfg.run is not None:
                 cfg, path = _of_finished_run(cfg, list(point))
                 status = Status(path, job)
@@ -115,6 +112,13 @@ class Launcher:
             # A finished run that a search may not count has still finished, and a run that another process trains has not failed.
             return self._record(path, point, "failed", error=self._note_failed(error, path, None if is_left_alone else status))
         return self._record(path, point, "finished", status.read().get("score"))
+
+    def _check_launch(self, cfg: DictConfig, settings: Any, point: tuple[str, ...]) -> None:
+        """Raises `ConfigError` for a sweep that cannot run here, and for an override that no stage of a chain reads."""
+        if self.is_sweep:
+            self._check_sweep(cfg, settings, point)
+        if cfg.get("chain") is not None:
+            _require_read_by_chain(point)
 
     def _note_failed(self, error: Exception, path: Path, status: Status | None) -> str:
         """Keeps the error, notes it in `path` if `status` is that of the failed job, and returns it as text. A refused command that has not
