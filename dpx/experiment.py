@@ -1,5 +1,6 @@
 """Defines the root declaration: one frozen record of everything that the privacy claim depends on."""
 
+import re
 from typing import Any, Literal
 
 from dpx.audit.declarations import Audit, Canaries, NoCanaries
@@ -71,6 +72,8 @@ class Experiment:
 
     def __post_init__(self) -> None:
         require(self.steps > 0, f"steps={self.steps}", "a run needs at least one step", "Use 1 or more")
+        require_name(self.name)
+        require(self.seed is None or self.seed >= 0, f"seed={self.seed}", "a seed is not negative", "Use 0 or more, or null")
         require(self.replicate >= 0, f"replicate={self.replicate}", "repeats are numbered from 0", "Use 0 or more")
         self.data.require_fits(self.privacy)
         self._require_audit_fits()
@@ -168,6 +171,16 @@ class Experiment:
     @property
     def is_private(self) -> bool:
         return self.mechanism.is_private
+
+
+def require_name(name: str) -> None:
+    """Raises `ConfigError` for the name of a run that is a path or a pattern: it begins the name of a folder."""
+    require(
+        re.fullmatch(r"\w[\w.+-]*", name) is not None,
+        f"name={name}",
+        "the name of a run begins the name of its folder, and this one is a path or holds other characters",
+        "Use letters, digits and . _ + -; hydra.run.dir=<folder> chooses the folder",
+    )
 
 
 def _has(declared: Any, key: str) -> bool:

@@ -2,6 +2,7 @@
 
 import errno
 import re
+from collections.abc import Sequence
 
 from hydra import compose, initialize_config_dir
 from hydra.core.global_hydra import GlobalHydra
@@ -11,6 +12,7 @@ from omegaconf.errors import OmegaConfBaseException
 from yaml import MarkedYAMLError
 
 from dpx import packages
+from dpx.config import hints
 from dpx.config.node import nearest, unknown_key
 from dpx.config.with_hydra import register_search_path
 from dpx.declaration import ConfigError
@@ -24,9 +26,14 @@ _OF_A_PLACE = {
 # Errors from a disk that is full or fails.
 _OF_A_DISK = {getattr(errno, name) for name in ("ENOSPC", "EDQUOT", "EFBIG", "EIO", "ESTALE")}
 
+_ALL_RECIPES = "python -m dpx job=list shows every recipe"
 
-def as_refused(error: BaseException) -> ConfigError | None:
-    """Returns the user's mistake that `error` or its cause reports, as a `ConfigError`; `None` for a defect of the program."""
+
+def as_refused(error: BaseException, overrides: Sequence[str] = ()) -> ConfigError | None:
+    """Returns the user's mistake that `error` or its cause reports, as a `ConfigError`; `None` for a defect of the program.
+
+    `overrides` are those of the command line; some errors of Hydra do not name the override that caused them.
+    """
     chain: list[BaseException] = []
     cause: BaseException | None = error
     while cause is not None and cause not in chain:
@@ -50,19 +57,15 @@ def as_refused(error: BaseException) -> ConfigError | None:
         if isinstance(link, OSError) and link.filename is not None and link.errno in _OF_A_PLACE:
             return ConfigError(link.filename, (link.strerror or "cannot be used").lower(), "Name a folder that can be made and written to")
     for link in chain:
+        ambiguous = re.match(r"Ambiguous value for argument '([^=]+)=(.*)'", _first_line(link))
+        if isinstance(link, HydraException) and ambiguous:
+            return _several_values(*ambiguous.groups())
         if isinstance(link, ConfigCompositionException):
             return _impossible_override(link)
         if isinstance(link, OmegaConfBaseException):
             return ConfigError(link.full_key or "config", _first_line(link), "Correct the value")
         if isinstance(link, ValueError) and _first_line(link).startswith("Config group override must be a string"):
-            return ConfigError(
-                "command line", "a config group is set to a value that is not the name of an option", "Name an option, as in data=text"
-            )
-        ambiguous = re.match(r"Ambiguous value for argument '([^=]+)=(.*)'", _first_line(link))
-        if isinstance(link, HydraException) and ambiguous:
-            key, values = ambiguous.groups()
-            fix = f"Write one list as '{key}=[{values}]', or launch a sweep with -m"
-            return ConfigError(f"{key}={values}", "could be one list or several values", fix)
+            return _not_an_option(overrides)
         if isinstance(link, HydraException):
             return ConfigError("command line", _first_line(link), "See python -m dpx --help")
     return None
@@ -86,14 +89,41 @@ def _unknown_option(error: MissingConfigException) -> ConfigError:
             return ConfigError(
                 f"{group}={option}", f"dpx ignores the package {package}: {package.set_aside}", "Uninstall or correct one of them"
             )
+    if group == "experiment":
+        close = nearest(option, packages.names_in(group)).removeprefix(", such as ")
+        return ConfigError(
+            f"experiment={option}", "no such recipe", (f"Did you mean +experiment={close}? " if close else "") + _ALL_RECIPES
+        )
     if not options:
         return ConfigError(wanted, "no such config", "See conf/ for the configs that exist")
-    return ConfigError(f"{group}={option}", "no such option", f"Use one of {', '.join(_closest_first(option, options))}")
+    listed = f"The options are {', '.join(options)}"
+    meant = hints.of_option(group, option, options)
+    if meant is None and (close := nearest(option, options).removeprefix(", such as ")):
+        meant = f"Did you mean {group}={close}?"
+    fix = listed if meant is None else f"{meant}{'' if meant.endswith('?') else '.'} {listed}"
+    return ConfigError(f"{group}={option}", "no such option", fix)
 
 
-def _closest_first(option: str, options: list[str]) -> list[str]:
-    close = nearest(option, options).removeprefix(", such as ")
-    return [close, *(name for name in options if name != close)] if close else options
+def _not_an_option(overrides: Sequence[str]) -> ConfigError:
+    """Returns the error for a config group that is set to a number or to null, which Hydra reports without the override."""
+    for override in overrides:
+        group, _, value = override.partition("=")
+        if value.lower() in ("null", "none", "true", "false") or re.fullmatch(r"[\d.e+-]+", value):
+            if (conf_directory() / group).is_dir():
+                return ConfigError(override, f"{value} is not the name of an option", hints.of_group_value(group, value))
+    reason = "a config group is set to a value that is not the name of an option"
+    return ConfigError("command line", reason, "Name an option, as in data=text")
+
+
+def _several_values(key: str, values: str) -> ConfigError:
+    """Returns the error for `key=a,b` without `-m`: a list only where the default config does not hold one number."""
+    default = OmegaConf.select(_default_config(), key)
+    if isinstance(default, int | float) or (conf_directory() / key).is_dir():
+        return ConfigError(
+            f"{key}={values}", "names several values, and this command starts one run", f"Add -m: python -m dpx -m {key}={values}"
+        )
+    fix = f"Write one list as '{key}=[{values}]', or launch a sweep with -m"
+    return ConfigError(f"{key}={values}", "could be one list or several values", fix)
 
 
 def _impossible_override(error: ConfigCompositionException) -> ConfigError:
@@ -103,23 +133,30 @@ def _impossible_override(error: ConfigCompositionException) -> ConfigError:
     key = matched.group(1).partition("@")[0] if matched else "command line"
     append = re.search(r"use (\+\S+)", message)
     if append and "default list" in message:
+        group, _, option = append.group(1).removeprefix("+").partition("=")
+        if group == "experiment" and option not in packages.names_in(group):
+            return _unknown_option(MissingConfigException("", f"{group}/{option}"))
         return ConfigError(key, "is not in the default config", f"Write {append.group(1)}")
     if matched is None or "not in struct" not in f"{message} {error.__cause__}":
         return ConfigError(key, _first_line(error), "See python -m dpx --help")
-    return unknown_key(key, _siblings(key))
+    value = re.search(r"use \+[^=\s]+=(.*)", message)
+    return unknown_key(key, _siblings(key), value.group(1).strip() if value else "...")
 
 
 def _siblings(key: str) -> list[str]:
     """Returns the keys of the default config at the level of `key`."""
-    if not GlobalHydra.instance().is_initialized():
-        register_search_path()
-        with initialize_config_dir(str(conf_directory()), version_base="1.3"):
-            cfg = compose("config")
-    else:
-        cfg = compose("config")
+    cfg = _default_config()
     parent = OmegaConf.select(cfg, key.rpartition(".")[0]) if "." in key else cfg
     beside = parent if isinstance(parent, DictConfig) else cfg
     return [str(name) for name in beside if not str(name).startswith("_")]
+
+
+def _default_config() -> DictConfig:
+    if GlobalHydra.instance().is_initialized():
+        return compose("config")
+    register_search_path()
+    with initialize_config_dir(str(conf_directory()), version_base="1.3"):
+        return compose("config")
 
 
 def _first_line(error: BaseException) -> str:

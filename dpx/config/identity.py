@@ -9,6 +9,7 @@ from omegaconf.errors import OmegaConfBaseException
 
 from dpx.config.node import checked_arguments
 from dpx.declaration import ConfigError
+from dpx.experiment import require_name
 from dpx.interop import shape
 
 # These keys never change the identity of a run (design: how a config becomes a run).
@@ -52,6 +53,8 @@ def run_name(root: DictConfig) -> str:
     """Returns the folder name `<name>-<hash>`: the same config has the same folder, in a run and in a sweep, on one device and on many."""
     job = OmegaConf.select(root, "hydra.runtime.choices.job", default="train")
     plain = resolved(root)
+    # Before Hydra makes the folder.
+    require_name(str(plain["name"]))
     if plain.get("run") or job in ("list", "report"):
         about = {"run": plain.get("run"), "list": plain.get("list")}
         return f"jobs/{job}-{_short_hash(about)}"

@@ -12,6 +12,7 @@ from typing import Any
 from beartype import BeartypeConf
 from beartype.door import is_bearable
 
+from dpx.config import hints
 from dpx.declaration import ConfigError
 
 _TOWER = BeartypeConf(is_pep484_tower=True)
@@ -24,13 +25,18 @@ def nearest(key: str, known: Iterable[str]) -> str:
     return f", such as {close[0]}" if close else ""
 
 
-def unknown_key(path: str, known: Iterable[str]) -> ConfigError:
-    """Returns the error for an unknown key, with the nearest known key."""
+def unknown_key(path: str, known: Iterable[str], value: str = "...") -> ConfigError:
+    """Returns the error for an unknown key with `value`, with what was probably meant: `dpx.config.hints`, or the nearest known key."""
     parent, _, key = path.rpartition(".")
     known = sorted(known)
     close = difflib.get_close_matches(key, known, n=1, cutoff=0.5)
+    meant = hints.of_key(path, known, value)
+    if meant is not None:
+        return ConfigError(path, "unknown key", meant)
     if close:
         return ConfigError(path, "unknown key", f"Did you mean {parent}.{close[0]}?".replace(" .", " "))
+    if not known:
+        return ConfigError(path, "unknown key", f"{parent} has no keys here; python -m dpx --cfg job shows those that exist")
     return ConfigError(path, "unknown key", f"The keys here are {', '.join(known)}")
 
 
@@ -40,16 +46,17 @@ def checked_arguments(declared: type, arguments: dict[str, Any], path: str) -> d
     If a float is expected, `1` becomes 1.0, and the texts `inf` and `.inf` become infinity.
     """
     fields = {field.name: field for field in dataclasses.fields(declared) if field.init}
-    hints = typing.get_type_hints(declared)
+    types_of = typing.get_type_hints(declared)
     checked = {}
     for key, value in arguments.items():
         full = f"{path}.{key}".lstrip(".")
         if key not in fields:
             raise unknown_key(full, fields)
-        value = _with_infinities(value, hints[key])
-        if not _fits(value, hints[key]):
-            raise ConfigError(f"{full}={_shown(value)}", f"expected {_words(hints[key])}", _mend(value))
-        parts = _parts(hints[key])
+        value = _with_infinities(value, types_of[key])
+        if not _fits(value, types_of[key]):
+            mend = hints.of_value(full, value) or _mend(value)
+            raise ConfigError(f"{full}={_shown(value)}", f"expected {_words(types_of[key])}", mend)
+        parts = _parts(types_of[key])
         checked[key] = float(value) if type(value) is int and float in parts and int not in parts else value
     for name, field in fields.items():
         required = field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING

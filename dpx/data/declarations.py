@@ -265,7 +265,7 @@ class Data:
             privacy.unit != "author" or self.names_units,
             f"privacy.unit=author with data={self.name}",
             "the source does not say who wrote a document",
-            "Name the field with unit_field, or use privacy.unit=document",
+            "Name the field with data.source.unit_field=<column>, or use privacy.unit=document",
         )
 
     @property

@@ -81,7 +81,7 @@ class _Preparation:
         self._data, self._privacy, self._source, self._folder = data, privacy, source, folder
         self._progress = progress or (lambda name, done: None)
         self._keyed = KeyedHash(data.split_salt)
-        self._read = 0  # documents, in the current pass
+        self._read, self._is_read_whole = 0, False  # documents in the current pass, and whether the pass reached the end
         self.near_equal: list[list[tuple[str, str]]] = []  # (split, name of a unit) in groups
 
     def run(self, key: str, settings: dict[str, Any]) -> Manifest:
@@ -122,6 +122,7 @@ class _Preparation:
     def _documents(self, name: str) -> Iterator[tuple[Split, UnitDocument]]:
         """Yields documents with the split and the name of their unit; a document that is named by its content is yielded once."""
         self._progress(name, 0)
+        self._is_read_whole = False
         seen: set[int] = set()
         for number, document in enumerate(self._source.documents(), start=1):
             if number % _REPORTED_DOCUMENTS == 0:
@@ -137,6 +138,7 @@ class _Preparation:
                     continue
                 seen.add(int(content, 16))
             yield split, UnitDocument(unit_id, content, document)
+        self._is_read_whole = True
 
     def _split(self, unit_id: str, document: Document | Example) -> Split:
         data = self._data
@@ -155,8 +157,10 @@ class _Preparation:
         try:
             return of_vocabulary(fit(chain.from_iterable(texts), vocabulary.size))
         except ConfigError:
-            # With one document, the cause is usually that it is in another split: the error says so.
-            self._require_several(self._read)
+            # With one document, the cause is usually that it is in another split: the error says so. A record that cannot be read has its
+            # own error.
+            if self._is_read_whole:
+                self._require_several(self._read)
             raise
 
     def _require_several(self, documents: int) -> None:

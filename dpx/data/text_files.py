@@ -4,6 +4,7 @@ import hashlib
 import re
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 from dpx.data.declarations import TextFiles
 from dpx.data.documents import Document
@@ -25,6 +26,15 @@ class TextFilesSource:
     def __init__(self, declared: TextFiles):
         self._declared = declared
         self._files = named(declared.paths, _SUFFIXES, "data.source.paths")
+        plain = [file for file in self._files if file.name.endswith((".txt", ".txt.gz"))]
+        for key, default in (("text_field", "text"), ("unit_field", None)):
+            field = getattr(declared, key)
+            require(
+                field == default or not plain,
+                f"data.source.{key}={field}",
+                f"{(plain or [''])[0]} is plain text, which has no fields",
+                f"Remove data.source.{key}, or write the text as .jsonl with this field",
+            )
 
     def fingerprint(self) -> str:
         """Returns a hash of the bytes of every file, in the order read."""
@@ -67,9 +77,15 @@ class TextFilesSource:
         declared = self._declared
         record = parsed(place, line)
         if not isinstance(record, dict) or not isinstance(record.get(declared.text_field), str):
-            raise ConfigError(place, f"has no text under {declared.text_field!r}", "Name the field with data.source.text_field")
+            fields = f"; its fields are {_fields_of(record)}" if isinstance(record, dict) else ""
+            raise ConfigError(place, f"has no text under {declared.text_field!r}{fields}", "Name the field with data.source.text_field")
         require_characters(place, record[declared.text_field])
         unit_field = declared.unit_field
-        unit_id = None if unit_field is None else unit_name(place, record.get(unit_field), unit_field)
+        fix = f"Give every record the name of its unit, or name the field with data.source.unit_field; its fields are {_fields_of(record)}"
+        unit_id = None if unit_field is None else unit_name(place, record.get(unit_field), unit_field, fix)
         paragraphs = tuple(part for part in record[declared.text_field].split("\n") if part.strip())
         return Document(paragraphs=paragraphs, unit_id=unit_id)
+
+
+def _fields_of(record: dict[str, Any]) -> str:
+    return ", ".join(map(str, list(record)[:8]))

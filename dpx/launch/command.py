@@ -72,7 +72,7 @@ def _show_sweep(launcher: Launcher) -> None:
 
 def _answer(error: Exception) -> int:
     """Prints the line for one error and returns its exit code."""
-    refused = as_refused(error)
+    refused = as_refused(error, sys.argv[1:])
     if refused is not None:
         tell(f"error: {refused}")
         return 2

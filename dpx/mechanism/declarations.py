@@ -61,6 +61,8 @@ class TargetEpsilon:
 
     def __post_init__(self) -> None:
         require(self.epsilon > 0, f"noise.epsilon={self.epsilon}", "epsilon must be positive", "Give a target above 0")
+        is_finite = self.epsilon < float("inf")
+        require(is_finite, f"noise.epsilon={self.epsilon}", "no noise has this epsilon", "Write mechanism=none to train without privacy")
 
 
 @declaration

@@ -1,0 +1,198 @@
+"""Finds what was probably meant by a key, an option or a value that does not exist: other libraries' names, keys of other options.
+
+A hint is a fix of an error message. It is computed only after an error, from the YAML files of the options.
+"""
+
+import difflib
+import functools
+import re
+from collections.abc import Collection
+from typing import Any
+
+import yaml
+
+from dpx import packages
+
+# Keys that other libraries use, or that stand elsewhere here. The hint replaces `{}` by the value that was written.
+_KEYS = {
+    "lr": "lr_schedule.learning_rate={}",
+    "batch_size": "batch_schedule.size={}",
+    "batch": "batch_schedule.size={}",
+    "train_batch_size": "batch_schedule.size={}",
+    "per_device_train_batch_size": "batch_schedule.size={} (the expected logical batch; microbatch is what a device holds)",
+    "gradient_accumulation_steps": "batch_schedule.size=... (the logical batch; microbatch=... is what a device holds)",
+    "precision": "model.dtype=bfloat16 with model=hf, +model.dtype=bfloat16 with other models",
+    "fp16": "model.dtype=bfloat16 with model=hf, +model.dtype=bfloat16 with other models",
+    "bf16": "model.dtype=bfloat16 with model=hf, +model.dtype=bfloat16 with other models",
+    "max_grad_norm": "clip.clipping_norm={}",
+    "clip_norm": "clip.clipping_norm={}",
+    "max_norm": "clip.clipping_norm={}",
+    "l2_norm_clip": "clip.clipping_norm={}",
+    "target_epsilon": "noise.epsilon={}",
+    "target_delta": "privacy.delta={}",
+    "epochs": "steps=... (rows / batch size x epochs; job=plan shows the epochs)",
+    "num_epochs": "steps=... (rows / batch size x epochs; job=plan shows the epochs)",
+    "num_train_epochs": "steps=... (rows / batch size x epochs; job=plan shows the epochs)",
+    "max_steps": "steps={}",
+    "iterations": "steps={}",
+    "warmup": "lr_schedule.warmup_steps={}",
+    "warmup_ratio": "lr_schedule.warmup_steps={} (below 1 it is a fraction of the steps)",
+    "max_length": "data.sequence_length={}",
+    "max_seq_length": "data.sequence_length={}",
+    "seq_len": "data.sequence_length={}",
+    "num_labels": "task.classes={}",
+    "num_classes": "task.classes={}",
+    "text_column": "data.source.text_field={}",
+    "label_column": "data.source.label_field={}",
+    "user_column": "data.source.unit_field={}",
+    "path": "data.source.paths={}",
+    "train_file": "data.source.paths={}",
+    "test_file": "data.source.test_paths={}",
+    "output_dir": "hydra.run.dir={}",
+    "eval_every": "schedule.evaluate_every={}",
+    "eval_steps": "schedule.evaluate_every={}",
+    "save_steps": "schedule.checkpoint_every={}",
+    "save_every": "schedule.checkpoint_every={}",
+    "lora": "train=lora",
+    "lora_r": "train=lora train.rank={}",
+    "lora_rank": "train=lora train.rank={}",
+    "r": "train=lora train.rank={}",
+    "hidden_size": "model.width={}",
+    "num_layers": "model.layers={}",
+    "vocab_size": "data.vocabulary.size={}",
+    "pretrained": "model=hf init=hf init.path={}",
+    "checkpoint": "model=hf init=hf init.path={}",
+    "device": "mesh=single (the first device that JAX finds, an accelerator if there is one)",
+    "devices": "mesh=h200_8 or another mesh, whose shape multiplies to the number of devices",
+    "epsilon": "noise.epsilon={}",
+    "delta": "privacy.delta={}",
+    "noise_multiplier": "noise=multiplier noise.noise_multiplier={}",
+    "multiplier": "noise=multiplier noise.noise_multiplier={}",
+    "sigma": "noise=multiplier noise.noise_multiplier={}",
+    "model.dtype": "+model.dtype=bfloat16 or +model.dtype=float32",
+    "fork.step": "fork=<run folder>@{}",
+    "fork.run": "fork={}@<step>",
+    "init.path": "init=hf init.path={}",
+    "init.run": "init=run init.run={}",
+    "init.checkpoint": "init=hf init.path={}",
+}
+# Options of other names. A value with `=` or a space is the whole command, any other one an option of the group.
+_OPTIONS = {
+    "accountant": {"prv": "pld", "moments": "rdp", "renyi": "rdp"},
+    "data": {"csv": "table", "tsv": "table", "jsonl": "text", "parquet": "table", "txt": "text", "wikipedia": "hub"},
+    "init": {"checkpoint": "hf", "pretrained": "hf", "huggingface": "hf", "scratch": "random"},
+    "job": {"eval": "evaluate", "test": "evaluate", "finetune": "train", "fine_tune": "train", "fit": "train", "recipes": "list"},
+    "lr_schedule": {"none": "constant", "warmup": "linear"},
+    "mechanism": {"dpsgd": "dp_sgd", "gaussian": "dp_sgd", "nonprivate": "none", "off": "none"},
+    "mesh": {"gpu": "single", "cpu": "single", "cuda": "single"},
+    "noise": {"none": "mechanism=none", "sigma": "multiplier", "epsilon": "target_epsilon"},
+    "privacy": {"none": "mechanism=none", "off": "mechanism=none"},
+    "sampler": {"uniform": "fixed_size", "random": "poisson", "shuffle": "shuffled"},
+    "task": {"clm": "causal_lm", "lm": "causal_lm", "sequence_classification": "classification", "finetune": "classification"},
+    "train": {"full": "all", "head": "last_layer", "bitfit": "bias", "classifier": "last_layer"},
+}
+_OF_A_CHECKPOINT = re.compile(r"bert|roberta|electra|gpt|minilm|distil|llama|/|-", re.IGNORECASE)
+# Groups whose options are whole experiments, or nodes at the root.
+_NOT_PARTS = ("experiment", "base", "hydra", "job", "analysis")
+
+
+def of_key(path: str, known: Collection[str], value: str = "...") -> str | None:
+    """Returns what was probably meant by the unknown key `path` beside the keys `known`, as a phrase that ends a sentence.
+
+    Returns `None` if nothing is known.
+    """
+    parent, _, leaf = path.rpartition(".")
+    for name in (path, leaf):
+        if name in _KEYS:
+            return f"Write {_KEYS[name].format(value)}"
+    # A key that is nearly the same is a slip of the finger; what follows explains a key that stands elsewhere.
+    if nearly := difflib.get_close_matches(leaf, known, n=1, cutoff=0.8):
+        return f"Did you mean {f'{parent}.' if parent else ''}{nearly[0]}?"
+    places, group = _places().get(leaf, {}), path.partition(".")[0]
+    if path in places:
+        named = sorted({f"{group}={option}" for option in places[path]})
+        return f"It is a key of {_some(named)}: write {named[0]} {path}={value}"
+    inside = {full: options for full, options in places.items() if full.startswith(f"{group}.")} or places
+    of_every_option = {full: options for full, options in inside.items() if not _is_optional(full, options)} or inside
+    named = [_with_options(full, options) for full, options in of_every_option.items()]
+    return f"Did you mean {' or '.join(named)}?" if 0 < len(named) <= 2 else None
+
+
+def of_option(group: str, option: str, options: list[str]) -> str | None:
+    """Returns what was probably meant by `group=option`, as a phrase that ends a sentence; `None` if nothing is known."""
+    plain = {re.sub(r"[^a-z0-9]", "", name.lower()): name for name in options}
+    known = _OPTIONS.get(group, {}).get(option.lower()) or plain.get(re.sub(r"[^a-z0-9]", "", option.lower()))
+    if known is not None:
+        return f"Write {known}" if "=" in known else f"Did you mean {group}={known}?"
+    if group == "model" and _OF_A_CHECKPOINT.search(option):
+        return f"Write model=hf init=hf init.path={option} init.provenance=public, where the path is a folder or an id on the hub"
+    if group == "init" and _OF_A_CHECKPOINT.search(option):
+        return f"Write model=hf init=hf init.path={option} init.provenance=public"
+    if group == "data" and re.search(r"\.(txt|jsonl)(\.gz)?$", option):
+        return f"Write data=text data.source.paths={option}, or data=table for labelled rows"
+    if group == "data" and re.search(r"\.(csv|tsv|parquet)(\.gz)?$|/", option):
+        return f"Write data=table data.source.paths={option} data.source.labels=[...]"
+    return None
+
+
+def of_group_value(group: str, value: str) -> str:
+    """Returns what was probably meant by a number or `null` in the place of an option of `group`."""
+    if value in ("0", "0.0", "null", "false") and group in ("noise", "mechanism", "privacy"):
+        return "Write mechanism=none to train without privacy"
+    keys = {
+        "clip": "clip.clipping_norm",
+        "noise": "noise.epsilon",
+        "batch_schedule": "batch_schedule.size",
+        "lr_schedule": "lr_schedule.learning_rate",
+    }
+    if group in keys and re.fullmatch(r"[\d.e+-]+", value):
+        return f"Write {keys[group]}={value}"
+    return f"Name an option of {group}: {', '.join(packages.names_in(group))}"
+
+
+def of_value(key: str, value: Any) -> str | None:
+    """Returns what was probably meant by a value of the wrong type under `key`; `None` if nothing is known."""
+    if key == "privacy.unit" and isinstance(value, str):
+        return f"Write privacy.unit=author data.source.unit_field={value}, where {value} is the column that names the owner of a row"
+    if key.endswith(".dtype"):
+        return f"Write {key}=bfloat16 or {key}=float32"
+    return None
+
+
+@functools.cache
+def _places() -> dict[str, dict[str, list[str]]]:
+    """Returns, by the last part of a key, its full paths, and for each the options of its group that have it."""
+    places: dict[str, dict[str, list[str]]] = {}
+    for _, conf in packages.folders():
+        for file in sorted(conf.rglob("*.yaml")):
+            group = file.relative_to(conf).parts[0]
+            if file.parent != conf and group not in _NOT_PARTS:
+                for full in _keys_of(yaml.safe_load(file.read_text()), group):
+                    places.setdefault(full.rpartition(".")[2], {}).setdefault(full, []).append(file.stem)
+    return places
+
+
+def _keys_of(node: Any, path: str) -> list[str]:
+    if not isinstance(node, dict):
+        return []
+    keys = [key for key in node if isinstance(key, str) and not key.startswith("_") and key not in ("defaults", "kind")]
+    return [full for key in keys for full in (f"{path}.{key}", *_keys_of(node[key], f"{path}.{key}"))]
+
+
+def _is_optional(full: str, options: list[str]) -> bool:
+    """Returns whether some options of the group lack the key; `tune` and `audit` are not in the default config at all."""
+    group = full.partition(".")[0]
+    return group in ("tune", "audit") or len(options) < len(packages.names_in(group))
+
+
+def _with_options(full: str, options: list[str]) -> str:
+    if not _is_optional(full, options):
+        return full
+    group = full.partition(".")[0]
+    # The presets of published data also have the keys of the options that read the user's files.
+    of_users = [option for option in options if group == "data" and option in ("text", "table")]
+    return f"{full} ({_some([f'{group}={option}' for option in of_users or options])})"
+
+
+def _some(named: list[str]) -> str:
+    return " or ".join(named) if len(named) <= 3 else f"{', '.join(named[:2])} and {len(named) - 2} more"
