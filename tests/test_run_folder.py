@@ -15,6 +15,7 @@ from omegaconf import OmegaConf
 
 import dpx
 from dpx import config
+from dpx.config import recipes
 from dpx.config.command_line import as_refused
 from dpx.data.vocabulary import SPECIAL_TOKENS
 from dpx.declaration import ConfigError
@@ -24,8 +25,8 @@ from dpx.init.parent import open_parent
 from dpx.interop.export import export
 from dpx.job.account import Account
 from dpx.job.explain import Explain
-from dpx.launch.launcher import _require_same_run
 from dpx.launch.resolvers import _hydra_files
+from dpx.launch.same_run import require_same_claim, require_same_run
 from dpx.places import without_places
 from dpx.privacy.chain import Chain
 from dpx.report import pictures
@@ -308,16 +309,32 @@ def test_plain_configs_are_read_as_they_were_written(tmp_path: Path) -> None:
 def test_a_job_looks_at_a_run_by_its_own_config_alone(run: Path, declared: tuple[Any, Any, str], tmp_path: Path) -> None:
     own: Any = OmegaConf.create(declared[2])
     changed: Any = OmegaConf.merge
-    _require_same_run(own, run)
-    _require_same_run(own, tmp_path / "not begun")
-    _require_same_run(changed(own, {"schedule": {"evaluate_every": 7}}), run)
+    require_same_run(own, run)
+    require_same_run(own, tmp_path / "not begun")
+    require_same_run(changed(own, {"schedule": {"evaluate_every": 7}}), run)
     with pytest.raises(ConfigError, match="contains a run with another config. To use that run with its own config, give run="):
-        _require_same_run(changed(own, {"privacy": {"delta": 1e-12}}), run)
+        require_same_run(changed(own, {"privacy": {"delta": 1e-12}}), run)
     shutil.copytree(run / "release", tmp_path / "handed" / "release")
-    _require_same_run(own, tmp_path / "handed")
+    require_same_run(own, tmp_path / "handed")
 
 
 def test_a_config_is_written_whole_and_for_others(run: Path, declared: tuple[Any, Any, str]) -> None:
     assert (run / "private" / "config.yaml").read_text() == declared[2]
     assert (run / "release" / "config.yaml").read_text() == without_places(declared[2]) != declared[2]
     assert json.loads((run / "release" / "privacy.json").read_text())["guarantee"] == "dp"
+
+
+def test_training_another_config_in_a_runs_folder_names_the_keys_and_a_command_that_branches(tmp_path: Path) -> None:
+    experiment, _, text = composed("data=synthetic", "steps=4")
+    run = tmp_path / "run"
+    (run / "release").mkdir(parents=True)
+    (run / "release" / "config.yaml").write_text(text)
+    cfg = recipes.compose(["data=synthetic", "steps=4"])
+    require_same_claim(experiment, cfg, run, ())
+    overrides = ("data=synthetic", "steps=8", f"hydra.run.dir={run}")
+    other, cfg = composed(*overrides[:2])[0], recipes.compose(list(overrides[:2]))
+    with pytest.raises(ConfigError, match=r"another config: lr_schedule.warmup_steps, steps differ\. Restore it, or give another hydra.run.dir"):
+        require_same_claim(other, cfg, run, overrides)
+    (run / "private" / "checkpoints" / "2").mkdir(parents=True)
+    with pytest.raises(ConfigError, match=r"branch into a new folder: python -m dpx data=synthetic steps=8 fork=\S*run@2\.$"):
+        require_same_claim(other, cfg, run, overrides)

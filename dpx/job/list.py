@@ -1,6 +1,9 @@
-"""`job=list`: the recipes, and with `list.plan=true` a plan of every point of each."""
+"""`job=list`: the recipes, with `list.plan=true` a plan of every point of each, and with `list.what=runs` the runs in the output folder."""
 
 import dataclasses
+import fnmatch
+from pathlib import Path
+from typing import Literal
 
 from rich.progress import track
 from rich.table import Table
@@ -14,19 +17,24 @@ from dpx.experiment import Experiment
 from dpx.job import chain_plan
 from dpx.job.plan import Plan
 from dpx.job.plan_records import AnalysisPlan, ChainPlan, PlanDocument
+from dpx.job.summary import Summary, runs_in
 from dpx.records import described, record, to_json
 from dpx.run_folder import RunFolder, write_json
 
 
 @declaration
 class List:
-    """Recipes whose name matches the pattern; raises `ConfigError` when none does, or when a point cannot be planned."""
+    """Recipes, or runs, whose name matches the pattern; raises `ConfigError` when none does, or when a point cannot be planned."""
 
     match: str
     plan: bool
+    what: Literal["recipes", "runs"] = "recipes"
 
     def __call__(self, experiment: Experiment, folder: RunFolder) -> None:
         del experiment
+        if self.what == "runs":
+            _show_runs(folder.path.parent.parent, self.match)
+            return
         names = recipes.names(self.match)
         everything = recipes.names()
         require(bool(names), f"list.match={self.match}", "no recipe has this name", f"The recipes are {', '.join(everything) or 'none'}")
@@ -74,6 +82,16 @@ class Point:
         except Exception as error:
             why = str(as_refused(error) or f"{type(error).__name__}: {error}")
         return PlannedPoint(experiment=self.name, point=" ".join(self.overrides), plan=plan, error=why)
+
+
+def _show_runs(outputs: Path, match: str) -> None:
+    """Prints the runs in `outputs`: their state, metric and epsilon. Metrics are private, so nothing is written."""
+    runs = [run for run in runs_in(outputs) if fnmatch.fnmatchcase(run.name, match)]
+    require(bool(runs), f"list.match={match}", f"{outputs} holds no run of this name", "Use list.match='*', or start a run")
+    table = Table("run", "state", "held-out metric", "epsilon", title=str(outputs), title_justify="left")
+    for run in map(Summary.of, runs):
+        table.add_row(run.folder.name, run.state, run.metric, run.epsilon)
+    wide_console().print(table)
 
 
 def _show_names(names: list[str], points: list[Point], console: Console) -> None:

@@ -9,6 +9,7 @@ from dpx.claim.seals import STATEMENT, read_statement
 from dpx.console import Console, wide_console
 from dpx.declaration import declaration, require
 from dpx.experiment import Experiment
+from dpx.results import accuracy_in_words, not_above
 from dpx.run_folder import RunFolder, write_json
 
 
@@ -26,11 +27,14 @@ class Evaluate:
         from dpx.training.evaluation import of_released
 
         is_checked = agreement.check(folder.path) is not None
-        metrics = of_released(experiment, params_path)
-        write_json(folder.made_private() / "evaluation.json", metrics)
+        results = of_released(experiment, params_path)
+        baselines = {f"{name}_accuracy": value for name, value in results.baselines.items()}
+        write_json(folder.made_private() / "evaluation.json", results.heldout | baselines | {"rows": results.rows})
         table = Table(title=str(folder.path), title_justify="left", show_header=False)
-        for name, value in metrics.items():
-            table.add_row(name, f"{value:.4f}")
+        for name, value in (results.heldout | baselines).items():
+            table.add_row(name, accuracy_in_words(value, results.rows) if name == results.metric else f"{value:.4f}")
+        for baseline in not_above(results):
+            table.add_row("not above", baseline)
         Console().print(table)
         claim = read_statement(folder.release / STATEMENT)
         unchecked = "" if is_checked else " (unchecked: the folder has no private/ to compare it with)"

@@ -15,7 +15,7 @@ from dpx.declaration import declaration, require
 from dpx.experiment import Experiment
 from dpx.one_process import require_one_process
 from dpx.privacy.origins import in_words
-from dpx.results import Results
+from dpx.results import BASELINES, Results, accuracy_in_words, nothing_learnt
 from dpx.run_folder import RunFolder
 
 
@@ -67,21 +67,21 @@ class Prepare:
         Console().print(text, highlight=False, soft_wrap=True)
 
 
-_BASELINES = {"most_frequent_token": "most frequent public token", "untrained": "same model, untrained"}
-
-
 def show(results: Results, claim: AnyRun, folder: Path) -> None:
-    """Prints the final table: metrics, their baselines and the claim."""
+    """Prints the final table: metrics with their intervals, baselines, whether they are exceeded, and the claim."""
     table = Table(title=str(folder), title_justify="left", show_header=False)
     metric = results.metric
-    table.add_row(f"held-out {metric.replace('_', ' ')}", f"{results.heldout[metric]:.2%}")
+    table.add_row(f"held-out {metric.replace('_', ' ')}", accuracy_in_words(results.heldout[metric], results.rows))
     for name, value in results.baselines.items():
-        table.add_row(f"  {_BASELINES.get(name, name.replace('_', ' '))}", f"{value:.2%}")
+        table.add_row(f"  {BASELINES.get(name, name.replace('_', ' '))}", f"{value:.2%}")
     for name, value in results.heldout.items():
         if name not in ("loss", metric):
             table.add_row(f"held-out {name.replace('_', ' ')}", f"{value:.4g}")
     for name, value in (results.test or {}).items():
-        table.add_row(f"test set {name.replace('_', ' ')}", f"{value:.4g}")
+        shown = accuracy_in_words(value, results.test_rows) if name == metric else f"{value:.4g}"
+        table.add_row(f"test set {name.replace('_', ' ')}", shown)
+    if (nothing := nothing_learnt(results, folder / "private")) is not None:
+        table.add_row("learnt nothing", nothing)
     for origin in claim.init.origins:
         table.add_row("started from", in_words(origin))
     table.add_row("guarantee", ", ".join([claim.guarantee, *claim.reasons]))

@@ -33,6 +33,7 @@ from dpx.job.train import Train
 from dpx.launch import finished, search_space, sweep
 from dpx.launch.commit import commit
 from dpx.launch.refused import remove_if_new
+from dpx.launch.same_run import require_same_claim, require_same_run
 from dpx.launch.sweep import Outcome
 from dpx.mechanism.protocol import Mechanism
 from dpx.mesh import simulate_devices
@@ -94,7 +95,7 @@ class Launcher:
                 cfg, path = _of_finished_run(cfg, list(point))
                 status = Status(path, job)
             elif job not in finished.JOBS:
-                _require_same_run(cfg, path)
+                require_same_run(cfg, path)
             RunFolder(path).require_no_links()
             if job in finished.JOBS and not self.is_sweep and finished.has_finished(path, config.resolved(cfg)):
                 is_left_alone = True
@@ -141,6 +142,8 @@ class Launcher:
             # Only for new work: jobs on an existing run accept any config that it had.
             _check_noise(experiment.mechanism, point)
             experiment.lr_schedule.require_fits(experiment.steps)
+            if status.job in finished.JOBS:
+                require_same_claim(experiment, cfg, path, point)
         simulate_devices(experiment.mesh, experiment.mesh.simulated_devices)
         if cfg.run is None:
             # Only now: it may import jax.
@@ -336,16 +339,6 @@ def _require_read_by_chain(overrides: tuple[str, ...]) -> None:
         fix = f"Write chain.common.values.{key}, chain.common.options.{key} or the same of a stage"
         reason = "the stages of a chain have their own configs, and none reads this"
         require(key.partition(".")[0].partition("@")[0] in _OF_A_CHAIN, override, reason, fix)
-
-
-def _require_same_run(cfg: DictConfig, path: Path) -> None:
-    """Raises `ConfigError` if a job that does not train would read the run in `path` with another config than the run's."""
-    require(
-        not RunFolder(path).has_begun or finished.is_of(path, config.resolved(cfg)),
-        path,
-        "contains a run with another config",
-        f"To use that run with its own config, give run={os.path.relpath(path)}",
-    )
 
 
 def _score(path: Path) -> float | None:

@@ -2,12 +2,14 @@
 all."""
 
 import dataclasses
+import statistics
 from pathlib import Path
 
 from rich.markup import escape
 from rich.table import Table
 
 from dpx.console import Console
+from dpx.job.summary import accuracy_of, epsilon_of
 
 
 @dataclasses.dataclass(frozen=True)
@@ -40,11 +42,32 @@ def show_plans(outcomes: list[Outcome], console: Console) -> None:
 
 
 def show(outcomes: list[Outcome], console: Console) -> None:
-    """Prints all points of a sweep with the settings that differ between them; failed points with their error."""
+    """Prints all points of a sweep with the settings that differ between them, the accuracy with its interval, and epsilon.
+
+    Failed points are printed with their error, and points that differ only in `replicate` also together, as mean and deviation.
+    """
     points = varying([outcome.point for outcome in outcomes])
-    table = Table("point", "state", "held-out accuracy", "folder", "error", title="points of the sweep", title_justify="left")
+    table = Table("point", "state", "held-out accuracy", "epsilon", "folder", "error", title="points of the sweep", title_justify="left")
     for outcome, point in zip(outcomes, points, strict=True):
-        score = "" if outcome.score is None else f"{outcome.score:.2%}"
+        score = "" if outcome.score is None else accuracy_of(outcome.folder) or f"{outcome.score:.2%}"
+        epsilon = "" if outcome.score is None else epsilon_of(outcome.folder)
         # Escaped, so that a path in brackets is not read as markup.
-        table.add_row(escape(point), outcome.state, score, outcome.folder.name, escape(outcome.error or ""))
+        table.add_row(escape(point), outcome.state, score, epsilon, outcome.folder.name, escape(outcome.error or ""))
+    console.print(table)
+    _show_replicates(outcomes, console)
+
+
+def _show_replicates(outcomes: list[Outcome], console: Console) -> None:
+    """Prints mean and standard deviation of the scores of points that differ only in `replicate`; nothing if no point was repeated."""
+    scores: dict[tuple[str, ...], list[float]] = {}
+    for outcome in outcomes:
+        if outcome.score is not None:
+            alike = tuple(part for part in outcome.point if not part.startswith("replicate="))
+            scores.setdefault(alike, []).append(outcome.score)
+    repeated = {point: values for point, values in scores.items() if len(values) > 1}
+    if not repeated:
+        return
+    table = Table("point", "runs", "mean ± standard deviation", title="replicates together", title_justify="left")
+    for point, values in zip(varying(list(repeated)), repeated.values(), strict=True):
+        table.add_row(escape(point), str(len(values)), f"{statistics.mean(values):.2%} ± {statistics.stdev(values):.2%}")
     console.print(table)

@@ -22,6 +22,7 @@ from dpx.data.store import VOCABULARY, Store
 from dpx.declaration import require
 from dpx.experiment import Experiment
 from dpx.privacy.declarations import Privacy
+from dpx.results import Results
 from dpx.task.losses import confusion
 from dpx.task.objective import objective as make_objective
 from dpx.task.protocol import ClassifierObjective
@@ -39,6 +40,7 @@ class HeldOut:
     batches: list[tuple[dict[str, np.ndarray], np.ndarray]]
     sums: Callable[..., dict[str, Any]]
     baselines: dict[str, float]
+    rows: int
     metrics: Callable[[dict[str, Any]], dict[str, float]]
 
     def __call__(self, params: Any) -> dict[str, float]:
@@ -82,7 +84,8 @@ def held_out(
         counted = grown
         batches.append((rows, is_padding_B))
     task = objective.task
-    return HeldOut(batches, jax.jit(sums), task.baselines(counted, store.manifest.most_frequent_public_token_id), task.metrics)
+    baselines = task.baselines(counted, store.manifest.most_frequent_public_token_id)
+    return HeldOut(batches, jax.jit(sums), baselines, count, task.metrics)
 
 
 def in_batches(
@@ -126,7 +129,7 @@ def store_of(data: Data, privacy: Privacy, params: Path) -> Store:
     return store
 
 
-def of_released(experiment: Experiment, params: Path, split: Split = "heldout", rows: int | None = None) -> dict[str, float]:
+def of_released(experiment: Experiment, params: Path, split: Split = "heldout", rows: int | None = None) -> Results:
     """Returns metrics of the parameters in `release/params` on `rows` of a split, with the task's baselines.
 
     By default it takes as many rows as the run's own evaluation.
@@ -134,4 +137,5 @@ def of_released(experiment: Experiment, params: Path, split: Split = "heldout", 
     store = store_of(experiment.data, experiment.privacy, params)
     objective = make_objective(experiment.model, experiment.task, experiment.vocabulary_size, store.manifest)
     evaluate = held_out(objective, store, rows or experiment.schedule.evaluation_rows, BATCH_ROWS, experiment.widths, split)
-    return evaluate(checkpoint.released(params)) | {f"{name}_accuracy": value for name, value in evaluate.baselines.items()}
+    metrics = evaluate(checkpoint.released(params))
+    return Results(steps=experiment.steps, metric=experiment.task.metric, heldout=metrics, baselines=evaluate.baselines, rows=evaluate.rows)

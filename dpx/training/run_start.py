@@ -14,6 +14,7 @@ from typing import Any
 from dpx.audit import canaries
 from dpx.claim import agreement
 from dpx.claim.calibration import differing
+from dpx.claim.reasons import chosen_late
 from dpx.data import manifests
 from dpx.declaration import ConfigError, require, several
 from dpx.init.start import RANDOM, Start
@@ -236,6 +237,7 @@ def _fork(noise_epochs: NoiseEpochs, checkpoints: Checkpoints, step: Step, start
     checkpoints.save(start.step, state, facts_of(ledger))
     checkpoints.wait()
     messages = (f"forked at step {start.step} of {folder.fork}: everything its ledger holds is charged here too", *start.messages)
+    messages += tuple(f"this fork has no guarantee: {reason}" for reason in chosen_late(ledger))
     return RunStart(noise_epoch, start.step, secret, state, messages, frozen_params)
 
 

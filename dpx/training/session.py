@@ -124,6 +124,8 @@ class Session:
             heldout=metrics,
             baselines=self.evaluations.heldout.baselines | {"untrained": untrained[metric]},
             test=self._tested(state),
+            rows=self.evaluations.heldout.rows,
+            test_rows=self.runtime.store.manifest.rows.get("test"),
         )
         columns = self._hparams() | _claimed(stated)
         self.outputs.writer.hparams(columns, [f"heldout/{name}" for name in metrics])

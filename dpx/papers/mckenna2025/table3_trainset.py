@@ -51,7 +51,7 @@ class MckennaTable3Trainset(Positive):
         experiment, _ = config.build(cfg)
         if abs(getattr(experiment.noise, "noise_batch_ratio", 0.0) / self.noise_batch_ratio - 1) > 1e-6:
             return None
-        metrics = of_released(experiment, path / "release" / "params", "protected", self.rows)
+        metrics = of_released(experiment, path / "release" / "params", "protected", self.rows).heldout
         accuracy = next(value for name, value in metrics.items() if name in ("mlm_accuracy", "next_token_accuracy"))
         stated = read_run_statement(path / "release" / STATEMENT)
         require(isinstance(stated, RunStatement), path, "is a run without privacy", "Name runs at the ratio")

@@ -1,0 +1,68 @@
+"""What a run's results show: intervals of accuracies, baselines that are not exceeded, and the gradient-SNR beside them."""
+
+import json
+from pathlib import Path
+
+import pytest
+from scipy.stats import binomtest
+
+from dpx.job.summary import Summary, runs_in
+from dpx.launch.sweep import Outcome
+from dpx.results import Results, accuracy_in_words, interval, late_snr, not_above, nothing_learnt, write_results
+from dpx.run_folder import Status
+
+from .test_sweep import _shown
+
+
+def _results(accuracy: float, rows: int | None = 126) -> Results:
+    return Results(steps=4, metric="accuracy", heldout={"accuracy": accuracy}, baselines={"most_frequent_class": 70 / 126}, rows=rows)
+
+
+@pytest.mark.parametrize(("right", "rows"), [(0, 5), (70, 126), (126, 126), (1, 1), (930, 10_000)])
+def test_the_interval_is_wilsons(right: int, rows: int) -> None:
+    known = binomtest(right, rows).proportion_ci(0.95, "wilson")
+    assert interval(right / rows, rows) == pytest.approx((known.low, known.high), abs=1e-12)
+
+
+def test_a_classifier_at_chance_is_not_above_the_most_frequent_class() -> None:
+    assert not_above(_results(76 / 126)) == ["always answering the most frequent class (55.6%, 126 rows)"]
+    assert not_above(_results(100 / 126)) == []
+    assert not_above(_results(float("nan"))) != []
+
+
+def test_an_older_run_without_a_number_of_rows_is_compared_by_its_value() -> None:
+    assert not_above(_results(0.56, rows=None)) == [] and not_above(_results(0.55, rows=None)) != []
+    assert accuracy_in_words(0.56, None) == "56.00%"
+
+
+def test_the_reason_names_the_snr_and_what_raises_it(tmp_path: Path) -> None:
+    lines = [json.dumps({"step": step, "grad/snr": step / 100}) for step in range(8)]
+    (tmp_path / "metrics.jsonl").write_text("\n".join(lines))
+    assert late_snr(tmp_path / "metrics.jsonl") == pytest.approx(0.065)
+    said = nothing_learnt(_results(0.5), tmp_path)
+    assert said is not None and "gradient-SNR 0.065" in said
+    assert all(word in said for word in ("batch_schedule.size", "train=lora", "steps", "learning_rate"))
+    assert nothing_learnt(_results(0.9), tmp_path) is None
+    assert "SNR 0" not in str(nothing_learnt(_results(0.5), tmp_path / "absent"))
+
+
+def test_a_sweep_shows_intervals_and_replicates_together(tmp_path: Path) -> None:
+    outcomes = []
+    for number, score in enumerate((0.5, 0.7)):
+        folder = tmp_path / f"run-{number}"
+        write_results(folder / "private", _results(score))
+        outcomes.append(Outcome(folder, ("noise.epsilon=8", f"replicate={number}"), "finished", score))
+    shown = _shown(*outcomes)
+    assert "50.00% (41.4% to 58.6%, 126 rows)" in shown and "60.00% ± 14.14%" in shown
+    assert "±" not in _shown(outcomes[0])
+
+
+def test_a_run_is_summed_up_from_its_folder(tmp_path: Path) -> None:
+    folder = tmp_path / "run-0"
+    write_results(folder / "private", _results(0.7))
+    assert runs_in(tmp_path) == [] and Summary.of(folder).state == "not trained"
+    (folder / "release").mkdir()
+    (folder / "release" / "config.yaml").touch()
+    Status(folder, "train").write("finished")
+    assert runs_in(tmp_path) == [folder]
+    assert Summary.of(folder) == Summary(folder, "finished", accuracy_in_words(0.7, 126), "")
