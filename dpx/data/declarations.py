@@ -24,8 +24,9 @@ class Vocabulary:
     fit_on: Literal["public", "protected"] = "public"
 
     def __post_init__(self) -> None:
+        # A vocabulary that is given, such as a checkpoint's own, has the size that it has.
         require(
-            self.size >= 64,
+            self.size >= 64 or (self.path is not None and self.size >= 1),
             f"data.vocabulary.size={self.size}",
             "the vocabulary is too small for the special tokens and an alphabet",
             "Use 64 or more",

@@ -3,6 +3,7 @@ from pathlib import Path
 import pytest
 
 from dpx.data.vocabulary import SPECIAL_TOKENS, fit, read, special_ids, tokenizer_of
+from dpx.data.declarations import Vocabulary
 from dpx.declaration import ConfigError
 
 from .corpora import SHARED_DATA, text
@@ -60,3 +61,11 @@ def test_the_published_vocabulary():
     pieces = read(SHARED_DATA / "vocab" / "bert-base-uncased.txt", 30522)
     assert len(pieces) == 30522
     assert tokenizer_of(pieces).encode("The embeddings", add_special_tokens=False).tokens == ["the", "em", "##bed", "##ding", "##s"]
+
+
+def test_the_floor_on_sizes_is_for_a_vocabulary_that_is_fitted() -> None:
+    assert Vocabulary(size=25, path="checkpoint").size == 25
+    with pytest.raises(ConfigError, match="data.vocabulary.size=25: the vocabulary is too small"):
+        Vocabulary(size=25)
+    with pytest.raises(ConfigError, match="data.vocabulary.size=0"):
+        Vocabulary(size=0, path="checkpoint")
