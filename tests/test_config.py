@@ -283,8 +283,8 @@ def test_an_infinity_of_a_file_is_read_where_a_number_or_a_list_of_numbers_is_wa
 
 
 def test_text_that_only_looks_like_an_infinity_stays_text() -> None:
-    built, _ = config.build(recipes.compose(["name=inf"]))
-    assert built.name == "inf"
+    built, _ = config.build(recipes.compose(["data.split_salt=.inf"]))
+    assert built.data.split_salt == ".inf"
     with pytest.raises(ConfigError, match="tune.shape=-inf: no distribution has that shape"):
         config.build(recipes.compose(["tune=search", "tune.shape=-.inf"]))
 

@@ -2,8 +2,8 @@ from pathlib import Path
 
 import pytest
 
-from dpx.data.vocabulary import SPECIAL_TOKENS, fit, read, special_ids, tokenizer_of
 from dpx.data.declarations import Vocabulary
+from dpx.data.vocabulary import SPECIAL_TOKENS, fit, read, special_ids, tokenizer_of
 from dpx.declaration import ConfigError
 
 from .corpora import SHARED_DATA, text
