@@ -13,7 +13,7 @@ class Mesh:
     compiler).
 
     `simulated_devices` splits one CPU into that many devices (for tests). `flops_per_s` and `memory_bytes` describe one device, for plans;
-    `flops_per_s` is the assumed rate of a well-tuned step there.
+    `flops_per_s` is the assumed rate of a well-tuned step there. A run asks the device itself (`usable_bytes`).
     """
 
     name: str
@@ -47,6 +47,14 @@ class Mesh:
     def shards(self) -> int:
         """The number of devices that share one copy of parameters and moments: `fsdp` times `tensor`."""
         return self.fsdp * self.tensor
+
+    def usable_bytes(self) -> int:
+        """Returns the bytes of one device that this process may use: what the device reports, or `memory_bytes` if it reports nothing."""
+        import jax
+
+        # A CPU reports nothing; on a GPU it is the share of the memory that XLA_PYTHON_CLIENT_MEM_FRACTION leaves to jax.
+        reported = (jax.local_devices()[0].memory_stats() or {}).get("bytes_limit")
+        return reported or self.memory_bytes
 
     def make(self):
         """Returns the `jax.sharding.Mesh` with automatic axis types; raises `ConfigError` if the machine has too few devices."""

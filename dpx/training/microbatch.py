@@ -106,15 +106,16 @@ def resolve_microbatch(declared: int | Literal["auto"], workload: Workload, priv
 
 
 def choose(workload: Workload, candidates: Sequence[int] = CANDIDATES, cache: Path | None = None) -> int:
-    """Returns the fastest of `candidates` that fits `mesh.memory_bytes`; raises `ConfigError` if none fits."""
-    path = (cache or _cache()) / f"{_key(workload, candidates)}.json"
+    """Returns the fastest of `candidates` that fits the device's memory; raises `ConfigError` if none fits."""
+    limit = workload.mesh.usable_bytes()
+    path = (cache or _cache()) / f"{_key(workload, candidates, limit)}.json"
     chosen = _noted(path)
     if chosen is not None:
         logger.info("microbatch=auto: %d, found before on this device", chosen)
         return chosen
-    rates = _rates(workload, candidates)
+    rates = _rates(workload, candidates, limit)
     if not rates:
-        reason = f"the smallest microbatch, {candidates[0]} examples, does not fit in mesh.memory_bytes={workload.mesh.memory_bytes}"
+        reason = f"the smallest microbatch, {candidates[0]} examples, does not fit in the device's {limit:,} bytes"
         raise ConfigError("microbatch=auto", reason, "Use a smaller model or a larger device")
     chosen = max(rates, key=lambda size: rates[size])
     logger.info("microbatch=auto: %d, examples/s by size %s", chosen, {size: round(rate, 1) for size, rate in rates.items()})
@@ -131,14 +132,14 @@ def _noted(path: Path) -> int | None:
     return size if type(size) is int and size > 0 else None
 
 
-def _rates(workload: Workload, candidates: Sequence[int]) -> dict[int, float]:
-    """Returns examples/s by size, smallest first, until memory is exhausted or two sizes in a row do not exceed the best."""
+def _rates(workload: Workload, candidates: Sequence[int], limit: int) -> dict[int, float]:
+    """Returns examples/s by size, smallest first, until the memory of `limit` bytes is exhausted or two sizes in a row do not exceed the best."""
     params = jax.jit(workload.params)(jax.random.PRNGKey(0))
     rates: dict[int, float] = {}
     for candidate in candidates:
         batch = workload.batch(candidate)
         compiled = jax.jit(workload.sum).lower(params, batch).compile()
-        if workload.memory(candidate).measured(compiled_temporaries(compiled)).peak > workload.mesh.memory_bytes:
+        if workload.memory(candidate).measured(compiled_temporaries(compiled)).peak > limit:
             break
         rates[candidate] = candidate / probe(lambda compiled=compiled, batch=batch: compiled(params, batch))
         best = max(rates.values())
@@ -157,7 +158,7 @@ def _cache() -> Path:
     return Path(os.environ.get("DPX_CACHE", Path.home() / ".cache" / "dpx")) / "microbatch"
 
 
-def _key(workload: Workload, candidates: Sequence[int]) -> str:
+def _key(workload: Workload, candidates: Sequence[int], limit: int) -> str:
     device, objective, summed = jax.devices()[0], workload.objective, workload.gradient_sum
     facts = (objective.model, objective.task, objective.vocabulary_size, workload.sequence_length, workload.train)
     facts += (
@@ -169,7 +170,7 @@ def _key(workload: Workload, candidates: Sequence[int]) -> str:
         tuple(candidates),
         workload.optimizer,
     )
-    facts += (device.device_kind, os.cpu_count(), jax.__version__)
+    facts += (device.device_kind, limit, os.cpu_count(), jax.__version__)
     return hashlib.blake2b(repr(facts).encode(), digest_size=16).hexdigest()
 
 

@@ -5,11 +5,12 @@
 # Each file measures the rate of plain products first, then autodiff, plain and private steps in turns, at equal batches, at the best
 # and at the one of microbatch=auto; peers where they are installed. Then noise and update, and whether a run that was stopped ends with
 # the bits of one that was not. A stage that fails leaves the others alone. Run nothing beside it.
-# PYTHON is the interpreter, LIMIT_S the seconds in all. Tables: python -m dpx job=report report.paper=benchmarks
+# PYTHON is the interpreter (python3 on PATH unless given), LIMIT_S the seconds in all.
+# Tables: python -m dpx job=report report.paper=benchmarks
 set -uo pipefail
 here=$(cd "$(dirname "${BASH_SOURCE[0]}")/../.." && pwd)
 folder=$(realpath -m "${1:-$here/experiments/benchmarks}") scale=${2:-full}
-python=${PYTHON:-$here/.venv/bin/python} limit=${LIMIT_S:-510} began=$SECONDS
+python=${PYTHON:-python3} limit=${LIMIT_S:-510} began=$SECONDS
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
 mkdir -p "$folder"
@@ -90,7 +91,11 @@ PY
 }
 
 mesh=single dtype=+model.dtype=float32 vocabulary=30522 rounds=7 restarted=base noise_s=30 restart_s=120
-"$python" -c 'import jax, sys; sys.exit(jax.default_backend() != "gpu")' && mesh=h200 dtype=+model.dtype=bfloat16
+device=$("$python" -c 'import jax; print(jax.default_backend(), jax.devices()[0].device_kind)')
+case $device in
+    gpu*H100*) mesh=h100 dtype=+model.dtype=bfloat16 ;;
+    gpu*) mesh=h200 dtype=+model.dtype=bfloat16 ;;
+esac
 found=$(peers) both='benchmark.dtypes=[bfloat16,float32]'
 if [ "$scale" = small ]; then
     vocabulary=64 rounds=1 restarted=micro
