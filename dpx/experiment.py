@@ -18,6 +18,7 @@ from dpx.models.trained import Everything, Trained
 from dpx.optimizer import Optimizer
 from dpx.privacy.declarations import Accountant, Privacy
 from dpx.sampler import Sampler
+from dpx.step_profile import StepProfile
 from dpx.task.declarations import Task
 from dpx.tuning.declarations import Tune
 
@@ -69,6 +70,7 @@ class Experiment:
     audit: Audit = NoCanaries()
     tune: Tune | None = None
     length_buckets: LengthBuckets = None
+    profile: StepProfile = StepProfile()
 
     def __post_init__(self) -> None:
         require(self.steps > 0, f"steps={self.steps}", "a run needs at least one step", "Use 1 or more")
@@ -87,6 +89,7 @@ class Experiment:
         self.task.require_fits(self.model, self.data)
         self.mechanism.require_fits(self.model, self.task, self.train)
         widths_of(self.length_buckets, self.data.sequence_length)
+        self.profile.require_fits(self.steps)
         require(
             not (isinstance(self.noise, NoiseBatchRatio) and not isinstance(self.batch_schedule, Constant)),
             "noise=noise_batch_ratio",

@@ -21,6 +21,7 @@ _NOT_IN_THE_NAME = (
     "schedule",
     "microbatch",
     "length_buckets",
+    "profile",
     "point",
     "list",
     "plan",

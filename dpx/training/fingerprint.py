@@ -23,7 +23,7 @@ from dpx.experiment import Experiment
 from dpx.training.code_checksum import code_checksum
 
 # Reporting and evaluation do not reach the parameters; the rest of the declaration does.
-_WITHOUT_EFFECT = ("schedule", "name", "tune")
+_WITHOUT_EFFECT = ("schedule", "name", "tune", "profile")
 # These settings change how bits are computed, never the privacy statement.
 _COMPUTATION = ("mesh", "clipping_method", "microbatch", "length_buckets")
 

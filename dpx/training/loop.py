@@ -26,9 +26,11 @@ from dpx.randomness import RootSecret
 from dpx.sampler import draw, steps_per_epoch
 from dpx.training.checksum import as_text
 from dpx.training.forward_noise import draw_rows
+from dpx.training.profiling import Unprofiled
 from dpx.training.run_start import RunStart
 from dpx.training.state import State
 from dpx.training.step import Chunk, Step, StepInputs, UpdateInputs, as_chunk
+from dpx.training.timeline import DATA_WAIT, LEDGER
 
 
 @dataclasses.dataclass(frozen=True)
@@ -45,6 +47,7 @@ class Runtime:
     frozen: Any = dataclasses.field(default_factory=dict)
     # The job that runs the experiment: its class may come from another package.
     job: Any = None
+    profiling: Unprofiled = Unprofiled()
 
 
 class Tokens(NamedTuple):
@@ -94,7 +97,7 @@ def run(runtime: Runtime, run_start: RunStart, observe: Observer, renew: Renewal
     state = run_start.state
     pending: tuple[NoiseEpoch, int, dict[str, Any]] | None = None
     began = time.perf_counter()
-    for step in range(run_start.first_step, experiment.steps):
+    for step in runtime.profiling.steps(range(run_start.first_step, experiment.steps)):
         try:
             state, metrics = one_step(runtime, noise_epoch, secret, step, state)
         except AnotherSum:
@@ -125,8 +128,10 @@ def _show(
     """Waits for one step's metrics and reports them; returns the time of their arrival, from which the next step is timed."""
     values = jax.device_get(metrics)
     ended = time.perf_counter()
-    _record(runtime, noise_epoch, step, as_text(values.pop("checksum")))
-    observe(step, state, _readable(runtime, values, ended - began))
+    measured = runtime.profiling.metrics()
+    with runtime.profiling.host(LEDGER):
+        _record(runtime, noise_epoch, step, as_text(values.pop("checksum")))
+    observe(step, state, _readable(runtime, values, ended - began) | measured)
     return ended
 
 
@@ -152,7 +157,8 @@ def one_step(runtime: Runtime, noise_epoch: NoiseEpoch, secret: RootSecret, step
 
     Raises `AnotherSum`, with `state` unchanged, if the step ran before in this epoch and what its noise is added to is different now.
     """
-    _enter(runtime, noise_epoch, step)
+    with runtime.profiling.host(LEDGER):
+        _enter(runtime, noise_epoch, step)
     experiment, parts, clip = runtime.experiment, runtime.step, runtime.experiment.clip
     size, norm = experiment.batch_schedule.at(step), clip.in_force(state.clip)
     noise_multiplier = runtime.calibrated.noise_multiplier or 0.0
@@ -193,17 +199,19 @@ def _sums(runtime: Runtime, secret: RootSecret, step: int, by: Reparametrised, n
     experiment, parts = runtime.experiment, runtime.step
     q, population = experiment.batch_schedule.at(step) / runtime.calibrated.size, runtime.store.population(experiment.privacy)
     mechanism, sampler, forward, beside = experiment.mechanism, experiment.sampler, None, {}
-    if mechanism.is_forward:
-        forward, is_noised = np.float32(0 if deviation is None else deviation), deviation is not None
-        indices, beside = draw_rows(mechanism, sampler, population, q, secret, step, is_noised=is_noised)
-    else:
-        indices = draw(sampler, population, q, lambda *place: secret.generator("sample", *place), step)
+    with runtime.profiling.host(DATA_WAIT):
+        if mechanism.is_forward:
+            forward, is_noised = np.float32(0 if deviation is None else deviation), deviation is not None
+            indices, beside = draw_rows(mechanism, sampler, population, q, secret, step, is_noised=is_noised)
+        else:
+            indices = draw(sampler, population, q, lambda *place: secret.generator("sample", *place), step)
     masks, dropout = secret.key("mask", step), secret.key("dropout", step)
     frozen = merged(parts.place_constants(by.constants), runtime.frozen)
     inputs = StepInputs(parts.gather(by.trained), masks, dropout, norm, frozen, forward)
     sums, tokens = parts.zero(), Tokens()
     epoch = step // steps_per_epoch(q) if experiment.privacy.unit_mode == "one_row" else None
-    for chunk in chunks(runtime.store, indices, parts, experiment.privacy.rows_per_example, experiment.widths, beside, epoch):
+    read = chunks(runtime.store, indices, parts, experiment.privacy.rows_per_example, experiment.widths, beside, epoch)
+    for chunk in runtime.profiling.each(DATA_WAIT, read):
         # This chunk was gathered while the device worked on the last; unbounded, the queue would hold the whole logical batch.
         jax.block_until_ready(sums["count"])
         tokens += Tokens.count(chunk.rows_KB, chunk.is_padding_KB)

@@ -19,7 +19,13 @@ from dpx.training.lossy_file import EventFile, LossyFile
 LINES = "metrics.jsonl"
 
 # TensorBoard sorts groups by name: what a run costs, what it learnt and how fast come first.
-_GROUPS = {"privacy/": "1_privacy/", "heldout/": "2_utility/heldout_", "train/examples_per_s": "3_speed/examples_per_s"}
+_GROUPS = {
+    "privacy/": "1_privacy/",
+    "heldout/": "2_utility/heldout_",
+    "train/examples_per_s": "3_speed/examples_per_s",
+    "profile/seconds": "3_speed/seconds",
+    "profile/": "3_speed/share_of_",
+}
 _OF_LEARNING = ("loss", "accuracy", "perplexity")
 
 

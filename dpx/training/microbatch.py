@@ -133,7 +133,7 @@ def _noted(path: Path) -> int | None:
 
 
 def _rates(workload: Workload, candidates: Sequence[int], limit: int) -> dict[int, float]:
-    """Returns examples/s by size, smallest first, until the memory of `limit` bytes is exhausted or two sizes in a row do not exceed the best."""
+    """Returns examples/s by size, smallest first, until `limit` bytes are exhausted or two sizes in a row do not exceed the best."""
     params = jax.jit(workload.params)(jax.random.PRNGKey(0))
     rates: dict[int, float] = {}
     for candidate in candidates:

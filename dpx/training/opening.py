@@ -39,6 +39,7 @@ from dpx.training.fingerprint import fingerprint
 from dpx.training.loop import Runtime
 from dpx.training.metrics import MetricsWriter
 from dpx.training.microbatch import Workload, resolve_microbatch
+from dpx.training.profiling import profiling
 from dpx.training.progress import RunProgress
 from dpx.training.released import Released
 from dpx.training.run_start import NoiseEpochs, start_run
@@ -86,7 +87,9 @@ def open_run(experiment: Experiment, folder: RunFolder, job: Any = None) -> Iter
             stage("reading every text once: the head alone is trained")
             mesh = experiment.mesh.make()
             store = features.of_store(ready.objective, run_start.frozen, store, experiment.widths, mesh, private)
-        runtime = Runtime(experiment, ready.calibrated, store, step, ledger, ready.strategy, run_start.frozen, job)
+        measured = stack.enter_context(contextlib.closing(profiling(experiment.profile, private, experiment.mesh.devices)))
+        step = measured.watched(step)
+        runtime = Runtime(experiment, ready.calibrated, store, step, ledger, ready.strategy, run_start.frozen, job, measured)
         evaluate = held_out(ready.objective, ready.store, experiment.schedule.evaluation_rows, BATCH_ROWS, experiment.widths)
         test_set = partial(held_out, ready.objective, ready.store, None, BATCH_ROWS, experiment.widths, "test")
         evaluations = Evaluations(evaluate, test_set if "test" in ready.store.manifest.splits else None)

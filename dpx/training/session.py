@@ -30,6 +30,7 @@ from dpx.training.progress import RunProgress
 from dpx.training.released import Released
 from dpx.training.run_start import NoiseEpochs, RunStart, facts_of
 from dpx.training.state import State
+from dpx.training.timeline import CHECKPOINT, EVALUATION
 from dpx.training.update import CANARIES
 
 
@@ -105,6 +106,8 @@ class Session:
                 self._save(stopped.done, stopped.state)
             self.checkpoints.wait()
             raise Interrupted(stopped.done) from None
+        if summary := self.runtime.profiling.summary():
+            self.outputs.progress.say(summary)
         # Only a run that had no step left to run was not evaluated after its last step.
         metrics = self._heldout if self.run_start.first_step < experiment.steps else self._evaluated(state)
         self.checkpoints.wait()
@@ -167,7 +170,8 @@ class Session:
 
     def _evaluated(self, state: State) -> dict[str, float]:
         """Returns held-out metrics of the model's own parameters."""
-        return self.evaluations.heldout(without(self._merged(state), CANARIES))
+        with self.runtime.profiling.host(EVALUATION):
+            return self.evaluations.heldout(without(self._merged(state), CANARIES))
 
     def _tested(self, state: State) -> dict[str, float] | None:
         """Returns metrics of the test set, or `None` if the data has no separate test split.
@@ -204,8 +208,9 @@ class Session:
 
     def _save(self, done: int, state: State) -> None:
         """Writes the statement, then a checkpoint of the state after `done` steps."""
-        self.publish()
-        self.checkpoints.save(done, state, facts_of(self.runtime.ledger))
+        with self.runtime.profiling.host(CHECKPOINT):
+            self.publish()
+            self.checkpoints.save(done, state, facts_of(self.runtime.ledger))
 
     def _renew(self, step: int, state: State) -> tuple[NoiseEpoch, RootSecret, State]:
         """Opens a noise epoch in the middle of a run, because a replayed step gave a different sum; it is stated before it is used."""

@@ -17,7 +17,7 @@ from .conftest import Place
 # What a step computes from its rows may be chosen after results were seen: composition holds for whatever is computed at the planned noise,
 # rate and units. What only names a run, or says how it is computed or reported, is of no consequence.
 _CHARGED = {
-    "of the computation": ("clipping_method.", "mesh.", "microbatch", "length_buckets", "schedule."),
+    "of the computation": ("clipping_method.", "mesh.", "microbatch", "length_buckets", "schedule.", "profile."),
     "of the name": ("name", "replicate", "data.name", "data.directory"),
     "of what a step learns": ("optimizer.", "lr_schedule.", "task.", "model.", "clip.", "tune"),
 }

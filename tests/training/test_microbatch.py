@@ -47,7 +47,7 @@ def test_a_run_keeps_its_answer_whatever_the_cache_says(workload, instant, tmp_p
 def test_nothing_fits(workload, monkeypatch, tmp_path):
     monkeypatch.setattr(microbatch, "_rates", lambda *_: {})
     with pytest.raises(
-        ConfigError, match="microbatch=auto: the smallest microbatch, 2 examples, does not fit in the device's 8,000,000,000 bytes"
+        ConfigError, match="^microbatch=auto: the smallest microbatch, 2 examples, does not fit in the device's 8,000,000,000 "
     ):
         microbatch.choose(workload, cache=tmp_path)
 

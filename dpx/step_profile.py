@@ -1,0 +1,30 @@
+"""Declares what a run measures of the time of its steps (`profile=none`, `steps` or `trace`). It imports no jax."""
+
+from collections.abc import Sequence
+
+from dpx.declaration import declaration, require
+
+
+@declaration
+class StepProfile:
+    """Sets which measurements of time a run makes; the parameters and the claim are the same with and without them.
+
+    With `shares` every line of metrics says which share of the time went where. `trace_steps` are steps, numbered as in `metrics.jsonl`,
+    of which `jax.profiler` writes a trace; neighbours share one. Both are private, because time depends on the data.
+    """
+
+    shares: bool = False
+    trace_steps: Sequence[int] = ()
+
+    def __post_init__(self) -> None:
+        for step in self.trace_steps:
+            require(step >= 0, f"profile.trace_steps=[{step}]", "steps are numbered from 0", "Use 0 or more")
+
+    @property
+    def is_on(self) -> bool:
+        return self.shares or bool(self.trace_steps)
+
+    def require_fits(self, steps: int) -> None:
+        """Raises `ConfigError` for a step that the run, which has `steps` steps, never reaches."""
+        for step in self.trace_steps:
+            require(step < steps, f"profile.trace_steps=[{step}]", f"the last of {steps} steps is {steps - 1}", f"Use {steps - 1} or less")
