@@ -19,7 +19,7 @@ from dpx.step_profile import StepProfile
 from dpx.training.step import Step
 from dpx.training.timeline import ALL, COLLECTIVES, COMPUTE, Timeline
 
-# The period of a process's first metrics includes compiling, so it is no part of the summary.
+# The period of a process's first metrics includes compiling, so the summary leaves it out.
 _COMPILES = 1
 
 
