@@ -21,7 +21,7 @@ from dpx.report import drawing
     [
         ("hub", lambda: next(HubSource(Hub(corpora=[{"name": "x"}])).documents())),
         ("hub", lambda: next(TableSource(Table(paths="hf://datasets/x", labels=["a", "b"])).documents())),
-        ("plots", lambda: drawing.panels("name", "caption", 1, []).__enter__()),
+        ("plots", lambda: drawing.drawn("name", "caption", [])),
         ("bench", lambda: require_installed("opacus_ew")),
         ("correlated", lambda: extras.require_extra("mechanism=banded", "correlated")),
     ],

@@ -46,11 +46,10 @@ def collect(outputs: Path, match: tuple[str, ...]) -> tuple[list[Run], list[str]
             # The folder of a chain holds its statement; its stages are runs with their own names.
             is_chain = (folder / "release" / document.STATEMENT).is_file()
             runs += [_folder(folder)] if source(folder) is None and not is_chain else []
-        except ConfigError as error:
-            left_out.append(f"{folder.name}: {error}")
         # Whatever is wrong with one folder, the others are read.
         except Exception as error:
-            left_out.append(f"{folder.name}: not finished, or not readable ({type(error).__name__})")
+            reason = error if isinstance(error, ConfigError) else f"not finished, or not readable ({type(error).__name__})"
+            left_out.append(f"{folder.name}: {reason}")
     return runs, left_out
 
 
@@ -67,18 +66,12 @@ def strays(runs: Sequence[Run]) -> dict[tuple[str, str], str]:
     differs from that of the recipe's latest run with the same `data`. A recipe does not fix the corpus; runs that are compared share one.
     """
     reasons = {run.key: reason for run in runs if (reason := _stray(run.config, _points_of(run.experiment)))}
-    points = [run for run in runs if run.key not in reasons]
-    corpora = {run.key: run.facts.get("corpus", "unknown") for run in points}
+    points = sorted((run for run in runs if run.key not in reasons), key=lambda run: run.facts.get("at", ""))
+    corpora = {run.key: (run.experiment, run.config.get("data.name", ""), run.facts.get("corpus", "unknown")) for run in points}
     # Later runs come later here, so that each recipe ends with its latest.
-    latest = {_data_of(run): corpora[run.key] for run in sorted(points, key=lambda run: run.facts.get("at", ""))}
-    own = {run.key: latest[_data_of(run)] for run in points}
-    others = {key: f"trained on {text}, not on {own[key]}" for key, text in corpora.items() if text != own[key]}
-    return reasons | others
-
-
-def _data_of(run: Run) -> tuple[str, str]:
-    """Returns the recipe and the `data` that share a corpus; runs that were kept before this was noted have no name of theirs."""
-    return run.experiment, run.config.get("data.name", "")
+    latest = {(recipe, data): corpus for recipe, data, corpus in corpora.values()}
+    pairs = ((key, corpus, latest[recipe, data]) for key, (recipe, data, corpus) in corpora.items())
+    return reasons | {key: f"trained on {corpus}, not on {own}" for key, corpus, own in pairs if corpus != own}
 
 
 def _folder(folder: Path) -> Run:
@@ -86,14 +79,14 @@ def _folder(folder: Path) -> Run:
     results = read_results(folder / "private")
     known = agreement.check(folder)
     require(known is not None, folder.name, "has no ledger to hold its results against", "Collect from where it ran")
-    plain = OmegaConf.to_container(config.read(config.place_of(folder)))
-    assert isinstance(plain, dict)
-    named = {str(key): value for key, value in plain.items()}
+    plain: Any = OmegaConf.to_container(config.read(config.place_of(folder)))
     lines = [json.loads(line) for line in (folder / "private" / "metrics.jsonl").read_text().splitlines()]
     finals, first = _finals(results, lines)
-    name, facts = named["name"], _statement(folder) | _status(folder) | {"corpus": _corpus(known, named)}
+    status = Status(folder, "train").read()
+    facts = _statement(folder) | {key: _text(status[key]) for key in ("commit", "seconds", "at") if status.get(key) is not None}
+    name, facts["corpus"] = plain["name"], _corpus(known, plain)
     short = folder.name.removeprefix(f"{name}-")
-    return Run(name, short, "-", int(named["replicate"]), knobs_of(named), facts, finals, first | _curves(lines))
+    return Run(name, short, "-", int(plain["replicate"]), knobs_of(plain), facts, finals, first | _curves(lines))
 
 
 def knobs_of(plain: dict[str, Any]) -> dict[str, str]:
@@ -137,11 +130,6 @@ def _corpus(known: Ledger | None, plain: dict[str, Any]) -> str:
     return f"{', '.join(names)} ({checksum})"
 
 
-def _status(folder: Path) -> dict[str, str]:
-    entry = Status(folder, "train").read()
-    return {key: _text(entry[key]) for key in ("commit", "seconds", "at") if entry.get(key) is not None}
-
-
 def _finals(results: Results, lines: list[dict[str, Any]]) -> tuple[dict[str, float], Curves]:
     """Returns the final measurements, which include the norms of all matrices, and the norms at the start."""
     finals = {f"heldout/{name}": value for name, value in results.heldout.items()}
@@ -170,10 +158,8 @@ def _curves(lines: list[dict[str, Any]]) -> Curves:
 
 def windowed(curve: Sequence[tuple[int, int | float]], windows: int) -> list[tuple[int, float]]:
     """Returns (last step, mean) of at most `windows` groups of consecutive points, with equally many points in each group but the last."""
-    if not curve:
-        return []
     size = math.ceil(len(curve) / windows)
-    pieces = [curve[start : start + size] for start in range(0, len(curve), size)]
+    pieces = [curve[start : start + size] for start in range(0, len(curve), max(1, size))]
     return [(piece[-1][0], statistics.fmean(value for _, value in piece)) for piece in pieces]
 
 
@@ -187,8 +173,8 @@ def _points_of(name: str) -> list[dict[str, str]]:
     configs = [config.resolved(recipes.compose([f"+experiment={recipe}", *plain, *point])) for point in recipes.points(recipe)]
     sweep = recipes.compose([f"+experiment={recipe}", "hydra/sweeper=basic"], with_hydra=True).hydra.sweeper.params
     searched = any("interval" in str(value) for value in (sweep or {}).values())
-    kept = [knobs_of(config.identity(one)) for one in configs]
-    return [{key: value for key, value in one.items() if not (searched and key.startswith(_SEARCHED))} for one in kept]
+    left_out = _SEARCHED if searched else ()
+    return [{key: value for key, value in knobs_of(config.identity(one)).items() if not key.startswith(left_out)} for one in configs]
 
 
 def _stray(knobs: dict[str, str], wanted: list[dict[str, str]]) -> str | None:

@@ -1,8 +1,7 @@
 """Panels of lines with replicates, drawn to themed SVG. matplotlib (extra `plots`) is imported only when something is drawn."""
 
-import contextlib
 import io
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from dpx.extras import require_extra
@@ -37,33 +36,25 @@ _STYLE: dict[Any, Any] = {
 }
 
 
-@contextlib.contextmanager
-def panels(name: str, caption: str, count: int, into: list[Figure], raster: bool = False) -> Iterator[Sequence[Any]]:
-    """Yields `count` axes side by side; when the block ends the figure is drawn and appended to `into`, with `raster` as PNG too."""
+def drawn(name: str, caption: str, paint: Sequence[Callable[[Any], None]]) -> Figure:
+    """Returns the figure of panels side by side, for which each function of `paint` draws on the axes of its panel."""
     require_extra("a picture", "plots")
     import matplotlib
     from matplotlib.figure import Figure as Canvas
+    from matplotlib.text import Text
 
     # The salt makes ids, and so the file, a function of the content.
     with matplotlib.rc_context({**_STYLE, "svg.hashsalt": name}):
-        canvas = Canvas(figsize=(4.9 * count, 3.3), layout="constrained")
-        yield list(canvas.subplots(1, count, squeeze=False)[0])
-        written = io.StringIO()
-        # Do not warn about a font that the reader's browser has and this machine lacks.
+        canvas = Canvas(figsize=(4.9 * len(paint), 3.3), layout="constrained")
+        for draw, axes in zip(paint, canvas.subplots(1, len(paint), squeeze=False)[0], strict=True):
+            draw(axes)
+        written, pixels = io.StringIO(), io.BytesIO()
         canvas.savefig(written, format="svg", metadata={"Date": None, "Creator": None})
-        pixels = io.BytesIO()
-        if raster:
-            _installed_font(canvas)
-            canvas.savefig(pixels, format="png", dpi=110, facecolor="white", transparent=False, metadata={"Software": None})
-    into.append(Figure(name, themed(written.getvalue(), name, caption), caption, pixels.getvalue()))
-
-
-def _installed_font(canvas: Any) -> None:
-    """Uses the font that comes with matplotlib, because pixels need an installed font."""
-    from matplotlib.text import Text
-
-    for text in canvas.findobj(Text):
-        text.set_fontfamily("DejaVu Sans")
+        # Pixels need an installed font, and this one comes with matplotlib; a page has the fonts of the reader's browser.
+        for text in canvas.findobj(Text):
+            text.set_fontfamily("DejaVu Sans")
+        canvas.savefig(pixels, format="png", dpi=110, facecolor="white", transparent=False, metadata={"Software": None})
+    return Figure(name, themed(written.getvalue(), name, caption), caption, pixels.getvalue())
 
 
 def lines(axes: Any, number: int, label: str, curves: Sequence[Curve], mean: Curve, markers: bool = False) -> None:
@@ -77,17 +68,15 @@ def lines(axes: Any, number: int, label: str, curves: Sequence[Curve], mean: Cur
     axes.plot(*zip(*mean, strict=True), color=colour, linestyle=dash, linewidth=1.9, label=label, **style)
 
 
-def scatter(axes: Any, number: int, points: Sequence[tuple[Any, Any]], label: str = "") -> None:
+def scatter(axes: Any, number: int, points: Sequence[tuple[Any, Any]]) -> None:
     """Draws every replicate as a mark."""
-    xs, ys = zip(*points, strict=True)
-    axes.scatter(xs, ys, s=22, marker=MARKERS[number % 5], color=SERIES[number % 5], alpha=0.75, linewidths=0, label=label or None)
+    axes.scatter(*zip(*points, strict=True), s=22, marker=MARKERS[number % 5], color=SERIES[number % 5], alpha=0.75, linewidths=0)
 
 
 def ring(axes: Any, number: int, points: Sequence[tuple[Any, Any]], label: str) -> None:
     """Draws open marks that grow with the series' number, so that equal values of several series are all seen."""
-    xs, ys = zip(*points, strict=True)
-    size = 14 + 26 * number
-    axes.scatter(xs, ys, s=size, marker=MARKERS[number % 5], facecolors="none", edgecolors=SERIES[number % 5], linewidths=1.4, label=label)
+    look = {"s": 14 + 26 * number, "marker": MARKERS[number % 5], "edgecolors": SERIES[number % 5]}
+    axes.scatter(*zip(*points, strict=True), facecolors="none", linewidths=1.4, label=label, **look)
 
 
 def values(axes: Any, points: Sequence[tuple[Any, Any]]) -> None:
@@ -97,8 +86,7 @@ def values(axes: Any, points: Sequence[tuple[Any, Any]]) -> None:
         axes.annotate(f"{y:g}", (x, y), textcoords="offset points", xytext=(0, 7 if y <= middle else -15), ha="center", fontsize=9)
 
 
-def legend(axes: Any, title: str = "") -> None:
-    """Draws a legend on axes that hold more than one series."""
-    if not axes.get_legend_handles_labels()[0]:
-        return
-    axes.legend(title=title or None, fontsize=9, title_fontsize=9, handlelength=3, loc="upper left", bbox_to_anchor=(1.0, 1.0))
+def legend(axes: Any, title: str) -> None:
+    """Draws a legend beside axes that hold a series with a label."""
+    if axes.get_legend_handles_labels()[0]:
+        axes.legend(title=title or None, fontsize=9, title_fontsize=9, handlelength=3, loc="upper left", bbox_to_anchor=(1.0, 1.0))

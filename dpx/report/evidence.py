@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from dpx.config.node import nearest
-from dpx.declaration import ConfigError, declaration
+from dpx.declaration import ConfigError, declaration, require
 from dpx.report.analyses import Tables
 from dpx.report.published import Published
 from dpx.report.rows import Run
@@ -92,8 +92,8 @@ class Selection:
         """Returns the selected rows; `experiment` is that of the item. Raises `ConfigError` for a column that no row has."""
         rows: list[Row] = [] if self.table else evidence.laptop(self.experiment or experiment)
         tables = evidence.analysis(self.experiment or experiment) if self.table else {}
-        if tables and self.table not in tables:
-            raise ConfigError(f"table: {self.table}", f"{self.experiment or experiment} has no such table", f"Use {', '.join(tables)}")
+        reason = f"{self.experiment or experiment} has no such table"
+        require(not tables or self.table in tables, f"table: {self.table}", reason, f"Use {', '.join(tables)}")
         rows += tables[self.table].as_json()["rows"] if tables else []
         for name, wanted in self.where.items():
             values = column(rows, name)
@@ -124,8 +124,8 @@ def column(rows: Sequence[Row], name: str) -> list[Any]:
 def cell(row: Row, name: str) -> Any:
     """Returns the value of a column, or of a feature of a curve; `None` if the row does not have it.
 
-    A feature is `first`, `last`, `peak`, `mean`, the mean over `begin:end` (fractions of the steps), or `unevenness`: the standard
-    deviation of the logarithm after the first tenth.
+    A feature is `first`, `last`, `peak`, `mean`, the mean over `begin:end` (fractions of the steps), `unevenness` (the standard deviation
+    of the logarithm after the first tenth), or `points`: the whole curve.
     """
     metric, at, feature = name.partition("@")
     if not at:
@@ -137,17 +137,21 @@ def cell(row: Row, name: str) -> Any:
     return parts[0] if len(parts) == 1 else parts[0] / parts[1]
 
 
-def _feature(run: Run, metric: str, name: str) -> float:
+def _feature(run: Run, metric: str, name: str) -> Any:
     curve = run.curves[metric]
     values = [value for _, value in curve]
     if ":" in name:
-        begin, end = map(float, name.split(":"))
-        return part_of_curve(curve, begin, end)
+        return part_of_curve(curve, *map(float, name.split(":")))
     if name == "unevenness":
         return statistics.pstdev(math.log(value) for step, value in curve if step > 0.1 * curve[-1][0])
-    features = {"first": values[0], "last": run.finals.get(metric, values[-1]), "peak": max(values), "mean": statistics.fmean(values)}
-    if name not in features:
-        raise ConfigError(f"{metric}@{name}", "no such feature of a curve", f"Use {', '.join(features)}, unevenness or begin:end")
+    features: dict[str, Any] = {
+        "first": values[0],
+        "last": run.finals.get(metric, values[-1]),
+        "peak": max(values),
+        "mean": statistics.fmean(values),
+    }
+    features["points"] = curve
+    require(name in features, f"{metric}@{name}", "no such feature of a curve", f"Use {', '.join(features)}, unevenness or begin:end")
     return features[name]
 
 
@@ -155,15 +159,11 @@ def drawn_tables(evidence: Evidence, experiment: str) -> dict[str, Table]:
     """Returns what figures of an item may draw: `finals` (a row for each run), `curves` (one for each run, metric and step) and `published`
     (one for each number with a point); shares in percent. Tables without rows are left out.
     """
-    runs = [row["run"] for row in evidence.laptop(experiment)]
-    knobs = {id(run): {key: _number(text) for key, text in run.config.items()} | {"run": run.run} for run in runs}
-    finals = [knobs[id(run)] | {metric: _drawn(metric, value) for metric, value in run.finals.items()} for run in runs]
-    curves = [
-        knobs[id(run)] | {"step": step, metric: _drawn(metric, value)}
-        for run in runs
-        for metric, curve in run.curves.items()
-        for step, value in curve
-    ]
+    finals, curves = [], []
+    for run in (row["run"] for row in evidence.laptop(experiment)):
+        knobs = {key: _number(text) for key, text in run.config.items()} | {"run": run.run}
+        finals.append(knobs | {metric: _drawn(metric, value) for metric, value in run.finals.items()})
+        curves += [knobs | {"step": step, metric: _drawn(metric, value)} for metric, curve in run.curves.items() for step, value in curve]
     points = [(*line.point.split("="), line.value) for line in evidence.published if line.experiment == experiment and "=" in line.point]
     published = [{key: float(place), "value": float(value)} for key, place, value in points if value]
     tables = {"finals": finals, "curves": curves, "published": published}

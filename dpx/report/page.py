@@ -1,6 +1,5 @@
 """The page of a paper, from paper.yaml and the evidence beside it: every item with its verdict, figures, published and own values."""
 
-import csv
 import dataclasses
 import shlex
 import statistics
@@ -12,10 +11,10 @@ from dpx.config import build, recipes
 from dpx.declaration import ConfigError, require
 from dpx.picture import Lines, Picture
 from dpx.report import analyses, pictures, privacy, published, rows, shape
-from dpx.report.document import Document, Figure, Section, Text, grid, items
+from dpx.report.document import Document, Figure, Section, grid, items
 from dpx.report.evidence import Evidence, cell, column, drawn_tables, row_of
 from dpx.report.paper import KINDS, Item, Paper
-from dpx.report.published import Published
+from dpx.report.published import MARKS, Published
 from dpx.report.rows import Run
 from dpx.report.rules import name, our_value
 from dpx.report.shape import Verdict
@@ -26,8 +25,6 @@ SHOWN = 24
 # Notes on the whole paper, by the first cell of notes.csv, and their headings.
 _HEADINGS = {"first": "Read this first", "ours": "About our runs"}
 _HEADINGS["contradictions"] = "Where the paper contradicts itself, or leaves a setting open"
-_HOW = {"text": "printed in the text", "picture": "in a figure only", "computed": "computed from its settings"}
-_HOW["claim"] = "stated without a number"
 _COLUMNS = (
     "Three columns are kept apart. **Published** is what the paper states, and how we know it: printed in its text, shown in a figure only "
     "(left blank, nothing was digitised), computed here from the paper's settings, or stated without a number. **Ours, full scale** is the "
@@ -39,13 +36,11 @@ _COLUMNS = (
 def evidence(paper: Paper, home: Path) -> Evidence:
     """Everything that the page of `home` is made from. Raises `ConfigError` for a file with other columns or a note on an unknown item."""
     notes: dict[str, list[str]] = {}
-    if (home / "notes.csv").exists():
-        known = {*_HEADINGS, *(item.number for item in paper.items)}
-        with open(home / "notes.csv", newline="") as file:
-            for line in csv.DictReader(file):
-                fix = f"Give the number of an item, or {', '.join(_HEADINGS)}"
-                require(line["item"] in known, f"notes.csv: {line['item']}", "no item of paper.yaml has that number", fix)
-                notes.setdefault(line["item"], []).append(line["note"])
+    known = {*_HEADINGS, *(item.number for item in paper.items)}
+    for _, line in rows.lines(home / "notes.csv", ("item", "note")):
+        fix = f"Give the number of an item, or {', '.join(_HEADINGS)}"
+        require(line["item"] in known, f"notes.csv: {line['item']}", "no item of paper.yaml has that number", fix)
+        notes.setdefault(line["item"], []).append(line["note"])
     return Evidence(home, rows.read(home / "results.csv"), published.read(home / "published.csv"), analyses.read(home), notes)
 
 
@@ -72,8 +67,7 @@ def document(paper: Paper, found: Evidence) -> Document:
 def _lead(paper: Paper, judged: Sequence[Verdict], found: Evidence) -> list[str]:
     count = {state: sum(one.state == state for one in judged) for state in (shape.PASS, shape.FAIL, shape.NOT_RUN)}
     trained = [run for run in found.runs if paper.headline in run.finals]
-    commits = sorted({run.facts["commit"] for run in trained if "commit" in run.facts})
-    corpora = sorted({run.facts["corpus"] for run in trained if "corpus" in run.facts})
+    commits, corpora = (sorted({run.facts[key] for run in trained if key in run.facts}) for key in ("commit", "corpus"))
     made = f" Commits of the runs: {', '.join(f'`{commit}`' for commit in commits)}." if commits else ""
     text = f" Their text, with the checksum of the prepared rows: {'; '.join(corpora)}." if corpora else ""
     command = f"`python -m dpx job=report report.paper={found.home.name}`"
@@ -81,7 +75,7 @@ def _lead(paper: Paper, judged: Sequence[Verdict], found: Evidence) -> list[str]
     return [f"Verdicts: {states}. Made by {command} from {len(trained)} training runs and the tables in this folder.{made}{text}", _COLUMNS]
 
 
-def _glance(paper: Paper, judged: dict[str, Verdict], found: Evidence) -> Text:
+def _glance(paper: Paper, judged: dict[str, Verdict], found: Evidence) -> str:
     lines = []
     for item in paper.items:
         title = f"[{item.number}](#{item.number.lower()}) {item.title}"
@@ -96,7 +90,7 @@ def _printed(item: Item, found: Evidence) -> str:
     printed = [f"{line.value} {line.unit}".strip() for line in lines if line.value and line.mark == "text" and line.metric != "setting"]
     if len(printed) > 3:
         return f"{len(printed)} numbers"
-    return ", ".join(printed) or (_HOW["claim"] if any(line.mark == "claim" for line in lines) else "–")
+    return ", ".join(printed) or (MARKS["claim"] if any(line.mark == "claim" for line in lines) else "–")
 
 
 def _full_scale(item: Item, paper: Paper, found: Evidence) -> str:
@@ -125,19 +119,16 @@ def _section(paper: Paper, item: Item, judged: Verdict, found: Evidence) -> Sect
     tables = found.tables.get(item.experiment, {}) if item.kind == "trains" else found.analysis(item.experiment)
     command = "No recipe yet" if item.kind == "planned" else f"`{shlex.join(('python', '-m', 'dpx', *item.overrides))}`"
     scale = "full scale" if item.kind == "computed" else "laptop"
-    blocks: list[Text | Figure] = [
-        Text(f"{command}." + f" Passes if: {item.passes}." * bool(item.passes)),
+    blocks: list[str | Figure] = [
+        f"{command}." + f" Passes if: {item.passes}." * bool(item.passes),
         grid(("claim", "what is found", scale), [(part.claim, part.statistic, part.state) for part in judged.parts]),
-        *map(Text, found.notes.get(item.number, ())),
+        *found.notes.get(item.number, ()),
         *_figures(paper, item, found, tables),
         *(_table(table) for table in tables.values() if table.name != "verdicts"),
     ]
-    if lines:
-        columns = ("quantity", "published", "how we know", "where", "ours, full scale", "note")
-        blocks.append(grid(columns, [_published(line, item, found) for line in lines]))
-    if own:
-        blocks.append(_points(own, paper))
-    blocks += [*_norms(own, item.norms), *_privacy(item, own)]
+    columns = ("quantity", "published", "how we know", "where", "ours, full scale", "note")
+    blocks += [grid(columns, [_published(line, item, found) for line in lines])] if lines else []
+    blocks += [*([_points(own, paper)] if own else []), *_norms(own, item.norms), *_privacy(item, own)]
     return Section(f"{item.number}. {item.title}", blocks, item.number.lower())
 
 
@@ -171,7 +162,7 @@ def _has_data(panel: Any, tables: analyses.Tables) -> bool:
     return any({*panel.y, *panel.marks} <= set(line) and (where is None or line[where[0]] == where[1]) for line in lines)
 
 
-def _table(table: Table) -> Text:
+def _table(table: Table) -> str:
     more = f", {len(table.rows)} rows, the first {SHOWN}" if len(table.rows) > SHOWN else ""
     cells = [tuple(map(_cell, row)) for row in table.rows[:SHOWN]]
     return grid(tuple(column.replace("_", " ") for column in table.columns), cells, f"{table.title or table.name}{more}")
@@ -185,7 +176,7 @@ def _cell(value: Any) -> str:
 
 def _published(line: Published, item: Item, found: Evidence) -> tuple[str, ...]:
     value = f"{int(line.value):,}" if line.value.isdigit() else line.value
-    how = (_HOW[line.mark], line.where, ours(line, item, found), line.note)
+    how = (MARKS[line.mark], line.where, ours(line, item, found), line.note)
     return (line.quantity, f"{value} {line.unit}".strip() if line.value else "–", *how)
 
 
@@ -202,7 +193,7 @@ def ours(line: Published, item: Item, found: Evidence) -> str:
     return "see the tables above" if item.kind == "computed" and found.analysis(item.experiment) else KINDS[item.kind]
 
 
-def _points(runs: Sequence[Run], paper: Paper) -> Text:
+def _points(runs: Sequence[Run], paper: Paper) -> str:
     lines = []
     for point in dict.fromkeys(run.point for run in runs):
         own = [run for run in runs if run.point == point]
@@ -223,29 +214,28 @@ def _guarantee(runs: Sequence[Run]) -> str:
     return names + (f", ε = {max(bounds):.4g}" if bounds else "")
 
 
-def _norms(runs: Sequence[Run], knob: str) -> list[Text]:
+def _norms(runs: Sequence[Run], knob: str) -> list[str]:
     """Returns the norm of every weight matrix, end over start, by the value of `knob`: means over replicates."""
-    rows = [row_of(run) for run in runs]
     matrices = sorted({metric for run in runs for metric in run.finals if metric.startswith("weights/") and metric in run.curves})
     if not knob or not matrices:
         return []
+    rows, lines = [row_of(run) for run in runs], []
     values = sorted(set(column(rows, knob)))
-    lines = []
     for metric in matrices:
         growth = [[cell(row, f"{metric}@last/first") for row in rows if row[knob] == value] for value in values]
         lines.append((f"`{metric.removeprefix('weights/')}`", *(f"{statistics.fmean(ratios):.3g}" for ratios in growth)))
     return [grid(("matrix", *(f"{knob} = {name(value)}" for value in values)), lines, "norm of every weight matrix, end over start")]
 
 
-def _privacy(item: Item, runs: Sequence[Run]) -> list[Text | Figure]:
+def _privacy(item: Item, runs: Sequence[Run]) -> list[str | Figure]:
     found = [f"Privacy: {line}" for line in privacy.lines(runs)]
     if found:
         # One line is shown, several (a sweep over epsilon, for example) are folded.
         return [items(found, f"privacy of these runs, {len(found)} kinds" if len(found) > 1 else "")]
-    return [Text("Privacy: nothing was trained for this item, so no ε is spent.")] if item.kind in ("trains", "computed") else []
+    return ["Privacy: nothing was trained for this item, so no ε is spent."] if item.kind in ("trains", "computed") else []
 
 
-def _all_runs(paper: Paper, found: Evidence) -> Text:
+def _all_runs(paper: Paper, found: Evidence) -> str:
     lines = [
         (run.experiment, f"`{run.point}`", str(run.replicate), shape.plain(run.finals[paper.headline], paper.headline),
          run.facts.get("seconds", "–"), f"`{run.facts.get('commit', 'unknown')}`", f"`{run.run}`")
@@ -253,4 +243,4 @@ def _all_runs(paper: Paper, found: Evidence) -> Text:
         if paper.headline in run.finals
     ]  # fmt: skip
     columns = ("experiment", "point", "replicate", paper.columns.get(paper.headline, paper.headline), "seconds", "commit", "run")
-    return grid(columns, lines, f"{len(lines)} training runs") if lines else Text("results.csv holds no training run.")
+    return grid(columns, lines, f"{len(lines)} training runs") if lines else "results.csv holds no training run."

@@ -65,10 +65,10 @@ class Item:
 
     def __post_init__(self) -> None:
         require(self.kind in KINDS, f"{self.number}.kind={self.kind}", "no such kind of item", f"Use {', '.join(KINDS)}")
+        known = [one.removeprefix("laptop/") for one in recipes.names()]
         for name in {self.experiment, *(rule.experiment for rule in self.verdict)} - {""} if self.kind != "planned" else ():
-            known = [one.removeprefix("laptop/") for one in recipes.names()]
-            reason = "no recipe has that name"
-            require(bool(fnmatch.filter(known, name)), f"{self.number}: experiment {name}", reason, f"Name a recipe{nearest(name, known)}")
+            value, fix = f"{self.number}: experiment {name}", f"Name a recipe{nearest(name, known)}"
+            require(bool(fnmatch.filter(known, name)), value, "no recipe has that name", fix)
 
     @property
     def overrides(self) -> list[str]:
@@ -98,9 +98,8 @@ class Paper:
 
     def shown(self, run: Run) -> Run:
         """Returns the run without the metrics that results.csv does not keep."""
-        dropped = {metric for metric in (*run.finals, *run.curves) for pattern in self.drops if fnmatch.fnmatchcase(metric, pattern)}
-        finals = {metric: value for metric, value in run.finals.items() if metric not in dropped}
-        curves = {metric: curve for metric, curve in run.curves.items() if metric not in dropped}
+        dropped = {metric for pattern in self.drops for metric in fnmatch.filter((*run.finals, *run.curves), pattern)}
+        finals, curves = ({key: value for key, value in kept.items() if key not in dropped} for kept in (run.finals, run.curves))
         return dataclasses.replace(run, finals=finals, curves=curves)
 
 
@@ -113,8 +112,7 @@ def read(home: Path) -> Paper:
     try:
         plain: Any = OmegaConf.to_container(OmegaConf.load(path), resolve=True)
     except (YAMLError, OmegaConfBaseException, OSError) as error:
-        reason = f"is not YAML that can be read ({error})"
-        raise ConfigError(path, reason, "Quote texts that contain a colon, and close brackets") from error
+        raise ConfigError(path, f"is not YAML that can be read ({error})", "Quote texts with a colon, and close brackets") from error
     is_whole = isinstance(plain, dict) and all(isinstance(item, dict) for item in plain.get("items") or ())
     require(is_whole, path, "is not a mapping with a list of items", "Give title, headline, columns and items")
     node = _named(plain, home.name)

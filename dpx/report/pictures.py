@@ -1,5 +1,6 @@
 """Pictures of tables, drawn by the helpers of every figure here: SVG that follows the reader's theme, and PNG on white."""
 
+import functools
 import statistics
 from collections.abc import Sequence
 from pathlib import Path
@@ -33,25 +34,14 @@ def write(pictures: Sequence[Picture], tables: Sequence[Table], folder: Path) ->
 def draw(pictures: Sequence[Picture], tables: Sequence[Table]) -> list[Figure]:
     """Draws one figure per picture; raises `ConfigError` without matplotlib, `KeyError` for a table or column that is not there."""
     rows = {table.name: table.as_json()["rows"] for table in tables}
-    figures: list[Figure] = []
-    for picture in pictures:
-        with drawing.panels(picture.name, picture.caption, len(picture.panels), figures, raster=True) as axes:
-            for panel, at in zip(picture.panels, axes, strict=True):
-                _labels(panel, at)
-                match panel:
-                    case Lines():
-                        _lines(panel, rows[panel.table], at)
-                    case Arrows():
-                        _arrows(panel, rows[panel.table], at)
-                    case Cells():
-                        _cells(panel, rows[panel.table], at)
-    return figures
+    each = ((picture, [functools.partial(_draw, panel, rows[panel.table]) for panel in picture.panels]) for picture in pictures)
+    return [drawing.drawn(picture.name, picture.caption, paint) for picture, paint in each]
 
 
-def _labels(panel: Any, axes: Any) -> None:
-    x = panel.x if isinstance(panel.x, str) else ""
-    y = panel.y if isinstance(panel.y, str) else ""
+def _draw(panel: Lines | Arrows | Cells, rows: list[Row], axes: Any) -> None:
+    x, y = (columns if isinstance(columns, str) else "" for columns in (panel.x, panel.y))
     axes.set(title=panel.title, xlabel=panel.x_label or x.replace("_", " "), ylabel=panel.y_label or y.replace("_", " "))
+    {Lines: _lines, Arrows: _arrows, Cells: _cells}[type(panel)](panel, rows, axes)
 
 
 def _lines(panel: Lines, rows: list[Row], axes: Any) -> None:
@@ -87,8 +77,7 @@ def _lines(panel: Lines, rows: list[Row], axes: Any) -> None:
 
 
 def _scales(panel: Lines, axes: Any) -> None:
-    if panel.x_scale == "log":
-        axes.set_xscale("log")
+    axes.set(**{f"{axis}scale": "log" for axis, scale in (("x", panel.x_scale), ("y", panel.y_scale)) if scale == "log"})
     if panel.x_scale == "category":
         axes.margins(x=0.15)
         if panel.y_scale == "linear":
@@ -96,22 +85,18 @@ def _scales(panel: Lines, axes: Any) -> None:
         axes.tick_params(axis="x", labelrotation=30)
         for tick in axes.get_xticklabels():
             tick.set_horizontalalignment("right")
-    if panel.y_scale == "log":
-        axes.set_yscale("log")
     for scale, axis in ((panel.x_scale, axes.xaxis), (panel.y_scale, axes.yaxis)):
         low, high = axis.get_view_interval()
         if scale == "linear" and high > 10_000:
             axis.set_major_formatter(lambda value, _: f"{value / 1000:g}K")
         if scale == "log" and 1e-3 < low and high < 1000:
-            axis.set_major_formatter(_plain)
-            axis.set_minor_formatter(lambda value, _: _plain(value) if f"{value:e}"[0] in "25" else "")
+            axis.set_major_formatter("{x:g}")
+            axis.set_minor_formatter(lambda value, _: f"{value:g}" if f"{value:e}"[0] in "25" else "")
 
 
 def _replicates(axes: Any, number: int, label: str, runs: Sequence[Any], points: Sequence[tuple[Any, Any]]) -> None:
-    """Draws curves of replicates as thin lines and their mean as a thick one.
-
-    Replicates of a single point each as marks, and the line through the means.
-    """
+    """Draws curves of replicates as thin lines and their mean as a thick one; replicates of a single point as marks, with a line through
+    the means."""
     curves: dict[Any, list[tuple[Any, Any]]] = {}
     for run, point in zip(runs, points, strict=True):
         curves.setdefault(run, []).append(point)
@@ -123,10 +108,6 @@ def _replicates(axes: Any, number: int, label: str, runs: Sequence[Any], points:
         ys.setdefault(x, []).append(y)
     drawing.scatter(axes, number, points)
     drawing.lines(axes, number, label, [], [(x, statistics.fmean(values)) for x, values in sorted(ys.items())], markers=True)
-
-
-def _plain(value: float, _: int | None = None) -> str:
-    return f"{value:g}"
 
 
 def _place(panel: Lines, row: Row) -> Any:
@@ -141,11 +122,9 @@ def _arrows(panel: Arrows, rows: list[Row], axes: Any) -> None:
     Places are one step of a doubling axis apart, so that an arrow of length 1 would reach the next one.
     """
     columns, lines = _ticks(panel, rows, axes)
-    x, y = [columns[row[panel.x]] for row in rows], [lines[row[panel.y]] for row in rows]
-    right, up = [row[panel.right] for row in rows], [row[panel.up] for row in rows]
-    axes.quiver(
-        x, y, right, up, angles="xy", scale_units="xy", scale=1.15, color=SERIES[0], width=0.006, headwidth=4, headlength=4.5, zorder=3
-    )
+    x, y, right, up = zip(*((columns[row[panel.x]], lines[row[panel.y]], row[panel.right], row[panel.up]) for row in rows), strict=True)
+    look = {"scale": 1.15, "color": SERIES[0], "width": 0.006, "headwidth": 4, "headlength": 4.5, "zorder": 3}
+    axes.quiver(x, y, right, up, angles="xy", scale_units="xy", **look)
     axes.scatter(x, y, s=7, color=SOFT, linewidths=0, zorder=2)
     axes.set(xlim=(-0.4, len(columns) - 0.1), ylim=(-0.4, len(lines) - 0.1))
 

@@ -1,12 +1,14 @@
 """`published.csv`: every number in a paper, its place in the paper, how it was obtained, and the cost of running it."""
 
-import csv
 import dataclasses
 from pathlib import Path
 
 from dpx.declaration import require
+from dpx.report.rows import lines
 
-MARKS = ("text", "picture", "computed", "claim")
+# How a number is known, in the words of a page.
+MARKS = {"text": "printed in the text", "picture": "in a figure only", "computed": "computed from its settings"}
+MARKS["claim"] = "stated without a number"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -41,12 +43,5 @@ COLUMNS = tuple(field.name for field in dataclasses.fields(Published))
 
 def read(path: Path) -> list[Published]:
     """Returns every line of the file; raises `ConfigError` for other columns, an unknown mark, and a line that is cut short."""
-    with open(path, newline="") as file:
-        reader = csv.DictReader(file)
-        require(tuple(reader.fieldnames or ()) == COLUMNS, path, "its columns are others", f"Give {', '.join(COLUMNS)}")
-        lines = []
-        for line in reader:
-            is_whole = None not in line and None not in line.values()
-            require(is_whole, f"{path}, line {reader.line_num}", f"does not have {len(COLUMNS)} cells", "Restore the line")
-            lines.append(Published(**line))
-        return lines
+    require(path.is_file(), path, "the file of published values is missing", "Run it from the checkout, or set report.evidence")
+    return [Published(**line) for _, line in lines(path, COLUMNS)]

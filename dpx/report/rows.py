@@ -10,15 +10,15 @@ import io
 import re
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import Any
 
-from dpx.declaration import require
+from dpx.declaration import ConfigError, require
 from dpx.durable import write_durably
 
 COLUMNS = ("experiment", "run", "point", "replicate", "metric", "step", "value")
 FINAL = "final"
 # How a sum is computed is not compared.
 _NOT_A_POINT = ("microbatch", "clipping_method.name", "clipping_method")
+_SPOILED = ("is cut short, or was changed by hand", "Restore it; results.csv can be collected again from the runs")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -37,10 +37,6 @@ class Run:
     @property
     def key(self) -> tuple[str, str]:
         return self.experiment, self.run
-
-    def number(self, key: str) -> float:
-        """Returns a setting as a number; raises `KeyError` if the run has no knob of that name."""
-        return float(self.config[key])
 
     def rows(self) -> Iterator[tuple[str, str, str]]:
         """Yields (metric, step, value) of every fact, with numbers to seven digits."""
@@ -84,35 +80,36 @@ def write(path: Path, runs: Iterable[Run]) -> None:
     write_durably(path, text.getvalue())
 
 
-def read(path: Path) -> list[Run]:
-    """Returns the runs of `path`, or none if it does not exist. Raises `ConfigError` for other columns, and for a malformed row."""
+def lines(path: Path, columns: tuple[str, ...]) -> Iterator[tuple[str, dict[str, str]]]:
+    """Yields each line of a CSV file with its place, or nothing if the file does not exist.
+
+    Raises `ConfigError` for other columns, and for a line that has more or fewer cells.
+    """
     if not path.exists():
-        return []
-    runs: dict[tuple[str, str], Run] = {}
+        return
     with open(path, newline="") as file:
         reader = csv.DictReader(file)
-        require(tuple(reader.fieldnames or ()) == COLUMNS, path, "its columns are others", f"Give {', '.join(COLUMNS)}")
+        require(tuple(reader.fieldnames or ()) == columns, path, "its columns are others", f"Give {', '.join(columns)}")
         for line in reader:
-            reason = "is cut short, or was changed by hand"
-            require(_add(runs, line), f"{path}, line {reader.line_num}", reason, "Restore it, or collect again from the runs")
-    return labelled(
-        dataclasses.replace(run, curves={metric: tuple(sorted(curve)) for metric, curve in run.curves.items()}) for run in runs.values()
-    )
+            place = f"{path}, line {reader.line_num}"
+            require(None not in line and None not in line.values(), place, *_SPOILED)
+            yield place, line
 
 
-def _add(runs: dict[tuple[str, str], Run], line: dict[Any, Any]) -> bool:
-    """Adds the fact of a line to its run; returns whether the line is complete."""
-    try:
-        kind, _, name = line["metric"].partition("/")
-        key, texts = (line["experiment"], line["run"]), {"config": "config", "fact": "facts"}
-        run = runs.setdefault(key, Run(*key, "-", int(line["replicate"]), {}, {}, {}, {}))
-        if kind in texts:
-            getattr(run, texts[kind])[name] = line["value"]
-        elif line["step"] == FINAL:
-            run.finals[line["metric"]] = float(line["value"])
-        else:
-            point = int(line["step"]), float(line["value"])
-            run.curves[line["metric"]] = (*run.curves.get(line["metric"], ()), point)
-    except (TypeError, ValueError, AttributeError):
-        return False
-    return None not in line and None not in line.values()
+def read(path: Path) -> list[Run]:
+    """Returns the runs of `path`, or none if it does not exist. Raises `ConfigError` for other columns, and for a malformed row."""
+    runs: dict[tuple[str, str], Run] = {}
+    for place, line in lines(path, COLUMNS):
+        key, (kind, _, name) = (line["experiment"], line["run"]), line["metric"].partition("/")
+        try:
+            run = runs.setdefault(key, Run(*key, "-", int(line["replicate"]), {}, {}, {}, {}))
+            if kind in ("config", "fact"):
+                {"config": run.config, "fact": run.facts}[kind][name] = line["value"]
+            elif line["step"] == FINAL:
+                run.finals[line["metric"]] = float(line["value"])
+            else:
+                curve = run.curves.get(line["metric"], ())
+                run.curves[line["metric"]] = tuple(sorted((*curve, (int(line["step"]), float(line["value"])))))
+        except ValueError as error:
+            raise ConfigError(place, *_SPOILED) from error
+    return labelled(runs.values())

@@ -48,11 +48,7 @@ class Rule(Selection):
 
     def grouped(self, rows: Sequence[Row]) -> Groups:
         """Values of replicates by the value of `by`, ascending; rows without one of the two are left out."""
-        groups: Groups = {}
-        for key, value in zip(column(rows, self.by) if self.by else [""] * len(rows), column(rows, self.value), strict=True):
-            if key is not None and value is not None:
-                groups.setdefault(key, []).append(value)
-        return dict(sorted(groups.items()))
+        return grouped(column(rows, self.by) if self.by else [""] * len(rows), column(rows, self.value))
 
     def split(self, rows: Sequence[Row], key: str) -> dict[Any, Groups]:
         """Returns the groups at each value of another column, ascending."""
@@ -62,6 +58,15 @@ class Rule(Selection):
     def spreads(self, groups: Mapping[Any, Sequence[int | float]]) -> str:
         """Returns the values of each group for a reader."""
         return ", ".join(f"{name(key)}: " * (key != "") + shape.spread(values, self.value) for key, values in groups.items())
+
+
+def grouped(keys: Sequence[Any], values: Sequence[Any]) -> Groups:
+    """Returns the values by their keys, ascending; `None` on either side is left out."""
+    groups: Groups = {}
+    for key, value in zip(keys, values, strict=True):
+        if key is not None and value is not None:
+            groups.setdefault(key, []).append(value)
+    return dict(sorted(groups.items()))
 
 
 def name(key: Any) -> str:
@@ -80,7 +85,7 @@ class Trend(Rule):
 
     def judge(self, groups: Groups, rows: Sequence[Row]) -> Judged:
         (_, first), *others = (self.split(rows, self.at_smallest) if self.at_smallest else {"": groups}).items()
-        trend = shape.descending(first) if self.falls else shape.trend(first)
+        trend = shape.trend(first, self.falls)
         rest = [f"{self.at_smallest} {name(key)}: {self.spreads(own)}; lower at the {lower_end(own)} end" for key, own in others]
         return trend.holds, ". Reported, not judged: ".join([f"{self.spreads(first)}; {trend.words()}", *rest])
 
@@ -120,12 +125,7 @@ class Ordered(Rule):
     groups: int = 2
 
     def grouped(self, rows: Sequence[Row]) -> Groups:
-        pairs = zip(column(rows, self.by), column(rows, f"{self.curve}@last"), rows, strict=True)
-        groups: Groups = {}
-        for key, last, row in pairs:
-            if key is not None and last is not None:
-                groups.setdefault(key, []).append(row["run"].curves[self.curve])
-        return dict(sorted(groups.items()))
+        return grouped(column(rows, self.by), column(rows, f"{self.curve}@points"))
 
     def judge(self, groups: Groups, rows: Sequence[Row]) -> Judged:
         tables = [dict(shape.mean_curve(curves)) for curves in groups.values()]

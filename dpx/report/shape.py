@@ -74,27 +74,22 @@ class Trend:
         return f"{self.ascending:g} of {self.pairs} replicate pairs in order, Jonckheere-Terpstra p = {self.p:.2g}{against}"
 
 
-def trend(groups: Mapping[Any, Sequence[Number]]) -> Trend:
-    """Returns whether values rise with the key of their group, and how surely; ties count a half.
+def trend(groups: Mapping[Any, Sequence[Number]], falls: bool = False) -> Trend:
+    """Returns whether values rise (or, negated, fall) with the key of their group, and how surely; ties count a half.
 
     Raises `ValueError` for fewer than two groups.
     """
     if len(groups) < 2:
         raise ValueError("a trend needs two groups")
-    keys = sorted(groups)
-    compared = [(low, high) for one, two in itertools.combinations(keys, 2) for low in groups[one] for high in groups[two]]
+    groups = {key: [-value for value in groups[key]] if falls else groups[key] for key in sorted(groups)}
+    compared = [(low, high) for one, two in itertools.combinations(groups.values(), 2) for low in one for high in two]
     wins = sum(1.0 if high > low else 0.5 if high == low else 0.0 for low, high in compared)
-    sizes = [len(groups[key]) for key in keys]
+    sizes = [len(values) for values in groups.values()]
     total = sum(sizes)
     variance = (total**2 * (2 * total + 3) - sum(n**2 * (2 * n + 3) for n in sizes)) / 72
     p = 0.5 * math.erfc((wins - len(compared) / 2) / math.sqrt(2 * variance))
-    against = tuple((low, high) for low, high in itertools.pairwise(keys) if min(groups[low]) > max(groups[high]))
+    against = tuple((low, high) for low, high in itertools.pairwise(groups) if min(groups[low]) > max(groups[high]))
     return Trend(wins, len(compared), p, against)
-
-
-def descending(groups: Mapping[Any, Sequence[Number]]) -> Trend:
-    """Returns the `trend` of the negated values, which tells whether the values fall with the key."""
-    return trend({key: [-value for value in values] for key, values in groups.items()})
 
 
 def within_noise(first: Sequence[Number], second: Sequence[Number]) -> tuple[bool, float, float]:

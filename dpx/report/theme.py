@@ -37,10 +37,8 @@ def themed(svg: str, name: str, label: str) -> str:
     svg = re.sub(r'\bid="', f'id="{name}-', svg)
     svg = svg.replace("url(#", f"url(#{name}-").replace('href="#', f'href="#{name}-')
     # As wide as drawn where there is room; the height follows from the view box.
-    width = re.search(r'<svg[^>]*? width="([\d.]+)pt"', svg)
-    limit = f' style="max-width: {float(width[1]) * 4 / 3:.0f}px"' if width else ""
-    svg = re.sub(r'(<svg[^>]*?) width="[^"]*"', r"\1" + limit, svg, count=1)
-    svg = re.sub(r'(<svg[^>]*?) height="[^"]*"', r"\1", svg, count=1)
+    pixels = r' width="([\d.]+)pt" height="[^"]*"'
+    svg = re.sub(pixels, lambda found: f' style="max-width: {float(found[1]) * 4 / 3:.0f}px"', svg, count=1)
     safe = html.escape(label, quote=False).replace('"', "&quot;")
     return svg.replace("<svg", f'<svg role="img" aria-label="{safe}"', 1)
 

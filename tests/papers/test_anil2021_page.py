@@ -95,7 +95,9 @@ def test_batch_sweep() -> None:
     assert states("A7", good) == ["pass", "pass", "pass"]
     crossed = made.sweep({16: ([0.1, 0.11], 1.0), 64: ([0.1, 0.11], 0.9)})
     assert states("A7", crossed) == ["fail", "pass", "fail"]
-    rising = [dataclasses.replace(run, curves={"grad/snr": ((25, 1.0), (100, 2.0 + run.number("batch_schedule.size")))}) for run in good]
+    rising = [
+        dataclasses.replace(run, curves={"grad/snr": ((25, 1.0), (100, 2.0 + float(run.config["batch_schedule.size"])))}) for run in good
+    ]
     assert states("A7", rising)[1] == "fail"
     assert judged("A7", good[:2]).state == "not run"
 

@@ -56,7 +56,7 @@ def test_a_run_is_read_back_as_it_was(outputs: Path, tmp_path: Path) -> None:
     rows.write(tmp_path / "again.csv", read)
     assert (tmp_path / "again.csv").read_bytes() == (tmp_path / "results.csv").read_bytes()
     run = next(run for run in read if run.finals["heldout/mlm_accuracy"] == 0.4)
-    assert run.config["mechanism"] == "DpSgd" and run.config["noise"] == "TargetEpsilon" and run.number("noise.epsilon") == 5.36
+    assert run.config["mechanism"] == "DpSgd" and run.config["noise"] == "TargetEpsilon" and run.config["noise.epsilon"] == "5.36"
     assert run.facts["guarantee"] == "dp" and run.facts["epsilon/rdp"] == "5.36" and run.facts["commit"] == "0123456789ab"
     assert run.curves["heldout/mlm_accuracy"] == ((50, 0.2), (100, 0.4))
     # 100 steps in windows of 3, each the mean of its steps and named by its last.

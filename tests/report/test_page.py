@@ -117,7 +117,7 @@ def test_growth_of_every_matrix_by_weight_decay() -> None:
     curves, finals = {"weights/mlm/transform/kernel": ((1, 2.0),)}, {"weights/mlm/transform/kernel": 3.0}
     runs = made.replicates("anil_weight_decay", [0.1, 0.2], curves=curves, finals=finals, optimizer__weight_decay=0.5)
     (table,) = page._norms(runs, "optimizer.weight_decay")
-    assert table.text.splitlines()[0] == "| matrix | optimizer.weight_decay = 0.5 |" and "| `mlm/transform/kernel` | 1.5 |" in table.text
+    assert table.splitlines()[2] == "| matrix | optimizer.weight_decay = 0.5 |" and "| `mlm/transform/kernel` | 1.5 |" in table
     assert page._norms([], "optimizer.weight_decay") == []
 
 
@@ -151,7 +151,7 @@ def test_text_is_escaped() -> None:
     section = Section("a < b", [items(["`x<y>` **strong**"], "s"), grid(("c",), [("<b>",), ("pass",)])], "a")
     text = html(Document("t", ["l & m"], [section]))
     assert "<code>x&lt;y&gt;</code> <strong>strong</strong>" in text and '<td data-column="c">&lt;b&gt;</td>' in text
-    assert "l &amp; m" in text and "<h2>a &lt; b</h2>" in text
+    assert "l &amp; m" in text and '<h2 id="a">a &lt; b</h2>' in text
 
 
 def test_a_narrow_page_names_every_cell_by_its_column(home: Path) -> None:

@@ -31,7 +31,7 @@ def test_trend_is_refused_by_noise_and_by_reversed_neighbours() -> None:
 
 def test_descending_is_the_other_direction() -> None:
     groups = {1: [6.0, 5.0, 4.0], 2: [3.0, 2.0, 1.0]}
-    assert shape.descending(groups).holds and not shape.trend(groups).holds
+    assert shape.trend(groups, falls=True).holds and not shape.trend(groups).holds
 
 
 def test_slope_is_of_logarithms_unless_linear() -> None:
