@@ -28,7 +28,6 @@ from dpx.job.analyse import inputs
 from dpx.job.plan_records import AnalysisInput, AnalysisPlan, ChainPlan, PlanDocument, RunPlan, write_plan
 from dpx.mesh import simulate_devices
 from dpx.models.shape import count
-from dpx.optimizer import Adam
 from dpx.privacy import ledger, origins
 from dpx.privacy.origins import Origin
 from dpx.records import to_json
@@ -121,13 +120,8 @@ def _objective(experiment: Experiment, vocabulary: int) -> Any:
     return objective(experiment.model, experiment.task, vocabulary, Special(0, 1, 2, 3, 4))
 
 
-def _optimizer_bytes(experiment: Experiment, vocabulary: int) -> int | None:
-    """Returns the bytes of the optimiser's state on one device, from its shapes.
-
-    `None` for Adam, whose two moments are counted without jax.
-    """
-    if isinstance(experiment.optimizer, Adam):
-        return None
+def _optimizer_bytes(experiment: Experiment, vocabulary: int) -> int:
+    """Returns the bytes of the optimiser's state on one device, from its shapes. This imports jax, and takes no device."""
     from dpx.training.frozen import shapes
     from dpx.training.update import state_bytes
 
@@ -228,7 +222,7 @@ def _step_memory(experiment: Experiment, trains: Trains, vocabulary: int, microb
 def largest_microbatch(experiment: Experiment, trains: Trains, vocabulary: int, optimizer_bytes: int | None = None) -> int:
     """Returns the largest power of two whose estimated peak fits the declared device, with a fifth left to the compiler; at least 1.
 
-    `optimizer_bytes`: the optimiser's state on one device, `None` for Adam's (`dpx.cost.memory.step_memory`)."""
+    `optimizer_bytes`: the optimiser's state on one device, `None` for two float32 moments (`dpx.cost.memory.step_memory`)."""
     size = LARGEST_MICROBATCH
     while size > 1 and _step_memory(experiment, trains, vocabulary, size, optimizer_bytes).peak > 0.8 * experiment.mesh.memory_bytes:
         size //= 2
