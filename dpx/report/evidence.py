@@ -34,8 +34,8 @@ class Evidence:
     notes: Mapping[str, Sequence[str]] = dataclasses.field(default_factory=dict)
 
     def analysis(self, experiment: str) -> Tables:
-        """Returns the tables of an analysis, or of the laptop's benchmark of that name; empty if neither has run."""
-        return self.tables.get(experiment) or self.tables.get(f"laptop_{experiment}") or {}
+        """Returns the tables of an analysis, and those of other names of the laptop's analysis or benchmark; empty if neither has run."""
+        return {**self.tables.get(f"laptop_{experiment}", {}), **self.tables.get(experiment, {})}
 
     def laptop(self, experiment: str) -> list[Row]:
         """Returns the laptop runs whose experiment matches a pattern, as rows."""

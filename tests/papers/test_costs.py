@@ -6,6 +6,7 @@ import pytest
 
 from dpx.declaration import ConfigError
 from dpx.papers.du2021.table1_complexity import DpfpTable1Complexity
+from dpx.papers.du2021.table1_measured import DpfpTable1Measured
 from dpx.papers.mckenna2025.flops_model import MckennaFlopsModel
 
 
@@ -24,6 +25,21 @@ def test_dp_sgd_holds_a_gradient_for_each_example_and_book_keeping_does_not():
     assert held["SGD"] < 0.5 and held["RGP"] < 0.1
     assert {row["method"]: row["over_SGD"] for row in time}["SGD"] == 1
     assert [row["coordinates"] for row in noise][1] == 32
+
+
+@pytest.mark.slow
+def test_a_step_that_runs_holds_what_its_method_says(monkeypatch):
+    given = {"batches": [2, 6], "sequence_length": 8, "vocabulary_size": 64, "rank": 1, "power_iterations": 1, "micro_batches": 4}
+    subject = DpfpTable1Measured(models=["micro"], rounds=1, **given)
+    kept = {name: subject.methods[name] for name in ("SGD", "DP-SGD", "DP-FP")}
+    monkeypatch.setattr(DpfpTable1Measured, "methods", kept)
+    step, slopes = map(rows_of, subject())
+    more = {row["method"]: row["beyond_SGD_over_d"] for row in slopes}
+    assert more["SGD"] == 0 and more["DP-SGD"] >= 0.9 and abs(more["DP-FP"]) <= 0.01
+    assert all(row["seconds"] > 0 for row in step)
+    for method in kept:
+        small, large = (row["flops"] for row in step if row["method"] == method)
+        assert large == 3 * small
 
 
 def test_a_slope_needs_two_sizes():

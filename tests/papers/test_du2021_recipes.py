@@ -22,6 +22,9 @@ POINTS = {
     "dpfp_fig3_microbatch": 6,
 }
 LAPTOP = {
+    "dpfp_table2_dpsgd_li": 2,
+    "dpfp_table2_dpsgd_yu": 1,
+    "dpfp_table2_rgp_yu": 1,
     "dpfp_table2_nonprivate": 2,
     "dpfp_table2_eps3": 2,
     "dpfp_table2_eps8": 2,

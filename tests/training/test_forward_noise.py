@@ -282,6 +282,32 @@ def test_a_step_is_draws_that_are_independent_and_may_be_empty():
     assert len(few) == 0 and beside[KEY].shape == (0, 2) and beside[SLOT].shape == (0, 2)
 
 
+def test_an_empty_draw_between_others_moves_no_slot_and_no_key(monkeypatch):
+    """Slots and keys go by the number of the draw, not by its place among those that have rows."""
+    rows = {0: [4, 9], 1: [], 2: [9]}
+    monkeypatch.setattr(
+        "dpx.training.forward_noise.draw",
+        lambda sampler, size, probability, generator, step: np.array(rows.pop(min(rows)), np.int64),
+    )
+    mechanism = DpFp(micro_batches=3)
+    indices, beside = draw_rows(mechanism, Poisson(), 20, 0.1, SECRET, 2, is_noised=True)
+    assert indices.tolist() == [4, 9, 9] and beside[SLOT].tolist() == [[0, 0], [0, 1], [2, 0]]
+    np.testing.assert_array_equal(beside[KEY][2], SECRET.key("forward_noise", 2, 2, 0))
+    assert len({tuple(key) for key in beside[KEY]}) == 3, "a row in two draws has two noises"
+
+
+@pytest.mark.parametrize("label", [-1, CLASSES, 2**31 - 1])
+def test_a_label_behind_the_mask_is_not_read_whatever_it_is(head, label):
+    rows = rows_of(5)
+
+    def spoilt(chunk):
+        labels = np.where(chunk.is_padding_KB, np.int32(label), chunk.rows_KB["label"])
+        return Chunk(chunk.rows_KB | {"label": labels}, chunk.is_padding_KB, chunk.count)
+
+    plain, found = head.sums(rows)["gradient"], head.sums(rows, change=spoilt)["gradient"]
+    jax.tree.map(np.testing.assert_array_equal, plain, found)
+
+
 def test_the_model_is_evaluated_without_noise(head):
     rows = {name: value for name, value in rows_of(4).items() if name not in (KEY, SLOT)}
     batch = head.objective.batch(ZERO, rows)
