@@ -283,7 +283,7 @@ def test_a_step_is_draws_that_are_independent_and_may_be_empty():
 
 
 def test_an_empty_draw_between_others_moves_no_slot_and_no_key(monkeypatch):
-    """Slots and keys go by the number of the draw, not by its place among those that have rows."""
+    """Slots and keys go by the number of the draw, not by its place among the draws that have rows."""
     rows = {0: [4, 9], 1: [], 2: [9]}
     monkeypatch.setattr(
         "dpx.training.forward_noise.draw",

@@ -8,7 +8,7 @@ import functools
 import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 from dpx.clipping.declarations import ClippingMethod
 from dpx.declaration import declaration, require
@@ -27,7 +27,7 @@ class Method(NamedTuple):
     """A row of Table 1: what is trained and how, and the published orders; `None` for a variant that the table does not have."""
 
     mechanism: Mechanism
-    clipping: str = "book_keeping"
+    clipping: Literal["vmap", "book_keeping"] = "book_keeping"
     train: Trained = Everything()
     memory: str | None = None
     time: str | None = None
@@ -175,8 +175,8 @@ class _Subject:
         drawn = mechanism.row_keys(secret, 0, 0, size) if mechanism.is_forward else mechanism.draw(secret, 0, by, 1.0, _NORM, None)
         arguments = (params, beside, first, drawn, batch)
         gradient = functools.partial(_gradient, self.objective, method)
-        compiled = jax.jit(gradient).lower(*arguments).compile()
-        memory = compiled.memory_analysis()
+        compiled: Any = jax.jit(gradient).lower(*arguments).compile()
+        memory: Any = compiled.memory_analysis()
         flops = matmul_flops(gradient, *arguments, platform=jax.default_backend())
         held = memory.temp_size_in_bytes + memory.output_size_in_bytes
         return _Program(held, flops, lambda: jax.block_until_ready(compiled(*arguments)))
