@@ -7,7 +7,8 @@ from dpx.privacy.unit_facts import UnitFacts
 from dpx.records import described, record
 
 STATEMENT = "chain.json"
-FORMAT = 1
+# Format number of the statement of a chain; before 2 it had no seal and did not name the statements of its stages.
+FORMAT = 2
 
 
 @record
@@ -27,6 +28,7 @@ class StageFacts:
     guarantee: str | None = described("The guarantee in its statement; null before it has one, and of a stage that trains nothing.")
     epsilon: Epsilons = described("The headline of its statement, by accountant.")
     compared_by: str | None = described("The rows that its points are compared by: held-out rows, or the test set itself.")
+    statement: str | None = described("Checksum of its own statement; null before it has one.", default=None)
 
 
 @record

@@ -8,6 +8,7 @@ from typing import Any
 from omegaconf import OmegaConf
 
 from dpx import config
+from dpx.chain import seal
 from dpx.chain.claim import StageCharge
 from dpx.chain.composition import Runs, StageRun
 from dpx.chain.declarations import Chain
@@ -104,6 +105,7 @@ def facts(chain: Chain, run: StageRun) -> StageFacts:
         guarantee=None if stated is None else stated.guarantee,
         epsilon={} if stated is None else stated.epsilon,
         compared_by=("the test set itself" if by_test else "held-out rows") if stage.sweep else None,
+        statement=seal.checksum_of(run.folder) if stage.job == "train" and is_over else None,
     )
 
 

@@ -8,10 +8,10 @@ from typing import Any
 from omegaconf import OmegaConf
 from rich.table import Table
 
-from dpx.chain import claim, states
+from dpx.chain import claim, seal, states
 from dpx.chain.composition import VOCABULARY, Runs, StageRun, composed
 from dpx.chain.declarations import Chain, declared
-from dpx.chain.document import STATEMENT, ChainStatement
+from dpx.chain.document import ChainStatement
 from dpx.config import resolved
 from dpx.config.command_line import as_refused
 from dpx.console import figure, stage, wide_console
@@ -21,7 +21,6 @@ from dpx.interruption import Interrupted
 from dpx.job.chain_plan import show_claim
 from dpx.launch.commit import commit
 from dpx.mesh import simulate_devices
-from dpx.records import to_json
 from dpx.results import read_results
 from dpx.run_folder import RunFolder, Status, write_json
 
@@ -33,13 +32,14 @@ class RunChain:
     """Runs the stages of `chain`, and after each writes `release/chain.json`, the statement of what all of them protect.
 
     Each stage is a run with its own folder, beside the folder of the chain, and every job works on it. Raises `ConfigError` before the
-    first stage for stages that do not fit each other, and for a finished stage whose folder is missing.
+    first stage for stages that do not fit each other, for a finished stage whose folder is missing, and for a statement that was edited.
     """
 
     chain: Any
 
     def __call__(self, experiment: Experiment, folder: RunFolder) -> None:
         chain, outputs = declared(self.chain), folder.path.parent
+        seal.read(folder.path)
         runs = composed(chain, experiment.name, experiment.replicate, outputs)
         states.require_nothing_lost(runs, outputs, experiment.name)
         stated = _state(chain, runs, experiment, folder)
@@ -95,7 +95,7 @@ def _state(chain: Chain, runs: Runs, experiment: Experiment, folder: RunFolder) 
         claim=claim.claim(chain, charges, states.not_run(facts)),
         stages=tuple(facts),
     )
-    write_json(folder.made_release() / STATEMENT, to_json(stated))
+    seal.write(folder, stated)
     return stated
 
 

@@ -86,9 +86,12 @@ def _show(said: Explanation) -> None:
 
 
 def _explain_chain(node: Any, experiment: Experiment, folder: RunFolder) -> None:
-    """Explains the first run of every stage that trains, then what all stages together protect."""
+    """Explains the first run of every stage that trains, then what all stages together protect, after a check of what was stated."""
+    from dpx.chain import seal
     from dpx.job import chain_plan
     from dpx.job.plan import plan_of_run
+
+    seal.check(folder.path)
 
     documents, outputs = [], folder.path.parent
     for label, alone, run_folder in chain_plan.stages_alone(node, experiment, outputs):

@@ -1,13 +1,16 @@
 """A chain of two stages, run: what is skipped, what is stale, what is refused, and what its statement says."""
 
+import dataclasses
 import json
 import shutil
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
 import dpx
+from dpx.chain import seal
 from dpx.chain.document import ChainStatement
 from dpx.config import load
 from dpx.declaration import ConfigError
@@ -16,6 +19,7 @@ from dpx.job.released import Evaluate
 from dpx.records import from_json
 from dpx.run_folder import RunFolder
 from dpx.training.checkpoint import on_host
+from tests.sealed import sealed_anew
 
 from .conftest import CLASSIFY, PRETRAIN, node, run, statement
 
@@ -136,3 +140,70 @@ def test_a_plan_and_an_explanation_have_every_stage(place, capsys):
     assert document["claim"]["guarantee"] == "dp"
     run(node(), "explain")
     assert "stage pretrain:" in (told := capsys.readouterr().out) and "stage classify:" in told
+
+
+def _edited(path: Path, **changed: Any) -> None:
+    path.write_text(json.dumps(json.loads(path.read_text()) | changed))
+
+
+@pytest.mark.parametrize("job", ["explain", "chain"])
+def test_a_changed_statement_of_the_chain_is_detected(place, job):
+    (folder,) = Path("outputs").glob("two-*")
+    file = folder / "release" / "chain.json"
+    older = file.read_text()
+    _edited(file, claim=json.loads(older)["claim"] | {"guarantee": "none"})
+    with pytest.raises(ConfigError, match="differs from the statement whose checksum is in private/chain_seals.json"):
+        run(node(), job)
+    file.write_text(older)
+    (folder / "private" / "chain_seals.json").unlink()
+    with pytest.raises(ConfigError, match="chain.json: its checksum is missing"):
+        run(node(), job)
+
+
+def test_an_older_statement_of_the_chain_that_is_put_back_is_detected(place):
+    (folder,) = Path("outputs").glob("two-*")
+    found, sealed = seal.read(folder) or pytest.fail("it has a statement")
+    assert sealed
+    older = (folder / "release" / "chain.json").read_text()
+    seal.write(RunFolder(folder), dataclasses.replace(found, replicate=7))
+    (folder / "release" / "chain.json").write_text(older)
+    with pytest.raises(ConfigError, match="differs from the statement"):
+        seal.read(folder)
+
+
+def test_a_changed_statement_of_a_stage_is_detected(place):
+    (folder,) = Path("outputs").glob("two-*")
+    file = _folder("pretrain") / "release" / "privacy.json"
+    _edited(file, delta=1e-9)
+    with pytest.raises(ConfigError, match="differs from the statement whose checksum is in private/ledger"):
+        run(node(), "explain")
+    # Sealed in its own ledger, but not what the chain was stated from.
+    sealed_anew(_folder("pretrain"))
+    with pytest.raises(ConfigError, match=r"differs from the statement of this stage that two-\w+/release/chain.json was made from"):
+        seal.check(folder)
+
+
+def test_a_stage_that_was_replaced_by_another_run_is_detected(place):
+    (folder,) = Path("outputs").glob("two-*")
+    shutil.rmtree(_folder("pretrain"))
+    for stated in Path("outputs").glob("two-*"):
+        shutil.move(stated, place / stated.name)
+    with pytest.raises(ConfigError, match="is stale"):
+        run(node())
+    with pytest.raises(ConfigError, match="holds another run than"):
+        shutil.copytree(place / folder.name, folder, dirs_exist_ok=True)
+        seal.check(folder)
+
+
+def test_a_chain_from_before_seals_is_read_and_said_not_to_be_sealed(place):
+    (folder,) = Path("outputs").glob("two-*")
+    (folder / "private" / "chain_seals.json").unlink()
+    file = folder / "release" / "chain.json"
+    held = json.loads(file.read_text())
+    stages = [{name: value for name, value in one.items() if name != "statement"} for one in held["stages"]]
+    _edited(file, format=1, stages=stages)
+    assert seal.check(folder) is not None and not (seal.check(folder) or (None, True))[1]
+    stages[0] |= {"epsilon": {"rdp": 0.1}}
+    _edited(file, format=1, stages=stages)
+    with pytest.raises(ConfigError, match="stage pretrain: differs from the stage's own statement"):
+        seal.check(folder)
