@@ -9,19 +9,18 @@ import math
 import statistics
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from omegaconf import OmegaConf
 
 from dpx import config
-from dpx.chain import document
 from dpx.claim import agreement
 from dpx.claim.document import RunStatement
 from dpx.claim.seals import STATEMENT, read_run_statement
 from dpx.config import recipes
 from dpx.declaration import ConfigError, require
-from dpx.privacy.ledger import Ledger
 from dpx.records import to_json
+from dpx.report import chains
 from dpx.report.analyses import source
 from dpx.report.rows import Run
 from dpx.results import Results, read_results
@@ -39,13 +38,15 @@ _SEARCHED = ("optimizer", "lr_schedule", "clip")
 
 
 def collect(outputs: Path, match: tuple[str, ...]) -> tuple[list[Run], list[str]]:
-    """Returns every finished training run whose folder's name begins with one of `match`, and a line on each that is not finished."""
+    """Returns every finished training run and chain whose folder's name begins with one of `match`, and a line on each that is not
+    finished."""
     runs, left_out = [], []
     for folder in sorted(path for path in outputs.glob("*") if path.is_dir() and path.name.startswith(match)):
         try:
-            # The folder of a chain holds its statement; its stages are runs with their own names.
-            is_chain = (folder / "release" / document.STATEMENT).is_file()
-            runs += [_folder(folder)] if source(folder) is None and not is_chain else []
+            if chains.is_chain(folder):
+                runs.append(chains.of_folder(folder))
+            else:
+                runs += [_folder(folder)] if source(folder) is None else []
         # Whatever is wrong with one folder, the others are read.
         except Exception as error:
             reason = error if isinstance(error, ConfigError) else f"not finished, or not readable ({type(error).__name__})"
@@ -84,7 +85,7 @@ def _folder(folder: Path) -> Run:
     finals, first = _finals(results, lines)
     status = Status(folder, "train").read()
     facts = _statement(folder) | {key: _text(status[key]) for key in ("commit", "seconds", "at") if status.get(key) is not None}
-    name, facts["corpus"] = plain["name"], _corpus(known, plain)
+    name, facts["corpus"] = plain["name"], chains.corpus_of(known, plain)
     short = folder.name.removeprefix(f"{name}-")
     return Run(name, short, "-", int(plain["replicate"]), knobs_of(plain), facts, finals, first | _curves(lines))
 
@@ -118,16 +119,6 @@ def _statement(folder: Path) -> dict[str, str]:
         named |= {"declared_size": said.declared_size, "noise_multiplier": said.mechanism.noise_multiplier}
         named |= {"unsupported": to_json(said.unsupported) or None, "assumptions": list(said.assumptions) or None}
     return {key: _text(value) for key, value in named.items() if value is not None}
-
-
-def _corpus(known: Ledger | None, plain: dict[str, Any]) -> str:
-    """Returns the corpus of a run: the names of its files and the checksum of the prepared data."""
-    source = plain["data"]["source"]
-    paths = source.get("paths") or ()
-    names = [Path(path).name for path in ([paths] if isinstance(paths, str) else paths)]
-    names = names or [corpus["name"] for corpus in source.get("corpora", ())] or [plain["data"]["name"]]
-    checksum = known.noise_epochs[-1].fingerprint["data"][:12] if known and known.noise_epochs else "no checksum"
-    return f"{', '.join(names)} ({checksum})"
 
 
 def _finals(results: Results, lines: list[dict[str, Any]]) -> tuple[dict[str, float], Curves]:
@@ -170,7 +161,10 @@ def _points_of(name: str) -> list[dict[str, str]]:
     if recipe not in recipes.names():
         return []
     plain = ["hydra/sweeper=basic", "job=plan"]
-    configs = [config.resolved(recipes.compose([f"+experiment={recipe}", *plain, *point])) for point in recipes.points(recipe)]
+    composed = [recipes.compose([f"+experiment={recipe}", *plain, *point]) for point in recipes.points(recipe)]
+    if composed[0].get("chain") is not None:
+        return [chains.knobs(cast(dict[str, Any], OmegaConf.to_container(one, resolve=False))) for one in composed]
+    configs = [config.resolved(one) for one in composed]
     sweep = recipes.compose([f"+experiment={recipe}", "hydra/sweeper=basic"], with_hydra=True).hydra.sweeper.params
     searched = any("interval" in str(value) for value in (sweep or {}).values())
     left_out = _SEARCHED if searched else ()

@@ -78,8 +78,8 @@ class Best:
 class Selection:
     """Rows of the laptop runs of `experiment` (a pattern; empty for the item's), or of its analysis' `table`.
 
-    `where` keeps rows by a column's value: a number or text, `min` or `max` of that column, or `!` and what it must not be. Fewer than
-    `at_least` rows count as none. `best` reduces what is left.
+    `where` keeps rows by a column's value: a number or text, a list of them, `min` or `max` of that column, or `!` and what it must not be.
+    Fewer than `at_least` rows count as none. `best` reduces what is left.
     """
 
     experiment: str = ""
@@ -103,6 +103,8 @@ class Selection:
 
 
 def _matches(value: Any, wanted: Any, values: Sequence[Any]) -> bool:
+    if isinstance(wanted, Sequence) and not isinstance(wanted, str):
+        return any(_matches(value, one, values) for one in wanted)
     if isinstance(wanted, str) and wanted.startswith("!"):
         return not _matches(value, wanted[1:], values)
     if wanted in ("min", "max"):

@@ -10,7 +10,7 @@ from typing import Any
 from dpx.config import build, recipes
 from dpx.declaration import ConfigError, require
 from dpx.picture import Lines, Picture
-from dpx.report import analyses, pictures, privacy, published, rows, shape
+from dpx.report import analyses, chains, pictures, privacy, published, rows, shape, stages
 from dpx.report.document import Document, Figure, Section, grid, items
 from dpx.report.evidence import Evidence, cell, column, drawn_tables, row_of
 from dpx.report.paper import KINDS, Item, Paper
@@ -66,13 +66,22 @@ def document(paper: Paper, found: Evidence) -> Document:
 
 def _lead(paper: Paper, judged: Sequence[Verdict], found: Evidence) -> list[str]:
     count = {state: sum(one.state == state for one in judged) for state in (shape.PASS, shape.FAIL, shape.NOT_RUN)}
-    trained = [run for run in found.runs if paper.headline in run.finals]
+    trained = [run for run in found.runs if _is_shown(run, paper)]
     commits, corpora = (sorted({run.facts[key] for run in trained if key in run.facts}) for key in ("commit", "corpus"))
     made = f" Commits of the runs: {', '.join(f'`{commit}`' for commit in commits)}." if commits else ""
     text = f" Their text, with the checksum of the prepared rows: {'; '.join(corpora)}." if corpora else ""
     command = f"`python -m dpx job=report report.paper={found.home.name}`"
     states = ", ".join(f"{number} {state}" for state, number in count.items())
     return [f"Verdicts: {states}. Made by {command} from {len(trained)} training runs and the tables in this folder.{made}{text}", _COLUMNS]
+
+
+def _is_shown(run: Run, paper: Paper) -> bool:
+    """Returns whether a run has finished training, alone or as a whole chain."""
+    return paper.headline in run.finals or chains.is_of_chain(run)
+
+
+def _headline(run: Run, paper: Paper) -> str:
+    return "a chain" if chains.is_of_chain(run) else shape.plain(run.finals[paper.headline], paper.headline)
 
 
 def _glance(paper: Paper, judged: dict[str, Verdict], found: Evidence) -> str:
@@ -94,7 +103,7 @@ def _printed(item: Item, found: Evidence) -> str:
 
 
 def _full_scale(item: Item, paper: Paper, found: Evidence) -> str:
-    if any(run.experiment == item.experiment and paper.headline in run.finals for run in found.runs):
+    if any(run.experiment == item.experiment and _is_shown(run, paper) for run in found.runs):
         return "ran: values below"
     if item.kind == "trains":
         return not_run(item.hours)
@@ -114,7 +123,7 @@ def not_run(hours: int | float | str, flops: str = "") -> str:
 
 def _section(paper: Paper, item: Item, judged: Verdict, found: Evidence) -> Section:
     lines = [line for line in found.published if line.item == item.number]
-    own = [run for run in found.runs if run.experiment == f"laptop_{item.experiment}" and paper.headline in run.finals]
+    own = [run for run in found.runs if run.experiment == f"laptop_{item.experiment}" and _is_shown(run, paper)]
     # A benchmark in place of a recipe that trains is judged alone; tables under the recipe's own name are shown.
     tables = found.tables.get(item.experiment, {}) if item.kind == "trains" else found.analysis(item.experiment)
     command = "No recipe yet" if item.kind == "planned" else f"`{shlex.join(('python', '-m', 'dpx', *item.overrides))}`"
@@ -128,7 +137,9 @@ def _section(paper: Paper, item: Item, judged: Verdict, found: Evidence) -> Sect
     ]
     columns = ("quantity", "published", "how we know", "where", "ours, full scale", "note")
     blocks += [grid(columns, [_published(line, item, found) for line in lines])] if lines else []
-    blocks += [*([_points(own, paper)] if own else []), *_norms(own, item.norms), *_privacy(item, own)]
+    alone, whole = ([run for run in own if chains.is_of_chain(run) is chained] for chained in (False, True))
+    blocks += [*([_points(alone, paper)] if alone else []), *(stages.tables(whole) if whole else [])]
+    blocks += [*_norms(own, item.norms), *_privacy(item, own)]
     return Section(f"{item.number}. {item.title}", blocks, item.number.lower())
 
 
@@ -228,7 +239,8 @@ def _norms(runs: Sequence[Run], knob: str) -> list[str]:
 
 
 def _privacy(item: Item, runs: Sequence[Run]) -> list[str | Figure]:
-    found = [f"Privacy: {line}" for line in privacy.lines(runs)]
+    chained = [run for run in runs if chains.is_of_chain(run)]
+    found = [f"Privacy: {line}" for line in [*privacy.lines([run for run in runs if run not in chained]), *stages.lines(chained)]]
     if found:
         # One line is shown, several (a sweep over epsilon, for example) are folded.
         return [items(found, f"privacy of these runs, {len(found)} kinds" if len(found) > 1 else "")]
@@ -237,10 +249,10 @@ def _privacy(item: Item, runs: Sequence[Run]) -> list[str | Figure]:
 
 def _all_runs(paper: Paper, found: Evidence) -> str:
     lines = [
-        (run.experiment, f"`{run.point}`", str(run.replicate), shape.plain(run.finals[paper.headline], paper.headline),
+        (run.experiment, f"`{run.point}`", str(run.replicate), _headline(run, paper),
          run.facts.get("seconds", "–"), f"`{run.facts.get('commit', 'unknown')}`", f"`{run.run}`")
         for run in found.runs
-        if paper.headline in run.finals
+        if _is_shown(run, paper)
     ]  # fmt: skip
     columns = ("experiment", "point", "replicate", paper.columns.get(paper.headline, paper.headline), "seconds", "commit", "run")
     return grid(columns, lines, f"{len(lines)} training runs") if lines else "results.csv holds no training run."

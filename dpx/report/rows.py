@@ -19,6 +19,8 @@ FINAL = "final"
 # How a sum is computed is not compared.
 _NOT_A_POINT = ("microbatch", "clipping_method.name", "clipping_method")
 _SPOILED = ("is cut short, or was changed by hand", "Restore it; results.csv can be collected again from the runs")
+# The stages of a chain are the same at every point, which is in the keys below `point`.
+_STAGES = "chain."
 
 
 @dataclasses.dataclass(frozen=True)
@@ -57,7 +59,7 @@ def labelled(runs: Iterable[Run]) -> list[Run]:
     for own in by_experiment.values():
         keys = sorted({key for run in own for key in run.config})
         swept = [key for key in keys if len({run.config.get(key) for run in own if run.config}) > 1]
-        names = [key for key in swept if key not in _NOT_A_POINT] or swept
+        names = [key for key in swept if key not in _NOT_A_POINT and not key.startswith(_STAGES)] or swept
         for run in own:
             point = " ".join(f"{key}={run.config[key]}" for key in names if key in run.config)
             found.append(dataclasses.replace(run, point=point or "-"))

@@ -149,8 +149,9 @@ def test_a_file_that_is_no_results_is_refused(text: str, key: str, tmp_path: Pat
         rows.read(tmp_path / "results.csv")
 
 
-def test_the_folder_of_a_chain_is_not_collected_as_a_run(tmp_path):
+def test_the_folder_of_a_chain_without_a_statement_that_can_be_read_is_named(tmp_path):
     statement = tmp_path / "legal_best-0123456789" / "release" / "chain.json"
     statement.parent.mkdir(parents=True)
     statement.write_text("{}")
-    assert collect.collect(tmp_path, ("legal_best-",)) == ([], [])
+    found, (line,) = collect.collect(tmp_path, ("legal_best-",))
+    assert found == [] and "was written with the format number None, not 2" in line

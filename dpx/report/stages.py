@@ -1,0 +1,105 @@
+"""The chains of an item on its page: a line for each stage at each point, and what the statement of each chain claims."""
+
+import json
+import statistics
+from collections.abc import Sequence
+
+from dpx.report import shape
+from dpx.report.chains import HELD_OUT
+from dpx.report.document import grid
+from dpx.report.rows import Run
+
+# An epsilon above this bounds no odds that matter.
+LARGE = 100.0
+_TEST_SET = "the test set itself"
+
+
+def tables(runs: Sequence[Run]) -> list[str]:
+    """Returns the results of the stages of chains, replicates together, and those of every point of their sweeps."""
+    columns = ("point", "stage", "setting chosen", "before", "held-out rows", "test set", "guarantee of the stage")
+    chosen, all_points = [], []
+    for point in dict.fromkeys(run.point for run in runs):
+        own = [run for run in runs if run.point == point]
+        for label in stages_of(own):
+            name, bracket, setting = label.partition(" (")
+            line = (f"`{point}`", name, f"`{setting.rstrip(')')}`" if setting else "–", *_scores(own, label), _guarantee(own, label))
+            all_points.append(line)
+            if not bracket:
+                chosen.append(line)
+        chosen += [_of_chosen(own, point, name) for name in _swept(own)]
+    count = f"{len(runs)} chain{'s' * (len(runs) > 1)}"
+    interval = "in brackets: 95 % interval of the rows that were read (Wilson; of F1 an approximation); ±: standard deviation of replicates"
+    found = [grid(columns, chosen), f"*{count} in all; {interval}.*"]
+    if any(run.facts.get(f"{name}/compared_by") == _TEST_SET for run in runs for name in _swept([run])):
+        found.append("**Chosen on the test set** (`select=test`), as the paper did: these scores are not those of unseen rows.")
+    return [*found, grid(columns, all_points, "every point of their sweeps")] if len(all_points) > len(chosen) else found
+
+
+def lines(runs: Sequence[Run]) -> list[str]:
+    """Returns what the statements of chains claim, in one line for each kind."""
+    return list(dict.fromkeys(_line(run) for run in runs))
+
+
+def stages_of(runs: Sequence[Run]) -> list[str]:
+    """Returns the labels of the runs of stages, in the order of their names; the chosen point of a sweep is not one of them."""
+    labels = dict.fromkeys(key.removesuffix("/metric") for run in runs for key in run.facts if key.endswith("/metric"))
+    swept = _swept(runs)
+    return [label for label in labels if label not in swept]
+
+
+def _swept(runs: Sequence[Run]) -> list[str]:
+    return list(dict.fromkeys(key.removesuffix("/chosen") for run in runs for key in run.facts if key.endswith("/chosen")))
+
+
+def _of_chosen(runs: Sequence[Run], point: str, name: str) -> tuple[str, ...]:
+    settings = ", ".join(dict.fromkeys(f"`{run.facts[f'{name}/chosen']}`" for run in runs if f"{name}/chosen" in run.facts))
+    by = {run.facts.get(f"{name}/compared_by") for run in runs}
+    mark = " (chosen on the test set)" if _TEST_SET in by else ""
+    return (f"`{point}`", name, settings + mark, *_scores(runs, name), _guarantee(runs, name))
+
+
+def _scores(runs: Sequence[Run], label: str) -> tuple[str, str, str]:
+    """Returns the score before, on held-out rows and on the test set, as text."""
+    metric = next((run.facts[f"{label}/metric"] for run in runs if f"{label}/metric" in run.facts), "")
+    shown = "macro_f1" if any(f"{label}/heldout/macro_f1" in run.finals for run in runs) else metric
+    rows = next((run.facts[f"{label}/before"] for run in runs if f"{label}/before" in run.facts), "")
+    on = f" on {rows}" if rows and rows != HELD_OUT else ""
+    before, heldout, test = (_score(runs, f"{label}/{place}", shown) for place in ("before", f"heldout/{shown}", f"test/{shown}"))
+    return before + on, heldout, test
+
+
+def _score(runs: Sequence[Run], key: str, metric: str) -> str:
+    values = [run.finals[key] for run in runs if key in run.finals]
+    if not values:
+        return "–"
+    if len(values) > 1:
+        return f"{metric.replace('_', ' ')} {shape.spread(values, metric)}"
+    (run,) = [run for run in runs if key in run.finals]
+    edges = [shape.plain(run.finals[f"{key}_{side}"], metric, 3) for side in ("low", "high") if f"{key}_{side}" in run.finals]
+    rows = run.finals.get(f"{key.rpartition('/')[0]}/rows")
+    beside = f" [{' to '.join(edges)}; {rows:.0f} rows]" if edges and rows else ""
+    return f"{metric.replace('_', ' ')} {shape.plain(statistics.fmean(values), metric)}{beside}"
+
+
+def _guarantee(runs: Sequence[Run], label: str) -> str:
+    told = ", ".join(dict.fromkeys(run.facts.get(f"{label}/guarantee", "-") for run in runs))
+    start = f"{label}/epsilon/"
+    bounds = [_bound(key.removeprefix(start), value) for key, value in runs[0].facts.items() if key.startswith(start)]
+    return told + (f", ε = {', '.join(bounds)}" if bounds else "")
+
+
+def _bound(accountant: str, value: str) -> str:
+    return f"{float(value):.4g} ({accountant}{', which limits nothing' if float(value) > LARGE else ''})"
+
+
+def _line(run: Run) -> str:
+    facts = run.facts
+    bounds = [_bound(key.removeprefix("epsilon/"), value) for key, value in facts.items() if key.startswith("epsilon/")]
+    protects = json.loads(facts.get("protects", "[]"))
+    parts = [
+        f"**{facts['guarantee']}** for the chain as a whole" + (f", ε = {', '.join(bounds)}" if bounds else ""),
+        *[f"protects {one}" for one in protects],
+        *[f"no guarantee because {reason}" for reason in json.loads(facts.get("reasons", "[]"))],
+        "" if facts.get("sealed") == "yes" else "`chain.json` is from before it was sealed; the statements of its stages are sealed",
+    ]
+    return "; ".join(part for part in parts if part) + "."
