@@ -45,6 +45,7 @@ BASELINES = {
     "most_frequent_class": "always answering the most frequent class",
     "most_frequent_choice": "always answering the most frequent choice",
     "untrained": "same model, untrained",
+    "start": "the weights that it began with",
 }
 # The 97.5 % quantile of the standard normal distribution.
 _Z = 1.959963984540054

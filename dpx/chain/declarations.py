@@ -29,7 +29,8 @@ class Stage:
     `init` names the stage whose weights it starts from, `vocabulary` the one whose vocabulary it reads, by default the same. A stage with
     `job=prepare` cuts text into rows and fits a vocabulary, and trains nothing. `disjoint_from` names stages: the user vouches that no unit
     of one is in any data of the other. With `provenance=public` the user vouches that none of its text needs protection. `sweep` holds
-    lists of values by key: every combination runs, and the best by `choose_by` of its held-out rows is chosen.
+    lists of values by key: every combination runs, and the best by `choose_by` of its held-out rows is chosen. Chains that give a stage one
+    `name` share its run where its config is the same.
     """
 
     options: dict[str, str | None] = dataclasses.field(default_factory=dict)
@@ -41,6 +42,7 @@ class Stage:
     provenance: Literal["public"] | None = None
     sweep: dict[str, list[Any]] = dataclasses.field(default_factory=dict)
     choose_by: str | None = None
+    name: str | None = None
 
     @property
     def feeds(self) -> dict[str, str]:

@@ -20,7 +20,7 @@ from dpx.privacy.ledger import NoiseEpoch
 from dpx.privacy.lines import decisive
 from dpx.randomness import RootSecret
 from dpx.results import Results, write_results
-from dpx.run_folder import RunFolder
+from dpx.run_folder import RunFolder, read_json, write_json
 from dpx.training import features, frozen
 from dpx.training.checkpoint import Checkpoints, export
 from dpx.training.evaluation import HeldOut
@@ -32,6 +32,9 @@ from dpx.training.run_start import NoiseEpochs, RunStart, facts_of
 from dpx.training.state import State
 from dpx.training.timeline import CHECKPOINT, EVALUATION
 from dpx.training.update import CANARIES
+
+# Under private/: the task's metric of the weights that a run began with, on held-out rows.
+START = "start.json"
 
 
 class Evaluations(NamedTuple):
@@ -91,6 +94,7 @@ class Session:
             outputs.progress.say(message)
         outputs.progress.stage("compiling, and evaluating the untrained model")
         untrained = self._evaluated(runtime.step.init(self.run_start.secret.key("untrained"), None))
+        self._note_start()
         self.publish()
         outputs.progress.stage("compiling the step")
         with interruption.deferred():
@@ -125,7 +129,7 @@ class Session:
             steps=experiment.steps,
             metric=metric,
             heldout=metrics,
-            baselines=self.evaluations.heldout.baselines | {"untrained": untrained[metric]},
+            baselines=self.evaluations.heldout.baselines | {"untrained": untrained[metric]} | self._noted_start(),
             test=self._tested(state),
             rows=self.evaluations.heldout.rows,
             test_rows=self.runtime.store.manifest.rows.get("test"),
@@ -172,6 +176,16 @@ class Session:
         """Returns held-out metrics of the model's own parameters."""
         with self.runtime.profiling.host(EVALUATION):
             return self.evaluations.heldout(without(self._merged(state), CANARIES))
+
+    def _note_start(self) -> None:
+        """Measures the weights that the run begins with, if they are not drawn at random: a run that is resumed no longer has them."""
+        experiment = self.runtime.experiment
+        if not experiment.init.is_random and self.run_start.first_step == 0:
+            write_json(self.folder.private / START, {"start": self._evaluated(self.run_start.state)[experiment.task.metric]})
+
+    def _noted_start(self) -> dict[str, float]:
+        place = self.folder.private / START
+        return read_json(place) if place.is_file() else {}
 
     def _tested(self, state: State) -> dict[str, float] | None:
         """Returns metrics of the test set, or `None` if the data has no separate test split.

@@ -4,9 +4,11 @@ import json
 import shutil
 from pathlib import Path
 
+import pytest
+
 from dpx.report import chains, collect, rows, stages
 
-from .conftest import CLASSIFY, node, run
+from .conftest import CLASSIFY, PRETRAIN, node, run
 
 
 def test_a_finished_chain_is_one_run_with_the_results_of_its_stages(place, tmp_path):
@@ -55,3 +57,19 @@ def test_a_chain_that_has_not_finished_or_lost_a_stage_or_was_edited_is_left_out
     shutil.rmtree(stage)
     (line,) = collect.collect(Path("outputs"), ("two-",))[1]
     assert "the folder of a finished stage is missing" in line
+
+
+def test_a_stage_of_the_same_task_is_compared_with_the_weights_that_it_began_with(place):
+    run(node(pretrain=PRETRAIN, again=PRETRAIN | {"init": "pretrain"}))
+    found = max(collect.collect(Path("outputs"), ("two-",))[0], key=lambda one: len(one.finals))
+    own = json.loads(next(Path("outputs").glob("two_pretrain-*/private/results.json")).read_text())
+    assert found.finals["again/before"] == pytest.approx(own["heldout"]["mlm_accuracy"], abs=1e-6)
+    assert found.facts["again/before"] == "held-out rows"
+
+
+def test_two_chains_share_a_stage_of_one_name_and_config(place):
+    run(node(pretrain=PRETRAIN | {"name": "shared"}), "chain", "name=one")
+    before = {path: path.stat().st_mtime_ns for path in Path("outputs").glob("shared-*/**/*") if path.is_file()}
+    run(node(pretrain=PRETRAIN | {"name": "shared"}), "chain", "name=other")
+    assert len(list(Path("outputs").glob("shared-*"))) == 1
+    assert before == {path: path.stat().st_mtime_ns for path in Path("outputs").glob("shared-*/**/*") if path.is_file()}
