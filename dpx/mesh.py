@@ -2,7 +2,7 @@
 
 import os
 import sys
-from typing import Literal
+from typing import Any, Literal
 
 from dpx.declaration import ConfigError, declaration, require
 
@@ -12,8 +12,10 @@ class Mesh:
     """Has the axes `data` (examples), `fsdp` (examples; stored parameters are sharded) and `tensor` (within a layer, left to the
     compiler).
 
-    `simulated_devices` splits one CPU into that many devices (for tests). `flops_per_s` and `memory_bytes` describe one device, for plans;
-    `flops_per_s` is the assumed rate of a well-tuned step there. A run asks the device itself (`usable_bytes`).
+    `simulated_devices` splits one CPU into that many devices (for tests), in each of several processes its share. `processes` is the
+    number of processes that share the devices equally; `auto` is the number that the launcher started. `flops_per_s` and `memory_bytes`
+    describe one device, for plans; `flops_per_s` is the assumed rate of a well-tuned step there. A run asks the device itself
+    (`usable_bytes`).
     """
 
     name: str
@@ -22,6 +24,7 @@ class Mesh:
     fsdp: int = 1
     tensor: int = 1
     simulated_devices: int | None = None
+    processes: int | Literal["auto"] = "auto"
     flops_per_s: float
     memory_bytes: int
 
@@ -38,6 +41,10 @@ class Mesh:
             f"the mesh needs {self.devices}",
             f"Use at least {self.devices}",
         )
+
+    def simulated_here(self, processes: int) -> int | None:
+        """Returns the number of simulated devices of each of several processes."""
+        return None if self.simulated_devices is None else self.simulated_devices // processes
 
     @property
     def devices(self) -> int:
@@ -61,15 +68,35 @@ class Mesh:
         import jax
         import numpy as np
 
-        devices = jax.devices()
+        devices = self._used(jax.devices(), jax.process_count())
+        # jax.sharding.Mesh gives Auto axes; jax.make_mesh would give Explicit ones, under which a plain gather raises.
+        return jax.sharding.Mesh(np.asarray(devices).reshape(self.data, self.fsdp, self.tensor), ("data", "fsdp", "tensor"))
+
+    def _used(self, devices: list[Any], processes: int) -> list[Any]:
+        """Returns the devices of the mesh in order: of each process as many, those of one process beside each other."""
         require(
             len(devices) >= self.devices,
             f"mesh={self.name}",
-            f"needs {self.devices} devices, but this machine has {len(devices)}",
+            f"needs {self.devices} devices, but this {'machine has' if processes == 1 else 'job has'} {len(devices)}",
             "Use mesh=single, or set mesh.simulated_devices on a CPU",
         )
-        # jax.sharding.Mesh gives Auto axes; jax.make_mesh would give Explicit ones, under which a plain gather raises.
-        return jax.sharding.Mesh(np.asarray(devices[: self.devices]).reshape(self.data, self.fsdp, self.tensor), ("data", "fsdp", "tensor"))
+        if processes == 1:
+            return devices[: self.devices]
+        each = self.devices // processes
+        require(
+            each * processes == self.devices and each % self.tensor == 0,
+            f"mesh={self.name}",
+            f"its {self.data}x{self.fsdp}x{self.tensor} devices cannot be shared equally by {processes} processes, layers undivided",
+            f"Use a number of processes that divides {self.data * self.fsdp}",
+        )
+        of_process = [[one for one in devices if one.process_index == index][:each] for index in range(processes)]
+        require(
+            all(len(own) == each for own in of_process),
+            f"mesh={self.name}",
+            f"needs {each} devices in each of {processes} processes, but one has {min(map(len, of_process))}",
+            "Use a mesh of as many devices as the processes have",
+        )
+        return [one for own in of_process for one in own]
 
 
 THREADS_PER_DEVICE = 4

@@ -239,7 +239,7 @@ def test_one_process_keeps_to_one_mesh(answered) -> None:
 @pytest.mark.parametrize("arguments", REFUSED_IN_TWO, ids=["run", "sweep", "search"])
 def test_one_of_two_processes_trains_nothing_and_writes_nothing(answered, arguments) -> None:
     done, folder = answered[arguments]
-    assert done.returncode == 2 and done.stderr.startswith("error: SLURM_STEP_NUM_TASKS=2: each process of one job")
+    assert done.returncode == 2 and done.stderr.startswith("error: SLURM_STEP_NUM_TASKS=2: SLURM_PROCID does not give")
     assert len(done.stderr.splitlines()) == 1
     # Of a sweep Hydra notes the command.
     assert {path.name for path in folder.rglob("*") if path.is_file()} <= {"multirun.yaml"}

@@ -37,7 +37,7 @@ def test_the_command_of_the_lock_is_stated() -> None:
 
 def test_extras_and_script_are_there() -> None:
     assert PROJECT["optional-dependencies"].keys() == {"cuda", "tpu", "hub", "tune", "plots", "bench", "parity", "correlated", "dev"}
-    assert PROJECT["scripts"] == {"dpx": "dpx.__main__:main"}
+    assert PROJECT["scripts"] == {"dpx": "dpx.__main__:main", "dpx-launch": "dpx.processes.launch:main"}
 
 
 def test_readme_has_two_commands_of_one_line() -> None:

@@ -11,6 +11,7 @@ from dpx import sampler
 from dpx.declaration import ConfigError
 from dpx.randomness import RootSecret
 from dpx.sampler import epochs, poisson
+from dpx.sampler.protocol import Part
 
 SECRET = RootSecret.from_seed(1)
 
@@ -59,13 +60,13 @@ def test_steps_are_independent():
 
 
 def test_positions_are_uniform_across_shard_borders(monkeypatch):
-    monkeypatch.setattr(poisson, "SHARD_RECORDS", 1_000)
+    monkeypatch.setattr(poisson, "shard_records", lambda size: 1_000)
     hits = np.concatenate(draws(10_500, 0.02, 400))
     assert stats.chisquare(np.histogram(hits, bins=np.arange(0, 10_501, 125))[0]).pvalue > 1e-4
 
 
 def test_virtual_shards_draw_independently(monkeypatch):
-    monkeypatch.setattr(poisson, "SHARD_RECORDS", 1_000)
+    monkeypatch.setattr(poisson, "shard_records", lambda size: 1_000)
     drawn = sampler.draw(sampler.Poisson(), 8_000, 0.1, generator_for)
     shards = [set(drawn[drawn // 1_000 == shard] % 1_000) for shard in range(8)]
     # Two shards of 100 rows each have 10 in common by chance, not 100.
@@ -231,3 +232,36 @@ def test_a_draw_without_a_step_is_that_of_the_first():
 
 def test_half_of_the_rows_are_drawn_like_fewer():
     assert sampler.draw(sampler.FixedSize(), 10, 0.5, generator_for, 3).tolist() == [0, 1, 3, 7, 8]
+
+
+SAMPLERS = (
+    sampler.Poisson(),
+    sampler.CyclicPoisson(cycle=3),
+    sampler.TruncatedPoisson(slack=1e-10),
+    sampler.FixedSize(),
+    sampler.Shuffled(),
+    sampler.BallsInBins(),
+)
+
+
+@pytest.mark.parametrize("declared", SAMPLERS, ids=lambda one: one.name)
+@pytest.mark.parametrize(("size", "processes"), [(200_003, 1), (200_003, 2), (200_003, 5), (40, 4)])
+def test_the_parts_of_several_processes_are_the_draw_of_one(declared, size, processes, monkeypatch):
+    monkeypatch.setattr(poisson, "_LEAST_SHARDS", 2)
+    whole = sampler.draw(declared, size, 0.05, generator_for, 3)
+    parts = [sampler.draw(declared, size, 0.05, generator_for, 3, Part(index, processes)) for index in range(processes)]
+    assert np.array_equal(np.concatenate(parts), whole) and len(whole)
+    assert processes == 1 or max(map(len, parts)) < len(whole)
+
+
+def test_a_process_draws_its_own_shards_alone(monkeypatch):
+    asked = []
+
+    def noted(step: int, shard: int) -> np.random.Generator:
+        asked.append(shard)
+        return generator_for(step, shard)
+
+    size = 8 * 4 * poisson._LEAST_RECORDS
+    drawn = [sampler.draw(sampler.Poisson(), size, 0.001, noted, 0, Part(index, 4)) for index in range(4)]
+    assert asked == list(range(32)) and all(one.min() >= index * size // 4 for index, one in enumerate(drawn))
+    assert poisson.shard_records(346_000_000) * 4096 >= 346_000_000 > poisson.shard_records(346_000_000) * 4095

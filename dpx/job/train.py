@@ -13,8 +13,8 @@ from dpx.claim.document import AnyRun, RunStatement
 from dpx.console import Console, figure
 from dpx.declaration import declaration, require
 from dpx.experiment import Experiment
-from dpx.one_process import require_one_process
 from dpx.privacy.origins import in_words
+from dpx.processes import team
 from dpx.results import BASELINES, Results, accuracy_in_words, nothing_learnt
 from dpx.run_folder import RunFolder
 
@@ -27,7 +27,7 @@ class Train:
     """
 
     def __call__(self, experiment: Experiment, folder: RunFolder) -> None:
-        require_one_process()
+        team().require_joined()
         # jax starts here, after every declaration has been checked.
         from dpx.training.opening import open_run
 

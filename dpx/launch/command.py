@@ -9,19 +9,63 @@ from dpx import config, interruption, packages
 from dpx.config.command_line import as_refused
 from dpx.config.with_hydra import register_search_path
 from dpx.console import Console, closed_pipe, require_standard_streams, tell, wide_console
+from dpx.declaration import ConfigError
 from dpx.launch import resolvers, sweep
 from dpx.launch.launcher import CloseStudy, Launcher
 from dpx.launch.refused import remove_sweep_if_new
+from dpx.processes import Place, place, supervisor, team
+from dpx.processes.team import LOST, PeerLost, disconnect, join, leave
+from dpx.training.follower import follow
 
 
 def run() -> None:
     """Runs the command line of this process; its exit codes are those of `dpx.__main__.main`."""
     require_standard_streams()
+    try:
+        own = place()
+    except ConfigError as refused:
+        tell(f"error: {refused}")
+        sys.exit(2)
+    if own.count > 1:
+        sys.exit(supervisor.supervise(lambda: _as_one_of_several(own)))
     interruption.install()
     try:
         _run()
     finally:
         interruption.release()
+
+
+def _as_one_of_several(own: Place) -> int:
+    """Runs this process of a job of several. Process 0 runs the command line, the others do what it tells; returns the exit code."""
+    interruption.install()
+    code = 1
+    try:
+        joined = join(own)
+    except ConfigError as refused:
+        tell(f"error: {refused}")
+        return 2
+    try:
+        if own.is_owner:
+            _run()
+            code = 0
+        else:
+            with interruption.deferred():
+                code = follow(joined)
+    except SystemExit as ended:
+        code = ended.code if isinstance(ended.code, int) else 1
+    except Exception as error:
+        if as_refused(error) is None:
+            logging.getLogger("dpx").exception("process %d stopped", own.index)
+        line = str(as_refused(error) or f"{type(error).__name__}: {' '.join(str(error).split())}")
+        joined.fail(line)
+        tell(f"error: process {own.index}: {line}")
+        leave(LOST)
+    if own.is_owner:
+        joined.dismiss(code)
+    else:
+        joined.say_ended()
+    disconnect(code)
+    return code
 
 
 def _run() -> None:
@@ -73,9 +117,13 @@ def _show_sweep(launcher: Launcher) -> None:
 def _answer(error: Exception) -> int:
     """Prints the line for one error and returns its exit code."""
     refused = as_refused(error, sys.argv[1:])
+    if refused is None and not team().is_alone:
+        # A process that is gone shows first in a device's collective, as an error of jax.
+        line = team().failure(wait_s=2.0)
+        refused = PeerLost("process lost", line, "Run the same command: it resumes from the last checkpoint") if line else None
     if refused is not None:
         tell(f"error: {refused}")
-        return 2
+        return LOST if isinstance(refused, PeerLost) else 2
     words = " ".join(str(error).split()) or "no message"
     tell(f"error: {type(error).__name__}: {words}. The traceback is in the run's private/dpx.log.")
     return 1

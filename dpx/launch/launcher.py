@@ -37,7 +37,8 @@ from dpx.launch.same_run import require_same_claim, require_same_run
 from dpx.launch.sweep import Outcome
 from dpx.mechanism.protocol import Mechanism
 from dpx.mesh import simulate_devices
-from dpx.one_process import require_one_process
+from dpx.processes import team
+from dpx.processes.place import require_processes
 from dpx.results import read_results
 from dpx.run_folder import RunFolder, Status
 from dpx.tuning.rules import check_charge, check_fork, check_init
@@ -74,9 +75,6 @@ class Launcher:
         path, point = Path(settings.runtime.output_dir), tuple(settings.overrides.task)
         self._job = job = str(settings.runtime.choices.get("job"))
         status, is_left_alone = Status(path, job), False
-        if job in finished.JOBS and (refused := _of_several_processes()):
-            self.failures.append(refused)
-            return self._record(path, point, "failed", error=str(refused))
         try:
             # A point that was complete when the signal came has finished; the next one does not begin.
             if interruption.is_requested():
@@ -116,6 +114,12 @@ class Launcher:
 
     def _check_launch(self, cfg: DictConfig, settings: Any, point: tuple[str, ...]) -> None:
         """Raises `ConfigError` for a sweep that cannot run here, and for an override that no stage of a chain reads."""
+        require(
+            team().is_alone or self._job in finished.JOBS,
+            f"job={self._job}",
+            f"is done by one process, and this job has {team().count}",
+            "Start one process for it; several are for job=train and job=resume",
+        )
         if self.is_sweep:
             self._check_sweep(cfg, settings, point)
         if cfg.get("chain") is not None:
@@ -144,7 +148,8 @@ class Launcher:
             experiment.lr_schedule.require_fits(experiment.steps)
             if status.job in finished.JOBS:
                 require_same_claim(experiment, cfg, path, point)
-        simulate_devices(experiment.mesh, experiment.mesh.simulated_devices)
+        require_processes(experiment.mesh.processes, team().count)
+        simulate_devices(experiment.mesh, experiment.mesh.simulated_here(team().count))
         if cfg.run is None:
             # Only now: it may import jax.
             experiment.optimizer.require_usable()
@@ -263,7 +268,6 @@ class CloseStudy(Callback):
         experiment, job = build(config)
         if experiment.tune is None or not isinstance(job, Train):
             return
-        require_one_process()
         study = Study(Path(config.hydra.sweep.dir), experiment.name)
         # Optuna writes the best settings and score beside the runs; both depend on held-out rows.
         found = study.outputs / "optimization_results.yaml"
@@ -274,16 +278,6 @@ class CloseStudy(Callback):
             stage("the secret number of trials is 0, which tune.shape=.inf allows: nothing is trained and nothing is spent")
         shown = [Outcome(study.outputs / one.folder, one.point, one.state, one.score, one.error) for one in trials]
         sweep.show(shown, wide_console())
-
-
-def _of_several_processes() -> ConfigError | None:
-    """The refusal of a launch of several processes, after which nothing is written, not even a log: another process of the same job may be
-    writing there. `None` for one process."""
-    try:
-        require_one_process()
-    except ConfigError as refused:
-        return refused
-    return None
 
 
 def _require_no_search(experiment: Experiment, job: str, is_sweep: bool) -> None:

@@ -9,7 +9,6 @@ from dpx import config
 from dpx.declaration import ConfigError, require
 from dpx.launch import search_space
 from dpx.launch.finished import JOBS, has_finished
-from dpx.one_process import require_one_process
 from dpx.run_folder import RunFolder
 from dpx.tuning.study import Study, check_charge
 
@@ -27,28 +26,18 @@ def register_resolvers() -> None:
 def _hydra_files(root: DictConfig) -> str | None:
     """Returns the folder, below the run's, where Hydra stores the composed config.
 
-    It is `None` for a finished run, which must not change, and for one that is refused in one of several processes. Hydra resolves it
-    before it writes there, so the private folder is made here. Raises `ConfigError` if the run's folder contains a symbolic link.
+    It is `None` for a finished run, which must not change. Hydra resolves it before it writes there, so the private folder is made here.
+    Raises `ConfigError` if the run's folder contains a symbolic link.
     """
     place = OmegaConf.select(root, "hydra.runtime.output_dir", throw_on_missing=False)
     if place is None:
         return "private/hydra"
-    if _job(root) in JOBS and not _is_one_process():
-        return None
     folder = RunFolder(Path(place))
     folder.require_no_links()
     if _job(root) in JOBS and _has_finished(root, folder):
         return None
     folder.made_private()
     return "private/hydra"
-
-
-def _is_one_process() -> bool:
-    try:
-        require_one_process()
-    except ConfigError:
-        return False
-    return True
 
 
 def _has_finished(root: DictConfig, folder: RunFolder) -> bool:

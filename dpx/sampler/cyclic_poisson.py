@@ -7,7 +7,7 @@ import numpy as np
 from dpx.declaration import declaration, require
 from dpx.privacy.declarations import Accountant, Privacy
 from dpx.sampler import poisson
-from dpx.sampler.protocol import GeneratorFor, Sampler
+from dpx.sampler.protocol import WHOLE, GeneratorFor, Part, Sampler
 
 
 @declaration
@@ -37,9 +37,12 @@ class CyclicPoisson(Sampler):
         return self.cycle
 
     def draw(self, size: int, sampling_probability: float, generator_for: GeneratorFor, step: int) -> np.ndarray:
+        return self.draw_part(size, sampling_probability, generator_for, step, WHOLE)
+
+    def draw_part(self, size: int, sampling_probability: float, generator_for: GeneratorFor, step: int, part: Part) -> np.ndarray:
         group = step % self.cycle
-        members = len(range(group, size, self.cycle))
-        return group + self.cycle * poisson.independent(members, min(1.0, sampling_probability * self.cycle), generator_for, step)
+        members, q = len(range(group, size, self.cycle)), min(1.0, sampling_probability * self.cycle)
+        return group + self.cycle * poisson.independent(members, q, generator_for, step, part)
 
     def largest_batch(self, size: int) -> int:
         return size // self.cycle

@@ -5,10 +5,18 @@ from typing import ClassVar, Literal
 import numpy as np
 
 from dpx.declaration import declaration
-from dpx.sampler.protocol import GeneratorFor, Sampler
+from dpx.sampler.protocol import WHOLE, GeneratorFor, Part, Sampler, share
 
-# Records of one virtual shard. Shards depend on the number of records only, so a draw is the same on every mesh.
-SHARD_RECORDS = 1 << 22
+# Virtual shards depend on the number of records only, so a draw is the same on every mesh and for every number of processes: up to 4,096 of
+# them, each of at least 2^14 records.
+_SHARDS, _LEAST_RECORDS = 4096, 1 << 14
+# A process draws its own shards alone if each process has at least this many; fewer would divide a batch unevenly.
+_LEAST_SHARDS = 8
+
+
+def shard_records(size: int) -> int:
+    """Returns the number of records of each virtual shard but the last, of `size` records in all."""
+    return max(_LEAST_RECORDS, -(-size // _SHARDS))
 
 
 @declaration
@@ -22,18 +30,29 @@ class Poisson(Sampler):
     def draw(self, size: int, sampling_probability: float, generator_for: GeneratorFor, step: int) -> np.ndarray:
         return independent(size, sampling_probability, generator_for, step)
 
+    def draw_part(self, size: int, sampling_probability: float, generator_for: GeneratorFor, step: int, part: Part) -> np.ndarray:
+        return independent(size, sampling_probability, generator_for, step, part)
 
-def independent(size: int, sampling_probability: float, generator_for: GeneratorFor, step: int) -> np.ndarray:
-    """Returns the indices below `size` that are drawn, each independently with probability `sampling_probability`, ascending."""
+
+def independent(size: int, sampling_probability: float, generator_for: GeneratorFor, step: int, part: Part = WHOLE) -> np.ndarray:
+    """Returns the indices below `size` that are drawn, each independently with probability `sampling_probability`, ascending.
+
+    A `part` of them is that of its own virtual shards, or, where there are few shards, an equal share of what all shards draw.
+    """
     if sampling_probability == 0 or size == 0:
         return np.empty(0, np.int64)
     if sampling_probability == 1:
-        return np.arange(size, dtype=np.int64)
-    parts = []
-    for shard, start in enumerate(range(0, size, SHARD_RECORDS)):
-        records = min(SHARD_RECORDS, size - start)
-        parts.append(_shard_hits(records, sampling_probability, generator_for(step, shard)) + start)
-    return np.concatenate(parts)
+        return share(np.arange(size, dtype=np.int64), part)
+    records = shard_records(size)
+    shards = -(-size // records)
+    is_own = shards >= _LEAST_SHARDS * part.count
+    first, last = (shards * (part.index + more) // part.count for more in (0, 1)) if is_own else (0, shards)
+    drawn = [
+        _shard_hits(min(records, size - shard * records), sampling_probability, generator_for(step, shard)) + shard * records
+        for shard in range(first, last)
+    ]
+    found = np.concatenate(drawn)
+    return found if is_own else share(found, part)
 
 
 def _shard_hits(records: int, q: float, generator: np.random.Generator) -> np.ndarray:

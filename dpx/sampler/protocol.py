@@ -6,7 +6,7 @@ whose epsilon a paper quotes: that value is reported as unsupported, and a targe
 """
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple
 
 import numpy as np
 
@@ -19,6 +19,21 @@ if TYPE_CHECKING:
 # `generator_for(step, shard)` for a draw at each step, `generator_for("pass", number)` for an order that is fixed for an epoch.
 GeneratorFor = Callable[..., np.random.Generator]
 Assumed = Literal["poisson"] | None
+
+
+class Part(NamedTuple):
+    """The share of process `index` of `count` in a draw."""
+
+    index: int
+    count: int
+
+
+WHOLE = Part(0, 1)
+
+
+def share(drawn: np.ndarray, part: Part) -> np.ndarray:
+    """Returns an equal share of what all processes drew."""
+    return drawn if part.count == 1 else np.array_split(drawn, part.count)[part.index]
 
 
 class Sampler:
@@ -70,6 +85,14 @@ class Sampler:
         """
         raise NotImplementedError
 
+    def draw_part(self, size: int, sampling_probability: float, generator_for: GeneratorFor, step: int, part: Part) -> np.ndarray:
+        """Returns the share of one process in the draw of a step; the shares of all processes are the whole draw, each index once.
+
+        By default every process draws everything and takes its share. A sampler whose draws of different rows are independent may draw
+        its share alone.
+        """
+        return share(self.draw(size, sampling_probability, generator_for, step), part)
+
     def largest_batch(self, size: int) -> int:
         """Returns the largest expected batch size for N = `size`."""
         return size
@@ -105,12 +128,19 @@ class Sampler:
         return None
 
 
-def draw(sampler: Sampler, size: int, sampling_probability: float, generator_for: GeneratorFor, step: int = 0) -> np.ndarray:
-    """Returns `sampler.draw`; raises `ConfigError` for a sampling probability outside 0..1."""
+def draw(
+    sampler: Sampler, size: int, sampling_probability: float, generator_for: GeneratorFor, step: int = 0, part: Part = WHOLE
+) -> np.ndarray:
+    """Returns `sampler.draw`, or the `part` of it that one of several processes reads.
+
+    Raises `ConfigError` for a sampling probability outside 0..1.
+    """
     require(
         0 <= sampling_probability <= 1,
         f"q={sampling_probability}",
         "a sampling probability must be between 0 and 1",
         "Use a batch size of at most N",
     )
+    if part.count > 1:
+        return sampler.draw_part(size, sampling_probability, generator_for, step, part)
     return sampler.draw(size, sampling_probability, generator_for, step)

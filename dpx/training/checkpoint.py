@@ -27,6 +27,7 @@ from dpx.declaration import ConfigError, require
 from dpx.durable import put_in_place, write_durably
 from dpx.init.weights import by_path, facts_beside
 from dpx.init.weights import checksums as weight_checksums
+from dpx.processes import team
 from dpx.training.checksum import checksums
 from dpx.training.state import State, restored
 
@@ -109,18 +110,26 @@ class Checkpoints:
         return sorted(int(path.name) for path in self.directory.glob("[0-9]*") if path.name.isdigit())
 
     def save(self, steps_done: int, state: State, facts: dict[str, Any]) -> None:
-        """Starts saving `state` and `facts` (JSON), after the previous save has ended. Raises `ConfigError` on a full disk."""
+        """Starts saving `state` and `facts` (JSON), after the previous save has ended. Raises `ConfigError` on a full disk.
+
+        Every process writes its shards, process 0 the rest.
+        """
         self.wait()
+        if team().is_owner:
+            team().tell("save", directory=str(self.directory), steps_done=steps_done, facts=facts)
         saved = state.saved()
         facts = agreement.sealed(facts | {VALUES: checksums(saved)})
         with _storage_faults(self.directory):
             response = self._checkpointer.save_async(steps_done, saved, force=True, overwrite=True, custom_metadata=facts)
-            self._pending = self._saver.submit(_note_files, response, self.directory / str(steps_done))
+            place = self.directory / str(steps_done)
+            self._pending = self._saver.submit(_note_files, response, place) if team().is_owner else self._saver.submit(response.result)
 
     def wait(self) -> None:
         """Waits until the last save is committed."""
         pending, self._pending = self._pending, None
         if pending is not None:
+            if team().is_owner:
+                team().tell("wait", directory=str(self.directory))
             with _storage_faults(self.directory):
                 pending.result()
 
@@ -152,10 +161,31 @@ class Checkpoints:
             "does not contain a state with the structure that this run needs",
             "Use the version of dpx and the optimizer.arguments that wrote it",
         )
+        team().tell("load", directory=str(self.directory), steps_done=steps_done)
+        fault = None
         with _reading(place, unlike if (place / FILES).exists() else _damaged(place)):
-            saved: Any = ocp.load(str(place), abstract)
+            try:
+                saved: Any = ocp.load(str(place), abstract)
+            except Exception as error:
+                fault = error
+            is_whole = all(team().gather(fault is None))
+            if fault is not None:
+                raise fault
+        require(is_whole, place, "could not be read by every process", "Check that all processes share one disk")
         _require_saved(place, saved, facts)
         return Saved(steps_done, restored(saved), facts)
+
+    def loaded_together(self, steps_done: int, like: State) -> State | None:
+        """Takes part in `load` as a process that is not process 0, which decides; returns the state, `None` if it cannot be read."""
+        abstract = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=leaf.sharding), like.saved())
+        try:
+            saved: Any = ocp.load(str(self.directory / str(steps_done)), abstract)
+        except Exception:
+            saved = None
+        if not all(team().gather(saved is not None)) or saved is None:
+            return None
+        checksums(saved)
+        return restored(saved)
 
     def parts(self, steps_done: int) -> set[str]:
         """Returns the names under which parts of the state were saved after `steps_done` steps (the keys of `State.saved`)."""
@@ -241,9 +271,11 @@ def _reading(place: Path, otherwise: ConfigError) -> Iterator[None]:
 def export(directory: Path, params: Any, facts: dict[str, Any]) -> None:
     """Writes parameters alone, together with `facts` (JSON; `dpx.init.weights.facts` and more); replaces earlier content."""
     with _storage_faults(directory):
-        shutil.rmtree(directory, ignore_errors=True)
+        if team().is_owner:
+            shutil.rmtree(directory, ignore_errors=True)
+        team().gather(True)
         ocp.save(str(directory.absolute()), params, custom_metadata=facts)
-        if (directory / _COMMITTED).is_file():
+        if team().is_owner and (directory / _COMMITTED).is_file():
             # Orbax only checks that this file exists, but writes the folder's path on this machine into it.
             write_durably(directory / _COMMITTED, f"committed as {directory.name}\n")
 

@@ -32,6 +32,7 @@ _ENVIRONMENT = ("XLA_FLAGS", "LIBTPU_INIT_ARGS", "JAX_ENABLE_X64", "JAX_DEFAULT_
 _ENVIRONMENT += ("NVIDIA_TF32_OVERRIDE", "CUBLAS_WORKSPACE_CONFIG", "TF_CUDNN_DETERMINISTIC")
 # The number of threads decides the order in which numbers are added.
 _THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NPROC", "TF_NUM_INTRAOP_THREADS", "TF_NUM_INTEROP_THREADS")
+_LIBRARIES = ("jax", "jaxlib", "flax", "optax", "numpy", "tokenizers")
 # Name prefixes of the packages that contain compiled kernels of accelerators.
 _ACCELERATOR_LIBRARIES = ("jax-cuda", "jax-rocm", "nvidia-", "libtpu")
 
@@ -70,7 +71,6 @@ def fingerprint(
     """
     import jax
 
-    libraries = ("jax", "jaxlib", "flax", "optax", "numpy", "tokenizers")
     plain = dataclasses.asdict(experiment)
     return {
         "claim": claim_checksum(experiment),
@@ -78,19 +78,25 @@ def fingerprint(
         "code": code_checksum(_modules_of(experiment)),
         "packages": {name: _package(name) for name in outside_code.packages_of(experiment, job)},
         "environment": {name: os.environ.get(name) for name in _ENVIRONMENT},
-        # A checkout that was never installed has no metadata.
-        "versions": {"dpx": dpx.__version__} | {name: importlib.metadata.version(name) for name in libraries},
+        "versions": versions(),
         "accelerator_libraries": accelerator_libraries(),
         "processor": processor(),
         "device": jax.devices()[0].device_kind,
         "driver": getattr(jax.devices()[0].client, "platform_version", None),
         "mesh": {axis: plain["mesh"][axis] for axis in ("data", "fsdp", "tensor", "simulated_devices")},
+        "processes": jax.process_count(),
         "clipping_method": plain["clipping_method"],
         "threads": threads(),
         "microbatch": microbatch,
         "widths": list(experiment.widths),
         "strategy": None if strategy is None else hashlib.sha256(np.asarray(strategy).tobytes()).hexdigest(),
     }
+
+
+def versions() -> dict[str, str]:
+    """Returns the versions of dpx and of the libraries that compute a step."""
+    # A checkout that was never installed has no metadata.
+    return {"dpx": dpx.__version__} | {name: importlib.metadata.version(name) for name in _LIBRARIES}
 
 
 def _modules_of(declared: Any) -> set[str]:

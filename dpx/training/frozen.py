@@ -15,12 +15,11 @@ from dpx.clipping.groups import LAYERS
 from dpx.cost.memory import Trains
 from dpx.declaration import require
 from dpx.durable import draft_of
-from dpx.init import weights
 from dpx.mechanism.protocol import Mechanism
 from dpx.models.trainable import split, whole
 from dpx.models.trained import Trained
 from dpx.parameter_path import path_name
-from dpx.training.checkpoint import export, on_host
+from dpx.training.checkpoint import on_host
 from dpx.training.update import CANARIES
 
 FOLDER = "resting"
@@ -60,21 +59,10 @@ def trains(train: Trained, objective: Any, mechanism: Mechanism) -> Trains:
     return found.differentiated_by(by_path, mechanism.summed_shapes(by_path))
 
 
-def keep(private: Path, step: Any, key: Any, start: Any = None) -> Any:
-    """Writes the frozen parameters of a new run, drawn with `key` or taken from `start`, unless they were written before.
-
-    Returns them as `placed` does."""
-    path = private / FOLDER
-    if step.has_frozen and not path.exists():
-        params = step.draw_frozen(key, start)
-        export(path, params, weights.facts(params, ()))
-    return placed(private, step)
-
-
-def inherit(private: Path, parent: Path, step: Any) -> Any:
+def inherit(private: Path, parent: Path, step: Any) -> None:
     """Copies the frozen parameters of a fork from its parent, completely or not at all, unless that was done before.
 
-    Returns them as `placed` does. Raises `ConfigError` if the parent's file is missing."""
+    Raises `ConfigError` if the parent's file is missing."""
     path = private / FOLDER
     if step.has_frozen and not path.exists():
         require(
@@ -82,7 +70,6 @@ def inherit(private: Path, parent: Path, step: Any) -> Any:
         )
         with draft_of(path) as draft:
             shutil.copytree(parent / FOLDER, draft)
-    return placed(private, step)
 
 
 def placed(private: Path, step: Any) -> Any:

@@ -14,7 +14,6 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from dpx import interruption
 from dpx.claim.calibration import Calibrated, entry
 from dpx.clipping.frozen import merged
 from dpx.data.length_buckets import by_width
@@ -22,8 +21,10 @@ from dpx.data.store import Store
 from dpx.experiment import Experiment, Schedule
 from dpx.mechanism.protocol import Reparametrised
 from dpx.privacy.ledger import Ledger, NoiseEpoch
+from dpx.processes import team
 from dpx.randomness import RootSecret
 from dpx.sampler import draw, steps_per_epoch
+from dpx.sampler.protocol import share
 from dpx.training.checksum import as_text
 from dpx.training.forward_noise import draw_rows
 from dpx.training.profiling import Unprofiled
@@ -33,21 +34,27 @@ from dpx.training.step import Chunk, Step, StepInputs, UpdateInputs, as_chunk
 from dpx.training.timeline import DATA_WAIT, LEDGER
 
 
-@dataclasses.dataclass(frozen=True)
-class Runtime:
-    """Everything that a run needs, made from a checked declaration."""
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Computation:
+    """Everything that a process needs to compute the steps of a run, made from a checked declaration."""
 
     experiment: Experiment
     calibrated: Calibrated
     store: Store
     step: Step
-    ledger: Ledger
     strategy: np.ndarray | None = None
     # Frozen parameters, placed where microbatches are summed; empty if all parameters are trained.
     frozen: Any = dataclasses.field(default_factory=dict)
+    profiling: Unprofiled = Unprofiled()
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Runtime(Computation):
+    """A computation with the ledger that its steps are charged to, which process 0 alone holds."""
+
+    ledger: Ledger
     # The job that runs the experiment: its class may come from another package.
     job: Any = None
-    profiling: Unprofiled = Unprofiled()
 
 
 class Tokens(NamedTuple):
@@ -108,7 +115,7 @@ def run(runtime: Runtime, run_start: RunStart, observe: Observer, renew: Renewal
         if pending is not None:
             began = _show(runtime, *pending, state, began, observe)
         pending = (noise_epoch, step, metrics)
-        is_stopping = interruption.is_requested() and step + 1 < experiment.steps
+        is_stopping = step + 1 < experiment.steps and team().is_stop_asked()
         if is_stopping or _pauses(experiment.schedule, experiment.steps, step + 1):
             _show(runtime, *pending, state, began, observe)
             pending, began = None, time.perf_counter()
@@ -159,6 +166,17 @@ def one_step(runtime: Runtime, noise_epoch: NoiseEpoch, secret: RootSecret, step
     """
     with runtime.profiling.host(LEDGER):
         _enter(runtime, noise_epoch, step)
+    before = runtime.ledger.sum_of(noise_epoch.name, step)
+    # Without this command no other process draws.
+    team().tell("step", step=step, epoch=noise_epoch.number, tag=secret.tag, before=before)
+    return computed(runtime, secret, step, state, before)
+
+
+def computed(runtime: Computation, secret: RootSecret, step: int, state: State, before: str | None) -> tuple[State, dict[str, Any]]:
+    """Does a charged step: all of `one_step` after the charge, in every process of the job.
+
+    `before` is the checksum of a replayed step, from which this one must not differ.
+    """
     experiment, parts, clip = runtime.experiment, runtime.step, runtime.experiment.clip
     size, norm = experiment.batch_schedule.at(step), clip.in_force(state.clip)
     noise_multiplier = runtime.calibrated.noise_multiplier or 0.0
@@ -166,7 +184,6 @@ def one_step(runtime: Runtime, noise_epoch: NoiseEpoch, secret: RootSecret, step
     by = parts.differentiated_by(state, experiment.mechanism.draw_first(secret, step, state.params))
     carriers = by.trained if experiment.mechanism.reparametrises else None
     scaled = {"deviation": deviation, "clipping_norm": norm, "strategy": runtime.strategy, "past_noise": state.noise, "carriers": carriers}
-    before = runtime.ledger.sum_of(noise_epoch.name, step)
     if before is not None and experiment.mechanism.is_forward:
         # Its noise precedes the sum, so all its rows are compared first, without noise.
         without_noise, _ = _sums(runtime, secret, step, by, norm, None)
@@ -189,7 +206,7 @@ def _require_same(before: str | None, reduced: Any) -> None:
         raise AnotherSum
 
 
-def _sums(runtime: Runtime, secret: RootSecret, step: int, by: Reparametrised, norm: Any, deviation: Any = None) -> tuple[Any, Tokens]:
+def _sums(runtime: Computation, secret: RootSecret, step: int, by: Reparametrised, norm: Any, deviation: Any = None) -> tuple[Any, Tokens]:
     """Draws the step's rows, and returns their sums, still separate on each device, and their tokens.
 
     The loss is differentiated `by` these arrays.
@@ -203,8 +220,9 @@ def _sums(runtime: Runtime, secret: RootSecret, step: int, by: Reparametrised, n
         if mechanism.is_forward:
             forward, is_noised = np.float32(0 if deviation is None else deviation), deviation is not None
             indices, beside = draw_rows(mechanism, sampler, population, q, secret, step, is_noised=is_noised)
+            indices, beside = share(indices, team().part), {name: share(values, team().part) for name, values in beside.items()}
         else:
-            indices = draw(sampler, population, q, lambda *place: secret.generator("sample", *place), step)
+            indices = draw(sampler, population, q, lambda *place: secret.generator("sample", *place), step, team().part)
     masks, dropout = secret.key("mask", step), secret.key("dropout", step)
     frozen = merged(parts.place_constants(by.constants), runtime.frozen)
     inputs = StepInputs(parts.gather(by.trained), masks, dropout, norm, frozen, forward)
@@ -215,8 +233,8 @@ def _sums(runtime: Runtime, secret: RootSecret, step: int, by: Reparametrised, n
         # This chunk was gathered while the device worked on the last; unbounded, the queue would hold the whole logical batch.
         jax.block_until_ready(sums["count"])
         tokens += Tokens.count(chunk.rows_KB, chunk.is_padding_KB)
-        sums = parts.accumulate(sums, chunk, inputs)
-    return sums, tokens
+        sums = parts.accumulate(sums, parts.place(chunk), inputs)
+    return sums, sum((Tokens(*own) for own in team().gather(list(tokens))), Tokens())
 
 
 def chunks(
@@ -233,13 +251,20 @@ def chunks(
     `beside` holds further fields of the rows, [n, ...] for n `indices`; `epoch` is that of `Store.examples`. The longest come first, so
     that a batch that does not fit the memory fails at once.
     """
-    capacity = step.chunk * step.rows
+    capacity = step.chunk * step.own_rows
     longest_n = store.lengths("protected", indices, rows_per_example, epoch) if len(widths) > 1 else np.full(len(indices), widths[0])
-    for width, places in by_width(longest_n, widths):
-        for start in range(0, len(places), capacity):
-            taken = places[start : start + capacity]
+    places_of = dict(by_width(longest_n, widths))
+    own = {width: -(-len(places) // step.own_rows) for width, places in places_of.items()}
+    # Processes that drew fewer examples than another one fill up with padding.
+    counts = [max(each) for each in zip(*team().gather([own.get(width, 0) for width in widths]), strict=True)]
+    for width, count in reversed(list(zip(widths, counts, strict=True))):
+        places = places_of.get(width, np.empty(0, np.int64))
+        for number in range(-(-count // step.chunk)):
+            taken = places[number * capacity : (number + 1) * capacity]
             rows = store.examples("protected", indices[taken], rows_per_example, width, epoch)
-            yield as_chunk(rows | {name: values[taken] for name, values in beside.items()}, step)
+            yield as_chunk(
+                rows | {name: values[taken] for name, values in beside.items()}, step, min(step.chunk, count - number * step.chunk)
+            )
 
 
 _SHOWN_AS_THEY_ARE = ("weights/", "gradients/", "released/", "carriers/")

@@ -27,15 +27,16 @@ from dpx.experiment import Experiment
 from dpx.init.declarations import Init
 from dpx.init.relation import contradictions
 from dpx.init.start import RANDOM, Receiver, Start, receiver_of, related_again, require_one_start, same_weights, start, start_of_fork
-from dpx.one_process import require_one_jax_process, require_one_process
 from dpx.privacy.ledger import Ledger
 from dpx.privacy.unit_facts import UnitFacts
+from dpx.processes import team
+from dpx.processes.place import require_processes
 from dpx.run_folder import RunFolder
 from dpx.task.objective import objective as make_objective
-from dpx.training import features
+from dpx.training import features, follower
 from dpx.training.checkpoint import Checkpoints
 from dpx.training.evaluation import BATCH_ROWS, held_out
-from dpx.training.fingerprint import fingerprint
+from dpx.training.fingerprint import claim_checksum, fingerprint
 from dpx.training.loop import Runtime
 from dpx.training.metrics import MetricsWriter
 from dpx.training.microbatch import Workload, resolve_microbatch
@@ -51,13 +52,19 @@ from dpx.training.step import Step, make_step
 def open_run(experiment: Experiment, folder: RunFolder, job: Any = None) -> Iterator[Session]:
     """Prepares a run of `job` in `folder` and keeps its ledger, checkpoints and output files open until the context ends.
 
-    Raises `ConfigError` before the first array of the model is allocated; if jax runs in several processes, before anything is prepared.
+    Raises `ConfigError` before the first array of the model is allocated. In a job of several processes, this is process 0, which tells
+    the others what to do (`dpx.training.follower`).
     """
-    require_one_process()
-    require_one_jax_process()
+    team().require_joined()
+    require_processes(experiment.mesh.processes, team().count)
+    _require_alone_for_audit(experiment.audit)
+    # Before jax starts: its devices are found by all processes at once.
+    team().tell("begin", config_yaml=folder.config_yaml, folder=str(folder.path), fork=folder.fork)
+    team().require_jax()
     ready = _get_ready(experiment, folder)
     store, step, audit, private = ready.store, ready.step, experiment.audit, folder.private
     with contextlib.ExitStack() as stack:
+        stack.callback(team().tell, "close")
         ledger = stack.enter_context(contextlib.closing(Ledger(private / "ledger")))
         kept = experiment.schedule.checkpoints_kept
         checkpoints = stack.enter_context(contextlib.closing(Checkpoints(private / agreement.CHECKPOINTS, kept)))
@@ -83,17 +90,36 @@ def open_run(experiment: Experiment, folder: RunFolder, job: Any = None) -> Iter
             spending=Spending(experiment.accountant, experiment.privacy, experiment.steps, ledger),
             released=Released(folder.release / "telemetry.jsonl"),
         )
-        if conclude is None and features.are_constant(ready.objective, run_start.state.params):
+        if conclude is None and team().is_alone and features.are_constant(ready.objective, run_start.state.params):
             stage("reading every text once: the head alone is trained")
             mesh = experiment.mesh.make()
             store = features.of_store(ready.objective, run_start.frozen, store, experiment.widths, mesh, private)
         measured = stack.enter_context(contextlib.closing(profiling(experiment.profile, private, experiment.mesh.devices)))
-        step = measured.watched(step)
-        runtime = Runtime(experiment, ready.calibrated, store, step, ledger, ready.strategy, run_start.frozen, job, measured)
+        runtime = Runtime(
+            experiment=experiment,
+            calibrated=ready.calibrated,
+            store=store,
+            step=measured.watched(step),
+            ledger=ledger,
+            strategy=ready.strategy,
+            frozen=run_start.frozen,
+            job=job,
+            profiling=measured,
+        )
         evaluate = held_out(ready.objective, ready.store, experiment.schedule.evaluation_rows, BATCH_ROWS, experiment.widths)
         test_set = partial(held_out, ready.objective, ready.store, None, BATCH_ROWS, experiment.widths, "test")
         evaluations = Evaluations(evaluate, test_set if "test" in ready.store.manifest.splits else None)
         yield Session(folder, runtime, noise_epochs, run_start, checkpoints, evaluations, outputs, conclude)
+
+
+def _require_alone_for_audit(audit: Any) -> None:
+    """Raises `ConfigError` for an audit in a job of several processes."""
+    require(
+        team().is_alone or not isinstance(audit, Canaries),
+        "audit=canaries",
+        f"canaries are planted and scored by one process, and this job has {team().count}",
+        "Use audit=none, or one process",
+    )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -135,6 +161,12 @@ def _get_ready(experiment: Experiment, folder: RunFolder) -> _Ready:
     if folder.fork and begins_from.private is not None:
         require_same_audit(folder.fork, begins_from.private, audit)
     strategy = experiment.mechanism.load_strategy(experiment.steps, folder.private)
+    if not team().is_alone:
+        facts = follower.facts_of_run(experiment.mesh, calibrated, microbatch, strategy)
+        team().tell("open", **facts)
+        step = make_step(experiment, trained, mesh, microbatch)
+        follower.require_agreement(team(), follower.agreed(claim_checksum(experiment), facts, store.manifest.checksum))
+        return _Ready(store, calibrated, receiver, begins_from, objective, microbatch, strategy, step)
     step = make_step(experiment, trained, mesh, microbatch)
     return _Ready(store, calibrated, receiver, begins_from, objective, microbatch, strategy, step)
 

@@ -23,7 +23,7 @@ from dpx.privacy.lines import Plan, StartFacts
 from dpx.randomness import RootSecret
 from dpx.records import from_json, to_json
 from dpx.run_folder import RunFolder
-from dpx.training import frozen
+from dpx.training import frozen, together
 from dpx.training.checkpoint import Checkpoints, Saved
 from dpx.training.fingerprint import differences
 from dpx.training.state import State
@@ -58,7 +58,7 @@ class NoiseEpochs:
         used = [noise_epoch.number for noise_epoch in self.ledger.noise_epochs]
         used += [int(path.name.rpartition("_")[2]) for path in self.folder.private.glob("root_secret_*")]
         number = max(used, default=-1) + 1
-        secret = RootSecret.create(self._path(number)) if self.seed is None else self._seeded(number)
+        secret = RootSecret.create(self._path(number)) if self.seed is None else seeded(self.seed, self.folder.fork, number)
         noise_epoch = NoiseEpoch(
             number=number,
             name=secrets.token_hex(8),
@@ -75,26 +75,31 @@ class NoiseEpochs:
     def secret_of(self, noise_epoch: NoiseEpoch) -> RootSecret | None:
         """Returns the secret of `noise_epoch`, or `None` if its file holds another one, or is not the file to which it was written."""
         if self.seed is not None:
-            secret = self._seeded(noise_epoch.number)
+            secret = seeded(self.seed, self.folder.fork, noise_epoch.number)
         elif self._path(noise_epoch.number).is_file() and self._place(noise_epoch.number) == noise_epoch.secret_place:
             secret = RootSecret.load(self._path(noise_epoch.number))
         else:
             return None
         return secret if secret.tag == noise_epoch.secret_tag else None
 
-    def _seeded(self, number: int) -> RootSecret:
-        # Epochs and forks of a seeded run add noise to different sums, so they get different keys.
-        assert self.seed is not None
-        fork = self.folder.fork
-        branch = int.from_bytes(hashlib.blake2b(fork.encode(), digest_size=8).digest()) if fork else 0
-        return RootSecret.from_seed(self.seed + (number << 64) + (branch << 128))
-
     def _path(self, number: int) -> Path:
-        return self.folder.private / f"root_secret_{number}"
+        return path_of_secret(self.folder.private, number)
 
     def _place(self, number: int) -> int | None:
         """Returns the file's inode: a moved folder keeps it, a copied one does not."""
         return None if self.seed is not None else self._path(number).stat().st_ino
+
+
+def path_of_secret(private: Path, number: int) -> Path:
+    """Returns the file of the secret of a noise epoch."""
+    return private / f"root_secret_{number}"
+
+
+def seeded(seed: int, fork: str | None, number: int) -> RootSecret:
+    """Returns the secret of a noise epoch of a run with a fixed seed."""
+    # Epochs and forks of a seeded run add noise to different sums, so they get different keys.
+    branch = int.from_bytes(hashlib.blake2b(fork.encode(), digest_size=8).digest()) if fork else 0
+    return RootSecret.from_seed(seed + (number << 64) + (branch << 128))
 
 
 def facts_of(ledger: Ledger) -> dict[str, Any]:
@@ -142,11 +147,13 @@ def start_run(noise_epochs: NoiseEpochs, checkpoints: Checkpoints, step: Step, s
     else:
         noise_epoch, secret = noise_epochs.open(first_step, facts, why)
         messages = (f"{why}: fresh noise from step {first_step} on, charged in addition to what was spent",)
-    state = saved.state if saved else step.init(secret.key("init"), start.parameters)
-    state = state.in_a_new_noise_epoch() if first_step == noise_epoch.from_step else state
+    state = saved.state if saved else together.init(step, secret, noise_epoch, "init", start.parameters)
+    state = together.in_a_new_noise_epoch(state) if first_step == noise_epoch.from_step else state
     # A run that has no checkpoint yet may have ended before anything was written.
     frozen_params = (
-        frozen.placed(folder.private, step) if saved else frozen.keep(folder.private, step, secret.key("init"), start.parameters)
+        together.place_frozen(folder.private, step)
+        if saved
+        else together.keep_frozen(folder.private, step, secret, noise_epoch, start.parameters)
     )
     return RunStart(noise_epoch, first_step, secret, state, (*aside, *messages, *start.messages), frozen_params)
 
@@ -189,19 +196,15 @@ def _fresh(noise_epochs: NoiseEpochs, step: Step, start: Start) -> RunStart:
     # The privacy cost of the weights is charged before the weights are loaded.
     noise_epochs.ledger.note_origins(start.origins)
     noise_epoch, secret = noise_epochs.open(0, None, "the run begins")
-    key, start_params = secret.key("init"), start.parameters
+    params = start.parameters
     messages = (*(f"beginning from {origin.label}" for origin in start.origins[:1]), *start.messages)
-    return RunStart(noise_epoch, 0, secret, step.init(key, start_params), messages, frozen.keep(private, step, key, start_params))
+    state = together.init(step, secret, noise_epoch, "init", params)
+    return RunStart(noise_epoch, 0, secret, state, messages, together.keep_frozen(private, step, secret, noise_epoch, params))
 
 
 def _newest_whole(checkpoints: Checkpoints, step: Step) -> tuple[Saved | None, list[int]]:
     """Returns the newest undamaged checkpoint, and the steps of the damaged checkpoints after it."""
-    return checkpoints.newest_whole(_form(step)) if checkpoints.steps else (None, [])
-
-
-def _form(step: Step) -> State:
-    """Returns a state with the structure and shapes that a run saves; its values are not used."""
-    return step.init(RootSecret.from_seed(0).key("shape"), None)
+    return checkpoints.newest_whole(step.form()) if checkpoints.steps else (None, [])
 
 
 def _require_whole(saved: Saved | None, damaged: list[int], why_anew: str | None, folder: RunFolder, checkpoints: Checkpoints) -> None:
@@ -225,15 +228,16 @@ def _fork(noise_epochs: NoiseEpochs, checkpoints: Checkpoints, step: Step, start
     assert folder.fork is not None
     if start.private is None or start.step is None:
         raise ConfigError(folder.path, "its checkpoints are missing, and its parent was not read", "Run the same command again")
-    state = _state_of_parent(folder.fork, start.private, start.step, _form(step))
+    state = _state_of_parent(folder.fork, start.private, start.step, step.form())
     manifests.inherit(folder.private, start.private)
     canaries.inherit(folder.private, start.private)
-    frozen_params = frozen.inherit(folder.private, start.private, step)
+    frozen.inherit(folder.private, start.private, step)
+    frozen_params = together.place_frozen(folder.private, step)
     note_plan(ledger, noise_epochs.plan, start.plan)
     # Everything that the parent entered in its ledger is charged before its state is used.
     ledger.note_origins(start.origins)
     noise_epoch, secret = noise_epochs.open(start.step, None, f"forked from {folder.fork}")
-    state = state.in_a_new_noise_epoch()
+    state = together.in_a_new_noise_epoch(state)
     checkpoints.save(start.step, state, facts_of(ledger))
     checkpoints.wait()
     messages = (f"forked at step {start.step} of {folder.fork}: everything its ledger holds is charged here too", *start.messages)

@@ -21,8 +21,8 @@ from dpx.privacy.lines import decisive
 from dpx.randomness import RootSecret
 from dpx.results import Results, write_results
 from dpx.run_folder import RunFolder, read_json, write_json
-from dpx.training import features, frozen
-from dpx.training.checkpoint import Checkpoints, export
+from dpx.training import features, together
+from dpx.training.checkpoint import Checkpoints
 from dpx.training.evaluation import HeldOut
 from dpx.training.loop import Runtime, Stopped, run
 from dpx.training.metrics import MetricsWriter
@@ -93,7 +93,8 @@ class Session:
         for message in self.run_start.messages:
             outputs.progress.say(message)
         outputs.progress.stage("compiling, and evaluating the untrained model")
-        untrained = self._evaluated(runtime.step.init(self.run_start.secret.key("untrained"), None))
+        start = self.run_start
+        untrained = self._evaluated(together.init(runtime.step, start.secret, start.noise_epoch, "untrained"), together.UNTRAINED)
         self._note_start()
         self.publish()
         outputs.progress.stage("compiling the step")
@@ -120,10 +121,11 @@ class Session:
             verdict = self.conclude(self._merged(state))
             ledger.note_verdict(decisive(verdict))
         stated = self.publish()
-        params = frozen.all_parameters(self.folder.private, self.runtime.step, without(state.params, CANARIES))
-        told = weights.facts(params, weights.by_path(without(state.params, CANARIES)))
-        told |= seals.beside_weights(self.folder, stated)
-        export(self.folder.release / "params", params, facts_of(ledger) | told)
+        beside = facts_of(ledger) | seals.beside_weights(self.folder, stated)
+        place = self.folder.release / "params"
+        together.write_weights(
+            place, state, self.runtime.step, self.folder.private, lambda params, trained: beside | weights.facts(params, trained)
+        )
         metric = experiment.task.metric
         results = Results(
             steps=experiment.steps,
@@ -172,10 +174,10 @@ class Session:
             "replicate": experiment.replicate,
         }
 
-    def _evaluated(self, state: State) -> dict[str, float]:
+    def _evaluated(self, state: State, which: str = together.STATE) -> dict[str, float]:
         """Returns held-out metrics of the model's own parameters."""
         with self.runtime.profiling.host(EVALUATION):
-            return self.evaluations.heldout(without(self._merged(state), CANARIES))
+            return together.evaluate(which, self.evaluations.heldout, without(self._merged(state), CANARIES))
 
     def _note_start(self) -> None:
         """Measures the weights that the run begins with, if they are not drawn at random: a run that is resumed no longer has them."""
@@ -193,7 +195,7 @@ class Session:
         The test set is read only here, after the last step.
         """
         test = self.evaluations.test
-        return None if test is None else test()(without(self._merged(state), CANARIES))
+        return None if test is None else together.tested(test, without(self._merged(state), CANARIES))
 
     def _merged(self, state: State) -> Any:
         """Returns the trained and the frozen parameters, in the form that the model takes."""
@@ -231,7 +233,7 @@ class Session:
         why = f"step {step} has another sum than before"
         noise_epoch, secret = self.noise_epochs.open(step, None, why)
         self.outputs.progress.say(f"{why}: fresh noise from there on, charged in addition to what was spent")
-        state = state.in_a_new_noise_epoch()
+        state = together.in_a_new_noise_epoch(state)
         if step:
             self.checkpoints.save(step, state, facts_of(self.runtime.ledger))
         self.publish()

@@ -24,8 +24,8 @@ from dpx.experiment import Experiment
 from dpx.mechanism.declarations import Clip, Mechanism, Telemetry
 from dpx.mechanism.protocol import Reparametrised
 from dpx.mechanism.telemetry import count_name
-from dpx.one_process import require_one_jax_process
 from dpx.parameter_path import path_name
+from dpx.processes import team
 from dpx.task.declarations import Task
 from dpx.training import carried, frozen, sharding, update
 from dpx.training.checksum import checksum
@@ -88,6 +88,8 @@ class UpdateInputs(NamedTuple):
 class Step:
     """The jitted functions of a run. `chunk` microbatches are sent to the devices at a time, with `rows` examples in each.
 
+    `place` makes one chunk over all devices of the parts that several processes have.
+
     `init` draws a state, which holds the trained parameters, and `draw_frozen` the frozen parameters: from a key u32[2], and from the
     model's parameters where these are not drawn (else `None`). `gather` and `place_frozen` move them to where microbatches are summed.
     `accumulate` adds a chunk to the sums, which it consumes; `zero` makes the first. `reduce` adds up over devices and takes a checksum,
@@ -109,6 +111,16 @@ class Step:
     rows: int
     reparametrise: Callable[[Any, Any, Any], Reparametrised] | None = None
     place_constants: Callable[[Any], Any] = lambda constants: constants
+    place: Callable[[Chunk], Chunk] = lambda chunk: chunk
+
+    @property
+    def own_rows(self) -> int:
+        """The examples of a microbatch on the devices of this process."""
+        return self.rows // team().count
+
+    def form(self) -> State:
+        """Returns the shapes, types and layouts of a state."""
+        return jax.eval_shape(self.init, KEY, None)
 
     def differentiated_by(self, state: State, drawn: Any) -> Reparametrised:
         """Returns the arrays by which the loss of a step is differentiated.
@@ -150,9 +162,9 @@ def _counts(result: ClippedSum, norm_limit: float | Array | None, is_padding_B: 
 def make_step(experiment: Experiment, objective: Any, mesh: Mesh, microbatch: int, chunk: int = 16) -> Step:
     """Returns the functions of one run on `mesh`; `microbatch` is the number of examples that one device holds at a time.
 
-    Raises `ConfigError` where jax runs in several processes.
+    Raises `ConfigError` where jax runs in several processes that dpx did not connect.
     """
-    require_one_jax_process()
+    team().require_jax()
     shapes, frozen_shapes = frozen.shapes(experiment.trained, objective)
     by = carried.shapes(experiment.mechanism, shapes)
     layouts, frozen_layouts = sharding.layouts(by.trained, mesh), sharding.layouts(frozen_shapes, mesh)
@@ -190,6 +202,7 @@ def make_step(experiment: Experiment, objective: Any, mesh: Mesh, microbatch: in
         has_frozen=bool(jax.tree.leaves(frozen_shapes)),
         chunk=chunk,
         rows=microbatch * devices,
+        place=_place(mesh),
         reparametrise=carried.compiled(parts.mechanism, by, mesh),
         place_constants=_gather(mesh, sharding.layouts(by.constants, mesh), jnp.dtype(dtype)),
     )
@@ -255,6 +268,19 @@ def _accumulate(
         check_vma=False,
     )
     return jax.jit(on_devices, donate_argnums=(0,), out_shardings=shardings)
+
+
+def _place(mesh: Mesh) -> Callable[[Chunk], Chunk]:
+    """Returns a function that makes one chunk over all devices of the parts that the processes have, [K, rows of one process]."""
+    if team().is_alone:
+        return lambda chunk: chunk
+    split = jax.sharding.NamedSharding(mesh, P(None, sharding.EXAMPLE_AXES))
+
+    def place(chunk: Chunk) -> Chunk:
+        put = lambda values: jax.make_array_from_process_local_data(split, values)  # noqa: E731
+        return Chunk(jax.tree.map(put, chunk.rows_KB), put(chunk.is_padding_KB), chunk.count)
+
+    return place
 
 
 def _gather(mesh: Mesh, layouts: Any, compute_dtype: Any) -> Callable[[Any], Any]:
@@ -341,17 +367,19 @@ def _flat(values: Array, rows_per_example: int) -> Array:
     return values if rows_per_example == 1 else values.reshape(-1, *values.shape[2:])
 
 
-def as_chunk(rows: dict[str, np.ndarray], step: Step) -> Chunk:
-    """Pads gathered examples {field: [n, ...]}, at most `step.chunk * step.rows`, to one chunk.
+def as_chunk(rows: dict[str, np.ndarray], step: Step, count_all: int | None = None) -> Chunk:
+    """Pads this process's examples {field: [n, ...]}, at most `step.chunk * step.own_rows`, to its part of one chunk.
+
+    `count_all` is the number of microbatches that some process fills; by default those of this process.
 
     Examples may bring their own `is_padding`: bool [n], or [n, R] for units [n, R, ...]; the results then have the axis R too."""
     rows, own_padding = {name: v for name, v in rows.items() if name != "is_padding"}, rows.get("is_padding")
     count = len(next(iter(rows.values())))
-    capacity = step.chunk * step.rows
+    capacity = step.chunk * step.own_rows
     padded = {name: np.concatenate([v, np.zeros((capacity - count, *v.shape[1:]), v.dtype)]) for name, v in rows.items()}
-    shaped = {name: v.reshape(step.chunk, step.rows, *v.shape[1:]) for name, v in padded.items()}
+    shaped = {name: v.reshape(step.chunk, step.own_rows, *v.shape[1:]) for name, v in padded.items()}
     is_padding = np.arange(capacity) >= count
     if own_padding is not None:
         is_padding = np.concatenate([own_padding, np.ones((capacity - count, *own_padding.shape[1:]), bool)])
-    is_padding = is_padding.reshape(step.chunk, step.rows, *is_padding.shape[1:])
-    return Chunk(shaped, is_padding, np.int32(-(-count // step.rows)))
+    is_padding = is_padding.reshape(step.chunk, step.own_rows, *is_padding.shape[1:])
+    return Chunk(shaped, is_padding, np.int32(-(-count // step.own_rows) if count_all is None else count_all))

@@ -45,8 +45,8 @@ def watched(tmp_path_factory):
         seen["keys"].append((self.tag, purpose, parts, bytes(found)))
         return found
 
-    def watched_draw(sampler, size, q, generator_for, step):
-        found = one_draw(sampler, size, q, generator_for, step)
+    def watched_draw(sampler, size, q, generator_for, step, part):
+        found = one_draw(sampler, size, q, generator_for, step, part)
         seen["draws"].append((seen["now"][-1], step, size, q, found))
         return found
 

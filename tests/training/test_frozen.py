@@ -100,7 +100,6 @@ def test_a_copy_of_frozen_parameters_that_was_cut_short_is_made_anew(tmp_path, m
     for name in ("one", "two"):
         (parent / "resting" / name).write_text(name)
     private.mkdir()
-    monkeypatch.setattr(frozen, "placed", lambda *_: "placed")
 
     def cut_short(source: Path, target: Path) -> None:
         target.mkdir()
@@ -111,7 +110,7 @@ def test_a_copy_of_frozen_parameters_that_was_cut_short_is_made_anew(tmp_path, m
         patch.setattr(shutil, "copytree", cut_short)
         frozen.inherit(private, parent, step)
     assert not (private / "resting").exists()
-    assert frozen.inherit(private, parent, step) == "placed"
+    frozen.inherit(private, parent, step)
     assert {path.name: path.read_text() for path in private.rglob("*") if path.is_file()} == {"one": "one", "two": "two"}
 
 

@@ -161,7 +161,9 @@ def drawn(experiment: Any) -> np.ndarray:
 
 def summed(experiment: Any, step: Any, store: Store, gone: range, path: Any) -> np.ndarray:
     """The sum of the first step, as noise is added to it. All that are drawn from the whole data set take part, less those in `gone`."""
-    runtime = loop.Runtime(experiment, Calibrated(1.0, (), (), SIZE, {}), store, step, Ledger(path / "ledger"))
+    runtime = loop.Runtime(
+        experiment=experiment, calibrated=Calibrated(1.0, (), (), SIZE, {}), store=store, step=step, ledger=Ledger(path / "ledger")
+    )
     left = np.setdiff1d(drawn(experiment), gone)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(loop, "draw", lambda *_: left - len(gone) * (left >= gone.stop))

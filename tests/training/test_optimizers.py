@@ -157,7 +157,7 @@ def test_bytes_of_a_state_are_those_of_its_shapes():
 
 @needs_8
 @pytest.mark.parametrize("name", quickly(NAMED, "lamb"))
-def test_a_step_with_adapters_and_canaries_on_eight_devices(name, micro, tmp_path):
+def test_a_step_with_adapters_and_canaries_on_eight_devices(name, micro):
     """A whole step, with frozen parameters as a run keeps them: these have no state, adapters and canaries move, and the state stays
     sharded."""
     mesh = Mesh(name="m", data=4, fsdp=2, flops_per_s=1e10, memory_bytes=1 << 30)
@@ -165,7 +165,7 @@ def test_a_step_with_adapters_and_canaries_on_eight_devices(name, micro, tmp_pat
     step = make_step(experiment, Audited(micro[1], 30, 1.0), mesh.make(), microbatch=1, chunk=2)
     key = np.zeros(2, np.uint32)
     state = step.init(key, None)
-    before, placed = jax.tree.map(np.array, state.params), frozen.keep(tmp_path, step, key)
+    before, placed = jax.tree.map(np.array, state.params), step.place_frozen(step.draw_frozen(key, None))
     form = jax.tree.map(lambda leaf: (leaf.shape, leaf.dtype, leaf.sharding), state.moments)
     chunk = as_chunk(make_rows(6) | {"canary": np.asarray([-1, -1, 3, -1, 29, -1], np.int32)}, step)
     sums = step.accumulate(step.zero(), chunk, StepInputs(step.gather(state.params), key, key, frozen=placed))

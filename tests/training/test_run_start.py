@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 import pytest
 
@@ -31,7 +32,7 @@ def _nothing(*_: Any) -> Any:
 
 
 STEP = Step(
-    lambda *_: State({"w": jnp.zeros(3)}, None),
+    jax.jit(lambda *_: State({"w": jnp.zeros(3)}, None), out_shardings=jax.sharding.SingleDeviceSharding(jax.devices()[0])),
     *[_nothing] * 5,
     draw_frozen=_nothing,
     place_frozen=_nothing,

@@ -1,0 +1,47 @@
+"""The console script `dpx-launch -n 4 <overrides>`: starts several processes of one job on this machine.
+
+A scheduler does the same on several machines (`dpx/docs/processes.md`). It is for a machine with several GPUs, and for tests.
+"""
+
+import argparse
+import os
+import signal
+import socket
+import subprocess
+import sys
+
+from dpx.interruption import SIGNALS
+
+
+def main() -> None:
+    """Runs `python -m dpx <overrides>` in each process; ends with the largest of their exit codes."""
+    parser = argparse.ArgumentParser(prog="dpx-launch", description="Starts several processes of one job on this machine.")
+    parser.add_argument("-n", "--processes", type=int, required=True, help="number of processes")
+    parser.add_argument("overrides", nargs=argparse.REMAINDER, help="what `python -m dpx` takes")
+    given = parser.parse_args()
+    if given.processes < 1:
+        print(f"error: -n {given.processes}: a job has at least one process. Use 1 or more", file=sys.stderr)
+        sys.exit(2)
+    sys.exit(launch(given.processes, given.overrides))
+
+
+def launch(processes: int, overrides: list[str]) -> int:
+    """Starts the processes and waits for them; signals are handed on to all."""
+    shared = os.environ | {"JAX_COORDINATOR_ADDRESS": f"localhost:{_free_port()}", "JAX_NUM_PROCESSES": str(processes)}
+    started = [
+        subprocess.Popen([sys.executable, "-m", "dpx", *overrides], env=shared | {"JAX_PROCESS_ID": str(index)}, process_group=0)
+        for index in range(processes)
+    ]
+    for number in SIGNALS:
+        signal.signal(number, lambda received, _: [one.send_signal(received) for one in started if one.poll() is None])
+    return max(one.wait() for one in started)
+
+
+def _free_port() -> int:
+    with socket.socket() as listener:
+        listener.bind(("localhost", 0))
+        return listener.getsockname()[1]
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,235 @@
+"""Passes messages between the processes of a job, beside the devices: process 0 tells what is done next, the others hear and do it.
+
+Messages are JSON in the key-value store of `jax.distributed`, one round trip of about a millisecond. No device takes part in them, so
+they do not wait for a step that is still being computed. A process that fails leaves one line there, which the others report.
+"""
+
+import contextlib
+import json
+import os
+import sys
+import threading
+import time
+from typing import Any, NamedTuple
+
+from dpx import interruption
+from dpx.declaration import ConfigError, require
+from dpx.processes.place import ALONE, Place, place
+from dpx.sampler.protocol import Part
+
+HEARTBEAT_SECONDS = 20
+# How long a process waits for one message before it looks for failures and signals.
+_WAIT_MS = 1000
+# How long process 0 waits at the end for the others to have heard it.
+_FAREWELL_SECONDS = 10
+# Messages are deleted after this many newer ones: each step gathers from all processes, so none is that far behind.
+_KEPT = 256
+_PREFIX = "dpx"
+LOST = 75
+
+
+_ALONE = "each process of one job would draw its own noise for the same rows"
+_JOIN = "Start the processes by dpx-launch or another launcher of python -m dpx, which connects them"
+
+
+class PeerLost(ConfigError):
+    """Says that another process of the job has ended; the run can be resumed by the same command."""
+
+
+class Command(NamedTuple):
+    """What process 0 told the others to do."""
+
+    name: str
+    facts: dict[str, Any]
+
+
+class Team:
+    """The processes of one job. For one process every method is local: `tell` says nothing and `gather` returns its own value."""
+
+    def __init__(self, own: Place = ALONE, client: Any = None):
+        self.place, self._client = own, client
+        self._told, self._gathered = 0, 0
+
+    @property
+    def count(self) -> int:
+        return self.place.count
+
+    @property
+    def is_owner(self) -> bool:
+        return self.place.is_owner
+
+    @property
+    def is_alone(self) -> bool:
+        return self.place.count == 1
+
+    @property
+    def part(self) -> Part:
+        return Part(self.place.index, self.place.count)
+
+    def require_joined(self) -> None:
+        """Raises `ConfigError` if a launcher started other processes than these, or a program connected them by itself."""
+        found = place()
+        require(found.count == self.count, f"this process is one of {found.count}", _ALONE, _JOIN)
+        # The devices of several are found by all of them at once, later.
+        if self.is_alone and (jax := sys.modules.get("jax")) is not None and jax.distributed.is_initialized():
+            self.require_jax()
+
+    def require_jax(self) -> None:
+        """Raises `ConfigError` if jax runs in several processes that are not these; starts jax."""
+        import jax
+
+        require(
+            jax.process_count() == self.count,
+            f"jax.process_count()={jax.process_count()}",
+            _ALONE,
+            _JOIN,
+        )
+
+    def tell(self, name: str, **facts: Any) -> None:
+        """Tells all other processes to do `name`, before this process does it too."""
+        if self.is_alone:
+            return
+        self._told += 1
+        self._put(f"told/{self._told}", {"name": name, "facts": facts})
+        self._forget(f"told/{self._told - _KEPT}")
+
+    def hear(self) -> Command:
+        """Waits for the next command of process 0."""
+        self._told += 1
+        node = self._await(f"told/{self._told}")
+        return Command(node["name"], node["facts"])
+
+    def gather(self, value: Any) -> list[Any]:
+        """Returns the JSON values of all processes, by their number; every process calls it at the same point."""
+        if self.is_alone:
+            return [value]
+        self._gathered += 1
+        topic, all_of = f"of/{self._gathered}", f"all/{self._gathered}"
+        if self.is_owner:
+            values = [value, *(self._await(f"{topic}/{index}") for index in range(1, self.count))]
+            self._put(all_of, values)
+            for index in range(1, self.count):
+                self._forget(f"{topic}/{index}")
+            self._forget(f"all/{self._gathered - _KEPT}")
+            return values
+        self._put(f"{topic}/{self.place.index}", value)
+        return self._await(all_of)
+
+    def is_stop_asked(self) -> bool:
+        """Returns whether a signal that asks this job to stop was received, by this process or, as process 0 sees it, by another one."""
+        if interruption.is_requested():
+            return True
+        return not self.is_alone and bool(self._client.key_value_dir_get(f"{_PREFIX}/stop/"))
+
+    def fail(self, line: str) -> None:
+        """Leaves the line for which this process ends."""
+        with contextlib.suppress(Exception):
+            self._put(f"failed/{self.place.index}", line)
+
+    def failure(self, wait_s: float = 0.0) -> str | None:
+        """Returns the line that another process left when it failed, if there is one within `wait_s` seconds."""
+        until = time.monotonic() + wait_s
+        while True:
+            with contextlib.suppress(Exception):
+                for key, line in self._client.key_value_dir_get(f"{_PREFIX}/failed/"):
+                    return f"process {key.rpartition('/')[2]} ended: {json.loads(line)}"
+            if time.monotonic() >= until:
+                return None
+            time.sleep(0.1)
+
+    def dismiss(self, code: int) -> None:
+        """Tells all others to end with exit code `code`, and ends at once if one of them does not answer, since it waits for a device."""
+        self.tell("end", code=code)
+        until = time.monotonic() + _FAREWELL_SECONDS
+        while time.monotonic() < until:
+            with contextlib.suppress(Exception):
+                if len(self._client.key_value_dir_get(f"{_PREFIX}/ended/")) >= self.count - 1:
+                    return
+            time.sleep(0.02)
+        leave(code)
+
+    def say_ended(self) -> None:
+        self._put(f"ended/{self.place.index}", True)
+
+    def _put(self, key: str, value: Any) -> None:
+        self._client.key_value_set(f"{_PREFIX}/{key}", json.dumps(value))
+
+    def _forget(self, key: str) -> None:
+        with contextlib.suppress(Exception):
+            self._client.key_value_delete(f"{_PREFIX}/{key}")
+
+    def _await(self, key: str) -> Any:
+        has_asked = False
+        while True:
+            try:
+                return json.loads(self._client.blocking_key_value_get(f"{_PREFIX}/{key}", _WAIT_MS))
+            except Exception as error:
+                if "DEADLINE_EXCEEDED" not in str(error):
+                    raise lost(self) from error
+            line = self.failure()
+            if line is not None:
+                raise PeerLost("process lost", line, _FIX)
+            if interruption.is_requested() and not self.is_owner and not has_asked:
+                has_asked = True
+                self._put(f"stop/{self.place.index}", True)
+
+
+_FIX = "Run the same command: it resumes from the last checkpoint"
+
+
+def lost(team: Team) -> PeerLost:
+    """Returns the error for a process of `team` that no longer answers, with the line that it left, if any."""
+    return PeerLost("process lost", team.failure(wait_s=2.0) or "another process of this job does not answer any more", _FIX)
+
+
+_current = Team()
+
+
+def team() -> Team:
+    """Returns the processes of this job; one alone before `join`."""
+    return _current
+
+
+def join(own: Place) -> Team:
+    """Connects this process with the others of its job, which may start up to five minutes later. Imports jax, but starts no device."""
+    global _current
+    if own.count == 1:
+        return _current
+    import jax
+
+    # Its service would take SIGTERM from `dpx.interruption`.
+    jax.config.update("jax_enable_preemption_service", False)
+    try:
+        jax.distributed.initialize(
+            own.coordinator, own.count, own.index, heartbeat_timeout_seconds=HEARTBEAT_SECONDS, cluster_detection_method="deactivate"
+        )
+    except RuntimeError as error:
+        reason = f"not all {own.count} processes have met there within five minutes"
+        raise ConfigError(
+            f"coordinator={own.coordinator}", reason, "Start all of them, and check that the address can be reached"
+        ) from error
+    # jax has no public name for the store that its processes share.
+    from jax._src.distributed import global_state
+
+    _current = Team(own, global_state.client)
+    return _current
+
+
+def disconnect(code: int) -> None:
+    """Leaves `jax.distributed` after every process has heard that the job ends; ends the process if that takes too long."""
+    import jax
+
+    timer = threading.Timer(_FAREWELL_SECONDS, leave, (code,))
+    timer.daemon = True
+    timer.start()
+    with contextlib.suppress(Exception):
+        jax.distributed.shutdown()
+    timer.cancel()
+
+
+def leave(code: int) -> None:
+    """Ends this process at once, so that its peers hear it; exit handlers of jax would wait for them."""
+    with contextlib.suppress(Exception):
+        sys.stdout.flush()
+        sys.stderr.flush()
+    os._exit(code)

@@ -1,0 +1,197 @@
+"""Runs a process of a job that is not process 0: it does what process 0 tells, on its own devices and its own share of the rows.
+
+It reads the config that process 0 sends, and holds neither ledger nor statement. It draws rows and noise only for a step that process 0
+has charged, and writes only its shards of checkpoints and weights.
+"""
+
+import dataclasses
+import hashlib
+import json
+from functools import partial
+from pathlib import Path
+from typing import Any, cast
+
+from omegaconf import DictConfig, OmegaConf
+
+from dpx import config
+from dpx.claim.calibration import Calibrated
+from dpx.data.prepare import prepare
+from dpx.declaration import ConfigError
+from dpx.mesh import Mesh, simulate_devices
+from dpx.processes.team import Command, Team
+from dpx.randomness import RootSecret
+from dpx.run_folder import RunFolder
+
+
+def agreed(claim: str, facts: dict[str, Any], data_checksum: str) -> str:
+    """Returns one checksum of what the processes of a run must agree on: `claim` (the checksum of the declaration), versions, code, data
+    and what process 0 decided."""
+    from dpx.training.code_checksum import code_checksum
+    from dpx.training.fingerprint import versions
+
+    decided = {name: facts[name] for name in ("microbatch", "calibrated", "mesh")}
+    content = [claim, versions(), code_checksum(set()), data_checksum, decided]
+    return hashlib.sha256(json.dumps(content, sort_keys=True, default=str).encode()).hexdigest()
+
+
+def facts_of_run(mesh: Mesh, calibrated: Calibrated, microbatch: int, strategy: Any) -> dict[str, Any]:
+    """Returns what process 0 tells the others when it opens a run."""
+    return {
+        "calibrated": dataclasses.asdict(calibrated) | {"stages": [], "batch_stages": []},
+        "microbatch": microbatch,
+        "mesh": [mesh.data, mesh.fsdp, mesh.tensor],
+        "has_strategy": strategy is not None,
+    }
+
+
+def require_agreement(team: Team, own: str) -> None:
+    """Raises `ConfigError` unless every process opened the same run."""
+    found = team.gather(own)
+    others = [index for index, value in enumerate(found) if value != found[0]]
+    if others:
+        raise ConfigError(
+            f"process {others[0]}",
+            "opened another run than process 0: its version of dpx or of a library, its data or its settings differ",
+            "Give every process the same environment, folder and command",
+        )
+
+
+def follow(team: Team) -> int:
+    """Does what process 0 tells until it ends; returns the exit code that it told."""
+    run: _Followed | None = None
+    while True:
+        command = team.hear()
+        if command.name == "end":
+            if run is not None:
+                run.close()
+            return int(command.facts["code"])
+        if command.name == "begin":
+            run = _Followed(team, **command.facts)
+        elif run is not None and command.name == "close":
+            run.close()
+            run = None
+        elif run is not None:
+            run.do(command)
+
+
+class _Followed:
+    """A run that this process takes part in."""
+
+    def __init__(self, team: Team, config_yaml: str, folder: str, fork: str | None):
+        self._team, self._fork, self._private = team, fork, RunFolder(Path(folder)).private
+        self._experiment = config.build(cast(DictConfig, OmegaConf.create(config_yaml)))[0]
+        simulate_devices(self._experiment.mesh, self._experiment.mesh.simulated_here(team.count))
+        # jax starts in all processes at once.
+        team.require_jax()
+        self._checkpoints: dict[str, Any] = {}
+        self._state: Any = None
+        self._untrained: Any = None
+        self._params: Any = None
+        self._secrets: dict[tuple[int, str], RootSecret] = {}
+
+    def _do_open(self, **facts: Any) -> None:
+        team, experiment = self._team, self._experiment
+        from dpx.task.objective import objective as make_objective
+        from dpx.training.evaluation import BATCH_ROWS, held_out
+        from dpx.training.fingerprint import claim_checksum
+        from dpx.training.loop import Computation
+        from dpx.training.step import make_step
+
+        store = prepare(experiment.data, experiment.privacy)
+        calibrated = Calibrated(**facts["calibrated"])
+        objective = make_objective(experiment.model, experiment.task, experiment.vocabulary_size, store.manifest)
+        step = make_step(experiment, objective, experiment.mesh.make(), facts["microbatch"])
+        strategy = experiment.mechanism.load_strategy(experiment.steps, self._private) if facts["has_strategy"] else None
+        require_agreement(team, agreed(claim_checksum(experiment), facts, store.manifest.checksum))
+        self._computation = Computation(experiment=experiment, calibrated=calibrated, store=store, step=step, strategy=strategy)
+        rows, widths = experiment.schedule.evaluation_rows, experiment.widths
+        self._heldout = held_out(objective, store, rows, BATCH_ROWS, widths)
+        self._make_test = partial(held_out, objective, store, None, BATCH_ROWS, widths, "test")
+
+    def do(self, command: Command) -> None:
+        getattr(self, f"_do_{command.name}")(**command.facts)
+
+    def close(self) -> None:
+        for checkpoints in self._checkpoints.values():
+            checkpoints.close()
+        self._checkpoints = {}
+
+    def _do_init(self, epoch: int, tag: str, purpose: str, start: Any) -> None:
+        from dpx.training import together
+
+        made = together.initial(self._computation.step, self._secret(epoch, tag), purpose, together.zeros(start))
+        if purpose == together.UNTRAINED:
+            self._untrained = made
+        else:
+            self._state = made
+
+    def _do_new_noise_epoch(self) -> None:
+        self._state = self._state.in_a_new_noise_epoch()
+
+    def _do_write_frozen(self, epoch: int, tag: str, start: Any) -> None:
+        from dpx.training import together
+
+        together.write_frozen(self._private, self._computation.step, self._secret(epoch, tag), together.zeros(start))
+
+    def _do_place_frozen(self) -> None:
+        from dpx.training import frozen
+
+        placed = frozen.placed(self._private, self._computation.step)
+        self._computation = dataclasses.replace(self._computation, frozen=placed)
+
+    def _do_load(self, directory: str, steps_done: int) -> None:
+        loaded = self._of(directory).loaded_together(steps_done, self._computation.step.form())
+        if loaded is not None:
+            self._state = loaded
+
+    def _do_save(self, directory: str, steps_done: int, facts: dict[str, Any]) -> None:
+        self._of(directory).save(steps_done, self._state, facts)
+
+    def _do_wait(self, directory: str) -> None:
+        self._of(directory).wait()
+
+    def _do_step(self, step: int, epoch: int, tag: str, before: str | None) -> None:
+        from dpx.training.loop import AnotherSum, computed
+
+        try:
+            self._state, metrics = computed(self._computation, self._secret(epoch, tag), step, self._state, before)
+        except AnotherSum:
+            return
+        import jax
+
+        jax.block_until_ready(metrics["checksum"])
+
+    def _do_evaluate(self, which: str, split: str) -> None:
+        from dpx.training import together
+
+        state = self._untrained if which == together.UNTRAINED else self._state
+        params = together.on_devices(state.params, self._computation.frozen)
+        (self._heldout if split == "heldout" else self._make_test())(params)
+
+    def _do_gather(self) -> None:
+        from dpx.training import together
+
+        self._params, _ = together.gathered(self._state, self._computation.step, self._private)
+
+    def _do_export(self, directory: str, facts: dict[str, Any]) -> None:
+        from dpx.training.checkpoint import export
+
+        export(Path(directory), self._params, facts)
+
+    def _of(self, directory: str) -> Any:
+        from dpx.training.checkpoint import Checkpoints
+
+        if directory not in self._checkpoints:
+            self._checkpoints[directory] = Checkpoints(Path(directory), self._experiment.schedule.checkpoints_kept)
+        return self._checkpoints[directory]
+
+    def _secret(self, epoch: int, tag: str) -> RootSecret:
+        from dpx.training.run_start import path_of_secret, seeded
+
+        if (epoch, tag) not in self._secrets:
+            seed = self._experiment.seed
+            secret = RootSecret.load(path_of_secret(self._private, epoch)) if seed is None else seeded(seed, self._fork, epoch)
+            if secret.tag != tag:
+                raise ConfigError(self._private, "holds another root secret than process 0 uses", "Share one disk among all processes")
+            self._secrets = {(epoch, tag): secret}
+        return self._secrets[(epoch, tag)]

@@ -1,0 +1,99 @@
+"""One run in two processes is the run of one: the same draws, noise and charges, and the same parameters to float32's rounding."""
+
+import dataclasses
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from dpx.init import weights
+from dpx.privacy.ledger import Ledger
+from dpx.training.checkpoint import released
+from tests.processes import environment, micro_run
+
+STEPS = 4
+
+
+def several(folder: Path, count: int, *more: str, steps: int = STEPS) -> "subprocess.Popen[str]":
+    folder.mkdir(exist_ok=True)
+    started = [sys.executable, "-m", "dpx.processes.launch", "-n", str(count)]
+    line = [*started, *micro_run(steps), "seed=1", "mesh=data_fsdp", "microbatch=2", *more]
+    return subprocess.Popen(line, cwd=folder, env=environment(COLUMNS="160"), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+
+
+def ended(run: "subprocess.Popen[str]", code: int = 0) -> str:
+    out, errors = run.communicate(timeout=300)
+    assert run.returncode == code, out[-2000:] + errors[-3000:]
+    return errors
+
+
+def outcome(folder: Path) -> tuple[dict[str, np.ndarray], dict, Ledger, Path]:
+    (run,) = (path for path in (folder / "outputs").glob("main-*"))
+    stated = json.loads((run / "release/privacy.json").read_text())
+    return weights.by_path(released(run / "release/params")), stated, Ledger(run / "private/ledger"), run
+
+
+def test_two_processes_train_the_run_of_one(tmp_path):
+    for count in (1, 2):
+        ended(several(tmp_path / str(count), count))
+    (one, one_stated, one_ledger, other), (two, two_stated, two_ledger, run) = (outcome(tmp_path / str(count)) for count in (1, 2))
+    assert one.keys() == two.keys()
+    for path in one:
+        np.testing.assert_allclose(two[path], one[path], atol=1e-6)
+    assert charges(two_ledger) == charges(one_ledger) and len(charges(two_ledger)) == STEPS
+    assert two_stated.keys() == one_stated.keys() and two_stated["reasons"] == one_stated["reasons"]
+    assert drawn(run) == drawn(other) and len(drawn(run)) == STEPS
+
+
+def charges(ledger: Ledger) -> list:
+    return [(step, dataclasses.replace(entry, epoch_name="")) for step, entry in ledger.entries()]
+
+
+def drawn(run: Path) -> list[tuple]:
+    """What each step drew: examples, their tokens and their mean loss, to float32's rounding."""
+    lines = [json.loads(line) for line in (run / "private/metrics.jsonl").read_text().splitlines()]
+    return [(line["step"], line["train/examples"], line["train/tokens"], round(line["train/loss"], 4)) for line in lines]
+
+
+def worker_of(launcher: int, index: int) -> int:
+    """The process that works as number `index`, below its supervisor, below `launcher`."""
+    for supervisor in children(launcher):
+        if f"JAX_PROCESS_ID={index}" in Path(f"/proc/{supervisor}/environ").read_text().split("\0"):
+            return next(iter(children(supervisor)), 0)
+    return 0
+
+
+def children(parent: int) -> list[int]:
+    return [int(one) for one in Path(f"/proc/{parent}/task/{parent}/children").read_text().split()]
+
+
+def wait_for_step(folder: Path, step: int) -> None:
+    until = time.monotonic() + 200
+    while not any(f'"step": {step},' in path.read_text() for path in folder.glob("outputs/main-*/private/metrics.jsonl")):
+        assert time.monotonic() < until
+        time.sleep(0.05)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("index", [0, 1])
+def test_a_killed_process_ends_all_in_one_line_and_the_same_command_resumes(tmp_path, index):
+    """With a secret seed, so that a wrong key would show: the ledger says whether a step was charged again."""
+    keep = ["seed=null", "schedule.checkpoint_every=5", "model.layers=2"]
+    run = several(tmp_path, 2, *keep, steps=400)
+    wait_for_step(tmp_path, 20)
+    os.kill(worker_of(run.pid, index), signal.SIGKILL)
+    errors = ended(run, 75)
+    assert "error: process lost" in errors and "Traceback" not in errors
+    again = several(tmp_path, 2, *keep, steps=400)
+    wait_for_step(tmp_path, 60)
+    again.send_signal(signal.SIGTERM)
+    assert "interrupted after step" in ended(again, 143)
+    _, folder = None, next((tmp_path / "outputs").glob("main-*"))
+    ledger = Ledger(folder / "private/ledger")
+    assert [epoch.number for epoch in ledger.noise_epochs] == [0], "another sum under the first key opens a new epoch"
