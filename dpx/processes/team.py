@@ -48,7 +48,7 @@ class Team:
 
     def __init__(self, own: Place = ALONE, client: Any = None):
         self.place, self._client = own, client
-        self._told, self._gathered = 0, 0
+        self._told, self._gathered, self._has_asked = 0, 0, False
 
     @property
     def count(self) -> int:
@@ -159,8 +159,8 @@ class Team:
             self._client.key_value_delete(f"{_PREFIX}/{key}")
 
     def _await(self, key: str) -> Any:
-        has_asked = False
         while True:
+            self._ask_to_stop()
             try:
                 return json.loads(self._client.blocking_key_value_get(f"{_PREFIX}/{key}", _WAIT_MS))
             except Exception as error:
@@ -169,9 +169,12 @@ class Team:
             line = self.failure()
             if line is not None:
                 raise PeerLost("process lost", line, _FIX)
-            if interruption.is_requested() and not self.is_owner and not has_asked:
-                has_asked = True
-                self._put(f"stop/{self.place.index}", True)
+
+    def _ask_to_stop(self) -> None:
+        """Tells process 0, once, that this process received a signal."""
+        if interruption.is_requested() and not self.is_owner and not self._has_asked:
+            self._has_asked = True
+            self._put(f"stop/{self.place.index}", True)
 
 
 _FIX = "Run the same command: it resumes from the last checkpoint"

@@ -80,6 +80,39 @@ def wait_for_step(folder: Path, step: int) -> None:
         time.sleep(0.05)
 
 
+VARIANTS = {
+    "tensor": ["mesh=data_fsdp_tensor"],
+    "data": ["mesh=cpu8"],
+    "adapters": ["train=lora"],
+    "per layer": ["clip=per_layer"],
+    "adaptive": ["clip=quantile"],
+    "units": ["data.source.kind=synthetic", "privacy.unit_mode=sample_units", "privacy.rows_per_unit_max=2"],
+    "fixed size": ["sampler=fixed_size", "privacy.adjacency=replace_one"],
+    "shuffled": ["sampler=shuffled", "accountant=deterministic"],
+    "integers": ["mechanism=discrete_gaussian"],
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", VARIANTS)
+@pytest.mark.parametrize("count", [2, 4])
+def test_every_kind_of_run_is_the_same_in_several_processes(tmp_path, name, count):
+    for processes in (1, count):
+        ended(several(tmp_path / str(processes), processes, "batch_schedule.size=64", *VARIANTS[name]))
+    (one, _, one_ledger, other), (two, _, two_ledger, run) = (outcome(tmp_path / str(processes)) for processes in (1, count))
+    assert one.keys() == two.keys() and charges(two_ledger) == charges(one_ledger) and drawn(run) == drawn(other)
+    for path in one:
+        np.testing.assert_allclose(two[path], one[path], atol=1e-5)
+
+
+@pytest.mark.slow
+def test_a_signal_to_any_process_stops_all(tmp_path):
+    run = several(tmp_path, 2, "seed=null", steps=4000)
+    wait_for_step(tmp_path, 5)
+    os.kill(worker_of(run.pid, 1), signal.SIGTERM)
+    assert "interrupted after step" in ended(run, 143)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("index", [0, 1])
 def test_a_killed_process_ends_all_in_one_line_and_the_same_command_resumes(tmp_path, index):
@@ -94,6 +127,6 @@ def test_a_killed_process_ends_all_in_one_line_and_the_same_command_resumes(tmp_
     wait_for_step(tmp_path, 60)
     again.send_signal(signal.SIGTERM)
     assert "interrupted after step" in ended(again, 143)
-    _, folder = None, next((tmp_path / "outputs").glob("main-*"))
+    folder = next((tmp_path / "outputs").glob("main-*"))
     ledger = Ledger(folder / "private/ledger")
     assert [epoch.number for epoch in ledger.noise_epochs] == [0], "another sum under the first key opens a new epoch"
