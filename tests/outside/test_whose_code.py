@@ -125,8 +125,8 @@ def test_a_package_imported_between_two_steps_is_named_from_there_on_and_every_s
     experiment, found = built(), Ledger(tmp_path / "ledger")
     epoch = NoiseEpoch(number=0, name="e", from_step=0, start=None, secret_tag="", secret_place=1, fingerprint={}, why="")
     found.open_noise_epoch(epoch)
-    nothing = object.__new__(Store), object.__new__(Step)
-    runtime = loop.Runtime(experiment, calibration.calibrate(experiment, SIZE), *nothing, found, job=Train())
+    nothing = {"store": object.__new__(Store), "step": object.__new__(Step)}
+    runtime = loop.Runtime(experiment=experiment, calibrated=calibration.calibrate(experiment, SIZE), ledger=found, job=Train(), **nothing)
     loop._enter(runtime, epoch, 0)
     importlib.import_module("dpx_reed.patch")
     loop._enter(runtime, epoch, 1)

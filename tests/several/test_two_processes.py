@@ -86,7 +86,7 @@ VARIANTS = {
     "adapters": ["train=lora"],
     "per layer": ["clip=per_layer"],
     "adaptive": ["clip=quantile"],
-    "units": ["data.source.kind=synthetic", "privacy.unit_mode=sample_units", "privacy.rows_per_unit_max=2"],
+    "units": ["privacy.unit=document", "privacy.unit_mode=sample_units", "privacy.rows_per_unit_max=2"],
     "fixed size": ["sampler=fixed_size", "privacy.adjacency=replace_one"],
     "shuffled": ["sampler=shuffled", "accountant=deterministic"],
     "integers": ["mechanism=discrete_gaussian"],
