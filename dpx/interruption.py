@@ -88,6 +88,16 @@ def release() -> None:
     _before.clear()
 
 
+def received() -> int | None:
+    """Returns the number of the first signal that was received since `install`, `None` if none was."""
+    return _received[0] if _received else None
+
+
+def note(number: int) -> None:
+    """Records a signal that another process of the job received."""
+    _received.append(number)
+
+
 def is_requested() -> bool:
     """Returns whether SIGINT or SIGTERM was received since `install`."""
     return bool(_received)

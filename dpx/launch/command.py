@@ -14,7 +14,7 @@ from dpx.launch import resolvers, sweep
 from dpx.launch.launcher import CloseStudy, Launcher
 from dpx.launch.refused import remove_sweep_if_new
 from dpx.processes import Place, place, supervisor, team
-from dpx.processes.team import LOST, PeerLost, disconnect, join, leave
+from dpx.processes.team import LOST, PeerLost, as_lost, disconnect, join, leave
 from dpx.training.follower import follow
 
 
@@ -54,9 +54,10 @@ def _as_one_of_several(own: Place) -> int:
     except SystemExit as ended:
         code = ended.code if isinstance(ended.code, int) else 1
     except Exception as error:
-        if as_refused(error) is None:
+        known = as_refused(error) or as_lost(error, joined)
+        if known is None:
             logging.getLogger("dpx").exception("process %d stopped", own.index)
-        line = str(as_refused(error) or f"{type(error).__name__}: {' '.join(str(error).split())}")
+        line = str(known or f"{type(error).__name__}: {' '.join(str(error).split())}")
         joined.fail(line)
         tell(f"error: process {own.index}: {line}")
         leave(LOST)
@@ -117,10 +118,7 @@ def _show_sweep(launcher: Launcher) -> None:
 def _answer(error: Exception) -> int:
     """Prints the line for one error and returns its exit code."""
     refused = as_refused(error, sys.argv[1:])
-    if refused is None and not team().is_alone:
-        # A process that is gone shows first in a device's collective, as an error of jax.
-        line = team().failure(wait_s=2.0)
-        refused = PeerLost("process lost", line, "Run the same command: it resumes from the last checkpoint") if line else None
+    refused = refused or as_lost(error, team())
     if refused is not None:
         tell(f"error: {refused}")
         return LOST if isinstance(refused, PeerLost) else 2

@@ -117,9 +117,10 @@ class Team:
 
     def is_stop_asked(self) -> bool:
         """Returns whether a signal that asks this job to stop was received, by this process or, as process 0 sees it, by another one."""
-        if interruption.is_requested():
-            return True
-        return not self.is_alone and bool(self._client.key_value_dir_get(f"{_PREFIX}/stop/"))
+        if not self.is_alone and not interruption.is_requested():
+            for _, number in self._client.key_value_dir_get(f"{_PREFIX}/stop/"):
+                interruption.note(json.loads(number))
+        return interruption.is_requested()
 
     def fail(self, line: str) -> None:
         """Leaves the line for which this process ends."""
@@ -174,10 +175,22 @@ class Team:
         """Tells process 0, once, that this process received a signal."""
         if interruption.is_requested() and not self.is_owner and not self._has_asked:
             self._has_asked = True
-            self._put(f"stop/{self.place.index}", True)
+            self._put(f"stop/{self.place.index}", interruption.received())
 
 
 _FIX = "Run the same command: it resumes from the last checkpoint"
+
+
+# Words in the errors of jax for a process that does not answer any more.
+_OF_A_LOST_PEER = ("gloo", "coordination", "unavailable", "connection", "nccl")
+
+
+def as_lost(error: Exception, team: Team) -> PeerLost | None:
+    """Returns the error for a lost process if `error` is how jax reports one, from a collective of the devices; else `None`."""
+    is_of_jax = type(error).__name__ in ("JaxRuntimeError", "XlaRuntimeError")
+    if team.is_alone or not is_of_jax or not any(word in str(error).lower() for word in _OF_A_LOST_PEER):
+        return None
+    return lost(team)
 
 
 def lost(team: Team) -> PeerLost:
