@@ -18,7 +18,7 @@ from dpx.run_folder import RunFolder, read_json, write_json
 SEALS = "chain_seals.json"
 # Chains of this format were not sealed.
 _UNSEALED = 1
-_AGAIN = "Restore the file, or move it away and run the chain again: it writes the file anew and trains nothing that has finished"
+_AGAIN = "Restore the file, or move it away and run the chain again: it writes a new file and trains nothing that has finished"
 
 
 def write(folder: RunFolder, stated: ChainStatement) -> None:

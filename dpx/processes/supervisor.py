@@ -34,7 +34,7 @@ def _watch() -> int:
     reader, writer = os.pipe()
     environment = os.environ | {LIFELINE: str(reader)}
     command = [sys.executable, *_as_started(), *sys.argv[1:]]
-    # A process group of its own, so that a terminal's Ctrl-C arrives once, from here.
+    # In a new process group, so that a terminal's Ctrl-C arrives once, from here.
     worker = subprocess.Popen(command, env=environment, pass_fds=(reader,), process_group=0)
     os.close(reader)
     for number in SIGNALS:

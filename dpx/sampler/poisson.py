@@ -37,7 +37,7 @@ class Poisson(Sampler):
 def independent(size: int, sampling_probability: float, generator_for: GeneratorFor, step: int, part: Part = WHOLE) -> np.ndarray:
     """Returns the indices below `size` that are drawn, each independently with probability `sampling_probability`, ascending.
 
-    A `part` of them is that of its own virtual shards, or, where there are few shards, an equal share of what all shards draw.
+    One `part` of them comes from the virtual shards of that part, or, where there are few shards, an equal share of what all shards draw.
     """
     if sampling_probability == 0 or size == 0:
         return np.empty(0, np.int64)

@@ -5,7 +5,7 @@ Everything that can be refused is refused before the first array of the model ex
 
 import contextlib
 import dataclasses
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -27,6 +27,7 @@ from dpx.experiment import Experiment
 from dpx.init.declarations import Init
 from dpx.init.relation import contradictions
 from dpx.init.start import RANDOM, Receiver, Start, receiver_of, related_again, require_one_start, same_weights, start, start_of_fork
+from dpx.mesh import Mesh
 from dpx.privacy.ledger import Ledger
 from dpx.privacy.unit_facts import UnitFacts
 from dpx.processes import team
@@ -55,12 +56,7 @@ def open_run(experiment: Experiment, folder: RunFolder, job: Any = None) -> Iter
     Raises `ConfigError` before the first array of the model is allocated. In a job of several processes, this is process 0, which tells
     the others what to do (`dpx.training.follower`).
     """
-    team().require_joined()
-    require_processes(experiment.mesh.processes, team().count)
-    _require_alone_for_audit(experiment.audit)
-    # Before jax starts: its devices are found by all processes at once.
-    team().tell("begin", config_yaml=folder.config_yaml, folder=str(folder.path), fork=folder.fork)
-    team().require_jax()
+    _start_jax(experiment.mesh, experiment.audit, folder)
     ready = _get_ready(experiment, folder)
     store, step, audit, private = ready.store, ready.step, experiment.audit, folder.private
     with contextlib.ExitStack() as stack:
@@ -106,20 +102,23 @@ def open_run(experiment: Experiment, folder: RunFolder, job: Any = None) -> Iter
             job=job,
             profiling=measured,
         )
-        evaluate = held_out(ready.objective, ready.store, experiment.schedule.evaluation_rows, BATCH_ROWS, experiment.widths)
-        test_set = partial(held_out, ready.objective, ready.store, None, BATCH_ROWS, experiment.widths, "test")
-        evaluations = Evaluations(evaluate, test_set if "test" in ready.store.manifest.splits else None)
+        evaluations = _evaluations(ready, experiment.schedule.evaluation_rows, experiment.widths)
         yield Session(folder, runtime, noise_epochs, run_start, checkpoints, evaluations, outputs, conclude)
 
 
-def _require_alone_for_audit(audit: Any) -> None:
-    """Raises `ConfigError` for an audit in a job of several processes."""
+def _start_jax(mesh: Mesh, audit: Any, folder: RunFolder) -> None:
+    """Starts jax in all processes of this job. Raises `ConfigError` before that if `mesh` declares another number, and for an audit."""
+    team().require_joined()
+    require_processes(mesh.processes, team().count)
     require(
         team().is_alone or not isinstance(audit, Canaries),
         "audit=canaries",
         f"canaries are planted and scored by one process, and this job has {team().count}",
         "Use audit=none, or one process",
     )
+    # Devices are found by all processes at once.
+    team().tell("begin", config_yaml=folder.config_yaml, folder=str(folder.path), fork=folder.fork)
+    team().require_jax()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -169,6 +168,13 @@ def _get_ready(experiment: Experiment, folder: RunFolder) -> _Ready:
         return _Ready(store, calibrated, receiver, begins_from, objective, microbatch, strategy, step)
     step = make_step(experiment, trained, mesh, microbatch)
     return _Ready(store, calibrated, receiver, begins_from, objective, microbatch, strategy, step)
+
+
+def _evaluations(ready: _Ready, rows: int, widths: Sequence[int]) -> Evaluations:
+    """Returns the metrics on `rows` held-out rows, and on the test set if the data has one."""
+    objective, store = ready.objective, ready.store
+    test_set = partial(held_out, objective, store, None, BATCH_ROWS, widths, "test")
+    return Evaluations(held_out(objective, store, rows, BATCH_ROWS, widths), test_set if "test" in store.manifest.splits else None)
 
 
 def _start(init: Init, receiver: Receiver, store: Store, folder: RunFolder, known: Ledger | None) -> Start:
