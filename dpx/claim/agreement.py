@@ -17,7 +17,7 @@ from dpx.claim.seals import STATEMENT, read_node, seal
 from dpx.declaration import ConfigError, require, several
 from dpx.durable import write_durably
 from dpx.privacy.chain import RESTORE, Mark, mark_of
-from dpx.privacy.ledger import Ledger
+from dpx.privacy.ledger import FORMAT, Ledger
 from dpx.run_folder import CONFIG, read_json
 
 LEDGER = "private/ledger"
@@ -62,12 +62,20 @@ def check(folder: Path) -> Ledger | None:
 def before_training(folder: Path) -> Ledger | None:
     """Checks a run that begins or resumes, as `check` does.
 
-    It also raises `ConfigError` if the ledger is missing but the folder holds any other part of a run, whose charges would be forgotten.
+    It also raises `ConfigError` if the ledger is missing but the folder holds any other part of a run, whose charges would be forgotten, and
+    for a ledger of an older format: its steps would be drawn otherwise than before.
     """
     held = [name for name, _, _ in _artefacts(folder)] + _held_in_private(folder)
     if held and not (folder / LEDGER).is_file():
         raise _disagreement(folder, "is missing", held)
-    return check(folder)
+    ledger = check(folder)
+    require(
+        ledger is None or ledger.format == FORMAT,
+        folder / LEDGER,
+        f"is in format {ledger.format if ledger else None}, not {FORMAT}: it can be read, but this version draws the rows of a step otherwise",
+        "Continue with the version of dpx that wrote it, or add replicate=1 for a new run",
+    )
+    return ledger
 
 
 def check_copy(release: Path) -> None:

@@ -29,7 +29,9 @@ from dpx.privacy.unit_facts import UnitFacts
 from dpx.records import from_json, to_json
 from dpx.sampler import IN_EPOCHS, steps_per_epoch
 
-FORMAT = 5
+# Since 6, rows are drawn by the virtual shards of `dpx.sampler.poisson`. A ledger in format 5 has the same lines, so it is read; a run is not
+# continued with it (`dpx.claim.agreement.before_training`).
+FORMAT, READABLE = 6, (5, 6)
 _FIX = "Restore the file, or use the version of dpx that wrote it"
 
 # Noise multipliers of the values that a step releases beside the gradient's sum.
@@ -58,7 +60,8 @@ class Ledger:
         self._header: tuple[str, LedgerEntry] | None = None
         self._entered: list[tuple[str, int, LedgerEntry]] = []
         self._known: set[tuple[str, int, LedgerEntry]] = set()
-        self._chain = Chain(self.path, {"ledger": FORMAT})
+        self._chain = Chain(self.path, {"ledger": FORMAT}, {"ledger": READABLE})
+        self.format: int = self._chain.first["ledger"]
         self.identity = self._chain.name
         for number, node in enumerate(self._chain.lines, 2):
             line = from_json(Line, node, f"{self.path}, line {number}", _FIX)
