@@ -13,7 +13,8 @@ class Mesh:
     compiler).
 
     `simulated_devices` splits one CPU into that many devices (for tests), in each of several processes its share. `processes` is the
-    number of processes that share the devices equally; `auto` is the number that the launcher started. `flops_per_s` and `memory_bytes`
+    number of processes that share the devices equally; `auto` is the number that the launcher started. A process that makes no progress for
+    `deadline_s` seconds is ended, and a job that lost a process is started again at most `restarts` times. `flops_per_s` and `memory_bytes`
     describe one device, for plans; `flops_per_s` is the assumed rate of a well-tuned step there. A run asks the device itself
     (`usable_bytes`).
     """
@@ -25,6 +26,8 @@ class Mesh:
     tensor: int = 1
     simulated_devices: int | None = None
     processes: int | Literal["auto"] = "auto"
+    deadline_s: float | None = None
+    restarts: int = 0
     flops_per_s: float
     memory_bytes: int
 
@@ -35,6 +38,13 @@ class Mesh:
             "every axis needs at least one device",
             "Use 1 or more",
         )
+        require(
+            self.deadline_s is None or self.deadline_s >= 5,
+            f"mesh.deadline_s={self.deadline_s}",
+            "a process tells its progress about once a second",
+            "Use at least 5, and more than the longest step takes",
+        )
+        require(self.restarts >= 0, f"mesh.restarts={self.restarts}", "is a number of times", "Use 0 or more")
         require(
             self.simulated_devices is None or self.simulated_devices >= self.devices,
             f"mesh.simulated_devices={self.simulated_devices}",

@@ -62,8 +62,8 @@ def check(folder: Path) -> Ledger | None:
 def before_training(folder: Path) -> Ledger | None:
     """Checks a run that begins or resumes, as `check` does.
 
-    It also raises `ConfigError` if the ledger is missing but the folder holds any other part of a run, whose charges would be forgotten, and
-    for a ledger of an older format: its steps would be drawn otherwise than before.
+    It also raises `ConfigError` if the ledger is missing but the folder holds any other part of a run, whose charges would be forgotten,
+    and for a ledger of an older format: its steps would be drawn otherwise than before.
     """
     held = [name for name, _, _ in _artefacts(folder)] + _held_in_private(folder)
     if held and not (folder / LEDGER).is_file():
@@ -72,7 +72,7 @@ def before_training(folder: Path) -> Ledger | None:
     require(
         ledger is None or ledger.format == FORMAT,
         folder / LEDGER,
-        f"is in format {ledger.format if ledger else None}, not {FORMAT}: it can be read, but this version draws the rows of a step otherwise",
+        f"is in format {ledger.format if ledger else None}, not {FORMAT}: it is read, but this version draws the rows of a step otherwise",
         "Continue with the version of dpx that wrote it, or add replicate=1 for a new run",
     )
     return ledger

@@ -1,10 +1,13 @@
 """Computes the privacy cost of a run: the epsilon of its ledger so far, and at the planned end."""
 
+import dataclasses
 import json
+import math
 from collections.abc import Sequence
 
 from dpx.claim.calibration import Calibrated, compositions, planned_segments
 from dpx.claim.document import ChainFacts, CountedEvent, EpsilonAt, LedgerFacts, RatesRoundedUp, SpentEpsilon
+from dpx.declaration import require
 from dpx.experiment import Experiment
 from dpx.privacy import accounting, events, ledger, loss_grid, origins
 from dpx.privacy.declarations import Accountant, Privacy
@@ -109,6 +112,29 @@ def planned_end(experiment: Experiment, calibrated: Calibrated, entered: Ledger 
     # A package that is imported during the run is noted from that step on; the steps before it were entered without it, and count once.
     segments = entered.segments()
     return ledger.join(segments, left(to_come, segments))
+
+
+def require_planned(experiment: Experiment, calibrated: Calibrated, entered: Ledger, from_step: int) -> None:
+    """Raises `ConfigError` if a noise epoch from `from_step` on would charge more than the run's plan, at its end, by its own accountant.
+
+    A job that is started again by itself goes on only within what its user planned.
+    """
+    if calibrated.noise_multiplier is None or not entered.noise_epochs:
+        return
+    newest = entered.noise_epochs[-1]
+    epoch = dataclasses.replace(newest, number=newest.number + 1, name="to come", from_step=from_step)
+    to_come = planned_segments(experiment, calibrated.batch_stages, calibrated.size, calibrated.noise_multiplier, entered.identity, epoch)
+    first, then = (
+        Spent(experiment.accountant, experiment.privacy, segments)
+        for segments in (planned_end(experiment, calibrated, None, entered.origins), ledger.join(entered.segments(), to_come))
+    )
+    planned, charged = (math.inf if (value := one.epsilon(one.accountants[0])) is None else value for one in (first, then))
+    require(
+        charged <= planned,
+        f"restart from step {from_step}",
+        f"needs fresh noise, and epsilon at the end would be {charged:.4g} where {planned:.4g} was planned",
+        "The same command goes on, and charges that",
+    )
 
 
 def require_bound(accountant: Accountant, privacy: Privacy, own: Segments, begins_from: Sequence[Origin]) -> None:

@@ -13,7 +13,7 @@ from dpx.declaration import ConfigError
 from dpx.launch import resolvers, sweep
 from dpx.launch.launcher import CloseStudy, Launcher
 from dpx.launch.refused import remove_sweep_if_new
-from dpx.processes import Place, place, supervisor, team
+from dpx.processes import Place, liveness, place, supervisor, team
 from dpx.processes.team import LOST, PeerLost, as_lost, disconnect, join, leave
 from dpx.training.follower import follow
 
@@ -43,7 +43,8 @@ def _as_one_of_several(own: Place) -> int:
         joined = join(own)
     except ConfigError as refused:
         tell(f"error: {refused}")
-        return 2
+        # The processes of before may not all have ended yet.
+        return LOST if liveness.restart() else 2
     try:
         if own.is_owner:
             _run()
@@ -60,7 +61,7 @@ def _as_one_of_several(own: Place) -> int:
         line = str(known or f"{type(error).__name__}: {' '.join(str(error).split())}")
         joined.fail(line)
         tell(f"error: process {own.index}: {line}")
-        leave(LOST)
+        leave(2 if isinstance(known, ConfigError) and not isinstance(known, PeerLost) else LOST)
     if own.is_owner:
         joined.dismiss(code)
     else:

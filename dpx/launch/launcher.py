@@ -148,7 +148,7 @@ class Launcher:
             experiment.lr_schedule.require_fits(experiment.steps)
             if status.job in finished.JOBS:
                 require_same_claim(experiment, cfg, path, point)
-        require_processes(experiment.mesh.processes, team().count)
+        require_processes(experiment.mesh, team().count)
         simulate_devices(experiment.mesh, experiment.mesh.simulated_here(team().count))
         if cfg.run is None:
             # Only now: it may import jax.

@@ -46,12 +46,17 @@ def mark_of(node: Any) -> Mark | None:
 class Chain:
     """The chain in the file at `path`; a missing file is created durably.
 
-    `formats`, by name, are in the first line of a new file; that of an existing file may have others that are `readable`. `lines` are the JSON values after the first line. A last
-    line without its line feed was never acknowledged and is dropped. Raises `ConfigError` for a file that is not a chain or has another
-    format, and for lines that do not follow from each other.
+    `formats`, by name, are in the first line of a new file; that of an existing file may have others that are `readable`. `lines` are the
+    JSON values after the first line. A last line without its line feed was never acknowledged and is dropped. Raises `ConfigError` for a
+    file that is not a chain or has another format, and for lines that do not follow from each other.
     """
 
-    def __init__(self, path: str | os.PathLike[str], formats: dict[str, int] | None = None, readable: Mapping[str, Sequence[int]] = MappingProxyType({})):
+    def __init__(
+        self,
+        path: str | os.PathLike[str],
+        formats: dict[str, int] | None = None,
+        readable: Mapping[str, Sequence[int]] = MappingProxyType({}),
+    ):
         self.path = Path(path)
         self._handle: int | None = None
         formats = formats or {}
@@ -60,7 +65,12 @@ class Chain:
         self._read()
         for name, known in formats.items():
             found = self.first.get(name)
-            require(found in readable.get(name, (known,)), self.path, f"is in format {found}, not {known}", "Use the version of dpx that wrote it")
+            require(
+                found in readable.get(name, (known,)),
+                self.path,
+                f"is in format {found}, not {known}",
+                "Use the version of dpx that wrote it",
+            )
 
     @property
     def mark(self) -> Mark:

@@ -29,8 +29,8 @@ from dpx.privacy.unit_facts import UnitFacts
 from dpx.records import from_json, to_json
 from dpx.sampler import IN_EPOCHS, steps_per_epoch
 
-# Since 6, rows are drawn by the virtual shards of `dpx.sampler.poisson`. A ledger in format 5 has the same lines, so it is read; a run is not
-# continued with it (`dpx.claim.agreement.before_training`).
+# Since 6, rows are drawn by the shards of `dpx.sampler.poisson`. A ledger in format 5 has the same lines, so it is read, but its run
+# is not continued (`dpx.claim.agreement.before_training`).
 FORMAT, READABLE = 6, (5, 6)
 _FIX = "Restore the file, or use the version of dpx that wrote it"
 

@@ -25,11 +25,11 @@ def main() -> None:
     sys.exit(launch(given.processes, given.overrides))
 
 
-def launch(processes: int, overrides: list[str]) -> int:
-    """Starts the processes and waits for them; signals are handed on to all."""
+def launch(processes: int, overrides: list[str], module: str = "dpx") -> int:
+    """Starts the processes, each with `module` as its program, and waits for them; signals are handed on to all."""
     shared = os.environ | {"JAX_COORDINATOR_ADDRESS": f"localhost:{_free_port()}", "JAX_NUM_PROCESSES": str(processes)}
     started = [
-        subprocess.Popen([sys.executable, "-m", "dpx", *overrides], env=shared | {"JAX_PROCESS_ID": str(index)}, process_group=0)
+        subprocess.Popen([sys.executable, "-m", module, *overrides], env=shared | {"JAX_PROCESS_ID": str(index)}, process_group=0)
         for index in range(processes)
     ]
     for number in SIGNALS:

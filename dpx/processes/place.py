@@ -10,6 +10,7 @@ import os
 from collections.abc import Mapping
 
 from dpx.declaration import ConfigError, require
+from dpx.mesh import Mesh
 
 COORDINATOR = "JAX_COORDINATOR_ADDRESS"
 # (variable with the number of processes, variables with the number of this process), by launcher, in the order in which they are read.
@@ -97,11 +98,18 @@ def _of_slurm(variables: Mapping[str, str]) -> str | None:
     return f"{first}:{_SLURM_PORTS[number % len(_SLURM_PORTS)]}"
 
 
-def require_processes(declared: int | str, count: int) -> None:
-    """Raises `ConfigError` if `mesh.processes` names another number of processes than this job has."""
-    if declared not in ("auto", count):
+def require_processes(mesh: Mesh, count: int) -> None:
+    """Raises `ConfigError` if `mesh` names another number of processes than this job has, or asks one process to be supervised."""
+    if mesh.processes not in ("auto", count):
         raise ConfigError(
-            f"mesh.processes={declared}",
+            f"mesh.processes={mesh.processes}",
             f"this job has {count} process{'es' if count > 1 else ''}",
-            f"Start it with dpx-launch -n {declared}, srun or another launcher, or use mesh.processes=auto",
+            f"Start it with dpx-launch -n {mesh.processes}, srun or another launcher, or use mesh.processes=auto",
         )
+    asked = f"mesh.deadline_s={mesh.deadline_s:g}" if mesh.deadline_s else f"mesh.restarts={mesh.restarts}"
+    require(
+        count > 1 or not (mesh.deadline_s or mesh.restarts),
+        asked,
+        "one process alone has no process beside it that could end it or start it again",
+        "Remove it: the same command resumes the run; or start several processes",
+    )

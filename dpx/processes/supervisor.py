@@ -1,22 +1,29 @@
-"""Starts the working process of a host, and turns the ways in which jax ends it into one line and one exit code.
+"""Starts the working process of a host, ends it if it makes no progress, and turns the ways in which jax ends it into one line and one
+exit code; starts it again where `mesh.restarts` allows it.
 
 jax ends a process whose peers are gone by an abort, from compiled code, so a parent must report it.
 """
 
+import math
 import os
+import select
 import signal
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Callable
 from typing import Any
 
 from dpx.console import tell
 from dpx.interruption import SIGNALS
-from dpx.processes.team import LOST
+from dpx.processes import liveness
+from dpx.processes.team import HEARTBEAT_SECONDS, LOST
 
 # Set in the working process: the handle of a pipe that ends when its supervisor does.
 LIFELINE = "DPX_LIFELINE_FD"
+# A restart waits so much longer than a heartbeat.
+_MORE_SECONDS = 10
 # Exit codes that a command line of dpx gives by itself.
 _OWN = (0, 1, 2, 130, 143, LOST)
 
@@ -31,20 +38,68 @@ def supervise(work: Callable[[], int]) -> int:
 
 
 def _watch() -> int:
-    reader, writer = os.pipe()
-    environment = os.environ | {LIFELINE: str(reader)}
-    command = [sys.executable, *_as_started(), *sys.argv[1:]]
+    """Runs the working process, again after it was lost as often as it allows; returns its exit code."""
+    received: list[int] = []
+    number = 0
+    while True:
+        code, restarts = _run(number, received)
+        if code != LOST or received or number >= restarts:
+            return code
+        number += 1
+        tell(f"starting again from the last checkpoint: restart {number} of {restarts}")
+        # Until then every process of the job has heard that one was lost, and has ended.
+        time.sleep(HEARTBEAT_SECONDS + _MORE_SECONDS)
+
+
+def _run(number: int, received: list[int]) -> tuple[int, int]:
+    """Runs the working process once, after `number` restarts; returns its exit code and how many restarts it allows.
+
+    Signals are handed on, and noted in `received`.
+    """
+    lifeline, writer = os.pipe()
+    progress, told = os.pipe()
+    environment = os.environ | {LIFELINE: str(lifeline), liveness.HANDLE: str(told), liveness.RESTART: str(number)}
     # In a new process group, so that a terminal's Ctrl-C arrives once, from here.
-    worker = subprocess.Popen(command, env=environment, pass_fds=(reader,), process_group=0)
-    os.close(reader)
-    for number in SIGNALS:
-        signal.signal(number, lambda received, _: _forward(worker, received))
+    worker = subprocess.Popen([sys.executable, *_as_started(), *sys.argv[1:]], env=environment, pass_fds=(lifeline, told), process_group=0)
+    for handle in (lifeline, told):
+        os.close(handle)
+    for one in SIGNALS:
+        signal.signal(one, lambda number, _: _forward(worker, number, received))
+    heard = _Heard(worker, progress)
+    heard.start()
     code = worker.wait()
     os.close(writer)
+    heard.join(1.0)
+    if heard.is_stuck:
+        tell(f"error: no progress: this process did nothing for {heard.seconds:g} s (mesh.deadline_s), so it was ended. {_RESUMES}")
+        return LOST, heard.restarts
     if code in _OWN:
-        return code
-    tell(f"error: process lost: a process of this job ended ({_how(code)}). Run the same command: it resumes from the last checkpoint")
-    return LOST
+        return code, heard.restarts
+    tell(f"error: process lost: a process of this job ended ({_how(code)}). {_RESUMES}")
+    return LOST, heard.restarts
+
+
+_RESUMES = "Run the same command: it resumes from the last checkpoint"
+
+
+class _Heard(threading.Thread):
+    """Reads what the working process tells of its progress (`dpx.processes.liveness`), and kills it if it tells nothing in time."""
+
+    def __init__(self, worker: "subprocess.Popen[bytes]", progress: int):
+        super().__init__(daemon=True, name="progress")
+        self._worker, self._progress = worker, progress
+        self.is_stuck, self.seconds, self.restarts = False, math.inf, 0
+
+    def run(self) -> None:
+        while select.select([self._progress], [], [], None if math.isinf(self.seconds) else self.seconds)[0]:
+            # Whole messages: a read is a multiple of their size, and a write of one is never divided.
+            text = os.read(self._progress, 64 * liveness.MESSAGE.size)
+            if not text:
+                os.close(self._progress)
+                return
+            self.seconds, self.restarts = liveness.MESSAGE.unpack(text[-liveness.MESSAGE.size :])
+        self.is_stuck = True
+        self._worker.kill()
 
 
 def _as_started() -> list[str]:
@@ -55,7 +110,8 @@ def _as_started() -> list[str]:
     return ["-m", spec.name.removesuffix(".__main__")]
 
 
-def _forward(worker: "subprocess.Popen[bytes]", number: int) -> None:
+def _forward(worker: "subprocess.Popen[bytes]", number: int, received: list[int]) -> None:
+    received.append(number)
     if worker.poll() is None:
         worker.send_signal(number)
 

@@ -49,6 +49,8 @@ class Team:
     def __init__(self, own: Place = ALONE, client: Any = None):
         self.place, self._client = own, client
         self._told, self._gathered, self._has_asked = 0, 0, False
+        # How often this process made progress (`dpx.processes.liveness`).
+        self.progress = 0
 
     @property
     def count(self) -> int:
@@ -85,6 +87,10 @@ class Team:
             _JOIN,
         )
 
+    def note_progress(self) -> None:
+        """Notes that this process did a part of its work, other than to wait."""
+        self.progress += 1
+
     def tell(self, name: str, **facts: Any) -> None:
         """Tells all other processes to do `name`, before this process does it too."""
         if self.is_alone:
@@ -97,6 +103,7 @@ class Team:
         """Waits for the next command of process 0."""
         self._told += 1
         node = self._await(f"told/{self._told}")
+        self.note_progress()
         return Command(node["name"], node["facts"])
 
     def gather(self, value: Any) -> list[Any]:
@@ -104,6 +111,7 @@ class Team:
         if self.is_alone:
             return [value]
         self._gathered += 1
+        self.note_progress()
         topic, all_of = f"of/{self._gathered}", f"all/{self._gathered}"
         if self.is_owner:
             values = [value, *(self._await(f"{topic}/{index}") for index in range(1, self.count))]
@@ -148,6 +156,20 @@ class Team:
                     return
             time.sleep(0.02)
         leave(code)
+
+    def say_compiling(self, is_so: bool) -> None:
+        """Says to all processes whether this one compiles, so that they are patient."""
+        with contextlib.suppress(Exception):
+            if is_so:
+                self._put(f"compiling/{self.place.index}", True)
+            else:
+                self._client.key_value_delete(f"{_PREFIX}/compiling/{self.place.index}")
+
+    def is_compiling(self) -> bool:
+        """Returns whether some process of the job compiles."""
+        with contextlib.suppress(Exception):
+            return bool(self._client.key_value_dir_get(f"{_PREFIX}/compiling/"))
+        return False
 
     def say_ended(self) -> None:
         self._put(f"ended/{self.place.index}", True)

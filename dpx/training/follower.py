@@ -4,6 +4,7 @@ It reads the config that process 0 sends, and holds neither ledger nor statement
 has charged, and writes only its shards of checkpoints and weights.
 """
 
+import contextlib
 import dataclasses
 import hashlib
 import json
@@ -18,6 +19,7 @@ from dpx.claim.calibration import Calibrated
 from dpx.data.prepare import prepare
 from dpx.declaration import ConfigError
 from dpx.mesh import Mesh, simulate_devices
+from dpx.processes import liveness
 from dpx.processes.team import Command, Team
 from dpx.randomness import RootSecret
 from dpx.run_folder import RunFolder
@@ -88,6 +90,7 @@ class _Followed:
         self._untrained: Any = None
         self._params: Any = None
         self._secrets: dict[tuple[int, str], RootSecret] = {}
+        self._told = contextlib.ExitStack()
 
     def _do_open(self, **facts: Any) -> None:
         team, experiment = self._team, self._experiment
@@ -103,6 +106,7 @@ class _Followed:
         step = make_step(experiment, objective, experiment.mesh.make(), facts["microbatch"])
         strategy = experiment.mechanism.load_strategy(experiment.steps, self._private) if facts["has_strategy"] else None
         require_agreement(team, agreed(claim_checksum(experiment), facts, store.manifest.checksum))
+        self._told.enter_context(liveness.told(team, experiment.mesh.deadline_s, experiment.mesh.restarts))
         self._computation = Computation(experiment=experiment, calibrated=calibrated, store=store, step=step, strategy=strategy)
         rows, widths = experiment.schedule.evaluation_rows, experiment.widths
         self._heldout = held_out(objective, store, rows, BATCH_ROWS, widths)
@@ -115,6 +119,7 @@ class _Followed:
         for checkpoints in self._checkpoints.values():
             checkpoints.close()
         self._checkpoints = {}
+        self._told.close()
 
     def _do_init(self, epoch: int, tag: str, purpose: str, start: Any) -> None:
         from dpx.training import together
@@ -156,7 +161,7 @@ class _Followed:
         try:
             self._state, _ = computed(self._computation, self._secret(epoch, tag), step, self._state, before)
         except AnotherSum:
-            # Process 0 finds the same, and opens a new noise epoch.
+            # Process 0 finds the same, and opens a new noise epoch or ends.
             return
 
     def _do_evaluate(self, which: str, split: str) -> None:

@@ -18,6 +18,7 @@ from dpx.claim.calibration import Calibrated, entry
 from dpx.clipping.frozen import merged
 from dpx.data.length_buckets import by_width
 from dpx.data.store import Store
+from dpx.declaration import ConfigError
 from dpx.experiment import Experiment, Schedule
 from dpx.mechanism.protocol import Reparametrised
 from dpx.privacy.ledger import Ledger, NoiseEpoch
@@ -79,8 +80,8 @@ class Tokens(NamedTuple):
 
 
 Observer = Callable[[int, State, dict[str, Any]], None]
-# (step, state) -> the noise epoch in which the run continues, its secret, and the state from which it starts.
-Renewal = Callable[[int, State], tuple[NoiseEpoch, RootSecret, State]]
+# (step, state, reason) -> the noise epoch in which the run continues, its secret, and the state from which it starts.
+Renewal = Callable[[int, State, str], tuple[NoiseEpoch, RootSecret, State]]
 
 
 class Stopped(Exception):
@@ -91,14 +92,21 @@ class Stopped(Exception):
         self.done, self.state = done, state
 
 
-class AnotherSum(Exception):
-    """Says that the clipped sum of a replayed step differs from the sum to which its noise was added before."""
+class AnotherSum(ConfigError):
+    """Says that a step's key may add no noise to its clipped sum: devices hold different sums, or another sum had its noise before.
+
+    A new key may add its noise to a new draw. If devices differ again, the run ends with this error.
+    """
+
+    def __init__(self, step: int, reason: str):
+        super().__init__(f"step {step}", reason, "If it happens again, find the machine that computes wrongly; then run the same command")
 
 
 def run(runtime: Runtime, run_start: RunStart, observe: Observer, renew: Renewal) -> State:
     """Trains from `run_start` to the last step; calls `observe(step, state, metrics)` after each step, with the metrics one step late.
 
-    `renew` opens a new noise epoch if a replayed step gives a different sum. Raises `Stopped` after a step if the user asked to stop.
+    `renew` opens a new noise epoch if a replayed step gives a different sum, or devices do. Raises `Stopped` after a step if the user asked
+    to stop.
     """
     experiment, noise_epoch, secret = runtime.experiment, run_start.noise_epoch, run_start.secret
     state = run_start.state
@@ -107,10 +115,10 @@ def run(runtime: Runtime, run_start: RunStart, observe: Observer, renew: Renewal
     for step in runtime.profiling.steps(range(run_start.first_step, experiment.steps)):
         try:
             state, metrics = one_step(runtime, noise_epoch, secret, step, state)
-        except AnotherSum:
+        except AnotherSum as another:
             if pending is not None:
                 began, pending = _show(runtime, *pending, state, began, observe), None
-            noise_epoch, secret, state = renew(step, state)
+            noise_epoch, secret, state = renew(step, state, f"{another.value}: {another.reason}")
             state, metrics = one_step(runtime, noise_epoch, secret, step, state)
         if pending is not None:
             began = _show(runtime, *pending, state, began, observe)
@@ -162,7 +170,8 @@ def _record(runtime: Runtime, noise_epoch: NoiseEpoch, step: int, checksum: str)
 def one_step(runtime: Runtime, noise_epoch: NoiseEpoch, secret: RootSecret, step: int, state: State) -> tuple[State, dict[str, Any]]:
     """Runs one step: charge, draw, clipped sums chunk by chunk, one reduction, noise once, division by the expected batch size, update.
 
-    Raises `AnotherSum`, with `state` unchanged, if the step ran before in this epoch and what its noise is added to is different now.
+    Raises `AnotherSum`, with `state` unchanged, if devices hold different sums, or if the step ran before in this epoch and what its noise
+    is added to is different now.
     """
     with runtime.profiling.host(LEDGER):
         _enter(runtime, noise_epoch, step)
@@ -187,10 +196,11 @@ def computed(runtime: Computation, secret: RootSecret, step: int, state: State, 
     if before is not None and experiment.mechanism.is_forward:
         # Its noise precedes the sum, so all its rows are compared first, without noise.
         without_noise, _ = _sums(runtime, secret, step, by, norm, None)
-        _require_same(before, parts.reduce(without_noise, scaled))
+        _require_same(step, before, parts.reduce(without_noise, scaled))
     sums, tokens = _sums(runtime, secret, step, by, norm, deviation)
     reduced = parts.reduce(sums, scaled)
-    _require_same(before, reduced)
+    if before is not None or not (team().is_alone or runtime.calibrated.noise_multiplier is None):
+        _require_same(step, before, reduced)
     rate = np.float32(experiment.lr_schedule.at(step, experiment.steps))
     drawn = experiment.mechanism.draw(secret, step, by.trained, noise_multiplier, clip.clipping_norm, runtime.strategy)
     auxiliary = {"count": clip.draw(secret, step, state.clip), "telemetry": experiment.telemetry.draw(secret, step)}
@@ -200,10 +210,14 @@ def computed(runtime: Computation, secret: RootSecret, step: int, state: State, 
     return state, metrics | {"learning_rate": rate, "expected_batch_size": size, "tokens": tokens, "checksum": checksum}
 
 
-def _require_same(before: str | None, reduced: Any) -> None:
-    """Raises `AnotherSum` unless the checksum of a step is the one from `before`, if there is one."""
-    if before is not None and before != as_text(jax.device_get(reduced["checksum"])):
-        raise AnotherSum
+def _require_same(step: int, before: str | None, reduced: Any) -> None:
+    """Raises `AnotherSum` unless all devices of the job hold one sum, by its checksum, and it is the one from `before`, if there is one."""
+    own = {as_text(jax.device_get(copy.data)) for copy in reduced["checksum"].addressable_shards}
+    found = set().union(*team().gather(sorted(own)))
+    if len(found) > 1:
+        raise AnotherSum(step, "devices hold different sums")
+    if before is not None and before not in found:
+        raise AnotherSum(step, "it has another sum than before")
 
 
 def _sums(runtime: Computation, secret: RootSecret, step: int, by: Reparametrised, norm: Any, deviation: Any = None) -> tuple[Any, Tokens]:

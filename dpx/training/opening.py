@@ -17,7 +17,7 @@ from dpx.audit.objective import LENGTH, Audited
 from dpx.claim import agreement
 from dpx.claim.calibration import Calibrated, as_planned, calibrate, plan_of
 from dpx.claim.spending import Spending
-from dpx.claim.spent import planned_end, require_bound
+from dpx.claim.spent import planned_end, require_bound, require_planned
 from dpx.console import stage
 from dpx.data import manifests
 from dpx.data.prepare import prepare, say_stage
@@ -30,7 +30,7 @@ from dpx.init.start import RANDOM, Receiver, Start, receiver_of, related_again, 
 from dpx.mesh import Mesh
 from dpx.privacy.ledger import Ledger
 from dpx.privacy.unit_facts import UnitFacts
-from dpx.processes import team
+from dpx.processes import liveness, team
 from dpx.processes.place import require_processes
 from dpx.run_folder import RunFolder
 from dpx.task.objective import objective as make_objective
@@ -44,7 +44,7 @@ from dpx.training.microbatch import Workload, resolve_microbatch
 from dpx.training.profiling import profiling
 from dpx.training.progress import RunProgress
 from dpx.training.released import Released
-from dpx.training.run_start import NoiseEpochs, start_run
+from dpx.training.run_start import NoiseEpochs, allowed, start_run
 from dpx.training.session import Evaluations, Outputs, Session
 from dpx.training.step import Step, make_step
 
@@ -61,11 +61,13 @@ def open_run(experiment: Experiment, folder: RunFolder, job: Any = None) -> Iter
     store, step, audit, private = ready.store, ready.step, experiment.audit, folder.private
     with contextlib.ExitStack() as stack:
         stack.callback(team().tell, "close")
+        stack.enter_context(liveness.told(team(), experiment.mesh.deadline_s, experiment.mesh.restarts))
         ledger = stack.enter_context(contextlib.closing(Ledger(private / "ledger")))
         kept = experiment.schedule.checkpoints_kept
         checkpoints = stack.enter_context(contextlib.closing(Checkpoints(private / agreement.CHECKPOINTS, kept)))
         unchanged = fingerprint(experiment, store.manifest.checksum, ready.microbatch, ready.strategy, job)
-        noise_epochs = NoiseEpochs(folder, experiment.seed, unchanged, ledger, plan_of(experiment, ready.calibrated))
+        allow = partial(require_planned, experiment, ready.calibrated, ledger) if liveness.restart() else allowed
+        noise_epochs = NoiseEpochs(folder, experiment.seed, unchanged, ledger, plan_of(experiment, ready.calibrated), allow)
         manifests.keep(private, store)
         run_start = start_run(noise_epochs, checkpoints, step, ready.start)
         ledger.note_origins(related_again(ledger.origins, ready.receiver, experiment.init, store, ledger.data))
@@ -109,7 +111,7 @@ def open_run(experiment: Experiment, folder: RunFolder, job: Any = None) -> Iter
 def _start_jax(mesh: Mesh, audit: Any, folder: RunFolder) -> None:
     """Starts jax in all processes of this job. Raises `ConfigError` before that if `mesh` declares another number, and for an audit."""
     team().require_joined()
-    require_processes(mesh.processes, team().count)
+    require_processes(mesh, team().count)
     require(
         team().is_alone or not isinstance(audit, Canaries),
         "audit=canaries",

@@ -8,6 +8,7 @@ addition to those already entered. The ledger lists all epochs, so a lost epoch 
 import dataclasses
 import hashlib
 import secrets
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -43,18 +44,27 @@ class RunStart:
     frozen: Any
 
 
+def allowed(from_step: int) -> None:
+    """Allows a user's own command to open a noise epoch from any step on."""
+
+
 @dataclasses.dataclass(frozen=True)
 class NoiseEpochs:
-    """The noise epochs of one run: what is needed to open a new epoch, and the `plan` that is recorded before the first epoch."""
+    """The noise epochs of one run: what is needed to open a new epoch, and the `plan` that is recorded before the first epoch.
+
+    `allow` raises `ConfigError` where no epoch may be opened from a step on.
+    """
 
     folder: RunFolder
     seed: int | None
     fingerprint: dict[str, Any]
     ledger: Ledger
     plan: Plan = Plan()
+    allow: Callable[[int], None] = allowed
 
     def open(self, from_step: int, start: StartFacts | None, why: str) -> tuple[NoiseEpoch, RootSecret]:
         """Opens a new epoch with a fresh secret; both are durable when this returns. The epoch's number was not used before in this run."""
+        self.allow(from_step)
         used = [noise_epoch.number for noise_epoch in self.ledger.noise_epochs]
         used += [int(path.name.rpartition("_")[2]) for path in self.folder.private.glob("root_secret_*")]
         number = max(used, default=-1) + 1

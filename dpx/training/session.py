@@ -228,9 +228,8 @@ class Session:
             self.publish()
             self.checkpoints.save(done, state, facts_of(self.runtime.ledger))
 
-    def _renew(self, step: int, state: State) -> tuple[NoiseEpoch, RootSecret, State]:
-        """Opens a noise epoch in the middle of a run, because a replayed step gave a different sum; it is stated before it is used."""
-        why = f"step {step} has another sum than before"
+    def _renew(self, step: int, state: State, why: str) -> tuple[NoiseEpoch, RootSecret, State]:
+        """Opens a noise epoch in the middle of a run, because the sum of `step` may not have its noise; it is stated before it is used."""
         noise_epoch, secret = self.noise_epochs.open(step, None, why)
         self.outputs.progress.say(f"{why}: fresh noise from there on, charged in addition to what was spent")
         state = together.in_a_new_noise_epoch(state)

@@ -61,11 +61,24 @@ def test_a_process_that_cannot_know_its_place_is_refused_in_one_line(variables):
     assert "\n" not in str(caught.value) and str(caught.value).partition("=")[0] in variables
 
 
-def test_another_number_of_processes_than_declared_is_refused():
-    require_processes("auto", 3)
-    require_processes(3, 3)
-    with pytest.raises(ConfigError, match=r"^mesh.processes=4: this job has 1 process. Start it with dpx-launch -n 4"):
-        require_processes(4, 1)
+def mesh_of(**more):
+    return Mesh(name="m", flops_per_s=1.0, memory_bytes=1, **more)
+
+
+REFUSED_FOR_ONE = [
+    ({"processes": 4}, r"^mesh.processes=4: this job has 1 process. Start it with dpx-launch -n 4"),
+    ({"deadline_s": 60.0}, r"^mesh.deadline_s=60: one process alone"),
+    ({"restarts": 2}, r"^mesh.restarts=2: one process alone"),
+]
+
+
+@pytest.mark.parametrize(("more", "reason"), REFUSED_FOR_ONE, ids=["number", "deadline", "restarts"])
+def test_one_process_is_not_the_number_declared_and_is_not_supervised(more, reason):
+    require_processes(mesh_of(), 3)
+    require_processes(mesh_of(**more), 4)
+    with pytest.raises(ConfigError, match=reason) as caught:
+        require_processes(mesh_of(**more), 1)
+    assert "\n" not in str(caught.value)
 
 
 class Device:
@@ -74,10 +87,10 @@ class Device:
 
 
 def test_each_process_owns_as_many_devices_side_by_side():
-    mesh = Mesh(name="m", data=2, fsdp=2, tensor=2, flops_per_s=1.0, memory_bytes=1)
+    mesh = mesh_of(data=2, fsdp=2, tensor=2)
     devices = [Device(number % 2) for number in range(10)]
     assert [one.process_index for one in mesh._used(devices, 2)] == [0] * 4 + [1] * 4
-    assert mesh.simulated_here(2) is None and Mesh(name="m", simulated_devices=8, flops_per_s=1.0, memory_bytes=1).simulated_here(2) == 4
+    assert mesh.simulated_here(2) is None and mesh_of(simulated_devices=8).simulated_here(2) == 4
     cases = ((3, [0, 1, 2] * 3, "cannot be shared equally by 3"), (8, range(8), "layers undivided"), (2, [0] * 7 + [1], "one has 1"))
     for processes, owners, reason in cases:
         with pytest.raises(ConfigError, match=reason):

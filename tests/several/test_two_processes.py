@@ -20,11 +20,16 @@ from tests.processes import environment, micro_run
 STEPS = 4
 
 
-def several(folder: Path, count: int, *more: str, steps: int = STEPS) -> "subprocess.Popen[str]":
+def several(folder: Path, count: int, *more: str, steps: int = STEPS, module: str = "dpx", **variables: str) -> "subprocess.Popen[str]":
+    """Starts `count` processes of one run; `module` takes the place of dpx."""
     folder.mkdir(exist_ok=True)
     started = [sys.executable, "-m", "dpx.processes.launch", "-n", str(count)]
+    if module != "dpx":
+        code = f"import sys; from dpx.processes.launch import launch; sys.exit(launch({count}, sys.argv[1:], '{module}'))"
+        started = [sys.executable, "-c", code]
     line = [*started, *micro_run(steps), "seed=1", "mesh=data_fsdp", "microbatch=2", *more]
-    return subprocess.Popen(line, cwd=folder, env=environment(COLUMNS="160"), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    variables = environment(COLUMNS="160", **variables)
+    return subprocess.Popen(line, cwd=folder, env=variables, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
 
 
 def ended(run: "subprocess.Popen[str]", code: int = 0) -> str:
@@ -130,3 +135,55 @@ def test_a_killed_process_ends_all_in_one_line_and_the_same_command_resumes(tmp_
     folder = next((tmp_path / "outputs").glob("main-*"))
     ledger = Ledger(folder / "private/ledger")
     assert [epoch.number for epoch in ledger.noise_epochs] == [0], "another sum under the first key opens a new epoch"
+
+
+@pytest.mark.slow
+def test_a_process_that_holds_another_sum_meets_a_fresh_key_and_another_draw(tmp_path):
+    run = several(tmp_path, 2, "seed=null", "mesh=cpu8", module="tests.several.faulty", DPX_FAULT="another_sum")
+    assert "step 2: devices hold different sums: fresh noise from step 2 on, charged in addition" in ended(run)
+    _, stated, ledger, _ = outcome(tmp_path)
+    assert [(epoch.number, epoch.from_step) for epoch in ledger.noise_epochs] == [(0, 0), (1, 2)]
+    assert [(step, entry.epoch) for step, entry in ledger.entries()] == [(0, 0), (1, 0), (2, 0), (2, 1), (3, 1)]
+    first, second = ledger.noise_epochs
+    assert first.secret_tag != second.secret_tag and ledger.sum_of(first.name, 2) is None and ledger.sum_of(second.name, 2) is not None
+    assert stated["spent"]["charged_steps"] == STEPS + 1
+
+
+@pytest.mark.slow
+def test_a_process_of_another_version_is_refused_before_the_first_step(tmp_path):
+    errors = ended(several(tmp_path, 2, module="tests.several.faulty", DPX_FAULT="another_version"), 2)
+    assert "error: process 1: opened another run than process 0: its version of dpx" in errors and "Traceback" not in errors
+    assert not list((tmp_path / "outputs").glob("main-*/private/ledger"))
+
+
+@pytest.mark.slow
+def test_a_stopped_process_is_ended_at_its_deadline(tmp_path):
+    """Its peers find it gone after a heartbeat; the process that waits for it itself ends it at the deadline."""
+    run = several(tmp_path, 2, "mesh.deadline_s=30", steps=4000)
+    wait_for_step(tmp_path, 5)
+    os.kill(worker_of(run.pid, 1), signal.SIGSTOP)
+    errors = ended(run, 75)
+    assert "error: no progress: this process did nothing for 30 s (mesh.deadline_s), so it was ended. Run the same command" in errors
+    assert "Traceback" not in errors
+
+
+@pytest.mark.slow
+def test_a_job_that_lost_a_process_starts_again_by_itself(tmp_path):
+    run = several(tmp_path, 2, "seed=null", "mesh.restarts=1", "schedule.checkpoint_every=5", steps=60)
+    wait_for_step(tmp_path, 12)
+    os.kill(worker_of(run.pid, 1), signal.SIGKILL)
+    errors = ended(run)
+    assert errors.count("starting again from the last checkpoint: restart 1 of 1") == 2 and "resuming from step" in errors
+    _, stated, ledger, _ = outcome(tmp_path)
+    assert [step for step, _ in ledger.entries()] == list(range(60)) and stated["spent"]["charged_steps"] == 60
+
+
+@pytest.mark.slow
+def test_a_supervising_process_that_is_killed_ends_the_job(tmp_path):
+    run = several(tmp_path, 2, steps=4000)
+    wait_for_step(tmp_path, 5)
+    workers = [worker_of(run.pid, index) for index in (0, 1)]
+    supervisor = next(one for one in children(run.pid) if workers[1] in children(one))
+    os.kill(supervisor, signal.SIGKILL)
+    assert "error: process lost" in ended(run, 75)
+    assert not any(Path(f"/proc/{worker}").exists() for worker in workers)

@@ -1,7 +1,9 @@
 """What the loop hands to the step: every drawn row, the declared rate and divisor, the stated deviation, after the ledger's entry."""
 
 import dataclasses
+from types import SimpleNamespace
 
+import jax
 import numpy as np
 import pytest
 
@@ -130,15 +132,28 @@ def test_before_a_new_epoch_the_step_before_is_shown_in_its_own(opened, monkeypa
 
     def one_step(_, noise_epoch, secret, step, state):
         if step == 1 and noise_epoch is first:
-            raise loop.AnotherSum
+            raise loop.AnotherSum(step, "it has another sum than before")
         return state, {}
 
-    def renew(step, state):
-        order.append(("renewed", step))
+    def renew(step, state, why):
+        order.append(("renewed", why))
         return second, opened.run_start.secret, state
 
     monkeypatch.setattr(loop, "one_step", one_step)
     monkeypatch.setattr(loop, "_show", lambda _, noise_epoch, step, *rest: order.append((noise_epoch.number, step)) or 0.0)
     experiment = dataclasses.replace(opened.runtime.experiment, steps=3, schedule=Schedule(evaluate_every=100, checkpoint_every=100))
     loop.run(dataclasses.replace(opened.runtime, experiment=experiment), opened.run_start, lambda *_: None, renew)
-    assert order == [(0, 0), ("renewed", 1), (1, 1), (1, 2)]
+    assert order == [(0, 0), ("renewed", "step 1: it has another sum than before"), (1, 1), (1, 2)]
+
+
+def test_before_noise_is_added_all_devices_hold_one_sum(monkeypatch):
+    reduced = {"checksum": jax.device_put(np.array([1, 2], np.uint32))}
+    for before, other, reason in ((None, "1", "devices hold different sums"), ("1", ONE_SUM, "it has another sum than before")):
+        monkeypatch.setattr(loop, "team", lambda other=other: SimpleNamespace(gather=lambda own: [own, [other]]))
+        with pytest.raises(loop.AnotherSum, match=f"^step 7: {reason}"):
+            loop._require_same(7, before, reduced)
+    for before in (None, ONE_SUM):
+        loop._require_same(7, before, reduced)
+
+
+ONE_SUM = "0000000100000002"

@@ -1,0 +1,52 @@
+"""`python -m tests.several.faulty <overrides>`: the command line of dpx, in which process 1 of a job has the fault that DPX_FAULT names."""
+
+import itertools
+import os
+from collections.abc import Callable
+from typing import Any
+
+from dpx.processes.supervisor import LIFELINE
+
+
+def another_sum() -> None:
+    """Its copy of the third sum that it computes differs from that of process 0, as after a fault of its memory or its network."""
+    import jax
+    import numpy as np
+
+    from dpx.training import step as steps
+
+    make_step = steps.make_step
+
+    def copies(array: Any, change: Callable[[np.ndarray], np.ndarray]) -> Any:
+        changed = [jax.device_put(change(np.array(copy.data)), copy.device) for copy in array.addressable_shards]
+        return jax.make_array_from_single_device_arrays(array.shape, array.sharding, changed)
+
+    def faulty(*arguments: Any) -> Any:
+        made, calls = make_step(*arguments), itertools.count(1)
+        reduce = made.reduce
+
+        def reduced(*arguments: Any) -> Any:
+            found = reduce(*arguments)
+            if next(calls) != 3:
+                return found
+            gradient = jax.tree.map(lambda leaf: copies(leaf, lambda own: own + 1), found["gradient"])
+            return found | {"gradient": gradient, "checksum": copies(found["checksum"], lambda own: own ^ np.uint32(1))}
+
+        object.__setattr__(made, "reduce", reduced)
+        return made
+
+    steps.make_step = faulty
+
+
+def another_version() -> None:
+    import dpx
+
+    dpx.__version__ = "0.0.1"
+
+
+if __name__ == "__main__":
+    if os.environ["JAX_PROCESS_ID"] == "1" and LIFELINE in os.environ:
+        {"another_sum": another_sum, "another_version": another_version}[os.environ["DPX_FAULT"]]()
+    from dpx.__main__ import main
+
+    main()
