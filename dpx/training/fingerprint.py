@@ -28,7 +28,8 @@ _WITHOUT_EFFECT = ("schedule", "name", "tune", "profile")
 _COMPUTATION = ("mesh", "clipping_method", "microbatch", "length_buckets")
 
 # Settings of jax, its compiler and the libraries below it that change results without being configured here.
-_ENVIRONMENT = ("XLA_FLAGS", "LIBTPU_INIT_ARGS", "JAX_ENABLE_X64", "JAX_DEFAULT_MATMUL_PRECISION", "JAX_NUM_CPU_DEVICES", "JAX_PLATFORMS")
+_ENVIRONMENT = ("XLA_FLAGS", "LIBTPU_INIT_ARGS", "JAX_ENABLE_X64", "JAX_DEFAULT_MATMUL_PRECISION")
+_SIMULATED = "--xla_force_host_platform_device_count="
 _ENVIRONMENT += ("NVIDIA_TF32_OVERRIDE", "CUBLAS_WORKSPACE_CONFIG", "TF_CUDNN_DETERMINISTIC")
 # The number of threads decides the order in which numbers are added.
 _THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NPROC", "TF_NUM_INTRAOP_THREADS", "TF_NUM_INTEROP_THREADS")
@@ -66,31 +67,34 @@ def fingerprint(
 ) -> dict[str, Any]:
     """Returns, as JSON-ready values, the facts that must be unchanged to repeat the same bits.
 
-    They are the declaration, data, code (that of the packages that take part, `job`'s included), versions, device kind, mesh, threads,
-    microbatch and the mechanism's strategy.
+    They are the declaration, data, code (that of the packages that take part, `job`'s included), versions, device kind, threads, microbatch
+    and the mechanism's strategy. The mesh and the number of processes are none of them: draws and noise do not depend on them, and a sum
+    that does is found by its checksum.
     """
     import jax
 
-    plain = dataclasses.asdict(experiment)
     return {
         "claim": claim_checksum(experiment),
         "data": data_checksum,
         "code": code_checksum(_modules_of(experiment)),
         "packages": {name: _package(name) for name in outside_code.packages_of(experiment, job)},
-        "environment": {name: os.environ.get(name) for name in _ENVIRONMENT},
+        "environment": {name: _without_devices(os.environ.get(name)) for name in _ENVIRONMENT},
         "versions": versions(),
         "accelerator_libraries": accelerator_libraries(),
         "processor": processor(),
         "device": jax.devices()[0].device_kind,
         "driver": getattr(jax.devices()[0].client, "platform_version", None),
-        "mesh": {axis: plain["mesh"][axis] for axis in ("data", "fsdp", "tensor", "simulated_devices")},
-        "processes": jax.process_count(),
-        "clipping_method": plain["clipping_method"],
+        "clipping_method": dataclasses.asdict(experiment)["clipping_method"],
         "threads": threads(),
         "microbatch": microbatch,
         "widths": list(experiment.widths),
         "strategy": None if strategy is None else hashlib.sha256(np.asarray(strategy).tobytes()).hexdigest(),
     }
+
+
+def _without_devices(value: str | None) -> str | None:
+    """Returns the value of a variable without the number of simulated devices, which is the mesh's; `None` if nothing is left."""
+    return " ".join(flag for flag in (value or "").split() if not flag.startswith(_SIMULATED)) or None
 
 
 def versions() -> dict[str, str]:

@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 
 from dpx.init import weights
+from dpx.privacy.chain import Chain
 from dpx.privacy.ledger import Ledger
 from dpx.training.checkpoint import released
 from tests.processes import environment, micro_run
@@ -110,9 +111,13 @@ def test_every_kind_of_run_is_the_same_in_several_processes(tmp_path, name, coun
         np.testing.assert_allclose(two[path], one[path], atol=1e-5)
 
 
+# Two devices are enough for a fault, and their programs are over sooner.
+TWO = ["mesh=cpu8", "mesh.data=2", "mesh.simulated_devices=2", "seed=null"]
+
+
 @pytest.mark.slow
 def test_a_signal_to_any_process_stops_all(tmp_path):
-    run = several(tmp_path, 2, "seed=null", steps=4000)
+    run = several(tmp_path, 2, *TWO, steps=4000)
     wait_for_step(tmp_path, 5)
     os.kill(worker_of(run.pid, 1), signal.SIGTERM)
     assert "interrupted after step" in ended(run, 143)
@@ -139,7 +144,7 @@ def test_a_killed_process_ends_all_in_one_line_and_the_same_command_resumes(tmp_
 
 @pytest.mark.slow
 def test_a_process_that_holds_another_sum_meets_a_fresh_key_and_another_draw(tmp_path):
-    run = several(tmp_path, 2, "seed=null", "mesh=cpu8", module="tests.several.faulty", DPX_FAULT="another_sum")
+    run = several(tmp_path, 2, *TWO, module="tests.several.faulty", DPX_FAULT="another_sum")
     assert "step 2: devices hold different sums: fresh noise from step 2 on, charged in addition" in ended(run)
     _, stated, ledger, _ = outcome(tmp_path)
     assert [(epoch.number, epoch.from_step) for epoch in ledger.noise_epochs] == [(0, 0), (1, 2)]
@@ -151,7 +156,7 @@ def test_a_process_that_holds_another_sum_meets_a_fresh_key_and_another_draw(tmp
 
 @pytest.mark.slow
 def test_a_process_of_another_version_is_refused_before_the_first_step(tmp_path):
-    errors = ended(several(tmp_path, 2, module="tests.several.faulty", DPX_FAULT="another_version"), 2)
+    errors = ended(several(tmp_path, 2, *TWO, module="tests.several.faulty", DPX_FAULT="another_version"), 2)
     assert "error: process 1: opened another run than process 0: its version of dpx" in errors and "Traceback" not in errors
     assert not list((tmp_path / "outputs").glob("main-*/private/ledger"))
 
@@ -159,7 +164,7 @@ def test_a_process_of_another_version_is_refused_before_the_first_step(tmp_path)
 @pytest.mark.slow
 def test_a_stopped_process_is_ended_at_its_deadline(tmp_path):
     """Its peers find it gone after a heartbeat; the process that waits for it itself ends it at the deadline."""
-    run = several(tmp_path, 2, "mesh.deadline_s=30", steps=4000)
+    run = several(tmp_path, 2, *TWO, "mesh.deadline_s=30", steps=4000)
     wait_for_step(tmp_path, 5)
     os.kill(worker_of(run.pid, 1), signal.SIGSTOP)
     errors = ended(run, 75)
@@ -169,7 +174,7 @@ def test_a_stopped_process_is_ended_at_its_deadline(tmp_path):
 
 @pytest.mark.slow
 def test_a_job_that_lost_a_process_starts_again_by_itself(tmp_path):
-    run = several(tmp_path, 2, "seed=null", "mesh.restarts=1", "schedule.checkpoint_every=5", steps=60)
+    run = several(tmp_path, 2, *TWO, "mesh.restarts=1", "schedule.checkpoint_every=5", steps=60)
     wait_for_step(tmp_path, 12)
     os.kill(worker_of(run.pid, 1), signal.SIGKILL)
     errors = ended(run)
@@ -180,10 +185,42 @@ def test_a_job_that_lost_a_process_starts_again_by_itself(tmp_path):
 
 @pytest.mark.slow
 def test_a_supervising_process_that_is_killed_ends_the_job(tmp_path):
-    run = several(tmp_path, 2, steps=4000)
+    run = several(tmp_path, 2, *TWO, steps=4000)
     wait_for_step(tmp_path, 5)
     workers = [worker_of(run.pid, index) for index in (0, 1)]
     supervisor = next(one for one in children(run.pid) if workers[1] in children(one))
     os.kill(supervisor, signal.SIGKILL)
     assert "error: process lost" in ended(run, 75)
     assert not any(Path(f"/proc/{worker}").exists() for worker in workers)
+
+
+FSDP = [*TWO, "mesh.data=1", "mesh.fsdp=2"]
+RESUMED = {"1 to 2": (1, TWO, 2, TWO), "2 to 1": (2, TWO, 1, TWO), "another mesh": (2, TWO, 2, FSDP), "alone on it": (1, TWO, 1, FSDP)}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", RESUMED)
+def test_a_run_goes_on_in_another_number_of_processes_or_on_another_mesh(tmp_path, name):
+    """Where a repeated step has the same sum, it has the same key; where it has another one, everything after it has a fresh key."""
+    first, mesh, then, other = RESUMED[name]
+    run = several(tmp_path, first, *mesh, "schedule.checkpoint_every=5", steps=24)
+    wait_for_step(tmp_path, 12)
+    os.kill(worker_of(run.pid, 0) if first > 1 else children(run.pid)[0], signal.SIGKILL)
+    run.communicate(timeout=300)
+    errors = ended(several(tmp_path, then, *other, "schedule.checkpoint_every=5", steps=24))
+    _, stated, ledger, folder = outcome(tmp_path)
+    one_sum_a_key(folder)
+    charged = [(step, entry.epoch) for step, entry in ledger.entries()]
+    begins = [epoch.from_step for epoch in ledger.noise_epochs]
+    assert begins[0] == 0 and all("another sum than before" in epoch.why for epoch in ledger.noise_epochs[1:])
+    assert [step for step, epoch in charged if epoch == len(begins) - 1] == list(range(begins[-1], 24))
+    assert {step for step, _ in charged} == set(range(24)) and stated["spent"]["charged_steps"] == len(charged)
+    assert len({epoch.secret_tag for epoch in ledger.noise_epochs}) == len(begins) and "resuming from step" in errors
+
+
+def one_sum_a_key(run: Path) -> int:
+    """The number of keys of noise that were used in `run`; each one, by its noise epoch and step, had its noise added to one sum alone."""
+    sums = [line for line in Chain(run / "private/ledger").lines if line["kind"] == "sum"]
+    keys = [(line["epoch_name"], line["step"]) for line in sums]
+    assert len(keys) == len(set(keys))
+    return len(keys)

@@ -15,6 +15,7 @@ from dpx.declaration import declaration, identifying_values
 from dpx.experiment import Schedule
 from dpx.init.declarations import FromRun
 from dpx.mechanism.declarations import NoPrivacy
+from dpx.mesh import Mesh
 from dpx.privacy.declarations import Pld
 from dpx.privacy.lines import Part, Plan, PlanParts
 from dpx.training.code_checksum import ROOTS, closure, code_checksum, module_at
@@ -142,6 +143,17 @@ def test_what_differs_is_named(monkeypatch):
     assert differences(first, fingerprint(declare(init=FromRun(run="another")), "data", 4)) == ["claim"]
     monkeypatch.setenv("JAX_DEFAULT_MATMUL_PRECISION", "highest")
     assert differences(first, fingerprint(declare(), "data", 4)) == ["environment"]
+
+
+def test_devices_and_processes_are_none_of_it_but_other_flags_of_the_compiler_are(monkeypatch):
+    """Draws and noise have keys by their place, and a sum that another order of adding changes is found by its checksum."""
+    monkeypatch.setenv("XLA_FLAGS", "--xla_force_host_platform_device_count=8")
+    mesh = Mesh(name="eight", data=4, fsdp=2, flops_per_s=1.0, memory_bytes=1)
+    first = fingerprint(declare(mesh=mesh), "data", 4)
+    monkeypatch.delenv("XLA_FLAGS")
+    assert differences(first, fingerprint(declare(), "data", 4)) == []
+    monkeypatch.setenv("XLA_FLAGS", "--xla_force_host_platform_device_count=8 --xla_cpu_enable_fast_math=true")
+    assert differences(first, fingerprint(declare(mesh=mesh), "data", 4)) == ["environment"]
 
 
 @pytest.mark.parametrize("name", ["OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NPROC"])
