@@ -5,12 +5,15 @@ Held-out units never take part in training and their masks come from a fixed key
 
 import dataclasses
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.sharding import Mesh, NamedSharding
+from jax.sharding import PartitionSpec as P
 
 from dpx.claim.document import StudyStatement
 from dpx.claim.seals import STATEMENT, read_statement
@@ -22,11 +25,14 @@ from dpx.data.store import VOCABULARY, Store
 from dpx.declaration import require
 from dpx.experiment import Experiment
 from dpx.privacy.declarations import Privacy
+from dpx.processes import team
 from dpx.results import Results
+from dpx.sampler.protocol import share
 from dpx.task.losses import confusion
 from dpx.task.objective import objective as make_objective
 from dpx.task.protocol import ClassifierObjective
 from dpx.training import checkpoint
+from dpx.training.sharding import EXAMPLE_AXES
 
 BATCH_ROWS = 64
 _MASK_KEY = (2024, 2029)  # Any constant: evaluation masks must not change from run to run.
@@ -35,7 +41,7 @@ _SPREAD = 2029  # Any constant: the evaluated rows must not change from run to r
 
 @dataclasses.dataclass(frozen=True)
 class HeldOut:
-    """Held-out rows in batches of one fixed shape, with the jitted sums over one batch."""
+    """Held-out rows in batches of one fixed shape, with the jitted sums over one batch. Each of several processes has its part of each."""
 
     batches: list[tuple[dict[str, np.ndarray], np.ndarray]]
     sums: Callable[..., dict[str, Any]]
@@ -47,18 +53,26 @@ class HeldOut:
         """Returns the task's metrics of all held-out rows."""
         totals: dict[str, Any] = {}
         for rows, is_padding_B in self.batches:
+            team().note_progress()
             for name, value in jax.device_get(self.sums(params, rows, is_padding_B)).items():
                 totals[name] = totals.get(name, 0.0) + (np.asarray(value, np.float64) if np.ndim(value) else float(value))
         return self.metrics(totals)
 
 
 def held_out(
-    objective: Any, store: Store, rows_wanted: int | None, batch_rows: int, widths: Sequence[int], split: Split = "heldout"
+    objective: Any,
+    store: Store,
+    rows_wanted: int | None,
+    batch_rows: int,
+    widths: Sequence[int],
+    split: Split = "heldout",
+    mesh: Mesh | None = None,
 ) -> HeldOut:
     """Cuts `rows_wanted` rows of a split into batches of `batch_rows`, padded to one of `widths`.
 
     It takes all rows if the split has fewer, or for `None`. The rows are spread over the whole split and are the same in every run: files
-    are often sorted by label, so the first rows would be of one class.
+    are often sorted by label, so the first rows would be of one class. Several processes need their `mesh`: each evaluates the rows of its
+    devices, and one sum over all devices follows each batch.
     """
     there = store.manifest.rows[split]
     count = there if rows_wanted is None else min(rows_wanted, there)
@@ -75,17 +89,27 @@ def held_out(
             totals["confusion"] = confusion(jnp.argmax(logits_BK, axis=-1), batch["label"], is_padding_B, logits_BK.shape[-1])
         return totals
 
+    together: dict[str, Any] = {}
+    placed: Callable[[Any], Any] = np.asarray
+    if mesh is not None and not team().is_alone:
+        devices = mesh.shape["data"] * mesh.shape["fsdp"]
+        batch_rows = -(-batch_rows // devices) * devices
+        over_rows, together = NamedSharding(mesh, P(EXAMPLE_AXES)), {"out_shardings": NamedSharding(mesh, P())}
+        placed = partial(jax.make_array_from_process_local_data, over_rows)
     batches, counted = [], np.zeros(1, np.int64)
     answers = jax.jit(lambda rows: objective.answers(objective.batch(key, rows)))
     for rows, is_padding_B in in_batches(store, split, count, batch_rows, widths):
-        answer_BM, is_asked_BM = jax.device_get(answers(rows))
-        grown = np.bincount(answer_BM[is_asked_BM & ~is_padding_B[:, None]], minlength=len(counted))
-        grown[: len(counted)] += counted
-        counted = grown
-        batches.append((rows, is_padding_B))
+        if team().is_owner:
+            answer_BM, is_asked_BM = jax.device_get(answers(rows))
+            grown = np.bincount(answer_BM[is_asked_BM & ~is_padding_B[:, None]], minlength=len(counted))
+            grown[: len(counted)] += counted
+            counted = grown
+        batches.append(jax.tree.map(lambda values: share(values, team().part), (rows, is_padding_B)))
     task = objective.task
-    baselines = task.baselines(counted, store.manifest.most_frequent_public_token_id)
-    return HeldOut(batches, jax.jit(sums), baselines, count, task.metrics)
+    # Only process 0 reports them.
+    baselines = task.baselines(counted, store.manifest.most_frequent_public_token_id) if team().is_owner else {}
+    of_batch = jax.jit(sums, **together)
+    return HeldOut(batches, lambda params, *batch: of_batch(params, *jax.tree.map(placed, batch)), baselines, count, task.metrics)
 
 
 def in_batches(

@@ -103,14 +103,14 @@ class _Followed:
         store = prepare(experiment.data, experiment.privacy)
         calibrated = Calibrated(**facts["calibrated"])
         objective = make_objective(experiment.model, experiment.task, experiment.vocabulary_size, store.manifest)
-        step = make_step(experiment, objective, experiment.mesh.make(), facts["microbatch"])
+        mesh = experiment.mesh.make()
+        step = make_step(experiment, objective, mesh, facts["microbatch"])
         strategy = experiment.mechanism.load_strategy(experiment.steps, self._private) if facts["has_strategy"] else None
         require_agreement(team, agreed(claim_checksum(experiment), facts, store.manifest.checksum))
         self._told.enter_context(liveness.told(team, experiment.mesh.deadline_s, experiment.mesh.restarts))
         self._computation = Computation(experiment=experiment, calibrated=calibrated, store=store, step=step, strategy=strategy)
-        rows, widths = experiment.schedule.evaluation_rows, experiment.widths
-        self._heldout = held_out(objective, store, rows, BATCH_ROWS, widths)
-        self._make_test = partial(held_out, objective, store, None, BATCH_ROWS, widths, "test")
+        of_split = partial(held_out, objective, store, batch_rows=BATCH_ROWS, widths=experiment.widths, mesh=mesh)
+        self._heldout, self._make_test = of_split(experiment.schedule.evaluation_rows), partial(of_split, None, split="test")
 
     def do(self, command: Command) -> None:
         getattr(self, f"_do_{command.name}")(**command.facts)

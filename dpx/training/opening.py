@@ -5,7 +5,7 @@ Everything that can be refused is refused before the first array of the model ex
 
 import contextlib
 import dataclasses
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -104,7 +104,7 @@ def open_run(experiment: Experiment, folder: RunFolder, job: Any = None) -> Iter
             job=job,
             profiling=measured,
         )
-        evaluations = _evaluations(ready, experiment.schedule.evaluation_rows, experiment.widths)
+        evaluations = _evaluations(ready, experiment)
         yield Session(folder, runtime, noise_epochs, run_start, checkpoints, evaluations, outputs, conclude)
 
 
@@ -172,11 +172,11 @@ def _get_ready(experiment: Experiment, folder: RunFolder) -> _Ready:
     return _Ready(store, calibrated, receiver, begins_from, objective, microbatch, strategy, step)
 
 
-def _evaluations(ready: _Ready, rows: int, widths: Sequence[int]) -> Evaluations:
-    """Returns the metrics on `rows` held-out rows, and on the test set if the data has one."""
-    objective, store = ready.objective, ready.store
-    test_set = partial(held_out, objective, store, None, BATCH_ROWS, widths, "test")
-    return Evaluations(held_out(objective, store, rows, BATCH_ROWS, widths), test_set if "test" in store.manifest.splits else None)
+def _evaluations(ready: _Ready, experiment: Experiment) -> Evaluations:
+    """Returns the metrics on the declared number of held-out rows, and on the test set if the data has one."""
+    of_split = partial(held_out, ready.objective, ready.store, batch_rows=BATCH_ROWS, widths=experiment.widths, mesh=experiment.mesh.make())
+    test_set = partial(of_split, None, split="test")
+    return Evaluations(of_split(experiment.schedule.evaluation_rows), test_set if "test" in ready.store.manifest.splits else None)
 
 
 def _start(init: Init, receiver: Receiver, store: Store, folder: RunFolder, known: Ledger | None) -> Start:

@@ -1,0 +1,93 @@
+"""Random SIGKILLs of runs in one and in two processes, each started again in either number: nothing is lost and no key meets two sums.
+
+DPX_SOAK_SECONDS sets the time, one hour by default; `pytest -s` shows what was done.
+"""
+
+import os
+import random
+import signal
+import subprocess
+import time
+from pathlib import Path
+
+import pytest
+
+from dpx.privacy.chain import Chain
+
+from .test_two_processes import TWO, children, ended, one_sum_a_key, outcome, several, worker_of
+
+STEPS, KILLS, CHANGES = 300, 60, 10
+SECONDS = float(os.environ.get("DPX_SOAK_SECONDS", "3600"))
+# A run that hangs fails the test.
+LONGEST_SECONDS = 600
+
+
+def lines(folder: Path) -> list:
+    """The lines of the run's ledger, which was read and checked whole."""
+    found = list(folder.glob("outputs/main-*/private/ledger"))
+    return Chain(found[0]).lines if found else []
+
+
+def pids(run: "subprocess.Popen[str]", count: int) -> list[int]:
+    """The working processes."""
+    return children(run.pid) if count == 1 else [found for index in range(count) if (found := worker_of(run.pid, index))]
+
+
+def kill(run: "subprocess.Popen[str]", count: int, draw: random.Random) -> bool:
+    """Kills a working process or all of them, if they still run."""
+    try:
+        found = pids(run, count)
+        for victim in draw.choice([found, [draw.choice(found)]]):
+            os.kill(victim, signal.SIGKILL)
+    except (OSError, IndexError, StopIteration):
+        return False
+    return True
+
+
+def disturbed(folder: Path, count: int, draw: random.Random) -> bool:
+    """Starts or resumes the run and kills it at a random moment; returns whether it was killed before it ended."""
+    began, before = time.monotonic(), len(lines(folder))
+    run = several(folder, count, *TWO, "schedule.checkpoint_every=10", steps=STEPS)
+    if draw.random() < 0.8:
+        while run.poll() is None and len(lines(folder)) < before + 5:
+            assert time.monotonic() - began < LONGEST_SECONDS
+            time.sleep(0.3)
+        time.sleep(6 * draw.random())
+    else:
+        time.sleep(20 * draw.random())
+    was_killed = run.poll() is None and kill(run, count, draw)
+    out, errors = run.communicate(timeout=LONGEST_SECONDS)
+    assert run.returncode == 0 or was_killed, out[-2000:] + errors[-3000:]
+    assert "Traceback" not in errors, errors[-3000:]
+    return was_killed
+
+
+def require_whole(folder: Path) -> int:
+    """A finished run was charged for every step of every key; returns the number of keys."""
+    _, stated, ledger, run = outcome(folder)
+    charged = [(entry.epoch, step) for step, entry in ledger.entries()]
+    assert len(charged) == len(set(charged)) == stated["spent"]["charged_steps"] and {step for _, step in charged} == set(range(STEPS))
+    assert len({epoch.secret_tag for epoch in ledger.noise_epochs}) == len(ledger.noise_epochs)
+    return one_sum_a_key(run)
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(SECONDS + 2 * LONGEST_SECONDS)
+def test_nothing_is_lost_and_no_key_meets_two_sums(tmp_path):
+    draw, until = random.Random(), time.monotonic() + SECONDS
+    kills = changes = keys = runs = count = 0
+    while (kills < KILLS or changes < CHANGES) and time.monotonic() < until:
+        folder, before, was = tmp_path / str(runs), count, lines(tmp_path / str(runs))
+        count = draw.choice([1, 2])
+        was_killed = disturbed(folder, count, draw)
+        changes += bool(was) and before != count
+        kills += was_killed
+        now = lines(folder)
+        assert now[: len(was)] == was, "a line of the ledger was lost"
+        if not was_killed:
+            keys, runs = keys + require_whole(folder), runs + 1
+        print(f"{kills} kills, {changes} changes of processes, {runs} runs ended, {len(now)} lines, {keys} keys", flush=True)
+    if (tmp_path / str(runs)).exists():
+        ended(several(tmp_path / str(runs), 1, *TWO, "schedule.checkpoint_every=10", steps=STEPS))
+        keys += require_whole(tmp_path / str(runs))
+    print(f"in all: {kills} kills, {changes} resumes in another number of processes, {keys} keys of noise, none on two sums")
