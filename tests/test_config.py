@@ -6,6 +6,7 @@ its file needs no second copy of it. `DPX_UPDATE_GOLDEN=1` rewrites golden files
 """
 
 import functools
+import json
 import os
 from pathlib import Path
 from typing import Any
@@ -28,18 +29,13 @@ GIVEN = {
     "train=matching": ["train.paths=[layers/qkv/*]"],
     "init=run": ["init.run=outputs/another"],
     "init=file": ["init.file=weights.npz"],
-    "init=hf": ["init.path=checkpoint"],
+    "init=hf": ["init.path=checkpoint", "model=tiny", "data.vocabulary.size=1024"],
     "model=hf": ["init=hf", f"init.path={SMALL_CHECKPOINT}", "task=classification", "data=random", *SMALL_ROWS],
     "task=mlm_nsp": ["data.pairs=same_document"],
     "task=causal_lm": ["model=decoder_tiny"],
     "task=classification": ["data=random"],
     "task=multiple_choice": ["data=random"],
-    "data=table": ["data.source.paths=rows.csv", "data.source.labels=[no,yes]", "task=classification"],
-    "data=casehold": ["task=multiple_choice"],
-    "data=ledgar": ["task=classification", "task.classes=100"],
-    "data=glue_mnli": ["task=classification", "task.classes=3"],
-    "data=glue": ["task=classification"],
-    "data=overruling": ["task=classification"],
+    "data=table": ["data.source.paths=rows.csv", "data.source.labels=[no,yes]"],
     "job=predict": ["job.input=rows.csv", "job.output=predictions"],
     "model=decoder": ["task=causal_lm"],
     "model=gemma": ["task=causal_lm", "clipping_method=traced"],
@@ -67,8 +63,11 @@ def _written_out(option: str) -> dict[str, Any] | None:
     """What the option's own file says, where composing should add nothing to it: no other option, no reference, no value from `GIVEN`."""
     group, _, name = option.partition("=")
     text = (packages.conf_directory() / group / f"{name}.yaml").read_text()
-    is_whole = "defaults:" not in text and "${" not in text and not any(given.startswith(f"{group}.") for given in _given(option))
-    return OmegaConf.to_container(OmegaConf.create(text)) if is_whole else None  # pyright: ignore[reportReturnType]
+    written: Any = OmegaConf.to_container(OmegaConf.create(text))
+    # What an option chooses in other groups is not in its own node.
+    inside = [one for one in written.pop("defaults", []) if isinstance(one, dict) and not next(iter(one)).startswith("override ")]
+    is_whole = not inside and "${" not in text and not any(given.startswith(f"{group}.") for given in _given(option))
+    return written if is_whole else None
 
 
 @functools.cache
@@ -247,7 +246,7 @@ def test_no_golden_config_is_left_over() -> None:
         (["job=plan", "+plan.complie=true"], "plan.complie: unknown key. Did you mean plan.compile?"),
         (["replicate=-1"], "replicate=-1: repeats are numbered from 0. Use 0 or more."),
         (
-            ["data=text", "data.source.paths=a.jsonl", "model=micro"],
+            ["data=text", "data.source.paths=a.jsonl", "model=micro", "data.sequence_length=128"],
             "data.sequence_length=128: model micro has 64 positions. Use data.sequence_length=64, or a model with more positions.",
         ),
         (["~optimizer.eps"], "optimizer.eps: this key has no value. Add optimizer.eps=..."),
@@ -289,8 +288,74 @@ def test_text_that_only_looks_like_an_infinity_stays_text() -> None:
         config.build(recipes.compose(["tune=search", "tune.shape=-.inf"]))
 
 
-def test_a_short_runs_default_warm_up_is_no_longer_than_it() -> None:
-    assert config.build(recipes.compose(["steps=5"]))[0].lr_schedule.warmup_steps == 5
+def test_a_default_warm_up_is_a_share_of_the_run() -> None:
+    for schedule in ("constant", "linear", "exponential", "quadratic", "fine_tuning"):
+        declared = config.build(recipes.compose([f"lr_schedule={schedule}", "steps=5"]))[0].lr_schedule
+        assert 0 < declared.warmup_steps < 1
+
+
+TABLE = ("data=table", "data.source.paths=rows.csv", "data.source.labels=[no,maybe,yes]")
+
+
+@pytest.fixture(scope="module")
+def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """A BERT of 25 word pieces, of 16 positions, and a GPT-2."""
+    folder = tmp_path_factory.mktemp("checkpoints")
+    small = json.loads((SMALL_CHECKPOINT / "config.json").read_text())
+    gpt2 = {"model_type": "gpt2", "n_layer": 1, "n_embd": 8, "n_head": 2, "n_positions": 16, "vocab_size": 25}
+    for name, values in (("bert", small | {"vocab_size": 25, "max_position_embeddings": 16}), ("gpt2", gpt2)):
+        (folder / name).mkdir()
+        (folder / name / "config.json").write_text(json.dumps(values))
+    return str(folder)
+
+
+def _built(*overrides: str) -> Experiment:
+    return config.build(recipes.compose(list(overrides)))[0]
+
+
+def test_four_decisions_are_enough_for_own_labels(checkpoint: str) -> None:
+    path = f"init.path={checkpoint}/bert"
+    found = _built("init=hf", path, "init.provenance=public", *TABLE)
+    assert (found.model.vocabulary_size, found.data.vocabulary.size, found.data.vocabulary.path) == (25, 25, f"{checkpoint}/bert")
+    assert (found.data.public_fraction, found.data.sequence_length, found.task.name, found.task.pooled_outputs) == (
+        0.0,
+        16,
+        "classification",
+        3,
+    )
+    assert found.train.kind == "last_layer" and found.lr_schedule.learning_rate == 3e-3
+    assert found.optimizer.knobs["weight_decay"] == 0.0
+
+
+@pytest.mark.parametrize("turn", range(4))
+def test_what_the_user_chooses_wins_in_every_order(checkpoint: str, turn: int) -> None:
+    own = ["init=hf", "model=micro", "optimizer=adamw", "lr_schedule=cosine", "train=bias", "train.head=true", "task.classes=3"]
+    own += [f"init.path={checkpoint}/bert", "data=table", "data.public_fraction=0.1", "data.vocabulary.size=70", "task=classification"]
+    own += [*TABLE[1:], "lr_schedule.learning_rate=0.5", "data.sequence_length=8"]
+    order = own[turn::4] + [one for number, one in enumerate(own) if number % 4 != turn]
+    found = _built(*(reversed(order) if turn % 2 else order))
+    assert (found.model.name, found.optimizer.knobs["optimizer"], found.train.kind) == ("micro", "adamw", "bias")
+    assert (found.lr_schedule.learning_rate, found.data.public_fraction, found.data.vocabulary.size) == (0.5, 0.1, 70)
+    assert (found.data.sequence_length, found.task.pooled_outputs) == (8, 3)
+
+
+def test_a_language_model_of_a_checkpoint_trains_everything_on_plain_rows(checkpoint: str) -> None:
+    found = _built("task=causal_lm", "init=hf", f"init.path={checkpoint}/gpt2", "data=text", "data.source.paths=a.txt")
+    assert (found.data.pairs, found.data.sequence_length, found.train.kind) == ("none", 16, "all")
+    assert found.lr_schedule.learning_rate == 5e-4
+    assert _built("task=causal_lm", "model=decoder_micro", "data=text", "data.source.paths=a.txt").data.sequence_length == 64
+
+
+def test_a_recipe_of_a_paper_keeps_its_values_with_a_checkpoint(checkpoint: str) -> None:
+    before = _built("+experiment=dpfp_table2_nonprivate")
+    after = _built("+experiment=dpfp_table2_nonprivate", "init=hf", f"init.path={checkpoint}/bert")
+    changed = [field for field in before.__dataclass_fields__ if getattr(before, field) != getattr(after, field)]
+    assert changed == ["data", "init"] and after.data.vocabulary.size == before.data.vocabulary.size
+
+
+def test_a_checkpoint_that_is_not_there_is_named(checkpoint: str) -> None:
+    with pytest.raises(ConfigError, match=f"^init.path={checkpoint}/none: no such folder"):
+        _built("init=hf", f"init.path={checkpoint}/none", *TABLE)
 
 
 def test_all_missing_values_are_listed_at_once() -> None:

@@ -60,8 +60,8 @@ _KEYS = {
     "hidden_size": "model.width={}",
     "num_layers": "model.layers={}",
     "vocab_size": "data.vocabulary.size={}",
-    "pretrained": "model=hf init=hf init.path={}",
-    "checkpoint": "model=hf init=hf init.path={}",
+    "pretrained": "init=hf init.path={}",
+    "checkpoint": "init=hf init.path={}",
     "device": "mesh=single (the first device that JAX finds, an accelerator if there is one)",
     "devices": "mesh=h200_8 or another mesh, whose shape multiplies to the number of devices",
     "epsilon": "noise.epsilon={}",
@@ -125,9 +125,9 @@ def of_option(group: str, option: str, options: list[str]) -> str | None:
     if known is not None:
         return f"Write {known}" if "=" in known else f"Did you mean {group}={known}?"
     if group == "model" and _OF_A_CHECKPOINT.search(option):
-        return f"Write model=hf init=hf init.path={option} init.provenance=public, where the path is a folder or an id on the hub"
+        return f"Write init=hf init.path={option} init.provenance=public, where the path is a folder or an id on the hub"
     if group == "init" and _OF_A_CHECKPOINT.search(option):
-        return f"Write model=hf init=hf init.path={option} init.provenance=public"
+        return f"Write init=hf init.path={option} init.provenance=public"
     if group == "data" and re.search(r"\.(txt|jsonl)(\.gz)?$", option):
         return f"Write data=text data.source.paths={option}, or data=table for labelled rows"
     if group == "data" and re.search(r"\.(csv|tsv|parquet)(\.gz)?$|/", option):

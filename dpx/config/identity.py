@@ -38,6 +38,12 @@ def resolved(cfg: DictConfig) -> dict[str, Any]:
     try:
         plain = {str(key): _plain(cfg[key]) for key in cfg if key != "hydra"}
     except OmegaConfBaseException as error:
+        # A default that follows a checkpoint says what is wrong with the checkpoint.
+        cause: BaseException | None = error
+        while cause is not None:
+            if isinstance(cause, ConfigError):
+                raise cause from error
+            cause = cause.__cause__ or cause.__context__
         raise ConfigError(error.full_key or "config", str(error).splitlines()[0], "Correct the interpolation") from error
     model = plain.get("model")
     if isinstance(model, dict) and model.get("_target_") == shape.TARGET:

@@ -5,9 +5,10 @@ from typing import Any
 from hydra.core.config_search_path import ConfigSearchPath
 from hydra.core.plugins import Plugins
 from hydra.plugins.search_path_plugin import SearchPathPlugin
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import OmegaConf
 
 from dpx import packages
+from dpx.config import following
 from dpx.config.identity import run_name
 
 
@@ -36,16 +37,12 @@ def register_search_path() -> None:
 def register_resolvers() -> None:
     """Registers the resolvers of dpx's YAML; further calls change nothing.
 
-    `${run_name:}` names Hydra's folders, `${at_most_steps:n}` is a default that a short run must not exceed, `${one_minus:x}` is for
-    searches, and `${packages:}` is for the help text.
+    `${run_name:}` names Hydra's folders, `${one_minus:x}` is for searches, and `${packages:}` is for the help text. The others are defaults
+    that follow other groups (`dpx.config.following`).
     """
     OmegaConf.register_new_resolver("packages", packages.described, replace=True)
     OmegaConf.register_new_resolver("run_name", lambda *, _root_: run_name(_root_), replace=True)
-    OmegaConf.register_new_resolver("at_most_steps", _at_most_steps, replace=True)
+    for follower in following.RESOLVERS:
+        OmegaConf.register_new_resolver(follower.__name__, follower, replace=True)
     # Rounded to twelve digits, as a person would write it: 1 - 0.9 is 0.1 and not 0.09999999999999998.
     OmegaConf.register_new_resolver("one_minus", lambda value: round(1.0 - value, 12), replace=True)
-
-
-def _at_most_steps(number: int, *, _root_: DictConfig) -> int:
-    # A value that is not a number of steps is refused later, by its own check.
-    return min(number, _root_.steps) if type(_root_.steps) is int else number

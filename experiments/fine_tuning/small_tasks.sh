@@ -11,7 +11,7 @@ work=$2 python=${PYTHON:-$here/.venv/bin/python}
 cd "$work"
 export PYTHONPATH=$here JAX_PLATFORMS=${JAX_PLATFORMS:-cpu}
 encoder="init=hf init.path=$checkpoint init.provenance=public model=hf model.pool=mean model.classifier=linear
-    task=classification privacy.delta=1e-5 length_buckets=auto microbatch=32 lr_schedule=linear"
+    optimizer=adam task=classification privacy.delta=1e-5 length_buckets=auto microbatch=32 lr_schedule=linear"
 source "$here/experiments/fine_tuning/runs.sh"
 
 small() { # task, its data, steps, what is trained, epsilon or none, replicate

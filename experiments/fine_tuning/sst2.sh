@@ -11,7 +11,7 @@ work=${2:-outputs/sst2} python=${PYTHON:-$here/.venv/bin/python}
 mkdir -p "$work" && cd "$work"
 export PYTHONPATH=$here JAX_PLATFORMS=${JAX_PLATFORMS:-cpu}
 encoder="init=hf init.path=$checkpoint init.provenance=public model=hf model.pool=mean model.classifier=linear data=glue_sst2
-    task=classification privacy.delta=1e-6 length_buckets=auto microbatch=64 lr_schedule=linear"
+    optimizer=adam task=classification privacy.delta=1e-6 length_buckets=auto microbatch=64 lr_schedule=linear"
 source "$here/experiments/fine_tuning/runs.sh"
 
 short() { # what is trained, rate

@@ -35,8 +35,8 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def composed(place: Path, *overrides: str):
-    given = ["init=hf", f"init.path={place}/model", "model=hf", "data=table", f"data.source.paths={place}/rows.csv", "task=classification"]
-    given += ["data.source.labels=[0,1]", "data.vocabulary.size=64", "data.public_fraction=0", "data.heldout_fraction=0.2"]
+    given = ["init=hf", f"init.path={place}/model", "train=all", "data=table", f"data.source.paths={place}/rows.csv"]
+    given += ["data.source.labels=[0,1]", "data.heldout_fraction=0.2"]
     given += ["data.sequence_length=12", f"data.directory={place}/data", "steps=2", "microbatch=8", "batch_schedule.size=8"]
     given += ["noise=multiplier", "noise.noise_multiplier=2.0", "accountant=rdp", "privacy.delta=1e-3", "schedule.evaluation_rows=16"]
     return recipes.compose([*given, *overrides])

@@ -16,7 +16,7 @@ from tests.interop.conftest import WORDS
 from tests.processes import answers
 
 PAGE = (Path(dpx.__file__).parent / "docs" / "fine_tuning.md").read_text()
-# What makes the page's commands quick, and fits its checkpoint of 64 words and 16 positions.
+# What makes the page's commands quick, and fits its checkpoint of 16 positions.
 QUICK = ("steps=2", "microbatch=8", "batch_schedule.size=8", "data.sequence_length=12", "privacy.delta=1e-3")
 QUICK += ("schedule.evaluation_rows=16", "data.heldout_fraction=0.2", "noise=multiplier", "noise.noise_multiplier=2.0")
 
@@ -37,11 +37,8 @@ def test_fine_tuning_from_a_file_to_weights_for_others(tmp_path: Path):
     _write(tmp_path / "reviews.csv", 160, 1)
     _write(tmp_path / "new.csv", 10, 2)
     lines = [shlex.split(line) for block in re.findall(r"```bash\n(.*?)```", PAGE, re.DOTALL) for line in block.splitlines()]
-    assert len(lines) == 9 and all(line[:3] == ["python", "-m", "dpx"] for line in lines)
-    given = [
-        [argument.replace("size=30522", "size=64") for argument in line[3:]] + list(QUICK if "name=reviews" in line else ())
-        for line in lines
-    ]
+    assert len(lines) == 10 and all(line[:3] == ["python", "-m", "dpx"] for line in lines)
+    given = [line[3:] + list(QUICK if any(word.startswith("name=") for word in line) else ()) for line in lines]
     said = answers([(tmp_path, line) for line in given], trains_alike=True)
     assert [answer.stderr for answer in said if answer.returncode] == []
     assert "protected" in said[0].stdout + said[1].stdout and "dp" in said[2].stdout

@@ -14,7 +14,7 @@ from dpx.training.fingerprint import claim_checksum
 from tests.planned import plan
 from tests.processes import environment
 
-NAMED = [name for name in packages.names_in("optimizer") if name not in ("adam", "optax")]
+NAMED = [name for name in packages.names_in("optimizer") if name not in ("adam", "fine_tuning", "optax")]
 
 
 def built(*overrides: str):

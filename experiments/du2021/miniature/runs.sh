@@ -33,14 +33,14 @@ carriers="mechanism=rgp mechanism.rank=1 mechanism.decomposes=weight mechanism.h
     train.paths=[layers/*/kernel,classifier/*] accountant=rdp clip.clipping_norm=1 optimizer.arguments.eps=1e-6
     optimizer.arguments.weight_decay=0 lr_schedule.learning_rate=3e-4"
 declare -A settings=(
-    [none]="mechanism=none lr_schedule.learning_rate=2e-4 $small"
-    [dpfp_1.73]="$forward noise.epsilon=1.73 lr_schedule.learning_rate=2e-4 $small"
+    [none]="mechanism=none train=all lr_schedule.learning_rate=2e-4 $small"
+    [dpfp_1.73]="$forward train=all noise.epsilon=1.73 lr_schedule.learning_rate=2e-4 $small"
     [frozen_1.73]="$forward noise.epsilon=1.73 train=last_layer lr_schedule.learning_rate=3e-2 $small"
-    [dpsgd_3]="accountant=rdp noise.epsilon=3 clip.clipping_norm=0.1 lr_schedule.learning_rate=5e-4 $large"
+    [dpsgd_3]="accountant=rdp train=all noise.epsilon=3 clip.clipping_norm=0.1 lr_schedule.learning_rate=5e-4 $large"
     [rgp_3]="$carriers noise.epsilon=3 $large"
-    [dpfp_4.33]="$forward noise.epsilon=4.33 lr_schedule.learning_rate=2e-4 $small"
+    [dpfp_4.33]="$forward train=all noise.epsilon=4.33 lr_schedule.learning_rate=2e-4 $small"
     [frozen_4.33]="$forward noise.epsilon=4.33 train=last_layer lr_schedule.learning_rate=3e-2 $small"
-    [dpsgd_8]="accountant=rdp noise.epsilon=8 clip.clipping_norm=0.1 lr_schedule.learning_rate=5e-4 $large"
+    [dpsgd_8]="accountant=rdp train=all noise.epsilon=8 clip.clipping_norm=0.1 lr_schedule.learning_rate=5e-4 $large"
     [rgp_8]="$carriers noise.epsilon=8 $large"
 )
 order="rgp_3 rgp_8 none dpfp_1.73 frozen_1.73 dpsgd_3 dpfp_4.33 frozen_4.33 dpsgd_8"
