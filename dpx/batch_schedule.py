@@ -8,7 +8,11 @@ from dpx.declaration import declaration, require
 
 @declaration
 class Constant:
-    """Uses the same expected batch size at every step."""
+    """Uses the same expected batch size at every step.
+
+    Attributes:
+        size: Expected number of units in the logical batch of a step.
+    """
 
     size: int
 
@@ -26,7 +30,12 @@ class Constant:
 
 @declaration
 class Staged:
-    """Uses `sizes[i]` for `stage_steps` steps each; the last size stays until the end."""
+    """Uses each size for the same number of steps; the last size stays until the end.
+
+    Attributes:
+        sizes: Expected batch size of each stage.
+        stage_steps: Steps of a stage.
+    """
 
     sizes: Sequence[int]
     stage_steps: int
@@ -58,6 +67,11 @@ class Linear:
     """Increases the batch size linearly from `start` to `end` over `ramp_steps` steps, then uses `end`.
 
     Step t of the ramp uses the value at its middle, t + 1/2, so that the ramp's mean is (start + end) / 2 exactly.
+
+    Attributes:
+        start: Expected batch size at the first step.
+        end: Expected batch size from the end of the ramp on.
+        ramp_steps: Steps of the ramp.
     """
 
     start: int

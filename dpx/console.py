@@ -2,10 +2,11 @@
 
 import contextlib
 import errno
+import json
 import os
 import sys
 from collections.abc import Callable
-from typing import Any, NoReturn
+from typing import Any, Literal, NoReturn
 
 import rich.console
 
@@ -41,8 +42,43 @@ def closed_pipe() -> ConfigError:
     return ConfigError("standard output", "was closed before everything was written", "Read all of it, or write it to a file")
 
 
+# What standard output shows: tables, one JSON object for each run, or nothing. The command line sets it once.
+Form = Literal["text", "json", "quiet"]
+_form: Form = "text"
+_answer: Any = None
+
+
+def set_form(form: Form) -> None:
+    """Sets what this process shows from now on, before any job runs."""
+    global _form, _answer
+    _form, _answer = form, None
+
+
+def answer(document: Any) -> None:
+    """Keeps the answer of a job, a JSON value, for the object that `--json` prints of its run."""
+    global _answer
+    _answer = document
+
+
+def tell_answer(**facts: Any) -> None:
+    """Prints, under `--json` alone, one line: `facts` about a run and the answer of its job."""
+    global _answer
+    document, _answer = facts | {"answer": _answer}, None
+    if _form == "json":
+        try:
+            print(json.dumps(document), flush=True)
+        except BrokenPipeError:
+            raise closed_pipe() from None
+
+
 class Console(rich.console.Console):
-    """A Rich console that raises `closed_pipe` if its reader has closed the stream. Rich itself exits with code 1 and no message."""
+    """A Rich console that raises `closed_pipe` if its reader has closed the stream. Rich itself exits with code 1 and no message.
+
+    On standard output it prints nothing under `--json` and `--quiet`.
+    """
+
+    def __init__(self, **settings: Any):
+        super().__init__(quiet=_form != "text" and "file" not in settings, **settings)
 
     def on_broken_pipe(self) -> NoReturn:
         raise closed_pipe()
@@ -78,7 +114,7 @@ def progress_console() -> Console:
     """Returns a console on standard error for progress messages. Writing to it never fails, so work does not stop because nobody reads
     them."""
     file: Any = _Lossy(sys.stderr)
-    return Console(file=file)
+    return Console(file=file) if _form != "quiet" else Console()
 
 
 def tell(line: str) -> None:

@@ -25,9 +25,13 @@ from dpx.tuning.declarations import Tune
 
 @declaration
 class Schedule:
-    """Sets how often a run evaluates and saves, in steps, on how many held-out rows, and how many checkpoints are kept.
+    """Sets how often a run evaluates and saves. None of these settings affects the claim.
 
-    None of these settings affects the claim.
+    Attributes:
+        evaluate_every: Steps between two evaluations.
+        evaluation_rows: Held-out rows of an evaluation.
+        checkpoint_every: Steps between two checkpoints.
+        checkpoints_kept: How many of the newest checkpoints are kept.
     """
 
     evaluate_every: int = 100
@@ -42,7 +46,37 @@ class Schedule:
 
 @declaration
 class Experiment:
-    """Declares the model, the data, the training and the privacy of one run. Imports no jax."""
+    """Declares the model, the data, the training and the privacy of one run. Imports no jax.
+
+    Attributes:
+        name: First part of the name of the run's folder.
+        steps: Updates of the parameters.
+        model: The network and its size.
+        task: What the network learns to predict.
+        data: The text or the rows, their splits and their vocabulary.
+        privacy: What one unit is, how neighbours differ, and delta.
+        sampler: How the units of a step are drawn.
+        batch_schedule: Expected batch size of each step.
+        mechanism: Where the noise is added, and what that protects.
+        clip: How one example's contribution is limited.
+        noise: How much noise is added: given, or solved for a target.
+        clipping_method: How clipped sums are computed; all methods give the same sums.
+        accountant: How epsilon is computed from what ran.
+        optimizer: How a noisy gradient updates the parameters.
+        lr_schedule: Learning rate of each step.
+        mesh: The devices of the run.
+        schedule: How often a run evaluates and saves.
+        microbatch: Examples that a device holds at once; the result does not depend on it. auto measures what fits.
+        telemetry: Whether measurements of training are released with noise, or stay private.
+        train: Which parameters are trained.
+        init: Where the initial weights come from.
+        replicate: Numbers a repetition of the same config, which has its own randomness and its own folder.
+        seed: Fixes all randomness, for tests; a run with a seed has no guarantee.
+        audit: An attack with canaries inside the run.
+        tune: A search over settings and how the choice among its trials is charged.
+        length_buckets: Shorter lengths to which texts are padded if they fit: a list, auto (powers of two from 16), or null.
+        profile: Which times of a step are measured.
+    """
 
     name: str
     steps: int

@@ -38,8 +38,14 @@ def _require_final(final_fraction: float) -> None:
 
 @declaration
 class WarmUpThen:
-    """Increases the rate linearly from zero to `learning_rate` in `warmup_steps`; `decay` then reduces it to `final_fraction` of that at
-    the last step."""
+    """Increases the rate linearly from zero to the peak; `decay` then reduces it until the last step.
+
+    Attributes:
+        learning_rate: The peak rate.
+        warmup_steps: Steps of the warm-up; below 1 a fraction of all steps.
+        decay: Form of the decay.
+        final_fraction: Rate at the last step, as a fraction of the peak.
+    """
 
     learning_rate: float
     warmup_steps: int | float
@@ -132,8 +138,14 @@ def _rates(schedule: OfOptax, steps: int) -> list[float]:
 
 @declaration
 class Cosine(OfOptax):
-    """Uses `optax.warmup_cosine_decay_schedule`: a linear warm-up, then half a cosine, to the power `exponent`, to `final_fraction` of
-    the peak."""
+    """Uses `optax.warmup_cosine_decay_schedule`: a linear warm-up, then half a cosine.
+
+    Attributes:
+        learning_rate: The peak rate.
+        warmup_steps: Steps of the warm-up; below 1 a fraction of all steps.
+        final_fraction: Rate at the last step, as a fraction of the peak.
+        exponent: Power of the cosine.
+    """
 
     learning_rate: float
     warmup_steps: int | float
@@ -156,10 +168,15 @@ class Cosine(OfOptax):
 
 @declaration
 class WarmUpStableDecay(OfOptax):
-    """Warms up linearly, holds the peak rate, and decays linearly to `final_fraction` of it over the last `decay_steps` (Hu et al.
-    2024).
+    """Warms up linearly, holds the peak rate, and decays linearly at the end (Hu et al. 2024).
 
     It joins optax's schedules by `optax.join_schedules`.
+
+    Attributes:
+        learning_rate: The peak rate.
+        warmup_steps: Steps of the warm-up; below 1 a fraction of all steps.
+        decay_steps: Steps of the decay at the end; below 1 a fraction of all steps.
+        final_fraction: Rate at the last step, as a fraction of the peak.
     """
 
     learning_rate: float
@@ -201,6 +218,12 @@ class OneCycle(OfOptax):
     """Uses `optax.cosine_onecycle_schedule` (Smith & Topin 2018).
 
     The rate rises from the peak over `div_factor`, then falls to that value over `final_div_factor`, each along half a cosine.
+
+    Attributes:
+        learning_rate: The peak rate.
+        warmup_steps: Steps of the rise; below 1 a fraction of all steps.
+        div_factor: The peak over the first rate.
+        final_div_factor: The first rate over the last.
     """
 
     learning_rate: float
@@ -226,8 +249,14 @@ class OneCycle(OfOptax):
 
 @declaration
 class Polynomial(OfOptax):
-    """Warms up linearly, then uses `optax.polynomial_schedule`: it falls to `final_fraction` of the peak with the power `power` of the
-    remaining part."""
+    """Warms up linearly, then uses `optax.polynomial_schedule`.
+
+    Attributes:
+        learning_rate: The peak rate.
+        warmup_steps: Steps of the warm-up; below 1 a fraction of all steps.
+        power: Power of the remaining part of the run.
+        final_fraction: Rate at the last step, as a fraction of the peak.
+    """
 
     learning_rate: float
     warmup_steps: int | float

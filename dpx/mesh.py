@@ -9,14 +9,22 @@ from dpx.declaration import ConfigError, declaration, require
 
 @declaration
 class Mesh:
-    """Has the axes `data` (examples), `fsdp` (examples; stored parameters are sharded) and `tensor` (within a layer, left to the
-    compiler).
+    """The devices of a run and how they share its work.
 
-    `simulated_devices` splits one CPU into that many devices (for tests), in each of several processes its share. `processes` is the
-    number of processes that share the devices equally; `auto` is the number that the launcher started. A process that makes no progress for
-    `deadline_s` seconds is ended, and a job that lost a process is started again at most `restarts` times. `flops_per_s` and `memory_bytes`
-    describe one device, for plans; `flops_per_s` is the assumed rate of a well-tuned step there. A run asks the device itself
-    (`usable_bytes`).
+    A plan uses `flops_per_s` and `memory_bytes`; a run asks the device itself (`usable_bytes`).
+
+    Attributes:
+        name: Name of the mesh in plans and reports.
+        platform: Kind of device: cpu, gpu, tpu, or any.
+        data: Devices that share the examples.
+        fsdp: Devices that share the examples and the stored parameters.
+        tensor: Devices within a layer; the compiler decides how.
+        simulated_devices: Devices into which one CPU is split, for tests; in each of several processes its share.
+        processes: Processes that share the devices equally; auto is the number that the launcher started.
+        deadline_s: Seconds without progress after which a process is ended; none sets no limit.
+        restarts: Times that a job which lost a process is started again, at most.
+        flops_per_s: Assumed rate of a well-tuned step on one device, for plans.
+        memory_bytes: Memory of one device, for plans.
     """
 
     name: str

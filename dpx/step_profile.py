@@ -9,8 +9,11 @@ from dpx.declaration import declaration, require
 class StepProfile:
     """Sets which measurements of time a run makes; the parameters and the claim are the same with and without them.
 
-    With `shares` every line of metrics says which share of the time went where. `trace_steps` are steps, numbered as in `metrics.jsonl`,
-    of which `jax.profiler` writes a trace; neighbours share one. Both are private, because time depends on the data.
+    Both are private, because time depends on the data.
+
+    Attributes:
+        shares: Whether every line of metrics says which share of the time went where.
+        trace_steps: Steps, numbered as in metrics.jsonl, of which jax.profiler writes a trace; neighbours share one.
     """
 
     shares: bool = False

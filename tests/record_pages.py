@@ -18,6 +18,7 @@ from dpx.chain import document as chain_document
 from dpx.claim import document
 from dpx.job import plan_records
 from dpx.records import TAG, ordered
+from tests import config_page
 
 DOCS = Path(dpx.__file__).parent / "docs"
 FILES: dict[str, Any] = {"privacy": document.Statement, "plan": plan_records.PlanDocument, "chain": chain_document.ChainStatement}
@@ -116,7 +117,7 @@ def _reached(kinds: tuple[type, ...]) -> set[type]:
 def contents() -> dict[Path, str]:
     """Each file with its content."""
     made = {DOCS / "schemas" / f"{name}.schema.json": schema(name) for name in FILES}
-    return made | {DOCS / "records.md": page()}
+    return made | {DOCS / "records.md": page(), DOCS / "config.md": config_page.page()}
 
 
 if __name__ == "__main__":

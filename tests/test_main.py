@@ -39,6 +39,7 @@ CLOSES = (*FINISHED_BEFORE, "tune=search", "hydra/callbacks=search")
 # Asked for as Optuna's sweeper asks for it, which is not installed here.
 NOTHING_LEFT = (*FINISHED_BEFORE, "tune=search", "tune.trials=1", "hydra/callbacks=search", "hydra.sweeper.max_batch_size=${trials_left:}")
 HELD = ("model=micro", "steps=1")
+AS_JSON, AS_JSON_BAD, QUIET = ("--json", "job=list", "list.match=anil_*"), ("--json", *NO_EPSILON), ("job=list", "--quiet")
 TWO_SWEEPS = ("-m", "+experiment=anil_batch_sweep,anil_epsilon_sweep", "job=plan")
 # A run's folder whose private tree leads elsewhere: that of the launch, and one that came from somebody else.
 LINKED, RECEIVED = ("job=list", "hydra.run.dir=linked"), ("job=explain", "run=received")
@@ -70,6 +71,9 @@ def answered(tmp_path_factory) -> dict[tuple[str, ...], tuple[Answer, Path]]:
         RECEIVED,
         TWO_SWEEPS,
         TWO_MESHES,
+        AS_JSON,
+        AS_JSON_BAD,
+        QUIET,
     ]
     lines += [IN_TWO, *REFUSED_IN_TWO]
     folders = [tmp_path_factory.mktemp("main") for _ in lines]
@@ -176,6 +180,26 @@ def test_a_mesh_names_its_simulated_devices_and_their_threads_before_jax_starts(
     three = environment(XLA_FLAGS="--xla_force_host_platform_device_count=3")
     done = subprocess.run([sys.executable, "-c", program], cwd=tmp_path, env=three, capture_output=True, text=True, check=False)
     assert done.stdout.strip() == "8 32", done.stderr
+
+
+def test_json_is_one_object_for_each_run(answered) -> None:
+    done, _ = answered[AS_JSON]
+    (told,) = map(json.loads, done.stdout.splitlines())
+    assert (done.returncode, told["job"], told["state"], told["error"]) == (0, "list", "finished", None)
+    assert [(one["experiment"], one["points"]) for one in told["answer"]][0] == ("anil_2m_batch", 1)
+    assert all(one["meaning"] for one in told["answer"])
+
+
+def test_json_of_a_refused_run_holds_the_error(answered) -> None:
+    done, _ = answered[AS_JSON_BAD]
+    told = json.loads(done.stdout)
+    assert (done.returncode, told["state"], told["answer"]) == (2, "failed", None)
+    assert done.stderr == f"error: {told['error']}\n"
+
+
+def test_quiet_prints_nothing(answered) -> None:
+    done, _ = answered[QUIET]
+    assert done == (0, "", "")
 
 
 def test_a_sweep_goes_on_past_a_failed_point_and_ends_with_a_table(answered) -> None:

@@ -13,7 +13,7 @@ from dpx.privacy.ledger import Ledger
 from dpx.privacy.lines import Line, StepLine
 from dpx.records import described, from_json, record, to_json
 
-from . import record_pages
+from . import config_page, record_pages
 from .made_statement import made_plain, made_statement, made_study
 
 
@@ -79,6 +79,10 @@ def test_the_schema_that_ships_is_that_of_the_records(name):
 def test_the_page_has_a_sentence_for_every_field():
     assert record_pages.untold() == []
     assert (record_pages.DOCS / "records.md").read_text() == record_pages.page(), "python -m tests.record_pages"
+
+
+def test_the_page_of_the_config_is_up_to_date():
+    assert (record_pages.DOCS / "config.md").read_text() == config_page.page(), "python -m tests.record_pages"
 
 
 def test_a_statement_that_contradicts_itself_is_neither_written_nor_read(tmp_path):

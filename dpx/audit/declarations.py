@@ -13,7 +13,12 @@ Score = Literal["gradient", "loss"]
 class Primary:
     """The one combination that is declared in advance, with its own error.
 
-    `gaussian_dp` needs a privacy statement that is a Gaussian curve.
+    Attributes:
+        estimator: Lower bound on epsilon: one_run, f_dp, or gaussian_dp, which needs a privacy statement that is a Gaussian curve.
+        score: What is compared: the gradient canaries or the loss of the sequence canaries.
+        guesses: Number of canaries that are guessed, the others are left out.
+        delta: Delta at which the lower bound is computed.
+        error: Probability with which the lower bound may be wrong.
     """
 
     estimator: Estimator = "one_run"
@@ -50,9 +55,15 @@ class NoCanaries:
 class Canaries:
     """Units that are planted among the protected ones, each in or out by its own secret coin, and drawn and clipped like any other.
 
-    A gradient canary (Dirac) has a gradient along its own coordinate, of ten times the clipping norm; its score comes from the
-    noisy sums on that coordinate. A sequence canary is random text, scored by its mean loss under the final parameters over `masks`
-    draws of what is hidden. `primary` is declared in advance; every other combination shares an error of 0.001.
+    A gradient canary (Dirac) has a gradient along its own coordinate, of ten times the clipping norm; its score comes from the noisy sums
+    on that coordinate. A sequence canary is random text, scored by its mean loss under the final parameters. Every combination but the
+    primary one shares an error of 0.001.
+
+    Attributes:
+        gradients: Number of gradient canaries.
+        sequences: Number of sequence canaries.
+        primary: The combination that is declared in advance.
+        masks: Draws of what is hidden, over which the loss of a sequence canary is averaged.
     """
 
     gradients: int

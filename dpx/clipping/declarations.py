@@ -10,6 +10,9 @@ class ClippingMethod:
     """The method that computes clipped sums: `vmap`, `ghost`, `book_keeping` or `traced`; all give the same result.
 
     `traced` takes a model in any JAX code. `ghost` is for comparison with papers: it needs more FLOPs and memory than `book_keeping`.
+
+    Attributes:
+        name: The method; all give the same clipped sum.
     """
 
     name: Literal["vmap", "ghost", "book_keeping", "traced"]

@@ -55,7 +55,7 @@ def checked_arguments(declared: type, arguments: dict[str, Any], path: str) -> d
         value = _with_infinities(value, types_of[key])
         if not _fits(value, types_of[key]):
             mend = hints.of_value(full, value) or _mend(value)
-            raise ConfigError(f"{full}={_shown(value)}", f"expected {_words(types_of[key])}", mend)
+            raise ConfigError(f"{full}={_shown(value)}", f"expected {type_in_words(types_of[key])}", mend)
         parts = _parts(types_of[key])
         checked[key] = float(value) if type(value) is int and float in parts and int not in parts else value
     for name, field in fields.items():
@@ -114,13 +114,14 @@ def _parts(hint: Any) -> list[Any]:
     return [hint]
 
 
-def _words(hint: Any) -> str:
+def type_in_words(hint: Any) -> str:
+    """Returns a type as a user reads it: `a number or null`."""
     names = {int: "a whole number", float: "a number", str: "text", bool: "true or false", type(None): "null"}
     described = []
     for part in _parts(hint):
         if typing.get_origin(part) is not None:
             is_list = typing.get_origin(part) in (collections.abc.Sequence, list, tuple)
-            described.append(f"a list (each {_words(typing.get_args(part)[0])})" if is_list else "a mapping")
+            described.append(f"a list (each {type_in_words(typing.get_args(part)[0])})" if is_list else "a mapping")
         else:
             described.append(names.get(part) or (part.__name__ if isinstance(part, type) else str(part)))
     return " or ".join(dict.fromkeys(described))

@@ -9,6 +9,7 @@ from omegaconf import OmegaConf
 
 from dpx import packages
 from dpx.config import following
+from dpx.config.help_text import help_text
 from dpx.config.identity import run_name
 
 
@@ -37,10 +38,10 @@ def register_search_path() -> None:
 def register_resolvers() -> None:
     """Registers the resolvers of dpx's YAML; further calls change nothing.
 
-    `${run_name:}` names Hydra's folders, `${one_minus:x}` is for searches, and `${packages:}` is for the help text. The others are defaults
-    that follow other groups (`dpx.config.following`).
+    `${run_name:}` names Hydra's folders, `${one_minus:x}` is for searches, and `${help_text:}` is what `--help` prints. The others are
+    defaults that follow other groups (`dpx.config.following`).
     """
-    OmegaConf.register_new_resolver("packages", packages.described, replace=True)
+    OmegaConf.register_new_resolver("help_text", help_text, replace=True)
     OmegaConf.register_new_resolver("run_name", lambda *, _root_: run_name(_root_), replace=True)
     for follower in following.RESOLVERS:
         OmegaConf.register_new_resolver(follower.__name__, follower, replace=True)

@@ -13,10 +13,12 @@ from dpx.privacy.declarations import Privacy
 
 @declaration
 class Vocabulary:
-    """Declares a WordPiece vocabulary that is fitted on the public split (`path=None`), or read from a file with one token a line.
+    """Declares a WordPiece vocabulary that is fitted on a split of the data, or read from a file.
 
-    `size` is the number of rows of the embedding table; a file may hold fewer tokens. `fit_on="protected"` fits on the protected split, or
-    states that the file was fitted there; it is allowed and makes the guarantee `none`.
+    Attributes:
+        size: Rows of the embedding table; a file may hold fewer tokens.
+        path: File with one token a line; null fits the vocabulary.
+        fit_on: Split on which it is fitted, or was; protected is allowed and makes the guarantee none.
     """
 
     size: int
@@ -52,10 +54,12 @@ class Embedded(_RunningText):
 class TextFiles(_RunningText):
     """Reads the user's `.txt[.gz]` and `.jsonl[.gz]` files.
 
-    A `.txt` file is one document, or one a line with `document_per="line"`; a `.jsonl` file has one document a line, or one for
-    each line of a record's text with `document_per="paragraph"`. `paths` are files, folders and patterns such as `texts/*.txt`, or one of
-    them. `unit_field` names the `.jsonl` field with the owner of the document;
-    documents with the same value are one unit.
+    Attributes:
+        paths: Files, folders and patterns such as texts/*.txt, or one of them.
+        text_field: Field of a .jsonl line that holds the text.
+        unit_field: Field of a .jsonl line that names the owner of the document; documents with the same value are one unit.
+        document_per: What a document is: of .txt a file or a line; of .jsonl a line of the file, or with paragraph each line of a
+            record's text.
     """
 
     paths: str | Sequence[str]
@@ -67,7 +71,14 @@ class TextFiles(_RunningText):
 
 @declaration
 class Synthetic(_RunningText):
-    """Generates documents of a known Markov process over `states` words, whose best possible masked-token loss can be computed."""
+    """Generates documents of a known Markov process, whose best possible masked-token loss can be computed.
+
+    Attributes:
+        documents: Number of documents.
+        words_per_document: Words of a document.
+        states: Number of different words.
+        seed: Fixes the generated text.
+    """
 
     documents: int
     words_per_document: int
@@ -93,11 +104,19 @@ class Synthetic(_RunningText):
 
 @declaration
 class SyntheticLabels:
-    """Generates short labelled texts of made-up words, `shortest` to `longest` words each.
+    """Generates short labelled texts of made-up words.
 
-    The `states` words form as many groups as there are `labels`, in this order. Half of a text's words are from its label's group and the
+    The words form as many groups as there are labels, in this order. Half of a text's words are from its label's group and the
     others from any group, so a text of w words determines its label except with a probability that falls with w. All labels are equally
     likely.
+
+    Attributes:
+        examples: Number of texts.
+        labels: Names of the classes.
+        shortest: Words of the shortest text.
+        longest: Words of the longest text.
+        states: Number of different words.
+        seed: Fixes the generated text.
     """
 
     examples: int
@@ -134,7 +153,9 @@ class SyntheticLabels:
 class Hub(_RunningText):
     """Reads corpora through the `datasets` library; local paths work too.
 
-    Each corpus has `name` and, where needed, `config`, `split` (train), `text_field` (text), `unit_field` and `revision`.
+    Attributes:
+        corpora: The corpora, each with name and, where needed, config, split (train), text_field (text), unit_field and revision.
+        streaming: Whether rows are read as they arrive instead of downloaded first.
     """
 
     corpora: Sequence[dict[str, str | None]]
@@ -166,10 +187,23 @@ Source = Embedded | TextFiles | Table | Synthetic | SyntheticLabels | Hub | Rand
 class Data:
     """Declares a corpus, its vocabulary, its splits and the form of its rows.
 
-    Documents are divided into public, held-out and protected splits by a hash of the unit id with `split_salt`. `declared_size` is the
-    public N (of rows, or of units under `privacy.unit_mode=sample_units`): required under `add_remove`, and used for plans before the data
-    is prepared. With `cuts`, each protected document has this number of rows, each from a random sentence on, instead of all of its text
-    once; a held-out or public document has one. A table's test set is a separate split, or is the held-out split (`Table.select`).
+    Documents are divided into public, held-out and protected splits by a hash of the unit id. A table's test set is a separate split, or is
+    the held-out split (`Table.select`).
+
+    Attributes:
+        name: Name of the data in statements and reports.
+        source: Where the text is read from.
+        vocabulary: The tokens.
+        sequence_length: Tokens of a row.
+        pairs: Whether a row holds two segments: of the same document, of two documents, or none.
+        short_sequence_rate: Share of the rows that are cut shorter at random, as BERT's generator does.
+        cuts: Rows of each protected document, each from a random sentence on; null cuts the whole text once.
+        public_fraction: Share of the units that are public; vocabularies are fitted on them.
+        heldout_fraction: Share of the units that are held out for evaluation.
+        split_salt: Text that is hashed with the unit id; another one gives other splits.
+        declared_size: Public number of rows, or of units under privacy.unit_mode=sample_units; required under add_remove, and for plans
+            before the data is prepared.
+        directory: Folder of the prepared rows.
     """
 
     name: str

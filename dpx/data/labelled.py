@@ -15,23 +15,32 @@ class Table:
     """Reads labelled texts, one a row, from files (`.tsv`, `.csv`, `.jsonl`, each also as `.gz`, and `.parquet`) or data sets.
 
     A data set is, with the library `datasets` (extra `hub`), a folder that `save_to_disk` wrote, or `hf://datasets/<name>` with an optional
-    `@<revision>`. Its `split` is read for training and `test_split` as test set; `subset` is the configuration, if a data set on the hub
-    has several.
+    `@<revision>`.
 
-    A text is the column `text_field`, or that and `pair_field` read together. `choices_field` is a column that lists `choices` texts
-    (`.jsonl` and `.parquet`): each of them is read with the text, and the label is the index of the right one, from 0.
+    With `select="dev"` the test set is read once, after the last step, and runs are compared by the held-out rows, a share of the training
+    files chosen by a hash of the unit. With `select="test"` the test set itself is held out, as in papers, and no rows of the training
+    files are.
 
-    `labels` are the values of the column `label_field`, in the order of the classes. `labels=null` takes them from the training rows,
-    sorted; such a list is learnt from protected rows, and makes the guarantee `none`. A declared label that no training row has is refused
-    unless `allow_unseen_labels`.
+    Labels that are learnt from protected rows (`labels=null`) make the guarantee `none`.
 
-    `test_paths` are files of a test set. With `select="dev"` they are read once, after the last step, and runs are compared by the held-out
-    rows, a share of the training files chosen by a hash of the unit. With `select="test"` the test set itself is held out, as in papers,
-    and no rows of the training files are.
-
-    Rows with the same `unit_field` (a document, an author) are one unit; without it each row is a unit. `unit_note` says what a row is, if
-    a reader of the statement could assume more. `known_as` are names under which these rows are known, which are searched in the training
-    data of a checkpoint.
+    Attributes:
+        paths: Training files, folders or patterns, a list of them, or a data set.
+        labels: Values of the label column in the order of the classes; null takes them from the training rows, sorted.
+        test_paths: Files of a test set.
+        select: Which rows runs are compared by: dev (held-out training rows) or test (the test set).
+        text_field: Column of the text.
+        pair_field: Column of a second text, read together with the first.
+        choices_field: Column that lists several texts, each read with the text (.jsonl and .parquet); the label is the index of the
+            right one, from 0.
+        choices: Number of texts in that column.
+        label_field: Column of the label.
+        unit_field: Column that names the unit (a document, an author); without it each row is a unit.
+        unit_note: A sentence for the statement on what a row is, if a reader could assume more.
+        known_as: Names under which these rows are known, which are searched in the training data of a checkpoint.
+        allow_unseen_labels: Whether a declared label that no training row has is accepted.
+        split: Split of a data set that is trained on.
+        test_split: Split of a data set that is the test set.
+        subset: Configuration of a data set on the hub that has several.
     """
 
     paths: str | Sequence[str]

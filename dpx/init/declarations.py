@@ -20,12 +20,16 @@ class RandomStart:
 
 @declaration
 class FromRun:
-    """Starts from the parameters of another run; `run` is its folder, its name, or a copy of its `release/`.
+    """Starts from the parameters of another run.
 
-    They are the parameters that it released at its end, or with `step` those of its checkpoint after `step` steps, which only its own
-    folder holds. `disjoint_from` names runs, by name or by eight or more digits of the name of their ledger: the user vouches that no unit
-    of this run's protected data is in any split of their data. It may name `run` itself and runs that it started from. All runs that are
-    not named are charged here too.
+    They are the parameters that it released at its end, or with `step` those of a checkpoint, which only its own folder holds.
+    `disjoint_from` may name `run` itself and runs that it started from. All runs that are not named are charged here too.
+
+    Attributes:
+        run: Its folder, its name, or a copy of its release/.
+        step: Steps after which its checkpoint was saved; null takes what it released.
+        disjoint_from: Runs, by name or by eight or more digits of their ledger's name, of whose data you vouch that they share no unit
+            with this run's.
     """
 
     run: str
@@ -45,9 +49,11 @@ class FromRun:
 
 @declaration
 class FromFile:
-    """Starts from an external file: `file` is an .npz that holds each parameter as float32 under its path, such as `layers/qkv/kernel`.
+    """Starts from an external file.
 
-    With `provenance="public"` the user vouches that no protected data was used to make them; without it the run has no guarantee.
+    Attributes:
+        file: An .npz that holds each parameter as float32 under its path, such as layers/qkv/kernel.
+        provenance: public vouches that no protected data was used to make the weights; null gives no guarantee.
     """
 
     file: str
@@ -58,11 +64,15 @@ class FromFile:
 
 @declaration
 class FromCheckpoint:
-    """Starts from the checkpoint in the folder `path`, or of the hub id `path`: `config.json` and safetensors (`dpx.interop`).
+    """Starts from a checkpoint in the layout of Hugging Face (`dpx.interop`).
 
-    A head that the checkpoint does not have is drawn at random. With `provenance="public"` the user vouches as for a file. `trained_on`
-    names data that it was trained on, in addition to the data that its model card lists; if this run's data may be among it, the run has no
+    A head that the checkpoint does not have is drawn at random. If this run's data may be among what it was trained on, the run has no
     guarantee.
+
+    Attributes:
+        path: Folder with config.json and safetensors, or an id on the hub.
+        trained_on: Names of data that it was trained on, in addition to the data that its model card lists.
+        provenance: public vouches that no protected data was used to make the weights; null gives no guarantee.
     """
 
     path: str

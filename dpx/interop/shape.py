@@ -17,9 +17,15 @@ _GELUS = {"gelu": "exact", "gelu_python": "exact", "gelu_new": "tanh", "gelu_pyt
 
 @declaration
 class OfCheckpoint:
-    """Declares the model in the folder `path`, and what its config does not say: the compute type, dropout, and the classifier.
+    """Declares the model in the folder `path`, and what its config does not say.
 
-    `classifier=null` is the family's own; it reads a text's first token (`pool="cls"`), or the mean over its tokens.
+    Attributes:
+        path: Folder with the config.json of a checkpoint.
+        dtype: Compute type; parameters, sums, norms and noise are always float32.
+        dropout: Dropout rate in training.
+        classifier: Head of a classifier; null takes the family's own.
+        pool: What the classifier reads: the first token (cls), or the mean over the tokens.
+        scan: Whether layers are a loop in the compiled program; false unrolls them.
     """
 
     path: str

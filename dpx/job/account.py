@@ -10,7 +10,7 @@ from typing import Any
 
 from dpx.claim import outside_code
 from dpx.claim.seals import STATEMENT
-from dpx.console import wide_console
+from dpx.console import answer, wide_console
 from dpx.declaration import declaration, require
 from dpx.experiment import Experiment
 from dpx.picture import Lines, Picture
@@ -30,10 +30,15 @@ POINTS = 8
 class Account:
     """Prints tables and curves; writes `release/account.json`, a CSV of each table and, where matplotlib is installed, pictures.
 
-    `ledgers` are run folders or names of runs, ledger files or statements; none means the run itself. Several are charged jointly, common
-    steps once. `delta` and `adjacency` default to the values that the sources were stated at (the smallest delta). Raises `ConfigError` if
-    nothing is charged, for several sources that do not protect the same units (`dpx.privacy.unit_facts`), and for an `adjacency` under
-    which charges of a source are not proved (`dpx.privacy.relations`).
+    Several sources are charged jointly, common steps once. Raises `ConfigError` if nothing is charged, for several sources that do not
+    protect the same units (`dpx.privacy.unit_facts`), and for an `adjacency` under which charges of a source are not proved
+    (`dpx.privacy.relations`).
+
+    Attributes:
+        ledgers: Run folders or names of runs, ledger files or statements; none means the run itself.
+        accountant: Name of the accountant.
+        delta: Delta of epsilon; null takes the smallest at which the sources were stated.
+        adjacency: Neighbouring relation; null takes that of the sources.
     """
 
     ledgers: Sequence[str] = ()
@@ -65,7 +70,9 @@ class Account:
         document["unit"] = None if unit is None else to_json(unit)
         document["is_checked"] = all(one.is_checked for one in read_sources)
         document["no_guarantee"] = [f"{path.name}: {why}" for path, one in zip(sources, read_sources, strict=True) for why in one.reasons]
-        write_json(folder.release / "account.json", document | {"tables": [table.as_json() for table in tables]})
+        document |= {"tables": [table.as_json() for table in tables]}
+        write_json(folder.release / "account.json", document)
+        answer(document)
         console = wide_console()
         console.print(f"What is protected: {'not recorded' if unit is None else unit.in_words()}.", highlight=False)
         if not document["is_checked"]:

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from dpx.console import wide_console
+from dpx.console import answer, wide_console
 from dpx.declaration import declaration, require
 from dpx.experiment import Experiment
 from dpx.report import pictures
@@ -19,7 +19,7 @@ class Analyse:
     matplotlib (extra `plots`) is installed.
 
     Attributes:
-        analysis: The analysis.
+        analysis: The analysis, chosen by analysis=<name>.
     """
 
     analysis: Any = None
@@ -32,7 +32,9 @@ class Analyse:
         require(not absent, ", ".join(absent), "the analysis reads this file, but the file is missing", "Run the job that writes it first")
         tables: list[Table] = self.analysis()
         folder.made_release()
-        write_json(folder.release / "analysis.json", {"name": experiment.name, "tables": [table.as_json() for table in tables]})
+        document = {"name": experiment.name, "tables": [table.as_json() for table in tables]}
+        write_json(folder.release / "analysis.json", document)
+        answer(document)
         console = wide_console()
         for table in tables:
             table.write_csv(folder.release)

@@ -8,7 +8,7 @@ import os
 from typing import Any
 
 from dpx.audit.declarations import Estimator, Primary
-from dpx.console import wide_console
+from dpx.console import answer, wide_console
 from dpx.declaration import ConfigError, declaration, require
 from dpx.experiment import Experiment
 from dpx.run_folder import RunFolder, write_json
@@ -23,6 +23,15 @@ class Audit:
 
     Raises `ConfigError` after writing when a lower bound exceeds the claim or the noise does not have the stated variance. The secret is
     kept: running the same audit again gives the same result, so it cannot be repeated until it passes.
+
+    Attributes:
+        canaries: Number of canaries.
+        steps: Steps that the attack sees, at full participation.
+        epsilon: The claim; the audit uses the least noise that gives it.
+        delta: Delta of the claim.
+        estimator: The primary lower bound, declared before anything runs.
+        guesses: Number of canaries that are guessed.
+        error: Probability with which the primary bound may be wrong.
     """
 
     canaries: int = 20_000
@@ -58,6 +67,7 @@ class Audit:
             document = self._document(experiment, setting, verdict, attack.noise_p_value(scores_M, is_in_M))
             write_json(folder.release / "audit.json", document)
             write_json(folder.private / "audit.json", document | {"scores": _summary(scores_M, is_in_M)})
+        answer(document)
         show(document)
         wide_console().print(f"noise variance: p = {document['noise']['p_value']:.3g}", highlight=False)
         require_passes(document)

@@ -20,7 +20,7 @@ from rich.table import Table
 from dpx.benchmark.rows import matrix_rates, rows
 from dpx.benchmark.setting import PACKAGES, PEERS, VARIANTS, Setting
 from dpx.benchmark.worker import Worker, worker
-from dpx.console import wide_console
+from dpx.console import answer, wide_console
 from dpx.declaration import declaration, require
 from dpx.experiment import Experiment
 from dpx.extras import require_extra
@@ -35,11 +35,20 @@ COMPILING = 0.6
 class Benchmark:
     """Writes `private/benchmark.json`, and `output` if given: one row per (model, sequence, physical batch, clipping, dtype, mesh).
 
-    `autodiff` is `jax.grad` of the modules; `plain` is our own blocks without clipping. `dtypes` and `meshes` (names of options) default to
-    the experiment's own. Peers hold `peer_batches` examples at a time, on one device, in float32. With `limit_s` seconds in all, batches
-    that come too late are left out and named, and there are fewer rounds, one at least. `automatic_batch` measures the private step at the
-    batch of `microbatch=auto` as well. Raises `ConfigError` for a variant, mesh or size that is not valid, and for a peer that is not
-    installed.
+    Raises `ConfigError` for a variant, mesh or size that is not valid, and for a peer that is not installed.
+
+    Attributes:
+        variants: Programs that are timed: autodiff (jax.grad of the modules), plain (our blocks without clipping), clipping methods,
+            and peers.
+        dtypes: Compute types; empty means the experiment's own.
+        meshes: Mesh options, each in its own process; empty means the experiment's own.
+        logical_batch: Examples of a step.
+        physical_batches: Examples that a device holds at a time.
+        peer_batches: The same for peers, which run on one device in float32; empty means as physical_batches.
+        rounds: How often every program is timed, in turns.
+        limit_s: Seconds in all; batches that come too late are left out and named.
+        automatic_batch: Whether the private step is also measured at the batch of microbatch=auto.
+        output: File for a second copy of benchmark.json.
     """
 
     variants: Sequence[str] = ("autodiff", "plain", "book_keeping")
@@ -76,6 +85,7 @@ class Benchmark:
         for path in (folder.made_private() / "benchmark.json", Path(self.output) if self.output else None):
             if path is not None:
                 write_json(path, document)
+        answer(document)
         wide_console().print(shown(document))
 
     def document(self, experiment: Experiment) -> dict[str, Any]:

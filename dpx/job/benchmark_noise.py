@@ -14,7 +14,7 @@ from typing import Any
 
 from rich.table import Table
 
-from dpx.console import Console
+from dpx.console import Console, answer
 from dpx.declaration import declaration, require
 from dpx.experiment import Experiment
 from dpx.mechanism.declarations import REACH
@@ -25,8 +25,13 @@ COLUMNS = 1024
 
 @declaration
 class BenchmarkNoise:
-    """Writes `private/benchmark_noise.json`, and `output` if given: nanoseconds per draw, median and extremes of `rounds`, after one
-    that warms up."""
+    """Writes `private/benchmark_noise.json`: nanoseconds per draw, median and extremes of the rounds, after one that warms up.
+
+    Attributes:
+        draws: Draws of each round, a multiple of 2048.
+        rounds: How often every generator is timed.
+        output: File for a second copy of benchmark_noise.json.
+    """
 
     draws: int = 1 << 20
     rounds: int = 5
@@ -46,6 +51,7 @@ class BenchmarkNoise:
         for path in (folder.made_private() / "benchmark_noise.json", Path(self.output) if self.output else None):
             if path is not None:
                 write_json(path, document)
+        answer(document)
         table = Table("generator", "largest |draw| / sigma", "ns a draw", "extremes")
         for row in document["rows"]:
             reach = "unbounded" if row["reach"] is None else f"{row['reach']:.2f}"

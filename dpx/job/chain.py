@@ -14,13 +14,14 @@ from dpx.chain.declarations import Chain, declared
 from dpx.chain.document import ChainStatement
 from dpx.config import resolved
 from dpx.config.command_line import as_refused
-from dpx.console import figure, stage, wide_console
+from dpx.console import answer, figure, stage, wide_console
 from dpx.declaration import ConfigError, declaration
 from dpx.experiment import Experiment
 from dpx.interruption import Interrupted
 from dpx.job.chain_plan import show_claim
 from dpx.launch.commit import commit
 from dpx.mesh import simulate_devices
+from dpx.records import to_json
 from dpx.results import read_results
 from dpx.run_folder import RunFolder, Status, write_json
 
@@ -33,6 +34,9 @@ class RunChain:
 
     Each stage is a run with its own folder, beside the folder of the chain, and every job works on it. Raises `ConfigError` before the
     first stage for stages that do not fit each other, for a finished stage whose folder is missing, and for a statement that was edited.
+
+    Attributes:
+        chain: What every stage begins with (common), and the stages by name.
     """
 
     chain: Any
@@ -129,6 +133,7 @@ def _show(chain: Chain, runs: Runs, stated: ChainStatement, folder: RunFolder) -
             scores = [_in_words(row["metric"], row[place]) for place in ("heldout", "test")]
             table.add_row(run.label + mark, run.folder.name, *scores, fact.guarantee or "-", epsilon or "-")
     write_json(folder.made_private() / RESULTS, {"name": stated.name, "stages": rows})
+    answer({"stages": rows, "statement": to_json(stated)})
     console = wide_console()
     console.print(table)
     if any(len(each) > 1 for each in runs.values()):

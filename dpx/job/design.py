@@ -4,7 +4,7 @@ from typing import Any
 
 import yaml
 
-from dpx.console import wide_console
+from dpx.console import answer, wide_console
 from dpx.declaration import ConfigError, declaration, require
 from dpx.durable import write_durably
 from dpx.experiment import Experiment
@@ -24,10 +24,18 @@ BATCHES = "losses were measured at a physical batch of {:,.0f}; that a batch of 
 class Design:
     """Writes tables, a picture and `release/experiment/design.yaml`, an experiment that runs as it is, for the best configuration.
 
-    `measurements` is a CSV table (`dpx.scaling.measurements`) or a folder of runs, by default the table that comes with dpx; `published`
-    looks up the optima that McKenna et al. 2025 print instead. delta is `privacy.delta`, the records `size` or `data.declared_size`.
-    Compute is in FLOPs or device hours. Raises `ConfigError` for a number that is not positive, and where nothing inside the
-    measured grid fits.
+    delta is `privacy.delta`. Raises `ConfigError` for a number that is not positive, and where nothing inside the measured grid fits.
+
+    Attributes:
+        epsilon: The privacy budget; inf means no privacy.
+        size: Protected records; null takes data.declared_size.
+        compute: The compute budget in FLOPs.
+        device_hours: The compute budget in hours of the mesh's device, instead of FLOPs.
+        measurements: A CSV table (dpx.scaling.measurements) or a folder of runs; null takes the losses that come with dpx.
+        match: Beginning of the names of the runs that are read.
+        base: Recipe from which the designed experiment is made.
+        reach: Up to how many times the measured steps to extrapolate.
+        published: Whether the optima that McKenna et al. 2025 print are looked up instead.
     """
 
     epsilon: float | None = None
@@ -227,7 +235,9 @@ def _show(tables: list[Table], folder: RunFolder, about: dict[str, Any]) -> None
     from dpx.report import pictures
 
     folder.made_release()
-    write_json(folder.release / "design.json", about | {"tables": [table.as_json() for table in tables]})
+    document = about | {"tables": [table.as_json() for table in tables]}
+    write_json(folder.release / "design.json", document)
+    answer(document)
     console = wide_console()
     for table in tables:
         table.write_csv(folder.release)

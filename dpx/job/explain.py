@@ -12,7 +12,7 @@ from typing import Any
 from dpx.claim import outside_code
 from dpx.claim.document import AnyRun, PlainStatement, RunStatement
 from dpx.claim.seals import STATEMENT, read_run_statement
-from dpx.console import wide_console
+from dpx.console import answer, wide_console
 from dpx.declaration import ConfigError, declaration
 from dpx.experiment import Experiment
 from dpx.job.account import UNCHECKED
@@ -44,8 +44,12 @@ class Explanation:
 
 @declaration
 class Explain:
-    """Prints the explanation and writes `release/explain.json`. `size` is used as the number of rows if the data is not prepared. Of a
-    `chain` every stage is explained."""
+    """Prints the explanation and writes `release/explain.json`. Of a chain every stage is explained.
+
+    Attributes:
+        size: Number of protected rows, if the data is not prepared.
+        chain: The chain that the config declares, if any.
+    """
 
     size: int | None = None
     chain: Any = None
@@ -61,7 +65,9 @@ class Explain:
         said = explain(experiment, self._size(experiment, stated), stated, begins_from)
         if stated is not None and not is_checked:
             said = dataclasses.replace(said, words=(UNCHECKED, *said.words))
-        write_json(folder.made_release() / "explain.json", said.as_json() | {"is_checked": is_checked})
+        document = said.as_json() | {"is_checked": is_checked}
+        write_json(folder.made_release() / "explain.json", document)
+        answer(document)
         _show(said)
 
     def _size(self, experiment: Experiment, stated: AnyRun | None) -> int:
@@ -102,7 +108,9 @@ def _explain_chain(node: Any, experiment: Experiment, folder: RunFolder) -> None
         wide_console().print(f"stage {label}:", highlight=False)
         _show(said)
     planned = chain_plan.plan_of_chain(node, experiment, plan_of_run, outputs)
-    write_json(folder.made_release() / "explain.json", {"name": experiment.name, "stages": documents, "claim": to_json(planned.claim)})
+    document = {"name": experiment.name, "stages": documents, "claim": to_json(planned.claim)}
+    write_json(folder.made_release() / "explain.json", document)
+    answer(document)
     chain_plan.show_claim(planned.claim, wide_console())
 
 

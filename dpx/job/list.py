@@ -2,6 +2,7 @@
 
 import dataclasses
 import fnmatch
+from collections import Counter
 from pathlib import Path
 from typing import Literal
 
@@ -9,9 +10,9 @@ from rich.progress import track
 from rich.table import Table
 
 from dpx import config, packages
-from dpx.config import recipes
+from dpx.config import recipes, reference
 from dpx.config.command_line import as_refused
-from dpx.console import Console, wide_console
+from dpx.console import Console, answer, wide_console
 from dpx.declaration import ConfigError, declaration, require
 from dpx.experiment import Experiment
 from dpx.job import chain_plan
@@ -24,7 +25,13 @@ from dpx.run_folder import RunFolder, write_json
 
 @declaration
 class List:
-    """Recipes, or runs, whose name matches the pattern; raises `ConfigError` when none does, or when a point cannot be planned."""
+    """Recipes, or runs, whose name matches the pattern; raises `ConfigError` when none does, or when a point cannot be planned.
+
+    Attributes:
+        match: Pattern of the names, such as anil_*.
+        plan: Whether every point of every recipe is planned too.
+        what: recipes, or runs: the runs in the output folder.
+    """
 
     match: str
     plan: bool
@@ -49,6 +56,7 @@ class List:
         rows = [point.plan_row() for point in track(points, "planning", console=console, disable=not console.is_terminal)]
         folder.made_release()
         write_json(folder.release / "list.json", to_json(rows))
+        answer(to_json(rows))
         _show_plans(rows, console)
         failed = [row for row in rows if row.error]
         if failed:
@@ -89,15 +97,20 @@ def _show_runs(outputs: Path, match: str) -> None:
     runs = [run for run in runs_in(outputs) if fnmatch.fnmatchcase(run.name, match)]
     require(bool(runs), f"list.match={match}", f"{outputs} holds no run of this name", "Use list.match='*', or start a run")
     table = Table("run", "state", "held-out metric", "epsilon", title=str(outputs), title_justify="left")
-    for run in map(Summary.of, runs):
+    summaries = [Summary.of(run) for run in runs]
+    answer([{"run": run.folder.name, "state": run.state, "metric": run.metric, "epsilon": run.epsilon} for run in summaries])
+    for run in summaries:
         table.add_row(run.folder.name, run.state, run.metric, run.epsilon)
     wide_console().print(table)
 
 
 def _show_names(names: list[str], points: list[Point], console: Console) -> None:
-    table = Table("experiment", "points")
+    counts = Counter(point.name for point in points)
+    told = {option.name: option.meaning for option in reference.options("experiment")}
+    answer([{"experiment": name, "points": counts[name], "meaning": told[name]} for name in names])
+    table = Table("experiment", "points", "what it is")
     for name in names:
-        table.add_row(name, str(sum(point.name == name for point in points)))
+        table.add_row(name, str(counts[name]), told[name])
     console.print(table)
 
 

@@ -16,7 +16,7 @@ from dpx.claim.caveats import as_if_hidden, assumptions, little_data, not_covere
 from dpx.claim.document import NotABound
 from dpx.claim.reasons import late_choices, reasons_against
 from dpx.claim.spent import planned_end, planned_epsilon
-from dpx.console import Console
+from dpx.console import Console, answer
 from dpx.cost.compiled_step import CompiledStep
 from dpx.cost.flops import published_flops, training_matmul_flops
 from dpx.cost.memory import Memory, Trains, step_memory
@@ -44,7 +44,12 @@ _STATE_BYTES: dict[str, int] = {}
 class Plan:
     """Writes `release/plan.json` and prints it as a table. Of an analysis it says which inputs are read and whether they exist.
 
-    `compile` adds what the compiled step holds, sends and multiplies, under `compiled`. Of a `chain` it plans every stage.
+    Of a chain it plans every stage.
+
+    Attributes:
+        analysis: The analysis that the config names, if any.
+        compile: Whether the real step is compiled for the mesh; adds what it holds, sends and multiplies, under compiled.
+        chain: The chain that the config declares, if any.
     """
 
     analysis: Any = None
@@ -58,6 +63,7 @@ class Plan:
         """Writes plan.json and returns its content; prints nothing."""
         document = self.document(experiment, folder.fork, folder.path.parent)
         write_plan(folder.made_release(), document)
+        answer(to_json(document))
         return document
 
     def document(self, experiment: Experiment, fork: str | None = None, outputs: Path = Path("outputs")) -> PlanDocument:

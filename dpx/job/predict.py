@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 
-from dpx.console import wide_console
+from dpx.console import answer, wide_console
 from dpx.data.labelled import Table
 from dpx.data.records import SUFFIXES, TextColumns, records
 from dpx.declaration import declaration, require
@@ -19,10 +19,17 @@ from dpx.run_folder import RunFolder
 
 @declaration
 class Predict:
-    """Reads `input` (a file as of data=table; no label is read) and writes `output`.jsonl and `output`.csv, a line a row, in its order.
+    """Writes `output`.jsonl and `output`.csv, a line a row, in the order of `input`; no label is read.
 
-    The classifier is that of the run that `run=` names, or of the folder `checkpoint`. By default the run's training columns are used. With
-    `choices_field` the label is the place of the right one of the texts listed there, from 0.
+    The classifier is that of the run that `run=` names, or of the folder `checkpoint`.
+
+    Attributes:
+        input: File of rows, as data=table reads it.
+        output: Path of the two files without their endings.
+        checkpoint: A classifier in the layout of Hugging Face, instead of a run.
+        text_field: Column of the text; null takes the column of the run's training rows, or text.
+        pair_field: Column of a second text; null takes that of the training rows.
+        choices_field: Column that lists several texts; the label is then the place of the right one, from 0.
     """
 
     input: str
@@ -61,6 +68,7 @@ class Predict:
         texts = (columns.read_texts(where, row) for where, row in records(read))
         output.parent.mkdir(parents=True, exist_ok=True)
         count = _write(output, list(classifier.labels), classifier.scores(texts))
+        answer({"rows": count, "files": [f"{output}.jsonl", f"{output}.csv"]})
         wide_console().print(f"{count} rows: {output}.jsonl, {output}.csv", highlight=False)
 
     def _columns(self, trained_on: TextColumns, choices: int | None) -> TextColumns:

@@ -6,7 +6,7 @@ from typing import Literal
 from rich.table import Table
 
 from dpx.claim.seals import STATEMENT, read_statement
-from dpx.console import Console, wide_console
+from dpx.console import Console, answer, wide_console
 from dpx.declaration import declaration, require
 from dpx.experiment import Experiment
 from dpx.results import accuracy_in_words, not_above
@@ -37,15 +37,18 @@ class Evaluate:
             table.add_row("not above", baseline)
         Console().print(table)
         claim = read_statement(folder.release / STATEMENT)
+        answer(results.heldout | baselines | {"rows": results.rows, "guarantee": claim.guarantee, "is_checked": is_checked})
         unchecked = "" if is_checked else " (unchecked: the folder has no private/ to compare it with)"
         Console().print(f"guarantee: {claim.guarantee}{unchecked}", highlight=False)
 
 
 @declaration
 class Export:
-    """Exports the run that `run=` names to the folder `to` (`release/<format>` of the run, where none is named).
+    """Exports the run that `run=` names.
 
-    `format="hf"` is whole weights for transformers, adapters merged; `"peft"` adapters alone, and the head that was trained beside them.
+    Attributes:
+        format: hf: whole weights for transformers, adapters merged; peft: adapters alone, and the head that was trained beside them.
+        to: Folder that is written; null means release/<format> of the run.
     """
 
     format: Literal["hf", "peft"] = "hf"
@@ -59,3 +62,4 @@ class Export:
         exported = export(experiment, folder.path, to, self.format)
         kind = f"a {exported.architecture}" if exported.base is None else f"adapters of {exported.base} as a {exported.architecture}"
         wide_console().print(f"{to}: {kind}, {len(exported.tensors)} tensors, with its tokenizer and a model card", highlight=False)
+        answer({"folder": str(to), "architecture": exported.architecture, "base": exported.base, "tensors": len(exported.tensors)})

@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import Any
 
-from dpx.console import wide_console
+from dpx.console import answer, wide_console
 from dpx.declaration import declaration
 from dpx.experiment import Experiment
 from dpx.extras import require_extra
@@ -16,6 +16,12 @@ class Report:
 
     Runs that are no longer a point of their recipe are left out and named. Writes README.md, page.html and figures/ beside it. A verdict
     that fails or did not run is shown as such and does not raise.
+
+    Attributes:
+        paper: Folder below evidence, such as anil2021; benchmarks for the tables of speed.
+        collect: Whether finished runs are read first; false only redraws.
+        outputs: Folder of the runs.
+        evidence: Folder of the papers' tables and pages.
     """
 
     paper: str
@@ -46,6 +52,7 @@ class Report:
                 console.print(f"left out: {line}", highlight=False)
         found = page.evidence(declared, home)
         _write(home, page.document(declared, found))
+        answer({"page": str(home / "page.html"), "runs": len(found.runs)})
         console.print(f"{home / 'page.html'} and README.md from {len(found.runs)} runs and the tables in {home}", highlight=False)
 
 

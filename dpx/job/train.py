@@ -10,11 +10,12 @@ from rich.table import Table
 
 from dpx.claim import outside_code
 from dpx.claim.document import AnyRun, RunStatement
-from dpx.console import Console, figure
+from dpx.console import Console, answer, figure
 from dpx.declaration import declaration, require
 from dpx.experiment import Experiment
 from dpx.privacy.origins import in_words
 from dpx.processes import team
+from dpx.records import to_json
 from dpx.results import BASELINES, Results, accuracy_in_words, nothing_learnt
 from dpx.run_folder import RunFolder
 
@@ -65,10 +66,12 @@ class Prepare:
         rows = ", ".join(f"{count:,} {split}" for split, count in store.manifest.rows.items())
         text = f"{store.folder}: {rows} rows of {store.manifest.sequence_length} tokens, vocabulary from {store.manifest.vocabulary_source}"
         Console().print(text, highlight=False, soft_wrap=True)
+        answer({"folder": str(store.folder), "manifest": to_json(store.manifest)})
 
 
 def show(results: Results, claim: AnyRun, folder: Path) -> None:
     """Prints the final table: metrics with their intervals, baselines, whether they are exceeded, and the claim."""
+    answer({"results": to_json(results), "statement": to_json(claim)})
     table = Table(title=str(folder), title_justify="left", show_header=False)
     metric = results.metric
     table.add_row(f"held-out {metric.replace('_', ' ')}", accuracy_in_words(results.heldout[metric], results.rows))

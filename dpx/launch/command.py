@@ -8,7 +8,7 @@ import hydra
 from dpx import config, interruption, packages
 from dpx.config.command_line import as_refused
 from dpx.config.with_hydra import register_search_path
-from dpx.console import Console, closed_pipe, require_standard_streams, tell, wide_console
+from dpx.console import Console, closed_pipe, require_standard_streams, set_form, tell, wide_console
 from dpx.declaration import ConfigError
 from dpx.launch import resolvers, sweep
 from dpx.launch.launcher import CloseStudy, Launcher
@@ -21,6 +21,7 @@ from dpx.training.follower import follow
 def run() -> None:
     """Runs the command line of this process; its exit codes are those of `dpx.__main__.main`."""
     require_standard_streams()
+    sys.argv[1:] = _without_form(sys.argv[1:])
     try:
         own = place()
     except ConfigError as refused:
@@ -33,6 +34,14 @@ def run() -> None:
         _run()
     finally:
         interruption.release()
+
+
+def _without_form(arguments: list[str]) -> list[str]:
+    """Returns the arguments without `--json` and `--quiet`, which decide what is printed; Hydra knows neither."""
+    asked = {"--json": "json", "--quiet": "quiet"}
+    forms = [form for flag, form in asked.items() if flag in arguments]
+    set_form("json" if "json" in forms else "quiet" if forms else "text")
+    return [argument for argument in arguments if argument not in asked]
 
 
 def _as_one_of_several(own: Place) -> int:

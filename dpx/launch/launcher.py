@@ -23,7 +23,7 @@ from dpx.claim import outside_code
 from dpx.config import build
 from dpx.config.command_line import as_refused
 from dpx.config.instantiate import NODES_OF_JOBS
-from dpx.console import stage, wide_console
+from dpx.console import stage, tell_answer, wide_console
 from dpx.data.prepare import prepare
 from dpx.declaration import ConfigError, require
 from dpx.durable import put_in_place
@@ -211,6 +211,7 @@ class Launcher:
 
     def _record(self, path: Path, point: tuple[str, ...], state: str, score: float | None = None, error: str | None = None) -> float:
         self.outcomes.append(Outcome(path, point, state, score, error, self._job))
+        tell_answer(job=self._job, folder=str(path), overrides=list(point), state=state, score=score, error=error)
         return score or 0.0
 
     def _note_interrupted(self, interrupted: Interrupted, path: Path, status: Status) -> None:

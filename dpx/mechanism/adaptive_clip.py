@@ -25,9 +25,15 @@ RANGE = 1e6
 class AdaptiveClip(Clip):
     """Flat clipping at a norm C_t that follows a quantile of the examples' norms (Andrew et al. 2021).
 
-    C_0 is `clipping_norm`. Each step also releases how many of its examples have a norm within C_t, on the same draw as the sum and with
-    separate noise; C_{t+1} = C_t exp(-`learning_rate` (noisy fraction - `target_quantile`)). An example counts +1/2 within C_t and -1/2
-    beyond it, so `count_noise_multiplier` is the noise's standard deviation over a sensitivity of 1/2 (the paper's sigma_b is half of it).
+    Each step also releases how many of its examples have a norm within C_t, on the same draw as the sum and with separate noise;
+    C_{t+1} = C_t exp(-`learning_rate` (noisy fraction - `target_quantile`)). An example counts +1/2 within C_t and -1/2 beyond it, so the
+    sensitivity of the count is 1/2 (the paper's sigma_b is half of `count_noise_multiplier`).
+
+    Attributes:
+        target_quantile: Fraction of the examples whose norm should be within the clipping norm.
+        learning_rate: How fast the norm follows the quantile.
+        count_noise_multiplier: Standard deviation of the count's noise over its sensitivity of 1/2.
+        clipping_norm: The norm C_0 of the first step.
     """
 
     target_quantile: float = 0.5

@@ -38,6 +38,9 @@ class Banded(Mechanism):
 
     The release is x + C^-1 z for a lower-triangular Toeplitz matrix C with `bands` diagonals and columns of norm 1, optimised for prefix
     sums. A row may take part once in any `bands` steps; `sampler=cyclic_poisson` ensures this. Keeps `bands` - 1 noise vectors as state.
+
+    Attributes:
+        bands: Diagonals of the matrix: steps over which the noise is correlated.
     """
 
     bands: int = 4

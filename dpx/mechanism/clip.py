@@ -25,6 +25,9 @@ class Clip:
     """The base class of clips, which say how much one example may contribute. Its defaults are right for a constant norm, without state.
 
     A clip must define `weights`.
+
+    Attributes:
+        clipping_norm: Largest L2 norm of one example's contribution to the sum.
     """
 
     if TYPE_CHECKING:
@@ -114,7 +117,11 @@ class Flat(Clip):
 
 @declaration
 class Normalised(Clip):
-    """Scales every gradient to a norm near C: clip(g) = C * g / (||g|| + stability) (Bu et al. 2023, AUTO-S)."""
+    """Scales every gradient to a norm near C: clip(g) = C * g / (||g|| + stability) (Bu et al. 2023, AUTO-S).
+
+    Attributes:
+        stability: Constant that is added to the norm; a larger one leaves small gradients smaller.
+    """
 
     stability: float = 0.01
     kind: Literal["normalised"] = "normalised"

@@ -32,7 +32,11 @@ def _require_noise(name: str, value: float) -> None:
 
 @declaration
 class Multiplier:
-    """Noise given as sigma, the standard deviation of the noise on the sum divided by the clipping norm."""
+    """Noise given as sigma.
+
+    Attributes:
+        noise_multiplier: Standard deviation of the noise on the sum, divided by the clipping norm.
+    """
 
     noise_multiplier: float
     kind: Literal["multiplier"] = "multiplier"
@@ -43,7 +47,11 @@ class Multiplier:
 
 @declaration
 class NoiseBatchRatio:
-    """Noise given as sigma over the expected batch size (McKenna et al. 2025); the batch size must be constant."""
+    """Noise given as a ratio (McKenna et al. 2025); the batch size must be constant.
+
+    Attributes:
+        noise_batch_ratio: Sigma over the expected batch size.
+    """
 
     noise_batch_ratio: float
     kind: Literal["noise_batch_ratio"] = "noise_batch_ratio"
@@ -54,7 +62,11 @@ class NoiseBatchRatio:
 
 @declaration
 class TargetEpsilon:
-    """Noise given as a target: the smallest sigma whose epsilon, by the run's accountant over the whole schedule, is at most `epsilon`."""
+    """Noise given as a target: the smallest sigma whose epsilon over the whole schedule is at most `epsilon`.
+
+    Attributes:
+        epsilon: The largest epsilon allowed, by the run's accountant.
+    """
 
     epsilon: float
     kind: Literal["target_epsilon"] = "target_epsilon"
@@ -67,11 +79,12 @@ class TargetEpsilon:
 
 @declaration
 class TargetClt:
-    """Noise given as a target: the sigma at which the central limit of Gaussian DP gives `epsilon` (Du and Mi 2021, eq. 11).
+    """Noise given as a target by an approximation: the central limit of Gaussian DP (Du and Mi 2021, eq. 11).
 
-    `mechanism=dp_fp` was published with it.
+    `mechanism=dp_fp` was published with it. The run's epsilon is another number, computed from what is released.
 
-    It is an approximation, so the run's epsilon is another number, computed from what is released.
+    Attributes:
+        epsilon: The epsilon that the central limit gives.
     """
 
     epsilon: float

@@ -31,6 +31,9 @@ class DiscreteGaussian(Mechanism):
     """Adds exact discrete Gaussian noise to integer sums, so that the low-order bits of floats cannot leak (Canonne et al. 2020).
 
     The grid's spacing is 2^-`grid_bits` times the largest power of two that is at most the clipping norm.
+
+    Attributes:
+        grid_bits: Fineness of the grid of integers.
     """
 
     grid_bits: int = 20

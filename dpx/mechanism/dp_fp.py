@@ -42,6 +42,9 @@ class DpFp(Mechanism):
     """Adds noise to the pooled vector of each row of `micro_batches` Poisson draws a step.
 
     `clip` gives the norm and `noise` gives sigma.
+
+    Attributes:
+        micro_batches: Poisson draws of a step, each with its own noise.
     """
 
     micro_batches: int = 32

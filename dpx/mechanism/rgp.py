@@ -40,13 +40,17 @@ HEAD_FACTORS = (1e-3, 1e3)
 
 @declaration
 class Rgp(Mechanism):
-    """Adds Gaussian noise to the clipped gradients of carriers of rank `rank` for every trained weight matrix of the layers.
+    """Adds Gaussian noise to the clipped gradients of low-rank carriers for every trained weight matrix of the layers.
 
     The method is that of Yu et al. 2021.
 
-    `decomposes`: the matrix whose directions the carriers follow, `update` (W_t - W_0, or W_0 before the first step) or `weight` (W_t).
-    `power_iterations` rounds of the power method find them, once a step. The head's gradients are multiplied by `head_factor` before the
-    joint norm, and, if `restores_head`, divided by it after the noise.
+    Attributes:
+        rank: Rank of the carriers.
+        decomposes: Matrix whose directions the carriers follow: update (W_t - W_0, or W_0 before the first step) or weight (W_t).
+        power_iterations: Rounds of the power method that finds them, once a step.
+        head_factor: Factor of the head's gradients before the joint norm.
+        restores_head: Whether the head's sum is divided by that factor after the noise.
+        carriers_per: How often the carriers are found; step is the only value that dpx supports.
     """
 
     rank: int = 1

@@ -60,9 +60,11 @@ class SecretTelemetry(Telemetry):
 
 @declaration
 class ReleasedTelemetry(Telemetry):
-    """Releases each step's mean loss (each example's clamped to 0..`loss_limit`) and mean accuracy, with noise.
+    """Releases each step's mean loss and mean accuracy, with noise.
 
-    `noise_multiplier` is that of both values together, over their joint sensitivity (`dpx.mechanism.telemetry`).
+    Attributes:
+        noise_multiplier: Noise multiplier of both values together, over their joint sensitivity (dpx.mechanism.telemetry).
+        loss_limit: Each example's loss is clamped to 0 up to this value.
     """
 
     noise_multiplier: float = 20.0

@@ -20,6 +20,21 @@ class Gemma(ExampleModel):
     up and not when it decodes. A head has `head_dim` numbers, whatever the width. `vocabulary_size=None` takes the data's.
 
     It is a model of one example: `clipping_method=traced` clips it, by book-keeping everywhere.
+
+    Attributes:
+        name: Name of the model in statements and reports.
+        layers: Number of layers.
+        width: Length of a token's vector.
+        heads: Attention heads of a layer.
+        key_value_heads: Heads of keys and values, which the query heads share.
+        head_dim: Numbers of a head, whatever the width.
+        feed_forward: Width of the feed-forward part.
+        positions: Rows of the position table: the longest sequence.
+        vocabulary_size: Rows of the word table; null takes the data's.
+        dtype: Compute type; parameters, sums, norms and noise are always float32.
+        rms_norm_eps: Constant in RMSNorm's divisor.
+        rotary_base: Base of the rotary positions' frequencies.
+        initialiser_range: Standard deviation of the initial weights.
     """
 
     causal: ClassVar[bool] = True

@@ -13,14 +13,30 @@ from dpx.models.protocol import count as count
 
 @declaration
 class Bert:
-    """A post-LayerNorm encoder (Devlin et al. 2019) with a masked-token decoder, tied to the word embedding unless `tied` is false.
+    """A post-LayerNorm encoder (Devlin et al. 2019) with a masked-token decoder.
 
-    RoBERTa (Liu et al. 2019) is such an encoder with one segment and `position_offset=2` (rows of the position table that no token
-    uses), DistilBERT (Sanh et al. 2019) one without segments. `classifier`: `"pooler"` is BERT's (dense, tanh, dropout, output),
-    `"dense"` RoBERTa's (dropout, dense, tanh, dropout, output), `"relu"` DistilBERT's (dense, ReLU, dropout, output), `"linear"`
-    dropout and output alone. It reads a text's first token, or with `pool="mean"` the mean over its tokens. `dtype` is the compute
-    type; parameters, sums, norms and noise are float32 always. `vocabulary_size=None` takes the data's. `segments=0`: no segment table.
-    `scan=False`: layers are unrolled in the compiled program, not in a loop.
+    RoBERTa (Liu et al. 2019) is such an encoder with one segment and `position_offset=2`, DistilBERT (Sanh et al. 2019) one without
+    segments. `classifier`: `"pooler"` is (dense, tanh, dropout, output), `"dense"` (dropout, dense, tanh, dropout, output), `"relu"`
+    (dense, ReLU, dropout, output).
+
+    Attributes:
+        name: Name of the model in statements and reports.
+        layers: Number of layers.
+        width: Length of a token's vector.
+        heads: Attention heads of a layer.
+        feed_forward: Width of the feed-forward part.
+        positions: Rows of the position table: the longest sequence.
+        position_offset: Rows of the position table that no token uses; RoBERTa has 2.
+        segments: Rows of the segment table; 0 means no such table.
+        vocabulary_size: Rows of the word table; null takes the data's.
+        dropout: Dropout rate in training.
+        dtype: Compute type; parameters, sums, norms and noise are always float32.
+        layer_norm_eps: Constant in LayerNorm's divisor.
+        initialiser_range: Standard deviation of the initial weights.
+        tied: Whether the word table is also the output matrix.
+        classifier: Head of a classifier: pooler (BERT), dense (RoBERTa), relu (DistilBERT), or linear (dropout and output alone).
+        pool: What the classifier reads: the first token (cls), or the mean over the tokens.
+        scan: Whether layers are a loop in the compiled program; false unrolls them.
     """
 
     causal: ClassVar[bool] = False
@@ -88,9 +104,23 @@ class Bert:
 
 @declaration
 class Decoder:
-    """A pre-LayerNorm causal decoder (GPT-2: Radford et al. 2019).
+    """A pre-LayerNorm causal decoder (GPT-2: Radford et al. 2019) whose head has no bias.
 
-    Its head has no bias, and is tied to the word embedding unless `tied` is false. The other fields have the same meaning as in `Bert`.
+    Attributes:
+        name: Name of the model in statements and reports.
+        layers: Number of layers.
+        width: Length of a token's vector.
+        heads: Attention heads of a layer.
+        feed_forward: Width of the feed-forward part.
+        positions: Rows of the position table: the longest sequence.
+        vocabulary_size: Rows of the word table; null takes the data's.
+        dropout: Dropout rate in training.
+        dtype: Compute type; parameters, sums, norms and noise are always float32.
+        layer_norm_eps: Constant in LayerNorm's divisor.
+        initialiser_range: Standard deviation of the initial weights.
+        gelu: Form of the GELU.
+        tied: Whether the word table is also the output matrix.
+        scan: Whether layers are a loop in the compiled program; false unrolls them.
     """
 
     causal: ClassVar[bool] = True

@@ -43,7 +43,8 @@ class Everything(Part):
 class Biases(Part):
     """Trains biases of dense maps, of LayerNorms and of the decoder (Ben Zaken et al. 2022; with privacy: Bu et al. 2022).
 
-    With `head` it also trains everything above the layers, which a newly initialised head needs.
+    Attributes:
+        head: Whether everything above the layers is trained too; a newly initialised head must be.
     """
 
     head: bool = False
@@ -78,7 +79,11 @@ class OutputLayer(Part):
 
 @declaration
 class TopLayers(Part):
-    """Trains the top `layers` layers, and the head."""
+    """Trains the top layers, and the head.
+
+    Attributes:
+        layers: How many layers.
+    """
 
     layers: int
     kind: Literal["top"] = "top"
@@ -92,9 +97,11 @@ class TopLayers(Part):
 
 @declaration
 class Matching(Part):
-    """Trains parameters whose path, such as `layers/qkv/bias`, matches one of `paths` (* within a name, ** for any names).
+    """Trains parameters whose path matches a pattern.
 
-    Of the layers it trains only the top `layers`, if that is given.
+    Attributes:
+        paths: Patterns of paths such as layers/qkv/bias (* within a name, ** for any names).
+        layers: How many layers from the top are trained; null means all.
     """
 
     paths: Sequence[str]
@@ -116,9 +123,15 @@ class Matching(Part):
 
 @declaration
 class Adapters(Part):
-    """Trains low-rank adapters of the dense maps `targets`, with `dropout` of their inputs (LoRA: Hu et al. 2022).
+    """Trains low-rank adapters of dense maps (LoRA: Hu et al. 2022).
 
-    With `kind="lora_ffa"` only the second of their two factors is trained (FFA-LoRA: Sun et al. 2024).
+    Attributes:
+        rank: Rank of an adapter.
+        alpha: Scale: an adapter's product is multiplied by alpha over rank.
+        targets: Dense maps that get an adapter: query, key, value, attention_out, up, down.
+        dropout: Dropout rate of an adapter's input.
+        head: Whether everything above the layers is trained too; a newly initialised head must be.
+        kind: lora trains both factors of an adapter, lora_ffa only the second (FFA-LoRA: Sun et al. 2024).
     """
 
     rank: int

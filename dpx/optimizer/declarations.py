@@ -12,8 +12,13 @@ class Adam:
 
     Each step is theta <- theta - eta * (m_hat / (sqrt(v_hat) + eps) + weight_decay * theta), with bias-corrected moments.
 
-    `eps` is the paper's xi. `decay_mask="bert"` exempts LayerNorm parameters and biases as BERT's code does;
-    `"none"` decays every parameter, as the formula is printed.
+    Attributes:
+        beta1: Decay rate of the first moment.
+        beta2: Decay rate of the second moment.
+        eps: Constant in the divisor, the paper's xi.
+        weight_decay: Factor of the decoupled weight decay.
+        decay_mask: bert exempts LayerNorm parameters and biases, as BERT's code does; none decays every parameter, as the formula is
+            printed.
     """
 
     name: ClassVar[str] = "adam"
@@ -42,12 +47,14 @@ class Adam:
 
 @declaration
 class Optax:
-    """The optimiser that the function `name` of `optax` or `optax.contrib` makes.
+    """The optimiser that a function of `optax` or `optax.contrib` makes.
 
-    Its update gets the noisy gradient, its own state and the parameters.
+    Its update gets the noisy gradient, its own state and the parameters. The learning rate is not among its arguments, since `lr_schedule`
+    gives it at each step. A mask (`mask`, `weight_decay_mask`) may be `bert`: all parameters but biases and LayerNorm's.
 
-    `arguments` are those of that function; an argument that is left out has optax's default. The learning rate is not among them, since
-    `lr_schedule` gives it at each step. A mask (`mask`, `weight_decay_mask`) may be `bert`: all parameters but biases and LayerNorm's.
+    Attributes:
+        name: Name of the function.
+        arguments: Arguments of that function; one that is left out has optax's default.
     """
 
     name: str

@@ -11,12 +11,20 @@ Adjacency = Literal["zero_out", "zero_out_text", "add_remove", "replace_one"]
 class Privacy:
     """The unit of privacy, its neighbouring relation and delta.
 
-    `rows_per_unit_max` is the enforced maximum number of prepared rows per unit: surplus rows are dropped at preparation. `unit_mode` says
-    what is drawn and clipped: under `group` single rows, and the accountant charges for all rows of a unit at once; under `sample_units`
-    whole units, so the batch size, the divisor and N all count units; under `one_row` units as well, but only one row of each is read, a
-    function of the unit and the nominal epoch of the step (`dpx.data.store.Store.examples`). `assumed` names config keys whose
-    values are assumptions because nobody published them, such as `data.declared_size`: with any such key the run has no guarantee, and the
-    numbers computed with them are listed under `unsupported`.
+    Under `group` single rows are drawn and clipped, and the accountant charges for all rows of a unit at once. Under `sample_units` whole
+    units are, so the batch size, the divisor and N all count units. Under `one_row` units are as well, but only one row of each is read, a
+    function of the unit and the nominal epoch of the step (`dpx.data.store.Store.examples`).
+
+    Attributes:
+        delta: Probability with which the bound of epsilon may fail; keep it below one over the number of units.
+        adjacency: How two neighbouring corpora differ: one unit's content zeroed out, its text alone zeroed out, one unit more or less,
+            or one replaced.
+        unit: What is protected: a row, a document, or all documents of an author.
+        rows_per_unit_max: Enforced maximum number of prepared rows per unit; surplus rows are dropped at preparation.
+        unit_mode: What is drawn and clipped: single rows (group), whole units (sample_units), or units of which one row is read
+            (one_row).
+        allow_large_delta: Whether a delta that is not below one over the number of units is accepted.
+        assumed: Config keys whose values are assumptions, such as data.declared_size; with any of them the run has no guarantee.
     """
 
     delta: float
@@ -70,8 +78,9 @@ class Privacy:
 class LossGrid:
     """The grid of privacy loss distributions that an accountant composes, or that are composed beside it (`epsilon/pld`).
 
-    `value_discretization_interval`, above 0 and at most 1, is the largest width of the grid. A width above that of the default
-    (`dpx.privacy.loss_grid`) takes less time and can only raise epsilon; a smaller one changes nothing.
+    Attributes:
+        value_discretization_interval: Largest width of the grid, above 0 and at most 1; null means the default of `dpx.privacy.loss_grid`.
+            A wider grid takes less time and can only raise epsilon; a finer one changes nothing.
     """
 
     value_discretization_interval: float | None = None
@@ -97,7 +106,8 @@ class Pld(LossGrid):
 class Rdp(LossGrid):
     """The accountant that adds up Renyi divergences, with the improved conversion (Canonne et al. 2020).
 
-    `orders=None` takes dp-accounting's orders.
+    Attributes:
+        orders: Renyi orders that are tried; null takes dp-accounting's orders.
     """
 
     orders: tuple[float, ...] | list[float] | None = None

@@ -18,6 +18,9 @@ class CyclicPoisson(Sampler):
 
     A row's steps are at least `cycle` apart, which correlated noise needs (Choquette-Choo et al. 2023, section 4). The proof assumes that
     the row's group is the same in both neighbours, so rows keep their numbers, and a unit is one row.
+
+    Attributes:
+        cycle: Number of groups of rows: a row takes part at most once in so many steps.
     """
 
     cycle: int

@@ -44,7 +44,11 @@ class _InPasses(Sampler):
 
 @declaration
 class Shuffled(_InPasses):
-    """Draws rows by passes over the data in a fresh random order, ceil(N/B) steps each."""
+    """Draws rows by passes over the data in a fresh random order, ceil(N/B) steps each.
+
+    Attributes:
+        assumed: poisson also reports the epsilon that Poisson sampling would give, as unsupported; null does not.
+    """
 
     assumed: Assumed = None
     name: Literal["shuffled"] = "shuffled"
@@ -53,7 +57,11 @@ class Shuffled(_InPasses):
 
 @declaration
 class Deterministic(_InPasses):
-    """Draws rows by passes over the data in its stored order, ceil(N/B) steps each."""
+    """Draws rows by passes over the data in its stored order, ceil(N/B) steps each.
+
+    Attributes:
+        assumed: poisson also reports the epsilon that Poisson sampling would give, as unsupported; null does not.
+    """
 
     assumed: Assumed = None
     name: Literal["deterministic"] = "deterministic"
@@ -65,7 +73,11 @@ class Deterministic(_InPasses):
 
 @declaration
 class BallsInBins(_InPasses):
-    """Assigns every row, in each epoch, to one of the epoch's ceil(N/B) steps, independently and uniformly."""
+    """Assigns every row, in each epoch, to one of the epoch's ceil(N/B) steps, independently and uniformly.
+
+    Attributes:
+        assumed: poisson also reports the epsilon that Poisson sampling would give, as unsupported; null does not.
+    """
 
     assumed: Assumed = None
     name: Literal["balls_in_bins"] = "balls_in_bins"

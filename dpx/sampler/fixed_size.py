@@ -10,7 +10,11 @@ from dpx.sampler.protocol import Assumed, GeneratorFor, Sampler
 
 @declaration
 class FixedSize(Sampler):
-    """Draws a uniformly random subset of exactly B rows at each step."""
+    """Draws a uniformly random subset of exactly B rows at each step.
+
+    Attributes:
+        assumed: poisson also reports the epsilon that Poisson sampling would give, as unsupported; null does not.
+    """
 
     assumed: Assumed = None
     name: Literal["fixed_size"] = "fixed_size"

@@ -108,7 +108,7 @@ class Sampler:
             batch: B.
 
         Returns:
-            `{"sampler": kind, "q": q}`, with a kind that the table of events has (`dpx.privacy.events`), and its other parameters.
+            A dict `{"sampler": kind, "q": q}`, with a kind that the table of events has (`dpx.privacy.events`), and its other parameters.
         """
         return {"sampler": self.name, "q": batch / size}
 

@@ -20,6 +20,10 @@ class TruncatedPoisson(Sampler):
 
     The cap is the smallest one that a draw exceeds with probability at most `slack`, and at least B + 6 standard deviations:
     from there on dp-accounting's truncated event costs less than 0.1 % of epsilon.
+
+    Attributes:
+        slack: Probability with which a draw may exceed the cap.
+        assumed: poisson also reports the epsilon that Poisson sampling would give, as unsupported; null does not.
     """
 
     slack: float = 1e-10

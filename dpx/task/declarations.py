@@ -25,8 +25,11 @@ from dpx.task.protocol import OneText, PackageTask, require_columns
 class MaskedLanguageModel:
     """BERT's pre-training: mean cross-entropy over an example's masked positions (plus next-sentence cross-entropy, weight 1).
 
-    At most `max_masked_positions` positions, `masking_rate` of the real tokens, are predicted. `masking="bert"` replaces them by
-    80 % [MASK], 10 % random, 10 % unchanged (Devlin et al. 2019); `"always_mask"` by [MASK] alone.
+    Attributes:
+        next_sentence: Whether it also predicts if the second segment follows the first.
+        max_masked_positions: Most positions of a row that are predicted.
+        masking_rate: Share of the real tokens that are predicted.
+        masking: bert replaces them by 80 % [MASK], 10 % random, 10 % unchanged (Devlin et al. 2019); always_mask by [MASK] alone.
     """
 
     metric: ClassVar[str] = "mlm_accuracy"
@@ -167,7 +170,11 @@ class _Labels:
 
 @declaration
 class Classification(_Labels):
-    """Classification of texts: mean cross-entropy of a text's class, one of `classes`; the text may be a pair of segments."""
+    """Classification of texts: mean cross-entropy of a text's class; the text may be a pair of segments.
+
+    Attributes:
+        classes: Number of classes.
+    """
 
     classes: int
     name: Literal["classification"] = "classification"
@@ -190,7 +197,11 @@ class Classification(_Labels):
 
 @declaration
 class MultipleChoice(_Labels):
-    """Multiple choice: cross-entropy of the correct one of `choices` texts, each scored separately; all texts of a row are one example."""
+    """Multiple choice: cross-entropy of the correct one of several texts, each scored separately; all texts of a row are one example.
+
+    Attributes:
+        choices: Number of texts of a row.
+    """
 
     choices: int
     name: Literal["multiple_choice"] = "multiple_choice"

@@ -11,10 +11,14 @@ Charge = Literal["uncharged", "composition", "repeat_and_select"]
 @declaration
 class Budget:
     """Declares the epsilon that all trials of a search may cost together, at the run's delta, declared before the first trial
-    (`dpx.privacy.filter`). With `epsilon=None` the search has no budget.
+    (`dpx.privacy.filter`).
 
-    `order` is the Renyi order (above 1) at which costs of trials are added, fixed beforehand; `kind=zcdp` adds rho and takes no order.
-    Raises `ConfigError` for any other combination.
+    Raises `ConfigError` for an `order` that does not fit `kind`.
+
+    Attributes:
+        kind: renyi adds costs at one Renyi order, zcdp adds rho and takes no order.
+        epsilon: The budget; null means none.
+        order: Renyi order (above 1) at which costs of trials are added, fixed beforehand.
     """
 
     kind: Literal["renyi", "zcdp"] = "renyi"
@@ -44,10 +48,14 @@ class Budget:
 
 @declaration
 class Tune:
-    """Declares a search of `trials` trials.
+    """Declares a search.
 
-    Under `repeat_and_select`, `trials` is the mean of their secret number and `shape` is the shape of its
-    distribution."""
+    Attributes:
+        charge: How the choice among the trials is charged.
+        trials: Number of trials; under repeat_and_select the mean of their secret number.
+        shape: Shape of the secret number's distribution: 0 logarithmic, 1 geometric, .inf Poisson, others truncated negative binomial.
+        budget: What all trials may cost together.
+    """
 
     charge: Charge = "uncharged"
     trials: int = 30

@@ -21,8 +21,16 @@ class AnilAccounting:
     """Computes noise multipliers by Renyi accounting for every batch size and schedule, and epsilon at that noise by the other
     accountants.
 
-    `known_noise_multipliers` were computed from the paper's settings by other implementations, by batch size or schedule option. `interval`
-    is the grid interval of PLD accounting, which rounds upward.
+    Attributes:
+        epsilon: Epsilon for which the noise is solved.
+        delta: Delta of epsilon.
+        size: Number of protected rows.
+        steps: Steps of a run.
+        batch_sizes: Batch sizes of the table.
+        curve_steps: Numbers of steps of the curve.
+        known_noise_multipliers: Noise multipliers that other implementations compute from the paper's settings, by batch size or
+            schedule option.
+        interval: Grid interval of PLD accounting, which rounds upward.
     """
 
     epsilon: float

@@ -50,7 +50,15 @@ Outputs = Callable[[Any], tuple[Any, Any]]
 
 @declaration
 class AnilScaleInvariance:
-    """Scales weights of a newly initialised model on random tokens, in float64 and in float32. Errors are relative to the largest entry."""
+    """Scales weights of a newly initialised model on random tokens, in float64 and in float32. Errors are relative to the largest entry.
+
+    Attributes:
+        model: The model whose weights are scaled.
+        alphas: Factors of the weights.
+        examples: Rows of random tokens.
+        tokens: Tokens of a row.
+        vocabulary_size: Rows of the word table.
+    """
 
     model: Bert
     alphas: Sequence[float]

@@ -15,7 +15,11 @@ SIZES = (262_144, 458_752, 655_360, 851_968, 1_048_576)
 
 @declaration
 class AnilScheduleSavings:
-    """Compares four readings of the schedule with a constant largest batch over `steps` steps."""
+    """Compares four readings of the schedule with a constant largest batch over `steps` steps.
+
+    Attributes:
+        steps: Steps of a run.
+    """
 
     steps: int = 20_000
 

@@ -11,7 +11,12 @@ STEPS, LENGTH = 20_000, 128
 
 @declaration
 class AnilSgd32xRef:
-    """Divides the paper's batch size by that of the largest private language-model batch before it."""
+    """Divides the paper's batch size by that of the largest private language-model batch before it.
+
+    Attributes:
+        batch_size: The paper's largest batch.
+        reference_batch_size: The largest private language-model batch before it.
+    """
 
     batch_size: int
     reference_batch_size: int

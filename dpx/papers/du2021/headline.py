@@ -16,7 +16,15 @@ ROUNDING = 0.0051
 
 @declaration
 class DpfpHeadline:
-    """Compares the abstract's `mean`, `over_dp_sgd` and `below_non_private` of `model` with the printed numbers in the file `published`."""
+    """Compares the claims of the abstract with the printed numbers.
+
+    Attributes:
+        published: File of the printed numbers.
+        model: Model of the claims.
+        mean: Mean accuracy that the abstract gives.
+        over_dp_sgd: Gain over DP-SGD that it gives.
+        below_non_private: Loss against training without privacy that it gives.
+    """
 
     published: str
     model: str

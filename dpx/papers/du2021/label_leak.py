@@ -31,10 +31,25 @@ MOST = 4
 
 @declaration
 class DpfpLabelLeak:
-    """Recovers labels from gradients of a made-up batch, `sentences` of (text, label), and of steps of `data` if its files exist.
+    """Recovers labels from gradients of a made-up batch, and of steps of `data` if its files exist.
 
-    DP-SGD trains the head alone, on the same features: `dp_sgd_batch_size` of `size` rows for `dp_sgd_steps` steps at each of `epsilons`
-    and delta 1/(2 size), for neighbours that differ in one row's text or label. `draws` are noise draws and simulated runs.
+    DP-SGD trains the head alone, on the same features, at delta 1/(2 size), for neighbours that differ in one row's text or label.
+
+    Attributes:
+        model: The model.
+        init: Its initial weights.
+        data: Rows whose steps are drawn, if its files exist.
+        sentences: A made-up batch of (text, label).
+        noise_multipliers: DP-FP's sigma over C, each of which is measured.
+        steps: Steps that are drawn.
+        batch_size: Expected rows of a step.
+        micro_batches: Poisson micro-batches of a step.
+        size: Number of rows that DP-SGD protects.
+        dp_sgd_batch_size: Batch size of DP-SGD.
+        dp_sgd_steps: Steps of DP-SGD.
+        epsilons: Epsilons of DP-SGD.
+        draws: Draws of noise and simulated runs.
+        seed: Fixes all randomness of the analysis.
     """
 
     model: Bert | OfCheckpoint

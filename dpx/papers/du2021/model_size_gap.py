@@ -14,10 +14,13 @@ from dpx.table import Table
 
 @declaration
 class DpfpModelSizeGap:
-    """Computes gaps from the file of printed numbers, `published`; `parameters` are the models in their order of size.
+    """Computes gaps between model sizes from the printed numbers.
 
-    `printed_mean_gaps` are, by printed epsilon, the smallest and the largest mean gap in the text; `printed_sst2_gap` is its gap of the
-    largest model on SST-2.
+    Attributes:
+        published: File of the printed numbers.
+        parameters: The models in their order of size, with their parameters.
+        printed_mean_gaps: By printed epsilon the smallest and the largest mean gap in the text.
+        printed_sst2_gap: Its gap of the largest model on SST-2.
     """
 
     published: str

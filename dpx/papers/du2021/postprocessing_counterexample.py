@@ -37,12 +37,21 @@ FLOOR = 1e-3
 
 @declaration
 class DpfpPostprocessingCounterexample:
-    """Recovers words of a made-up batch, `sentences` of (text, label), plotted with `other_words`, and of rows of `data` if its files
-    exist.
+    """Recovers words of a made-up batch, and of rows of `data` if its files exist.
 
-    `noise_multipliers` are DP-FP's sigma / C. Of `data`, `steps` steps are drawn, each of `micro_batches` Poisson micro-batches with
-    `batch_size` expected rows together. `dp_sgd_noise_multiplier` is that of the DP-SGD step drawn for comparison. Gradients are computed
-    in each of `numbers`.
+    Attributes:
+        model: The model.
+        init: Its initial weights.
+        data: Rows whose steps are drawn, if its files exist.
+        sentences: A made-up batch of (text, label).
+        other_words: Words that are plotted beside those of the batch.
+        noise_multipliers: DP-FP's sigma over C, each of which is measured.
+        dp_sgd_noise_multiplier: Noise multiplier of the DP-SGD step drawn for comparison.
+        numbers: Types of numbers in which gradients are computed.
+        steps: Steps that are drawn.
+        batch_size: Expected rows of a step.
+        micro_batches: Poisson micro-batches of a step.
+        seed: Fixes all randomness of the analysis.
     """
 
     model: Bert | OfCheckpoint

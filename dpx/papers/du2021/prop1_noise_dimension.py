@@ -11,7 +11,14 @@ from dpx.table import Table
 
 @declaration
 class DpfpProp1NoiseDimension:
-    """Compares noise with a signal of norm 1; `dimensions` are the noisy vector's and the model's."""
+    """Compares noise with a signal of norm 1.
+
+    Attributes:
+        dimensions: Dimensions of the noisy vector and of the model, by model.
+        forward_noise_multiplier: Sigma in the forward pass.
+        gradient_noise_multiplier: Sigma of DP-SGD.
+        batch_size: Rows of a step.
+    """
 
     dimensions: dict[str, Sequence[int]]
     forward_noise_multiplier: float

@@ -43,10 +43,21 @@ GROUPS = 16
 
 @declaration
 class DpfpProp2GradientBias:
-    """Averages noisy gradients of a batch, `sentences` of (text, label), over `draws` draws of noise (pairs, for DP-FP).
+    """Averages noisy gradients of a made-up batch over draws of noise (pairs, for DP-FP).
 
-    The parameters take `warm_up` plain steps of `learning_rate` first: a random head gives the same output for every row. Each of
-    `noise_multipliers` (sigma / C) is measured.
+    The parameters take some plain steps first: a random head gives the same output for every row.
+
+    Attributes:
+        model: The model.
+        init: Its initial weights.
+        data: Rows whose steps are drawn, if its files exist.
+        sentences: A made-up batch of (text, label).
+        noise_multipliers: DP-FP's sigma over C, each of which is measured.
+        draws: Draws of noise and simulated runs.
+        clipping_norm: Norm to which the pooled vector is clipped.
+        warm_up: Plain steps before the measurement.
+        learning_rate: Learning rate of the plain steps.
+        seed: Fixes all randomness of the analysis.
     """
 
     model: Bert | OfCheckpoint

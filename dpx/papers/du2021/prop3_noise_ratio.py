@@ -16,10 +16,16 @@ from dpx.table import Table
 
 @declaration
 class DpfpProp3NoiseRatio:
-    """Divides the noise power at M micro-batches by that at one.
+    """Divides the noise power at M micro-batches by that at one, by equation 11 of the paper, by PLD, and by composition over uses.
 
-    It uses equation 11 of the paper, PLD for `pld_epsilons`, and for `epsilons_by_uses` the composition over a record's uses, which is
-    valid with a frozen encoder.
+    Attributes:
+        size: Number of rows.
+        epochs: Epochs of a run.
+        batch_sizes: Batch sizes.
+        micro_batches: Numbers of micro-batches.
+        epsilons: Epsilons for which equation 11 is used.
+        pld_epsilons: Epsilons for which PLD accounting is used.
+        epsilons_by_uses: Epsilons for which a record's uses are composed, which is valid with a frozen encoder.
     """
 
     size: int

@@ -14,9 +14,18 @@ _TIME = {"DP-SGD": "O(md)", "DP-SGD, book-keeping": None, "DP-FP": "O(md)", "RGP
 
 @declaration
 class DpfpTable1Complexity:
-    """Compiles and traces the options `models`; slopes are between the smallest and the largest of `batches`.
+    """Compiles and traces models.
 
-    RGP is given by its formula: its carriers of `rank` r are r w numbers, where w counts the rows and columns of the encoder's matrices.
+    RGP is given by its formula: its carriers of rank r are r w numbers, where w counts the rows and columns of the encoder's matrices.
+
+    Attributes:
+        models: Options of the group model.
+        batches: Rows of a batch; slopes are between the smallest and the largest.
+        sequence_length: Tokens of a row.
+        vocabulary_size: Rows of the word table.
+        rank: Rank of RGP's carriers.
+        power_iterations: Rounds of RGP's power method.
+        micro_batches: Micro-batches of DP-FP.
     """
 
     models: Sequence[str]

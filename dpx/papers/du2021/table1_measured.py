@@ -43,9 +43,17 @@ class _Program(NamedTuple):
 
 @declaration
 class DpfpTable1Measured:
-    """Measures the options `models` at each of `batches` rows; `rounds` is how often every program is timed, in turns.
+    """Measures models at each batch.
 
-    RGP has carriers of `rank` found by `power_iterations`; DP-FP has `micro_batches`.
+    Attributes:
+        models: Options of the group model.
+        batches: Rows of a batch.
+        sequence_length: Tokens of a row.
+        vocabulary_size: Rows of the word table.
+        rank: Rank of RGP's carriers.
+        power_iterations: Rounds of RGP's power method.
+        micro_batches: Micro-batches of DP-FP.
+        rounds: How often every program is timed, in turns.
     """
 
     models: Sequence[str]

@@ -20,7 +20,17 @@ NEAR = 0.01
 
 @declaration
 class Cell:
-    """Holds one task at one target: Li et al.'s DP-SGD setting, and the two epsilons that Table 2 prints for it."""
+    """Holds one task at one target: Li et al.'s DP-SGD setting, and the two epsilons that Table 2 prints for it.
+
+    Attributes:
+        task: Name of the task.
+        size: Its training rows.
+        li_batch_size: Li et al.'s batch size.
+        li_epochs: Li et al.'s epochs.
+        epsilon_rdp: Target epsilon by RDP.
+        published_clt: Printed epsilon by the central limit.
+        published_pld: Printed epsilon by PLD.
+    """
 
     task: str
     size: int
@@ -37,11 +47,15 @@ class Cell:
 
 @declaration
 class DpfpTable2Accounting:
-    """Recomputes the printed `cells`, and epsilon at DP-FP's defaults `micro_batches`, `batch_size`, `epochs` and clipping norm 1
-    (section 4.1).
+    """Recomputes the printed epsilons, and epsilon at DP-FP's defaults and clipping norm 1 (section 4.1).
 
-    `interval` is the grid interval of PLD accounting, which rounds upward. `tried` are `(batch size, epochs)` for the cells whose central
-    limit differs from the printed one at Li et al.'s setting.
+    Attributes:
+        cells: The printed cells.
+        micro_batches: DP-FP's micro-batches.
+        batch_size: DP-FP's batch size.
+        epochs: DP-FP's epochs.
+        tried: (batch size, epochs) for the cells whose central limit differs from the printed one at Li et al.'s setting.
+        interval: Grid interval of PLD accounting, which rounds upward.
     """
 
     cells: Sequence[Cell]

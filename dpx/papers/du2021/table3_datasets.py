@@ -13,7 +13,15 @@ from dpx.table import Table
 
 @declaration
 class Subject:
-    """Holds one task: its data group, the training rows that the paper prints and those of GLUE, and the printed average length."""
+    """Holds one task.
+
+    Attributes:
+        task: Name of the task.
+        data: Its option of the group data.
+        printed_rows: Training rows that the paper prints.
+        rows: Training rows of GLUE.
+        printed_length: Average length that the paper prints.
+    """
 
     task: str
     data: str
@@ -24,7 +32,12 @@ class Subject:
 
 @declaration
 class DpfpTable3Datasets:
-    """Compares the printed `subjects`. Lengths are numbers of words between blanks, and of pieces of `vocabulary` if that file exists."""
+    """Compares the printed sizes and lengths with those of the data. Lengths are numbers of words between blanks.
+
+    Attributes:
+        subjects: The printed tasks.
+        vocabulary: File of word pieces, in which lengths are also counted if it exists.
+    """
 
     subjects: Sequence[Subject]
     vocabulary: str | None = None

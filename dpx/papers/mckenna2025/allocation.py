@@ -19,7 +19,12 @@ COLUMNS = ("size", "epsilon", "compute", "loss", "smallest_model", "model", "bat
 
 @declaration
 class MckennaAllocation(OfLab):
-    """Analyses each size in `sizes` (by default the lab's) at the lab's epsilons and computes; `figure` names the figure that is drawn."""
+    """Analyses each size at the lab's epsilons and computes.
+
+    Attributes:
+        sizes: Protected records; null takes the lab's.
+        figure: Name of the figure that is drawn.
+    """
 
     sizes: Sequence[float | int] | None
     figure: str

@@ -16,9 +16,17 @@ from dpx.table import Table
 
 @declaration
 class MckennaBillionClaim(OfLab):
-    """Computes noise-batch ratios by batch for `parameters` at `compute`, `size` and `epsilon`; they need no measurement.
+    """Computes noise-batch ratios by batch for a model of a billion parameters; they need no measurement.
 
     A loss at that scale is never stated. With measurements, the best configuration inside their range is given beside the ratios.
+
+    Attributes:
+        parameters: Parameters of the model.
+        compute: FLOPs.
+        size: Protected records.
+        epsilon: Epsilon.
+        tokens: Tokens of a record.
+        batch_sizes: Batch sizes.
     """
 
     parameters: float | int

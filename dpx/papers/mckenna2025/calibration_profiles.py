@@ -16,7 +16,17 @@ from dpx.table import Table
 
 @declaration
 class MckennaCalibrationProfiles(Positive):
-    """Calibrates Poisson settings that visit `examples` records each to one (epsilon, delta), and compares them over all of delta(eps)."""
+    """Calibrates Poisson settings that visit the same number of records to one (epsilon, delta), and compares them over all of delta(eps).
+
+    Attributes:
+        size: Protected records.
+        examples: Records that a setting visits.
+        epsilon: Epsilon of the calibration.
+        delta: Delta of the calibration.
+        batch_sizes: Batch sizes.
+        points: Epsilons at which delta is compared.
+        interval: Grid interval of PLD accounting, which rounds upward.
+    """
 
     size: int
     examples: int

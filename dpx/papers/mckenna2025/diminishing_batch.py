@@ -16,7 +16,17 @@ from dpx.table import Table
 
 @declaration
 class MckennaDiminishingBatch(Positive):
-    """Finds the batch size at which a doubling reduces the noise-batch ratio by `threshold`, over a grid of N, epsilon and T."""
+    """Finds the batch size from which a doubling hardly reduces the noise-batch ratio, over a grid of N, epsilon and T.
+
+    Attributes:
+        delta: Delta of epsilon.
+        sizes: Protected records.
+        epsilons: Epsilons.
+        steps: Numbers of steps.
+        smallest_batch_size: Batch size from which the search begins.
+        threshold: Reduction by a doubling at which the search ends.
+        interval: Grid interval of PLD accounting, which rounds upward.
+    """
 
     delta: float
     sizes: Sequence[int]

@@ -16,7 +16,8 @@ from dpx.table import Table
 class MckennaFig11Nonprivate(OfLab):
     """Analyses the measurements without noise, at their only batch size.
 
-    Slopes within `tolerance` of one half count as near it.
+    Attributes:
+        tolerance: How far from one half a slope counts as near it.
     """
 
     tolerance: float

@@ -20,7 +20,11 @@ DRAWN = 5  # ratios in the picture
 
 @declaration
 class MckennaFig14Smoothing(OfLab):
-    """Draws `reach` times the measured steps, by the power law of each curve's end; the surface itself ends at the lab's reach."""
+    """Draws loss curves and their smoothing; the surface itself ends at the lab's reach.
+
+    Attributes:
+        reach: How many times the measured steps are drawn, by the power law of each curve's end.
+    """
 
     reach: float | int
 

@@ -18,9 +18,14 @@ Row = tuple[float, float, float, float]
 
 @declaration
 class MckennaFig19ParametricOptimum(OfLab):
-    """Fits form L2 as for Figure 18 and searches models from the smallest trained one to `times` the largest.
+    """Fits form L2 as for Figure 18 and searches models from the smallest trained one upward.
 
     Above the largest trained model the form extrapolates.
+
+    Attributes:
+        ratios: Noise-batch ratios.
+        times: Largest model of the search, in times of the largest trained one.
+        starts: Starts of L-BFGS.
     """
 
     ratios: Sequence[float]

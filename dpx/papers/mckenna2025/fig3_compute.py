@@ -21,10 +21,13 @@ LESS = 0.05
 
 @declaration
 class MckennaFig3abCompute(OfLab):
-    """Analyses the lab's sizes at two `epsilons`.
+    """Analyses the lab's sizes at two epsilons.
 
     The knee is found by two rules, since the paper does not state its rule (its text and Table 2 differ): the point furthest below the
     chord of the curve, and the least compute within 1 % of the loss at the largest.
+
+    Attributes:
+        epsilons: The two epsilons.
     """
 
     epsilons: Sequence[float | int]
@@ -85,7 +88,12 @@ def judged(knees: Sequence[Knee]) -> list[Part]:
 
 @declaration
 class MckennaFig3cTokenRatio(OfLab):
-    """Computes tokens per parameter at one `size`; padding counts as tokens, as in the paper."""
+    """Computes tokens per parameter; padding counts as tokens, as in the paper.
+
+    Attributes:
+        size: Protected records; null takes the lab's.
+        epsilons: Epsilons.
+    """
 
     size: float | int | None
     epsilons: Sequence[float | int]

@@ -17,9 +17,20 @@ PLACES = ("epsilon", "batch_size", "size")
 
 @declaration
 class MckennaFig4VectorFields(Positive):
-    """Computes arrows ratio(x) / ratio(2x) - 1 along the two axes of each plane; the third value is `fixed_*`.
+    """Computes arrows ratio(x) / ratio(2x) - 1 along the two axes of each plane.
 
     On axes of doubling values the end of one arrow is the start of another, so each ratio is computed once.
+
+    Attributes:
+        steps: Steps of a run.
+        delta: Delta of epsilon.
+        sizes: Protected records.
+        batch_sizes: Batch sizes.
+        epsilons: Epsilons.
+        fixed_size: Records in the plane without them.
+        fixed_batch_size: Batch size in the plane without it.
+        fixed_epsilon: Epsilon in the plane without it.
+        interval: Grid interval of PLD accounting, which rounds upward.
     """
 
     steps: int

@@ -20,9 +20,12 @@ Row = tuple[float, str, float | None, float | None]
 
 @declaration
 class MckennaFig5Baselines(OfLab):
-    """Compares the lab's baselines at `epsilons`, for its size and compute.
+    """Compares the lab's baselines with the optimum, for its size and compute.
 
-    `published` are the paper's three settings, whose ratios need no measurement and are solved exactly at `published_size`.
+    Attributes:
+        epsilons: Epsilons.
+        published: The paper's three settings, whose ratios need no measurement.
+        published_size: Protected records at which those ratios are solved exactly.
     """
 
     epsilons: Sequence[float | int]

@@ -20,7 +20,12 @@ AXES = ("steps", "model", "batch_size")
 
 @declaration
 class MckennaFig6FullGrid(OfLab):
-    """Computes rows of panels that vary epsilon, data or compute; the other two keep the lab's values."""
+    """Computes rows of panels that vary epsilon, data or compute; the other two keep the lab's values.
+
+    Attributes:
+        epsilons: Epsilons of the first row.
+        times: Factors of data and compute of the other rows.
+    """
 
     epsilons: Sequence[float | int]
     times: Sequence[float | int]

@@ -20,9 +20,15 @@ NOISE_OPERATIONS = 3
 
 @declaration
 class MckennaFlopsModel(Positive):
-    """Traces programs at `physical_batch` examples without running them; `published_parameters` (Table 4) are by model option.
+    """Traces programs without running them, and reads measurements.
 
-    Measurements are read from the benchmark.json files under `evidence`, if any.
+    Attributes:
+        published_parameters: Parameters of Table 4, by model option.
+        sequence_lengths: Tokens of a row.
+        physical_batch: Examples that a device holds.
+        batch_size: Examples of a step.
+        vocabulary_size: Rows of the word table.
+        evidence: Folder with benchmark.json files, if any.
     """
 
     published_parameters: Mapping[str, float]

@@ -47,7 +47,14 @@ class Positive:
 
 @declaration
 class Baseline:
-    """Declares a fixed setting that the optimum is compared with (section 4.4)."""
+    """Declares a fixed setting that the optimum is compared with (section 4.4).
+
+    Attributes:
+        model: Name of the model.
+        parameters: Its parameters.
+        steps: Steps of a run.
+        batch_size: Batch size.
+    """
 
     model: str
     parameters: float | int
@@ -62,10 +69,27 @@ class Baseline:
 class Lab:
     """Declares the measurements and the budgets.
 
-    `measurements` is a CSV table (`dpx.scaling.measurements`) or a folder of runs whose names begin with `match`, made by `made_by`.
-    `sizes`, `epsilons` (inf for no noise) and computes from the lowest to the highest are the axes of figures; `size`, `epsilon` and
-    `compute` are the fixed values where one of the others varies. Parametric fits keep records above `steps_above` and `ratio_above`, with
-    a loss of at most `loss_at_most`.
+    `size`, `epsilon` and `compute` are the fixed values where one of the others varies.
+
+    Attributes:
+        measurements: A CSV table (dpx.scaling.measurements), or a folder of runs.
+        match: Beginning of the names of the runs that are read.
+        made_by: Recipe that makes the runs.
+        choice: How one loss is chosen among runs that differ in the learning rate only.
+        reach: Up to how many times the measured steps to extrapolate.
+        delta: Delta of epsilon.
+        size: Protected records.
+        epsilon: Epsilon; inf means no noise.
+        compute: FLOPs.
+        sizes: Protected records on the axes of figures.
+        epsilons: Epsilons on the axes of figures.
+        lowest_compute: Least FLOPs on the axes of figures.
+        highest_compute: Most FLOPs on the axes of figures.
+        computes: Number of points between them.
+        baselines: Fixed settings with which the optimum is compared.
+        steps_above: Parametric fits leave out records up to this step.
+        ratio_above: Parametric fits leave out records up to this noise-batch ratio.
+        loss_at_most: Parametric fits leave out records above this loss.
     """
 
     measurements: str | None
@@ -132,7 +156,11 @@ class Lab:
 
 @declaration
 class OfLab(Positive):
-    """Is the base class of analyses of the lab's measurements."""
+    """Is the base class of analyses of the lab's measurements.
+
+    Attributes:
+        lab: The measurements and the budgets.
+    """
 
     lab: Lab
 

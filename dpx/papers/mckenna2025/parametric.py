@@ -51,7 +51,14 @@ def points_of(measured: Measurements, lab: Lab) -> Points:
 
 @declaration
 class MckennaParametric(OfLab):
-    """Minimises the Huber loss on log losses by L-BFGS from `starts` starts, with 95 % intervals from `samples` draws of whole runs."""
+    """Minimises the Huber loss on log losses by L-BFGS, with 95 % intervals from draws of whole runs.
+
+    Attributes:
+        form: Parametric form.
+        published: Coefficients that the paper prints.
+        starts: Starts of L-BFGS.
+        samples: Draws of whole runs.
+    """
 
     form: parametric.Form
     published: Mapping[str, float]

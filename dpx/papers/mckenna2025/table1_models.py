@@ -14,7 +14,13 @@ READINGS = ("exact", "with_next_sentence", "untied")
 
 @declaration
 class MckennaTable1Models(Positive):
-    """Compares `table_1` and `table_4`, printed by model option, with counts of our encoder with a masked-LM head, tied and untied."""
+    """Compares printed parameter counts with those of our encoder with a masked-LM head, tied and untied.
+
+    Attributes:
+        table_1: Parameters of Table 1, by model option.
+        table_4: Parameters of Table 4, by model option.
+        vocabulary_sizes: Rows of the word table that are tried.
+    """
 
     table_1: Mapping[str, float]
     table_4: Mapping[str, float]

@@ -21,10 +21,14 @@ from dpx.table import Table
 
 @declaration
 class MckennaTable2Saturation(OfLab):
-    """Finds the saturating compute at the lab's `sizes` and epsilons: the least compute within 1 % of the loss at the largest.
+    """Finds the saturating compute: the least compute within 1 % of the loss at the largest.
 
     The paper does not state its rule. The printed rows need no measurement: the identities of each one are checked and both branches of its
     noise are solved.
+
+    Attributes:
+        sizes: Protected records; null takes the lab's.
+        epsilons: Epsilons.
     """
 
     sizes: Sequence[float | int] | None

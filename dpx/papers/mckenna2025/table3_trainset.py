@@ -15,9 +15,15 @@ Row = tuple[int, int, float, float, float]
 
 @declaration
 class MckennaTable3Trainset(Positive):
-    """Evaluates finished runs under `runs` on `rows` training rows: names begin with `match`, the ratio is `noise_batch_ratio`.
+    """Evaluates finished runs on training rows. Losses of training rows are private: no release of a run holds them.
 
-    `published` are (batch size, loss, accuracy) as printed. Losses of training rows are private: no release of a run holds them.
+    Attributes:
+        runs: Folder of the runs.
+        match: Beginning of their names.
+        made_by: Recipe that makes them.
+        noise_batch_ratio: Their noise-batch ratio.
+        rows: Training rows of the evaluation.
+        published: (batch size, loss, accuracy) as printed.
     """
 
     runs: str

@@ -10,10 +10,24 @@ from dpx.table import Table
 
 @declaration
 class LegalAccounting:
-    """`orders` are those of the library they used; the lists of batch sizes and computed values go together.
+    """Computes noise multipliers of the paper's batch sizes, and epsilon of the small corpus.
 
-    `small_sizes` are candidates for the number of documents of the small corpus, each with its delta. `interval` is the PLD grid, which
-    errs upward. An epsilon above `most` limits nothing and is reported as infinite.
+    The lists of batch sizes and computed values go together.
+
+    Attributes:
+        size: Documents of the corpus.
+        delta: Delta of epsilon.
+        epsilon: Epsilon for which the noise is solved.
+        epochs: Epochs of a run.
+        batch_sizes: Batch sizes.
+        computed_noise_multipliers: Noise multipliers by batch size, from the authors' library.
+        orders: Renyi orders of that library.
+        small_sizes: Candidates for the number of documents of the small corpus, each with its delta.
+        small_batch_size: Batch size on the small corpus.
+        small_steps: Steps on the small corpus.
+        published: Values that the paper prints, by name.
+        most: An epsilon above this limits nothing and is reported as infinite.
+        interval: Grid interval of PLD accounting, which rounds upward.
     """
 
     size: int

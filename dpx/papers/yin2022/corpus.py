@@ -12,10 +12,14 @@ from dpx.table import Table
 
 @declaration
 class LegalTable1Corpus:
-    """`printed` is (source, documents, GB). `files` are `.jsonl.gz` of this machine, and a missing file is left out.
+    """Compares the printed corpus with files of this machine.
 
-    `printed_totals` are the two totals in the text, in GB; `examples` is the number of training examples of the authors' code, which holds
-    out `heldout_fraction` of the documents.
+    Attributes:
+        printed: (source, documents, GB) of each line.
+        printed_totals: The two totals in the text, in GB.
+        examples: Training examples of the authors' code.
+        heldout_fraction: Share of the documents that it holds out.
+        files: Files (.jsonl.gz); a missing file is left out.
     """
 
     printed: Sequence[Sequence[str | int | float]]

@@ -24,9 +24,15 @@ FITTED, PUBLIC, FOUND = "fitted on the corpus", "public", "a token: readable"
 
 @declaration
 class LegalTokenizerLeak:
-    """`names` are made up and planted in documents of `data`: the name of place i as often as `times[i]` says.
+    """Fits a vocabulary on documents with planted names, and shows which of the names it holds.
 
-    One vocabulary of `size` tokens is fitted on that corpus; `public_vocabulary` is a file of tokens that nobody fitted on it.
+    Attributes:
+        data: The documents.
+        names: Made-up names that are planted.
+        times: How often each name is planted.
+        size: Tokens of the vocabulary.
+        public_vocabulary: File of tokens that nobody fitted on the corpus.
+        seed: Fixes all randomness of the analysis.
     """
 
     data: Data
