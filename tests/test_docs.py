@@ -3,6 +3,8 @@
 import random
 import re
 import shlex
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -11,7 +13,8 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 import dpx
 from dpx import config
 from dpx.config import recipes
-from tests.processes import answers
+from dpx.extras import is_installed
+from tests.processes import CHECKOUT, answers, environment
 
 DOCS = Path(dpx.__file__).parent / "docs"
 README = "../../README.md"
@@ -26,6 +29,7 @@ WITH_COMMANDS = (
     "initial_weights.md",
     "run_folder.md",
     "chains.md",
+    "command_line.md",
 )
 # What makes the pages' commands quick; what they are about stays as printed. The test's text is small, so a delta below one over its units.
 QUICK = (
@@ -41,6 +45,8 @@ QUICK = (
     *("schedule.evaluate_every=3", "accountant=rdp", "privacy.delta=1e-5"),
 )
 FEW_CANARIES = ("audit.gradients=200",)
+# Words that say what is printed.
+NOT_COMPOSED = ("--cfg", "job", "--json", "--quiet")
 JOBS_OF_A_RUN = ("explain", "account", "evaluate")
 
 
@@ -83,7 +89,7 @@ def test_every_command_composes(page: str):
     assert len(lines) > 2
     for line in lines:
         # The composed config is printed by Hydra, and Optuna belongs to an extra: its recipe's config is that of one trial.
-        words = [word for word in line if word not in ("--cfg", "job") and not word.startswith("hydra/sweeper/")]
+        words = [word for word in line if word not in NOT_COMPOSED and not word.startswith("hydra/sweeper/")]
         cfg = composed([*words, *(["hydra/sweeper=basic"] if any(word.startswith("tune.") for word in words) else [])])
         # Building the declaration reads the checkpoint or parent, which does not exist here.
         if not {"init=hf", "init=run", "init=file"} & {*line} and not cfg.run:
@@ -104,10 +110,20 @@ def test_the_loop_of_the_readme_runs():
     assert defined["noisy"].keys() == defined["params"].keys()
 
 
-def test_the_readme_is_short_and_leads_to_every_page():
+def test_the_readme_is_short_and_leads_to_the_index_of_every_page():
     text = (DOCS / README).read_text()
-    assert len(text.splitlines()) <= 160
-    assert [page for page in PAGES[1:] if f"dpx/docs/{page}" not in text] == []
+    assert len(text.splitlines()) <= 160 and "dpx/docs/index.md" in text
+    index = (DOCS / "index.md").read_text().splitlines()
+    assert [page for page in PAGES[1:] if page != "index.md" and page.removesuffix(".md") not in index] == []
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not (is_installed("sphinx") and is_installed("myst_parser")), reason="the extra docs is not installed")
+def test_the_site_builds_without_a_warning(tmp_path):
+    command = [sys.executable, "-m", "sphinx", "-q", "-W", "--keep-going", "-c", str(CHECKOUT / "docs"), str(DOCS), str(tmp_path)]
+    done = subprocess.run(command, env=environment(), capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "clip.target_quantile" in (tmp_path / "config.html").read_text()
 
 
 @pytest.mark.slow
