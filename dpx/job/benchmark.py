@@ -21,7 +21,7 @@ from dpx.benchmark.rows import matrix_rates, rows
 from dpx.benchmark.setting import PACKAGES, PEERS, VARIANTS, Setting
 from dpx.benchmark.worker import Worker, worker
 from dpx.console import answer, wide_console
-from dpx.declaration import declaration, require
+from dpx.declaration import ConfigError, declaration, require
 from dpx.experiment import Experiment
 from dpx.extras import require_extra
 from dpx.mechanism.declarations import Flat
@@ -35,7 +35,7 @@ COMPILING = 0.6
 class Benchmark:
     """Writes `private/benchmark.json`, and `output` if given: one row per (model, sequence, physical batch, clipping, dtype, mesh).
 
-    Raises `ConfigError` for a variant, mesh or size that is not valid, and for a peer that is not installed.
+    Raises `ConfigError` for a variant, mesh or size that is not valid, and for a peer among `variants` that is not installed.
 
     Attributes:
         variants: Programs that are timed: autodiff (jax.grad of the modules), plain (our blocks without clipping), clipping methods,
@@ -45,6 +45,7 @@ class Benchmark:
         logical_batch: Examples of a step.
         physical_batches: Examples that a device holds at a time.
         peer_batches: The same for peers, which run on one device in float32; empty means as physical_batches.
+        optional_peers: Peers that are measured where they are installed, and else left out and named.
         rounds: How often every program is timed, in turns.
         limit_s: Seconds in all; batches that come too late are left out and named.
         automatic_batch: Whether the private step is also measured at the batch of microbatch=auto.
@@ -57,6 +58,7 @@ class Benchmark:
     logical_batch: int = 32
     physical_batches: Sequence[int] = (4, 8, 16, 32)
     peer_batches: Sequence[int] = ()
+    optional_peers: Sequence[str] = ()
     rounds: int = 9
     limit_s: float | None = None
     automatic_batch: bool = False
@@ -67,6 +69,8 @@ class Benchmark:
             require(bool(given), f"job.{name}=[]", "the benchmark would measure nothing", "Name at least one")
         for variant in self.variants:
             require(variant in VARIANTS, f"job.variants={variant}", "no such variant", f"Use {', '.join(VARIANTS)}")
+        for peer in self.optional_peers:
+            require(peer in PEERS, f"job.optional_peers={peer}", "no such peer", f"Use {', '.join(PEERS)}")
         for dtype in self.dtypes:
             require(dtype in ("float32", "bfloat16"), f"job.dtypes={dtype}", "no such compute type", "Use float32 or bfloat16")
         for name, sizes in (("physical_batches", self.physical_batches), ("peer_batches", self.peer_batches)):
@@ -101,6 +105,7 @@ class Benchmark:
             workers = [stack.enter_context(worker(module, setting)) for module, setting in settings]
             seconds = interleaved(workers, self.rounds, began + (self.limit_s or math.inf))
         facts = [fact for one in workers for fact in one.facts]
+        late = [{name: value for name, value in fact.items() if name != "kind"} for fact in facts if fact["kind"] == "left out"]
         return {
             "name": experiment.name,
             "device": next((fact["device"] for fact in facts if fact["kind"] == "rate"), None),
@@ -110,7 +115,7 @@ class Benchmark:
             "rounds": len(seconds[0]),
             "matrix_rate": matrix_rates(facts, seconds),
             "rows": rows(facts, seconds, self.logical_batch),
-            "left_out": [{name: value for name, value in fact.items() if name != "kind"} for fact in facts if fact["kind"] == "left out"],
+            "left_out": [*late, *self._absent()],
         }
 
     def settings(self, experiment: Experiment, began: float = 0.0) -> Iterator[tuple[str, Setting]]:
@@ -128,7 +133,8 @@ class Benchmark:
         )
         dtypes = tuple(self.dtypes) or (experiment.model.dtype,)
         meshes = [recipes.option("mesh", name) for name in self.meshes] or [experiment.mesh]
-        own = [variant for variant in self.variants if variant not in PEERS]
+        variants = [*self.variants, *(peer for peer in self.optional_peers if _why_absent(peer) is None)]
+        own = [variant for variant in variants if variant not in PEERS]
         for mesh in meshes:
             for size in self.physical_batches:
                 self._require_divides(f"job.physical_batches={size} on mesh={mesh.name}", size * mesh.data * mesh.fsdp)
@@ -139,7 +145,7 @@ class Benchmark:
             yield "dpx.benchmark.jax_programs", Setting(placed, own, dtypes, self.logical_batch, sizes, until, self.automatic_batch)
         sizes = self.peer_batches or self.physical_batches
         for name, module in (("jax_privacy", "dpx.benchmark.jax_programs"), ("torch", "dpx.benchmark.torch_programs")):
-            peers = [variant for variant in self.variants if variant in PEERS and (variant == "jax_privacy") == (name == "jax_privacy")]
+            peers = [variant for variant in variants if variant in PEERS and (variant == "jax_privacy") == (name == "jax_privacy")]
             for variant in peers:
                 require_installed(variant)
             if peers:
@@ -158,6 +164,14 @@ class Benchmark:
                 placed = dataclasses.replace(experiment, mesh=meshes[0])
                 yield module, Setting(placed, peers, ("float32",), self.logical_batch, sizes, until)
 
+    def _absent(self) -> list[dict[str, Any]]:
+        """Returns rows of the optional peers that are not installed, which say so."""
+        reasons = {peer: why for peer in self.optional_peers if (why := _why_absent(peer)) is not None}
+        sizes = self.peer_batches or self.physical_batches
+        return [
+            {"clipping": peer, "dtype": "float32", "physical_batch": size, "why": why} for peer, why in reasons.items() for size in sizes
+        ]
+
     def _require_divides(self, value: str, size: int) -> None:
         fits = 0 < size <= self.logical_batch and self.logical_batch % size == 0
         require(fits, value, f"does not divide job.logical_batch={self.logical_batch}", "Use a divisor of it")
@@ -167,6 +181,14 @@ def require_installed(variant: str) -> None:
     """Raises `ConfigError` where a package of this peer is missing."""
     for package in PACKAGES.get(variant, ()):
         require_extra(f"job.variants={variant}", "bench", package)
+
+
+def _why_absent(peer: str) -> str | None:
+    try:
+        require_installed(peer)
+    except ConfigError as error:
+        return error.reason
+    return None
 
 
 def interleaved(workers: Sequence[Worker], rounds: int, until: float = math.inf) -> list[list[float]]:

@@ -150,6 +150,17 @@ def test_a_peer_that_is_not_installed_names_the_extra(monkeypatch):
         list(Benchmark(variants=["plain", "opacus_ew"]).settings(experiment))
 
 
+def test_an_optional_peer_that_is_not_installed_is_left_out_and_named(monkeypatch):
+    monkeypatch.setattr(extras, "is_installed", lambda name: False)
+    monkeypatch.setattr("dpx.job.benchmark.worker", in_this_process)
+    setting = ["benchmark.limit_s=1e-3", "benchmark.logical_batch=4", "benchmark.physical_batches=[4]", "benchmark.variants=[plain]"]
+    experiment, benchmark = config.build(recipes.compose([*MICRO, *setting, "benchmark.optional_peers=[opacus_hooks]"]))
+    late, absent = benchmark.document(experiment)["left_out"]
+    assert late["clipping"] == "plain" and absent["clipping"] == "opacus_hooks" and absent["why"] == "needs torch, which is not installed"
+    with pytest.raises(ConfigError, match=r"job.optional_peers=vmap: no such peer. Use jax_privacy, torch, "):
+        Benchmark(optional_peers=["vmap"])
+
+
 @pytest.mark.slow
 def test_rounds_of_the_smallest_model_on_one_device_and_on_two(tmp_path: Path):
     """Every dtype and mesh by its own process; two simulated devices add up what they summed once."""
@@ -171,7 +182,7 @@ def test_rounds_of_the_smallest_model_on_one_device_and_on_two(tmp_path: Path):
 def test_a_step_on_labels_is_timed_on_random_rows(monkeypatch):
     """The task of Yin and Habernal's Figure 3, one example after the other included; each way against float64 gradients."""
     monkeypatch.setattr("dpx.job.benchmark.worker", in_this_process)
-    point = ["+experiment=laptop/legal_fig3_runtime", *SMALL, "benchmark.logical_batch=4", "benchmark.rounds=1"]
+    point = ["+experiment=legal_fig3_runtime", "mesh=single", *SMALL, "benchmark.logical_batch=4", "benchmark.rounds=1"]
     point += ["benchmark.physical_batches=[2]", "benchmark.variants=[book_keeping,loop]"]
     experiment, benchmark = config.build(recipes.compose(point))
     found = {row["clipping"]: row for row in benchmark.document(experiment)["rows"]}
