@@ -1,6 +1,7 @@
 """Defines the root declaration: one frozen record of everything that the privacy claim depends on."""
 
 import re
+from collections import defaultdict
 from typing import Any, Literal
 
 from dpx.audit.declarations import Audit, Canaries, NoCanaries
@@ -32,16 +33,23 @@ class Schedule:
         evaluation_rows: Held-out rows of an evaluation.
         checkpoint_every: Steps between two checkpoints.
         checkpoints_kept: How many of the newest checkpoints are kept.
+        stop_after_evaluations_without_gain: Number of evaluations in a row, in which the held-out metric was not above its best value, after
+            which a run without noise ends; it keeps the weights of the best evaluation. None runs all steps.
+        gain_in: The held-out metric that is compared; None is the task's own.
     """
 
     evaluate_every: int = 100
     evaluation_rows: int = 10_000
     checkpoint_every: int = 100
     checkpoints_kept: int = 3
+    stop_after_evaluations_without_gain: int | None = None
+    gain_in: str | None = None
 
     def __post_init__(self) -> None:
-        for name in ("evaluate_every", "evaluation_rows", "checkpoint_every", "checkpoints_kept"):
-            require(getattr(self, name) > 0, f"schedule.{name}={getattr(self, name)}", "must be at least 1", "Give a positive number")
+        counts = ("evaluate_every", "evaluation_rows", "checkpoint_every", "checkpoints_kept", "stop_after_evaluations_without_gain")
+        for name in counts:
+            value = getattr(self, name)
+            require(value is None or value > 0, f"schedule.{name}={value}", "must be at least 1", "Give a positive number")
 
 
 @declaration
@@ -137,6 +145,7 @@ class Experiment:
             "Use batch_schedule=constant or privacy.unit_mode=sample_units",
         )
         self._require_telemetry_fits()
+        self._require_end_fits()
         for key in self.privacy.assumed:
             require(_has(self, key), f"privacy.assumed={key}", "no such key", "Name keys of the config, such as data.declared_size")
 
@@ -189,6 +198,25 @@ class Experiment:
             "mechanism=none makes no claim, so no claim can include released telemetry",
             "Use telemetry=secret, or mechanism=dp_sgd",
         )
+
+    def _require_end_fits(self) -> None:
+        schedule = self.schedule
+        if schedule.stop_after_evaluations_without_gain is None:
+            return
+        require(
+            not self.is_private,
+            f"schedule.stop_after_evaluations_without_gain={schedule.stop_after_evaluations_without_gain}, mechanism={self.mechanism.name}",
+            "the last step of a private run is not chosen by held-out rows: the claim does not cover what the choice reveals of them",
+            "Use null, or mechanism=none",
+        )
+        measured = self.task.metrics(defaultdict(float, confusion=((1.0,),)))
+        name = self.gain_in
+        require(name in measured, f"schedule.gain_in={name}", "is not measured by this task", f"Use one of {', '.join(measured)}")
+
+    @property
+    def gain_in(self) -> str:
+        """The held-out metric by which a run may end early."""
+        return self.schedule.gain_in or self.task.metric
 
     @property
     def vocabulary_size(self) -> int:

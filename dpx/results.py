@@ -21,13 +21,14 @@ _FIX = "Restore the file, or remove it and run the same command again"
 class Results:
     """Holds the results of a finished run."""
 
-    steps: int = described("Number of steps.")
+    steps: int = described("Number of steps that ran.")
     metric: str = described("Name of the task's metric, by which runs are compared.")
     heldout: dict[str, float] = described("Metrics of the final parameters on held-out rows.")
     baselines: dict[str, float] = described("The task's metric of trivial models and of the untrained model.")
     test: dict[str, float] | None = described("Metrics on the test set; null if the data has none.", default=None)
     rows: int | None = described("Number of held-out rows; null in older runs.", default=None)
     test_rows: int | None = described("Number of rows of the test set; null without one, and in older runs.", default=None)
+    best_step: int | None = described("Number of steps after which these weights were best; null where the last ones count.", default=None)
 
 
 def write_results(private: Path, results: Results) -> None:

@@ -72,7 +72,7 @@ def composed(chain: Chain, name: str, replicate: int, outputs: Path) -> Runs:
 def _of_stage(chain: Chain, name: str, chain_name: str, replicate: int, outputs: Path, before: Runs) -> Iterator[StageRun]:
     stage = chain.stages[name]
     cfg = _merged(_options(chain.common, stage), chain.common.values, stage.values)
-    cfg.name, cfg.replicate = stage.name or f"{chain_name}_{name}", replicate
+    cfg.name, cfg.replicate = stage.name or f"{chain_name}_{name}", 0 if stage.shared_by_replicates else replicate
     _feed(cfg, chain, name, before)
     for point in itertools.product(*([(key, value) for value in values] for key, values in stage.sweep.items())):
         own = copy.deepcopy(cfg)

@@ -30,7 +30,7 @@ class Stage:
     `job=prepare` cuts text into rows and fits a vocabulary, and trains nothing. `disjoint_from` names stages: the user vouches that no unit
     of one is in any data of the other. With `provenance=public` the user vouches that none of its text needs protection. `sweep` holds
     lists of values by key: every combination runs, and the best by `choose_by` of its held-out rows is chosen. Chains that give a stage one
-    `name` share its run where its config is the same.
+    `name` share its run where its config is the same; with `shared_by_replicates` all repeats of a chain share it as well.
     """
 
     options: dict[str, str | None] = dataclasses.field(default_factory=dict)
@@ -43,6 +43,7 @@ class Stage:
     sweep: dict[str, list[Any]] = dataclasses.field(default_factory=dict)
     choose_by: str | None = None
     name: str | None = None
+    shared_by_replicates: bool = False
 
     @property
     def feeds(self) -> dict[str, str]:

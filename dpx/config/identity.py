@@ -28,6 +28,7 @@ _NOT_IN_THE_NAME = (
     "report",
 )
 _NOT_IN_THE_NAME += ("tune", "name", "run")
+_OF_THE_END = ("stop_after_evaluations_without_gain", "gain_in", "evaluate_every", "evaluation_rows")
 
 
 def resolved(cfg: DictConfig) -> dict[str, Any]:
@@ -71,7 +72,12 @@ def run_name(root: DictConfig) -> str:
 def identity(plain: dict[str, Any]) -> dict[str, Any]:
     """Returns the part of a resolved config that identifies the run, without how and where it is computed."""
     # Some jobs have a key `analysis` that is empty, others do not have the key.
-    return {key: value for key, value in plain.items() if key not in _NOT_IN_THE_NAME and (key, value) != ("analysis", None)}
+    kept = {key: value for key, value in plain.items() if key not in _NOT_IN_THE_NAME and (key, value) != ("analysis", None)}
+    schedule = plain.get("schedule")
+    if isinstance(schedule, dict) and schedule.get("stop_after_evaluations_without_gain") is not None:
+        # These evaluations decide which weights the run ends with.
+        kept["schedule"] = {key: schedule.get(key) for key in _OF_THE_END}
+    return kept
 
 
 def _short_hash(plain: Any) -> str:

@@ -85,6 +85,8 @@ def show(results: Results, claim: AnyRun, folder: Path) -> None:
         table.add_row(f"test set {name.replace('_', ' ')}", shown)
     if (nothing := nothing_learnt(results, folder / "private")) is not None:
         table.add_row("learnt nothing", nothing)
+    if results.best_step is not None:
+        table.add_row("weights", f"of step {results.best_step}, the best of {results.steps} steps by held-out rows")
     for origin in claim.init.origins:
         table.add_row("started from", in_words(origin))
     table.add_row("guarantee", ", ".join([claim.guarantee, *claim.reasons]))

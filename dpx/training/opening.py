@@ -36,6 +36,8 @@ from dpx.run_folder import RunFolder
 from dpx.task.objective import objective as make_objective
 from dpx.training import features, follower
 from dpx.training.checkpoint import Checkpoints
+from dpx.training.early_stopping import FOLDER as BEST
+from dpx.training.early_stopping import EarlyStopping
 from dpx.training.evaluation import BATCH_ROWS, held_out
 from dpx.training.fingerprint import claim_checksum, fingerprint
 from dpx.training.loop import Runtime
@@ -105,7 +107,8 @@ def open_run(experiment: Experiment, folder: RunFolder, job: Any = None) -> Iter
             profiling=measured,
         )
         evaluations = _evaluations(ready, experiment)
-        yield Session(folder, runtime, noise_epochs, run_start, checkpoints, evaluations, outputs, conclude)
+        early = _early_stopping(experiment, private, run_start.first_step, stack)
+        yield Session(folder, runtime, noise_epochs, run_start, checkpoints, evaluations, outputs, conclude, early)
 
 
 def _start_jax(mesh: Mesh, audit: Any, folder: RunFolder) -> None:
@@ -177,6 +180,13 @@ def _evaluations(ready: _Ready, experiment: Experiment) -> Evaluations:
     of_split = partial(held_out, ready.objective, ready.store, batch_rows=BATCH_ROWS, widths=experiment.widths, mesh=experiment.mesh.make())
     test_set = partial(of_split, None, split="test")
     return Evaluations(of_split(experiment.schedule.evaluation_rows), test_set if "test" in ready.store.manifest.splits else None)
+
+
+def _early_stopping(experiment: Experiment, private: Path, first_step: int, stack: contextlib.ExitStack) -> EarlyStopping | None:
+    if experiment.schedule.stop_after_evaluations_without_gain is None:
+        return None
+    kept = stack.enter_context(contextlib.closing(Checkpoints(private / BEST, experiment.schedule.checkpoints_kept)))
+    return EarlyStopping(experiment.schedule, experiment.gain_in, kept, first_step)
 
 
 def _start(init: Init, receiver: Receiver, store: Store, folder: RunFolder, known: Ledger | None) -> Start:

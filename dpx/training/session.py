@@ -23,6 +23,7 @@ from dpx.results import Results, write_results
 from dpx.run_folder import RunFolder, read_json, write_json
 from dpx.training import features, together
 from dpx.training.checkpoint import Checkpoints
+from dpx.training.early_stopping import EarlyStopping, Ended
 from dpx.training.evaluation import HeldOut
 from dpx.training.loop import Runtime, Stopped, run
 from dpx.training.metrics import MetricsWriter
@@ -81,6 +82,8 @@ class Session:
     evaluations: Evaluations
     outputs: Outputs
     conclude: Callable[[Any], dict[str, Any]] | None
+    # Of a run that may end before its last step; `None` if it may not.
+    early_stopping: EarlyStopping | None = None
     # The newest held-out metrics.
     _heldout: dict[str, float] = dataclasses.field(default_factory=dict)
     # The packages that the newest statement names because they were imported.
@@ -103,19 +106,15 @@ class Session:
 
     def _train(self, untrained: dict[str, float]) -> Trained:
         """Runs the steps and the work after the last one; `untrained` are the metrics before the first."""
-        experiment, ledger = self.runtime.experiment, self.runtime.ledger
-        try:
-            state = run(self.runtime, self.run_start, self._seen, self._renew)
-        except Stopped as stopped:
-            if not self._is_due(stopped.done, experiment.schedule.checkpoint_every):
-                self._save(stopped.done, stopped.state)
-            self.checkpoints.wait()
-            raise Interrupted(stopped.done) from None
+        experiment, ledger, early = self.runtime.experiment, self.runtime.ledger, self.early_stopping
+        state, done = self._steps()
         if summary := self.runtime.profiling.summary():
             self.outputs.progress.say(summary)
         # Only a run that had no step left to run was not evaluated after its last step.
-        metrics = self._heldout if self.run_start.first_step < experiment.steps else self._evaluated(state)
+        metrics = self._heldout if self.run_start.first_step < done else self._evaluated(state)
         self.checkpoints.wait()
+        if early is not None and early.best is not None:
+            state, metrics = early.state(done, state, self.runtime.step.form()), early.best.metrics
         verdict = None
         if self.conclude is not None:
             verdict = self.conclude(self._merged(state))
@@ -128,19 +127,35 @@ class Session:
         )
         metric = experiment.task.metric
         results = Results(
-            steps=experiment.steps,
+            steps=done,
             metric=metric,
             heldout=metrics,
             baselines=self.evaluations.heldout.baselines | {"untrained": untrained[metric]} | self._noted_start(),
             test=self._tested(state),
             rows=self.evaluations.heldout.rows,
             test_rows=self.runtime.store.manifest.rows.get("test"),
+            best_step=early.best.steps_done if early is not None and early.best is not None else None,
         )
         columns = self._hparams() | _claimed(stated)
         self.outputs.writer.hparams(columns, [f"heldout/{name}" for name in metrics])
         write_results(self.folder.private, results)
         features.remove(self.folder.private)
         return Trained(results, stated, verdict, state)
+
+    def _steps(self) -> tuple[State, int]:
+        """Runs the steps; returns the last state and the number of steps, fewer than declared where the run ends early."""
+        start, schedule, steps = self.run_start, self.runtime.experiment.schedule, self.runtime.experiment.steps
+        if self.early_stopping is not None and self.early_stopping.is_over(start.first_step):
+            return start.state, start.first_step
+        try:
+            return run(self.runtime, start, self._seen, self._renew), steps
+        except Ended as ended:
+            return ended.state, ended.done
+        except Stopped as stopped:
+            if not self._is_due(stopped.done, schedule.checkpoint_every):
+                self._save(stopped.done, stopped.state)
+            self.checkpoints.wait()
+            raise Interrupted(stopped.done) from None
 
     def keep_config(self) -> None:
         """Writes the config of this launch, after all of it was accepted."""
@@ -203,20 +218,26 @@ class Session:
 
     def _seen(self, step: int, state: State, metrics: dict[str, Any]) -> None:
         """Reports a step's metrics and then, at their intervals, evaluates and saves a checkpoint."""
-        experiment, outputs, done = self.runtime.experiment, self.outputs, step + 1
+        experiment, outputs, done, early = self.runtime.experiment, self.outputs, step + 1, self.early_stopping
         if outside_code.imported() != self._imported:
             self.publish()
         epsilon = outputs.spending.after(done) if outputs.progress.shows(done) else None
         scalars = dict(metrics) | ({"privacy/epsilon": epsilon} if epsilon is not None else {})
         if self._is_due(done, experiment.schedule.evaluate_every):
             self._heldout = self._evaluated(state)
+            if early is not None:
+                early.note(done, self._heldout, state)
             scalars |= {f"heldout/{name}": value for name, value in self._heldout.items()}
         outputs.writer.write(step, scalars)
         outputs.released.hold(self.runtime.ledger.noise_epochs[-1].number, step, metrics)
         accuracy = metrics[f"train/{experiment.task.metric}"]
         outputs.progress.step(done, metrics["train/examples_per_s"], metrics["train/loss"], accuracy, epsilon)
-        if self._is_due(done, experiment.schedule.checkpoint_every):
+        is_over = early is not None and done < experiment.steps and early.is_over(done)
+        if self._is_due(done, experiment.schedule.checkpoint_every) or is_over:
             self._save(done, state)
+        if is_over:
+            outputs.progress.say(f"no gain in {early.allowed} evaluations: the run ends after {done} of {experiment.steps} steps")
+            raise Ended(done, state)
 
     def _is_due(self, done: int, every: int) -> bool:
         """Returns whether work that is done every `every` steps, and after the last step, is due after `done` steps."""

@@ -80,6 +80,16 @@ def test_a_changed_stage_and_all_that_it_feeds_have_other_folders():
     assert later[0] == usual[0] and later[1] != usual[1]
 
 
+def test_repeats_of_a_chain_share_a_stage_that_says_so_and_no_other():
+    def folders(replicate: int, **more: Any) -> list[str]:
+        chain = declared(node(pretrain=PRETRAIN | more))
+        return [run.folder.name for each in composed(chain, "two", replicate, Path("outputs")).values() for run in each]
+
+    assert set(folders(0)).isdisjoint(folders(1))
+    first, again = (folders(replicate, shared_by_replicates=True) for replicate in (0, 1))
+    assert first[0] == again[0] and first[1] != again[1] and first == folders(0)
+
+
 def test_a_stage_reads_the_weights_and_the_vocabulary_of_the_one_before():
     runs = composed(declared(node()), "two", 0, Path("outputs"))
     before, experiment = runs["pretrain"][0], runs["classify"][0].experiment
