@@ -13,7 +13,8 @@ from dpx.data.labelled import Table
 from dpx.data.table import TableSource
 from dpx.declaration import ConfigError
 from dpx.job.benchmark import require_installed
-from dpx.report import drawing
+from dpx.picture import Picture
+from dpx.report import pictures
 
 
 @pytest.mark.parametrize(
@@ -21,7 +22,7 @@ from dpx.report import drawing
     [
         ("hub", lambda: next(HubSource(Hub(corpora=[{"name": "x"}])).documents())),
         ("hub", lambda: next(TableSource(Table(paths="hf://datasets/x", labels=["a", "b"])).documents())),
-        ("plots", lambda: drawing.drawn("name", "caption", [])),
+        ("plots", lambda: pictures.draw([Picture("name", "caption", ())], [])),
         ("bench", lambda: require_installed("opacus_ew")),
         ("correlated", lambda: extras.require_extra("mechanism=banded", "correlated")),
     ],

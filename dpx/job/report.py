@@ -32,7 +32,7 @@ class Report:
     def __call__(self, experiment: Experiment, folder: RunFolder) -> None:
         del experiment, folder
         from dpx.benchmark import tables
-        from dpx.report import analyses, collect, page, paper, published, rows
+        from dpx.report import analyses, collect, page, paper, rows
 
         if self.paper == "benchmarks":
             wide_console().print(f"{tables.write(Path(self.evidence) / self.paper)} files into {self.evidence}/benchmarks/README.md")
@@ -41,7 +41,7 @@ class Report:
         declared = paper.read(home)
         # Checked first, not after every run was collected.
         require_extra("job=report", "plots")
-        published.read(home / "published.csv")
+        rows.read_published(home / "published.csv")
         if self.collect:
             outputs = Path(self.outputs)
             collected, unfinished = collect.collect(outputs, declared.match)
@@ -58,8 +58,7 @@ class Report:
 
 def _write(home: Path, document: Any) -> None:
     """Writes page.html, README.md and figures/ of a document, and removes figures that the document does not have."""
-    from dpx.report.document import html, markdown
-    from dpx.report.theme import standalone
+    from dpx.report.document import html, markdown, standalone
 
     figures = home / "figures"
     figures.mkdir(exist_ok=True)

@@ -6,9 +6,9 @@ stage began with, if the stage before it has the same task.
 """
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from omegaconf import OmegaConf
 
@@ -44,7 +44,7 @@ def of_folder(folder: Path) -> Run:
     waiting = [_label(one) for one in stated.stages if one.state != "finished"]
     require(not waiting, folder.name, f"its stages {', '.join(waiting)} have not finished", "Run the chain again: it continues")
     plain = _plain(folder)
-    trained = [(one, _Stage(folder.parent / one.folder)) for one in stated.stages if one.job == "train"]
+    trained = [(one, Finished(folder.parent / one.folder)) for one in stated.stages if one.job == "train"]
     finals: dict[str, float] = {}
     facts = {"kind": KIND, "sealed": "yes" if is_sealed else "no"} | _of_claim(stated.claim)
     for one, stage in trained:
@@ -65,18 +65,22 @@ def of_folder(folder: Path) -> Run:
 
 def knobs(plain: Mapping[str, Any]) -> dict[str, str]:
     """Returns the settings of a chain by dotted key, as text, interpolations as they are written; without paths."""
-    flat: dict[str, str] = {}
+    leaves = [leaf for name in ("point", "chain") for leaf in flat(plain.get(name) or {}, name)]
+    return {path: text(node) for path, node in leaves if not path.endswith(("path", "paths"))}
 
-    def walk(node: Any, path: str) -> None:
-        if isinstance(node, Mapping):
-            for key, value in node.items():
-                walk(value, f"{path}.{key}")
-        elif not path.endswith("path") and not path.endswith("paths"):
-            flat[path] = node if isinstance(node, str) else json.dumps(node)
 
-    for name in ("point", "chain"):
-        walk(plain.get(name) or {}, name)
-    return flat
+def flat(node: Any, path: str = "") -> Iterator[tuple[str, Any]]:
+    """Yields every leaf of a config with its dotted key."""
+    if not isinstance(node, Mapping):
+        yield path, node
+        return
+    for key, value in node.items():
+        yield from flat(value, f"{path}.{key}".lstrip("."))
+
+
+def text(value: Any) -> str:
+    """Returns a value as results.csv holds it."""
+    return value if isinstance(value, str) else json.dumps(value)
 
 
 def is_of_chain(run: Run) -> bool:
@@ -84,19 +88,27 @@ def is_of_chain(run: Run) -> bool:
     return run.facts.get("kind") == KIND
 
 
-class _Stage:
-    """What a finished run of a stage left in its folder, checked against its ledger."""
+class Finished:
+    """What a finished run, alone or as a stage of a chain, left in its folder, checked against its ledger."""
 
     def __init__(self, folder: Path):
         require(folder.is_dir(), folder, "the folder of a finished stage is missing", "Collect from where the chain ran")
+        self.folder, self.results = folder, read_results(folder / "private")
         known = agreement.check(folder)
         require(known is not None, folder.name, "has no ledger to hold its results against", "Collect from where it ran")
-        assert known is not None
-        self.ledger: Ledger = known
-        self.folder, self.results = folder, read_results(folder / "private")
-        read: Any = OmegaConf.to_container(config.read(config.place_of(folder)))
-        self.plain: dict[str, Any] = read
+        self.ledger = cast(Ledger, known)
+        self.plain = cast(dict[str, Any], OmegaConf.to_container(config.read(config.place_of(folder))))
         self.lines = [json.loads(line) for line in (folder / "private" / "metrics.jsonl").read_text().splitlines()]
+        self.status = Status(folder, "train").read()
+
+    def corpus(self) -> str:
+        """Returns the names of the files of its text and the checksum of the prepared data."""
+        source = self.plain["data"]["source"]
+        paths = source.get("paths") or ()
+        names = [Path(path).name for path in ([paths] if isinstance(paths, str) else paths)]
+        names = names or [corpus["name"] for corpus in source.get("corpora", ())] or [self.plain["data"]["name"]]
+        checksum = self.ledger.noise_epochs[-1].fingerprint["data"][:12] if self.ledger.noise_epochs else "no checksum"
+        return f"{', '.join(names)} ({checksum})"
 
     def finals(self, start: Start | None) -> dict[str, float]:
         """Returns its measurements, with the number of rows and the interval of each score."""
@@ -141,13 +153,13 @@ def _plain(folder: Path) -> dict[str, Any]:
     return read
 
 
-def _start(one: StageFacts, stage: _Stage, trained: Sequence[tuple[StageFacts, _Stage]]) -> Start | None:
+def _start(one: StageFacts, stage: Finished, trained: Sequence[tuple[StageFacts, Finished]]) -> Start | None:
     """Returns the metric of the weights that a stage began with, if the stage before it has the same metric."""
     parent = next((other for fact, other in trained if fact.stage == one.init), None)
     return stage.start() if parent is not None and parent.results.metric == stage.results.metric else None
 
 
-def _of_stage(one: StageFacts, stage: _Stage, start: Start | None) -> dict[str, str]:
+def _of_stage(one: StageFacts, stage: Finished, start: Start | None) -> dict[str, str]:
     """Returns what a page says of one run of a stage, as text."""
     found = {"metric": stage.results.metric, "guarantee": one.guarantee or "-"}
     found |= {f"epsilon/{name}": json.dumps(value) for name, value in one.epsilon.items() if value is not None}
@@ -166,7 +178,7 @@ def _of_claim(claim: ChainClaim) -> dict[str, str]:
     return found | ({"protects": json.dumps(protects)} if protects else {})
 
 
-def _chosen(plain: Mapping[str, Any], trained: Sequence[tuple[StageFacts, _Stage]]) -> dict[str, StageFacts]:
+def _chosen(plain: Mapping[str, Any], trained: Sequence[tuple[StageFacts, Finished]]) -> dict[str, StageFacts]:
     """Returns the best point of each stage with a sweep on the rows that its points are compared by, the first of equal ones."""
     stages: Any = (plain.get("chain") or {}).get("stages") or {}
     best: dict[str, tuple[float, StageFacts]] = {}
@@ -178,21 +190,11 @@ def _chosen(plain: Mapping[str, Any], trained: Sequence[tuple[StageFacts, _Stage
     return {name: one for name, (_, one) in best.items()}
 
 
-def _of_all(stages: Sequence[_Stage]) -> dict[str, str]:
+def _of_all(stages: Sequence[Finished]) -> dict[str, str]:
     """Returns facts of all stages together: their commits, the time that they took, and their texts."""
-    told = [Status(stage.folder, "train").read() for stage in stages]
+    told = [stage.status for stage in stages]
     commits = list(dict.fromkeys(str(one["commit"]) for one in told if one.get("commit")))
     seconds = sum(float(one.get("seconds", 0)) for one in told)
-    corpora = list(dict.fromkeys(corpus_of(stage.ledger, stage.plain) for stage in stages))
+    corpora = list(dict.fromkeys(stage.corpus() for stage in stages))
     found = {"commit": ", ".join(commits), "seconds": f"{seconds:.1f}", "at": max((str(one.get("at", "")) for one in told), default="")}
     return {key: value for key, value in found.items() if value} | {"corpus": "; ".join(corpora)}
-
-
-def corpus_of(known: Ledger | None, plain: Mapping[str, Any]) -> str:
-    """Returns the corpus of a run: the names of its files and the checksum of the prepared data."""
-    source = plain["data"]["source"]
-    paths = source.get("paths") or ()
-    names = [Path(path).name for path in ([paths] if isinstance(paths, str) else paths)]
-    names = names or [corpus["name"] for corpus in source.get("corpora", ())] or [plain["data"]["name"]]
-    checksum = known.noise_epochs[-1].fingerprint["data"][:12] if known and known.noise_epochs else "no checksum"
-    return f"{', '.join(names)} ({checksum})"

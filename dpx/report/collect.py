@@ -4,7 +4,6 @@ What is collected beside the statement (accuracy, norms, SNR) depends on the pro
 """
 
 import functools
-import json
 import math
 import statistics
 from collections.abc import Iterable, Sequence
@@ -14,24 +13,31 @@ from typing import Any, cast
 from omegaconf import OmegaConf
 
 from dpx import config
-from dpx.claim import agreement
 from dpx.claim.document import RunStatement
 from dpx.claim.seals import STATEMENT, read_run_statement
 from dpx.config import recipes
-from dpx.declaration import ConfigError, require
+from dpx.declaration import ConfigError
 from dpx.records import to_json
 from dpx.report import chains
 from dpx.report.analyses import source
 from dpx.report.rows import Run
-from dpx.results import Results, read_results
-from dpx.run_folder import Status
+from dpx.results import Results
 
 Curves = dict[str, tuple[tuple[int, float], ...]]
 WINDOWS = {"grad/snr": 40, "grad/norm": 20, "grad/example_norm": 20, "grad/clipped_fraction": 20, "weights/matrices": 20}
 # What a run is compared by; the rest of a config is the same for all runs of a paper or does not matter to it.
 _KNOBS = ("model", "steps", "batch_schedule", "mechanism", "noise", "clip", "clipping_method", "optimizer", "lr_schedule", "privacy")
-_KNOBS += ("sampler", "accountant", "task", "microbatch")
-_KNOBS += ("data.name", "data.sequence_length", "data.pairs", "data.vocabulary", "data.declared_size")
+_KNOBS += (
+    "sampler",
+    "accountant",
+    "task",
+    "microbatch",
+    "data.name",
+    "data.sequence_length",
+    "data.pairs",
+    "data.vocabulary",
+    "data.declared_size",
+)
 # How a run is computed, and on which text, may differ from its recipe; what is computed may not.
 _FREE = ("microbatch", "clipping_method", "data.name")
 _SEARCHED = ("optimizer", "lr_schedule", "clip")
@@ -45,8 +51,8 @@ def collect(outputs: Path, match: tuple[str, ...]) -> tuple[list[Run], list[str]
         try:
             if chains.is_chain(folder):
                 runs.append(chains.of_folder(folder))
-            else:
-                runs += [_folder(folder)] if source(folder) is None else []
+            elif source(folder) is None:
+                runs.append(_folder(folder))
         # Whatever is wrong with one folder, the others are read.
         except Exception as error:
             reason = error if isinstance(error, ConfigError) else f"not finished, or not readable ({type(error).__name__})"
@@ -77,36 +83,21 @@ def strays(runs: Sequence[Run]) -> dict[tuple[str, str], str]:
 
 def _folder(folder: Path) -> Run:
     """Returns the run of a folder in which a job trained."""
-    results = read_results(folder / "private")
-    known = agreement.check(folder)
-    require(known is not None, folder.name, "has no ledger to hold its results against", "Collect from where it ran")
-    plain: Any = OmegaConf.to_container(config.read(config.place_of(folder)))
-    lines = [json.loads(line) for line in (folder / "private" / "metrics.jsonl").read_text().splitlines()]
-    finals, first = _finals(results, lines)
-    status = Status(folder, "train").read()
-    facts = _statement(folder) | {key: _text(status[key]) for key in ("commit", "seconds", "at") if status.get(key) is not None}
-    name, facts["corpus"] = plain["name"], chains.corpus_of(known, plain)
-    short = folder.name.removeprefix(f"{name}-")
-    return Run(name, short, "-", int(plain["replicate"]), knobs_of(plain), facts, finals, first | _curves(lines))
+    run = chains.Finished(folder)
+    finals, first = _finals(run.results, run.lines)
+    facts = _statement(folder) | {
+        key: chains.text(run.status[key]) for key in ("commit", "seconds", "at") if run.status.get(key) is not None
+    }
+    name, facts["corpus"] = run.plain["name"], run.corpus()
+    short, replicate = folder.name.removeprefix(f"{name}-"), int(run.plain["replicate"])
+    return Run(name, short, "-", replicate, knobs_of(run.plain), facts, finals, first | _curves(run.lines))
 
 
 def knobs_of(plain: dict[str, Any]) -> dict[str, str]:
     """Returns the settings by dotted key, as text; `_target_` becomes the group's own value, by its last word."""
-    flat: dict[str, str] = {}
-
-    def walk(node: Any, path: str) -> None:
-        if isinstance(node, dict):
-            for key, value in node.items():
-                walk(value, path if key == "_target_" else f"{path}.{key}".lstrip("."))
-        elif any(path == knob or path.startswith(f"{knob}.") for knob in _KNOBS):
-            flat[path] = node.rpartition(".")[2] if isinstance(node, str) and node.startswith("dpx.") else _text(node)
-
-    walk(plain, "")
-    return flat
-
-
-def _text(value: Any) -> str:
-    return value if isinstance(value, str) else json.dumps(value)
+    leaves = [(path.removesuffix("._target_"), node) for path, node in chains.flat(plain)]
+    compared = [(path, chains.text(node)) for path, node in leaves if any(path == knob or path.startswith(f"{knob}.") for knob in _KNOBS)]
+    return {path: text.rpartition(".")[2] if text.startswith("dpx.") else text for path, text in compared}
 
 
 def _statement(folder: Path) -> dict[str, str]:
@@ -118,7 +109,7 @@ def _statement(folder: Path) -> dict[str, str]:
         named |= {"unit": said.unit, "adjacency": said.adjacency, "accountant": said.accountant, "delta": said.delta}
         named |= {"declared_size": said.declared_size, "noise_multiplier": said.mechanism.noise_multiplier}
         named |= {"unsupported": to_json(said.unsupported) or None, "assumptions": list(said.assumptions) or None}
-    return {key: _text(value) for key, value in named.items() if value is not None}
+    return {key: chains.text(value) for key, value in named.items() if value is not None}
 
 
 def _finals(results: Results, lines: list[dict[str, Any]]) -> tuple[dict[str, float], Curves]:
@@ -175,9 +166,9 @@ def _stray(knobs: dict[str, str], wanted: list[dict[str, str]]) -> str | None:
     """Returns the reason why the run is not a point of its current recipe, or `None`. A key that only one of the two has does not count."""
     if not wanted:
         return "no recipe of that name"
-    differences = []
-    for point in wanted:
-        shared = [key for key in point if key in knobs and not key.startswith(_FREE)]
-        differences.append([f"{key}={knobs[key]}, not {point[key]}" for key in shared if knobs[key] != point[key]])
+    fixed = {key: value for key, value in knobs.items() if not key.startswith(_FREE)}
+    differences = (
+        [f"{key}={fixed[key]}, not {point[key]}" for key in point if fixed.get(key, point[key]) != point[key]] for point in wanted
+    )
     fewest = min(differences, key=len)
     return f"not a point of its recipe: {'; '.join(fewest)}" if fewest else None

@@ -15,9 +15,8 @@ from typing import Any
 from dpx.config.node import nearest
 from dpx.declaration import ConfigError, declaration, require
 from dpx.report.analyses import Tables
-from dpx.report.published import Published
-from dpx.report.rows import Run
-from dpx.report.shape import is_share, part_of_curve
+from dpx.report.rows import Published, Run
+from dpx.report.shape import is_share
 from dpx.table import Table
 
 Row = Mapping[str, Any]
@@ -90,13 +89,12 @@ class Selection:
 
     def rows(self, evidence: Evidence, experiment: str) -> list[Row]:
         """Returns the selected rows; `experiment` is that of the item. Raises `ConfigError` for a column that no row has."""
-        rows: list[Row] = [] if self.table else evidence.laptop(self.experiment or experiment)
-        tables = evidence.analysis(self.experiment or experiment) if self.table else {}
-        reason = f"{self.experiment or experiment} has no such table"
-        require(not tables or self.table in tables, f"table: {self.table}", reason, f"Use {', '.join(tables)}")
-        rows += tables[self.table].as_json()["rows"] if tables else []
-        for name, wanted in self.where.items():
-            values = column(rows, name)
+        name = self.experiment or experiment
+        tables = evidence.analysis(name) if self.table else {}
+        require(not tables or self.table in tables, f"table: {self.table}", f"{name} has no such table", f"Use {', '.join(tables)}")
+        rows: list[Row] = tables[self.table].as_json()["rows"] if tables else [] if self.table else evidence.laptop(name)
+        for key, wanted in self.where.items():
+            values = column(rows, key)
             rows = [row for row, value in zip(rows, values, strict=True) if value is not None and _matches(value, wanted, values)]
         rows = rows if len(rows) >= self.at_least else []
         return self.best(rows) if self.best and rows else rows
@@ -140,27 +138,21 @@ def cell(row: Row, name: str) -> Any:
 
 
 def _feature(run: Run, metric: str, name: str) -> Any:
-    curve = run.curves[metric]
-    values = [value for _, value in curve]
+    curve, values = run.curves[metric], [value for _, value in run.curves[metric]]
     if ":" in name:
-        return part_of_curve(curve, *map(float, name.split(":")))
+        begin, end = (float(part) * curve[-1][0] for part in name.split(":"))
+        return statistics.fmean(value for step, value in curve if begin < step <= end)
     if name == "unevenness":
         return statistics.pstdev(math.log(value) for step, value in curve if step > 0.1 * curve[-1][0])
-    features: dict[str, Any] = {
-        "first": values[0],
-        "last": run.finals.get(metric, values[-1]),
-        "peak": max(values),
-        "mean": statistics.fmean(values),
-    }
-    features["points"] = curve
+    features: dict[str, Any] = {"first": values[0], "last": run.finals.get(metric, values[-1]), "peak": max(values)}
+    features |= {"mean": statistics.fmean(values), "points": curve}
     require(name in features, f"{metric}@{name}", "no such feature of a curve", f"Use {', '.join(features)}, unevenness or begin:end")
     return features[name]
 
 
 def drawn_tables(evidence: Evidence, experiment: str) -> dict[str, Table]:
-    """Returns what figures of an item may draw: `finals` (a row for each run), `curves` (one for each run, metric and step) and `published`
-    (one for each number with a point); shares in percent. Tables without rows are left out.
-    """
+    """Returns what figures of an item may draw, shares in percent: the tables `finals` (a row for each run), `curves` (one for each run,
+    metric and step) and `published` (one for each number with a point) that have rows."""
     finals, curves = [], []
     for run in (row["run"] for row in evidence.laptop(experiment)):
         knobs = {key: _number(text) for key, text in run.config.items()} | {"run": run.run}

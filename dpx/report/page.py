@@ -10,12 +10,11 @@ from typing import Any
 from dpx.config import build, recipes
 from dpx.declaration import ConfigError, require
 from dpx.picture import Lines, Picture
-from dpx.report import analyses, chains, pictures, privacy, published, rows, shape, stages
+from dpx.report import analyses, chains, pictures, privacy, rows, shape, stages
 from dpx.report.document import Document, Figure, Section, grid, items
 from dpx.report.evidence import Evidence, cell, column, drawn_tables, row_of
 from dpx.report.paper import KINDS, Item, Paper
-from dpx.report.published import MARKS, Published
-from dpx.report.rows import Run
+from dpx.report.rows import MARKS, Published, Run
 from dpx.report.rules import name, our_value
 from dpx.report.shape import Verdict
 from dpx.table import Table
@@ -41,7 +40,7 @@ def evidence(paper: Paper, home: Path) -> Evidence:
         fix = f"Give the number of an item, or {', '.join(_HEADINGS)}"
         require(line["item"] in known, f"notes.csv: {line['item']}", "no item of paper.yaml has that number", fix)
         notes.setdefault(line["item"], []).append(line["note"])
-    return Evidence(home, rows.read(home / "results.csv"), published.read(home / "published.csv"), analyses.read(home), notes)
+    return Evidence(home, rows.read(home / "results.csv"), rows.read_published(home / "published.csv"), analyses.read(home), notes)
 
 
 def verdict(item: Item, found: Evidence) -> Verdict:
@@ -80,16 +79,12 @@ def _is_shown(run: Run, paper: Paper) -> bool:
     return paper.headline in run.finals or chains.is_of_chain(run)
 
 
-def _headline(run: Run, paper: Paper) -> str:
-    return "a chain" if chains.is_of_chain(run) else shape.plain(run.finals[paper.headline], paper.headline)
-
-
 def _glance(paper: Paper, judged: dict[str, Verdict], found: Evidence) -> str:
-    lines = []
-    for item in paper.items:
-        title = f"[{item.number}](#{item.number.lower()}) {item.title}"
-        full_scale = _full_scale(item, paper, found)
-        lines.append((title, f"`{item.experiment}`", _printed(item, found), full_scale, judged[item.number].state))
+    lines = [
+        (f"[{item.number}](#{item.number.lower()}) {item.title}", f"`{item.experiment}`", _printed(item, found),
+         _full_scale(item, paper, found), judged[item.number].state)
+        for item in paper.items
+    ]  # fmt: skip
     return grid(("item", "experiment", "published in the text", "ours, full scale", "verdict"), lines)
 
 
@@ -112,13 +107,13 @@ def _full_scale(item: Item, paper: Paper, found: Evidence) -> str:
 
 
 def not_run(hours: int | float | str, flops: str = "") -> str:
-    """Returns `not run` and the cost of running it; hours that are text are a range."""
-    if not hours:
-        return "not run (no cost)"
-    if isinstance(hours, str):
+    """Returns `not run` and the cost of running it; hours that are no number are a range."""
+    try:
+        number = float(hours or 0)
+    except ValueError:
         return f"not run ({hours} H200 hours)"
-    words = "minutes of one H200" if hours < 1 else f"{hours:,.0f} H200 hour{'' if hours == 1 else 's'}"
-    return f"not run ({words}{f', {flops} FLOPs' if flops else ''})"
+    words = "minutes of one H200" if number < 1 else f"{number:,.0f} H200 hour{'s' * (number != 1)}"
+    return f"not run ({words}{f', {flops} FLOPs' if flops else ''})" if number else "not run (no cost)"
 
 
 def _section(paper: Paper, item: Item, judged: Verdict, found: Evidence) -> Section:
@@ -199,8 +194,7 @@ def ours(line: Published, item: Item, found: Evidence) -> str:
     if line.metric == "setting":
         return "set in the recipe"
     if item.kind == "trains":
-        hours = line.h200_hours or "0"
-        return not_run(float(hours) if hours.replace(".", "", 1).isdigit() else hours, line.flops)
+        return not_run(line.h200_hours, line.flops)
     return "see the tables above" if item.kind == "computed" and found.analysis(item.experiment) else KINDS[item.kind]
 
 
@@ -221,7 +215,7 @@ def _mean(runs: Sequence[Run], key: str) -> str:
 
 def _guarantee(runs: Sequence[Run]) -> str:
     names = ", ".join(sorted({run.facts.get("guarantee", "?") for run in runs}))
-    bounds = [max(known.values()) for run in runs if (known := privacy.epsilons(run))]
+    bounds = [max(known.values()) for run in runs if (known := privacy.epsilons(run.facts))]
     return names + (f", ε = {max(bounds):.4g}" if bounds else "")
 
 
@@ -230,7 +224,7 @@ def _norms(runs: Sequence[Run], knob: str) -> list[str]:
     matrices = sorted({metric for run in runs for metric in run.finals if metric.startswith("weights/") and metric in run.curves})
     if not knob or not matrices:
         return []
-    rows, lines = [row_of(run) for run in runs], []
+    rows, lines = list(map(row_of, runs)), []
     values = sorted(set(column(rows, knob)))
     for metric in matrices:
         growth = [[cell(row, f"{metric}@last/first") for row in rows if row[knob] == value] for value in values]
@@ -239,9 +233,7 @@ def _norms(runs: Sequence[Run], knob: str) -> list[str]:
 
 
 def _privacy(item: Item, runs: Sequence[Run]) -> list[str | Figure]:
-    chained = [run for run in runs if chains.is_of_chain(run)]
-    found = [f"Privacy: {line}" for line in [*privacy.lines([run for run in runs if run not in chained]), *stages.lines(chained)]]
-    if found:
+    if found := [f"Privacy: {line}" for line in privacy.lines(runs)]:
         # One line is shown, several (a sweep over epsilon, for example) are folded.
         return [items(found, f"privacy of these runs, {len(found)} kinds" if len(found) > 1 else "")]
     return ["Privacy: nothing was trained for this item, so no ε is spent."] if item.kind in ("trains", "computed") else []
@@ -249,7 +241,8 @@ def _privacy(item: Item, runs: Sequence[Run]) -> list[str | Figure]:
 
 def _all_runs(paper: Paper, found: Evidence) -> str:
     lines = [
-        (run.experiment, f"`{run.point}`", str(run.replicate), _headline(run, paper),
+        (run.experiment, f"`{run.point}`", str(run.replicate),
+         "a chain" if chains.is_of_chain(run) else shape.plain(run.finals[paper.headline], paper.headline),
          run.facts.get("seconds", "–"), f"`{run.facts.get('commit', 'unknown')}`", f"`{run.run}`")
         for run in found.runs
         if _is_shown(run, paper)

@@ -14,7 +14,7 @@ from dpx import config
 from dpx.config import recipes
 from dpx.config.node import nearest
 from dpx.declaration import ConfigError, declaration, require
-from dpx.picture import Lines
+from dpx.picture import Lines, Picture
 from dpx.report import rules
 from dpx.report.rows import Run
 from dpx.report.rules import Rule
@@ -38,11 +38,9 @@ _PARTS = {
 
 
 @declaration
-class Figure:
-    """Panels side by side under one caption, each of a table of the item's analysis or of `evidence.drawn_tables`."""
+class Figure(Picture):
+    """A picture whose panels are each of a table of the item's analysis or of `evidence.drawn_tables`."""
 
-    name: str
-    caption: str
     panels: Sequence[Lines]
 
 
@@ -129,15 +127,9 @@ def _named(node: Any, path: str, key: str = "") -> Any:
     where = f"{path}.{node.get('number', key)}".rstrip(".")
     inner = {name: _named(value, where, name) for name, value in node.items() if name != "rule"}
     if key == "verdict":
-        return {"_target_": _rule(node.get("rule"), where), **inner}
+        # dpx's own rules are named in small letters, others in full.
+        rule, own = str(node.get("rule")), sorted(one.__name__.lower() for one in Rule.__subclasses__() if one.__module__ == rules.__name__)
+        reason, fix = "no such rule", f"Use {', '.join(own)}, or the full name of a class"
+        require("." in rule or rule in own, f"{where}.rule={rule}", reason, fix)
+        return {"_target_": rule if "." in rule else f"dpx.report.rules.{rule.capitalize()}", **inner}
     return {"_target_": _PARTS[key], **inner} if key in _PARTS else inner
-
-
-def _rule(name: Any, where: str) -> str:
-    """Returns the full name of a rule: dpx's own are named in small letters."""
-    if "." in str(name):
-        return str(name)
-    classes = [one for one in vars(rules).values() if isinstance(one, type) and issubclass(one, Rule) and one is not Rule]
-    own = sorted(one.__name__.lower() for one in classes)
-    require(name in own, f"{where}.rule={name}", "no such rule", f"Use {', '.join(own)}, or the full name of a class")
-    return f"dpx.report.rules.{str(name).capitalize()}"

@@ -1,20 +1,39 @@
-"""Pictures of tables, drawn by the helpers of every figure here: SVG that follows the reader's theme, and PNG on white."""
+"""Pictures of tables as figures: SVG that follows the reader's theme, and PNG on white. Only drawing imports matplotlib (extra `plots`)."""
 
 import functools
+import io
 import statistics
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 from dpx.declaration import ConfigError
+from dpx.extras import require_extra
 from dpx.picture import Arrows, Cells, Lines, Picture
-from dpx.report import drawing
-from dpx.report.document import Figure
+from dpx.report.document import DASHES, INK, MARKERS, RULE, SERIES, SOFT, Figure, standalone, themed
 from dpx.report.shape import mean_curve
-from dpx.report.theme import SERIES, SOFT, standalone
 from dpx.table import Table
 
 Row = dict[str, Any]
+# An x that is text is a category of the axis.
+Points = Sequence[tuple[Any, Any]]
+
+_STYLE: dict[Any, Any] = {
+    "svg.fonttype": "none",
+    "font.family": "sans-serif",
+    "font.sans-serif": ["system-ui", "Segoe UI", "Roboto", "DejaVu Sans", "sans-serif"],
+    "font.size": 10.5,
+    "axes.titlesize": 11,
+    "axes.titlelocation": "left",
+    "axes.grid": True,
+    "grid.color": RULE,
+    "grid.linewidth": 0.7,
+    "savefig.transparent": True,
+    **dict.fromkeys(("axes.edgecolor", "xtick.color", "ytick.color"), SOFT),
+    **dict.fromkeys(("axes.labelcolor", "axes.titlecolor", "text.color"), INK),
+    **dict.fromkeys(("axes.spines.top", "axes.spines.right", "legend.frameon"), False),
+    **dict.fromkeys(("figure.facecolor", "axes.facecolor"), "none"),
+}
 
 
 def write(pictures: Sequence[Picture], tables: Sequence[Table], folder: Path) -> str:
@@ -34,8 +53,28 @@ def write(pictures: Sequence[Picture], tables: Sequence[Table], folder: Path) ->
 def draw(pictures: Sequence[Picture], tables: Sequence[Table]) -> list[Figure]:
     """Draws one figure per picture; raises `ConfigError` without matplotlib, `KeyError` for a table or column that is not there."""
     rows = {table.name: table.as_json()["rows"] for table in tables}
-    each = ((picture, [functools.partial(_draw, panel, rows[panel.table]) for panel in picture.panels]) for picture in pictures)
-    return [drawing.drawn(picture.name, picture.caption, paint) for picture, paint in each]
+    return [_drawn(one, [functools.partial(_draw, panel, rows[panel.table]) for panel in one.panels]) for one in pictures]
+
+
+def _drawn(picture: Picture, paint: Sequence[Callable[[Any], None]]) -> Figure:
+    """Returns the figure of panels side by side, for which each function of `paint` draws on the axes of its panel."""
+    require_extra("a picture", "plots")
+    import matplotlib
+    from matplotlib.figure import Figure as Canvas
+    from matplotlib.text import Text
+
+    # The salt makes ids, and so the file, a function of the content.
+    with matplotlib.rc_context({**_STYLE, "svg.hashsalt": picture.name}):
+        canvas = Canvas(figsize=(4.9 * len(paint), 3.3), layout="constrained")
+        for draw, axes in zip(paint, canvas.subplots(1, len(paint), squeeze=False)[0], strict=True):
+            draw(axes)
+        written, pixels = io.StringIO(), io.BytesIO()
+        canvas.savefig(written, format="svg", metadata={"Date": None, "Creator": None})
+        # Pixels need an installed font, and this one comes with matplotlib; a page has the fonts of the reader's browser.
+        for text in canvas.findobj(Text):
+            text.set_fontfamily("DejaVu Sans")
+        canvas.savefig(pixels, format="png", dpi=110, facecolor="white", transparent=False, metadata={"Software": None})
+    return Figure(picture.name, themed(written.getvalue(), picture.name, picture.caption), picture.caption, pixels.getvalue())
 
 
 def _draw(panel: Lines | Arrows | Cells, rows: list[Row], axes: Any) -> None:
@@ -46,34 +85,35 @@ def _draw(panel: Lines | Arrows | Cells, rows: list[Row], axes: Any) -> None:
 
 def _lines(panel: Lines, rows: list[Row], axes: Any) -> None:
     kept = [row for row in rows if panel.where is None or row[panel.where[0]] == panel.where[1]]
-    names, number = {column: shown for column, shown in panel.names}, 0
+    names, number, columns = {column: shown for column, shown in panel.names}, 0, (*panel.y, *panel.marks)
     for value in dict.fromkeys(row[panel.by] for row in kept) if panel.by else (None,):
         own = [row for row in kept if not panel.by or row[panel.by] == value]
-        for column in (*panel.y, *panel.marks):
+        for column in columns:
             drawn = [row for row in own if row[column] is not None]
             points = [(_place(panel, row), row[column]) for row in drawn]
             if not points:
                 continue
-            column_name = names.get(column, column.replace("_", " "))
-            one_column = len(panel.y) + len(panel.marks) == 1
-            label = f"{value:g}" if isinstance(value, float) else f"{value:,}" if isinstance(value, int) else str(value)
-            label = column_name if not panel.by else label if one_column else f"{column_name}, {label}"
+            shown = f"{value:g}" if isinstance(value, float) else f"{value:,}" if isinstance(value, int) else str(value)
+            parts = [names.get(column, column.replace("_", " "))] * (not panel.by or len(columns) > 1) + [shown] * bool(panel.by)
+            label = ", ".join(parts)
             if panel.values:
-                drawing.scatter(axes, 1, points)
-                drawing.values(axes, points)
+                _values(axes, points)
             elif panel.runs:
                 _replicates(axes, number, label, [row[panel.runs] for row in drawn], points)
             elif column in panel.marks:
-                drawing.ring(axes, number, points, label)
+                # Open marks that grow with the series' number, so that equal values of several series are all seen.
+                look = {"s": 14 + 26 * number, "marker": MARKERS[number % 5], "edgecolors": SERIES[number % 5], "facecolors": "none"}
+                axes.scatter(*zip(*points, strict=True), linewidths=1.4, label=label, **look)
             else:
-                drawing.lines(axes, number, label, [points], points, markers=len(points) <= 30)
+                _line(axes, number, label, points, every_mark=len(points) <= 30)
             number += 1
     _scales(panel, axes)
     if isinstance(panel.level, int | float):
         axes.axhline(panel.level, color=SOFT, linewidth=1.2, linestyle=":")
     axes.set(**{name: limits for name, limits in (("xlim", panel.x_limits), ("ylim", panel.y_limits)) if limits})
-    if number > 1:
-        drawing.legend(axes, panel.by.replace("_", " "))
+    if number > 1 and axes.get_legend_handles_labels()[0]:
+        look = {"fontsize": 9, "title_fontsize": 9, "handlelength": 3, "loc": "upper left", "bbox_to_anchor": (1.0, 1.0)}
+        axes.legend(title=panel.by.replace("_", " ") or None, **look)
 
 
 def _scales(panel: Lines, axes: Any) -> None:
@@ -94,20 +134,41 @@ def _scales(panel: Lines, axes: Any) -> None:
             axis.set_minor_formatter(lambda value, _: f"{value:g}" if f"{value:e}"[0] in "25" else "")
 
 
-def _replicates(axes: Any, number: int, label: str, runs: Sequence[Any], points: Sequence[tuple[Any, Any]]) -> None:
+def _line(axes: Any, number: int, label: str, points: Points, every_mark: bool) -> None:
+    """Draws a thick line; colour, dash and marker by the series' number. From the sixth on colours repeat, with another dash and marker."""
+    look = {"color": SERIES[number % 5], "linestyle": DASHES[(number + number // 5) % 5], "marker": MARKERS[(number + number // 5) % 5]}
+    every = 1 if every_mark else max(1, len(points) // 6)
+    axes.plot(*zip(*points, strict=True), linewidth=1.9, label=label, markersize=4.5, markevery=every, **look)
+
+
+def _scatter(axes: Any, number: int, points: Points) -> None:
+    """Draws every replicate as a mark."""
+    axes.scatter(*zip(*points, strict=True), s=22, marker=MARKERS[number % 5], color=SERIES[number % 5], alpha=0.75, linewidths=0)
+
+
+def _values(axes: Any, points: Points) -> None:
+    """Draws marks, and writes the value of each beside it, on the side where there is room."""
+    _scatter(axes, 1, points)
+    middle = sum(y for _, y in points) / len(points)
+    for x, y in points:
+        axes.annotate(f"{y:g}", (x, y), textcoords="offset points", xytext=(0, 7 if y <= middle else -15), ha="center", fontsize=9)
+
+
+def _replicates(axes: Any, number: int, label: str, runs: Sequence[Any], points: Points) -> None:
     """Draws curves of replicates as thin lines and their mean as a thick one; replicates of a single point as marks, with a line through
     the means."""
     curves: dict[Any, list[tuple[Any, Any]]] = {}
-    for run, point in zip(runs, points, strict=True):
-        curves.setdefault(run, []).append(point)
-    if max(map(len, curves.values())) > 1:
-        drawing.lines(axes, number, label, list(curves.values()), mean_curve(list(curves.values())))
-        return
     ys: dict[Any, list[Any]] = {}
-    for x, y in points:
+    for run, (x, y) in zip(runs, points, strict=True):
+        curves.setdefault(run, []).append((x, y))
         ys.setdefault(x, []).append(y)
-    drawing.scatter(axes, number, points)
-    drawing.lines(axes, number, label, [], [(x, statistics.fmean(values)) for x, values in sorted(ys.items())], markers=True)
+    if max(map(len, curves.values())) > 1:
+        for curve in curves.values() if len(curves) > 1 else ():
+            axes.plot(*zip(*curve, strict=True), color=SERIES[number % 5], linewidth=0.8, alpha=0.35)
+        _line(axes, number, label, mean_curve(list(curves.values())), every_mark=False)
+        return
+    _scatter(axes, number, points)
+    _line(axes, number, label, [(x, statistics.fmean(values)) for x, values in sorted(ys.items())], every_mark=True)
 
 
 def _place(panel: Lines, row: Row) -> Any:
@@ -117,10 +178,7 @@ def _place(panel: Lines, row: Row) -> Any:
 
 
 def _arrows(panel: Arrows, rows: list[Row], axes: Any) -> None:
-    """Draws an arrow at every place.
-
-    Places are one step of a doubling axis apart, so that an arrow of length 1 would reach the next one.
-    """
+    """Draws an arrow at every place; one of length 1 would reach the next place, a step of a doubling axis away."""
     columns, lines = _ticks(panel, rows, axes)
     x, y, right, up = zip(*((columns[row[panel.x]], lines[row[panel.y]], row[panel.right], row[panel.up]) for row in rows), strict=True)
     look = {"scale": 1.15, "color": SERIES[0], "width": 0.006, "headwidth": 4, "headlength": 4.5, "zorder": 3}

@@ -1,10 +1,13 @@
-"""The privacy of the runs on a page, in one line for each kind of run."""
+"""The privacy of the runs and chains on a page, in one line for each kind."""
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
+from dpx.report.chains import KIND, is_of_chain
 from dpx.report.rows import Run
 
+# An epsilon above this bounds no odds that matter.
+LARGE = 100.0
 _NOT_COVERED = (
     "not in ε: the choice of settings by looking at runs on this text; not protected: public and held-out documents, and the figures on "
     "this page"
@@ -17,30 +20,43 @@ def lines(runs: Sequence[Run]) -> list[str]:
     return list(dict.fromkeys(_line(run) for run in runs if "guarantee" in run.facts))
 
 
-def epsilons(run: Run) -> dict[str, float]:
-    """Returns the proved bounds by accountant, as text."""
-    return {key.removeprefix("epsilon/"): float(value) for key, value in run.facts.items() if key.startswith("epsilon/")}
+def epsilons(facts: Mapping[str, str], stage: str = "") -> dict[str, float]:
+    """Returns the proved bounds by accountant; those of a stage of a chain by its label and a slash."""
+    start = f"{stage}epsilon/"
+    return {key.removeprefix(start): float(value) for key, value in facts.items() if key.startswith(start)}
+
+
+def bounds(facts: Mapping[str, str], stage: str = "") -> str:
+    """Returns the proved bounds as text, empty if there is none; those of a chain with a note where they are large."""
+    note = ", which limits nothing" * (facts.get("kind") == KIND)
+    return ", ".join(f"{value:.4g} ({name}{note * (value > LARGE)})" for name, value in epsilons(facts, stage).items())
 
 
 def _line(run: Run) -> str:
-    facts = run.facts
-    if facts["guarantee"] == "not_private":
+    facts, is_chain = run.facts, is_of_chain(run)
+    if facts["guarantee"] == "not_private" and not is_chain:
         return "**not private**: no clipping and no noise; nothing is guaranteed."
-    bound = ", ".join(f"{value:.4g} ({name})" for name, value in epsilons(run).items()) or "none"
-    sampler, assumed = run.config.get("sampler", "?"), run.config.get("sampler.assumed", "null")
-    unsupported = json.loads(facts.get("unsupported", "[]"))
+    bound = bounds(facts) or ("" if is_chain else "none")
+    unsupported = [(one["name"], one["value"], one["reason"]) for one in json.loads(facts.get("unsupported", "[]"))]
     parts = [
-        f"**{facts['guarantee']}**, ε = {bound}",
-        "; ".join(f"{key.replace('_', ' ')} {facts[key]}" for key in _ORDER if key in facts),
-        f"sampler assumed {sampler if assumed == 'null' else assumed}, used {sampler}",
-        f"σ {float(facts['noise_multiplier']):.4g}" if "noise_multiplier" in facts else "",
+        f"**{facts['guarantee']}**{' for the chain as a whole' * is_chain}" + f", ε = {bound}" * bool(bound),
+        *[f"protects {one}" for one in json.loads(facts.get("protects", "[]"))],
+        *([] if is_chain else _settings(run)),
         *[f"no guarantee because {reason}" for reason in json.loads(facts.get("reasons", "[]"))],
-        *[f"not a bound: {one['name']} = {_number(one['value'])} ({one['reason']})" for one in unsupported],
+        *[f"not a bound: {name} = {'infinite' if value is None else f'{value:.4g}'} ({reason})" for name, value, reason in unsupported],
         *[line for line in json.loads(facts.get("assumptions", "[]")) if "vocabulary" in line],
-        _NOT_COVERED,
     ]
+    if not is_chain:
+        parts.append(_NOT_COVERED)
+    elif facts.get("sealed") != "yes":
+        parts.append("`chain.json` is from before it was sealed; the statements of its stages are sealed")
     return "; ".join(part for part in parts if part) + "."
 
 
-def _number(value: float | None) -> str:
-    return "infinite" if value is None else f"{value:.4g}"
+def _settings(run: Run) -> list[str]:
+    facts, sampler, assumed = run.facts, run.config.get("sampler", "?"), run.config.get("sampler.assumed", "null")
+    return [
+        "; ".join(f"{key.replace('_', ' ')} {facts[key]}" for key in _ORDER if key in facts),
+        f"sampler assumed {sampler if assumed == 'null' else assumed}, used {sampler}",
+        f"σ {float(facts['noise_multiplier']):.4g}" if "noise_multiplier" in facts else "",
+    ]

@@ -9,11 +9,10 @@ import statistics
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
-from dpx.declaration import ConfigError, declaration
+from dpx.declaration import declaration, require
 from dpx.report import shape
 from dpx.report.evidence import Evidence, Row, Selection, cell, column
-from dpx.report.published import Published
-from dpx.report.rows import Run
+from dpx.report.rows import Published
 from dpx.report.shape import Part
 
 Groups = dict[Any, list[Any]]
@@ -38,9 +37,8 @@ class Rule(Selection):
         groups = self.grouped(rows)
         if len(groups) < self.groups or min(map(len, groups.values())) < self.replicates:
             needed = f"; needs {self.groups} values of {self.by}" * bool(self.by) + f", {self.replicates} runs each" * (self.replicates > 1)
-            return [Part.missing(self.claim, f"{len(rows)} rows{needed}")]
-        holds, text = self.judge(groups, rows)
-        return [Part.missing(self.claim, text) if holds is None else Part.of(self.claim, holds, text)]
+            return [Part.of(self.claim, None, f"{len(rows)} rows{needed}")]
+        return [Part.of(self.claim, *self.judge(groups, rows))]
 
     def judge(self, groups: Groups, rows: Sequence[Row]) -> Judged:
         """Returns the claim on rows that suffice."""
@@ -48,7 +46,11 @@ class Rule(Selection):
 
     def grouped(self, rows: Sequence[Row]) -> Groups:
         """Values of replicates by the value of `by`, ascending; rows without one of the two are left out."""
-        return grouped(column(rows, self.by) if self.by else [""] * len(rows), column(rows, self.value))
+        groups: Groups = {}
+        for key, value in zip(column(rows, self.by) if self.by else [""] * len(rows), column(rows, self.value), strict=True):
+            if key is not None and value is not None:
+                groups.setdefault(key, []).append(value)
+        return dict(sorted(groups.items()))
 
     def split(self, rows: Sequence[Row], key: str) -> dict[Any, Groups]:
         """Returns the groups at each value of another column, ascending."""
@@ -58,15 +60,6 @@ class Rule(Selection):
     def spreads(self, groups: Mapping[Any, Sequence[int | float]]) -> str:
         """Returns the values of each group for a reader."""
         return ", ".join(f"{name(key)}: " * (key != "") + shape.spread(values, self.value) for key, values in groups.items())
-
-
-def grouped(keys: Sequence[Any], values: Sequence[Any]) -> Groups:
-    """Returns the values by their keys, ascending; `None` on either side is left out."""
-    groups: Groups = {}
-    for key, value in zip(keys, values, strict=True):
-        if key is not None and value is not None:
-            groups.setdefault(key, []).append(value)
-    return dict(sorted(groups.items()))
 
 
 def name(key: Any) -> str:
@@ -119,13 +112,9 @@ class Monotone(Rule):
 
 @declaration
 class Ordered(Rule):
-    """The curves of `curve`, means over replicates, are in the order of `by` at every step that all of them have."""
+    """The curves of `value` (a metric and `@points`), means over replicates, are in the order of `by` at every step that all have."""
 
-    curve: str
     groups: int = 2
-
-    def grouped(self, rows: Sequence[Row]) -> Groups:
-        return grouped(column(rows, self.by), column(rows, f"{self.curve}@points"))
 
     def judge(self, groups: Groups, rows: Sequence[Row]) -> Judged:
         tables = [dict(shape.mean_curve(curves)) for curves in groups.values()]
@@ -152,7 +141,7 @@ class Above(Rule):
         upper = [value for value in column(rows, self.value) if value is not None]
         groups = self.grouped(others)
         if len(upper) < self.replicates or not upper or not groups:
-            return [Part.missing(self.claim, f"{len(upper)} rows to compare with {len(others)} others")]
+            return [Part.of(self.claim, None, f"{len(upper)} rows to compare with {len(others)} others")]
         highest, mean = max(map(max, groups.values())), statistics.fmean(upper)
         edge = f"lowest {shape.plain(min(upper), self.value)}, highest of the others {shape.plain(highest, self.value)}"
         if self.compare == "all":
@@ -230,11 +219,10 @@ class Agrees(Rule):
     def parts(self, evidence: Evidence, experiment: str) -> list[Part]:
         lines = [line for line in evidence.published if line.experiment == experiment and self.value in line.metric]
         reason = f"published.csv has no such metric for {experiment}"
-        if not lines:
-            raise ConfigError(f"value: {self.value}", reason, "Name the metric of a line, or part of it")
+        require(bool(lines), f"value: {self.value}", reason, "Name the metric of a line, or part of it")
         pairs = [(float(line.value), value) for line in lines if (value := our_value(line, evidence)) is not None]
         if len(pairs) < len(lines):
-            return [Part.missing(self.claim, f"{len(pairs)} of {len(lines)} numbers")]
+            return [Part.of(self.claim, None, f"{len(pairs)} of {len(lines)} numbers")]
         worst = max(abs(own / value - 1) for value, own in pairs)
         shown = ", ".join(f"{own:.5g} ({value:g})" for value, own in pairs)
         return [Part.of(self.claim, worst <= self.tolerance, f"ours (published): {shown}; largest relative difference {worst:.2%}")]
@@ -250,7 +238,7 @@ class Analysis(Rule):
     def parts(self, evidence: Evidence, experiment: str) -> list[Part]:
         table = evidence.analysis(self.experiment or experiment).get("verdicts")
         lines = table.as_json()["rows"][: self.first] if table else []
-        return [Part(row["claim"], row["statistic"], row["state"]) for row in lines] or [Part.missing(self.claim, "it has not run")]
+        return [Part(**row) for row in lines] or [Part.of(self.claim, None, "it has not run")]
 
 
 def our_value(line: Published, evidence: Evidence) -> float | None:
@@ -264,12 +252,8 @@ def our_value(line: Published, evidence: Evidence) -> float | None:
         values = [row[key] for row in tables[table].as_json()["rows"][int(number) :][:1]] if table in tables else []
     else:
         runs = [run for run in evidence.runs if run.experiment == line.experiment and line.metric in run.finals]
-        values = [run.finals[line.metric] for run in runs if _is_at(run, line.point)]
+        # A point is `key=value`, compared as numbers; an empty one and `max` take every run.
+        key, equals, at = line.point.partition("=")
+        values = [run.finals[line.metric] for run in runs if not equals or (key in run.config and float(run.config[key]) == float(at))]
     scale = 100 if line.unit == "%" else 1
     return scale * (max(values) if line.point == "max" else statistics.fmean(values)) if values else None
-
-
-def _is_at(run: Run, point: str) -> bool:
-    """Returns whether the run's config has `key=value`, compared as numbers; an empty point or `max` takes every run."""
-    key, equals, value = point.partition("=")
-    return not equals or (key in run.config and float(run.config[key]) == float(value))

@@ -30,12 +30,9 @@ class Part:
     state: str
 
     @classmethod
-    def of(cls, claim: str, holds: bool, statistic: str) -> "Part":
-        return cls(claim, statistic, PASS if holds else FAIL)
-
-    @classmethod
-    def missing(cls, claim: str, what: str) -> "Part":
-        return cls(claim, what, NOT_RUN)
+    def of(cls, claim: str, holds: bool | None, statistic: str) -> "Part":
+        """Returns the judged claim; with `None` for `holds` it could not be judged, and `statistic` says what is missing."""
+        return cls(claim, statistic, NOT_RUN if holds is None else PASS if holds else FAIL)
 
 
 def verdict_table(parts: Sequence[Part]) -> Table:
@@ -97,12 +94,6 @@ def within_noise(first: Sequence[Number], second: Sequence[Number]) -> tuple[boo
     difference = statistics.fmean(first) - statistics.fmean(second)
     errors = [statistics.stdev(values) / math.sqrt(len(values)) if len(values) > 1 else 0.0 for values in (first, second)]
     return min(len(first), len(second)) > 1 and abs(difference) <= 2 * math.hypot(*errors), difference, math.hypot(*errors)
-
-
-def part_of_curve(curve: Sequence[tuple[int, Number]], begin: Number, end: Number) -> float:
-    """Returns the mean of the points whose step lies in (`begin`, `end`] as fractions of the last step."""
-    last = curve[-1][0]
-    return statistics.fmean(value for step, value in curve if begin * last < step <= end * last)
 
 
 def mean_curve(curves: Sequence[Sequence[tuple[int, Number]]]) -> list[tuple[int, float]]:

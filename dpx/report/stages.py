@@ -1,16 +1,14 @@
-"""The chains of an item on its page: a line for each stage at each point, and what the statement of each chain claims."""
+"""The chains of an item on its page: a line for each stage at each point."""
 
-import json
 import statistics
 from collections.abc import Sequence
 
 from dpx.report import shape
 from dpx.report.chains import HELD_OUT
 from dpx.report.document import grid
+from dpx.report.privacy import bounds
 from dpx.report.rows import Run
 
-# An epsilon above this bounds no odds that matter.
-LARGE = 100.0
 _TEST_SET = "the test set itself"
 
 
@@ -22,22 +20,16 @@ def tables(runs: Sequence[Run]) -> list[str]:
         own = [run for run in runs if run.point == point]
         for label in stages_of(own):
             name, bracket, setting = label.partition(" (")
-            line = (f"`{point}`", name, f"`{setting.rstrip(')')}`" if setting else "–", *_scores(own, label), _guarantee(own, label))
-            all_points.append(line)
+            all_points.append(_line(own, label, name, f"`{setting.rstrip(')')}`" if setting else "–"))
             if not bracket:
-                chosen.append(line)
-        chosen += [_of_chosen(own, point, name) for name in _swept(own)]
+                chosen.append(all_points[-1])
+        chosen += [_line(own, name, name, _chosen(own, name)) for name in _swept(own)]
     count = f"{len(runs)} chain{'s' * (len(runs) > 1)}"
     interval = "in brackets: 95 % interval of the rows that were read (Wilson; of F1 an approximation); ±: standard deviation of replicates"
     found = [grid(columns, chosen), f"*{count} in all; {interval}.*"]
     if any(run.facts.get(f"{name}/compared_by") == _TEST_SET for run in runs for name in _swept([run])):
         found.append("**Chosen on the test set** (`select=test`), as the paper did: these scores are not those of unseen rows.")
     return [*found, grid(columns, all_points, "every point of their sweeps")] if len(all_points) > len(chosen) else found
-
-
-def lines(runs: Sequence[Run]) -> list[str]:
-    """Returns what the statements of chains claim, in one line for each kind."""
-    return list(dict.fromkeys(_line(run) for run in runs))
 
 
 def stages_of(runs: Sequence[Run]) -> list[str]:
@@ -51,11 +43,13 @@ def _swept(runs: Sequence[Run]) -> list[str]:
     return list(dict.fromkeys(key.removesuffix("/chosen") for run in runs for key in run.facts if key.endswith("/chosen")))
 
 
-def _of_chosen(runs: Sequence[Run], point: str, name: str) -> tuple[str, ...]:
+def _line(runs: Sequence[Run], label: str, name: str, setting: str) -> tuple[str, ...]:
+    return (f"`{runs[0].point}`", name, setting, *_scores(runs, label), _guarantee(runs, label))
+
+
+def _chosen(runs: Sequence[Run], name: str) -> str:
     settings = ", ".join(dict.fromkeys(f"`{run.facts[f'{name}/chosen']}`" for run in runs if f"{name}/chosen" in run.facts))
-    by = {run.facts.get(f"{name}/compared_by") for run in runs}
-    mark = " (chosen on the test set)" if _TEST_SET in by else ""
-    return (f"`{point}`", name, settings + mark, *_scores(runs, name), _guarantee(runs, name))
+    return settings + " (chosen on the test set)" * any(run.facts.get(f"{name}/compared_by") == _TEST_SET for run in runs)
 
 
 def _scores(runs: Sequence[Run], label: str) -> tuple[str, str, str]:
@@ -83,23 +77,5 @@ def _score(runs: Sequence[Run], key: str, metric: str) -> str:
 
 def _guarantee(runs: Sequence[Run], label: str) -> str:
     told = ", ".join(dict.fromkeys(run.facts.get(f"{label}/guarantee", "-") for run in runs))
-    start = f"{label}/epsilon/"
-    bounds = [_bound(key.removeprefix(start), value) for key, value in runs[0].facts.items() if key.startswith(start)]
-    return told + (f", ε = {', '.join(bounds)}" if bounds else "")
-
-
-def _bound(accountant: str, value: str) -> str:
-    return f"{float(value):.4g} ({accountant}{', which limits nothing' if float(value) > LARGE else ''})"
-
-
-def _line(run: Run) -> str:
-    facts = run.facts
-    bounds = [_bound(key.removeprefix("epsilon/"), value) for key, value in facts.items() if key.startswith("epsilon/")]
-    protects = json.loads(facts.get("protects", "[]"))
-    parts = [
-        f"**{facts['guarantee']}** for the chain as a whole" + (f", ε = {', '.join(bounds)}" if bounds else ""),
-        *[f"protects {one}" for one in protects],
-        *[f"no guarantee because {reason}" for reason in json.loads(facts.get("reasons", "[]"))],
-        "" if facts.get("sealed") == "yes" else "`chain.json` is from before it was sealed; the statements of its stages are sealed",
-    ]
-    return "; ".join(part for part in parts if part) + "."
+    known = bounds(runs[0].facts, f"{label}/")
+    return told + f", ε = {known}" * bool(known)

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from dpx.picture import Lines, Picture
 from dpx.report import pictures
-from dpx.report.theme import standalone
+from dpx.report.document import standalone
 from dpx.table import Table
 
 HERE = Path(__file__).parent

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from dpx.report import chains, collect, rows, stages
+from dpx.report import chains, collect, privacy, rows, stages
 
 from .conftest import CLASSIFY, PRETRAIN, node, run
 
@@ -23,7 +23,7 @@ def test_a_finished_chain_is_one_run_with_the_results_of_its_stages(place, tmp_p
     rows.write(tmp_path / "results.csv", [found])
     (read,) = rows.read(tmp_path / "results.csv")
     assert read.facts == found.facts and set(read.finals) == set(found.finals)
-    assert stages.lines([read])[0].startswith("**dp** for the chain as a whole, ε = ")
+    assert privacy.lines([read])[0].startswith("**dp** for the chain as a whole, ε = ")
 
 
 def test_the_chosen_point_of_a_stage_gives_its_scores(place):

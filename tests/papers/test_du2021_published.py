@@ -14,7 +14,7 @@ from dpx.papers.du2021 import table2
 from dpx.papers.du2021.headline import DpfpHeadline
 from dpx.papers.du2021.model_size_gap import DpfpModelSizeGap
 from dpx.papers.du2021.table3_datasets import DpfpTable3Datasets
-from dpx.report import published
+from dpx.report.rows import read_published
 
 PUBLISHED = Path(__file__).parents[2] / "experiments" / "du2021" / "published.csv"
 
@@ -30,7 +30,7 @@ def declared(name, **changes):
 
 
 def test_every_item_of_the_paper_is_in_the_file_and_each_name_is_a_recipe_or_planned():
-    lines = published.read(PUBLISHED)
+    lines = read_published(PUBLISHED)
     assert {line.item for line in lines} == {f"F{number}" for number in range(1, 22)}
     assert {line.experiment for line in lines if line.item in ("F13", "F15", "F18", "F19", "F20", "F21")} <= set(recipes.names())
 

@@ -15,7 +15,7 @@ from omegaconf import OmegaConf
 from dpx.claim import seals
 from dpx.claim.document import AnyRun
 from dpx.privacy.ledger import Ledger, NoiseEpoch
-from dpx.report import page, paper, published
+from dpx.report import page, paper, rows
 from dpx.report.evidence import Evidence
 from dpx.report.rows import Run
 from dpx.report.shape import Verdict
@@ -42,7 +42,7 @@ def verdict(name: str, number: str, runs: Sequence[Run] = (), **tables: list[dic
     """The verdict of a committed item on made-up runs and tables of its analysis."""
     (item,) = [one for one in declared(name).items if one.number == number]
     found = {item.experiment: {table: Table.from_rows(table, rows) for table, rows in tables.items()}}
-    printed = published.read(EXPERIMENTS / name / "published.csv")
+    printed = rows.read_published(EXPERIMENTS / name / "published.csv")
     evidence = Evidence(Path("nowhere"), runs, printed, found if tables else {})
     return page.verdict(item, evidence)
 

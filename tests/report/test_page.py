@@ -11,7 +11,7 @@ from dpx import config
 from dpx.config import recipes
 from dpx.declaration import ConfigError
 from dpx.job.report import Report
-from dpx.report import page, published, rows
+from dpx.report import page, rows
 from dpx.report.document import Document, Section, grid, html, items
 from dpx.report.evidence import Evidence
 from dpx.report.rows import Run
@@ -64,7 +64,7 @@ def test_ids_are_unique_and_every_reference_leads_somewhere(home: Path) -> None:
 
 def test_every_published_number_and_verdict_is_on_both_pages(home: Path) -> None:
     html, markdown = (home / "page.html").read_text(), (home / "README.md").read_text()
-    for line in published.read(home / "published.csv"):
+    for line in rows.read_published(home / "published.csv"):
         assert line.quantity in markdown and line.quantity.replace("&", "&amp;") in html
     for number in range(1, 14):
         assert f'id="a{number}"' in html and f"## A{number}. " in markdown
@@ -88,13 +88,13 @@ def test_page_rebuilds_to_the_same_bytes(home: Path) -> None:
     assert {path.name: path.read_bytes() for path in home.rglob("*") if path.is_file()} == before
 
 
-def _ours(line: published.Published, runs: list[Run]) -> str:
+def _ours(line: rows.Published, runs: list[Run]) -> str:
     (item,) = [item for item in made.declared("anil2021").items if item.number == line.item]
     return page.ours(line, item, Evidence(HOME, runs))
 
 
 def test_full_scale_is_a_cost_until_it_runs(home: Path) -> None:
-    line = next(line for line in published.read(home / "published.csv") if line.experiment == "anil_2m_batch")
+    line = next(line for line in rows.read_published(home / "published.csv") if line.experiment == "anil_2m_batch")
     assert _ours(line, RUNS) == "not run (7,616 H200 hours, 1.08e22 FLOPs)"
     laptop = made.run("anil_2m_batch", 0.61)
     assert _ours(line, [laptop]).startswith("not run"), "a laptop run is never shown in the column of full scale"
@@ -122,21 +122,21 @@ def test_growth_of_every_matrix_by_weight_decay() -> None:
 
 
 def test_numbers_of_a_point_are_compared_as_numbers(home: Path) -> None:
-    line = next(line for line in published.read(home / "published.csv") if line.point == "noise.epsilon=2.0")
+    line = next(line for line in rows.read_published(home / "published.csv") if line.point == "noise.epsilon=2.0")
     full = Run("anil_epsilon_sweep", "0", "-", 0, {"noise.epsilon": "2"}, {}, {"heldout/mlm_accuracy": 0.4}, {})
     other = Run("anil_epsilon_sweep", "1", "-", 0, {"noise.epsilon": "3"}, {}, {"heldout/mlm_accuracy": 0.9}, {})
     assert _ours(line, [full, other]) == "40 %"
 
 
 def test_published_numbers_are_marked(home: Path) -> None:
-    lines = published.read(home / "published.csv")
+    lines = rows.read_published(home / "published.csv")
     assert {line.mark for line in lines} == {"text", "picture", "computed", "claim"}
     assert all(not line.value for line in lines if line.mark == "picture"), "nothing was digitised"
     assert {f"A{number}" for number in range(1, 14)} == {line.item for line in lines}
     with pytest.raises(ValueError, match="without a value"):
-        published.Published("A1", "x", "y", "", "%", "text", "", "", "", "0", "", "")
+        rows.Published("A1", "x", "y", "", "%", "text", "", "", "", "0", "", "")
     with pytest.raises(ValueError, match="mark"):
-        published.Published("A1", "x", "y", "1", "%", "guess", "", "", "", "0", "", "")
+        rows.Published("A1", "x", "y", "1", "%", "guess", "", "", "", "0", "", "")
 
 
 def test_an_unknown_paper_is_refused(tmp_path: Path) -> None:

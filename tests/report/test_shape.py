@@ -5,6 +5,8 @@ import math
 import pytest
 
 from dpx.report import shape
+from dpx.report.evidence import cell, row_of
+from dpx.report.rows import Run
 from dpx.report.shape import Part, Verdict
 
 
@@ -50,9 +52,9 @@ def test_within_noise_needs_replicates_and_closeness() -> None:
     assert not shape.within_noise([1.0], [1.0])[0]
 
 
-def test_part_of_curve_takes_a_fraction_of_the_steps() -> None:
-    curve = [(10, 1.0), (20, 2.0), (30, 3.0), (40, 4.0)]
-    assert shape.part_of_curve(curve, 0.5, 1) == 3.5 and shape.part_of_curve(curve, 0, 0.25) == 1.0
+def test_a_part_of_a_curve_is_a_fraction_of_the_steps() -> None:
+    row = row_of(Run("x", "1", "-", 0, {}, {}, {}, {"loss": ((10, 1.0), (20, 2.0), (30, 3.0), (40, 4.0))}))
+    assert cell(row, "loss@0.5:1") == 3.5 and cell(row, "loss@0:0.25") == 1.0
 
 
 def test_mean_curve_keeps_common_steps() -> None:

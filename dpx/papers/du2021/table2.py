@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from dpx.declaration import require
-from dpx.report.published import read
+from dpx.report.rows import read_published
 
 # The five numbers of a row; their mean is the sixth, so MNLI counts twice.
 TASKS = ("MNLI-m", "MNLI-mm", "QQP", "QNLI", "SST-2")
@@ -28,7 +28,7 @@ def dp_sgd(target: int) -> str:
 def scores(path: str) -> Scores:
     """Returns by (model, method) the five scores and the printed `mean`, in percent. Raises `ConfigError` for a row with other columns."""
     found: dict[tuple[str, str], dict[str, float]] = {}
-    for line in read(Path(path)):
+    for line in read_published(Path(path)):
         if line.where == "Table 2" and line.unit == "%":
             model, *method, task = line.quantity.split(", ")
             found.setdefault((model, ", ".join(method)), {})[task] = float(line.value)

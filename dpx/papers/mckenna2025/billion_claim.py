@@ -39,7 +39,7 @@ class MckennaBillionClaim(OfLab):
     def __call__(self) -> list[Table]:
         tables = [self._noise(), self._printed()]
         if not self.lab.is_measured:
-            return [*tables, verdict_table([Part.missing(CLAIM, "no measurements")])]
+            return [*tables, verdict_table([Part.of(CLAIM, None, "no measurements")])]
         fitted = self.lab.fitted()
         best = optimum(fitted.surface, self.lab.ratio(self.epsilon), size=self.size, epsilon=self.epsilon, compute=float(self.compute))
         rows = () if best is None else ((best.parameters, best.batch_size, best.steps, best.loss, "; ".join(best.marks)),)

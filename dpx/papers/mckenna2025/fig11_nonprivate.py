@@ -56,6 +56,6 @@ def judged(points: Sequence[Optimum], tolerance: float) -> list[Part]:
     claim = f"model and tokens grow as the root of compute, to {tolerance:g}"
     curve = [one for one in points if not one.is_censored]
     if len(curve) < 3:
-        return [Part.missing(claim, f"{len(curve)} computes whose best model is not at an end of the grid (3 needed)")]
+        return [Part.of(claim, None, f"{len(curve)} computes whose best model is not at an end of the grid (3 needed)")]
     slope = float(np.polyfit(np.log([one.compute for one in curve]), np.log([one.parameters for one in curve]), 1)[0])
     return [Part.of(claim, abs(slope - 0.5) <= tolerance, f"model {slope:.2f}, tokens {1 - slope:.2f} over {len(curve)} computes")]

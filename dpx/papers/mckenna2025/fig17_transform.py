@@ -47,7 +47,7 @@ def judged(rows: Sequence[Row]) -> list[Part]:
     claim = f"the loss is nearly linear in the transformed ratio (R² of {STRAIGHT:g} or more, and more than in log ratio)"
     names = [name for name in dict.fromkeys(row[0] for row in rows) if sum(row[0] == name for row in rows) >= 4]
     if not names:
-        return [Part.missing(claim, "no model with four ratios")]
+        return [Part.of(claim, None, "no model with four ratios")]
     after = [_straightness([row[2] for row in rows if row[0] == name], [row[3] for row in rows if row[0] == name]) for name in names]
     before = [
         _straightness(np.log([row[1] for row in rows if row[0] == name]), [row[3] for row in rows if row[0] == name]) for name in names

@@ -72,6 +72,6 @@ def judged(rows: Sequence[Row], models: tuple[float, float]) -> list[Part]:
             x, y = np.log(np.array(inner)).T
             slopes[ratio] = float(np.polyfit(x, y, 1)[0])
     if len(slopes) < 2:
-        return [Part.missing(claim, f"{len(slopes)} ratios with an optimum inside the range (2 needed)")]
+        return [Part.of(claim, None, f"{len(slopes)} ratios with an optimum inside the range (2 needed)")]
     low, high = min(slopes), max(slopes)
     return [Part.of(claim, slopes[high] < slopes[low], ", ".join(f"{ratio:.2g}: {slope:.2f}" for ratio, slope in slopes.items()))]

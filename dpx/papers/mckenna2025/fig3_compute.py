@@ -78,7 +78,7 @@ def judged(knees: Sequence[Knee]) -> list[Part]:
     parts = [
         Part.of(flattens, bool(flat), f"{len(flat)} of {len(knees)} curves end flat")
         if knees
-        else Part.missing(flattens, "no curve of three points")
+        else Part.of(flattens, None, "no curve of three points")
     ]
     for claim, same, grows in (("the knee rises with epsilon", 0, 1), ("the knee rises with the data", 1, 0)):
         pairs = verdicts.neighbours(flat, operator.itemgetter(same), operator.itemgetter(grows))
@@ -137,7 +137,7 @@ def judged_ratio(slopes: Sequence[tuple[float, float]]) -> list[Part]:
     """Returns the verdicts: the ratio rises with compute at the smallest epsilon, and rises less at each larger epsilon."""
     rises, falls = "tokens per parameter rise with compute at the smallest epsilon", "they rise less at a larger epsilon"
     if len(slopes) < 2:
-        return [Part.missing(claim, f"{len(slopes)} epsilons with a slope (2 needed)") for claim in (rises, falls)]
+        return [Part.of(claim, None, f"{len(slopes)} epsilons with a slope (2 needed)") for claim in (rises, falls)]
     (low, first), (high, last) = slopes[0], slopes[-1]
     words = f"slope {first:.2f} at epsilon {low:g}, {last:.2f} at {high:g}"
     return [Part.of(rises, first > 0, words), Part.of(falls, last < first - LESS, words)]

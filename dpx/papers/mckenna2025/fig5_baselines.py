@@ -91,10 +91,10 @@ def judged(rows: Sequence[Row], epsilon: float) -> list[Part]:
     best = {one: min(losses, key=lambda name: losses[name]) for one, losses in known.items() if len(losses) == len(fixed)}
     second, words = "which fixed setting is best depends on epsilon", ", ".join(f"{one:g}: {name}" for one, name in best.items())
     return [
-        first if compared else Part.missing(claim, "no fixed setting lies inside the grid"),
+        first if compared else Part.of(claim, None, "no fixed setting lies inside the grid"),
         Part.of(second, len(set(best.values())) > 1, words)
         if len(best) > 1
-        else Part.missing(second, f"all are known at {len(best)} epsilons"),
+        else Part.of(second, None, f"all are known at {len(best)} epsilons"),
         _cheaper(at, known, epsilon),
     ]
 
@@ -103,7 +103,7 @@ def _cheaper(at: dict[tuple[float, str], float | None], known: dict[float, dict[
     claim = "a fifth of the compute, spent best, does as well as the best fixed setting (to 1 %)"
     loss = at.get((epsilon, CHEAPER))
     if loss is None or not known.get(epsilon):
-        return Part.missing(claim, f"nothing to compare at epsilon {epsilon:g}")
+        return Part.of(claim, None, f"nothing to compare at epsilon {epsilon:g}")
     name = min(known[epsilon], key=lambda one: known[epsilon][one])
     return Part.of(
         claim, loss <= (1 + NEAR) * known[epsilon][name], f"{loss:.3f} against {known[epsilon][name]:.3f} ({name}) at epsilon {epsilon:g}"

@@ -86,12 +86,12 @@ def judged(rows: Sequence[Row]) -> list[Part]:
         inside = sum(bool(curve[0] > curve.min() < curve[-1]) for curve in own)
         words = f"{inside} of {len(own)} curves have their least loss inside"
         parts.append(
-            Part.of(claim, inside >= verdicts.IN_ORDER * len(own), words) if own else Part.missing(claim, "no curve of five points")
+            Part.of(claim, inside >= verdicts.IN_ORDER * len(own), words) if own else Part.of(claim, None, "no curve of five points")
         )
     steepest = "a wrong batch costs more than a wrong model or number of steps"
     spans = {axis: [float(np.ptp(curve)) for key, curve in long.items() if key[2] == axis] for axis in AXES}
     if not all(spans.values()):
-        return [*parts, Part.missing(steepest, "an axis has no curve of five points")]
+        return [*parts, Part.of(steepest, None, "an axis has no curve of five points")]
     mean = {axis: float(np.mean(values)) for axis, values in spans.items()}
     words = ", ".join(f"{axis} {value:.2f}" for axis, value in mean.items())
     return [*parts, Part.of(steepest, mean["batch_size"] == max(mean.values()), f"mean span of the loss, nats: {words}")]

@@ -59,7 +59,7 @@ class Ends(Rule):
         others = self._by_ratio(evidence, self.as_in) if self.as_in else own
         shared = {ratio: groups for ratio, groups in own.items() if ratio in others}
         if len(shared) < (1 if self.as_in else 2):
-            return [Part.missing(self.claim, f"{len(shared)} ratios with two batches or more")]
+            return [Part.of(self.claim, None, f"{len(shared)} ratios with two batches or more")]
         if self.as_in:
             holds = all(lower_end(groups) == lower_end(others[ratio]) for ratio, groups in shared.items())
         else:
@@ -112,7 +112,7 @@ class AsPredicted(Rule):
                 by_epsilon.setdefault(row["noise.epsilon"], []).append((row[MODEL], loss, row[LOSS]))
         pairs = [(one, two) for group in by_epsilon.values() for one, two in itertools.combinations(group, 2) if one[0] != two[0]]
         if not pairs:
-            return Part.missing(self.claim, f"{len(rows)} finished runs, no two of one epsilon inside the grid")
+            return Part.of(self.claim, None, f"{len(rows)} finished runs, no two of one epsilon inside the grid")
         right = sum((one[1] < two[1]) == (one[2] < two[2]) for one, two in pairs)
         lines = [f"{right} of {len(pairs)} pairs"]
         for epsilon, group in sorted(by_epsilon.items()):

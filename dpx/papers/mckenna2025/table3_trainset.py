@@ -74,7 +74,7 @@ def judged(rows: Sequence[Row]) -> list[Part]:
     for batch, _, loss, *_ in rows:
         groups.setdefault(batch, []).append(loss)
     if len(groups) < 2:
-        return [Part.missing(claim, f"{len(groups)} batch sizes (2 needed)")]
+        return [Part.of(claim, None, f"{len(groups)} batch sizes (2 needed)")]
     smallest, largest = groups[min(groups)], groups[max(groups)]
     words = ", ".join(f"{batch:,}: {sum(losses) / len(losses):.3f}" for batch, losses in sorted(groups.items()))
     return [Part.of(claim, min(largest) > max(smallest), words)]

@@ -25,7 +25,7 @@ def ascending(claim: str, pairs: Iterable[tuple[float, float]]) -> Part:
     """Judges whether the second of each pair is above the first. Equal ones do not count, unless all are equal."""
     pairs = list(pairs)
     if not pairs:
-        return Part.missing(claim, "no two points inside the grid compare")
+        return Part.of(claim, None, "no two points inside the grid compare")
     up, down = sum(one < other for one, other in pairs), sum(one > other for one, other in pairs)
     words = f"{up} of {up + down} pairs in order, {len(pairs) - up - down} equal"
     return Part.of(claim, up > 0 and up >= IN_ORDER * (up + down), words)

@@ -60,7 +60,7 @@ class LegalTable1Corpus:
             Part.of("the training examples are the documents that are not held out, to 2 %", agrees, f"{self.examples:,} of {left:,.0f}"),
             Part.of("documents and bytes of the text on this machine are counted", True, counted)
             if here
-            else Part.missing("documents and bytes of the text on this machine are counted", "no file of it is here"),
+            else Part.of("documents and bytes of the text on this machine are counted", None, "no file of it is here"),
         ]
 
 

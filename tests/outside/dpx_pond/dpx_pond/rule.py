@@ -13,5 +13,5 @@ class Vouched(Rule):
     def parts(self, evidence: Evidence, experiment: str) -> list[Part]:
         stated = {run.facts["guarantee"] for run in evidence.runs if run.experiment == experiment}
         if not stated:
-            return [Part.missing(self.claim, "no run has finished")]
+            return [Part.of(self.claim, None, "no run has finished")]
         return [Part.of(self.claim, stated == {"dp_by_dpx_pond"}, ", ".join(sorted(stated)))]
