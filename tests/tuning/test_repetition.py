@@ -6,6 +6,7 @@ from pathlib import Path
 from unittest.mock import Mock
 
 import pytest
+from hydra.core.hydra_config import HydraConfig
 
 from dpx import config
 from dpx.claim import agreement
@@ -254,11 +255,13 @@ def test_a_point_that_was_trained_before_its_search_is_charged_by_it(tmp_path: P
     status.write("finished", score=0.4)
     monkeypatch.setattr("dpx.launch.launcher.build", lambda cfg: (of, None))
     monkeypatch.setattr("dpx.launch.launcher.prepare", lambda data, privacy: None)
-    monkeypatch.setattr("dpx.launch.launcher.HydraConfig.get", lambda: type("Settings", (), {"sweeper": {}}))
+    command = recipes.compose(["+experiment=laptop/anil_tune_32k", "hydra/sweeper=basic"], with_hydra=True)
+    monkeypatch.setattr(HydraConfig.instance(), "cfg", None)
+    HydraConfig.instance().set_config(command)
     launcher = launch.Launcher()
     launcher.is_sweep = True
     for _ in range(2):
-        launcher._adopt(recipes.compose(["+experiment=laptop/anil_tune_32k", "hydra/sweeper=basic"]), folder, status, ("a=1",))
+        launcher._adopt(command, folder, status, ("a=1",))
     (adopted,) = Study(tmp_path, of.name).trials()
     assert (adopted.folder, adopted.state, adopted.score, adopted.point) == (folder.name, "finished", 0.4, ("a=1",))
     assert Ledger(folder / LEDGER).trials == [TrialOf(study=of.name, charge="composition")], "what begins from it learns that it was chosen"
