@@ -23,8 +23,8 @@ from dpx.packages import conf_directory
 _OF_A_PLACE = {
     getattr(errno, name) for name in ("EACCES", "EPERM", "EROFS", "ENOTDIR", "EISDIR", "ENOENT", "EEXIST", "ENAMETOOLONG", "ELOOP")
 }
-# Errors from a disk that is full or fails.
-_OF_A_DISK = {getattr(errno, name) for name in ("ENOSPC", "EDQUOT", "EFBIG", "EIO", "ESTALE")}
+# Errors from a disk that is full, fails or is gone.
+_OF_A_DISK = {getattr(errno, name) for name in ("ENOSPC", "EDQUOT", "EFBIG", "EIO", "ESTALE", "ENODEV", "ENXIO", "ENOTCONN", "EREMOTEIO")}
 
 _ALL_RECIPES = "python -m dpx job=list shows every recipe"
 

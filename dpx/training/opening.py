@@ -20,6 +20,7 @@ from dpx.claim.spending import Spending
 from dpx.claim.spent import planned_end, require_bound, require_planned
 from dpx.console import stage
 from dpx.data import manifests
+from dpx.data.keyed import Split
 from dpx.data.prepare import prepare, say_stage
 from dpx.data.store import Store
 from dpx.declaration import require
@@ -38,7 +39,7 @@ from dpx.training import features, follower
 from dpx.training.checkpoint import Checkpoints
 from dpx.training.early_stopping import FOLDER as BEST
 from dpx.training.early_stopping import EarlyStopping
-from dpx.training.evaluation import BATCH_ROWS, held_out
+from dpx.training.evaluation import BATCH_ROWS, HeldOut, held_out
 from dpx.training.fingerprint import claim_checksum, fingerprint
 from dpx.training.loop import Runtime
 from dpx.training.metrics import MetricsWriter
@@ -177,9 +178,13 @@ def _get_ready(experiment: Experiment, folder: RunFolder) -> _Ready:
 
 def _evaluations(ready: _Ready, experiment: Experiment) -> Evaluations:
     """Returns the metrics on the declared number of held-out rows, and on the test set if the data has one."""
-    of_split = partial(held_out, ready.objective, ready.store, batch_rows=BATCH_ROWS, widths=experiment.widths, mesh=experiment.mesh.make())
-    test_set = partial(of_split, None, split="test")
-    return Evaluations(of_split(experiment.schedule.evaluation_rows), test_set if "test" in ready.store.manifest.splits else None)
+
+    def of_split(rows: int | None, split: Split) -> HeldOut:
+        return held_out(ready.objective, ready.store, rows, BATCH_ROWS, experiment.widths, split, mesh)
+
+    mesh = experiment.mesh.make()
+    test_set = partial(of_split, None, "test") if "test" in ready.store.manifest.splits else None
+    return Evaluations(of_split(experiment.schedule.evaluation_rows, "heldout"), test_set)
 
 
 def _early_stopping(experiment: Experiment, private: Path, first_step: int, stack: contextlib.ExitStack) -> EarlyStopping | None:

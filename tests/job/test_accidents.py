@@ -5,6 +5,7 @@ Each test goes through the job itself, and looks at what was drawn by watching r
 
 import json
 import shutil
+import time
 from pathlib import Path
 
 import numpy as np
@@ -20,6 +21,7 @@ from dpx.randomness import RootSecret
 from dpx.report import pictures
 from dpx.run_folder import RunFolder
 from dpx.training import checkpoint, loop
+from dpx.training.checkpoint import Checkpoints
 
 from ..composed import composed
 from ..processes import micro_run
@@ -220,6 +222,16 @@ def test_a_disk_that_fills_between_ledger_and_checkpoint_loses_no_charge(data, t
     assert len(drawn) == charged(path) == 2
     train(data, path)
     assert len(drawn) == charged(path) == STEPS
+
+
+def test_a_clock_that_is_set_back_changes_no_step_and_no_charge(data, tmp_path, monkeypatch, drawn):
+    """The newest checkpoint is the one of most steps; no draw and no order depends on the time."""
+    path, clock = tmp_path / "run", time.time
+    train(data, path, until=5)
+    monkeypatch.setattr(time, "time", lambda: clock() - 86_400.0)
+    train(data, path)
+    assert len(drawn) == charged(path) == STEPS and len(Ledger(path / "private" / "ledger").noise_epochs) == 1
+    assert max(Checkpoints(path / "private" / "checkpoints", 3).steps) == STEPS
 
 
 def test_a_fork_of_a_fork_is_charged_for_all_three(data, finished, tmp_path, drawn):

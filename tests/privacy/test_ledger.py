@@ -1,5 +1,6 @@
 """The ledger loses nothing that could have been seen, and charges each release once."""
 
+import errno
 import json
 import os
 import signal
@@ -10,6 +11,7 @@ import dp_accounting
 import pytest
 
 from dpx.claim import agreement
+from dpx.config.command_line import as_refused
 from dpx.declaration import ConfigError
 from dpx.privacy import events
 from dpx.privacy import ledger as ledgers
@@ -124,6 +126,26 @@ def test_a_full_disk_leaves_whole_lines(tmp_path, monkeypatch):
     assert ledger.steps(0) == {0}
     ledger.append(5, entry())
     assert [step for step, _ in Ledger(tmp_path / "ledger").entries()] == [0, 5]
+
+
+@pytest.mark.parametrize("fault", ["EROFS", "EIO", "ESTALE", "ENODEV", "ENOTCONN"])
+def test_a_disk_that_turned_read_only_or_is_gone_is_named_in_one_line_and_loses_no_charge(tmp_path, monkeypatch, fault):
+    """The charge comes first, so nothing was drawn for the step that could not be entered."""
+    ledger = fill(tmp_path / "ledger", [0])
+    number, pwrite = getattr(errno, fault), os.pwrite
+
+    def gone(*_):
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr(os, "pwrite", gone)
+    with pytest.raises(OSError) as caught:
+        ledger.append(1, entry())
+    refused = as_refused(caught.value)
+    assert refused is not None and str(refused).startswith(f"{tmp_path / 'ledger'}: ") and "\n" not in str(refused)
+    monkeypatch.setattr(os, "pwrite", pwrite)
+    assert not ledger.holds(1, entry())
+    ledger.append(1, entry())
+    assert [step for step, _ in Ledger(tmp_path / "ledger").entries()] == [0, 1]
 
 
 def test_a_replayed_step_of_the_same_epoch_is_charged_once(tmp_path):

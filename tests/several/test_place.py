@@ -7,11 +7,15 @@ from pathlib import Path
 import jax
 import pytest
 import yaml
+from omegaconf import OmegaConf
 
+from dpx.audit.declarations import Canaries
 from dpx.config import recipes
 from dpx.declaration import ConfigError
 from dpx.job.train import Train
+from dpx.launch import launcher
 from dpx.mesh import Mesh
+from dpx.processes import Team
 from dpx.processes.place import ALONE, Place, place, require_processes
 from dpx.run_folder import RunFolder
 from dpx.training import opening
@@ -126,6 +130,20 @@ def test_nor_one_that_connected_its_processes_by_itself(micro, untouched, monkey
         make_step(experiment, objective, devices, 4)
     monkeypatch.setattr(jax.distributed, "is_initialized", lambda: True)
     begin_in_every_way(experiment, untouched)
+
+
+def test_what_one_process_alone_does_is_refused_in_several(untouched, monkeypatch):
+    both = Team(Place(0, 2, "a:1"))
+    for name, value in {"JAX_COORDINATOR_ADDRESS": "a:1", "JAX_NUM_PROCESSES": "2", "JAX_PROCESS_ID": "0"}.items():
+        monkeypatch.setenv(name, value)
+    for module in (launcher, opening):
+        monkeypatch.setattr(module, "team", lambda: both)
+    asked = launcher.Launcher()
+    for asked._job in ("evaluate", "export", "predict", "audit", "chain", "benchmark"):
+        with pytest.raises(ConfigError, match=f"^job={asked._job}: is done by one process, and this job has 2. Start one process for it"):
+            asked._check_launch(OmegaConf.create(), None, ())
+    with pytest.raises(ConfigError, match="^audit=canaries: canaries are planted and scored by one process, and this job has 2"):
+        opening._start_jax(mesh_of(), object.__new__(Canaries), untouched)
 
 
 LAUNCH = Path(__file__).resolve().parents[2] / "experiments" / "launch"

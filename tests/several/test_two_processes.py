@@ -48,7 +48,7 @@ def outcome(folder: Path) -> tuple[dict[str, np.ndarray], dict, Ledger, Path]:
 
 def test_two_processes_train_the_run_of_one(tmp_path):
     for count in (1, 2):
-        ended(several(tmp_path / str(count), count))
+        ended(several(tmp_path / str(count), count, "profile=steps"))
     (one, one_stated, one_ledger, other), (two, two_stated, two_ledger, run) = (outcome(tmp_path / str(count)) for count in (1, 2))
     assert one.keys() == two.keys()
     for path in one:
@@ -58,16 +58,21 @@ def test_two_processes_train_the_run_of_one(tmp_path):
     assert drawn(run) == drawn(other) and len(drawn(run)) == STEPS
     two_results, one_results = (read_results(folder / "private") for folder in (run, other))
     assert two_results.heldout == pytest.approx(one_results.heldout, abs=1e-5) and two_results.baselines == one_results.baselines
+    for shares in ({name: share for name, share in line.items() if name.startswith("profile/")} for line in measured(run)):
+        assert sum(shares.values()) - shares["profile/seconds"] == pytest.approx(1) and shares["profile/collectives"] > 0
 
 
 def charges(ledger: Ledger) -> list:
     return [(step, dataclasses.replace(entry, epoch_name="")) for step, entry in ledger.entries()]
 
 
+def measured(run: Path) -> list[dict]:
+    return [json.loads(line) for line in (run / "private/metrics.jsonl").read_text().splitlines()]
+
+
 def drawn(run: Path) -> list[tuple]:
     """What each step drew: examples, their tokens and their mean loss, to float32's rounding."""
-    lines = [json.loads(line) for line in (run / "private/metrics.jsonl").read_text().splitlines()]
-    return [(line["step"], line["train/examples"], line["train/tokens"], round(line["train/loss"], 4)) for line in lines]
+    return [(line["step"], line["train/examples"], line["train/tokens"], round(line["train/loss"], 4)) for line in measured(run)]
 
 
 def worker_of(launcher: int, index: int) -> int:
@@ -148,7 +153,7 @@ def test_a_killed_process_ends_all_in_one_line_and_the_same_command_resumes(tmp_
 @pytest.mark.slow
 def test_a_process_that_holds_another_sum_meets_a_fresh_key_and_another_draw(tmp_path):
     run = several(tmp_path, 2, *TWO, module="tests.several.faulty", DPX_FAULT="another_sum")
-    assert "fresh noise from step 2 on, charged in addition" in ended(run)
+    assert "fresh noise from there on, charged in addition" in ended(run)
     _, stated, ledger, _ = outcome(tmp_path)
     assert [(epoch.number, epoch.from_step) for epoch in ledger.noise_epochs] == [(0, 0), (1, 2)]
     assert ledger.noise_epochs[1].why == "step 2: devices hold different sums"
