@@ -182,4 +182,4 @@ def _route(readers: list[Reader]) -> Route:
         return "elementwise"
     if _is_copied(readers) or "copies" in routes:
         return "copies"
-    return "lookup" if "lookup" in routes else "product"
+    return next(route for route in ("lookup", "convolution", "product") if route in routes)

@@ -16,15 +16,15 @@ from jax.core import ShapedArray
 from jax.extend import core
 from jax.extend.core import Primitive, primitives
 from jax.interpreters import batching
-from jaxtyping import Array
 
 from dpx.clipping import norms
+from dpx.clipping.convolution_ops import Convolution
 from dpx.clipping.probes import Op, ProbeSession, bound, evaluated
 from dpx.clipping.reader_ops import VIEWS, Copied, Gathered, Product, View, is_lookup
 from dpx.clipping.readers import body_of
 from dpx.declaration import ConfigError
 
-Route = Literal["product", "lookup", "elementwise", "copies"]
+Route = Literal["product", "convolution", "lookup", "elementwise", "copies"]
 
 # Readers that need every number of a parameter once: a copy for each example is at most as large as the gradient that must be formed.
 ELEMENTWISE = (primitives.add_p, primitives.sub_p, primitives.mul_p, primitives.broadcast_in_dim_p)
@@ -111,6 +111,8 @@ class Tracer:
             return [dataclasses.replace(given[0], view=given[0].view.then(eqn))]
         if eqn.primitive is primitives.dot_general_p and len(followed) == 1 and _is_product(eqn):
             return [self._product(eqn, given)]
+        if eqn.primitive is primitives.conv_general_dilated_p and len(followed) == 1 and _is_convolution(eqn, given):
+            return [self._convolution(eqn, given)]
         if eqn.primitive is primitives.gather_p and isinstance(given[0], Followed) and is_lookup(eqn, given[0].view):
             return [self._lookup(eqn, given)]
         rebuilt = self._bodies(eqn, given)
@@ -126,6 +128,11 @@ class Tracer:
         op = Product(kernel.view, _tuples(dimensions), is_first, tuple(settings.items()), form)
         self._read(kernel, Reader("product", eqn.primitive.name, kernel.is_repeated, op.is_matrix))
         return self._bind(op, kernel, "kernel", (x,))
+
+    def _convolution(self, eqn: Any, given: list[Any]) -> Any:
+        x, kernel = given
+        self._read(kernel, Reader("convolution", eqn.primitive.name, kernel.is_repeated, not kernel.is_repeated))
+        return self._bind(Convolution(kernel.view, tuple(eqn.params.items())), kernel, "kernel", (x,))
 
     def _lookup(self, eqn: Any, given: list[Any]) -> Any:
         table, index = given
@@ -199,6 +206,11 @@ def _is_product(eqn: Any) -> bool:
     return all(aval.size and jnp.issubdtype(aval.dtype, jnp.floating) for aval in avals)
 
 
+def _is_convolution(eqn: Any, given: list[Any]) -> bool:
+    """Returns whether a parameter is the kernel of the convolution, and every number of the output is of one image."""
+    return isinstance(given[1], Followed) and eqn.params["batch_group_count"] == 1
+
+
 def _of_layer(view: View) -> View:
     """Returns the view of one layer, from a view of the whole stack that only casts."""
     return View(view.steps, view.shape[1:], view.dtype)
@@ -238,8 +250,8 @@ def _batched(given: Any, axes: Any, *, op: Op, leaf: str, path: str, session: Pr
         for x, axis in zip((*inputs, tick), axes[1:], strict=True)
     ]
     inputs = tuple(moved[:-1]) or (moved[-1],)
-    if isinstance(op, Product):
-        op = dataclasses.replace(op, form=_form(op, inputs[0], path, session))
+    if isinstance(op, (Product, Convolution)):
+        op = dataclasses.replace(op, form=_form(op, outputs[0].size, B, path, session))
     result = bound(op.of_units(session.rows_per_unit), {leaf: parameter}, (path,), inputs)
     return [result], [0]
 
@@ -247,12 +259,12 @@ def _batched(given: Any, axes: Any, *, op: Op, leaf: str, path: str, session: Pr
 batching.primitive_batchers[one_p] = _batched
 
 
-def _form(op: Product, x_B: Array, path: str, session: ProbeSession) -> norms.Form:
+def _form(op: Product | Convolution, outputs: int, B: int, path: str, session: ProbeSession) -> norms.Form:
     E, p, d = op.sizes()
-    T = x_B[0].size // (E * p)
+    T = outputs // (E * d)
     if op.form != "kept":
         return norms.choose(T * session.rows_per_unit, p, d, False)
-    return session.form(path, x_B.shape[0], T, (p, d))
+    return session.form(path, B, T, (p, d))
 
 
 choice_p = Primitive("dpx_choice_of_one_example")

@@ -27,6 +27,9 @@ from dpx.clipping.rounding import CHAIN
 Form = Literal["kept", "gram", "recomputed"]
 Strip = Callable[..., tuple[Array, ...]]
 
+# The number of positions from which a lookup's cotangents are added up by id: fewer are compared in pairs (lookup).
+BY_ID_FROM = 128
+
 
 def at_least_float32(x: Array) -> Array:
     """Returns `x` in float32, or in its own type if that is wider."""
@@ -116,10 +119,10 @@ def symmetric(a_BTp: Array, *others: Array, tells_zeros: bool = True) -> tuple[B
     return tuple(bounded._replace(of_norm=_of_sum(alpha_BT, g_BTd, gamma_BT)) for bounded, g_BTd, gamma_BT in pairs)
 
 
-def _of_sum(alpha_BT: Array, g_BTd: Array, gamma_BT: Array, formed: int = 0) -> Float[Array, " B"]:
+def _of_sum(alpha_BT: Array, g_BTd: Array, gamma_BT: Array, formed: int = 0) -> Array:
     """Returns the rounding error of the contraction of A and c G, in which a term is rounded T + 1 times, and `formed` times before."""
-    terms = g_BTd.shape[1] + 1 + formed
-    return terms * bounds.unit(g_BTd) * (alpha_BT * gamma_BT).sum(1)
+    terms = alpha_BT.shape[-1] + 1 + formed
+    return terms * bounds.unit(g_BTd) * (alpha_BT * gamma_BT).sum(-1)
 
 
 def _symmetric(
@@ -200,8 +203,15 @@ def gram(a_BTp: Array, g_BTd: Array) -> Bounded:
 def formed(a_BTp: Array, g_BTd: Array, gradient_Bpd: Array) -> Bounded:
     """Returns the squared norm of the gradient itself, which is formed again for the sum."""
     square_B = squares(gradient_Bpd)
-    of_norm_B = _of_sum(bounds.lengths(a_BTp), g_BTd, bounds.lengths(g_BTd), formed=a_BTp.shape[1])
-    return Bounded(square_B, jnp.zeros_like(square_B), of_norm_B)
+    return Bounded(square_B, jnp.zeros_like(square_B), of_formed_sum(bounds.lengths(a_BTp), g_BTd, bounds.lengths(g_BTd)))
+
+
+def of_formed_sum(alpha_BT: Array, g_BTd: Array, gamma_BT: Array) -> Array:
+    """Returns the rounding error of a gradient of A and G that is formed once for the norm and again for the sum (`recomputed`).
+
+    Axes before those of positions and features are examples.
+    """
+    return _of_sum(alpha_BT, g_BTd, gamma_BT, formed=alpha_BT.shape[-1])
 
 
 def summed(a_BTp: Array, g_BTd: Array, precision: str | None = "highest") -> Float[Array, "p d"]:
@@ -260,8 +270,37 @@ def outer(x_BMV: Array, y_BNV: Array) -> Float[Array, "B M N"]:
     return jax.lax.platform_dependent(x_BMV, y_BNV, cpu=one_by_one, default=cut)
 
 
-def lookup(id_BT: Array, g_BTd: Array) -> Bounded:
-    """Returns the squared norm of a table's gradient, sum over id_t = id_s of g_t.g_s: rows of equal id add up before they are squared."""
+def lookup(id_BT: Array, g_BTd: Array, rows_of_table: int) -> Bounded:
+    """Returns the squared norm of a table's gradient, in which the cotangents of equal ids add up before they are squared.
+
+    A few positions are compared in pairs; the cotangents of more are added up by id.
+    """
+    T = g_BTd.shape[1]
+    if T < BY_ID_FROM:
+        return _lookup_in_pairs(id_BT, g_BTd)
+    if rows_of_table <= T:
+        return _lookup_by_id(id_BT.astype(jnp.int32), g_BTd, rows_of_table)
+    # A table with more rows than there are positions: the ids are sorted, and each takes the place of its number among them.
+    order_BT = jnp.argsort(id_BT, axis=1)
+    sorted_BT = jnp.take_along_axis(id_BT, order_BT, 1)
+    number_BT = jnp.cumsum(jnp.diff(sorted_BT, axis=1, prepend=sorted_BT[:, :1]) != 0, 1)
+    return _lookup_by_id(number_BT, jnp.take_along_axis(g_BTd, order_BT[..., None], 1), T)
+
+
+def _lookup_by_id(id_BT: Array, g_BTd: Array, ids: int) -> Bounded:
+    """Adds up the cotangents of each id in [B, ids, d].
+
+    Each is rounded once for every other cotangent of its id, for the norm and again for the sum.
+    """
+    by_id = jax.vmap(functools.partial(jax.ops.segment_sum, num_segments=ids))
+    g_BTd = at_least_float32(g_BTd)
+    square_B, gamma_BT = squares(by_id(g_BTd, id_BT)), bounds.lengths(g_BTd)
+    error_BV = (2 * by_id(jnp.ones_like(gamma_BT), id_BT) + 1) * bounds.unit(g_BTd) * by_id(gamma_BT, id_BT)
+    return Bounded(square_B, jnp.zeros_like(square_B), jnp.sqrt(squares(error_BV)))
+
+
+def _lookup_in_pairs(id_BT: Array, g_BTd: Array) -> Bounded:
+    """Computes the sum over id_t = id_s of g_t.g_s."""
     gamma_BT, (T, d) = bounds.lengths(g_BTd), g_BTd.shape[1:]
 
     def strip(start: int, end: int, id_BT: Array, g_BTd: Array, gamma_BT: Array) -> tuple[Array, Array]:

@@ -151,7 +151,7 @@ class ByRow(Op):
     norm_sees_all = True
 
     def squared_norm(self, leaves, record):
-        return (norms.lookup(record["id"], record["g"]),)
+        return (norms.lookup(record["id"], record["g"], leaves["table"].shape[0]),)
 
     def gradients(self, shapes, record):
         return {"table": forms.Rows(record["id"], record["g"])}

@@ -26,7 +26,7 @@ kept        The gradient is formed once, squared for the norm and multiplied by 
             the gradient as it was formed. It may differ from sum_t A_t G_t by T u M, but it is what the example contributes. Methods
             vmap and traced (copies), and the ops of biases, gains and small factors, are of this kind.
 recomputed  It is formed for the norm within T u M. The sum rounds c G once and each term T times more: |v - c g| <= (T + 1) u c M.
-            E = 0, e = (2 T + 1) u M.
+            E = 0, e = (2 T + 1) u M. A convolution is such a product: its A_t is the patch of the input at output position t.
 Gram        q = sum_ts P_ts Q_ts for the computed products P_ts of rows of A and Q_ts of rows of G. P_ts is within h_p u alpha_t alpha_s,
             Q_ts within h_d u gamma_t gamma_s, and |P_ts| <= (1 + h_p u) alpha_t alpha_s bounds what the sum over pairs adds, h_s:
                 E = u sum_ts [(h_p + h_s + 12) alpha_t alpha_s |Q_ts| + h_d gamma_t gamma_s |P_ts|] + 2 (h_p + h_s + 12) h_d (u M)^2.
@@ -37,7 +37,8 @@ centred     A_t = A~_t + a for a stored mean a; A~_t is computed within u elemen
             whose errors are, in the same way, those of inner products of A~_t with a and of G_t with s. M <= M~ + |a| sum_t gamma_t.
                 e = u ((T + 2) M~ + (2 T + 1) |a| sum_t gamma_t).
 lookup      q = sum over id_t = id_s of Q_ts. With M^2 = sum over id_t = id_s of gamma_t gamma_s: E = (h_d + h_s + 12) u M^2 and
-            e = (T + 1) u M, since a row of the table adds up at most T cotangents.
+            e = (T + 1) u M, since a row of the table adds up at most T cotangents. By id, the n_r cotangents of row r are added up for the
+            norm and again for the sum, as in `recomputed`: E = 0, e^2 = sum_r ((2 n_r + 1) u sum_t gamma_t)^2 over the row's positions t.
 joined      A parameter's uses add up: q and E of the pieces add, with those of the products between uses, and e is the sum of the uses'
             own e, times 1 + (number of uses) / 2 for adding them up. Rounds of a loop count as positions.
 

@@ -10,7 +10,7 @@ from jax.interpreters import partial_eval
 
 
 def matmul_flops(function: Callable, *arguments: Any, platform: str | None = None) -> int:
-    """Returns the matrix-product FLOPs of one call, after dead-code elimination, with loops multiplied out.
+    """Returns the FLOPs of matrix products and convolutions in one call, after dead-code elimination, with loops multiplied out.
 
     Of a branch the most expensive side counts, of a loop of unknown length one round, and of a choice by platform the side for `platform`
     (`None`: the side for accelerators, which no platform name selects). Arguments may be `ShapeDtypeStruct`s.
@@ -30,6 +30,9 @@ def _cost(eqn: Any, platform: str | None) -> int:
         ((contracted, _), _) = params["dimension_numbers"]
         inner = math.prod(eqn.invars[0].aval.shape[axis] for axis in contracted)
         return 2 * inner * math.prod(eqn.outvars[0].aval.shape)
+    if name == "conv_general_dilated":
+        kernel, places = eqn.invars[1].aval.shape, params["dimension_numbers"].rhs_spec
+        return 2 * math.prod(kernel) // kernel[places[0]] * math.prod(eqn.outvars[0].aval.shape)
     if name == "cond":
         costs = [_count(branch.jaxpr, platform) for branch in params["branches"]]
         by_platform = params.get("branches_platforms")

@@ -16,6 +16,7 @@ import numpy as np
 
 import dpx
 from dpx.clipping import ops
+from dpx.clipping.norms import BY_ID_FROM
 from dpx.clipping.probes import ProbeSession, apply, session_of
 from dpx.clipping.rounding import MARGINS, SMALLEST_CLIPPING_NORM
 from dpx.models.fused_head import token_loss
@@ -167,6 +168,10 @@ CASES = {
         TRACED,
     ),
     "gathered": Case(lambda p, b: dotted(p["table"][ids(b)], b["g"]), {"table": (V, D)}, {"g": (3 * T, D)}, TRACED),
+    "gathered_by_id": Case(lambda p, b: dotted(p["table"][ids(b)], b["g"]), {"table": (V, D)}, {"g": (BY_ID_FROM, D)}, TRACED),
+    "gathered_by_number": Case(
+        lambda p, b: dotted(p["table"][ids(b)], b["g"]), {"table": (2 * BY_ID_FROM, D)}, {"g": (BY_ID_FROM, D)}, TRACED
+    ),
     "elementwise": Case(lambda p, b: dotted(b["x"] + p["bias"], b["g"]), {"bias": (D,)}, SQUARE, TRACED, is_exact=False),
     "convolved": Case(_convolved, {"kernel": (3, D, D)}, SQUARE, TRACED, is_exact=False),
 }

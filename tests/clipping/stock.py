@@ -165,7 +165,7 @@ def experts():
 def convolution():
     model: Any = nn.Sequential([nn.Conv(D, (3,)), nn.relu, nn.Conv(4, (3,))])
     params = jax.jit(model.init)(jax.random.key(0), jnp.zeros((1, T, D)))["params"]
-    return (lambda p, e: jnp.square(model.apply({"params": p}, e["x"][None])).mean()), moved(params), {"copies", "elementwise"}
+    return (lambda p, e: jnp.square(model.apply({"params": p}, e["x"][None])).mean()), moved(params), {"convolution", "elementwise"}
 
 
 def gradient_penalty():
