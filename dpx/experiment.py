@@ -33,8 +33,8 @@ class Schedule:
         evaluation_rows: Held-out rows of an evaluation.
         checkpoint_every: Steps between two checkpoints.
         checkpoints_kept: How many of the newest checkpoints are kept.
-        stop_after_evaluations_without_gain: Number of evaluations in a row, in which the held-out metric was not above its best value, after
-            which a run without noise ends; it keeps the weights of the best evaluation. None runs all steps.
+        stop_after_evaluations_without_gain: Number of evaluations in a row without a new best held-out metric, after which a run without
+            noise ends; it keeps the weights of the best evaluation. None runs all steps.
         gain_in: The held-out metric that is compared; None is the task's own.
     """
 

@@ -8,8 +8,8 @@ from pathlib import Path
 import dpx
 
 PACKAGE = Path(dpx.__file__).parent
-# Each mechanism whose proof has conditions adds one: its `check`.
-LIMIT = 34
+# Each mechanism whose proof has conditions adds one: its `check`. `require_planned` compares a run's plan with its ledger.
+LIMIT = 35
 # Where the whole experiment is the subject: jobs, launching, configs, the claim.
 ITS_ROOMS = ("job/", "launch/", "config/", "chain/", "claim/calibration.py", "claim/statement.py")
 # Its types: the class, and the part of it that a mechanism's proof may read.

@@ -154,5 +154,5 @@ class Convolution(Op):
         window = self.window
         apart = gradient.reshape(E, *window, p // math.prod(window), d)
         out_first = jnp.moveaxis(apart, (-1, -2), (1, 2)).reshape(E * d, p // math.prod(window), *window)
-        order = np.argsort(self._setting("dimension_numbers").rhs_spec)
+        order = tuple(np.argsort(self._setting("dimension_numbers").rhs_spec))
         return self.view.back(jnp.transpose(out_first, order), like)

@@ -80,7 +80,7 @@ def squares(uses: list[Use], shape: tuple[int, ...]) -> Float[Array, " B"]:
         square_B = norms.squares(sum(others, whole))
         return bounds.upper(_of_uses(square_B, jnp.zeros_like(square_B), [of_formed(use.form) for use in uses], len(uses)))
     each, both = [], []
-    for alike, joined_square in ((outer, _outer_square), (rows, lambda form: norms.lookup(*form, shape[0]))):
+    for alike, joined_square in ((outer, _outer_square), (rows, lambda form: norms.lookup(form.id, form.g, shape[0]))):
         if alike:
             both.append(_concatenated(alike))
             own = alike[0].own_B if len(alike) == 1 else None

@@ -4,9 +4,12 @@ So does the code of Yin and Habernal 2022 (downstream_tasks/train.py: strictly a
 tested). A private run does not do this: `Experiment` refuses it.
 """
 
+import contextlib
 import dataclasses
 import math
 import shutil
+from collections.abc import Iterator
+from pathlib import Path
 
 from dpx.claim import agreement
 from dpx.experiment import Schedule
@@ -72,3 +75,13 @@ class EarlyStopping:
         if self.best is None or self.best.steps_done == done:
             return last
         return self._kept.load(self.best.steps_done, like).state
+
+
+@contextlib.contextmanager
+def opened(schedule: Schedule, metric: str, private: Path, first_step: int) -> Iterator[EarlyStopping | None]:
+    """Yields what ends a run early, with the states that it kept in `private`; `None` for a run that takes all its steps."""
+    if schedule.stop_after_evaluations_without_gain is None:
+        yield None
+        return
+    with contextlib.closing(Checkpoints(private / FOLDER, schedule.checkpoints_kept)) as kept:
+        yield EarlyStopping(schedule, metric, kept, first_step)

@@ -7,7 +7,7 @@ import dataclasses
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -57,6 +57,26 @@ class HeldOut:
             for name, value in jax.device_get(self.sums(params, rows, is_padding_B)).items():
                 totals[name] = totals.get(name, 0.0) + (np.asarray(value, np.float64) if np.ndim(value) else float(value))
         return self.metrics(totals)
+
+
+class Evaluations(NamedTuple):
+    """Metrics of parameters on held-out rows, and on the test set.
+
+    The test set is read when `test` is called, which returns `None` if the data has none.
+    """
+
+    heldout: HeldOut
+    test: Callable[[], HeldOut] | None
+
+
+def evaluations_of(objective: Any, store: Store, rows: int, widths: Sequence[int], mesh: Mesh) -> Evaluations:
+    """Returns the metrics on `rows` held-out rows, and on the test set if the data has one."""
+
+    def of_split(rows: int | None, split: Split) -> HeldOut:
+        return held_out(objective, store, rows, BATCH_ROWS, widths, split, mesh)
+
+    test_set = partial(of_split, None, "test") if "test" in store.manifest.splits else None
+    return Evaluations(of_split(rows, "heldout"), test_set)
 
 
 def held_out(

@@ -20,7 +20,6 @@ from dpx.claim.spending import Spending
 from dpx.claim.spent import planned_end, require_bound, require_planned
 from dpx.console import stage
 from dpx.data import manifests
-from dpx.data.keyed import Split
 from dpx.data.prepare import prepare, say_stage
 from dpx.data.store import Store
 from dpx.declaration import require
@@ -35,11 +34,9 @@ from dpx.processes import liveness, team
 from dpx.processes.place import require_processes
 from dpx.run_folder import RunFolder
 from dpx.task.objective import objective as make_objective
-from dpx.training import features, follower
+from dpx.training import early_stopping, features, follower
 from dpx.training.checkpoint import Checkpoints
-from dpx.training.early_stopping import FOLDER as BEST
-from dpx.training.early_stopping import EarlyStopping
-from dpx.training.evaluation import BATCH_ROWS, HeldOut, held_out
+from dpx.training.evaluation import evaluations_of
 from dpx.training.fingerprint import claim_checksum, fingerprint
 from dpx.training.loop import Runtime
 from dpx.training.metrics import MetricsWriter
@@ -48,7 +45,7 @@ from dpx.training.profiling import profiling
 from dpx.training.progress import RunProgress
 from dpx.training.released import Released
 from dpx.training.run_start import NoiseEpochs, allowed, start_run
-from dpx.training.session import Evaluations, Outputs, Session
+from dpx.training.session import Outputs, Session
 from dpx.training.step import Step, make_step
 
 
@@ -66,8 +63,8 @@ def open_run(experiment: Experiment, folder: RunFolder, job: Any = None) -> Iter
         stack.callback(team().tell, "close")
         stack.enter_context(liveness.told(team(), experiment.mesh.deadline_s, experiment.mesh.restarts))
         ledger = stack.enter_context(contextlib.closing(Ledger(private / "ledger")))
-        kept = experiment.schedule.checkpoints_kept
-        checkpoints = stack.enter_context(contextlib.closing(Checkpoints(private / agreement.CHECKPOINTS, kept)))
+        schedule, mesh = experiment.schedule, experiment.mesh.make()
+        checkpoints = stack.enter_context(contextlib.closing(Checkpoints(private / agreement.CHECKPOINTS, schedule.checkpoints_kept)))
         unchanged = fingerprint(experiment, store.manifest.checksum, ready.microbatch, ready.strategy, job)
         allow = partial(require_planned, experiment, ready.calibrated, ledger) if liveness.restart() else allowed
         noise_epochs = NoiseEpochs(folder, experiment.seed, unchanged, ledger, plan_of(experiment, ready.calibrated), allow)
@@ -93,22 +90,12 @@ def open_run(experiment: Experiment, folder: RunFolder, job: Any = None) -> Iter
         )
         if conclude is None and team().is_alone and features.are_constant(ready.objective, run_start.state.params):
             stage("reading every text once: the head alone is trained")
-            mesh = experiment.mesh.make()
             store = features.of_store(ready.objective, run_start.frozen, store, experiment.widths, mesh, private)
         measured = stack.enter_context(contextlib.closing(profiling(experiment.profile, private, experiment.mesh.devices)))
-        runtime = Runtime(
-            experiment=experiment,
-            calibrated=ready.calibrated,
-            store=store,
-            step=measured.watched(step),
-            ledger=ledger,
-            strategy=ready.strategy,
-            frozen=run_start.frozen,
-            job=job,
-            profiling=measured,
-        )
-        evaluations = _evaluations(ready, experiment)
-        early = _early_stopping(experiment, private, run_start.first_step, stack)
+        of_step = {"step": measured.watched(step), "strategy": ready.strategy, "frozen": run_start.frozen, "profiling": measured}
+        runtime = Runtime(experiment=experiment, calibrated=ready.calibrated, store=store, ledger=ledger, job=job, **of_step)
+        evaluations = evaluations_of(ready.objective, ready.store, schedule.evaluation_rows, experiment.widths, mesh)
+        early = stack.enter_context(early_stopping.opened(schedule, experiment.gain_in, private, run_start.first_step))
         yield Session(folder, runtime, noise_epochs, run_start, checkpoints, evaluations, outputs, conclude, early)
 
 
@@ -166,32 +153,12 @@ def _get_ready(experiment: Experiment, folder: RunFolder) -> _Ready:
     if folder.fork and begins_from.private is not None:
         require_same_audit(folder.fork, begins_from.private, audit)
     strategy = experiment.mechanism.load_strategy(experiment.steps, folder.private)
-    if not team().is_alone:
-        facts = follower.facts_of_run(experiment.mesh, calibrated, microbatch, strategy)
-        team().tell("open", **facts)
-        step = make_step(experiment, trained, mesh, microbatch)
-        follower.require_agreement(team(), follower.agreed(claim_checksum(experiment), facts, store.manifest.checksum))
-        return _Ready(store, calibrated, receiver, begins_from, objective, microbatch, strategy, step)
+    facts = follower.facts_of_run(experiment.mesh, calibrated, microbatch, strategy)
+    team().tell("open", **facts)
     step = make_step(experiment, trained, mesh, microbatch)
+    if not team().is_alone:
+        follower.require_agreement(team(), follower.agreed(claim_checksum(experiment), facts, store.manifest.checksum))
     return _Ready(store, calibrated, receiver, begins_from, objective, microbatch, strategy, step)
-
-
-def _evaluations(ready: _Ready, experiment: Experiment) -> Evaluations:
-    """Returns the metrics on the declared number of held-out rows, and on the test set if the data has one."""
-
-    def of_split(rows: int | None, split: Split) -> HeldOut:
-        return held_out(ready.objective, ready.store, rows, BATCH_ROWS, experiment.widths, split, mesh)
-
-    mesh = experiment.mesh.make()
-    test_set = partial(of_split, None, "test") if "test" in ready.store.manifest.splits else None
-    return Evaluations(of_split(experiment.schedule.evaluation_rows, "heldout"), test_set)
-
-
-def _early_stopping(experiment: Experiment, private: Path, first_step: int, stack: contextlib.ExitStack) -> EarlyStopping | None:
-    if experiment.schedule.stop_after_evaluations_without_gain is None:
-        return None
-    kept = stack.enter_context(contextlib.closing(Checkpoints(private / BEST, experiment.schedule.checkpoints_kept)))
-    return EarlyStopping(experiment.schedule, experiment.gain_in, kept, first_step)
 
 
 def _start(init: Init, receiver: Receiver, store: Store, folder: RunFolder, known: Ledger | None) -> Start:

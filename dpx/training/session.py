@@ -24,7 +24,7 @@ from dpx.run_folder import RunFolder, read_json, write_json
 from dpx.training import features, together
 from dpx.training.checkpoint import Checkpoints
 from dpx.training.early_stopping import EarlyStopping, Ended
-from dpx.training.evaluation import HeldOut
+from dpx.training.evaluation import Evaluations
 from dpx.training.loop import Runtime, Stopped, run
 from dpx.training.metrics import MetricsWriter
 from dpx.training.progress import RunProgress
@@ -36,16 +36,6 @@ from dpx.training.update import CANARIES
 
 # Under private/: the task's metric of the weights that a run began with, on held-out rows.
 START = "start.json"
-
-
-class Evaluations(NamedTuple):
-    """Metrics of parameters on held-out rows, and on the test set.
-
-    The test set is read when `test` is called, which returns `None` if the data has none.
-    """
-
-    heldout: HeldOut
-    test: Callable[[], HeldOut] | None
 
 
 class Outputs(NamedTuple):
@@ -232,11 +222,11 @@ class Session:
         outputs.released.hold(self.runtime.ledger.noise_epochs[-1].number, step, metrics)
         accuracy = metrics[f"train/{experiment.task.metric}"]
         outputs.progress.step(done, metrics["train/examples_per_s"], metrics["train/loss"], accuracy, epsilon)
-        is_over = early is not None and done < experiment.steps and early.is_over(done)
-        if self._is_due(done, experiment.schedule.checkpoint_every) or is_over:
+        ends = early if early is not None and done < experiment.steps and early.is_over(done) else None
+        if self._is_due(done, experiment.schedule.checkpoint_every) or ends:
             self._save(done, state)
-        if is_over:
-            outputs.progress.say(f"no gain in {early.allowed} evaluations: the run ends after {done} of {experiment.steps} steps")
+        if ends:
+            outputs.progress.say(f"no gain in {ends.allowed} evaluations: the run ends after {done} of {experiment.steps} steps")
             raise Ended(done, state)
 
     def _is_due(self, done: int, every: int) -> bool:
