@@ -209,7 +209,8 @@ class Experiment:
             "the last step of a private run is not chosen by held-out rows: the claim does not cover what the choice reveals of them",
             "Use null, or mechanism=none",
         )
-        measured = self.task.metrics(defaultdict(float, confusion=((1.0,),)))
+        totals: Any = defaultdict(float, confusion=((1.0,),))
+        measured = self.task.metrics(totals)
         name = self.gain_in
         require(name in measured, f"schedule.gain_in={name}", "is not measured by this task", f"Use one of {', '.join(measured)}")
 

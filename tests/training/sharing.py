@@ -60,7 +60,7 @@ def _shared(make: Callable[..., Any], key: Callable[..., str]) -> Callable[..., 
 
 
 _MAKE_STEP = _shared(opening.make_step, _step_key)
-_HELD_OUT = _shared(opening.held_out, _evaluation_key)
+_HELD_OUT = _shared(evaluation.held_out, _evaluation_key)
 
 
 @contextlib.contextmanager
@@ -76,6 +76,5 @@ def shared_programs() -> Iterator[pytest.MonkeyPatch]:
     """Within it sessions share steps and evaluations. A test that replaces what a step is made of belongs outside."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(opening, "make_step", _MAKE_STEP)
-        patch.setattr(opening, "held_out", _HELD_OUT)
         patch.setattr(evaluation, "held_out", _HELD_OUT)
         yield patch
