@@ -27,7 +27,6 @@ from dpx.experiment import Experiment
 from dpx.init.declarations import Init
 from dpx.init.relation import contradictions
 from dpx.init.start import RANDOM, Receiver, Start, receiver_of, related_again, require_one_start, same_weights, start, start_of_fork
-from dpx.mesh import Mesh
 from dpx.privacy.ledger import Ledger
 from dpx.privacy.unit_facts import UnitFacts
 from dpx.processes import liveness, team
@@ -56,7 +55,7 @@ def open_run(experiment: Experiment, folder: RunFolder, job: Any = None) -> Iter
     Raises `ConfigError` before the first array of the model is allocated. In a job of several processes, this is process 0, which tells
     the others what to do (`dpx.training.follower`).
     """
-    _start_jax(experiment.mesh, experiment.audit, folder)
+    _start_jax(experiment, folder)
     ready = _get_ready(experiment, folder)
     store, step, audit, private = ready.store, ready.step, experiment.audit, folder.private
     with contextlib.ExitStack() as stack:
@@ -99,16 +98,16 @@ def open_run(experiment: Experiment, folder: RunFolder, job: Any = None) -> Iter
         yield Session(folder, runtime, noise_epochs, run_start, checkpoints, evaluations, outputs, conclude, early)
 
 
-def _start_jax(mesh: Mesh, audit: Any, folder: RunFolder) -> None:
-    """Starts jax in all processes of this job. Raises `ConfigError` before that if `mesh` declares another number, and for an audit."""
+def _start_jax(experiment: Experiment, folder: RunFolder) -> None:
+    """Starts jax in all processes of this job. Raises `ConfigError` before that for what several cannot do."""
     team().require_joined()
-    require_processes(mesh, team().count)
-    require(
-        team().is_alone or not isinstance(audit, Canaries),
-        "audit=canaries",
-        f"canaries are planted and scored by one process, and this job has {team().count}",
-        "Use audit=none, or one process",
-    )
+    require_processes(experiment.mesh, team().count)
+    alone = {
+        "audit=canaries": (isinstance(experiment.audit, Canaries), "canaries are planted and scored by one process", "Use audit=none"),
+        "mechanism=banded": (experiment.mechanism.name == "banded", "its noise was tested in one process only", "Use mechanism=dp_sgd"),
+    }
+    for value, (is_declared, reason, fix) in alone.items():
+        require(team().is_alone or not is_declared, value, f"{reason}, and this job has {team().count}", f"{fix}, or one process")
     # Devices are found by all processes at once.
     team().tell("begin", config_yaml=folder.config_yaml, folder=str(folder.path), fork=folder.fork)
     team().require_jax()

@@ -3,6 +3,7 @@
 import contextlib
 import subprocess
 from pathlib import Path
+from types import SimpleNamespace
 
 import jax
 import pytest
@@ -14,6 +15,7 @@ from dpx.config import recipes
 from dpx.declaration import ConfigError
 from dpx.job.train import Train
 from dpx.launch import launcher
+from dpx.mechanism.declarations import Banded, DpSgd
 from dpx.mesh import Mesh
 from dpx.processes import Team
 from dpx.processes.place import ALONE, Place, place, require_processes
@@ -142,8 +144,11 @@ def test_what_one_process_alone_does_is_refused_in_several(untouched, monkeypatc
     for asked._job in ("evaluate", "export", "predict", "audit", "chain", "benchmark"):
         with pytest.raises(ConfigError, match=f"^job={asked._job}: is done by one process, and this job has 2. Start one process for it"):
             asked._check_launch(OmegaConf.create(), None, ())
-    with pytest.raises(ConfigError, match="^audit=canaries: canaries are planted and scored by one process, and this job has 2"):
-        opening._start_jax(mesh_of(), object.__new__(Canaries), untouched)
+    parts = {"audit=canaries": {"audit": object.__new__(Canaries)}, "mechanism=banded": {"mechanism": object.__new__(Banded)}}
+    for value, part in parts.items():
+        asks = SimpleNamespace(**{"mesh": mesh_of(), "audit": None, "mechanism": DpSgd()} | part)
+        with pytest.raises(ConfigError, match=f"^{value}: .* one process.*, and this job has 2. Use .*, or one process"):
+            opening._start_jax(asks, untouched)  # pyright: ignore[reportArgumentType]
 
 
 LAUNCH = Path(__file__).resolve().parents[2] / "experiments" / "launch"

@@ -1,6 +1,6 @@
 """Random SIGKILLs of runs in one and in two processes, each started again in either number: nothing is lost and no key meets two sums.
 
-DPX_SOAK_SECONDS sets the time, one hour by default; `pytest -s` shows what was done.
+DPX_SOAK_SECONDS sets the time, one hour by default, and DPX_SOAK_SEED the draws of the moments; `pytest -s` shows what was done.
 """
 
 import os
@@ -74,7 +74,7 @@ def require_whole(folder: Path) -> int:
 @pytest.mark.soak
 @pytest.mark.timeout(SECONDS + 2 * LONGEST_SECONDS)
 def test_nothing_is_lost_and_no_key_meets_two_sums(tmp_path):
-    draw, until = random.Random(), time.monotonic() + SECONDS
+    draw, until = random.Random(int(os.environ.get("DPX_SOAK_SEED", "0"))), time.monotonic() + SECONDS
     kills = changes = keys = runs = count = 0
     while (kills < KILLS or changes < CHANGES) and time.monotonic() < until:
         folder, before, was = tmp_path / str(runs), count, lines(tmp_path / str(runs))
