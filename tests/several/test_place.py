@@ -3,7 +3,6 @@
 import contextlib
 import subprocess
 from pathlib import Path
-from types import SimpleNamespace
 
 import jax
 import pytest
@@ -13,6 +12,7 @@ from omegaconf import OmegaConf
 from dpx.audit.declarations import Canaries
 from dpx.config import recipes
 from dpx.declaration import ConfigError
+from dpx.experiment import Experiment
 from dpx.job.train import Train
 from dpx.launch import launcher
 from dpx.mechanism.declarations import Banded, DpSgd
@@ -146,9 +146,11 @@ def test_what_one_process_alone_does_is_refused_in_several(untouched, monkeypatc
             asked._check_launch(OmegaConf.create(), None, ())
     parts = {"audit=canaries": {"audit": object.__new__(Canaries)}, "mechanism=banded": {"mechanism": object.__new__(Banded)}}
     for value, part in parts.items():
-        asks = SimpleNamespace(**{"mesh": mesh_of(), "audit": None, "mechanism": DpSgd()} | part)
+        asks = object.__new__(Experiment)
+        for name, given in ({"mesh": mesh_of(), "audit": None, "mechanism": DpSgd()} | part).items():
+            object.__setattr__(asks, name, given)
         with pytest.raises(ConfigError, match=f"^{value}: .* one process.*, and this job has 2. Use .*, or one process"):
-            opening._start_jax(asks, untouched)  # pyright: ignore[reportArgumentType]
+            opening._start_jax(asks, untouched)
 
 
 LAUNCH = Path(__file__).resolve().parents[2] / "experiments" / "launch"
