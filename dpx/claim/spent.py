@@ -3,7 +3,7 @@
 import dataclasses
 import json
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from dpx.claim.calibration import Calibrated, compositions, planned_segments
 from dpx.claim.document import ChainFacts, CountedEvent, EpsilonAt, LedgerFacts, RatesRoundedUp, SpentEpsilon
@@ -12,7 +12,7 @@ from dpx.experiment import Experiment
 from dpx.privacy import accounting, events, ledger, loss_grid, origins
 from dpx.privacy.declarations import Accountant, Privacy
 from dpx.privacy.event_json import describe
-from dpx.privacy.ledger import Ledger, Segments
+from dpx.privacy.ledger import Ledger, NoiseEpoch, Segments
 from dpx.privacy.origins import Origin
 from dpx.privacy.segments import left
 
@@ -114,20 +114,20 @@ def planned_end(experiment: Experiment, calibrated: Calibrated, entered: Ledger 
     return ledger.join(segments, left(to_come, segments))
 
 
-def require_planned(experiment: Experiment, calibrated: Calibrated, entered: Ledger, from_step: int) -> None:
+def require_planned(
+    accountant: Accountant, privacy: Privacy, plan: Callable[[NoiseEpoch | None], Segments], entered: Ledger, from_step: int
+) -> None:
     """Raises `ConfigError` if a noise epoch from `from_step` on would charge more than the run's plan, at its end, by its own accountant.
 
-    A job that is started again by itself goes on only within what its user planned.
+    `plan` returns the steps to come in a noise epoch; without one, those of the whole run. A job that is started again by itself goes on
+    only within what its user planned.
     """
-    if calibrated.noise_multiplier is None or not entered.noise_epochs:
+    if not entered.noise_epochs:
         return
     newest = entered.noise_epochs[-1]
     epoch = dataclasses.replace(newest, number=newest.number + 1, name="to come", from_step=from_step)
-    to_come = planned_segments(experiment, calibrated.batch_stages, calibrated.size, calibrated.noise_multiplier, entered.identity, epoch)
-    first, then = (
-        Spent(experiment.accountant, experiment.privacy, segments)
-        for segments in (planned_end(experiment, calibrated, None, entered.origins), ledger.join(entered.segments(), to_come))
-    )
+    ends = (ledger.join(*origins.charged(entered.origins), plan(None)), ledger.join(entered.segments(), plan(epoch)))
+    first, then = (Spent(accountant, privacy, end) for end in ends)
     planned, charged = (math.inf if (value := one.epsilon(one.accountants[0])) is None else value for one in (first, then))
     require(
         charged <= planned,

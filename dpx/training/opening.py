@@ -15,7 +15,7 @@ from dpx.audit.canaries import WithCanaries, plant, require_same_audit
 from dpx.audit.declarations import Canaries
 from dpx.audit.objective import LENGTH, Audited
 from dpx.claim import agreement
-from dpx.claim.calibration import Calibrated, as_planned, calibrate, plan_of
+from dpx.claim.calibration import Calibrated, as_planned, calibrate, plan_of, planned_segments
 from dpx.claim.spending import Spending
 from dpx.claim.spent import planned_end, require_bound, require_planned
 from dpx.console import stage
@@ -27,6 +27,8 @@ from dpx.experiment import Experiment
 from dpx.init.declarations import Init
 from dpx.init.relation import contradictions
 from dpx.init.start import RANDOM, Receiver, Start, receiver_of, related_again, require_one_start, same_weights, start, start_of_fork
+from dpx.mechanism.protocol import Mechanism
+from dpx.mesh import Mesh
 from dpx.privacy.ledger import Ledger
 from dpx.privacy.unit_facts import UnitFacts
 from dpx.processes import liveness, team
@@ -55,7 +57,7 @@ def open_run(experiment: Experiment, folder: RunFolder, job: Any = None) -> Iter
     Raises `ConfigError` before the first array of the model is allocated. In a job of several processes, this is process 0, which tells
     the others what to do (`dpx.training.follower`).
     """
-    _start_jax(experiment, folder)
+    _start_jax(experiment.mesh, experiment.audit, experiment.mechanism, folder)
     ready = _get_ready(experiment, folder)
     store, step, audit, private = ready.store, ready.step, experiment.audit, folder.private
     with contextlib.ExitStack() as stack:
@@ -65,7 +67,10 @@ def open_run(experiment: Experiment, folder: RunFolder, job: Any = None) -> Iter
         schedule, mesh = experiment.schedule, experiment.mesh.make()
         checkpoints = stack.enter_context(contextlib.closing(Checkpoints(private / agreement.CHECKPOINTS, schedule.checkpoints_kept)))
         unchanged = fingerprint(experiment, store.manifest.checksum, ready.microbatch, ready.strategy, job)
-        allow = partial(require_planned, experiment, ready.calibrated, ledger) if liveness.restart() else allowed
+        allow = allowed
+        if liveness.restart() and (noise := ready.calibrated.noise_multiplier) is not None:
+            plan = partial(planned_segments, experiment, ready.calibrated.batch_stages, ready.calibrated.size, noise, ledger.identity)
+            allow = partial(require_planned, experiment.accountant, experiment.privacy, plan, ledger)
         noise_epochs = NoiseEpochs(folder, experiment.seed, unchanged, ledger, plan_of(experiment, ready.calibrated), allow)
         manifests.keep(private, store)
         run_start = start_run(noise_epochs, checkpoints, step, ready.start)
@@ -98,13 +103,13 @@ def open_run(experiment: Experiment, folder: RunFolder, job: Any = None) -> Iter
         yield Session(folder, runtime, noise_epochs, run_start, checkpoints, evaluations, outputs, conclude, early)
 
 
-def _start_jax(experiment: Experiment, folder: RunFolder) -> None:
+def _start_jax(mesh: Mesh, audit: Any, mechanism: Mechanism, folder: RunFolder) -> None:
     """Starts jax in all processes of this job. Raises `ConfigError` before that for what several cannot do."""
     team().require_joined()
-    require_processes(experiment.mesh, team().count)
+    require_processes(mesh, team().count)
     alone = {
-        "audit=canaries": (isinstance(experiment.audit, Canaries), "canaries are planted and scored by one process", "Use audit=none"),
-        "mechanism=banded": (experiment.mechanism.name == "banded", "its noise was tested in one process only", "Use mechanism=dp_sgd"),
+        "audit=canaries": (isinstance(audit, Canaries), "canaries are planted and scored by one process", "Use audit=none"),
+        "mechanism=banded": (mechanism.name == "banded", "its noise was tested in one process only", "Use mechanism=dp_sgd"),
     }
     for value, (is_declared, reason, fix) in alone.items():
         require(team().is_alone or not is_declared, value, f"{reason}, and this job has {team().count}", f"{fix}, or one process")

@@ -12,7 +12,6 @@ from omegaconf import OmegaConf
 from dpx.audit.declarations import Canaries
 from dpx.config import recipes
 from dpx.declaration import ConfigError
-from dpx.experiment import Experiment
 from dpx.job.train import Train
 from dpx.launch import launcher
 from dpx.mechanism.declarations import Banded, DpSgd
@@ -144,13 +143,9 @@ def test_what_one_process_alone_does_is_refused_in_several(untouched, monkeypatc
     for asked._job in ("evaluate", "export", "predict", "audit", "chain", "benchmark"):
         with pytest.raises(ConfigError, match=f"^job={asked._job}: is done by one process, and this job has 2. Start one process for it"):
             asked._check_launch(OmegaConf.create(), None, ())
-    parts = {"audit=canaries": {"audit": object.__new__(Canaries)}, "mechanism=banded": {"mechanism": object.__new__(Banded)}}
-    for value, part in parts.items():
-        asks = object.__new__(Experiment)
-        for name, given in ({"mesh": mesh_of(), "audit": None, "mechanism": DpSgd()} | part).items():
-            object.__setattr__(asks, name, given)
+    for value, *parts in (("audit=canaries", object.__new__(Canaries), DpSgd()), ("mechanism=banded", None, object.__new__(Banded))):
         with pytest.raises(ConfigError, match=f"^{value}: .* one process.*, and this job has 2. Use .*, or one process"):
-            opening._start_jax(asks, untouched)
+            opening._start_jax(mesh_of(), *parts, untouched)
 
 
 LAUNCH = Path(__file__).resolve().parents[2] / "experiments" / "launch"

@@ -1,11 +1,11 @@
 """Epsilon as a run goes by: that of the step it is shown at, never below the statement's, and nearly free."""
 
-import dataclasses
+from functools import partial
 
 import pytest
 
 from dpx.claim import spending
-from dpx.claim.calibration import calibrate, entry
+from dpx.claim.calibration import calibrate, entry, planned_segments
 from dpx.claim.spending import Spending
 from dpx.claim.spent import require_planned
 from dpx.declaration import ConfigError
@@ -83,21 +83,20 @@ def test_one_steps_losses_are_found_once_for_all_points(tmp_path, monkeypatch):
     assert accounting._losses_of_one.cache_info().misses == 1
 
 
-@pytest.mark.parametrize(("charged", "again", "goes_on"), [(20, 20, True), (20, 19, False), (1, 0, False), (STEPS, STEPS - 1, False)])
-def test_a_restart_needs_no_more_than_was_planned(tmp_path, charged, again, goes_on):
-    """With fresh noise from the first step that was not charged on, a run is charged as planned; one step more is too many."""
-    entered = begun(tmp_path, range(charged))
-    calibrated = calibrate(EXPERIMENT, SIZE)
-    if goes_on:
-        return require_planned(EXPERIMENT, calibrated, entered, again)
-    with pytest.raises(
-        ConfigError, match=rf"^restart from step {again}: needs fresh noise, and epsilon at the end would be .* was planned"
-    ):
-        require_planned(EXPERIMENT, calibrated, entered, again)
+CALIBRATED = calibrate(EXPERIMENT, SIZE)
 
 
-def test_a_run_without_noise_or_before_its_first_noise_epoch_may_always_start_again(tmp_path):
-    entered, calibrated = Ledger(tmp_path / "ledger"), calibrate(EXPERIMENT, SIZE)
-    require_planned(EXPERIMENT, calibrated, entered, 0)
-    without = dataclasses.replace(calibrated, noise_multiplier=None)
-    require_planned(EXPERIMENT, without, begun(tmp_path, range(20), entered=entered), 0)
+def restart(entered, from_step):
+    plan = partial(planned_segments, EXPERIMENT, CALIBRATED.batch_stages, SIZE, 0.7, entered.identity)
+    require_planned(EXPERIMENT.accountant, EXPERIMENT.privacy, plan, entered, from_step)
+
+
+def test_a_restart_that_repeats_no_step_with_fresh_noise_is_within_the_plan(tmp_path):
+    restart(Ledger(tmp_path / "new"), 0)
+    restart(begun(tmp_path, range(20)), 20)
+
+
+@pytest.mark.parametrize(("charged", "again"), [(20, 19), (1, 0), (STEPS, STEPS - 1)])
+def test_one_that_does_needs_the_users_command(tmp_path, charged, again):
+    with pytest.raises(ConfigError, match=rf"^restart from step {again}: needs fresh noise, and epsilon at the end would be .* planned"):
+        restart(begun(tmp_path, range(charged)), again)
