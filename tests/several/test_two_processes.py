@@ -120,7 +120,10 @@ def test_every_kind_of_run_is_the_same_in_several_processes(tmp_path, name, coun
     for processes in (1, count):
         ended(several(tmp_path / str(processes), processes, "batch_schedule.size=64", *VARIANTS[name]))
     (one, _, one_ledger, other), (two, _, two_ledger, run) = (outcome(tmp_path / str(processes)) for processes in (1, count))
-    assert one.keys() == two.keys() and charges(two_ledger) == charges(one_ledger) and drawn(run) == drawn(other)
+    assert one.keys() == two.keys() and charges(two_ledger) == charges(one_ledger)
+    # One process that trains the last layer alone reads the body's outputs, and no tokens.
+    fields = (0, 1, 3) if name == "forward" else (0, 1, 2, 3)
+    assert [[line[field] for field in fields] for line in drawn(run)] == [[line[field] for field in fields] for line in drawn(other)]
     for path in one:
         np.testing.assert_allclose(two[path], one[path], atol=1e-5)
 
