@@ -35,7 +35,11 @@ def several(folder: Path, count: int, *more: str, steps: int = STEPS, module: st
 
 
 def ended(run: "subprocess.Popen[str]", code: int = 0) -> str:
-    out, errors = run.communicate(timeout=300)
+    try:
+        out, errors = run.communicate(timeout=300)
+    except subprocess.TimeoutExpired:
+        run.terminate()
+        raise
     assert run.returncode == code, out[-2000:] + errors[-3000:]
     return errors + out
 
