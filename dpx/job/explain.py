@@ -58,6 +58,14 @@ class Explain:
         if self.chain is not None:
             _explain_chain(self.chain, experiment, folder)
             return
+        said, is_checked = self.said(experiment, folder)
+        document = said.as_json() | {"is_checked": is_checked}
+        write_json(folder.made_release() / "explain.json", document)
+        answer(document)
+        _show(said)
+
+    def said(self, experiment: Experiment, folder: RunFolder) -> tuple[Explanation, bool]:
+        """Returns the explanation of the config or the run, and whether the run's folder was checked against its ledger."""
         from dpx.claim import agreement
 
         is_checked, stated = agreement.check(folder.path) is not None, _statement(folder.path)
@@ -65,10 +73,7 @@ class Explain:
         said = explain(experiment, self._size(experiment, stated), stated, begins_from)
         if stated is not None and not is_checked:
             said = dataclasses.replace(said, words=(UNCHECKED, *said.words))
-        document = said.as_json() | {"is_checked": is_checked}
-        write_json(folder.made_release() / "explain.json", document)
-        answer(document)
-        _show(said)
+        return said, is_checked
 
     def _size(self, experiment: Experiment, stated: AnyRun | None) -> int:
         """Returns the number that was given, or stated (less the places of canaries, which are counted in again), or counted; 0 if it is

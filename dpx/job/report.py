@@ -1,10 +1,15 @@
-"""`job=report`: finished runs into `experiments/<paper>/results.csv`; tables, figures and one page from that file alone. No jax."""
+"""`job=report`: finished runs into `experiments/<paper>/results.csv`; tables, figures and one page from that file alone. No jax.
 
+`report.paper=all` makes the page of every paper and `experiments/index.html`, one page for all items. With `run=<folder>` it makes the page
+of that run, with `report.runs=[...]` one page of several runs side by side.
+"""
+
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from dpx.console import answer, wide_console
-from dpx.declaration import declaration
+from dpx.declaration import declaration, require
 from dpx.experiment import Experiment
 from dpx.extras import require_extra
 from dpx.run_folder import RunFolder
@@ -18,26 +23,52 @@ class Report:
     that fails or did not run is shown as such and does not raise.
 
     Attributes:
-        paper: Folder below evidence, such as anil2021; benchmarks for the tables of speed.
+        paper: Folder below evidence, such as anil2021; all for every paper and the page of all items; benchmarks for the tables of speed.
         collect: Whether finished runs are read first; false only redraws.
         outputs: Folder of the runs.
         evidence: Folder of the papers' tables and pages.
+        runs: Runs, by folder or by name, that are compared on one page instead of a paper.
     """
 
     paper: str
     collect: bool = True
     outputs: str = "outputs"
     evidence: str = "experiments"
+    runs: Sequence[str] = ()
 
     def __call__(self, experiment: Experiment, folder: RunFolder) -> None:
-        del experiment, folder
+        if folder.has_begun or self.runs:
+            require_extra("job=report", "plots")
+            _write_private(_of_run(experiment, folder) if folder.has_begun else _of_several(self.runs), folder)
+        elif self.paper == "all":
+            self._all()
+        else:
+            self._one(self.paper)
+
+    def _all(self) -> None:
+        """Makes the page of every paper, and the page of all their items."""
+        from dpx.report import overview, page, paper
+        from dpx.report.document import html
+
+        homes = sorted(path.parent for path in Path(self.evidence).glob("*/paper.yaml"))
+        require(bool(homes), f"report.evidence={self.evidence}", "no folder in it has a paper.yaml", "Run the job in a checkout of dpx")
+        for home in homes:
+            self._one(home.name)
+        declared = [(paper.read(home), home) for home in homes]
+        papers = [overview.judged(one, page.evidence(one, home)) for one, home in declared]
+        place = Path(self.evidence) / "index.html"
+        place.write_text(html(overview.document(papers)))
+        answer({"page": str(place), "papers": len(papers), "items": sum(len(one.paper.items) for one in papers)})
+        wide_console().print(f"{place}: all items of {len(papers)} papers", highlight=False)
+
+    def _one(self, name: str) -> None:
         from dpx.benchmark import tables
         from dpx.report import analyses, collect, page, paper, rows
 
-        if self.paper == "benchmarks":
-            wide_console().print(f"{tables.write(Path(self.evidence) / self.paper)} files into {self.evidence}/benchmarks/README.md")
+        if name == "benchmarks":
+            wide_console().print(f"{tables.write(Path(self.evidence) / name)} files into {self.evidence}/benchmarks/README.md")
             return
-        home, console = Path(self.evidence) / self.paper, wide_console()
+        home, console = Path(self.evidence) / name, wide_console()
         declared = paper.read(home)
         # Checked first, not after every run was collected.
         require_extra("job=report", "plots")
@@ -54,6 +85,33 @@ class Report:
         _write(home, page.document(declared, found))
         answer({"page": str(home / "page.html"), "runs": len(found.runs)})
         console.print(f"{home / 'page.html'} and README.md from {len(found.runs)} runs and the tables in {home}", highlight=False)
+
+
+def _of_run(experiment: Experiment, folder: RunFolder) -> Any:
+    """Returns the page of a finished run."""
+    from dpx.job.explain import Explain
+    from dpx.report import run_page
+
+    run, (said, _) = run_page.read(folder.path), Explain().said(experiment, folder)
+    return run_page.document(run, said.words, said.tables)
+
+
+def _of_several(named: Sequence[str]) -> Any:
+    """Returns the page of several finished runs."""
+    from dpx import config
+    from dpx.report import run_page
+
+    require(len(named) > 1, f"report.runs={list(named)}", "a comparison is of several runs", "Name two or more, or run=<folder> for one")
+    return run_page.comparison([run_page.read(config.load(one)[1]) for one in named])
+
+
+def _write_private(document: Any, folder: RunFolder) -> None:
+    from dpx.report.document import html
+
+    place = folder.made_private() / "page.html"
+    place.write_text(html(document))
+    answer({"page": str(place)})
+    wide_console().print(f"{place}: {document.title}", highlight=False)
 
 
 def _write(home: Path, document: Any) -> None:

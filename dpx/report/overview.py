@@ -1,0 +1,82 @@
+"""The page of all papers: each item with its verdict, its cost at full scale, what a laptop shows and its privacy, with a link."""
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+from dpx.report import page, shape
+from dpx.report.document import Document, Section, grid
+from dpx.report.evidence import Evidence
+from dpx.report.paper import KINDS, Item, Paper
+from dpx.report.rows import Run
+from dpx.report.shape import Verdict
+
+# A cell that is longer is cut; the paper's page has all of it.
+LONGEST = 160
+
+
+class Judged(NamedTuple):
+    """A paper, its evidence, and the verdict of each item by its number."""
+
+    paper: Paper
+    found: Evidence
+    verdicts: Mapping[str, Verdict]
+
+
+def judged(paper: Paper, found: Evidence) -> Judged:
+    """Returns the paper with every item judged."""
+    return Judged(paper, found, {item.number: page.verdict(item, found) for item in paper.items})
+
+
+def document(papers: Sequence[Judged]) -> Document:
+    """Returns the page; its links lead to `<paper>/page.html` beside it."""
+    states = Counter(verdict.state for one in papers for verdict in one.verdicts.values())
+    total = sum(len(one.paper.items) for one in papers)
+    counts = ", ".join(f"{states[state]} {state}" for state in (shape.PASS, shape.FAIL, shape.NOT_RUN))
+    lead = [
+        f"{total} items of {len(papers)} papers: {counts}.",
+        "A verdict compares the order of our values with the paper's, at laptop size unless the item is computed. Cost is that of one H200 "
+        "at half of 790 TFLOP/s. Made by `python -m dpx job=report report.paper=all`.",
+    ]
+    return Document("Every experiment of every paper", lead, [_section(one) for one in papers])
+
+
+def _section(one: Judged) -> Section:
+    columns = ("item", "recipe", "verdict", "full scale", "what a laptop shows", "privacy")
+    lines = [_line(item, one) for item in one.paper.items]
+    blocks = [
+        f"[The page of this paper]({one.found.home.name}/page.html) has figures, published values and every run.",
+        grid(columns, lines),
+    ]
+    return Section(one.paper.title, blocks, one.found.home.name)
+
+
+def _line(item: Item, one: Judged) -> tuple[str, ...]:
+    title = f"[{item.number}]({one.found.home.name}/page.html#{item.number.lower()}) {item.title}"
+    verdict = one.verdicts[item.number]
+    runs = [run for run in one.found.runs if run.experiment == f"laptop_{item.experiment}"]
+    cost = page.not_run(item.hours) if item.kind == "trains" else KINDS[item.kind]
+    shown = "; ".join(part.statistic for part in verdict.parts)
+    counted = f"{len(runs)} runs: " if runs else ""
+    return (title, f"`{item.experiment}`", verdict.state, cost, _cut(counted + shown), privacy(runs))
+
+
+def privacy(runs: Sequence[Run]) -> str:
+    """Returns what the runs spend, in one line: their guarantees, the range of epsilon by their own accountant, unit and delta."""
+    if not runs:
+        return "nothing is spent"
+    told = [", ".join(sorted({run.facts.get("guarantee", "unknown") for run in runs}))]
+    for accountant in sorted({run.facts["accountant"] for run in runs if "accountant" in run.facts}):
+        own = [run.facts.get(f"epsilon/{accountant}") for run in runs if run.facts.get("accountant") == accountant]
+        bounds = [float(value) for value in own if value is not None]
+        if bounds:
+            least, most = f"{min(bounds):.3g}", f"{max(bounds):.3g}"
+            told.append(f"ε {least if least == most else f'{least} to {most}'} ({accountant})")
+    for key in ("unit", "delta"):
+        values = sorted({run.facts[key] for run in runs if key in run.facts})
+        told += [f"{key} {', '.join(values)}"] if values else []
+    return "; ".join(told)
+
+
+def _cut(text: str) -> str:
+    return text if len(text) <= LONGEST else text[: LONGEST - 1].rpartition(" ")[0] + " …"

@@ -1,0 +1,72 @@
+"""The page of all items, the page of a run, and runs side by side."""
+
+import dataclasses
+import shutil
+from pathlib import Path
+
+import pytest
+
+from dpx.declaration import ConfigError
+from dpx.report import overview, page, rows, run_page
+from dpx.report.document import html
+from dpx.table import Table
+from tests.report import made
+
+PAPERS = sorted(path.parent.name for path in made.EXPERIMENTS.glob("*/paper.yaml"))
+RUNS = [
+    *made.replicates("anil_epsilon_sweep", [0.1, 0.12], noise__epsilon=1.08),
+    *made.replicates("anil_epsilon_sweep", [0.2, 0.22], noise__epsilon=5.36),
+]
+
+
+def test_every_item_of_every_paper_is_on_one_page(tmp_path: Path) -> None:
+    papers = []
+    for name in PAPERS:
+        (tmp_path / name).mkdir()
+        shutil.copy(made.EXPERIMENTS / name / "published.csv", tmp_path / name)
+        rows.write(tmp_path / name / "results.csv", RUNS if name == "anil2021" else [])
+        papers.append(overview.judged(made.declared(name), page.evidence(made.declared(name), tmp_path / name)))
+    text = html(overview.document(papers))
+    numbers = [(name, item.number) for name in PAPERS for item in made.declared(name).items]
+    links = [f"{name}/page.html#{number.lower()}" for name, number in numbers]
+    assert [link for link in links if f'href="{link}"' not in text] == []
+    assert f"{len(numbers)} items of {len(PAPERS)} papers" in text and len(numbers) >= 81
+    assert "<script" not in text and "http" not in text.replace("http://www.w3.org", "")
+
+
+def test_epsilon_is_that_of_the_runs_own_accountant() -> None:
+    first, second = RUNS[0], RUNS[-1]
+    with_pld = dataclasses.replace(first, facts=first.facts | {"epsilon/pld": "0.5", "epsilon/rdp": "1.08"})
+    assert overview.privacy([with_pld, second]) == "dp; ε 1.08 to 5.36 (rdp); unit row; delta 1e-06"
+    assert overview.privacy([]) == "nothing is spent"
+    plain = made.run("anil_nonprivate_baseline", 0.5, mechanism="NoPrivacy")
+    assert overview.privacy([dataclasses.replace(plain, facts={"guarantee": "not_private"})]) == "not_private"
+
+
+CURVES = {"grad/snr": ((1, 0.5), (2, 0.25)), "heldout/loss": ((1, 6.0), (2, 5.0))}
+
+
+def test_the_page_of_a_run_has_words_epsilon_curves_and_config() -> None:
+    run = made.run("anil_epsilon_sweep", 0.2, curves=CURVES, noise__epsilon=5.36)
+    words = ["How well: a factor,", "  except rarely.", "What is assumed:", "  - the key stays <secret>"]
+    by_step = Table(run_page.AS_STEPS_GO, ("steps", "rdp", "gdp"), ((1, 0.5, None), (2, 0.75, None)), "epsilon by step")
+    document = run_page.document(run, words, [by_step])
+    assert [figure.name for figure in document.figures] == ["epsilon", "learning", "signal"]
+    text = html(document)
+    assert "How well: a factor, except rarely." in text and "the key stays &lt;secret&gt;" in text
+    assert "0.75" in text and "<code>noise.epsilon</code>" in text and "<script" not in text
+
+
+def test_runs_side_by_side_show_what_differs() -> None:
+    runs = [made.run("anil_epsilon_sweep", 0.2, curves=CURVES, noise__epsilon=epsilon) for epsilon in (1.08, 5.36)]
+    runs = [dataclasses.replace(run, run=f"run{number}") for number, run in enumerate(runs)]
+    settings, results, curves = run_page.comparison(runs).sections
+    table = str(settings.blocks[0])
+    assert table.count("\n") == 2 and "| `noise.epsilon` | `1.08` | `5.36` |" in table
+    assert "laptop_anil_epsilon_sweep-run0" in str(results.blocks[0]) and len(curves.blocks) == 2
+
+
+def test_a_run_that_has_not_finished_has_no_page(tmp_path: Path) -> None:
+    (tmp_path / "main-1").mkdir()
+    with pytest.raises(ConfigError, match="main-1: not finished, or not readable"):
+        run_page.read(tmp_path / "main-1")
