@@ -39,14 +39,14 @@ def test_a_key_without_a_sentence_is_found() -> None:
         """Holds two fields.
 
         Attributes:
-            first: A sentence that goes on
+            first: A sentence that continues
                 in the next line.
         """
 
         first: int
         second: int
 
-    assert reference.attributes(Told) == {"first": "A sentence that goes on in the next line."}
+    assert reference.attributes(Told) == {"first": "A sentence that continues in the next line."}
 
 
 @pytest.fixture(scope="module")

@@ -21,7 +21,7 @@ dpx trains language models with differential privacy: a config in, a model and i
   dpx data=text data.source.paths=mine.jsonl.gz     the same on your own text
   dpx -m noise.epsilon=1,2,4,8                      a sweep: one run for each value
   dpx +experiment=laptop/anil_2m_batch              an experiment of a paper
-  dpx job=explain run=<folder>                      what a run guarantees, in words
+  dpx job=explain run=<folder>                      what a run guarantees, as text
   dpx --cfg job                                     the composed config; --info defaults-tree says where it comes from
 
 == Form of a command ==

@@ -33,7 +33,7 @@ BESIDE_THE_EXPERIMENT = {
 
 @dataclasses.dataclass(frozen=True)
 class Key:
-    """One key that a user can set: its full path, its type in words, the value that the option gives it, and its meaning."""
+    """One key that a user can set: its full path, its type as text, the value that the option gives it, and its meaning."""
 
     path: str
     type: str

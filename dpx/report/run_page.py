@@ -1,4 +1,4 @@
-"""The page of one run, and of several side by side: the statement in words, epsilon by step, curves, norms, results and the config.
+"""The page of one run, and of several side by side: the statement as sentences, epsilon by step, curves, norms, results and the config.
 
 Both belong below `private/`, since curves and results depend on the text without noise.
 """
@@ -14,7 +14,7 @@ from dpx.report.document import Document, Figure, Section, grid
 from dpx.report.rows import Run
 from dpx.table import Table
 
-# Metrics of one picture, with its caption; those that no run has are left out.
+# Metrics of one picture, with its caption; a metric that no run has is left out.
 PICTURES = (
     ("learning", "What it learns: held-out accuracy and loss.", ("heldout/mlm_accuracy", "heldout/loss")),
     ("signal", "Gradient-SNR, and the share of examples that are clipped.", ("grad/snr", "grad/clipped_fraction")),
