@@ -170,7 +170,7 @@ class Mechanism:
         A mechanism of a package must define this or `event` itself, also if it inherits from one of dpx.
 
         Returns:
-            A dict `{"noise": "gaussian"}` for Gaussian noise, or another name that the table of events has (`dpx.privacy.events`).
+            A dict whose `noise` is `gaussian`, or another name that the table of events has (`dpx.privacy.events`).
 
         Raises:
             ConfigError: If the class does not define it.

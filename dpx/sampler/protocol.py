@@ -108,7 +108,7 @@ class Sampler:
             batch: B.
 
         Returns:
-            A dict `{"sampler": kind, "q": q}`, with a kind that the table of events has (`dpx.privacy.events`), and its other parameters.
+            A dict of `sampler`, a kind that the table of events has (`dpx.privacy.events`), of `q`, and of its other parameters.
         """
         return {"sampler": self.name, "q": batch / size}
 
