@@ -1,16 +1,23 @@
-"""`job=design`: which model, batch, steps and noise for a given epsilon, number of records and compute, from measured losses."""
+"""`job=design`: which model, batch, steps and noise for a given epsilon, number of records and compute, from measured losses.
 
+A classification task is designed from measured runs of fine-tuning (`dpx.job.design_fine_tuning`).
+"""
+
+from pathlib import Path
 from typing import Any
 
 import yaml
+from hydra.core.hydra_config import HydraConfig
 
 from dpx.console import answer, wide_console
 from dpx.declaration import ConfigError, declaration, require
 from dpx.durable import write_durably
 from dpx.experiment import Experiment
+from dpx.job.explain import public_size
 from dpx.picture import Lines, Picture
 from dpx.run_folder import RunFolder, write_json
 from dpx.table import Table
+from dpx.task.declarations import Classification
 
 PRIVATE = "this design uses measured losses, which depend on the text they were measured on, and no claim of the designed run covers that"
 SHIPPED = (
@@ -24,14 +31,16 @@ BATCHES = "losses were measured at a physical batch of {:,.0f}; that a batch of 
 class Design:
     """Writes tables, a picture and `release/experiment/design.yaml`, an experiment that runs as it is, for the best configuration.
 
-    delta is `privacy.delta`. Raises `ConfigError` for a number that is not positive, and where nothing inside the measured grid fits.
+    delta is `privacy.delta`. Of a classification task, the experiment of the command is designed, from measured runs of fine-tuning. Raises
+    `ConfigError` for a number that is not positive, and where nothing inside the measured grid fits.
 
     Attributes:
         epsilon: The privacy budget; inf means no privacy.
-        size: Protected records; null takes data.declared_size.
+        size: Protected records; null takes data.declared_size, and for fine-tuning the counted number where that is public.
         compute: The compute budget in FLOPs.
         device_hours: The compute budget in hours of the mesh's device, instead of FLOPs.
-        measurements: A CSV table (dpx.scaling.measurements) or a folder of runs; null takes the losses that come with dpx.
+        measurements: A CSV table (dpx.scaling.measurements) or a folder of runs, for fine-tuning a CSV table of runs
+            (dpx.scaling.fine_tuning); null takes the table that comes with dpx.
         match: Beginning of the names of the runs that are read.
         base: Recipe from which the designed experiment is made.
         reach: Up to how many times the measured steps to extrapolate.
@@ -62,6 +71,9 @@ class Design:
     def __call__(self, experiment: Experiment, folder: RunFolder) -> None:
         require(self.epsilon is not None, "design.epsilon", "no budget is given", "Give design.epsilon=..., inf for none")
         assert self.epsilon is not None
+        if isinstance(experiment.task, Classification):
+            self._fine_tuning(experiment, folder, self.epsilon)
+            return
         size = self.size if self.size is not None else experiment.data.declared_size
         require(size is not None, "design.size", "the number of protected records is not known", "Give design.size=...")
         assert size is not None
@@ -75,9 +87,23 @@ class Design:
         if not _is_option(self.base, f"model={best.model}"):
             wide_console().print(f"no experiment is written: model={best.model} is not an option here", highlight=False, soft_wrap=True)
             return
-        write_durably(folder.release / "experiment" / "design.yaml", experiment_file(best, self.base, size, rate, experiment))
-        command = f"python -m dpx --config-dir {folder.release.absolute()} +experiment=design"
-        wide_console().print(f"run it: {command}", highlight=False, soft_wrap=True)
+        _write(experiment_file(best, self.base, size, rate, experiment), folder)
+
+    def _fine_tuning(self, experiment: Experiment, folder: RunFolder, epsilon: float) -> None:
+        from dpx.job import design_fine_tuning
+        from dpx.scaling import fine_tuning
+
+        size = self.size if self.size is not None else public_size(experiment)
+        compute = self._compute(experiment.mesh.flops_per_s)
+        _require_small_delta(experiment, size)
+        place, is_own = Path(self.measurements or fine_tuning.shipped()), self.measurements is not None
+        table = fine_tuning.read(place)
+        found = design_fine_tuning.designed(experiment, size, epsilon, compute, table)
+        about = {"compute": compute, "size": size, "epsilon": epsilon, "delta": experiment.privacy.delta}
+        _show(design_fine_tuning.tables(found, table, place, is_own), folder, about)
+        if HydraConfig.initialized():
+            overrides = list(HydraConfig.get().overrides.task)
+            _write(design_fine_tuning.experiment_file(overrides, found, is_own), folder)
 
     def _compute(self, flops_per_s: float) -> float:
         given = [value for value in (self.compute, self.device_hours) if value is not None]
@@ -150,6 +176,12 @@ class Design:
             Table("doubled", ("twice_the", "loss", "gain"), tuple(bought), "gain from twice as much", ends),
             Table("curve", ("model", "batch_size", "loss"), tuple(curve), "loss by batch size at this compute"),
         ]
+
+
+def _write(text: str, folder: RunFolder) -> None:
+    write_durably(folder.release / "experiment" / "design.yaml", text)
+    command = f"python -m dpx --config-dir {folder.release.absolute()} +experiment=design"
+    wide_console().print(f"run it: {command}", highlight=False, soft_wrap=True)
 
 
 def _require_small_delta(experiment: Experiment, size: int) -> None:

@@ -16,6 +16,7 @@ from dpx.console import answer, wide_console
 from dpx.declaration import ConfigError, declaration
 from dpx.experiment import Experiment
 from dpx.job.account import UNCHECKED
+from dpx.job.summary import accuracy_of
 from dpx.records import to_json
 from dpx.run_folder import RunFolder, write_json
 from dpx.table import Table
@@ -63,6 +64,7 @@ class Explain:
         write_json(folder.made_release() / "explain.json", document)
         answer(document)
         _show(said)
+        _show_utility(folder.path)
 
     def said(self, experiment: Experiment, folder: RunFolder) -> tuple[Explanation, bool]:
         """Returns the explanation of the config or the run, and whether the run's folder was checked against its ledger."""
@@ -96,6 +98,13 @@ def _show(said: Explanation) -> None:
         console.print(table.shown())
 
 
+def _show_utility(path: Path) -> None:
+    """Prints the held-out metric of a finished run, with its rows and interval. It was computed without noise, so no file gets it."""
+    if measured := accuracy_of(path):
+        line = f"What it learnt: {measured} on held-out rows, computed without noise: on this screen and under private/ alone."
+        wide_console().print(line, highlight=False)
+
+
 def _explain_chain(node: Any, experiment: Experiment, folder: RunFolder) -> None:
     """Explains the first run of every stage that trains, then what all stages together protect, after a check of what was stated."""
     from dpx.chain import seal
@@ -112,6 +121,7 @@ def _explain_chain(node: Any, experiment: Experiment, folder: RunFolder) -> None
         documents.append({"stage": label} | said.as_json())
         wide_console().print(f"stage {label}:", highlight=False)
         _show(said)
+        _show_utility(run_folder)
     planned = chain_plan.plan_of_chain(node, experiment, plan_of_run, outputs)
     document = {"name": experiment.name, "stages": documents, "claim": to_json(planned.claim)}
     write_json(folder.made_release() / "explain.json", document)

@@ -23,7 +23,7 @@ from dpx.cost.memory import Memory, Trains, step_memory
 from dpx.declaration import ConfigError, declaration, require
 from dpx.experiment import Experiment
 from dpx.init.start import planned_start, receiver_of
-from dpx.job import chain_plan
+from dpx.job import chain_plan, plan_units
 from dpx.job.analyse import inputs
 from dpx.job.plan_records import AnalysisInput, AnalysisPlan, ChainPlan, PlanDocument, RunPlan, write_plan
 from dpx.mesh import simulate_devices
@@ -77,6 +77,8 @@ class Plan:
             return chain_plan.plan_of_chain(self.chain, experiment, plan_of_run, outputs)
         if self.analysis is None:
             planned = plan_of_run(experiment, fork)
+            by_unit = plan_units.by_unit(experiment, planned.noise_multiplier, planned.protected_rows)
+            planned = dataclasses.replace(planned, noise_by_unit=by_unit)
             return dataclasses.replace(planned, compiled=_compiled(experiment, planned)) if self.compile else planned
         read = tuple(AnalysisInput(**one) for one in inputs(self.analysis))
         return AnalysisPlan(name=experiment.name, analysis=type(self.analysis).__name__, inputs=read, device_hours=0.0)
@@ -95,7 +97,7 @@ def plan_of_run(experiment: Experiment, fork: str | None = None) -> RunPlan:
     begins = planned_start(experiment.init, receiver_of(experiment), store, fork)
     late = late_choices(differing(begins.plan, plan_of(experiment, calibrated)))
     parameters = count(experiment.task.parameter_shapes(experiment.model, vocabulary))
-    trains = _trains(experiment, parameters, vocabulary)
+    trains = trains_of(experiment, parameters, vocabulary)
     examples = sum(batch * steps for batch, steps in calibrated.batch_stages)
     return RunPlan(
         name=experiment.name,
@@ -103,13 +105,14 @@ def plan_of_run(experiment: Experiment, fork: str | None = None) -> RunPlan:
         parameters=parameters,
         vocabulary_size=vocabulary,
         trained_parameters=trains.parameters,
-        **_work(experiment, parameters, vocabulary, examples, calibrated.size),
+        **work(experiment, parameters, vocabulary, examples, calibrated.size),
         **_memory(experiment, trains, vocabulary),
         **_claim(experiment, manifest, calibrated, begins.origins, late),
     )
 
 
-def _trains(experiment: Experiment, parameters: int, vocabulary: int) -> Trains:
+def trains_of(experiment: Experiment, parameters: int, vocabulary: int) -> Trains:
+    """Returns what a run trains; `parameters` are those of its model."""
     if experiment.train.is_all:
         shapes = experiment.task.parameter_shapes(experiment.model, vocabulary)
         return Trains(parameters).differentiated_by(shapes, experiment.mechanism.summed_shapes(shapes))
@@ -160,7 +163,8 @@ def _store(experiment: Experiment) -> Any:
     return prepare(data, experiment.privacy)
 
 
-def _work(experiment: Experiment, parameters: int, vocabulary: int, examples: int, size: int) -> dict[str, Any]:
+def work(experiment: Experiment, parameters: int, vocabulary: int, examples: int, size: int) -> dict[str, Any]:
+    """Returns the fields of a plan that say what `examples` draws of `size` rows or units cost."""
     mesh = experiment.mesh
     # A unit costs as much as the most rows it may have: the rest is padding.
     rows = examples * experiment.privacy.rows_per_example
@@ -315,6 +319,7 @@ def show(document: PlanDocument, console: Console) -> None:
     for name, text in _compiled_lines(document.compiled):
         table.add_row(name, text)
     console.print(table)
+    plan_units.show(document.noise_by_unit, console)
     for one in document.unsupported:
         value = "none" if one.value is None else f"{one.value:.4g}"
         console.print(f"not a bound: {one.name} = {value} ({one.reason})", highlight=False)

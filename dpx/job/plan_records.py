@@ -14,6 +14,16 @@ PLAN = "plan.json"
 
 
 @record
+class UnitNoise:
+    """The noise that one bound on the rows of a unit and one `unit_mode` would need."""
+
+    rows_per_unit_max: int = described("The most rows of a unit.")
+    unit_mode: str = described("What is drawn and clipped.")
+    noise_multiplier: float | None = described("The noise multiplier; null where dpx has no accounting for the setting.")
+    noise_per_part: float | None = described("The same divided by the clipped gradients of a unit that has all its rows.")
+
+
+@record
 class RunPlan:
     """What a run would cost and guarantee."""
 
@@ -58,6 +68,9 @@ class RunPlan:
     assumptions: tuple[str, ...] = described("What must be true for the guarantee to hold, in sentences.")
     not_covered: tuple[str, ...] = described("What the guarantee does not cover, in sentences.")
     hints: tuple[str, ...] = described("What a reader of the plan should look at, in sentences.")
+    noise_by_unit: tuple[UnitNoise, ...] = described(
+        "The noise by rows of a unit and `unit_mode`; empty for units of one row and in a chain.", default=()
+    )
     compiled: CompiledStep | None = described("What the compiled step holds, sends and multiplies; null unless asked for.", default=None)
 
 

@@ -225,3 +225,18 @@ def test_units_drawn_whole_are_counted_as_units_and_cost_their_rows() -> None:
     assert unit["drawn"] == "document" and unit["unit_mode"] == "sample_units" and unit["epsilon"] == row["epsilon"]
     assert unit["examples"] == row["examples"] and unit["flops"] == 4 * row["flops"]
     assert unit["memory_bytes_per_device"] > 2 * row["memory_bytes_per_device"]
+
+
+def test_for_units_of_several_rows_one_table_gives_the_noise_by_their_rows_and_mode() -> None:
+    """Fewer rows a unit need less noise under group; whole units need the same noise for any number of rows."""
+    given = ["steps=4", "batch_schedule.size=64", "data.declared_size=10000", "+accountant.value_discretization_interval=0.02"]
+    units = ["privacy.unit=document", "privacy.rows_per_unit_max=4"]
+    alone, document = (config.build(recipes.compose([*given, *more, "job=plan"])) for more in ([], units))
+    assert alone[1].document(alone[0]).noise_by_unit == ()
+    planned = document[1].document(document[0])
+    by = {(one.rows_per_unit_max, one.unit_mode): one for one in planned.noise_by_unit}
+    assert {rows for rows, _ in by} == {1, 4, 8} and by[4, "group"].noise_multiplier == planned.noise_multiplier
+    grouped = [by[rows, "group"].noise_multiplier for rows in (1, 4, 8)]
+    assert grouped == sorted(grouped) and grouped[0] < grouped[-1]
+    assert {by[rows, "sample_units"].noise_multiplier for rows in (1, 4, 8)} == {grouped[0]}
+    assert by[4, "group"].noise_per_part == pytest.approx(by[4, "group"].noise_multiplier / 4)

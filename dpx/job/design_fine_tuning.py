@@ -1,0 +1,223 @@
+"""`job=design` of a classification task: batch, steps, rate, clipping norm and warm-up of fine-tuning, from measured runs."""
+
+import dataclasses
+import math
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import yaml
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.core.override_parser.types import QuotedString
+from omegaconf import OmegaConf
+
+from dpx.batch_schedule import Constant
+from dpx.declaration import require
+from dpx.experiment import Experiment
+from dpx.job.plan import plan_of_run, trains_of, work
+from dpx.job.plan_records import RunPlan
+from dpx.lr_schedule import WarmUpThen
+from dpx.mechanism.declarations import Flat, TargetEpsilon
+from dpx.models.shape import count
+from dpx.optimizer import Adam
+from dpx.packages import names_in
+from dpx.results import interval
+from dpx.scaling import fine_tuning
+from dpx.scaling.fine_tuning import Asked, Choice, Expected, Measured
+from dpx.table import Table
+
+WARMUP = 0.1
+# With another option of these groups the design would not be what was measured.
+OPTIONS = {"batch_schedule": "constant", "lr_schedule": "linear", "clip": "flat", "noise": "target_epsilon"}
+# Groups and values of the command that the designed experiment replaces, or that are of this job alone.
+NOT_KEPT = {"job", "design", "hydra", "name", "steps", "tune", *OPTIONS}
+OWN = (
+    "the measured runs are yours: if they read this data, choosing by them is a late choice that no claim charges; the designed run says "
+    "so in its statement under tuning (tune.charge=uncharged)"
+)
+
+
+@dataclasses.dataclass(frozen=True)
+class Designed:
+    """A designed experiment, its plan, what it was chosen from, and what it is expected to reach."""
+
+    experiment: Experiment
+    plan: RunPlan
+    asked: Asked
+    choice: Choice
+    expected: list[Expected]
+
+    @property
+    def batch(self) -> int:
+        return self.plan.examples // self.plan.steps
+
+    @property
+    def snrs(self) -> list[float]:
+        """Returns the gradient-SNR that a step would have with the gradients of each measured condition, ascending."""
+        noise = (self.plan.noise_multiplier or math.nan) * math.sqrt(self.asked.parameters)
+        return sorted(mean * self.batch / noise for mean in self.choice.clipped_means)
+
+
+def designed(experiment: Experiment, size: int, epsilon: float, compute: float, table: list[Measured]) -> Designed:
+    """Returns the design for `size` rows or units at `epsilon` whose plan takes at most `compute` FLOPs, from the runs of `table`.
+
+    Raises `ConfigError` for parts of a run that no measured run had, and for a budget below a step.
+    """
+    _require_measured(experiment, epsilon)
+    vocabulary = experiment.vocabulary_size
+    parameters = count(experiment.task.parameter_shapes(experiment.model, vocabulary))
+    once, twice = (work(experiment, parameters, vocabulary, passes * size, size)["flops"] for passes in (1, 2))
+    passes = 1 + (compute - once) / (twice - once)
+    fix = f"Give at least {once:.3g} FLOPs, {once / experiment.mesh.flops_per_s / 3600:.3g} device hours, for one pass"
+    require(passes > 0, f"{compute:.3g} FLOPs", "do not pay for a step over these rows", fix)
+    trained = trains_of(experiment, parameters, vocabulary).parameters
+    signal = fine_tuning.signal(size, epsilon, experiment.privacy.delta, trained)
+    asked = Asked(experiment.train.kind, trained, passes, signal)
+    choice = fine_tuning.choose(table, asked)
+    steps = choice.point.steps(choice.passes)
+    chosen = dataclasses.replace(
+        experiment,
+        name=f"{experiment.name}_design",
+        steps=steps,
+        batch_schedule=Constant(size=min(size, max(1, round(choice.point.share * size)))),
+        lr_schedule=WarmUpThen(learning_rate=float(f"{2 * choice.point.path / steps:.2g}"), warmup_steps=WARMUP, decay="linear"),
+        clip=Flat(clipping_norm=1.0),
+        noise=TargetEpsilon(epsilon=epsilon),
+        data=dataclasses.replace(experiment.data, declared_size=size),
+    )
+    return Designed(chosen, plan_of_run(chosen), asked, choice, fine_tuning.expected(choice, asked))
+
+
+def _require_measured(experiment: Experiment, epsilon: float) -> None:
+    fix = "Design it with what was measured, and change that afterwards"
+    for name, part, measured in (
+        ("mechanism", experiment.mechanism.name, "dp_sgd"),
+        ("sampler", experiment.sampler.name, "poisson"),
+        ("optimizer", experiment.optimizer.name, Adam.name),
+    ):
+        require(part == measured, f"{name}={part}", f"the measured runs of fine-tuning have {name}={measured}", fix)
+    require(math.isfinite(epsilon), f"design.epsilon={epsilon}", "the measured runs of fine-tuning have noise", "Give a finite epsilon")
+
+
+def tables(found: Designed, table: list[Measured], place: Path, is_own: bool) -> list[Table]:
+    """Returns the design, the accuracy of each measured task at its signal, and what the other settings are expected to lose."""
+    plan, schedule, point = found.plan, found.experiment.lr_schedule, found.choice.point
+    assert isinstance(schedule, WarmUpThen)
+    values = {
+        "train": found.asked.trained,
+        "batch": found.batch,
+        "steps": plan.steps,
+        "rate": schedule.learning_rate,
+        "warmup": WARMUP,
+        "clipping_norm": 1.0,
+        "noise_multiplier": plan.noise_multiplier,
+        "passes": plan.epochs,
+        "device_hours": plan.device_hours,
+        "signal": found.asked.signal,
+        "snr_least": min(found.snrs, default=None),
+        "snr_most": max(found.snrs, default=None),
+    }
+    rows = [_row(one) for one in found.expected]
+    others = [
+        setting._asdict() | {"accuracy_lost": lost} for setting, lost in sorted(found.choice.lost.items(), key=lambda one: one[1])[:10]
+    ]
+    chosen = f"{plan.protected_rows:,} {plan.drawn}s, epsilon {found.experiment.noise.epsilon:g}"  # type: ignore[union-attr]
+    notes = [*_notes(found, table, place), *([OWN] if is_own else [])]
+    return [
+        Table.from_rows("designs", [values], f"fine-tuning designed for {chosen}", notes),
+        Table.from_rows("expected", rows, "accuracy of measured tasks with these settings, at this signal N mu / sqrt(d)"),
+        Table.from_rows("settings", others, f"accuracy lost to the best; chosen: share {point.share:g}, path {point.path:g}"),
+    ]
+
+
+def _row(one: Expected) -> dict[str, Any]:
+    low, high = interval(one.accuracy, one.near.rows)
+    run = f"N {one.near.size:,}, epsilon {one.near.epsilon:g}: {one.near.accuracy:.1%}"
+    row = {"task": one.task, "accuracy": one.accuracy, "low": low, "high": high, "rows": one.near.rows, "baseline": one.near.baseline}
+    return row | {"above": one.is_above, "extrapolated": one.is_extrapolated, "nearest_run": run}
+
+
+def _notes(found: Designed, table: list[Measured], place: Path) -> Iterator[str]:
+    rows, asked = found.choice.measured, found.asked
+    runs, tasks = sum(row.runs for row in rows), ", ".join(sorted({row.task for row in rows}))
+    yield f"chosen by {runs:,} measured runs of train={asked.trained} in {place.name}: {tasks}"
+    above = [one.task for one in found.expected if one.is_above]
+    most_frequent = "always answering the most frequent class"
+    if above:
+        of_all = f"{len(above)} of {len(found.expected)} measured tasks"
+        yield f"above {most_frequent}, by its 95 % interval, at this signal: {of_all} ({', '.join(above)}); yours may be harder"
+    else:
+        yield f"nothing is above {most_frequent} at this epsilon and N: no measured task was. Use more rows or a larger epsilon"
+    yield from (f"extrapolates: {line}" for line in _extrapolations(found, rows))
+    for kind, best in _other_kinds(table, asked).items():
+        yield f"train={kind} reached {best.accuracy:.1%} on {best.task} (N {best.size:,}, epsilon {best.epsilon:g}, {best.runs} runs)"
+
+
+def _extrapolations(found: Designed, rows: tuple[Measured, ...]) -> Iterator[str]:
+    asked, experiment = found.asked, found.experiment
+    least, most = min(row.signal for row in rows), max(row.signal for row in rows)
+    points = {row.point for row in rows}
+    if not least <= asked.signal <= most:
+        yield f"the signal {asked.signal:.3g} is outside the measured {least:.3g} to {most:.3g}"
+    if found.choice.passes < found.choice.point.passes:
+        yield f"the budget pays {asked.passes:.3g} passes, and the shortest measured runs have {found.choice.point.passes:.3g}"
+    checkpoints = {row.checkpoint for row in rows}
+    path = str(getattr(experiment.init, "path", None))
+    if Path(path).name not in checkpoints:
+        yield f"the checkpoint {Path(path).name} may differ from the measured {', '.join(sorted(checkpoints))}"
+    classes = getattr(experiment.task, "classes", 2)
+    if classes != 2:
+        yield f"measured tasks have two classes, this one {classes}"
+    if len(points) < 12:
+        yield f"only {len(points)} settings were measured with train={asked.trained}"
+
+
+def _other_kinds(table: list[Measured], asked: Asked) -> dict[str, Measured]:
+    """Returns the run of each other trained part whose number of rows and epsilon are nearest, the most accurate among equal ones."""
+    own = [row for row in table if row.trained == asked.trained]
+    near = min(own, key=lambda row: abs(math.log(row.signal / asked.signal)))
+    kinds = sorted({row.trained for row in table} - {asked.trained})
+    same = {kind: [row for row in table if row.trained == kind and row.task == near.task and row.epsilon == near.epsilon] for kind in kinds}
+    return {kind: max(rows, key=lambda row: row.accuracy) for kind, rows in same.items() if rows}
+
+
+def experiment_file(overrides: Sequence[str], found: Designed, is_own: bool) -> str:
+    """Returns an experiment that trains the design: what the command's `overrides` say, with the designed values in place of theirs."""
+    chosen, schedule, noise = found.experiment, found.experiment.lr_schedule, found.experiment.noise
+    assert isinstance(schedule, WarmUpThen) and isinstance(noise, TargetEpsilon)
+    options, values, recipes = dict(OPTIONS), OmegaConf.create(), []
+    parser = OverridesParser.create()
+    for override in map(parser.parse_override, overrides):
+        key, value = override.key_or_group, _plain(override.value())
+        if key.partition(".")[0] in NOT_KEPT or override.is_delete():
+            continue
+        if key == "experiment":
+            recipes.append(f"/experiment/{value}")
+        elif names_in(key):
+            options[key] = value
+        else:
+            OmegaConf.update(values, key, value, force_add=True)
+    for key, value in {
+        "name": chosen.name,
+        "steps": chosen.steps,
+        "batch_schedule.size": found.batch,
+        "lr_schedule.learning_rate": schedule.learning_rate,
+        "lr_schedule.warmup_steps": schedule.warmup_steps,
+        "clip.clipping_norm": 1.0,
+        "noise.epsilon": noise.epsilon,
+        **({"tune.charge": "uncharged"} if is_own else {}),
+    }.items():
+        OmegaConf.update(values, key, value, force_add=True)
+    options |= {"tune": "search"} if is_own else {}
+    defaults = [*recipes, *({f"override /{group}": option} for group, option in options.items()), "_self_"]
+    head = "# @package _global_\n# Made by job=design from measured runs of fine-tuning.\n"
+    return head + yaml.safe_dump({"defaults": defaults} | OmegaConf.to_container(values), sort_keys=False)  # type: ignore[operator]
+
+
+def _plain(value: Any) -> Any:
+    """Returns a parsed value of a command line without its quotes."""
+    if isinstance(value, QuotedString):
+        return value.text
+    if isinstance(value, dict):
+        return {_plain(key): _plain(one) for key, one in value.items()}
+    return [_plain(one) for one in value] if isinstance(value, list) else value

@@ -1,0 +1,57 @@
+"""Judges the designs of fine-tuning: each task is designed from the runs of the other tasks, and compared with a search on the task itself.
+
+    python experiments/fine_tuning/judge.py            # writes judged.csv and prints it
+
+A search takes the best of the 12 measured points of one task, N, epsilon and number of passes: three shares by four paths. A design passes
+if it loses at most two points, or half the 95 % interval of the best accuracy, whichever is more.
+"""
+
+import csv
+from pathlib import Path
+
+from dpx.results import interval
+from dpx.scaling import fine_tuning
+from dpx.scaling.fine_tuning import Asked, Measured
+
+HERE = Path(__file__).resolve().parent
+FIELDS = ("task", "size", "epsilon", "passes", "designed", "best_of_12", "lost", "allowed", "passes_test", "baseline")
+
+
+def searches(table: list[Measured]) -> dict[tuple[str, int, float, float], list[Measured]]:
+    """Complete searches of the head, by task, N, epsilon and number of passes."""
+    found: dict[tuple[str, int, float, float], list[Measured]] = {}
+    for row in table:
+        if row.trained == "last_layer":
+            found.setdefault((*row.condition, row.point.passes), []).append(row)
+    return {key: rows for key, rows in found.items() if len(rows) == 12}
+
+
+def judged(table: list[Measured], key: tuple[str, int, float, float], rows: list[Measured]) -> dict[str, object]:
+    task, size, epsilon, passes = key
+    others = [row for row in table if row.task != task]
+    choice = fine_tuning.choose(others, Asked("last_layer", rows[0].parameters, passes, rows[0].signal))
+    # Fewer passes than the budget allows are a valid answer, and then compared with the search of the whole budget.
+    (reached,) = [row for row in table if row.condition == key[:3] and row.point == choice.point and row.trained == "last_layer"]
+    best = max(row.accuracy for row in rows)
+    low, high = interval(best, rows[0].rows)
+    lost, allowed = best - reached.accuracy, max(0.02, (high - low) / 2)
+    values = (task, size, epsilon, passes, reached.accuracy, best, round(lost, 4), round(allowed, 4), lost <= allowed, rows[0].baseline)
+    return dict(zip(FIELDS, values, strict=True))
+
+
+def main() -> None:
+    table = fine_tuning.read(HERE / "measured.csv")
+    found = [judged(table, key, rows) for key, rows in sorted(searches(table).items())]
+    with (HERE / "judged.csv").open("w", newline="") as file:
+        writer = csv.DictWriter(file, FIELDS, lineterminator="\n")
+        writer.writeheader()
+        writer.writerows(found)
+    for row in found:
+        print(*row.values())
+    print(
+        f"{sum(bool(row['passes_test']) for row in found)} of {len(found)} designs pass; lost at most {max(row['lost'] for row in found):.4f}"
+    )
+
+
+if __name__ == "__main__":
+    main()
