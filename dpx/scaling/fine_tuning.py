@@ -85,7 +85,7 @@ class Measured:
         return self.snr * self.noise_multiplier * math.sqrt(self.parameters) / self.batch
 
 
-def signal(size: float, epsilon: float, delta: float, parameters: int) -> float:
+def signal(size: int, epsilon: float, delta: float, parameters: int) -> float:
     """Returns N mu / sqrt(d)."""
     return size * closed_form.mu(epsilon, delta) / math.sqrt(parameters)
 

@@ -3,7 +3,7 @@
     python experiments/fine_tuning/judge.py            # writes judged.csv and prints it
 
 A search takes the best of the 12 measured points of one task, N, epsilon and number of passes: three shares by four paths. A design passes
-if it loses at most two points, or half the 95 % interval of the best accuracy, whichever is more.
+if it loses at most two points, or half the width of the best accuracy's 95 % interval, whichever is more.
 """
 
 import csv

@@ -37,11 +37,12 @@ def test_fine_tuning_from_a_file_to_weights_for_others(tmp_path: Path):
     _write(tmp_path / "reviews.csv", 160, 1)
     _write(tmp_path / "new.csv", 10, 2)
     lines = [shlex.split(line) for block in re.findall(r"```bash\n(.*?)```", PAGE, re.DOTALL) for line in block.splitlines()]
-    assert len(lines) == 10 and all(line[:3] == ["python", "-m", "dpx"] for line in lines)
+    assert len(lines) == 12 and all(line[:3] == ["python", "-m", "dpx"] for line in lines)
     given = [line[3:] + list(QUICK if any(word.startswith("name=") for word in line) else ()) for line in lines]
     said = answers([(tmp_path, line) for line in given], trains_alike=True)
     assert [answer.stderr for answer in said if answer.returncode] == []
-    assert "protected" in said[0].stdout + said[1].stdout and "dp" in said[2].stdout
+    assert "protected" in said[0].stdout + said[1].stdout and "dp" in said[4].stdout
+    assert "measured.csv" in said[2].stdout and "epsilon (pld)" in said[3].stdout
     assert sorted(path.name for path in (tmp_path / "for_others").iterdir()) >= ["README.md", "config.json", "dpx_config.yaml"]
     assert (tmp_path / "adapters" / "adapter_model.safetensors").is_file()
     own, others = (

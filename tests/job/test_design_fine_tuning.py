@@ -1,0 +1,91 @@
+"""`job=design` of a classification task: what is written runs as it was designed, and what it says beside it."""
+
+import dataclasses
+import json
+
+import pytest
+
+from dpx.config import build, recipes
+from dpx.declaration import ConfigError
+from dpx.job.design import Design
+from dpx.job.design_fine_tuning import Designed, designed, experiment_file, tables
+from dpx.job.plan import plan_of_run
+from dpx.optimizer import Optax
+from dpx.run_folder import RunFolder
+from dpx.scaling import fine_tuning
+from tests.training.sharing import coarse_losses
+
+GIVEN = ["data=synthetic_labels", "model=micro", "task=classification", "train=last_layer", "data.declared_size=4000", "privacy.delta=1e-5"]
+COMMAND = [*GIVEN, "job=design", "design.epsilon=8", "steps=7", "noise.epsilon=1", "telemetry=secret"]
+TABLE = fine_tuning.read(fine_tuning.shipped())
+
+
+@pytest.fixture(scope="module", autouse=True)
+def coarse_grid():
+    with coarse_losses():
+        yield
+
+
+@pytest.fixture(scope="module")
+def experiment():
+    return build(recipes.compose(COMMAND))[0]
+
+
+@pytest.fixture(scope="module")
+def found(experiment) -> Designed:
+    return designed(experiment, 4000, 8.0, 5e11, TABLE)
+
+
+def notes(found: Designed, table=TABLE, is_own=False) -> str:
+    return " ".join(tables(found, table, fine_tuning.shipped(), is_own)[0].notes)
+
+
+@pytest.mark.parametrize("is_own", [False, True])
+def test_the_file_trains_what_was_designed(found, is_own, tmp_path):
+    (tmp_path / "experiment").mkdir()
+    (tmp_path / "experiment" / "design.yaml").write_text(experiment_file(COMMAND, found, is_own))
+    written = build(recipes.compose([f"hydra.searchpath=[file://{tmp_path}]", "+experiment=design"]))[0]
+    assert written.tune is None if not is_own else written.tune.charge == "uncharged"
+    alike = dataclasses.replace(written, tune=None, batch_schedule=found.experiment.batch_schedule)
+    assert alike == found.experiment and written.batch_schedule.size == found.batch
+    assert plan_of_run(written).noise_multiplier == found.plan.noise_multiplier
+
+
+def test_the_plan_keeps_to_the_budget_and_to_epsilon(found):
+    assert found.plan.flops <= 5e11 and found.plan.guarantee == "dp"
+    assert found.plan.epsilon["pld"] == pytest.approx(8, rel=1e-3) and found.plan.epsilon["pld"] <= 8
+    assert all(0 < snr < 10 for snr in found.snrs) and len(found.snrs) > 3
+
+
+def test_it_names_its_table_and_says_where_it_extrapolates(found):
+    said = notes(found)
+    assert "measured.csv: mrpc, overruling, qnli, sst2" in said and "may differ from the measured all-MiniLM-L6-v2" in said
+    assert "by its 95 % interval" in said and "tune.charge=uncharged" not in said
+    assert "a late choice that no claim charges" in notes(found, is_own=True)
+
+
+def test_it_says_when_nothing_is_above_the_baseline(experiment):
+    of_mrpc = [row for row in TABLE if row.task == "mrpc"]
+    said = notes(designed(experiment, 100, 0.5, 1e12, of_mrpc), of_mrpc)
+    assert "nothing is above always answering the most frequent class at this epsilon and N" in said
+    assert "extrapolates: the signal" in said
+
+
+@pytest.mark.parametrize(
+    ("changes", "epsilon", "compute", "why"),
+    [
+        ({"optimizer": Optax(name="lion")}, 8.0, 1e12, "optimizer=lion: the measured runs of fine-tuning have optimizer=adam"),
+        ({}, float("inf"), 1e12, "design.epsilon=inf: the measured runs of fine-tuning have noise"),
+        ({}, 8.0, 1.0, "1 FLOPs: do not pay for a step over these rows. Give at least"),
+    ],
+)
+def test_what_was_not_measured_is_refused(experiment, changes, epsilon, compute, why):
+    with pytest.raises(ConfigError, match=why):
+        designed(dataclasses.replace(experiment, **changes), 4000, epsilon, compute, TABLE)
+
+
+def test_the_job_writes_its_tables(experiment, tmp_path, capsys):
+    Design(epsilon=8.0, compute=5e11)(experiment, RunFolder(tmp_path, ""))
+    document = json.loads((tmp_path / "release" / "design.json").read_text())
+    assert [table["name"] for table in document["tables"]] == ["designs", "expected", "settings"] and document["size"] == 4000
+    assert "fine-tuning designed for 4,000 rows, epsilon 8" in capsys.readouterr().out
