@@ -11,7 +11,7 @@ import dataclasses
 import math
 from collections.abc import Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -104,7 +104,8 @@ def read(path: Path) -> list[Measured]:
         table = csv.DictReader(file)
         missing = [name for name in COLUMNS if name not in (table.fieldnames or ())]
         require(not missing, path, f"has no column {', '.join(missing)}", f"Give the columns {', '.join(COLUMNS)}")
-        rows, kinds = list(table), {field.name: field.type for field in dataclasses.fields(Measured)}
+        rows = list(table)
+    kinds: dict[str, Any] = {field.name: field.type for field in dataclasses.fields(Measured)}
     return [Measured(**{name: kinds[name](row[name] or "nan") for name in COLUMNS}) for row in rows]
 
 

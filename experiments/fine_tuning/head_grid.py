@@ -17,6 +17,7 @@ import dataclasses
 import itertools
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -65,11 +66,12 @@ def encode(checkpoint: Path, work: Path, task: str) -> None:
     experiment, _ = build(recipes.compose([*given, f"data.directory={work / 'data'}"]))
     store = prepare(experiment.data, experiment.privacy)
     loaded = start(experiment.init, receiver_of(experiment), store, set()).parameters
-    objective = objective_of(experiment.model, experiment.task, experiment.vocabulary_size, store.manifest)
+    objective: Any = objective_of(experiment.model, experiment.task, experiment.vocabulary_size, store.manifest)
     key = np.zeros(2, np.uint32)
     read = jax.jit(lambda params, rows: objective.features(params, objective.batch(key, rows)).astype(np.float32))
     arrays = {}
-    for name, split in (("train", "protected"), ("judge", "test" if "test" in store.manifest.splits else "heldout")):
+    splits: tuple[tuple[str, Any], ...] = (("train", "protected"), ("judge", "test" if "test" in store.manifest.splits else "heldout"))
+    for name, split in splits:
         features, labels = [], []
         count = min(store.manifest.rows[split], MOST_ROWS)
         for rows, is_padding_B in in_batches(store, split, count, BATCH_ROWS, experiment.widths):

@@ -8,6 +8,7 @@ if it loses at most two points, or half the width of the best accuracy's 95 % in
 
 import csv
 from pathlib import Path
+from typing import Any
 
 from dpx.results import interval
 from dpx.scaling import fine_tuning
@@ -26,7 +27,7 @@ def searches(table: list[Measured]) -> dict[tuple[str, int, float, float], list[
     return {key: rows for key, rows in found.items() if len(rows) == 12}
 
 
-def judged(table: list[Measured], key: tuple[str, int, float, float], rows: list[Measured]) -> dict[str, object]:
+def judged(table: list[Measured], key: tuple[str, int, float, float], rows: list[Measured]) -> dict[str, Any]:
     task, size, epsilon, passes = key
     others = [row for row in table if row.task != task]
     choice = fine_tuning.choose(others, Asked("last_layer", rows[0].parameters, passes, rows[0].signal))
@@ -43,14 +44,13 @@ def main() -> None:
     table = fine_tuning.read(HERE / "measured.csv")
     found = [judged(table, key, rows) for key, rows in sorted(searches(table).items())]
     with (HERE / "judged.csv").open("w", newline="") as file:
-        writer = csv.DictWriter(file, FIELDS, lineterminator="\n")
+        writer = csv.DictWriter(file, list[str](FIELDS), lineterminator="\n")
         writer.writeheader()
         writer.writerows(found)
     for row in found:
         print(*row.values())
-    print(
-        f"{sum(bool(row['passes_test']) for row in found)} of {len(found)} designs pass; lost at most {max(row['lost'] for row in found):.4f}"
-    )
+    passed, most = sum(row["passes_test"] for row in found), max(row["lost"] for row in found)
+    print(f"{passed} of {len(found)} designs pass; lost at most {most:.4f}")
 
 
 if __name__ == "__main__":

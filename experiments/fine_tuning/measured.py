@@ -105,7 +105,7 @@ def main() -> None:
     rows |= {_setting(row): row for row in new}
     order = ("task", "trained", "size", "epsilon", "batch", "steps", "rate")
     with place.open("w", newline="") as file:
-        writer = csv.DictWriter(file, COLUMNS, extrasaction="ignore", lineterminator="\n")
+        writer = csv.DictWriter(file, list[str](COLUMNS), extrasaction="ignore", lineterminator="\n")
         writer.writeheader()
         writer.writerows(sorted(rows.values(), key=lambda row: [row[name] if name in order[:2] else float(row[name]) for name in order]))
 
