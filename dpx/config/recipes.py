@@ -1,18 +1,19 @@
-"""Lists the named experiments (recipes), and every point that the sweep of a recipe would run."""
+"""Lists the named experiments (recipes), and every point that the sweep of a recipe would run; makes a recipe of a command."""
 
 import contextlib
 import fnmatch
 import itertools
-from collections.abc import Iterator
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from typing import Any
 
 from hydra import compose as hydra_compose
 from hydra import initialize_config_dir
 from hydra.core.global_hydra import GlobalHydra
+from hydra.core.hydra_config import HydraConfig
 from hydra.core.override_parser.overrides_parser import OverridesParser
-from hydra.core.override_parser.types import Override
+from hydra.core.override_parser.types import Override, QuotedString
 from hydra.errors import MissingConfigException
-from omegaconf import DictConfig
+from omegaconf import DictConfig, OmegaConf
 
 from dpx.config.instantiate import build
 from dpx.config.with_hydra import register_resolvers, register_search_path
@@ -87,3 +88,42 @@ def plan_config_if_found(name: str, point: list[str]) -> DictConfig | None:
         return plan_config(name, point)
     except MissingConfigException:
         return None
+
+
+def of_this_command() -> list[str] | None:
+    """Returns the overrides of the command, or of the point of a sweep, that Hydra runs now; `None` outside of it."""
+    return list(HydraConfig.get().overrides.task) if HydraConfig.initialized() else None
+
+
+def recipe_of(
+    overrides: Iterable[str], set_aside: Collection[str], options: Mapping[str, str], values: Mapping[str, Any]
+) -> dict[str, Any]:
+    """Returns a recipe, as plain data for YAML, of what `overrides` say, with the `options` of groups and `values` by dotted key on top.
+
+    What belongs to the groups or keys in `set_aside` is left out.
+    """
+    recipes, chosen, given = [], dict[str, Any](), OmegaConf.create()
+    for override in OverridesParser.create().parse_overrides(list(overrides)):
+        key, value = override.key_or_group, _plain(override.value())
+        if key.partition(".")[0] in set_aside or override.is_delete():
+            continue
+        if key == "experiment":
+            recipes.append(f"/experiment/{value}")
+        elif names_in(key):
+            chosen[key] = value
+        else:
+            OmegaConf.update(given, key, value, force_add=True)
+    for key, value in values.items():
+        OmegaConf.update(given, key, value, force_add=True)
+    defaults = [*recipes, *({f"override /{group}": option} for group, option in (chosen | dict(options)).items()), "_self_"]
+    plain: Any = OmegaConf.to_container(given)
+    return {"defaults": defaults} | plain
+
+
+def _plain(value: Any) -> Any:
+    """Returns a parsed value of a command line without its quotes."""
+    if isinstance(value, QuotedString):
+        return value.text
+    if isinstance(value, dict):
+        return {_plain(key): _plain(one) for key, one in value.items()}
+    return [_plain(one) for one in value] if isinstance(value, list) else value

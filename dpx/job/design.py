@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 import yaml
-from hydra.core.hydra_config import HydraConfig
 
 from dpx.console import answer, wide_console
 from dpx.declaration import ConfigError, declaration, require
@@ -90,6 +89,7 @@ class Design:
         _write(experiment_file(best, self.base, size, rate, experiment), folder)
 
     def _fine_tuning(self, experiment: Experiment, folder: RunFolder, epsilon: float) -> None:
+        from dpx.config import recipes
         from dpx.job import design_fine_tuning
         from dpx.scaling import fine_tuning
 
@@ -101,8 +101,8 @@ class Design:
         found = design_fine_tuning.designed(experiment, size, epsilon, compute, table)
         about = {"compute": compute, "size": size, "epsilon": epsilon, "delta": experiment.privacy.delta}
         _show(design_fine_tuning.tables(found, table, place, is_own), folder, about)
-        if HydraConfig.initialized():
-            overrides = list(HydraConfig.get().overrides.task)
+        overrides = recipes.of_this_command()
+        if overrides is not None:
             _write(design_fine_tuning.experiment_file(overrides, found, is_own), folder)
 
     def _compute(self, flops_per_s: float) -> float:

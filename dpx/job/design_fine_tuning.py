@@ -7,9 +7,6 @@ from pathlib import Path
 from typing import Any
 
 import yaml
-from hydra.core.override_parser.overrides_parser import OverridesParser
-from hydra.core.override_parser.types import QuotedString
-from omegaconf import OmegaConf
 
 from dpx.batch_schedule import Constant
 from dpx.declaration import require
@@ -20,7 +17,6 @@ from dpx.lr_schedule import WarmUpThen
 from dpx.mechanism.declarations import Flat, TargetEpsilon
 from dpx.models.shape import count
 from dpx.optimizer import Adam
-from dpx.packages import names_in
 from dpx.results import interval
 from dpx.scaling import fine_tuning
 from dpx.scaling.fine_tuning import Asked, Choice, Expected, Measured
@@ -183,21 +179,11 @@ def _other_kinds(table: list[Measured], asked: Asked) -> dict[str, Measured]:
 
 def experiment_file(overrides: Sequence[str], found: Designed, is_own: bool) -> str:
     """Returns an experiment that trains the design: what the command's `overrides` say, with the designed values in place of theirs."""
+    from dpx.config import recipes
+
     chosen, schedule, noise = found.experiment, found.experiment.lr_schedule, found.experiment.noise
     assert isinstance(schedule, WarmUpThen) and isinstance(noise, TargetEpsilon)
-    options, values, recipes = dict(OPTIONS), OmegaConf.create(), []
-    parser = OverridesParser.create()
-    for override in map(parser.parse_override, overrides):
-        key, value = override.key_or_group, _plain(override.value())
-        if key.partition(".")[0] in NOT_KEPT or override.is_delete():
-            continue
-        if key == "experiment":
-            recipes.append(f"/experiment/{value}")
-        elif names_in(key):
-            options[key] = value
-        else:
-            OmegaConf.update(values, key, value, force_add=True)
-    for key, value in {
+    values = {
         "name": chosen.name,
         "steps": chosen.steps,
         "batch_schedule.size": found.batch,
@@ -205,19 +191,7 @@ def experiment_file(overrides: Sequence[str], found: Designed, is_own: bool) -> 
         "lr_schedule.warmup_steps": schedule.warmup_steps,
         "clip.clipping_norm": 1.0,
         "noise.epsilon": noise.epsilon,
-        **({"tune.charge": "uncharged"} if is_own else {}),
-    }.items():
-        OmegaConf.update(values, key, value, force_add=True)
-    options |= {"tune": "search"} if is_own else {}
-    defaults = [*recipes, *({f"override /{group}": option} for group, option in options.items()), "_self_"]
+    }
+    options, values = (OPTIONS | {"tune": "search"}, values | {"tune.charge": "uncharged"}) if is_own else (OPTIONS, values)
     head = "# @package _global_\n# Made by job=design from measured runs of fine-tuning.\n"
-    return head + yaml.safe_dump({"defaults": defaults} | OmegaConf.to_container(values), sort_keys=False)  # type: ignore[operator]
-
-
-def _plain(value: Any) -> Any:
-    """Returns a parsed value of a command line without its quotes."""
-    if isinstance(value, QuotedString):
-        return value.text
-    if isinstance(value, dict):
-        return {_plain(key): _plain(one) for key, one in value.items()}
-    return [_plain(one) for one in value] if isinstance(value, list) else value
+    return head + yaml.safe_dump(recipes.recipe_of(overrides, NOT_KEPT, options, values), sort_keys=False)
