@@ -24,7 +24,8 @@ from dpx.table import Table
 
 WARMUP = 0.1
 # With another option of these groups the design would not be what was measured.
-OPTIONS = {"batch_schedule": "constant", "lr_schedule": "linear", "clip": "flat", "noise": "target_epsilon"}
+OPTIONS = {"batch_schedule": "constant", "lr_schedule": "linear", "clip": "flat", "noise": "target_epsilon", "optimizer": "adam"}
+OPTIMIZER = Adam(beta1=0.9, beta2=0.98, eps=1e-11, weight_decay=0.1)
 # Groups and values of the command that the designed experiment replaces, or that are of this job alone.
 NOT_KEPT = {"job", "design", "hydra", "name", "steps", "tune", *OPTIONS}
 OWN = (
@@ -79,6 +80,7 @@ def designed(experiment: Experiment, size: int, epsilon: float, compute: float, 
         lr_schedule=WarmUpThen(learning_rate=float(f"{2 * choice.point.path / steps:.2g}"), warmup_steps=WARMUP, decay="linear"),
         clip=Flat(clipping_norm=1.0),
         noise=TargetEpsilon(epsilon=epsilon),
+        optimizer=OPTIMIZER,
         data=dataclasses.replace(experiment.data, declared_size=size),
     )
     return Designed(chosen, plan_of_run(chosen), asked, choice, fine_tuning.expected(choice, asked))
@@ -161,6 +163,9 @@ def _extrapolations(found: Designed, rows: tuple[Measured, ...]) -> Iterator[str
     path = str(getattr(experiment.init, "path", None))
     if Path(path).name not in checkpoints:
         yield f"the checkpoint {Path(path).name} may differ from the measured {', '.join(sorted(checkpoints))}"
+    most = max(row.parameters for row in rows)
+    if asked.parameters > 2 * most:
+        yield f"{asked.parameters:,} parameters are trained, {most:,} in the measured runs; model.classifier=linear trains fewest"
     classes = getattr(experiment.task, "classes", 2)
     if classes != 2:
         yield f"measured tasks have two classes, this one {classes}"
@@ -191,6 +196,7 @@ def experiment_file(overrides: Sequence[str], found: Designed, is_own: bool) -> 
         "lr_schedule.warmup_steps": schedule.warmup_steps,
         "clip.clipping_norm": 1.0,
         "noise.epsilon": noise.epsilon,
+        **{f"optimizer.{name}": value for name, value in dataclasses.asdict(OPTIMIZER).items()},
     }
     options, values = (OPTIONS | {"tune": "search"}, values | {"tune.charge": "uncharged"}) if is_own else (OPTIONS, values)
     head = "# @package _global_\n# Made by job=design from measured runs of fine-tuning.\n"
