@@ -23,10 +23,6 @@ def _require_duration(name: str, duration: int | float) -> None:
     )
 
 
-def _require_peak(learning_rate: float) -> None:
-    require(learning_rate > 0, f"lr_schedule.learning_rate={learning_rate}", "the peak rate must be positive", "Give a rate above 0")
-
-
 def _require_final(final_fraction: float) -> None:
     require(
         0 <= final_fraction <= 1,
@@ -37,7 +33,25 @@ def _require_final(final_fraction: float) -> None:
 
 
 @declaration
-class WarmUpThen:
+class _Peak:
+    """A schedule that rises linearly from zero to a peak.
+
+    Attributes:
+        learning_rate: The peak rate.
+        warmup_steps: Steps of the warm-up; below 1 a fraction of all steps.
+    """
+
+    learning_rate: float
+    warmup_steps: int | float
+
+    def __post_init__(self) -> None:
+        rate = f"lr_schedule.learning_rate={self.learning_rate}"
+        require(self.learning_rate > 0, rate, "the peak rate must be positive", "Give a rate above 0")
+        _require_duration("warmup_steps", self.warmup_steps)
+
+
+@declaration
+class WarmUpThen(_Peak):
     """Increases the rate linearly from zero to the peak; `decay` then reduces it until the last step.
 
     Attributes:
@@ -47,14 +61,11 @@ class WarmUpThen:
         final_fraction: Rate at the last step, as a fraction of the peak.
     """
 
-    learning_rate: float
-    warmup_steps: int | float
     decay: Literal["quadratic", "linear", "exponential", "constant"]
     final_fraction: float = 0.0
 
     def __post_init__(self) -> None:
-        _require_peak(self.learning_rate)
-        _require_duration("warmup_steps", self.warmup_steps)
+        super().__post_init__()
         _require_final(self.final_fraction)
         require(
             self.decay != "exponential" or self.final_fraction > 0,
@@ -89,11 +100,8 @@ class WarmUpThen:
         return end + (1.0 - end) * left ** (2 if self.decay == "quadratic" else 1)
 
 
-class OfOptax:
-    """A schedule that optax computes. A subclass is a declaration with a peak `learning_rate` and `warmup_steps`."""
-
-    learning_rate: float
-    warmup_steps: int | float
+class OfOptax(_Peak):
+    """A schedule that optax computes. A subclass is a declaration."""
 
     def curve(self, steps: int) -> Callable[[Any], Any]:
         """Returns optax's schedule for a run of `steps` steps: the rate as a function of the count."""
@@ -147,15 +155,12 @@ class Cosine(OfOptax):
         exponent: Power of the cosine.
     """
 
-    learning_rate: float
-    warmup_steps: int | float
     final_fraction: float = 0.0
     exponent: float = 1.0
     kind: Literal["cosine"] = "cosine"
 
     def __post_init__(self) -> None:
-        _require_peak(self.learning_rate)
-        _require_duration("warmup_steps", self.warmup_steps)
+        super().__post_init__()
         _require_final(self.final_fraction)
         require(self.exponent > 0, f"lr_schedule.exponent={self.exponent}", "the rate would not decay", "Give a number above 0")
 
@@ -179,21 +184,18 @@ class WarmUpStableDecay(OfOptax):
         final_fraction: Rate at the last step, as a fraction of the peak.
     """
 
-    learning_rate: float
-    warmup_steps: int | float
     decay_steps: int | float
     final_fraction: float = 0.0
     kind: Literal["warm_up_stable_decay"] = "warm_up_stable_decay"
 
     def __post_init__(self) -> None:
-        _require_peak(self.learning_rate)
-        _require_duration("warmup_steps", self.warmup_steps)
+        super().__post_init__()
         _require_duration("decay_steps", self.decay_steps)
         _require_final(self.final_fraction)
 
     def require_fits(self, steps: int) -> None:
         """Raises `ConfigError` if warm-up and decay are together longer than a run of `steps` steps."""
-        OfOptax.require_fits(self, steps)
+        super().require_fits(steps)
         require(
             in_steps(self.warmup_steps, steps) + in_steps(self.decay_steps, steps) <= steps,
             f"lr_schedule.warmup_steps={self.warmup_steps}, lr_schedule.decay_steps={self.decay_steps}",
@@ -226,15 +228,12 @@ class OneCycle(OfOptax):
         final_div_factor: The first rate over the last.
     """
 
-    learning_rate: float
-    warmup_steps: int | float
     div_factor: float = 25.0
     final_div_factor: float = 1e4
     kind: Literal["one_cycle"] = "one_cycle"
 
     def __post_init__(self) -> None:
-        _require_peak(self.learning_rate)
-        _require_duration("warmup_steps", self.warmup_steps)
+        super().__post_init__()
         for name in ("div_factor", "final_div_factor"):
             value = getattr(self, name)
             require(value >= 1, f"lr_schedule.{name}={value}", "the rate would end or begin above its peak", "Use 1 or more")
@@ -258,15 +257,12 @@ class Polynomial(OfOptax):
         final_fraction: Rate at the last step, as a fraction of the peak.
     """
 
-    learning_rate: float
-    warmup_steps: int | float
     power: float = 1.0
     final_fraction: float = 0.0
     kind: Literal["polynomial"] = "polynomial"
 
     def __post_init__(self) -> None:
-        _require_peak(self.learning_rate)
-        _require_duration("warmup_steps", self.warmup_steps)
+        super().__post_init__()
         _require_final(self.final_fraction)
         require(self.power > 0, f"lr_schedule.power={self.power}", "the rate would not decay", "Give a number above 0")
 

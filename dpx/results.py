@@ -9,9 +9,8 @@ import json
 import math
 from pathlib import Path
 
-from dpx.durable import write_durably
 from dpx.records import described, from_json, record, to_json
-from dpx.run_folder import read_json
+from dpx.run_folder import read_json, write_json
 
 RESULTS = "results.json"
 _FIX = "Restore the file, or remove it and run the same command again"
@@ -33,7 +32,7 @@ class Results:
 
 def write_results(private: Path, results: Results) -> None:
     """Writes `results` into the private tree of a run."""
-    write_durably(private / RESULTS, json.dumps(to_json(results), indent=2) + "\n")
+    write_json(private / RESULTS, to_json(results))
 
 
 def read_results(private: Path) -> Results:

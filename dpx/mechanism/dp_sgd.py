@@ -7,18 +7,8 @@ from dpx.mechanism.protocol import Mechanism, NoisySum
 from dpx.randomness import RootSecret
 
 
-@declaration
-class DpSgd(Mechanism):
-    """Adds Gaussian noise once for each logical batch to the sum of clipped per-example gradients (Abadi et al. 2016).
-
-    Any optimiser may follow.
-    """
-
-    name: Literal["dp_sgd"] = "dp_sgd"
-    is_independent_gaussian: ClassVar[bool] = True
-
-    def ledger_fields(self) -> dict[str, Any]:
-        return {"noise": "gaussian"}
+class GaussianSum(Mechanism):
+    """The base class of mechanisms that add independent Gaussian noise once to the sum, whatever arrays it is of."""
 
     def draw(self, secret: RootSecret, step: int, params: Any, noise_multiplier: float, clipping_norm: float, strategy: Any) -> Any:
         """Returns keys of the slices of every parameter, uint32 [S, 2]."""
@@ -34,3 +24,17 @@ class DpSgd(Mechanism):
 
         noisy, squares = noise.add_noise(total, drawn, deviation)
         return NoisySum(total, noisy, jnp.sum(jnp.stack(jax.tree.leaves(squares))), state)
+
+
+@declaration
+class DpSgd(GaussianSum):
+    """Adds Gaussian noise once for each logical batch to the sum of clipped per-example gradients (Abadi et al. 2016).
+
+    Any optimiser may follow.
+    """
+
+    name: Literal["dp_sgd"] = "dp_sgd"
+    is_independent_gaussian: ClassVar[bool] = True
+
+    def ledger_fields(self) -> dict[str, Any]:
+        return {"noise": "gaussian"}

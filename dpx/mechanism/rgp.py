@@ -26,7 +26,8 @@ from collections.abc import Callable
 from typing import Any, ClassVar, Literal
 
 from dpx.declaration import ConfigError, declaration, require
-from dpx.mechanism.protocol import Mechanism, NoisySum, Reparametrised
+from dpx.mechanism.dp_sgd import GaussianSum
+from dpx.mechanism.protocol import Reparametrised
 from dpx.models.protocol import ExampleModel, Shapes
 from dpx.randomness import RootSecret
 
@@ -39,7 +40,7 @@ HEAD_FACTORS = (1e-3, 1e3)
 
 
 @declaration
-class Rgp(Mechanism):
+class Rgp(GaussianSum):
     """Adds Gaussian noise to the clipped gradients of low-rank carriers for every trained weight matrix of the layers.
 
     The method is that of Yu et al. 2021.
@@ -136,21 +137,6 @@ class Rgp(Mechanism):
 
     def gradient_factor(self, path: str) -> float:
         return self.head_factor if self._is_head(path) else 1.0
-
-    def draw(self, secret: RootSecret, step: int, params: Any, noise_multiplier: float, clipping_norm: float, strategy: Any) -> Any:
-        """Returns keys of the slices of every carrier and of every other trained parameter, uint32 [S, 2]."""
-        from dpx.mechanism import noise
-
-        return noise.slice_keys(secret, step, params)
-
-    def noisy_sum(self, total: Any, drawn: Any, deviation: Any, state: Any, clipping_norm: float) -> NoisySum:
-        import jax
-        import jax.numpy as jnp
-
-        from dpx.mechanism import noise
-
-        noisy, squares = noise.add_noise(total, drawn, deviation)
-        return NoisySum(total, noisy, jnp.sum(jnp.stack(jax.tree.leaves(squares))), state)
 
     def rebuilt(self, noisy: Any, trained: Any) -> Any:
         import jax

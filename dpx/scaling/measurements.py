@@ -127,34 +127,3 @@ def _lines(path: Path) -> list[dict[str, Any]]:
             return list(csv.DictReader(file))
     except (UnicodeDecodeError, csv.Error) as error:
         raise ConfigError(path, f"is not a CSV table in UTF-8 ({error})", "Save it as a CSV table in UTF-8") from None
-
-
-def published_results(path: Path, batch_size: int = 1024, sequence_length: int = 512) -> Measurements:
-    """Returns the table in the layout that the paper's authors announce for their losses (google-research/dp_scaling_laws).
-
-    The columns are Model, Learning Rate, Iterations, Noise Batch Ratio, Cross Entropy (McKenna et al. 2025). Models are named as in Table
-    1; a ratio of 0 is clipping without noise.
-    """
-    from dpx.scaling.published import PARAMETERS
-
-    lines = _lines(path)
-    needed = ("Model", "Learning Rate", "Iterations", "Noise Batch Ratio", "Cross Entropy")
-    missing = [name for name in needed if lines and name not in lines[0]]
-    require(bool(lines) and not missing, path, f"no such layout: {', '.join(missing) or 'no rows'}", f"Give columns {', '.join(needed)}")
-    rows = []
-    for line in lines:
-        require(line["Model"] in PARAMETERS, f"Model={line['Model']}", "is not a model of Table 1", f"Use {', '.join(PARAMETERS)}")
-        rows.append(
-            {
-                "model": line["Model"],
-                "parameters": PARAMETERS[line["Model"]],
-                "noise_batch_ratio": line["Noise Batch Ratio"],
-                "learning_rate": line["Learning Rate"],
-                "replicate": 0,
-                "batch_size": batch_size,
-                "sequence_length": sequence_length,
-                "step": line["Iterations"],
-                "loss": line["Cross Entropy"],
-            }
-        )
-    return Measurements.from_rows(rows)

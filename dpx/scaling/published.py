@@ -1,4 +1,4 @@
-"""Holds what McKenna et al. 2025 print: parameters of their models, and the 20 optima of Table 2.
+"""Holds what McKenna et al. 2025 print: the 20 optima of Table 2.
 
 The optima are looked up and never interpolated.
 
@@ -9,16 +9,6 @@ import dataclasses
 
 from dpx.declaration import ConfigError
 
-# Table 4; Table 1 and section 4.4 print others (4.5M and 4.6M for Tiny, 41M for Medium, 778M and 784M for Mega).
-PARAMETERS = {
-    "BertTiny": 4.52e6,
-    "BertMini": 11.4e6,
-    "BertSmall": 29.0e6,
-    "BertMedium": 41.6e6,
-    "BertBase": 110e6,
-    "BertLarge": 335e6,
-    "BertMega": 729e6,
-}
 SEQUENCE_LENGTH, DELTA = 512, 1e-8
 
 
@@ -75,12 +65,6 @@ _TABLE_2 = """
 1e9 64 1.2e23 1.20 3.3e8 1.1e5 1.1e6 1.8e5
 """
 TABLE_2 = tuple(Optimum(*map(float, line.split())) for line in _TABLE_2.strip().splitlines())
-# Section 4.4: settings that are compared with the optimum, as (model, parameters, steps, batch size).
-BASELINES = (
-    ("BertLarge", 335.2e6, 7_500, 1_295),
-    ("BertMedium", 41.0e6, 5_000, 15_879),
-    ("BertTiny", 4.6e6, 2_500, 283_061),
-)
 
 
 def look_up(size: float | int, epsilon: float | int) -> Optimum:

@@ -10,8 +10,7 @@ from omegaconf import OmegaConf
 from dpx.config import recipes, resolved
 from dpx.declaration import ConfigError
 from dpx.scaling import runs
-from dpx.scaling.measurements import NUMBERS, TEXT, Measurements, published_results
-from dpx.scaling.published import PARAMETERS
+from dpx.scaling.measurements import NUMBERS, TEXT, Measurements
 
 
 @functools.cache
@@ -107,19 +106,6 @@ def test_a_table_that_is_none_is_refused_in_one_line(text, words, tmp_path):
 def test_a_mark_of_byte_order_is_no_part_of_a_name(tmp_path):
     (tmp_path / "losses.csv").write_text(f"{','.join((*TEXT, *NUMBERS))}\nwidth_16,24848,0,1,0,128,32,100,5\n", encoding="utf-8-sig")
     assert Measurements.read(tmp_path / "losses.csv").model.tolist() == ["width_16"]
-
-
-def test_the_layout_of_the_papers_authors_is_read(tmp_path):
-    table = tmp_path / "losses.csv"
-    table.write_text("Model,Learning Rate,Iterations,Noise Batch Ratio,Cross Entropy\nBertTiny,0.0078125,100,0.0,6.5\n")
-    head, row = table.read_text().splitlines()
-    for name in PARAMETERS:
-        table.write_text(f"{head}\n{row.replace('BertTiny', name)}\n")
-        found = published_results(table)
-        assert found.parameters.tolist() == [PARAMETERS[name]] and found.step.tolist() == [100] and found.loss.tolist() == [6.5]
-    table.write_text(f"{head}\n{row}\n".replace("Iterations", "Steps"))
-    with pytest.raises(ConfigError, match="no such layout: Iterations"):
-        published_results(table)
 
 
 @pytest.mark.parametrize("match", ["/x", "**", "[a", "?"])

@@ -13,10 +13,8 @@ _TIME = {"DP-SGD": "O(md)", "DP-SGD, book-keeping": None, "DP-FP": "O(md)", "RGP
 
 
 @declaration
-class DpfpTable1Complexity:
-    """Compiles and traces models.
-
-    RGP is given by its formula: its carriers of rank r are r w numbers, where w counts the rows and columns of the encoder's matrices.
+class OfTable1:
+    """The sizes of the analyses of Table 1.
 
     Attributes:
         models: Options of the group model.
@@ -39,6 +37,28 @@ class DpfpTable1Complexity:
     def __post_init__(self) -> None:
         require(len(set(self.batches)) > 1, f"analysis.batches={self.batches}", "a slope needs two sizes", "Give two or more")
 
+
+def sides(model: Any) -> int:
+    """Returns the rows and columns of the matrices of all layers of an encoder."""
+    return model.layers * (4 * model.width + 2 * model.width + 2 * (model.width + model.feed_forward))
+
+
+@declaration
+class DpfpTable1Complexity(OfTable1):
+    """Compiles and traces models.
+
+    RGP is given by its formula: its carriers of rank r are r w numbers, where w counts the rows and columns of the encoder's matrices.
+
+    Attributes:
+        models: Options of the group model.
+        batches: Rows of a batch; slopes are between the smallest and the largest.
+        sequence_length: Tokens of a row.
+        vocabulary_size: Rows of the word table.
+        rank: Rank of RGP's carriers.
+        power_iterations: Rounds of RGP's power method.
+        micro_batches: Micro-batches of DP-FP.
+    """
+
     def __call__(self) -> list[Table]:
         subjects = [self._measured(name) for name in self.models]
         return [self._memory(subjects), self._time(subjects), self._noise(subjects)]
@@ -56,8 +76,7 @@ class DpfpTable1Complexity:
         options = {program: {"kept_bytes": 0} if program == "book_keeping" else {} for program in _PROGRAMS.values()}
         held = {way: (large.temporary_bytes(way, **o) - small.temporary_bytes(way, **o)) / 4 / more for way, o in options.items()}
         products = {way: large.flops(way, **o) for way, o in options.items()}
-        sides = model.layers * (model.width + 3 * model.width + 2 * model.width + 2 * (model.width + model.feed_forward))
-        return {"name": name, "d": small.parameters, "k": model.width, "w": sides, "held": held, "products": products}
+        return {"name": name, "d": small.parameters, "k": model.width, "w": sides(model), "held": held, "products": products}
 
     def _memory(self, subjects: Sequence[dict[str, Any]]) -> Table:
         rows = []

@@ -15,6 +15,7 @@ from dpx.declaration import declaration, require
 from dpx.mechanism.declarations import DpFp, DpSgd, Flat, Mechanism, NoPrivacy
 from dpx.mechanism.rgp import Rgp
 from dpx.models.trained import Everything, Matching, Trained
+from dpx.papers.du2021.table1_complexity import OfTable1, sides
 from dpx.randomness import RootSecret
 from dpx.table import Table
 
@@ -42,7 +43,7 @@ class _Program(NamedTuple):
 
 
 @declaration
-class DpfpTable1Measured:
+class DpfpTable1Measured(OfTable1):
     """Measures models at each batch.
 
     Attributes:
@@ -56,17 +57,10 @@ class DpfpTable1Measured:
         rounds: How often every program is timed, in turns.
     """
 
-    models: Sequence[str]
-    batches: Sequence[int]
-    sequence_length: int
-    vocabulary_size: int
-    rank: int
-    power_iterations: int
-    micro_batches: int
     rounds: int
 
     def __post_init__(self) -> None:
-        require(len(set(self.batches)) > 1, f"analysis.batches={self.batches}", "a slope needs two sizes", "Give two or more")
+        super().__post_init__()
         require(self.rounds >= 1, f"analysis.rounds={self.rounds}", "no time would be measured", "Use 1 or more")
 
     @property
@@ -127,7 +121,7 @@ class DpfpTable1Measured:
                 {
                     "model": name,
                     "d": subject.parameters,
-                    "w": self.rank * subject.sides,
+                    "w": self.rank * sides(subject.objective.model),
                     "m": size,
                     "method": method,
                     "published_memory": given.memory,
@@ -158,12 +152,6 @@ class _Subject:
         import jax
 
         return sum(leaf.size for leaf in jax.tree.leaves(jax.eval_shape(self.objective.init, jax.random.PRNGKey(0))))
-
-    @property
-    def sides(self) -> int:
-        """Rows and columns of the matrices of all layers."""
-        model = self.objective.model
-        return model.layers * (4 * model.width + 2 * model.width + 2 * (model.width + model.feed_forward))
 
     def program(self, method: Method, size: int) -> _Program:
         """Returns the compiled gradient of one step of `method` on `size` rows."""
