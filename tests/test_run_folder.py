@@ -37,7 +37,7 @@ from dpx.tuning.record import opened
 
 from .composed import composed
 from .init.conftest import MICRO, WORDS
-from .training.sharing import coarse_losses, run_job, shared_programs
+from .training.sharing import run_job, shared_programs
 
 # Written by libraries; the folder that they lie in is what keeps others out.
 OF_LIBRARIES = ("checkpoints", "tensorboard")
@@ -65,7 +65,7 @@ def run(root: Path, declared: tuple[Any, Any, str]) -> Path:
     """A finished run, made where nothing is withheld from others by a umask."""
     before = os.umask(0)
     try:
-        with shared_programs(), coarse_losses():
+        with shared_programs():
             run_job(declared, root / "outputs" / "run")
     finally:
         os.umask(before)

@@ -172,7 +172,7 @@ def _released(folder: Path, place: str) -> Iterator[Found]:
         # Not read as a record yet: an edited file may not be a valid record, and its seal shows that.
         yield f"{place}/{STATEMENT}", mark_of(_dict(node, "ledger").get("mark")), node
     if (params / METADATA).is_file():
-        yield f"{place}/params", _mark_of_params(params / METADATA), None
+        yield f"{place}/params", mark_of(_facts_beside(params).get("ledger")), None
     if telemetry.is_file():
         # A last line cut short by a kill was never visible as a whole line, and its step is charged with the others.
         try:
@@ -182,10 +182,6 @@ def _released(folder: Path, place: str) -> Iterator[Found]:
         except (ValueError, AttributeError) as error:
             raise ConfigError(telemetry, "was changed by hand", OR_MOVE) from error
         yield from ((f"{place}/telemetry.jsonl", mark, None) for mark in marks.values())
-
-
-def _mark_of_params(metadata: Path) -> Mark | None:
-    return mark_of(_facts_beside(metadata.parent).get("ledger"))
 
 
 def _facts_beside(weights: Path) -> dict[str, Any]:

@@ -208,12 +208,7 @@ def as_if_hidden(declared: Accountant, delta: float, segments: Segments) -> list
         for release, count in accounting.bucketed(ledger.releases(segments))
     ]
     why = "assumes that a row's taking part stays hidden (amplification by sampling), but its noisy vector is released in its own place"
-    numbers = []
-    for accountant in ("pld", "rdp"):
-        with suppress(ConfigError):
-            composed = accounting.compose(charges, accountant, "zero_out_text", coarse=declared.value_discretization_interval)
-            value = composed.epsilon(delta)
-            numbers.append(NotABound(name=f"epsilon/{accountant}/poisson", value=accounting.finite(value), reason=why))
+    numbers = _composed_beside(charges, declared, "zero_out_text", delta, "poisson", why)
     limit = (
         "assumes a limit of many small privacy losses (p sqrt(T M) constant at a fixed mu), but p is far smaller and single losses are "
         "large; it can under-report, and it assumes hidden participation too"
@@ -224,16 +219,20 @@ def as_if_hidden(declared: Accountant, delta: float, segments: Segments) -> list
 
 def under_assumed_sampler(sampler: Sampler, declared: Accountant, delta: float, segments: Segments) -> list[NotABound]:
     """Returns what epsilon would be under the sampler that `sampler.assumed` names, which is not the one that runs."""
-    ran, name = sampler.name, sampler.assumed
     charges = accounting.bucketed(ledger.releases(assumed(sampler, segments)))
-    why = f"sampler.assumed={name} under {ASSUMED_ADJACENCY}, but {ran} ran"
+    why = f"sampler.assumed={sampler.assumed} under {ASSUMED_ADJACENCY}, but {sampler.name} ran"
+    return _composed_beside(charges, declared, ASSUMED_ADJACENCY, delta, str(sampler.assumed), why)
+
+
+def _composed_beside(
+    charges: accounting.Charges, declared: Accountant, adjacency: str, delta: float, sampler: str, why: str
+) -> list[NotABound]:
+    """Returns the epsilons of charges as if this sampler had drawn them."""
     numbers = []
     for accountant in ("pld", "rdp"):
         # Renyi accounting does not support a unit of several rows; this number, which is unsupported anyway, is then left out.
         with suppress(ConfigError):
-            value = 0.0
-            if charges:
-                composed = accounting.compose(charges, accountant, ASSUMED_ADJACENCY, coarse=declared.value_discretization_interval)
-                value = accounting.finite(composed.epsilon(delta))
-            numbers.append(NotABound(name=f"epsilon/{accountant}/{name}", value=value, reason=why))
+            coarse = declared.value_discretization_interval
+            value = accounting.compose(charges, accountant, adjacency, coarse=coarse).epsilon(delta) if charges else 0.0
+            numbers.append(NotABound(name=f"epsilon/{accountant}/{sampler}", value=accounting.finite(value), reason=why))
     return numbers

@@ -169,8 +169,7 @@ def unit_of(sources: Sequence[Source], adjacency: str) -> UnitFacts | None:
 
     Returns `None` if a single source does not state it, or holds steps of several units.
     """
-    units = sources[0].units
-    return None if unlike(units) else _facts(sources[0], adjacency)
+    return None if unlike(sources[0].units) else _facts(sources[0], adjacency)
 
 
 _RELATION = ", or set job.adjacency to a relation under which all of them are proved"

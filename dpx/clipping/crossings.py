@@ -13,7 +13,7 @@ import jax
 from jax.extend import core
 from jax.interpreters import batching
 
-from dpx.declaration import ConfigError
+from dpx.declaration import ConfigError, require
 
 COLLECTIVES = frozenset(
     "psum psum_invariant pmax pmin pmean ppermute pbroadcast pgather psend precv all_gather all_gather_invariant all_gather_reduced".split()
@@ -37,8 +37,8 @@ def check(loss: Callable[..., Any], *arguments: Any) -> None:
 def check_program(closed: core.ClosedJaxpr) -> None:
     """Raises `ConfigError` for operations of a traced program that could mix examples."""
     for effect in sorted(type(effect).__name__ for effect in closed.effects):
-        if effect not in HARMLESS:
-            raise ConfigError("the loss", f"has a side effect ({effect}), through which one example could reach another", "Remove it")
+        reason = f"has a side effect ({effect}), through which one example could reach another"
+        require(effect in HARMLESS, "the loss", reason, "Remove it")
     for eqn, bound in _equations(closed.jaxpr, frozenset()):
         _check_collective(eqn, bound)
         _check_rule(eqn)
@@ -67,11 +67,10 @@ def _check_rule(eqn: Any) -> None:
     if name in HOST and not str(eqn.params.get("vmap_method")).startswith("sequential"):
         reason = f"sends all examples to the host at once (vmap_method={eqn.params.get('vmap_method')})"
         raise ConfigError(f"{name} in the loss", reason, "Use vmap_method='sequential'")
-    if name == "custom_vmap_call":
-        raise ConfigError("custom_vmap in the loss", "has its own rule, which reads all examples at once", fix)
+    require(name != "custom_vmap_call", "custom_vmap in the loss", "has its own rule, which reads all examples at once", fix)
     rule = batching.fancy_primitive_batchers.get(eqn.primitive)
-    if rule is not None and not _is_jaxs(rule):
-        raise ConfigError(f"{name} in the loss", "has a batching rule from outside jax, which reads all examples at once", fix)
+    reason = "has a batching rule from outside jax, which reads all examples at once"
+    require(rule is None or _is_jaxs(rule), f"{name} in the loss", reason, fix)
 
 
 @functools.lru_cache(maxsize=1024)

@@ -22,7 +22,7 @@ from dpx.clipping.convolution_ops import Convolution
 from dpx.clipping.probes import Op, ProbeSession, bound, evaluated
 from dpx.clipping.reader_ops import VIEWS, Copied, Gathered, Product, View, is_lookup
 from dpx.clipping.readers import body_of
-from dpx.declaration import ConfigError
+from dpx.declaration import require
 
 Route = Literal["product", "convolution", "lookup", "elementwise", "copies"]
 
@@ -188,7 +188,8 @@ class Tracer:
         changes: list[dict] = [{"is_repeated": True} if isinstance(value, Followed) else {} for value in inner]
         for place, value in enumerate(along, start):
             if isinstance(value, Followed):
-                changes[place] = {"view": _of_layer(value.view)}
+                # A view of the whole stack only casts; that of one layer does the same.
+                changes[place] = {"view": View(value.view.steps, value.view.shape[1:], value.view.dtype)}
 
         def round_of(carried: Any, sliced: Any) -> Any:
             arrays = [*_arrays(given[:consts]), *carried, *sliced]
@@ -209,11 +210,6 @@ def _is_product(eqn: Any) -> bool:
 def _is_convolution(eqn: Any, given: list[Any]) -> bool:
     """Returns whether a parameter is the kernel of the convolution, and every number of the output is of one image."""
     return isinstance(given[1], Followed) and eqn.params["batch_group_count"] == 1
-
-
-def _of_layer(view: View) -> View:
-    """Returns the view of one layer, from a view of the whole stack that only casts."""
-    return View(view.steps, view.shape[1:], view.dtype)
 
 
 def _arrays(given: list[Any]) -> list[Any]:
@@ -242,8 +238,8 @@ def _abstract(*_: Any, outputs: tuple, **__: Any) -> list[Any]:
 def _batched(given: Any, axes: Any, *, op: Op, leaf: str, path: str, session: ProbeSession, outputs: tuple) -> Any:
     """Evaluates the op for all examples: `given` is (parameter, *inputs, tick), and the tick always has the examples' axis."""
     parameter, *inputs, tick = given
-    if axes[0] is not None:
-        raise ConfigError(path, "is mapped over the example axis together with the examples", "Give parameters without an example axis")
+    reason = "is mapped over the example axis together with the examples"
+    require(axes[0] is None, path, reason, "Give parameters without an example axis")
     B = tick.shape[axes[-1]]
     moved = [
         jnp.broadcast_to(x, (B, *x.shape)) if axis is None else jnp.moveaxis(x, axis, 0)

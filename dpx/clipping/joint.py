@@ -23,7 +23,7 @@ from dpx.clipping.probes import ELSEWHERE, leaf_names
 from dpx.clipping.program import Program
 from dpx.clipping.sites import Layer, Reference, Site
 from dpx.clipping.weights import no_factor
-from dpx.declaration import ConfigError
+from dpx.declaration import ConfigError, require
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -136,10 +136,8 @@ def _check_read(program: Program, uses: Uses) -> None:
     for (path, _), its_uses in uses.items():
         kinds[path].update(tuple(isinstance(entry, Layer) for entry in use.reference.selected) for use in its_uses)
     for path, its_kinds in kinds.items():
-        if not its_kinds:
-            raise ConfigError(path, "no op claims this parameter, so it would not be clipped", ELSEWHERE)
-        if len(its_kinds) > 1:
-            raise ConfigError(path, "is used as a whole in one place and layer by layer in another", ELSEWHERE)
+        require(bool(its_kinds), path, "no op claims this parameter, so it would not be clipped", ELSEWHERE)
+        require(len(its_kinds) == 1, path, "is used as a whole in one place and layer by layer in another", ELSEWHERE)
 
 
 def _check_rules(path: str, uses: list[Reading]) -> None:
@@ -160,8 +158,8 @@ def _check_groups(parts: list[Part], shared: Uses) -> None:
     for (path, _), uses in shared.items():
         for part, _, own in uses:
             whole = part.first
-            if groups.group(own.path, layer_of(own)) != groups.group(whole.path, layer_of(whole)):
-                raise ConfigError(path, f"is clipped together with {whole.path} by op {part.site.op.name}", "Use clip=flat")
+            is_one = groups.group(own.path, layer_of(own)) == groups.group(whole.path, layer_of(whole))
+            require(is_one, path, f"is clipped together with {whole.path} by op {part.site.op.name}", "Use clip=flat")
 
 
 def _check_factors(parts: list[Part], factor: Callable[[str], float]) -> None:

@@ -132,13 +132,10 @@ def shapes_of(params: Any) -> dict[str, tuple[int, ...]]:
     shapes: dict[str, tuple[int, ...]] = {}
     for path, leaf in jax.tree_util.tree_leaves_with_path(params):
         name = path_name(path)
-        if name in shapes:
-            raise ConfigError(name, "is the path of two parameters", "Rename one of them")
-        if not hasattr(leaf, "shape"):
-            raise ConfigError(name, f"is a {type(leaf).__name__} and not an array", "Give arrays")
+        require(name not in shapes, name, "is the path of two parameters", "Rename one of them")
+        require(hasattr(leaf, "shape"), name, f"is a {type(leaf).__name__} and not an array", "Give arrays")
         shapes[name] = leaf.shape
-    if not shapes:
-        raise ConfigError("params", "contain no parameter", "Give arrays to differentiate by")
+    require(bool(shapes), "params", "contain no parameter", "Give arrays to differentiate by")
     return shapes
 
 

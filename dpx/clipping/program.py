@@ -21,7 +21,7 @@ from dpx.clipping import passes, readers
 from dpx.clipping.probes import ELSEWHERE, ProbeSession, evaluated, shapes_of, wrap
 from dpx.clipping.readers import Scope
 from dpx.clipping.sites import Site
-from dpx.declaration import ConfigError
+from dpx.declaration import ConfigError, require
 from dpx.parameter_path import path_name
 
 
@@ -124,10 +124,10 @@ def with_counts(returned: Any) -> tuple[Any, Any]:
 def check_losses(losses_B: Any, examples: int) -> None:
     """Raises `ConfigError` unless the losses are one floating-point number for each example."""
     shape = getattr(losses_B, "shape", ())
-    if shape != (examples,):
-        raise ConfigError(f"losses of shape {shape}", f"do not have one number for each of the {examples} examples", "Return an array [B]")
-    if not jnp.issubdtype(losses_B.dtype, jnp.floating):
-        raise ConfigError(f"losses of type {losses_B.dtype}", "have no gradient", "Return floating-point numbers")
+    reason = f"do not have one number for each of the {examples} examples"
+    require(shape == (examples,), f"losses of shape {shape}", reason, "Return an array [B]")
+    is_float = jnp.issubdtype(losses_B.dtype, jnp.floating)
+    require(is_float, f"losses of type {losses_B.dtype}", "have no gradient", "Return floating-point numbers")
 
 
 def zero_sums(params: Any) -> Any:

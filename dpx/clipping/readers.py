@@ -16,7 +16,7 @@ from jax.extend.core import primitives
 
 from dpx.clipping.probes import ELSEWHERE, Op, leaf_names, op_p
 from dpx.clipping.sites import Layer, Reference, Site, is_narrow, made
-from dpx.declaration import ConfigError
+from dpx.declaration import ConfigError, require
 
 # By an equation's place: the site that it is, or the scopes of its bodies, if there are sites in them.
 Scope = dict[int, Any]
@@ -45,10 +45,9 @@ class _Walk:
 
     def _equation(self, eqn: Any, labels: Labels, loops: tuple[int, ...]) -> Any:
         held = [_label(var, labels) for var in eqn.invars]
-        if eqn.primitive is primitives.cond_p and self._is(eqn.invars[0], self.data):
-            raise ConfigError(
-                "a branch in the loss", "is chosen for all examples by the data of some examples", "Use jnp.where, example by example"
-            )
+        is_choice, fix = eqn.primitive is primitives.cond_p, "Use jnp.where, example by example"
+        is_of_data = is_choice and self._is(eqn.invars[0], self.data)
+        require(not is_of_data, "a branch in the loss", "is chosen for all examples by the data of some examples", fix)
         if eqn.primitive is op_p:
             return self._site(eqn, held, loops)
         bodies = bodies_of(eqn)
@@ -110,9 +109,8 @@ class _Walk:
         if part is not None:
             labels[eqn.outvars[0]] = part
         elif not reference.is_frozen:
-            raise ConfigError(
-                reference.path, f"is used outside any op, by {eqn.primitive.name}, so its gradient there is unknown", ELSEWHERE
-            )
+            reason = f"is used outside any op, by {eqn.primitive.name}, so its gradient there is unknown"
+            raise ConfigError(reference.path, reason, ELSEWHERE)
 
     def _spread(self, eqn: Any, has_site: bool) -> None:
         if has_site or any(self._is(var, self.derived) for var in eqn.invars):
@@ -204,11 +202,8 @@ def _in_loop(eqn: Any, held: list[Reference | None], depth: int) -> list[Referen
     consts, carry = eqn.params["num_consts"], eqn.params["num_carry"]
     for reference in map(_trained, held[consts : consts + carry]):
         if reference is not None:
-            raise ConfigError(
-                reference.path,
-                "is carried from one iteration of a loop to the next",
-                "Use it as a constant of the loop, or scan along its layers",
-            )
+            fix = "Use it as a constant of the loop, or scan along its layers"
+            raise ConfigError(reference.path, "is carried from one iteration of a loop to the next", fix)
     for reference in map(_trained, held):
         if reference is not None and reference.cut is not None:
             raise ConfigError(reference.path, "is sliced before a loop over it", ELSEWHERE)

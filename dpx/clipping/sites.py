@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 
 from dpx.clipping.probes import Op, leaf_names
-from dpx.declaration import ConfigError
+from dpx.declaration import ConfigError, require
 
 
 class Layer(NamedTuple):
@@ -98,11 +98,8 @@ def made(op: Op, values: Any, inputs: tuple, leaves: tuple, loops: tuple[int, ..
     cotangents, one, on_the_way = jax.eval_shape(record_of, values, inputs)
     for given, back in zip(inputs, cotangents, strict=True):
         if back is not None and any(x.shape != y.shape for x, y in zip(*map(jax.tree.leaves, (given, back)), strict=True)):
-            raise ConfigError(
-                f"op {op.name}",
-                f"has a cotangent whose shape differs from the shape {given.shape} of its input",
-                "Give both the same shape",
-            )
+            reason = f"has a cotangent whose shape differs from the shape {given.shape} of its input"
+            raise ConfigError(f"op {op.name}", reason, "Give both the same shape")
     if any(reference is not None for reference in leaves):
         _check_record(op, values, one, leaves, units)
     record = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct((*loops, *leaf.shape), leaf.dtype), one)
@@ -111,26 +108,23 @@ def made(op: Op, values: Any, inputs: tuple, leaves: tuple, loops: tuple[int, ..
 
 
 def _check_record(op: Op, values: Any, one: Any, leaves: tuple[Reference | None, ...], units: int) -> None:
-    if not jax.tree.leaves(one) or not all(jnp.issubdtype(leaf.dtype, jnp.floating) for leaf in jax.tree.leaves(one)):
-        raise ConfigError(
-            f"op {op.name}",
-            "keeps a record that contains other values than floating-point arrays",
-            "Keep floating-point arrays; convert integers to float32",
-        )
-    squares = jax.eval_shape(op.squared_norm, values, one)
-    if not isinstance(squares, tuple):
-        raise ConfigError(f"op {op.name}", "gives squared norms that are not a tuple", "Give a tuple with one array for each part")
+    name, is_float = f"op {op.name}", [jnp.issubdtype(leaf.dtype, jnp.floating) for leaf in jax.tree.leaves(one)]
+    reason = "keeps a record that contains other values than floating-point arrays"
+    fix = "Keep floating-point arrays; convert integers to float32"
+    require(bool(is_float) and all(is_float), name, reason, fix)
+    squares, fix = jax.eval_shape(op.squared_norm, values, one), "Give a tuple with one array for each part"
+    require(isinstance(squares, tuple), name, "gives squared norms that are not a tuple", fix)
     shape = (jax.tree.leaves(values)[0].shape[0], units) if op.stacked else (units,)
     shapes = [square.shape for part in squares for square in jax.tree.leaves(part)]
     if len(squares) != op.parts or any(own != shape for own in shapes):
         reason = f"gives squared norms {shapes} for {op.parts} parts of {units} units"
-        raise ConfigError(f"op {op.name}", reason, "Give each part one number for each example")
+        raise ConfigError(name, reason, "Give each part one number for each example")
     weights = (jax.ShapeDtypeStruct(shape, jnp.float32),) * op.parts
     summed = jax.eval_shape(op.weighted_sum, values, one, weights)
     places = [place for place, name in enumerate(leaf_names(values)) if op.trains(name)]
     is_like_leaves = bool(op.frozen) or jax.tree.structure(summed) == jax.tree.structure(values)
-    if not is_like_leaves or leaf_names(summed) != [leaf_names(values)[place] for place in places]:
-        raise ConfigError(f"op {op.name}", "gives sums for leaves that are not its own", "Give exactly one sum for each of its leaves")
+    is_own = is_like_leaves and leaf_names(summed) == [leaf_names(values)[place] for place in places]
+    require(is_own, name, "gives sums for leaves that are not its own", "Give exactly one sum for each of its leaves")
     for place, total in zip(places, jax.tree.leaves(summed), strict=True):
         leaf, reference = jax.tree.leaves(values)[place], leaves[place]
         if leaf.shape != total.shape:

@@ -41,7 +41,7 @@ def collectives(text: str) -> list[Collective]:
     bodies = computations(text)
     looped = _reached_by_loops(text, bodies)
     return [
-        Collective(kind, _elements(shapes), name in looped, _groups(rest))
+        Collective(kind, sum(math.prod(numbers(dims)) for dims in _ARRAY.findall(shapes)), name in looped, _groups(rest))
         for name, body in bodies.items()
         for shapes, kind, rest in _COLLECTIVE.findall(body)
     ]
@@ -82,7 +82,3 @@ def _groups(instruction: str) -> tuple[tuple[int, ...], ...]:
 def numbers(text: str) -> list[int]:
     """Returns the integers of a list as HLO writes it: sizes, axes, devices."""
     return [int(number) for number in text.split(",") if number]
-
-
-def _elements(shapes: str) -> int:
-    return sum(math.prod(numbers(dims)) for dims in _ARRAY.findall(shapes))

@@ -266,11 +266,11 @@ def releases(segments: Segments) -> list[tuple[Release, int]]:
         if segment.event is not None:
             charges.append((_of_package(segment), segment.count))
         elif is_forward(segment):
-            charges.append((_of_rows(segment), _micro_batches(segment) * segment.count))
+            charges.append((_of_rows(segment), _stated(segment.micro_batches, f"noise={segment.noise}", "micro-batches") * segment.count))
         elif segment.sampler in IN_EPOCHS:
             _enter_epochs(segment, by_epoch)
         elif segment.sampler == "cyclic_poisson":
-            cycle = _cycle(segment)
+            cycle = _stated(segment.cycle, f"sampler={segment.sampler}", "groups")
             # In the steps of its group, a row is drawn with `cycle` times the probability.
             as_poisson = dataclasses.replace(segment, sampler="poisson", q=min(1.0, segment.q * cycle))
             charges.append((_release(as_poisson), _most_of_a_group(segment, cycle)))
@@ -302,20 +302,15 @@ def _of_rows(segment: Segment) -> Release:
         "rows released one by one are accounted for independent draws of single rows, and no other release beside them",
         "Use sampler=poisson, privacy.rows_per_unit_max=1, telemetry=secret and clip=flat",
     )
-    q = segment.q / _micro_batches(segment)
+    q = segment.q / _stated(segment.micro_batches, f"noise={segment.noise}", "micro-batches")
     return Release(noise_multiplier=segment.noise_multiplier, sampling_probability=q, kind="slot_revealed")
 
 
-def _micro_batches(segment: Segment) -> int:
-    if segment.micro_batches is None:
-        raise ConfigError(f"noise={segment.noise}", "is charged without its number of micro-batches", _FIX)
-    return segment.micro_batches
-
-
-def _cycle(segment: Segment) -> int:
-    if segment.cycle is None:
-        raise ConfigError(f"sampler={segment.sampler}", "is charged without its number of groups", "Use the version of dpx that wrote it")
-    return segment.cycle
+def _stated(number: int | None, value: str, what: str) -> int:
+    """Returns a number that the segment of such a step has; raises `ConfigError` if it does not."""
+    if number is None:
+        raise ConfigError(value, f"is charged without its number of {what}", _FIX)
+    return number
 
 
 def _most_of_a_group(segment: Segment, cycle: int) -> int:

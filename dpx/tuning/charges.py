@@ -88,8 +88,7 @@ def distinct(units: Iterable[UnitFacts | None]) -> list[UnitFacts | None]:
 
 def _units(entered: Ledger) -> list[UnitFacts | None]:
     """Returns what the steps of a ledger protect."""
-    units = entered.units or ([None] if entered.segments() else [])
-    return list(units)
+    return list(entered.units or ([None] if entered.segments() else []))
 
 
 def _believed(folder: Path, trial: Trial) -> tuple[Segments, list[UnitFacts | None], str | None]:

@@ -79,7 +79,8 @@ def build(search: Search, record: Record, winner: Trial | None) -> StudyStatemen
         # Where the claim trusts a package, the epsilon spent so far is not proved either.
         spent=dataclasses.replace(spent, epsilon={}) if spent is not None and by else spent,
         budget=budget,
-        score=_score(search),
+        # A function of a trial's noisy parameters and of held-out rows, so it adds no charge.
+        score=Score(name=search.score, of="the trained parameters", reads="rows of the held-out split", charged=False),
         # The folders of the other trials would reveal their number.
         winner=None if winner is None else "winner" if secret else winner.folder,
         assumptions=tuple([_ASSUMED[tune.charge], *([_DECLARED] if tune.charge == "composition" else [])]),
@@ -88,13 +89,6 @@ def build(search: Search, record: Record, winner: Trial | None) -> StudyStatemen
         ledger=StudyLedger(repeated=_repeated_events(search, record)) if secret else StudyLedger(segments=_segments(costs)),
         record=RecordFacts(mark=_mark(record, secret)),
     )
-
-
-def _score(search: Search) -> Score:
-    """Returns the score that the trials are compared by: a function of a trial's noisy parameters and of held-out rows, so it adds no
-    charge.
-    """
-    return Score(name=search.score, of="the trained parameters", reads="rows of the held-out split", charged=False)
 
 
 def _draws(record: Record, secret: bool) -> DrawsFrom | None:

@@ -29,24 +29,17 @@ from dpx.run_folder import RunFolder
 from dpx.training.checkpoint import released
 from dpx.training.loop import chunks
 from dpx.training.opening import open_run
+from tests.processes import WIDTH
 from tests.training.conftest import declare
-from tests.training.sharing import coarse_losses
 from tests.training.test_length_buckets import STEP
 
-pytestmark = pytest.mark.usefixtures("coarse_grid")
 AUDIT = Canaries(gradients=600, sequences=100, masks=2, primary=Primary(guesses=100))
 ROW, UNITS = Privacy(delta=1e-4), Privacy(delta=1e-4, unit="document", rows_per_unit_max=3, unit_mode="sample_units")
 GROUP = Privacy(delta=1e-4, unit="document", rows_per_unit_max=3)
 
 
 @pytest.fixture(scope="module")
-def coarse_grid():
-    with coarse_losses():
-        yield
-
-
-@pytest.fixture(scope="module")
-def experiment(coarse_grid, tmp_path_factory):
+def experiment(tmp_path_factory):
     """A micro run of two steps in which every unit takes part, canaries included."""
     directory = str(tmp_path_factory.getbasetemp() / "data")
     source = Synthetic(documents=24, words_per_document=40, states=16)
@@ -58,7 +51,7 @@ def experiment(coarse_grid, tmp_path_factory):
         "audit": AUDIT,
         "batch_schedule": Constant(size=size),
         "noise": Multiplier(noise_multiplier=3.0),
-        "accountant": Pld(),
+        "accountant": Pld(value_discretization_interval=WIDTH),
         "clipping_method": ClippingMethod(name="book_keeping"),
         "schedule": Schedule(evaluation_rows=32),
         "microbatch": 32,

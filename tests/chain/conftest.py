@@ -13,9 +13,17 @@ import pytest
 from dpx.config import recipes, run_name
 from dpx.config.instantiate import build
 from dpx.run_folder import RunFolder
-from tests.training.sharing import coarse_losses, shared_programs
+from tests.processes import WIDTH
+from tests.training.sharing import shared_programs
 
-SMALL = {"steps": 2, "microbatch": 8, "batch_schedule": {"size": 16}, "model": {"layers": 1}, "schedule": {"evaluation_rows": 32}}
+SMALL: dict[str, Any] = {
+    "steps": 2,
+    "microbatch": 8,
+    "batch_schedule": {"size": 16},
+    "model": {"layers": 1},
+    "schedule": {"evaluation_rows": 32},
+}
+SMALL |= {"accountant": {"value_discretization_interval": WIDTH}}
 PRETRAIN: dict[str, Any] = {"options": {"data": "synthetic", "noise": "multiplier", "accountant": "rdp"}}
 PRETRAIN |= {"values": {"privacy": {"delta": 1.0e-4}}}
 CLASSIFY: dict[str, Any] = {"init": "pretrain", "disjoint_from": ["pretrain"]}
@@ -46,7 +54,7 @@ def statement(folder: Path) -> dict[str, Any]:
 
 @pytest.fixture(scope="module", autouse=True)
 def quick_runs() -> Iterator[None]:
-    with shared_programs(), coarse_losses():
+    with shared_programs():
         yield
 
 
@@ -56,7 +64,7 @@ def finished(tmp_path_factory) -> Path:
     root, before = tmp_path_factory.mktemp("chain"), Path.cwd()
     os.chdir(root)
     try:
-        with shared_programs(), coarse_losses():
+        with shared_programs():
             run(node())
     finally:
         os.chdir(before)

@@ -10,9 +10,10 @@ import pytest
 
 from dpx.data.vocabulary import SPECIAL_TOKENS
 from dpx.experiment import Experiment
+from tests.processes import COARSE
 
 from ..composed import composed
-from ..training.sharing import coarse_losses, run_job, shared_programs
+from ..training.sharing import run_job, shared_programs
 
 MICRO = [
     "model=micro",
@@ -24,7 +25,7 @@ MICRO = [
 ]
 MICRO += ["data.public_fraction=0.1", "data.heldout_fraction=0.1", "steps=2", "microbatch=8", "batch_schedule.size=8"]
 MICRO += ["noise=multiplier", "noise.noise_multiplier=2.0", "accountant=rdp", "privacy.delta=1e-3", "schedule.evaluation_rows=16"]
-MICRO += ["schedule.checkpoint_every=1"]
+MICRO += ["schedule.checkpoint_every=1", COARSE]
 WORDS = [f"{first}{second}" for first in "bdfgklmnprst" for second in "aeiou"]
 
 
@@ -44,7 +45,7 @@ class Place:
     def train(self, name: str, *overrides: str, text: str = "one", fork: str | None = None, until: int | None = None) -> Path:
         """The folder of a run to its end, or killed before step `until`."""
         path = self.root / "outputs" / name
-        with shared_programs(), coarse_losses():
+        with shared_programs():
             run_job(self.composed(*overrides, text=text), path, fork, until)
         return path
 
@@ -70,7 +71,7 @@ def place(tmp_path_factory) -> Place:
 
 @pytest.fixture(scope="module", autouse=True)
 def quick_runs():
-    with shared_programs(), coarse_losses():
+    with shared_programs():
         yield
 
 

@@ -9,8 +9,9 @@ from omegaconf import OmegaConf
 from dpx import config
 from dpx.config import recipes
 from dpx.data.vocabulary import SPECIAL_TOKENS
+from tests.processes import COARSE
 
-from ..training.sharing import coarse_losses, run_job, shared_programs
+from ..training.sharing import run_job, shared_programs
 from .cases import Case
 
 WORDS = [f"{first}{second}" for first in "bdfgklm" for second in "aeiou"]
@@ -18,7 +19,7 @@ WORDS = [f"{first}{second}" for first in "bdfgklm" for second in "aeiou"]
 
 @pytest.fixture(scope="module", autouse=True)
 def quick_runs():
-    with shared_programs(), coarse_losses():
+    with shared_programs():
         yield
 
 
@@ -38,7 +39,14 @@ def composed(place: Path, *overrides: str):
     given = ["init=hf", f"init.path={place}/model", "train=all", "data=table", f"data.source.paths={place}/rows.csv"]
     given += ["data.source.labels=[0,1]", "data.heldout_fraction=0.2"]
     given += ["data.sequence_length=12", f"data.directory={place}/data", "steps=2", "microbatch=8", "batch_schedule.size=8"]
-    given += ["noise=multiplier", "noise.noise_multiplier=2.0", "accountant=rdp", "privacy.delta=1e-3", "schedule.evaluation_rows=16"]
+    given += [
+        "noise=multiplier",
+        "noise.noise_multiplier=2.0",
+        "accountant=rdp",
+        "privacy.delta=1e-3",
+        "schedule.evaluation_rows=16",
+        COARSE,
+    ]
     return recipes.compose([*given, *overrides])
 
 

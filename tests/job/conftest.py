@@ -9,9 +9,3 @@ from ..training import sharing
 def shared_programs():
     with sharing.shared_programs():
         yield
-
-
-@pytest.fixture(scope="module")
-def coarse_grid():
-    with sharing.coarse_losses():
-        yield

@@ -27,7 +27,6 @@ from ..composed import composed
 from ..processes import micro_run
 from ..training.sharing import run_job
 
-pytestmark = pytest.mark.usefixtures("coarse_grid")
 STEPS = 8
 PLAIN = micro_run(STEPS)
 

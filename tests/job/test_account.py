@@ -22,7 +22,6 @@ from tests.made_statement import made_plain, made_statement
 from tests.privacy.test_ledger import forked
 from tests.privacy.test_unit_facts import facts_of
 
-pytestmark = pytest.mark.usefixtures("coarse_grid")
 ENTRY = LedgerEntry(epoch=0, q=0.01, noise_multiplier=1.0, sampler="poisson", expected_batch_size=64, clipping_norm=0.5)
 FACTS = facts_of()
 NOTHING = Part(values={}, at_default=())

@@ -14,18 +14,18 @@ from dpx.scaling.measurements import Measurements
 from dpx.scaling.runs import shipped
 from dpx.scaling.smoothing import grid_of
 from dpx.scaling.surface import surface_of
+from tests.processes import COARSE
 from tests.scaling.synthetic import form_l2, measured
-from tests.training.sharing import coarse_losses
 
-BASE = ["+experiment=laptop/mckenna_grid", "hydra.mode=RUN", "data=text", "data.source.paths=x", "job=design"]
+BASE = ["+experiment=laptop/mckenna_grid", "hydra.mode=RUN", "data=text", "data.source.paths=x", "job=design", COARSE]
 BUDGET = ["design.epsilon=8", "design.size=20000"]
 PARAMETERS = {"width_16": 24_848.0, "width_32": 61_472.0, "width_64": 173_120.0}
 
 
 @pytest.fixture(scope="module", autouse=True)
-def coarse_grid(tmp_path_factory):
-    """Noise is solved and planned with alike, wherever the grid lies; solved values are of this grid alone."""
-    with coarse_losses(), pytest.MonkeyPatch.context() as patch:
+def own_cache(tmp_path_factory):
+    """Noise that is solved on this grid has a cache of its own."""
+    with pytest.MonkeyPatch.context() as patch:
         patch.setenv("DPX_CACHE", str(tmp_path_factory.mktemp("calibration")))
         yield
 
@@ -105,7 +105,7 @@ def test_of_a_model_that_is_no_option_the_tables_alone_are_written(tmp_path, mon
     monkeypatch.setattr(noise, "_node", lambda *_: 0.0)
     named = {f"of_mine_{number}": value for number, value in enumerate(PARAMETERS.values())}
     measured(form_l2, deviation=0.01, parameters=named).write(tmp_path / "losses.csv")
-    experiment, _ = build(recipes.compose([*BASE[:2], "data=synthetic", "job=design"]))
+    experiment, _ = build(recipes.compose([*BASE[:2], "data=synthetic", "job=design", COARSE]))
     Design(epsilon=8.0, size=20_000, compute=4e11, measurements=str(tmp_path / "losses.csv"))(experiment, RunFolder(tmp_path, ""))
     assert (tmp_path / "release" / "design.json").is_file() and not (tmp_path / "release" / "experiment").exists()
     shown = capsys.readouterr().out

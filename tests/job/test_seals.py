@@ -42,7 +42,6 @@ from ..made_statement import made_statement
 from ..processes import micro_run
 from ..training.sharing import run_job
 
-pytestmark = pytest.mark.usefixtures("coarse_grid")
 STATEMENT, WHOLE, RELEASED = "release/privacy.json", "private/config.yaml", "release/config.yaml"
 
 

@@ -18,8 +18,7 @@ from dpx.job.train import Prepare
 from dpx.privacy.unit_facts import UnitFacts
 from dpx.records import from_json, to_json
 from dpx.run_folder import RunFolder
-
-pytestmark = pytest.mark.usefixtures("coarse_grid")
+from tests.processes import COARSE
 
 
 @pytest.fixture(scope="module")
@@ -27,7 +26,14 @@ def trained(tmp_path_factory):
     root = tmp_path_factory.mktemp("run")
     overrides = ["model=micro", "model.layers=1", "data=synthetic", "steps=2", "microbatch=8", "batch_schedule.size=16"]
     overrides += ["schedule.evaluation_rows=64"]
-    overrides += ["noise=multiplier", "noise.noise_multiplier=1.0", "accountant=rdp", "privacy.delta=1e-4", f"data.directory={root}/data"]
+    overrides += [
+        "noise=multiplier",
+        "noise.noise_multiplier=1.0",
+        "accountant=rdp",
+        "privacy.delta=1e-4",
+        f"data.directory={root}/data",
+        COARSE,
+    ]
     cfg = recipes.compose(overrides)
     experiment, job = config.build(cfg)
     folder = RunFolder(root / "finished", OmegaConf.to_yaml(OmegaConf.create(config.resolved(cfg))))

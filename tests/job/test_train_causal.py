@@ -12,8 +12,8 @@ from dpx.job.released import Evaluate
 from dpx.models.shape import Decoder
 from dpx.run_folder import RunFolder
 from tests.planned import plan
+from tests.processes import COARSE
 
-pytestmark = pytest.mark.usefixtures("coarse_grid")
 CAUSAL = ["model=decoder_micro", "model.layers=1", "task=causal_lm", "data=synthetic", "data.pairs=none", "data.sequence_length=16"]
 
 
@@ -21,7 +21,7 @@ CAUSAL = ["model=decoder_micro", "model.layers=1", "task=causal_lm", "data=synth
 def trained(tmp_path_factory):
     root = tmp_path_factory.mktemp("causal")
     overrides = CAUSAL + ["steps=2", "microbatch=4", "batch_schedule.size=8", "schedule.evaluation_rows=64", "accountant=rdp"]
-    overrides += ["noise=multiplier", "noise.noise_multiplier=1.0", "privacy.delta=1e-4", f"data.directory={root}/data"]
+    overrides += ["noise=multiplier", "noise.noise_multiplier=1.0", "privacy.delta=1e-4", f"data.directory={root}/data", COARSE]
     cfg = recipes.compose(overrides)
     experiment, job = config.build(cfg)
     folder = RunFolder(root / "finished", OmegaConf.to_yaml(OmegaConf.create(config.resolved(cfg))))
@@ -77,7 +77,7 @@ def test_a_model_of_one_example_in_dpx_own_tree_is_trained_under_dpx_own_claim(t
         "batch_schedule.size=8",
         "accountant=rdp",
     ]
-    overrides += ["noise=multiplier", "privacy.delta=1e-4", "schedule.evaluation_rows=64", f"data.directory={tmp_path}/data"]
+    overrides += ["noise=multiplier", "privacy.delta=1e-4", "schedule.evaluation_rows=64", f"data.directory={tmp_path}/data", COARSE]
     cfg = recipes.compose(overrides)
     experiment, job = config.build(cfg)
     folder = RunFolder(tmp_path / "finished", OmegaConf.to_yaml(OmegaConf.create(config.resolved(cfg))))

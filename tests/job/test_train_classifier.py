@@ -21,11 +21,11 @@ from dpx.training.evaluation import spread, store_of
 from dpx.training.prediction import of_run
 from tests.composed import composed
 from tests.planned import plan
+from tests.processes import COARSE
 from tests.training.sharing import run_job
 
-pytestmark = pytest.mark.usefixtures("coarse_grid")
 CLASSES = ["model=micro", "model.layers=1", "task=classification", "data=synthetic_labels", "data.source.examples=400"]
-CLASSES += ["privacy.delta=1e-4", "accountant=rdp", "noise=multiplier", "noise.noise_multiplier=1.0", "length_buckets=[16]"]
+CLASSES += ["privacy.delta=1e-4", "accountant=rdp", "noise=multiplier", "noise.noise_multiplier=1.0", "length_buckets=[16]", COARSE]
 
 
 @pytest.fixture(scope="module")

@@ -12,19 +12,12 @@ from dpx.claim.calibration import as_planned, calibrate, differing, plan_of
 from dpx.declaration import ConfigError
 from dpx.mechanism.declarations import Multiplier, NoiseBatchRatio, NoPrivacy, TargetEpsilon
 from dpx.privacy import accounting, cache, closed_form, solve
-from dpx.privacy.declarations import Deterministic, GdpClt, Rdp
+from dpx.privacy.declarations import Deterministic, GdpClt, Pld, Rdp
 from dpx.privacy.events import Release
 from dpx.sampler import BallsInBins, FixedSize, Shuffled, TruncatedPoisson
-from tests.training.sharing import coarse_losses
+from tests.processes import WIDTH
 
 N = 10_000
-
-
-@pytest.fixture
-def coarse_grid():
-    """For values that are compared only with each other. Noise that is solved on this grid needs a separate cache."""
-    with coarse_losses():
-        yield
 
 
 def test_stated_noise_is_kept(small):
@@ -46,11 +39,11 @@ def test_target_is_met_from_below(small, accountant):
     assert 0.5 * 0.998 < calibrated.epsilon[own] <= 0.5
 
 
-def test_a_plan_holds_the_audit_and_says_which_setting_differs(small, coarse_grid):
+def test_a_plan_holds_the_audit_and_says_which_setting_differs(small):
     audit = Canaries(gradients=400, sequences=0, primary=Primary(guesses=100))
 
     def planned(**changes):
-        experiment = small(**({"audit": audit, "accountant": Rdp()} | changes))
+        experiment = small(**({"audit": audit, "accountant": Rdp(value_discretization_interval=WIDTH)} | changes))
         return plan_of(experiment, calibrate(experiment, N))
 
     before = planned()
@@ -110,10 +103,10 @@ def test_declared_size_stands_in_for_the_count(small):
     assert calibrate(experiment, N).stages == ((64 / 20_000, 20),)
 
 
-@pytest.mark.usefixtures("coarse_grid")
 def test_a_unit_of_rows_costs_more_than_a_row(small):
-    row = calibrate(small(steps=2), N).epsilon
-    document = calibrate(small(steps=2, privacy={"unit": "document", "rows_per_unit_max": 2}), N).epsilon
+    coarse = Pld(value_discretization_interval=WIDTH)
+    row = calibrate(small(steps=2, accountant=coarse), N).epsilon
+    document = calibrate(small(steps=2, accountant=coarse, privacy={"unit": "document", "rows_per_unit_max": 2}), N).epsilon
     assert document["pld"] > 1.3 * row["pld"] and "rdp" not in document
 
 
@@ -213,9 +206,9 @@ def test_under_add_remove_delta_is_held_against_the_declared_size_alone(small):
         calibrate(small(**declared, privacy={"delta": 0.02, "adjacency": "add_remove"}), 10)
 
 
-@pytest.mark.usefixtures("own_cache", "coarse_grid")
+@pytest.mark.usefixtures("own_cache")
 def test_a_run_keeps_the_noise_it_began_with_unless_its_plan_changed(small):
-    experiment = small(noise=TargetEpsilon(epsilon=2.0))
+    experiment = small(noise=TargetEpsilon(epsilon=2.0), accountant=Pld(value_discretization_interval=WIDTH))
     now = calibrate(experiment, N)
     plan = plan_of(experiment, now)
     assert now.noise_multiplier is not None

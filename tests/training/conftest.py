@@ -25,6 +25,7 @@ from dpx.task.mlm import Special
 from dpx.task.objective import objective
 from dpx.training.opening import open_run
 
+from ..processes import WIDTH
 from . import sharing
 
 VOCABULARY = 64
@@ -51,7 +52,7 @@ def declare(**changes) -> Experiment:
         "clip": Flat(clipping_norm=0.1),
         "noise": Multiplier(noise_multiplier=0.5),
         "clipping_method": ClippingMethod(name="vmap"),
-        "accountant": Rdp(),
+        "accountant": Rdp(value_discretization_interval=WIDTH),
         "optimizer": Adam(beta1=0.9, beta2=0.99, eps=1e-8, weight_decay=0.01),
         "lr_schedule": WarmUpThen(learning_rate=1e-2, warmup_steps=0, decay="constant"),
         "mesh": Mesh(name="single", flops_per_s=1e10, memory_bytes=1 << 30),
@@ -107,12 +108,6 @@ def make_rows(count: int, first_record: int = 0) -> dict[str, np.ndarray]:
 @pytest.fixture(scope="module", autouse=True)
 def shared_programs():
     with sharing.shared_programs():
-        yield
-
-
-@pytest.fixture(scope="module")
-def coarse_grid():
-    with sharing.coarse_losses():
         yield
 
 

@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 
 from dpx.mechanism import noise
-from dpx.privacy import loss_grid
 from dpx.run_folder import RunFolder
 from dpx.training import evaluation, loop, opening
 
@@ -61,14 +60,6 @@ def _shared(make: Callable[..., Any], key: Callable[..., str]) -> Callable[..., 
 
 _MAKE_STEP = _shared(opening.make_step, _step_key)
 _HELD_OUT = _shared(evaluation.held_out, _evaluation_key)
-
-
-@contextlib.contextmanager
-def coarse_losses() -> Iterator[None]:
-    """For runs whose epsilon nobody looks at closely: composing it is otherwise as long as training them."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(loss_grid, "grid", lambda *_: 5e-3)
-        yield
 
 
 @contextlib.contextmanager

@@ -20,7 +20,6 @@ from dpx.training import loop
 
 from .conftest import declare, make_rows, opened
 
-pytestmark = pytest.mark.usefixtures("coarse_grid")
 CLIP = AdaptiveClip(clipping_norm=0.1, target_quantile=0.3, learning_rate=1.0, count_noise_multiplier=4.0)
 SHOWN = ReleasedTelemetry(noise_multiplier=2.0, loss_limit=50.0)
 STEPS, SEED = 4, 5

@@ -21,14 +21,15 @@ from dpx.data.prepare import prepare
 from dpx.declaration import ConfigError
 from dpx.experiment import Schedule
 from dpx.mechanism.declarations import Banded, TargetEpsilon
+from dpx.privacy import accounting, ledger, loss_grid
 from dpx.run_folder import RunFolder
 from dpx.training import opening
 
-from ..privacy.combinations import check, drawn
+from ..privacy.combinations import COARSE, check, drawn
 from .conftest import declare
 
 # Single declarations are in tests/privacy/test_combinations.py.
-pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("coarse_grid")]
+pytestmark = pytest.mark.slow
 STEPS = 3
 TRAINED = 11
 PROGRAMS = 4
@@ -82,8 +83,11 @@ def test_what_is_stated_after_training_is_what_the_ledger_recomputes_to(combinat
     if own == "pld" and document["epsilon"]:
         relation = {"zero_out": "REPLACE_SPECIAL", "add_remove": "ADD_OR_REMOVE_ONE", "replace_one": "REPLACE_ONE"}[document["adjacency"]]
 
+        width = loss_grid.coarser(accounting.bucketed(ledger.releases(segments)), document["adjacency"], COARSE)
+
         def by_dp_accounting_alone(event):
-            return pld.PLDAccountant(dp_accounting.NeighboringRelation[relation], 5e-3).compose(event).get_epsilon(document["delta"])
+            composed = pld.PLDAccountant(dp_accounting.NeighboringRelation[relation], width).compose(event)
+            return composed.get_epsilon(document["delta"])
 
         assert statement.recompute(document, by_dp_accounting_alone) == document["epsilon"]["pld"]
 

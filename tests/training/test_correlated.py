@@ -16,7 +16,6 @@ from dpx.training import loop
 from .conftest import declare, opened
 from .test_adaptive import synthetic
 
-pytestmark = pytest.mark.usefixtures("coarse_grid")
 STRATEGY = [0.8, 0.4, 0.2]
 
 

@@ -18,7 +18,6 @@ from dpx.training.opening import open_run
 
 from .conftest import declare
 
-pytestmark = pytest.mark.usefixtures("coarse_grid")
 SIZES = (8, 8, 20, 20, 32)
 SEED = 6
 

@@ -23,7 +23,6 @@ from dpx.training.opening import open_run
 
 from .conftest import declare
 
-pytestmark = pytest.mark.usefixtures("coarse_grid")
 STEPS = 6
 
 

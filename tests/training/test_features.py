@@ -16,14 +16,14 @@ from dpx.task.declarations import MultipleChoice
 from dpx.task.objective import objective as make_objective
 from dpx.training import features
 from dpx.training.frozen import draw
+from tests.processes import COARSE
 
 from ..composed import composed
 from .sharing import run_job
 
-pytestmark = pytest.mark.usefixtures("coarse_grid")
 HEAD = ["model=micro", "model.layers=1", "task=classification", "data=synthetic_labels", "data.source.examples=200", "steps=4", "seed=7"]
 HEAD += ["train=last_layer", "length_buckets=[16]", "microbatch=8", "batch_schedule.size=16", "schedule.evaluation_rows=32"]
-HEAD += ["schedule.checkpoint_every=2", "noise=multiplier", "noise.noise_multiplier=2.0", "accountant=rdp", "privacy.delta=1e-4"]
+HEAD += ["schedule.checkpoint_every=2", "noise=multiplier", "noise.noise_multiplier=2.0", "accountant=rdp", "privacy.delta=1e-4", COARSE]
 
 
 @pytest.fixture(scope="module")

@@ -26,12 +26,12 @@ from dpx.training import features
 from dpx.training.checksum import as_text
 from dpx.training.forward_noise import KEY, SLOT, draw_rows
 from dpx.training.step import Chunk, StepInputs, UpdateInputs, as_chunk, make_step
+from tests.processes import COARSE, WIDTH
 
 from ..composed import composed
 from .conftest import LENGTH, VOCABULARY, declare, make_rows
 from .sharing import run_job
 
-pytestmark = pytest.mark.usefixtures("coarse_grid")
 ZERO = np.zeros(2, np.uint32)
 SECRET = RootSecret.from_seed(3)
 CLASSES, NORM, DEVIATION = 3, 0.5, np.float32(0.4)
@@ -47,7 +47,7 @@ def declared(**changes):
         "mechanism": DpFp(micro_batches=3),
         "privacy": Privacy(delta=1e-4, adjacency="zero_out_text"),
         "clip": Flat(clipping_norm=NORM),
-        "accountant": Pld(),
+        "accountant": Pld(value_discretization_interval=WIDTH),
     }
     return declare(**(fields | changes))
 
@@ -369,7 +369,7 @@ def test_a_parent_whose_rows_were_protected_whole_is_charged_for_their_texts(dat
     """With the same rows, dp_sgd before and dp_fp after: what both released of a row's text, and nothing of its label."""
     noised = [one for one in FP if not one.startswith("seed")]
     own = [one for one in noised if not one.startswith(("mechanism", "noise", "privacy.adjacency"))]
-    whole = ["noise=multiplier", "noise.noise_multiplier=2.0", "accountant=pld"]
+    whole = ["noise=multiplier", "noise.noise_multiplier=2.0", "accountant=pld", COARSE]
     assert run_job(composed(*own, *whole, data), tmp_path / "parent")
     child = [data, "train=last_layer", "init=run", f"init.run={tmp_path}/parent"]
     assert run_job(composed(*noised, *child), tmp_path / "child")

@@ -17,13 +17,13 @@ from dpx.job.released import Evaluate
 from dpx.parameter_path import path_name
 from dpx.run_folder import RunFolder
 from dpx.training import frozen
+from tests.processes import COARSE
 
 from ..composed import composed
 from .sharing import run_job
 
-pytestmark = pytest.mark.usefixtures("coarse_grid")
 PLAIN = ["model=micro", "model.layers=2", "data=synthetic", "steps=4", "microbatch=8", "batch_schedule.size=16", "seed=7"]
-PLAIN += ["schedule.evaluation_rows=32", "noise=multiplier", "noise.noise_multiplier=2.0", "accountant=rdp", "privacy.delta=1e-4"]
+PLAIN += ["schedule.evaluation_rows=32", "noise=multiplier", "noise.noise_multiplier=2.0", "accountant=rdp", "privacy.delta=1e-4", COARSE]
 TRAINED = {
     "train=bias": "bias",
     "train=last_layer": "mlm/",

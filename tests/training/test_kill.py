@@ -13,7 +13,7 @@ import pytest
 
 from dpx.privacy.ledger import Ledger
 from dpx.records import to_json
-from tests.processes import MAIN, answers, environment
+from tests.processes import COARSE, MAIN, answers, environment
 
 STEPS = 24
 COMMAND = (
@@ -34,6 +34,7 @@ COMMAND = (
         "schedule.evaluation_rows=32",
         "noise=multiplier",
         "noise.noise_multiplier=0.6",
+        COARSE,
     ),
 )
 

@@ -17,7 +17,6 @@ from dpx.training.opening import open_run
 
 from .conftest import declare
 
-pytestmark = pytest.mark.usefixtures("coarse_grid")
 DECLARED, BATCH = 480, 120
 
 

@@ -25,11 +25,11 @@ from dpx.randomness import RootSecret
 from dpx.training import frozen, session, sharding, update
 from dpx.training.step import StepInputs, UpdateInputs, as_chunk, make_step
 from tests.composed import composed
+from tests.processes import COARSE
 
 from .conftest import declare, make_rows
 from .sharing import run_job
 
-pytestmark = pytest.mark.usefixtures("coarse_grid")
 NAMED = tuple(name for name in packages.names_in("optimizer") if name not in ("adam", "optax"))
 # Optimisers that compute something over all parameters, or keep a state of another form.
 OTHERS = (Optax(name="prodigy"), Optax(name="muon"), Optax(name="sgd", arguments={"momentum": 0.9, "nesterov": True}))
@@ -183,7 +183,7 @@ def test_a_step_with_adapters_and_canaries_on_eight_devices(name, micro):
 
 RUN = ("model=micro", "model.layers=2", "data=synthetic", "steps=4", "microbatch=8", "batch_schedule.size=16", "seed=7", "mesh=single")
 RUN += ("schedule.evaluation_rows=32", "schedule.checkpoint_every=2", "noise=multiplier", "noise.noise_multiplier=2.0", "accountant=rdp")
-RUN += ("privacy.delta=1e-4", "lr_schedule=cosine")
+RUN += ("privacy.delta=1e-4", "lr_schedule=cosine", COARSE)
 
 
 def released(path: Path) -> dict[str, bytes]:

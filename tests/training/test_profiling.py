@@ -18,8 +18,6 @@ from dpx.training.timeline import ALL, Span, Timeline, divided
 
 from .conftest import declare, opened
 
-pytestmark = pytest.mark.usefixtures("coarse_grid")
-
 
 def test_every_moment_counts_once_and_a_busy_device_comes_first():
     device = [Span("compute", 1.0, 3.0), Span("collectives", 3.0, 4.0)]

@@ -26,8 +26,6 @@ from dpx.tuning.declarations import Tune
 
 from .conftest import declare, opened
 
-pytestmark = pytest.mark.usefixtures("coarse_grid")
-
 
 class Killed(Exception):
     """Stands for a SIGKILL at a chosen moment; the real ones are in test_kill.py."""

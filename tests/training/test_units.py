@@ -24,7 +24,6 @@ from dpx.training.step import StepInputs, as_chunk, make_step
 
 from .conftest import declare
 
-pytestmark = pytest.mark.usefixtures("coarse_grid")
 MOST = 4
 
 

@@ -81,8 +81,7 @@ class DpfpLabelLeak:
         sigmas = {float(epsilon): self._sigma(float(epsilon)) for epsilon in self.epsilons}
         errors = self._errors(subjects[-1], sigmas, [dict(zip(COUNTS, row, strict=True)) for row in rows if row[0] == subjects[-1].name])
         bounds = self._bounds(sigmas)
-        judgement = verdict_table(judged(exact.as_json()["rows"], bounds.as_json()["rows"]))
-        return [exact, errors, bounds, judgement]
+        return [exact, errors, bounds, verdict_table(judged(exact.as_json()["rows"], bounds.as_json()["rows"]))]
 
     def _sigma(self, epsilon: float) -> float:
         from dpx.privacy import solve

@@ -107,7 +107,7 @@ Gains = dict[tuple[float, float], tuple[float, float]]
 def judged(planes: Sequence[Table]) -> list[Part]:
     """Returns the verdicts on all planes. What is read along epsilon, and at a batch size that the paper does not give, is reported and
     not judged."""
-    by_plane = {table.columns[:2]: _gains(table) for table in planes}
+    by_plane = {one.columns[:2]: {(float(a), float(b)): (float(c), float(d)) for a, b, _, c, d, *_ in one.rows} for one in planes}
     parts = [part for gains in by_plane.values() for both in gains.values() for part in both]
     claim = "each part of an arrow lies between 0 and 1: doubling at best halves the ratio"
     bounded = Part.of(claim, min(parts) >= 0 and max(parts) <= 1, f"from {min(parts):.3g} to {max(parts):.3g}")
@@ -118,10 +118,6 @@ def judged(planes: Sequence[Table]) -> list[Part]:
     both = verdicts.ascending("doubling both keeps the gain steadier than doubling the worse of the two alone", of_batch)
     rest = [pair for names, pairs in steady.items() if "batch_size" not in names for pair in pairs]
     return [bounded, _beside(alone, "of epsilon", along["epsilon"]), _beside(both, "epsilon and data at one batch size", rest)]
-
-
-def _gains(table: Table) -> Gains:
-    return {(float(row[0]), float(row[1])): (float(row[3]), float(row[4])) for row in table.rows}
 
 
 def _beside(part: Part, words: str, pairs: Sequence[tuple[float, float]]) -> Part:

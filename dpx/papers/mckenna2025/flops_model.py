@@ -50,7 +50,7 @@ class MckennaFlopsModel(Positive):
 
         model = recipes.option("model", name)
         subject = Traced.trace(model, length, self.vocabulary_size, self.physical_batch)
-        flops = {"plain": subject.flops("plain"), "autodiff": subject.flops("autodiff"), "vmap": subject.flops("vmap")}
+        flops = {variant: subject.flops(variant) for variant in ("plain", "autodiff", "vmap")}
         flops |= {"grams": subject.flops("book_keeping", kept_bytes=0), "kept": subject.flops("book_keeping", kept_bytes=1 << 50)}
         return flops | {"name": name, "length": length, "parameters": subject.parameters}
 
