@@ -1,5 +1,6 @@
 """Recipes of Du and Mi 2021 that train: every name of the paper composes, and sweeps, steps and targets are the paper's."""
 
+import functools
 from pathlib import Path
 
 import pytest
@@ -39,8 +40,12 @@ CENTRAL_LIMIT = {
 }
 
 
+points_of = functools.cache(recipes.points)
+
+
+@functools.cache
 def experiments(name):
-    return [build(recipes.plan_config(name, point))[0] for point in recipes.points(name)]
+    return [build(recipes.plan_config(name, point))[0] for point in points_of(name)]
 
 
 def test_the_paper_has_twenty_one_names_and_each_is_a_recipe():
@@ -50,16 +55,13 @@ def test_the_paper_has_twenty_one_names_and_each_is_a_recipe():
 
 
 @pytest.mark.parametrize("name", sorted(item["experiment"] for item in ITEMS))
-def test_a_name_of_the_paper_composes_at_its_last_point_and_is_planned_at_its_first(name):
-    points = recipes.points(name)
-    experiment, _ = build(recipes.plan_config(name, points[-1]))
-    assert experiment.name == name
-    assert Point(name, tuple(points[0])).plan_row().error is None
+def test_a_name_of_the_paper_is_planned_at_its_first_point(name):
+    assert Point(name, tuple(points_of(name)[0])).plan_row().error is None
 
 
 @pytest.mark.parametrize(("name", "runs"), [*POINTS.items(), *((f"laptop/{name}", runs) for name, runs in LAPTOP.items())])
 def test_a_sweep_has_the_runs_of_its_item(name, runs):
-    assert len(recipes.points(name)) == runs
+    assert len(points_of(name)) == runs
 
 
 @pytest.mark.parametrize("name", CENTRAL_LIMIT)

@@ -1,5 +1,7 @@
 """Run folders to rows and back: what is kept, what is left out and why, and that nothing changes on the way through the file."""
 
+import copy
+import functools
 import json
 from pathlib import Path
 
@@ -15,14 +17,21 @@ from tests.report import made
 SWEEP = "laptop_anil_batch_sweep"
 
 
+@functools.cache
+def _composed(*overrides: str) -> dict:
+    return config.resolved(recipes.compose(["+experiment=laptop/anil_batch_sweep", "hydra/sweeper=basic", *overrides]))
+
+
 def _plain(*overrides: str) -> dict:
-    cfg = recipes.compose(["+experiment=laptop/anil_batch_sweep", "hydra/sweeper=basic", *overrides])
-    return config.resolved(cfg)
+    return copy.deepcopy(_composed(*overrides))
+
+
+_points = functools.cache(recipes.points)
 
 
 def _point(index: int) -> list[str]:
     """Overrides of one point of the recipe as it stands."""
-    return recipes.points("laptop/anil_batch_sweep")[index]
+    return _points("laptop/anil_batch_sweep")[index]
 
 
 @pytest.fixture(scope="module")
