@@ -7,6 +7,7 @@ import pytest
 from dpx.config import build, recipes
 from dpx.declaration import ConfigError
 from dpx.job.design import Design
+from dpx.privacy import loss_grid
 from dpx.run_folder import RunFolder
 from dpx.scaling import noise
 from dpx.scaling.design import Budget, doubled
@@ -14,18 +15,18 @@ from dpx.scaling.measurements import Measurements
 from dpx.scaling.runs import shipped
 from dpx.scaling.smoothing import grid_of
 from dpx.scaling.surface import surface_of
-from tests.processes import COARSE
 from tests.scaling.synthetic import form_l2, measured
 
-BASE = ["+experiment=laptop/mckenna_grid", "hydra.mode=RUN", "data=text", "data.source.paths=x", "job=design", COARSE]
+BASE = ["+experiment=laptop/mckenna_grid", "hydra.mode=RUN", "data=text", "data.source.paths=x", "job=design"]
 BUDGET = ["design.epsilon=8", "design.size=20000"]
 PARAMETERS = {"width_16": 24_848.0, "width_32": 61_472.0, "width_64": 173_120.0}
 
 
 @pytest.fixture(scope="module", autouse=True)
-def own_cache(tmp_path_factory):
-    """Noise that is solved on this grid has a cache of its own."""
+def coarse_grid(tmp_path_factory):
+    """Noise is solved for many settings, on grids that no option names: here on a coarse one, whose solved values have their own cache."""
     with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(loss_grid, "grid", lambda *_: 5e-3)
         patch.setenv("DPX_CACHE", str(tmp_path_factory.mktemp("calibration")))
         yield
 
@@ -105,7 +106,7 @@ def test_of_a_model_that_is_no_option_the_tables_alone_are_written(tmp_path, mon
     monkeypatch.setattr(noise, "_node", lambda *_: 0.0)
     named = {f"of_mine_{number}": value for number, value in enumerate(PARAMETERS.values())}
     measured(form_l2, deviation=0.01, parameters=named).write(tmp_path / "losses.csv")
-    experiment, _ = build(recipes.compose([*BASE[:2], "data=synthetic", "job=design", COARSE]))
+    experiment, _ = build(recipes.compose([*BASE[:2], "data=synthetic", "job=design"]))
     Design(epsilon=8.0, size=20_000, compute=4e11, measurements=str(tmp_path / "losses.csv"))(experiment, RunFolder(tmp_path, ""))
     assert (tmp_path / "release" / "design.json").is_file() and not (tmp_path / "release" / "experiment").exists()
     shown = capsys.readouterr().out
