@@ -40,15 +40,19 @@ def supervise(work: Callable[[], int]) -> int:
 def _watch() -> int:
     """Runs the working process, again after it was lost as often as it allows; returns its exit code."""
     received: list[int] = []
-    number = 0
+    number = restarts = 0
     while True:
-        code, restarts = _run(number, received)
+        code, allowed = _run(number, received)
+        # One that is lost before it has read its config tells nothing.
+        restarts = max(restarts, allowed)
         if code != LOST or received or number >= restarts:
             return code
         number += 1
         tell(f"starting again from the last checkpoint: restart {number} of {restarts}")
         # Until then every process of the job has heard that one was lost, and has ended.
         time.sleep(HEARTBEAT_SECONDS + _MORE_SECONDS)
+        if received:
+            return 128 + received[0]
 
 
 def _run(number: int, received: list[int]) -> tuple[int, int]:
