@@ -34,9 +34,9 @@ def several(folder: Path, count: int, *more: str, steps: int = STEPS, module: st
     return subprocess.Popen(line, cwd=folder, env=variables, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
 
 
-def ended(run: "subprocess.Popen[str]", code: int = 0) -> str:
+def ended(run: "subprocess.Popen[str]", code: int = 0, within_s: float = 300) -> str:
     try:
-        out, errors = run.communicate(timeout=300)
+        out, errors = run.communicate(timeout=within_s)
     except subprocess.TimeoutExpired:
         run.terminate()
         raise
