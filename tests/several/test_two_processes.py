@@ -93,7 +93,7 @@ def children(parent: int) -> list[int]:
 
 
 def wait_for_step(folder: Path, step: int) -> None:
-    until = time.monotonic() + 200
+    until = time.monotonic() + 400
     while not any(f'"step": {step},' in path.read_text() for path in folder.glob("outputs/main-*/private/metrics.jsonl")):
         assert time.monotonic() < until
         time.sleep(0.05)
