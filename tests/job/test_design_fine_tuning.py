@@ -14,17 +14,11 @@ from dpx.job.plan import plan_of_run
 from dpx.optimizer import Optax
 from dpx.run_folder import RunFolder
 from dpx.scaling import fine_tuning
-from tests.training.sharing import coarse_losses
+from tests.processes import COARSE
 
 GIVEN = ["data=synthetic_labels", "model=micro", "task=classification", "train=last_layer", "data.declared_size=4000", "privacy.delta=1e-5"]
-COMMAND = [*GIVEN, "job=design", "design.epsilon=8", "steps=7", "noise.epsilon=1", "telemetry=secret"]
+COMMAND = [*GIVEN, COARSE, "job=design", "design.epsilon=8", "steps=7", "noise.epsilon=1", "telemetry=secret"]
 TABLE = fine_tuning.read(fine_tuning.shipped())
-
-
-@pytest.fixture(scope="module", autouse=True)
-def coarse_grid():
-    with coarse_losses():
-        yield
 
 
 @pytest.fixture(scope="module")
