@@ -38,9 +38,12 @@ GIVEN = {
     "data=table": ["data.source.paths=rows.csv", "data.source.labels=[no,yes]"],
     "job=predict": ["job.input=rows.csv", "job.output=predictions"],
     "model=decoder": ["task=causal_lm"],
-    "model=gemma": ["task=causal_lm", "clipping_method=traced"],
+    "model=gemma": ["task=causal_lm"],
+    "model=llama": ["task=causal_lm"],
+    "model=qwen": ["task=causal_lm"],
+    "model=smollm2": ["task=causal_lm"],
     "optimizer=optax": ["optimizer.name=yogi", "+optimizer.arguments.b1=0.8"],
-    "model=vaultgemma": ["task=causal_lm", "clipping_method=traced"],
+    "model=vaultgemma": ["task=causal_lm"],
 }
 
 # Those that recipes inherit first; the others only change a recipe that is listed before them.

@@ -127,6 +127,8 @@ class Normalise(Formed):
 
     eps: float
     centred: bool = True
+    # What is added to the scale, where the parameter is the scale less a constant.
+    offset: float = 0.0
     name: str = "layer_norm"
     rows_per_unit: int = 1
     frozen: tuple[str, ...] = ()
@@ -137,14 +139,14 @@ class Normalise(Formed):
             x = x - x.mean(-1, keepdims=True)
         scale = jax.lax.rsqrt(jnp.square(x).mean(-1, keepdims=True) + self.eps)
         normalised = x * scale
-        y = normalised * leaves["scale"]
+        y = normalised * (leaves["scale"] + self.offset)
         return (y + leaves["bias"] if "bias" in leaves else y).astype(inputs[0].dtype), (normalised, scale)
 
     def input_cotangent(self, leaves, residuals, cotangent):
         normalised, scale = residuals
         g = norms.at_least_float32(cotangent)
         record = {"scale": self.tokens(g * normalised).sum(1)} | ({"bias": self.tokens(g).sum(1)} if "bias" in leaves else {})
-        g_x = normalise_cotangent(g * leaves["scale"], normalised, scale, self.centred).astype(cotangent.dtype)
+        g_x = normalise_cotangent(g * (leaves["scale"] + self.offset), normalised, scale, self.centred).astype(cotangent.dtype)
         return (g_x,), self.trained(record)
 
 
@@ -194,9 +196,9 @@ def layer_norm(x: Array, scale: Any, bias: Any, eps: float) -> Array:
     return apply(Normalise(eps), {"scale": scale} | ({} if bias is None else {"bias": bias}), (x,))
 
 
-def rms_norm(x: Array, scale: Any, eps: float) -> Array:
-    """Applies RMSNorm over the last axis (Zhang and Sennrich 2019)."""
-    return apply(Normalise(eps, centred=False, name="rms_norm"), {"scale": scale}, (x,))
+def rms_norm(x: Array, scale: Any, eps: float, offset: float = 0.0) -> Array:
+    """Applies RMSNorm over the last axis, times `scale + offset` (Zhang and Sennrich 2019)."""
+    return apply(Normalise(eps, centred=False, offset=offset, name="rms_norm"), {"scale": scale}, (x,))
 
 
 @dataclasses.dataclass(frozen=True)

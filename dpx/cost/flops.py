@@ -4,6 +4,7 @@ A product of [m,k] and [k,n] counts 2mkn. Element-wise work, lookups, clipping, 
 """
 
 from dpx.models.protocol import ExampleModel
+from dpx.models.rotary import RotaryDecoder
 from dpx.models.shape import AnyModel, Bert, Decoder
 
 
@@ -15,7 +16,7 @@ def forward_matmul_flops(
     `masked_positions` positions are decoded over the vocabulary; `pooled_outputs` values come from a pooled token, in a Bert through one
     more dense map unless its classifier is linear.
     """
-    if isinstance(model, ExampleModel):
+    if isinstance(model, ExampleModel | RotaryDecoder):
         return model.forward_flops(vocabulary_size, sequence_length, pooled_outputs)
     T, H, F, M = sequence_length, model.width, model.feed_forward, masked_positions
     transform = 0 if isinstance(model, Decoder) else H * H

@@ -22,6 +22,7 @@ import dataclasses
 from typing import Literal, NamedTuple
 
 from dpx.models.protocol import ExampleModel
+from dpx.models.rotary import RotaryDecoder
 from dpx.models.shape import AnyModel, Model, Shapes, count
 
 FLOAT32 = 4
@@ -81,6 +82,9 @@ def activations(model: AnyModel, trains: Trains, vocabulary_size: int, sequence_
     """Returns how many numbers one example keeps for the backward pass."""
     if isinstance(model, ExampleModel):
         return model.activations(vocabulary_size, sequence_length)
+    if isinstance(model, RotaryDecoder):
+        layers, decoded = _differentiated(model, trains), masked_positions > 0
+        return model.activations(vocabulary_size if decoded else 0, sequence_length, layers, kernels=trains.kernels)
     T, H, F = sequence_length, model.width, model.feed_forward
     layer = T * (10 * H + 3 * F) + 2 * model.heads * T * T - (0 if trains.kernels else T * (2 * H + F))
     return _differentiated(model, trains) * layer + 3 * T * H + masked_positions * (2 * vocabulary_size + 2 * H)
@@ -110,7 +114,7 @@ def step_memory(
     if method == "vmap":
         example += FLOAT32 * summed
     # A traced model keeps what book-keeping keeps; the activations of a model that may be copied include the copies.
-    if method in ("book_keeping", "traced") and trains.kernels and not isinstance(model, ExampleModel):
+    if method in ("book_keeping", "traced") and trains.kernels and not isinstance(model, ExampleModel | RotaryDecoder):
         example += number * _differentiated(model, trains) * sequence_length * (2 * model.width + model.feed_forward)
     gathered = summed if shards > 1 or number < FLOAT32 else 0
     return Memory(

@@ -313,9 +313,15 @@ def _require_vocabulary_of(store: Store, asked: str, checksum: str, fix: str) ->
     require(is_same, asked, "was trained with another vocabulary than the vocabulary of this run's data", fix)
 
 
+# Settings of a decoder with rotary positions that no shape shows.
+_OF_ROTARY = ("family", "key_value_heads", "rms_norm_eps", "rotary_base", "rotary_scaling", "rotary_factor", "rotary_low_frequency")
+_OF_ROTARY += ("rotary_high_frequency", "rotary_original_positions", "window", "full_every", "window_rotary_base", "query_scale")
+_OF_ROTARY += ("attention_cap", "logit_cap")
+
+
 def _require_same_function(asked: str, theirs: AnyModel, model: AnyModel, named: str, further: Sequence[str] = ()) -> None:
     """Raises `ConfigError` if two models of the same shapes compute different functions of their parameters."""
-    for name in ("causal", "heads", "gelu", "layer_norm_eps", "position_offset", *further):
+    for name in ("causal", "heads", "gelu", "layer_norm_eps", "position_offset", *_OF_ROTARY, *further):
         one, other = getattr(theirs, name, None), getattr(model, name, None)
         require(one == other, f"model.{name}={other}", f"{asked} contains a model with {one}", f"Use {named}, or other weights")
 

@@ -17,9 +17,10 @@ from dpx.declaration import require
 from dpx.init.declarations import FromCheckpoint, Init
 from dpx.init.weights import Leaves, nested
 from dpx.interop.checkpoint import Checkpoint
-from dpx.interop.layouts import LAYOUTS, Layout
+from dpx.interop.families import LAYOUTS, ROTARY
+from dpx.interop.layouts import Layout
 from dpx.interop.written import Written, architecture_of, family_of
-from dpx.models.lora import TARGETS, Target
+from dpx.models.lora import Target, targets_of
 from dpx.models.shape import AnyModel
 from dpx.models.trained import Adapters, Trained
 from dpx.task.declarations import CausalLanguageModel, Classification, MultipleChoice, Task
@@ -56,7 +57,7 @@ def adapters(init: Init, train: Trained, model: AnyModel, task: Task, leaves: Le
     base = Checkpoint(init.path)
     _require_same_base(base, beside, trained)
     _require_ends_are_read(base, family, task, last_mark)
-    modules = _modules(layout, nested(leaves)["layers"]["lora"])
+    modules = _modules(layout, nested(leaves)["layers"])
     saved = {_module_of(layout, path) for path in trained}
     config = _config(train, init.path, task, modules, saved, is_transposed=family == "gpt2")
     parts = layout.parts(layout.prefix)
@@ -69,9 +70,9 @@ def adapters(init: Init, train: Trained, model: AnyModel, task: Task, leaves: Le
 
 def _require_ends_are_read(base: Checkpoint, family: str, task: Task, last_mark: int | None) -> None:
     """Raises `ConfigError` if the class of transformers would pass over the token that ends a text, `last_mark`."""
-    # GPT-2's class for labels reads the last token that is not padding.
-    is_classifier_of_gpt2 = family == "gpt2" and isinstance(task, Classification)
-    is_passed_over = is_classifier_of_gpt2 and last_mark is not None and base.config.get("pad_token_id") == last_mark
+    # A decoder's class for labels reads the last token that is not padding.
+    is_decoders_classifier = family in ("gpt2", *ROTARY) and isinstance(task, Classification)
+    is_passed_over = is_decoders_classifier and last_mark is not None and base.config.get("pad_token_id") == last_mark
     reason = f"pads with {last_mark}, the token that ends a text, so the model would ignore the end of a text"
     require(not is_passed_over, base.asked, reason, _FIX)
 
@@ -109,10 +110,10 @@ def _require_same_base(checkpoint: Checkpoint, leaves: Leaves, trained: set[str]
         )
 
 
-def _modules(layout: Layout, lora: Mapping[str, Any]) -> dict[str, list[_Adapter]]:
+def _modules(layout: Layout, layers: Mapping[str, Any]) -> dict[str, list[_Adapter]]:
     """Returns, by the base model's name of each adapted module, its adapters; `{}` in the name is the layer's number."""
-    parts, by_module = layout.parts(layout.prefix), {}
-    for name, target in TARGETS.items():
+    parts, by_module, lora = layout.parts(layout.prefix), {}, layers["lora"]
+    for name, target in targets_of(layers).items():
         if name in lora:
             names = parts[f"layers/{target.weight}/kernel"].names
             is_alone = len(names) == target.parts

@@ -1,7 +1,7 @@
 """Converts weights of a checkpoint to the parameters of a model: which are taken, which must be drawn, and which tensors are left out.
 
-Parts above the layers (a pooler, a head) may be new. Any other part that is missing, or of another shape, is refused by name: a misspelt or
-truncated file must not become a model that is random in parts.
+Parts above the layers (a pooler, a head, but no table of words) may be new. Any other part that is missing, or of another shape, is
+refused by name: a misspelt or truncated file must not become a model that is random in parts.
 """
 
 from collections.abc import Mapping
@@ -11,7 +11,8 @@ from functools import cached_property
 from dpx.checkpoint_folder import CONFIG, config_of, folder_of
 from dpx.declaration import require, several
 from dpx.init.weights import Leaves, Shapes
-from dpx.interop.layouts import LAYOUTS, Layout, Part
+from dpx.interop.families import LAYOUTS, ROTARY
+from dpx.interop.layouts import Layout, Part
 from dpx.interop.shape import model_of
 from dpx.interop.tensors import Tensors
 from dpx.models.shape import AnyModel, Bert, Model
@@ -83,13 +84,16 @@ class Checkpoint:
             if problem is None:
                 continue
             group = path.split("/")[0]
-            require(group not in ("embeddings", "layers", "final_norm"), self.asked, f"{problem} for {path}", _FIX)
+            require(group not in ("embeddings", "layers", "final_norm", "decoder"), self.asked, f"{problem} for {path}", _FIX)
             new_groups.add(group)
         used_parts = {path: parts[path] for path in expected if path.split("/")[0] not in new_groups}
         used = {name for part in used_parts.values() for name in part.tensors(layers)}
         # A tied table may be stored twice.
         ignored = (*self.layout.ignored, *(self.layout.decoder.names if self.model.tied else ()))
         left_out = sorted(name for name in stored if name not in used and not name.endswith(ignored))
+        # With all layers taken, a tensor of a layer that is left is one that the config does not declare.
+        undeclared = [name for name in left_out if self.config["model_type"] in ROTARY and name.startswith(f"{prefix}layers.")]
+        require(not undeclared, self.asked, f"contains {several(undeclared, 1)}, which its config does not declare", _FIX)
         return Taken(used_parts, tuple(sorted(path for path in expected if path not in used_parts)), tuple(left_out))
 
     def leaves(self, selected: Taken) -> Leaves:

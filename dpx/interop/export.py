@@ -28,8 +28,9 @@ from dpx.interop import tensors
 from dpx.interop.adapters import adapters
 from dpx.interop.card import card
 from dpx.interop.written import Written, written
+from dpx.models.decoder import AnyDecoder
 from dpx.models.lora import merge_adapters
-from dpx.models.shape import AnyModel, Bert, Decoder
+from dpx.models.shape import AnyModel, Bert
 from dpx.run_folder import CONFIG, RunFolder
 from dpx.task.declarations import Classification, Task
 from dpx.training.checkpoint import on_host
@@ -60,7 +61,7 @@ def export(experiment: Experiment, folder: Path, to: Path, format: Format = "hf"
     else:
         leaves, special = _with_padding(model, task, by_path(_merged(tree)), store)
         converted = written(model, task, leaves, max(experiment.vocabulary_size, special.pad_id + 1), experiment.data.labels, special)
-    assert isinstance(model, Bert | Decoder)
+    assert isinstance(model, Bert | AnyDecoder)
     require((release / STATEMENT).is_file(), release, "contains weights but not their statement", f"Restore its {STATEMENT}")
     statement = read_statement(release / STATEMENT)
     with _written_whole(to) as unfinished:
@@ -106,13 +107,13 @@ def _merged(tree: Any) -> Any:
 
 
 def _with_padding(model: AnyModel, task: Task, leaves: Leaves, store: Store) -> tuple[Leaves, SpecialIds]:
-    """Returns the parameters and the ids of the marks, with a separate padding token for GPT-2's class for labels.
+    """Returns the parameters and the ids of the marks, with a separate padding token for a decoder's class for labels.
 
     That class reads a text's last token that is not padding: if padding is also the mark that ends a text, padding gets a separate token.
     If the table is full, its new row is zeros, which nothing reads.
     """
     special = SpecialIds.from_ids(store.manifest)
-    if not isinstance(model, Decoder) or not isinstance(task, Classification) or special.pad_id != special.sep_id:
+    if not isinstance(model, AnyDecoder) or not isinstance(task, Classification) or special.pad_id != special.sep_id:
         return leaves, special
     special, table_VH = dataclasses.replace(special, pad_id=len(store.vocabulary())), leaves["embeddings/word"]
     is_full = special.pad_id == len(table_VH)

@@ -1,7 +1,7 @@
-"""Maps between tensors of a checkpoint and parameters of dpx, family by family, in both directions.
+"""Maps between tensors of a checkpoint and parameters of dpx, in both directions: the form of a layout, and those of four families.
 
-Here layers are stacked on a leading axis, a dense map is [inputs, outputs], and query, key and value are one map. PyTorch's dense maps are
-[outputs, inputs]; GPT-2's are not.
+Here layers are stacked on a leading axis, a dense map is [inputs, outputs], and query, key and value are one map in these four families.
+PyTorch's dense maps are [outputs, inputs]; GPT-2's are not.
 
 L: layers, p: inputs, d: outputs of a dense map.
 """
@@ -169,4 +169,3 @@ GPT2 = Layout(
     decoder=Part("decoder", ("lm_head.weight",)),
     ignored=(".attn.bias", ".attn.masked_bias"),
 )
-LAYOUTS = {"bert": BERT, "roberta": ROBERTA, "distilbert": DISTILBERT, "gpt2": GPT2}

@@ -1,17 +1,19 @@
-"""Reads the shape of a checkpoint's model from its `config.json`: BERT, RoBERTa, DistilBERT and GPT-2. No jax.
+"""Reads the shape of a checkpoint's model from its `config.json`. No jax.
+
+The families of decoders with rotary positions read their own (`families.py`); BERT, RoBERTa, DistilBERT and GPT-2 are read here.
 
 `model=hf` declares that shape: it is written out into the config before anything is built, so a run's config holds it without the file.
 """
 
-import math
 from collections.abc import Callable, Mapping
 from typing import Any, Literal
 
 from dpx.checkpoint_folder import CONFIG, config_of, folder_of
 from dpx.declaration import ConfigError, declaration, require
+from dpx.interop.config_values import flag, number, require_values, whole
+from dpx.interop.families import ROTARY
 from dpx.models.shape import Bert, Decoder, Model
 
-_FIX = "Correct the value, or copy the file again"
 _GELUS = {"gelu": "exact", "gelu_python": "exact", "gelu_new": "tanh", "gelu_pytorch_tanh": "tanh", "gelu_fast": "tanh"}
 
 
@@ -43,7 +45,12 @@ def written_out(declared: OfCheckpoint) -> dict[str, Any]:
     """Returns the node of a config that declares the checkpoint's model by itself."""
     folder = folder_of(declared.path)
     kind, values = declared_shape(config_of(folder), str(folder / CONFIG))
-    values |= {"dtype": declared.dtype, "dropout": declared.dropout, "scan": declared.scan}
+    values |= {"dtype": declared.dtype, "scan": declared.scan}
+    if kind in (Bert, Decoder):
+        values["dropout"] = declared.dropout
+    else:
+        reason = f"the family {config_of(folder)['model_type']} has no dropout"
+        require(declared.dropout == 0.0, f"model.dropout={declared.dropout}", reason, "Use 0, or train.dropout for adapters")
     if kind is Bert:
         values["pool"] = declared.pool
         values["classifier"] = declared.classifier or values["classifier"]
@@ -94,54 +101,22 @@ def _gelu(config: Mapping[str, Any], key: str, where: str, allowed: tuple[str, .
     return kind
 
 
-def _whole(config: Mapping[str, Any], key: str, where: str, usual: int | None = None, least: int = 1) -> int:
-    """Returns a size. Raises `KeyError` if it is missing and has no `usual` value, `ConfigError` if it is not a whole number or below
-    `least`."""
-    value = config[key] if usual is None else config.get(key, usual)
-    is_whole = isinstance(value, int) and not isinstance(value, bool) and value >= least
-    require(is_whole, where, f"has {key}={value!r}, which is not a whole number of {least} or more", _FIX)
-    return value
-
-
-def _number(config: Mapping[str, Any], key: str, where: str, usual: float) -> float:
-    value = config.get(key, usual)
-    is_number = isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value < math.inf
-    require(is_number, where, f"has {key}={value!r}, which is not a number of 0 or more", _FIX)
-    return float(value)
-
-
-def _is_tied(config: Mapping[str, Any], where: str) -> bool:
-    value = config.get("tie_word_embeddings", True)
-    require(isinstance(value, bool), where, f"has tie_word_embeddings={value!r}, which is neither true nor false", _FIX)
-    return value
-
-
-def _require(config: Mapping[str, Any], where: str, **expected: Any) -> None:
-    for key, value in expected.items():
-        require(
-            config.get(key, value) in (value, None),
-            where,
-            f"has {key}={config.get(key)}, but dpx supports only {value}",
-            "Use another checkpoint",
-        )
-
-
 def _bert(config: Mapping[str, Any], where: str) -> tuple[type[Bert], dict[str, Any]]:
-    _require(config, where, position_embedding_type="absolute", is_decoder=False, add_cross_attention=False)
+    require_values(config, where, position_embedding_type="absolute", is_decoder=False, add_cross_attention=False)
     _gelu(config, "hidden_act", where, ("exact",))
-    layers, width = (_whole(config, key, where) for key in ("num_hidden_layers", "hidden_size"))
+    layers, width = (whole(config, key, where) for key in ("num_hidden_layers", "hidden_size"))
     return Bert, {
         "name": f"{config['model_type']}_{layers}x{width}",
         "layers": layers,
         "width": width,
-        "heads": _whole(config, "num_attention_heads", where),
-        "feed_forward": _whole(config, "intermediate_size", where),
-        "positions": _whole(config, "max_position_embeddings", where),
-        "segments": _whole(config, "type_vocab_size", where, 2, least=0),
-        "vocabulary_size": _whole(config, "vocab_size", where),
-        "layer_norm_eps": _number(config, "layer_norm_eps", where, 1e-12),
-        "initialiser_range": _number(config, "initializer_range", where, 0.02),
-        "tied": _is_tied(config, where),
+        "heads": whole(config, "num_attention_heads", where),
+        "feed_forward": whole(config, "intermediate_size", where),
+        "positions": whole(config, "max_position_embeddings", where),
+        "segments": whole(config, "type_vocab_size", where, 2, least=0),
+        "vocabulary_size": whole(config, "vocab_size", where),
+        "layer_norm_eps": number(config, "layer_norm_eps", where, 1e-12),
+        "initialiser_range": number(config, "initializer_range", where, 0.02),
+        "tied": flag(config, "tie_word_embeddings", where, True),
         "classifier": "pooler",
     }
 
@@ -149,8 +124,8 @@ def _bert(config: Mapping[str, Any], where: str) -> tuple[type[Bert], dict[str, 
 def _roberta(config: Mapping[str, Any], where: str) -> tuple[type[Bert], dict[str, Any]]:
     kind, values = _bert(config, where)
     # The first rows of its position table belong to padding; the first token's is the one after.
-    offset = _whole(config, "pad_token_id", where, 1, least=0) + 1
-    _whole(config, "max_position_embeddings", where, least=offset + 1)
+    offset = whole(config, "pad_token_id", where, 1, least=0) + 1
+    whole(config, "max_position_embeddings", where, least=offset + 1)
     # Transformers' class for choices reads the encoder's pooler; the class for labels has its own dense map.
     classifier = "pooler" if is_multiple_choice(config) else "dense"
     return kind, values | {"positions": values["positions"] - offset, "position_offset": offset, "classifier": classifier}
@@ -158,38 +133,38 @@ def _roberta(config: Mapping[str, Any], where: str) -> tuple[type[Bert], dict[st
 
 def _distilbert(config: Mapping[str, Any], where: str) -> tuple[type[Bert], dict[str, Any]]:
     _gelu(config, "activation", where, ("exact",))
-    layers, width = (_whole(config, key, where) for key in ("n_layers", "dim"))
+    layers, width = (whole(config, key, where) for key in ("n_layers", "dim"))
     return Bert, {
         "name": f"distilbert_{layers}x{width}",
         "layers": layers,
         "width": width,
-        "heads": _whole(config, "n_heads", where),
-        "feed_forward": _whole(config, "hidden_dim", where),
-        "positions": _whole(config, "max_position_embeddings", where),
+        "heads": whole(config, "n_heads", where),
+        "feed_forward": whole(config, "hidden_dim", where),
+        "positions": whole(config, "max_position_embeddings", where),
         "segments": 0,
-        "vocabulary_size": _whole(config, "vocab_size", where),
+        "vocabulary_size": whole(config, "vocab_size", where),
         "layer_norm_eps": 1e-12,
-        "initialiser_range": _number(config, "initializer_range", where, 0.02),
-        "tied": _is_tied(config, where),
+        "initialiser_range": number(config, "initializer_range", where, 0.02),
+        "tied": flag(config, "tie_word_embeddings", where, True),
         "classifier": "relu",
     }
 
 
 def _gpt2(config: Mapping[str, Any], where: str) -> tuple[type[Decoder], dict[str, Any]]:
-    _require(config, where, scale_attn_weights=True, scale_attn_by_inverse_layer_idx=False, add_cross_attention=False)
-    layers, width = (_whole(config, key, where) for key in ("n_layer", "n_embd"))
+    require_values(config, where, scale_attn_weights=True, scale_attn_by_inverse_layer_idx=False, add_cross_attention=False)
+    layers, width = (whole(config, key, where) for key in ("n_layer", "n_embd"))
     return Decoder, {
         "name": f"gpt2_{layers}x{width}",
         "layers": layers,
         "width": width,
-        "heads": _whole(config, "n_head", where),
-        "feed_forward": _whole(config, "n_inner", where) if config.get("n_inner") else 4 * width,
-        "positions": _whole(config, "n_positions", where),
-        "vocabulary_size": _whole(config, "vocab_size", where),
-        "layer_norm_eps": _number(config, "layer_norm_epsilon", where, 1e-5),
-        "initialiser_range": _number(config, "initializer_range", where, 0.02),
+        "heads": whole(config, "n_head", where),
+        "feed_forward": whole(config, "n_inner", where) if config.get("n_inner") else 4 * width,
+        "positions": whole(config, "n_positions", where),
+        "vocabulary_size": whole(config, "vocab_size", where),
+        "layer_norm_eps": number(config, "layer_norm_epsilon", where, 1e-5),
+        "initialiser_range": number(config, "initializer_range", where, 0.02),
         "gelu": _gelu(config, "activation_function", where, ("exact", "tanh"), "gelu_new"),
-        "tied": _is_tied(config, where),
+        "tied": flag(config, "tie_word_embeddings", where, True),
     }
 
 
@@ -198,4 +173,5 @@ _FAMILIES: dict[str, Callable[[Mapping[str, Any], str], tuple[type[Model], dict[
     "roberta": _roberta,
     "distilbert": _distilbert,
     "gpt2": _gpt2,
+    **{model_type: kind.of_config for model_type, kind in ROTARY.items()},
 }

@@ -9,7 +9,7 @@ import numpy as np
 from dpx.checkpoint_folder import CONFIG, WEIGHTS
 from dpx.declaration import ConfigError, require
 from dpx.init.weights import Leaves
-from dpx.interop.layouts import LAYOUTS
+from dpx.interop.families import LAYOUTS, ROTARY, Rotary
 from dpx.models.shape import AnyModel, Bert, Decoder
 from dpx.task.declarations import CausalLanguageModel, Classification, MaskedLanguageModel, MultipleChoice, Task, label_names
 
@@ -25,6 +25,10 @@ _CLASSES: dict[str, tuple[str, Mapping[type, str]]] = {
     "distilbert": ("DistilBert", _HEADS),
     "gpt2": ("GPT2", {CausalLanguageModel: "LMHeadModel", Classification: "ForSequenceClassification"}),
 }
+_OF_ROTARY: Mapping[type, str] = {CausalLanguageModel: "ForCausalLM", Classification: "ForSequenceClassification"}
+_CLASSES |= {model_type: (kind.CLASSES[model_type], _OF_ROTARY) for model_type, kind in ROTARY.items()}
+
+_LABELS = {"vaultgemma": ("VaultGemma", None), "gemma3_text": ("Gemma3Text", "ForSequenceClassification")}
 
 
 @dataclass(frozen=True)
@@ -52,14 +56,14 @@ def written(model: AnyModel, task: Task, leaves: Leaves, vocabulary_size: int, l
     layout = LAYOUTS[family]
     parts = layout.parts(layout.prefix)
     unknown = sorted(path for path in leaves if path not in parts)
-    require(not unknown, f"model={model.name}", f"{', '.join(unknown[:1])} does not exist in {family}", "Export a model of BERT's family")
+    require(not unknown, f"model={model.name}", f"{', '.join(unknown[:1])} does not exist in {family}", "Export a model of dpx")
     tensors = {name: values for path, leaf in leaves.items() for name, values in parts[path].theirs(np.asarray(leaf)).items()}
     architecture = architecture_of(model, task, family)
-    assert isinstance(model, Bert | Decoder)
+    assert isinstance(model, Bert | Decoder | Rotary)
     config = {"architectures": [architecture], "model_type": family, "torch_dtype": "float32"}
     config |= _sizes(model, family) | {"vocab_size": vocabulary_size, "pad_token_id": special.pad_id}
     config |= {"tie_word_embeddings": model.tied, "initializer_range": model.initialiser_range}
-    if family == "gpt2":
+    if isinstance(model, Decoder | Rotary):
         # The token that ends a text for `generate`.
         config |= {"bos_token_id": special.cls_id, "eos_token_id": special.sep_id}
     if family == "roberta":
@@ -83,6 +87,8 @@ def family_of(model: AnyModel, task: Task) -> str:
     family."""
     if isinstance(model, Decoder):
         return "gpt2"
+    if isinstance(model, Rotary):
+        return model.family
     if not isinstance(model, Bert):
         raise ConfigError(f"model={model.name}", "does not belong to a model family of transformers", "Export a model of dpx")
     has_classifier = isinstance(task, Classification | MultipleChoice)
@@ -113,6 +119,9 @@ def architecture_of(model: AnyModel, task: Task, family: str) -> str:
     if isinstance(task, MaskedLanguageModel) and task.next_sentence:
         return "BertForPreTraining"
     head = heads.get(type(task))
+    # The only classes of labels that transformers does not have, or names otherwise.
+    if isinstance(task, Classification) and family in _LABELS:
+        name, head = _LABELS[family]
     if head is None:
         raise ConfigError(
             f"task={task.name} with model={model.name}",
@@ -122,7 +131,9 @@ def architecture_of(model: AnyModel, task: Task, family: str) -> str:
     return name + head
 
 
-def _sizes(model: Bert | Decoder, family: str) -> dict[str, Any]:
+def _sizes(model: Bert | Decoder | Rotary, family: str) -> dict[str, Any]:
+    if isinstance(model, Rotary):
+        return model.to_config()
     if isinstance(model, Decoder):
         activation = {"tanh": "gelu_new", "exact": "gelu"}[model.gelu]
         sizes = {"n_layer": model.layers, "n_embd": model.width, "n_head": model.heads, "n_inner": model.feed_forward}

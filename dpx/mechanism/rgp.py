@@ -29,6 +29,7 @@ from dpx.declaration import ConfigError, declaration, require
 from dpx.mechanism.dp_sgd import GaussianSum
 from dpx.mechanism.protocol import Reparametrised
 from dpx.models.protocol import ExampleModel, Shapes
+from dpx.models.rotary import RotaryDecoder
 from dpx.randomness import RootSecret
 
 # Parameters below the head, and those of an audit's canaries, by the first name of their paths; all others are the head.
@@ -91,8 +92,8 @@ class Rgp(GaussianSum):
         require(least <= self.head_factor <= most, value, reason, f"Use {least:g} to {most:g}")
 
     def require_fits(self, model: Any, task: Any, train: Any) -> None:
-        if isinstance(model, ExampleModel):
-            reason = "carriers replace the dense maps of a stack of dpx's own layers, and this model is any JAX code"
+        if isinstance(model, ExampleModel | RotaryDecoder):
+            reason = "carriers replace the dense maps of a BERT's or a GPT-2's layers, and this model has others"
             raise ConfigError(f"mechanism=rgp, model={model.name}", reason, "Use a model of conf/model such as base, or mechanism=dp_sgd")
         kind = f"mechanism=rgp, train={train.kind}"
         is_adapted = hasattr(train, "targets")

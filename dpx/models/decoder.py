@@ -1,4 +1,5 @@
-"""Defines a causal decoder (GPT-2: Radford et al. 2019) with its heads; the parameters are those of `Decoder.parameter_shapes`.
+"""Defines a causal decoder (GPT-2: Radford et al. 2019, or one with rotary positions) with its heads; the parameters are those of
+`parameter_shapes`.
 
 B: examples, C: texts of an example, T: tokens, S: tokens of one text, H: width, V: vocabulary.
 """
@@ -12,21 +13,25 @@ from jaxtyping import Array
 
 from dpx.clipping import ops
 from dpx.clipping.norms import at_least_float32
-from dpx.models.modules import Dense, Embeddings, LayerNorm, in_compute_dtype, stack
+from dpx.models.modules import Dense, Embeddings, Layer, LayerNorm, in_compute_dtype, stack
+from dpx.models.rotary import RotaryDecoder
+from dpx.models.rotary_layers import RMSNorm, RotaryLayer, WordEmbeddings
 from dpx.models.shape import Decoder
+
+AnyDecoder = Decoder | RotaryDecoder
 
 
 class DecoderForCausalLM(nn.Module):
     """Computes the output of `decode(h, table)` at every position: logits [B,T,V] of the token after it."""
 
-    model: Decoder
+    model: AnyDecoder
     vocabulary_size: int
 
     @nn.compact
     def __call__(self, token_BT: Array, length_B: Array, keys_B: Array | None = None, decode: Callable[..., Any] = ops.decode) -> Any:
         model = self.model
-        x_BTH, word_VH = Embeddings(model, self.vocabulary_size, name="embeddings")(token_BT, None, length_B, keys_B)
-        h_BTH = LayerNorm(model, name="final_norm")(stack(self, model, x_BTH, length_B, keys_B))
+        h_BTH, word_VH = _hidden(self, token_BT, length_B, keys_B)
+        h_BTH = _norm(model)(h_BTH)
         if model.tied:
             return decode(h_BTH, word_VH)
         init = nn.initializers.truncated_normal(model.initialiser_range)
@@ -36,7 +41,7 @@ class DecoderForCausalLM(nn.Module):
 class DecoderFeatures(nn.Module):
     """Computes the classifier's input for each text, its last token after all layers: [B,H], or [B,C,H] for lengths [B,C]."""
 
-    model: Decoder
+    model: AnyDecoder
     vocabulary_size: int
 
     @nn.compact
@@ -50,7 +55,7 @@ class DecoderForClassification(nn.Module):
     If `features` are given (the output of `DecoderFeatures` for the same texts), the texts are not read and may be `None`.
     """
 
-    model: Decoder
+    model: AnyDecoder
     vocabulary_size: int
     outputs: int
 
@@ -65,12 +70,24 @@ class DecoderForClassification(nn.Module):
     ) -> Array:
         model = self.model
         h = _features(self, token_BT, length, keys_B) if features is None else in_compute_dtype(features, model)
-        h = LayerNorm(model, name="final_norm")(h)
+        h = _norm(model)(h)
         return at_least_float32(Dense(model, self.outputs, has_bias=False, name="classifier")(h))
 
 
+def _hidden(module: nn.Module, token_BT: Any, length: Any, keys_B: Array | None) -> tuple[Array, Any]:
+    """Returns each token's vector before the last norm, and the word table."""
+    model: AnyDecoder = module.model  # type: ignore[attr-defined]
+    embeddings, layer = (WordEmbeddings, RotaryLayer) if isinstance(model, RotaryDecoder) else (Embeddings, Layer)
+    x_BTH, word_VH = embeddings(model, module.vocabulary_size, name="embeddings")(token_BT, None, length, keys_B)  # type: ignore
+    return stack(module, model, x_BTH, length, keys_B, layer), word_VH
+
+
+def _norm(model: AnyDecoder) -> nn.Module:
+    """Returns the norm after the last layer."""
+    return RMSNorm(model, name="final_norm") if isinstance(model, RotaryDecoder) else LayerNorm(model, name="final_norm")
+
+
 def _features(module: DecoderFeatures | DecoderForClassification, token_BT: Any, length: Any, keys_B: Array | None) -> Array:
-    model = module.model
-    x_BTH, _ = Embeddings(model, module.vocabulary_size, name="embeddings")(token_BT, None, length, keys_B)
-    x_BCSH = stack(module, model, x_BTH, length, keys_B).reshape(*length.shape, -1, model.width)
+    x_BTH, _ = _hidden(module, token_BT, length, keys_B)
+    x_BCSH = x_BTH.reshape(*length.shape, -1, module.model.width)
     return jnp.take_along_axis(x_BCSH, jnp.maximum(length - 1, 0)[..., None, None], axis=-2)[..., 0, :]

@@ -31,6 +31,8 @@ class TokenLoss(Op):
 
     norm_sees_all = True
     parts: int
+    # Takes logits x to c tanh(x / c).
+    cap: float | None = None
     name: str = "token_loss"
     rows_per_unit: int = 1
     frozen: tuple[str, ...] = ()
@@ -43,7 +45,11 @@ class TokenLoss(Op):
         dtype, at_least_f32 = h_BMH.dtype, jnp.promote_types(h_BMH.dtype, F32)
         h_mH = h_BMH.reshape(-1, h_BMH.shape[-1])
         logits_mV = jnp.einsum("mh,vh->mv", h_mH, leaves["table"].astype(dtype), preferred_element_type=at_least_f32)
+        tanh_mV = None if self.cap is None else jnp.tanh(logits_mV / self.cap)
+        logits_mV = logits_mV if tanh_mV is None else self.cap * tanh_mV
         losses_B, correct_B, e_BMV, scale_BM = cross_entropy(logits_mV, leaves.get("bias"), label_BM, has_label_BM)
+        if tanh_mV is not None:
+            e_BMV = e_BMV * (1 - jnp.square(tanh_mV)).reshape(e_BMV.shape)
         return (losses_B, correct_B), (h_BMH, e_BMV, scale_BM)
 
     def input_cotangent(self, leaves, residuals, cotangent):
@@ -104,6 +110,7 @@ def token_loss(
     bias: Any = None,
     tie: Tie | None = None,
     session: ProbeSession | None = None,
+    cap: float | None = None,
 ):
     """Returns (losses_B, correct_B) of the decoded positions.
 
@@ -112,7 +119,7 @@ def token_loss(
     head.
     """
     leaves = {"table": table} | ({} if bias is None else {"bias": bias})
-    return apply(TokenLoss(len(leaves)), leaves, (h_BMH, label_BM, has_label_BM), session)
+    return apply(TokenLoss(len(leaves), cap), leaves, (h_BMH, label_BM, has_label_BM), session)
 
 
 def cross_entropy(logits_mV: Array, bias_V: Array | None, label_BM: Array, has_label_BM: Array) -> tuple[Array, Array, Array, Array]:

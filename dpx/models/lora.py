@@ -57,12 +57,22 @@ TARGETS = {
 }
 # What a stack of layers can add to: the targets of adapters, and all outputs of `qkv` together, as one matrix (`dpx.mechanism.carriers`).
 ADDED = TARGETS | {"qkv": Target("qkv")}
+# The targets of a layer whose query, key and value are maps of their own (rotary.py).
+APART = {name: Target(name) for name in (*TARGETS, "gate")}
+# The place of an adapter decides its dropout's masks.
+_PLACES = (*ADDED, "gate")
+
+
+def targets_of(layers: Any) -> dict[str, Target]:
+    """Returns the targets of adapters of a stack of layers, by name."""
+    return TARGETS if "qkv" in layers else APART
 
 
 def adapters_of(lora: Any, weight: str) -> Iterator[tuple[str, Target, Any]]:
     """Yields (name, target, its parameters) of each adapter of one dense map; `lora` holds the adapters of one layer, and may be empty."""
-    for name, target in ADDED.items():
-        if target.weight == weight and name in lora:
+    of_weight = {name: target for name, target in ADDED.items() if target.weight == weight} or {weight: APART[weight]}
+    for name, target in of_weight.items():
+        if name in lora:
             yield name, target, lora[name]
 
 
@@ -77,7 +87,7 @@ def adapter_input(x_BTp: Array, name: str, p: Any, drops: Drops) -> Array:
 
     With a fixed mask it is linear and diagonal, so it also takes a cotangent of that input to one of x.
     """
-    return drops(x_BTp, drop.ADAPTERS + list(ADDED).index(name), p["dropout"]) if "dropout" in p else x_BTp
+    return drops(x_BTp, drop.ADAPTERS + _PLACES.index(name), p["dropout"]) if "dropout" in p else x_BTp
 
 
 def adapted(y_BTd: Array, x_BTp: Array, lora: Any, weight: str, drops: Drops) -> Array:
@@ -117,7 +127,7 @@ def backward(g_BTd: Array, lora: Any, saved: Any, weight: str, factors: Any, dro
 def add_adapters(
     params: Any, key: Any, *, rank: int, alpha: float, targets: tuple[str, ...] = ("query", "value"), dropout: float = 0.0
 ) -> Any:
-    """Returns a model's parameters with adapters of the targets that any of the patterns `targets` names ("*": all of `TARGETS`).
+    """Returns a model's parameters with adapters of the targets that any of the patterns `targets` names ("*": all of `targets_of`).
 
     A is drawn from N(0, 1 / p) with `key`, B is zero. Raises `ConfigError` for a rank that a matrix cannot have, for a pattern that names
     no target, and for parameters that already have adapters or that have no layers.
@@ -128,12 +138,13 @@ def add_adapters(
         "already have adapters, or have no layers",
         "Give the parameters of a model without adapters",
     )
+    known = targets_of(params["layers"])
     for pattern in targets:
-        if not any(fnmatchcase(name, pattern) for name in TARGETS):
-            nearest = ", ".join(difflib.get_close_matches(pattern, TARGETS, 3, 0.0))
+        if not any(fnmatchcase(name, pattern) for name in known):
+            nearest = ", ".join(difflib.get_close_matches(pattern, known, 3, 0.0))
             raise ConfigError(pattern, "does not match any target of adapters", f"The nearest are {nearest}")
     adapters = {}
-    for place, (name, target) in enumerate(TARGETS.items()):
+    for place, (name, target) in enumerate(known.items()):
         if any(fnmatchcase(name, pattern) for pattern in targets):
             L, p, d = params["layers"][target.weight]["kernel"].shape
             fits = 0 < rank <= min(p, d // target.parts)
@@ -156,7 +167,7 @@ def merge_adapters(params: Any) -> Any:
     """
     layers = {name: dict(leaf) for name, leaf in params["layers"].items() if name != "lora"}
     for name, p in params["layers"].get("lora", {}).items():
-        target = TARGETS[name]
+        target = targets_of(layers)[name]
         product_Lpc = jnp.einsum("l,lpr,lrc->lpc", p["scale"], p["a"], p["b"], precision="highest")
         layers[target.weight]["kernel"] = layers[target.weight]["kernel"] + target.placed(product_Lpc)
     return params | {"layers": layers}

@@ -11,6 +11,7 @@ An example may hold several texts of equal length side by side (`length` [B,C], 
 B: examples, C: texts of an example, T: tokens, S: tokens of one text, H: width, F: feed-forward, V: vocabulary.
 """
 
+from collections.abc import Callable
 from typing import Any
 
 import flax.linen as nn
@@ -26,7 +27,7 @@ from dpx.models.attention import attend
 from dpx.models.fused_halves import Place
 from dpx.models.fused_layers import layer_stack
 from dpx.models.lora import adapted
-from dpx.models.shape import Model
+from dpx.models.shape import Bert, Decoder, Model
 from dpx.models.trainable import BELOW
 
 
@@ -127,8 +128,10 @@ class Layer(nn.Module):
         return LayerNorm(model, name="output_norm")(y_BTH + fed_forward(y_BTH)), None
 
 
-def stack(module: nn.Module, model: Model, x_BTH: Array, length: Array, keys_B: Array | None) -> Array:
-    """Applies all layers, the parameters `layers` of `module`: as one block if clipping requires it, else as a scan over `Layer`.
+def stack(
+    module: nn.Module, model: Model, x_BTH: Array, length: Array, keys_B: Array | None, layer: Callable[..., nn.Module] = Layer
+) -> Array:
+    """Applies all layers, the parameters `layers` of `module`: a scan over `layer`, or one block for `Layer` if clipping requires it.
 
     If only the top layers are trained, the layers below may be given as a separate stack, `layers_below` (see trainable.py).
     """
@@ -137,14 +140,15 @@ def stack(module: nn.Module, model: Model, x_BTH: Array, length: Array, keys_B: 
     first = 0
     for name in (BELOW, LAYERS) if BELOW in params else (LAYERS,):
         count = jax.tree.leaves(params[name])[0].shape[0] if name in params else model.layers
-        if session is not None and session.fused:
+        if session is not None and session.fused and layer is Layer:
+            assert isinstance(model, Bert | Decoder)
             op = layer_stack(model, params[name], x_BTH, session, first)
             x_BTH = apply(op, params[name], (x_BTH, length, keys_B), session)
         else:
             number_L = jnp.arange(count) + first if first else jnp.arange(count)
             in_axes: Any = (0, nn.broadcast, nn.broadcast)
             unroll = 1 if model.scan else count
-            scanned = nn.scan(Layer, {"params": 0}, split_rngs={"params": True}, length=count, in_axes=in_axes, unroll=unroll)
+            scanned = nn.scan(layer, {"params": 0}, split_rngs={"params": True}, length=count, in_axes=in_axes, unroll=unroll)
             x_BTH = scanned(model, name=name)(x_BTH, number_L, length, keys_B)[0]
         first += count
     return x_BTH

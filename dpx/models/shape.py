@@ -9,6 +9,7 @@ from dpx.declaration import declaration, require
 from dpx.models.protocol import ExampleModel
 from dpx.models.protocol import Shapes as Shapes
 from dpx.models.protocol import count as count
+from dpx.models.rotary import RotaryDecoder
 
 
 @declaration
@@ -163,12 +164,12 @@ class Decoder:
         return count(self.parameter_shapes(vocabulary_size, outputs=outputs))
 
 
-Model = Bert | Decoder
+Model = Bert | Decoder | RotaryDecoder
 # The models that an experiment may name: these, and a model from another package.
 AnyModel = Model | ExampleModel
 
 
-def check_sizes(model: Model) -> None:
+def check_sizes(model: Bert | Decoder) -> None:
     """Raises `ConfigError` for a shape that cannot be built."""
     sizes = (model.layers, model.width, model.heads, model.feed_forward, model.positions)
     require(min(sizes) > 0, f"model={model.name}", "sizes must be positive", "Check layers, width, heads, feed_forward, positions")
@@ -186,7 +187,7 @@ def norm_shapes(path: str, width: int) -> Shapes:
     return {f"{path}/scale": (width,), f"{path}/bias": (width,)}
 
 
-def layer_shapes(model: Model, *norms: str) -> Shapes:
+def layer_shapes(model: Bert | Decoder, *norms: str) -> Shapes:
     """Returns the shapes of all layers' parameters, stacked: four dense maps and the named LayerNorms."""
     H, F = model.width, model.feed_forward
     one = dense_shapes("qkv", H, 3 * H) | dense_shapes("attention_out", H, H) | dense_shapes("up", H, F) | dense_shapes("down", F, H)

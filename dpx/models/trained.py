@@ -154,7 +154,7 @@ class Adapters(Part):
             bool(self.targets),
             "train.targets=[]",
             "no matrix would get an adapter",
-            "Name some of query, key, value, attention_out, up, down",
+            "Name some of query, key, value, attention_out, up, down, and in a gated model gate",
         )
 
     def selection(self) -> Selection:

@@ -9,8 +9,7 @@ from typing import Any
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
-from dpx.models.decoder import DecoderForCausalLM
-from dpx.models.shape import Decoder
+from dpx.models.decoder import AnyDecoder, DecoderForCausalLM
 from dpx.task.declarations import CausalLanguageModel
 from dpx.task.losses import Batch, Counts, Key, Params, decode_losses, dropout_keys
 
@@ -22,7 +21,7 @@ class Objective:
     It makes initial parameters, batches from rows, and losses.
     """
 
-    model: Decoder
+    model: AnyDecoder
     task: CausalLanguageModel
     vocabulary_size: int
 
@@ -32,7 +31,7 @@ class Objective:
         return DecoderForCausalLM(self.model, self.vocabulary_size)
 
     def init(self, key: Key) -> Params:
-        """Returns new float32 parameters, a nested dict with the paths of `Decoder.parameter_shapes`."""
+        """Returns new float32 parameters, a nested dict with the paths of the model's `parameter_shapes`."""
         variables: Any = self.module.init(jnp.asarray(key), jnp.zeros((1, 2), jnp.int32), jnp.ones((1,), jnp.int32))
         return variables["params"]
 
@@ -53,7 +52,8 @@ class Objective:
     def losses(self, params: Params, batch: Batch, dropout_key: Key | None = None) -> tuple[Float[Array, " B"], Counts]:
         """Returns per-example losses and counts (`next_token_correct`, `_predicted`, `_nats`: the summed loss), float32 or wider."""
         rows = batch["tokens"], batch["length"], dropout_keys(self.model, params, dropout_key, batch["record"])
-        decoded: Any = self.module.apply({"params": params}, *rows, decode_losses(params, batch["labels"], batch["has_label"]))
+        decode = decode_losses(params, batch["labels"], batch["has_label"], getattr(self.model, "logit_cap", None))
+        decoded: Any = self.module.apply({"params": params}, *rows, decode)
         losses_B, correct_B = decoded
         predicted_B = batch["has_label"].sum(1).astype(losses_B.dtype)
         counts = {"next_token_correct": correct_B, "next_token_predicted": predicted_B, "next_token_nats": losses_B * predicted_B}

@@ -11,8 +11,8 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 from dpx.models.bert import BertFeatures, BertForClassification
-from dpx.models.decoder import DecoderFeatures, DecoderForClassification
-from dpx.models.shape import Decoder, Model
+from dpx.models.decoder import AnyDecoder, DecoderFeatures, DecoderForClassification
+from dpx.models.shape import Model
 from dpx.task.declarations import Classification, MultipleChoice
 from dpx.task.losses import Batch, Counts, Key, Params, class_losses, dropout_keys
 from dpx.task.mlm import segments
@@ -36,7 +36,7 @@ class Objective:
     @property
     def module(self) -> BertForClassification | DecoderForClassification:
         """Returns the flax module of the model and its classifier."""
-        of_model = DecoderForClassification if isinstance(self.model, Decoder) else BertForClassification
+        of_model = DecoderForClassification if isinstance(self.model, AnyDecoder) else BertForClassification
         return of_model(self.model, self.vocabulary_size, self.task.pooled_outputs)  # type: ignore[arg-type]
 
     def init(self, key: Key) -> Params:
@@ -82,7 +82,7 @@ class Objective:
 
         It depends only on parameters below the head.
         """
-        of_model = DecoderFeatures if isinstance(self.model, Decoder) else BertFeatures
+        of_model = DecoderFeatures if isinstance(self.model, AnyDecoder) else BertFeatures
         return of_model(self.model, self.vocabulary_size).apply({"params": params}, *_texts(batch))  # type: ignore[arg-type, return-value]
 
 

@@ -19,6 +19,7 @@ from dpx.clipping.probes import session_of
 from dpx.models.dropout import record_keys
 from dpx.models.fused_head import token_loss
 from dpx.models.lora import has_dropout
+from dpx.models.rotary_layers import capped
 from dpx.models.shape import Model
 
 Params = dict[str, Any]
@@ -33,12 +34,15 @@ def dropout_keys(model: Model, params: Params, key: Key | None, record_B: Array)
     return None if key is None or not is_needed else record_keys(jnp.asarray(key), record_B)
 
 
-def decode_losses(params: Params, label_BM: Array, has_label_BM: Array) -> Callable[..., tuple[Array, Array]]:
-    """Returns the function that a head calls as `decode(h, table, bias)`: (losses_B, correct_B) of these labels."""
+def decode_losses(params: Params, label_BM: Array, has_label_BM: Array, cap: float | None = None) -> Callable[..., tuple[Array, Array]]:
+    """Returns the function that a head calls as `decode(h, table, bias)`: (losses_B, correct_B) of these labels.
+
+    A `cap` c takes logits x to c tanh(x / c).
+    """
     session = session_of(params)
     if session is not None and session.fused:
-        return partial(token_loss, label_BM, has_label_BM, session=session)
-    return lambda *head: token_losses(ops.decode(*head), label_BM, has_label_BM)
+        return partial(token_loss, label_BM, has_label_BM, session=session, cap=cap)
+    return lambda *head: token_losses(capped(ops.decode(*head), cap), label_BM, has_label_BM)
 
 
 def token_losses(logits_BMV: Array, label_BM: Array, has_label_BM: Array) -> tuple[Array, Array]:

@@ -5,6 +5,7 @@ An objective has `init(key) -> params`, `batch(key, rows) -> batch` (rows as a s
 """
 
 from dpx.models.protocol import ExampleModel
+from dpx.models.rotary import RotaryDecoder
 from dpx.models.shape import AnyModel, Bert, Decoder
 from dpx.task import causal_lm, classification, mlm, one_example
 from dpx.task.declarations import CausalLanguageModel, Classification, MaskedLanguageModel, MultipleChoice, Task
@@ -25,7 +26,7 @@ def objective(model: AnyModel, task: Task, vocabulary_size: int, special: Marks)
             return one_example.objective(model, task, vocabulary_size, special)
         case Bert(), MaskedLanguageModel():
             return mlm.objective(model, task, vocabulary_size, special)
-        case Decoder(), CausalLanguageModel():
+        case Decoder() | RotaryDecoder(), CausalLanguageModel():
             return causal_lm.Objective(model, task, vocabulary_size)
         case _, Classification() | MultipleChoice():
             return classification.Objective(model, task, vocabulary_size)

@@ -5,6 +5,9 @@ from typing import Any
 import jax
 import numpy as np
 
+from dpx.models.gemma import Gemma
+from dpx.models.llama import Llama
+from dpx.models.qwen import Qwen
 from dpx.models.shape import Bert, Decoder, Model
 from dpx.task import causal_lm, classification, mlm
 from dpx.task.declarations import CausalLanguageModel, Classification, MaskedLanguageModel, MultipleChoice, Task
@@ -44,11 +47,28 @@ FAMILIES: dict[str, tuple[type[Model], dict, Task]] = {
     "mean_choices": (Bert, {"pool": "mean"}, MultipleChoice(choices=3)),
     "decoder_choices": (Decoder, {}, MultipleChoice(choices=3)),
 }
+# Decoders with rotary positions: caps, windows and scalings are so small that every text feels them.
+_SIZES = {"name": "test", "layers": 2, "width": 16, "heads": 4, "key_value_heads": 2, "head_dim": 6, "feed_forward": 24, "positions": 32}
+_CAPPED = {"attention_cap": 2.0, "logit_cap": 3.0, "window": 3, "full_every": 2, "query_scalar": 5}
+_SCALED = {"rotary_scaling": "llama3", "rotary_base": 20.0, "rotary_factor": 4.0, "rotary_original_positions": 8}
+ROTARY: dict[str, tuple[type[Model], dict, Task]] = {
+    "llama": (Llama, {"tied": False, "attention_bias": True} | _SCALED, CausalLanguageModel()),
+    "llama_tied": (Llama, {}, CausalLanguageModel()),
+    "llama_classifier": (Llama, {}, CLASSES),
+    "llama_choices": (Llama, {"key_value_heads": 1}, MultipleChoice(choices=3)),
+    "mistral": (Llama, {"family": "mistral", "window": 3, "tied": False}, CausalLanguageModel()),
+    "qwen2": (Qwen, {"family": "qwen2", "rotary_scaling": "linear", "rotary_factor": 2.0}, CausalLanguageModel()),
+    "qwen3": (Qwen, {"family": "qwen3", "tied": False}, CausalLanguageModel()),
+    "gemma2": (Gemma, {"family": "gemma2"} | _CAPPED, CausalLanguageModel()),
+    "gemma3": (Gemma, {"family": "gemma3_text", "window_rotary_base": 9.0} | _CAPPED, CausalLanguageModel()),
+    "gemma3_classifier": (Gemma, {"family": "gemma3_text"}, CLASSES),
+    "vaultgemma": (Gemma, _CAPPED, CausalLanguageModel()),
+}
 
 
 def subject(family: str, **changes) -> mlm.Objective | causal_lm.Objective | classification.Objective:
-    declared, options, task = FAMILIES[family]
-    make = bert if declared is Bert else decoder
+    declared, options, task = (FAMILIES | ROTARY)[family]
+    make = {Bert: bert, Decoder: decoder}.get(declared, lambda **given: declared(**(_SIZES | given)))
     of: Any = objective(make(**(options | changes)), task, VOCABULARY, SPECIAL)
     return of
 

@@ -14,7 +14,7 @@ from dpx.task.declarations import CausalLanguageModel
 from dpx.task.objective import objective
 from tests.clipping.batches import QUICKLY, SPECIAL, VOCABULARY, float64_gradients, parameters, squared_norm
 from tests.clipping.exactness import Case, assert_exact
-from tests.clipping.families import FAMILIES, MLM, rows, subject
+from tests.clipping.families import FAMILIES, MLM, ROTARY, rows, subject
 from tests.models.declared import declared
 
 
@@ -31,10 +31,10 @@ def test_layers_without_a_loop():
 
 
 @pytest.mark.parametrize("fused", [True, *slow(False)])
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", [*FAMILIES, *ROTARY])
 def test_examples_are_apart_by_the_program(family, fused):
     """What a run does not look at again: it builds its step with `checked=False`."""
-    of = subject(family, dropout=0.1)
+    of = subject(family, **({} if family in ROTARY else {"dropout": 0.1}))
     key, options = jax.random.key(0), {"kept_bytes": 0, "fused": fused, "rows_per_unit": 1}
     params, batch = jax.eval_shape(of.init, jax.random.PRNGKey(0)), rows(of)
     apart.check(traced(lambda p, b: of.losses(p, b, jax.random.key_data(key)), params, batch, options, 4))
@@ -82,7 +82,7 @@ def test_any_shape(family, heads, examples, tokens, kept_bytes, **changes):
     assert_exact(Case.build(of, rows(of, examples, tokens, seed=tokens)), kept_bytes=kept_bytes)
 
 
-@pytest.mark.parametrize("family", slow("decoder", "roberta_classifier"))
+@pytest.mark.parametrize("family", slow("decoder", "roberta_classifier", "gemma2", "qwen3"))
 def test_bfloat16_is_close_and_never_beyond_the_clipping_norm(family):
     """One real row at a time: what is added to the sum is that row's clipped gradient, whose norm is the sensitivity."""
     of, narrow = subject(family), subject(family, dtype="bfloat16")

@@ -10,7 +10,7 @@ import pytest
 
 from dpx.models import fused_layers
 from tests.clipping.exactness import SELECTIONS, assert_exact, case
-from tests.clipping.families import FAMILIES
+from tests.clipping.families import FAMILIES, ROTARY
 
 # way: (changes of the model, options of the sum); short stacks are unrolled unless they are told to loop.
 WAYS = {
@@ -35,6 +35,9 @@ DEFAULT = [
     ("decoder", "lora", "book_keeping", "ops"),
     ("bert", "kernels", "book_keeping", "loop_without_memory"),
     ("bert", "lora", "book_keeping", "adapter_dropout"),
+    ("gemma3", "all", "book_keeping", "blocks"),
+    ("llama", "lora", "book_keeping", "ops"),
+    ("qwen2", "all", "traced", "blocks"),
 ]
 CELLS = [
     *product(FAMILIES, ["all"], METHODS, ["blocks"]),
@@ -45,6 +48,9 @@ CELLS = [
     *product(["roberta"], SELECTIONS, METHODS[:1], ["ops"]),
     *product(("bert", "decoder"), ("bias", "kernels", "lora", "top"), METHODS[:2], ["loop_without_memory"]),
     *product(("bert", "decoder"), SELECTIONS, METHODS[:1], ["dropout"]),
+    *product(ROTARY, ("all", "lora", "lora_ffa", "top", "last_layer"), (*METHODS, "traced"), ["blocks"]),
+    *product(("llama", "qwen2"), ["bias"], (*METHODS[:1], "traced"), ["blocks"]),
+    *product(ROTARY, ("all", "lora"), METHODS[:1], ["ops", "loop_without_memory", "adapter_dropout"]),
     *product(("bert", "decoder", "roberta_choices"), ("lora", "lora_ffa"), METHODS[:1], ["adapter_dropout", "adapter_dropout_ops"]),
 ]
 

@@ -13,8 +13,10 @@ import transformers
 from tests.interop.cases import CLASSES, LOGITS, SHAPES, VOCABULARY, inputs, values
 
 
-def config_of(model_type: str, shape: tuple[int, int, int, int]) -> dict:
+def config_of(model_type: str, shape: tuple[int, int, int, int], letter: str) -> dict:
     layers, width, heads, forward = shape
+    if model_type not in ("bert", "roberta", "distilbert", "gpt2"):
+        return rotary(model_type, shape, letter)
     if model_type == "gpt2":
         sizes = {"n_layer": layers, "n_embd": width, "n_head": heads, "n_inner": forward, "n_positions": 16}
         return sizes | {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 1}
@@ -25,12 +27,41 @@ def config_of(model_type: str, shape: tuple[int, int, int, int]) -> dict:
     return sizes | (roberta if model_type == "roberta" else {"max_position_embeddings": 16})
 
 
+def rotary(model_type: str, shape: tuple[int, int, int, int], letter: str) -> dict:
+    """Settings of a decoder with rotary positions; each is felt by nine tokens."""
+    layers, width, heads, forward = shape
+    sizes = {"num_hidden_layers": layers, "hidden_size": width, "num_attention_heads": heads, "intermediate_size": forward}
+    sizes |= {"num_key_value_heads": heads // 2, "max_position_embeddings": 16, "pad_token_id": 0, "attn_implementation": "eager"}
+    types = (["sliding_attention", "full_attention"] * layers)[:layers]
+    gemma = {"head_dim": 6, "query_pre_attn_scalar": 5, "sliding_window": 3, "layer_types": types}
+    caps = {"attn_logit_softcapping": 0.5, "final_logit_softcapping": 1.5}
+    scaled = {"rope_type": "llama3", "rope_theta": 5.0, "factor": 4.0, "low_freq_factor": 1.0, "high_freq_factor": 2.0}
+    scaled["original_max_position_embeddings"] = 8
+    local = {"full_attention": {"rope_type": "linear", "factor": 2.0, "rope_theta": 50.0}}
+    local["sliding_attention"] = {"rope_type": "default", "rope_theta": 7.0}
+    return (
+        sizes
+        | {
+            "llama": {"rope_parameters": scaled, "attention_bias": True} if letter == "a" else {"tie_word_embeddings": True},
+            "mistral": {"sliding_window": 3 if letter == "a" else None, "head_dim": 6},
+            "qwen2": {"rope_parameters": {"rope_type": "linear", "factor": 3.0, "rope_theta": 10.0}},
+            "qwen3": {"head_dim": 6, "tie_word_embeddings": True, "attention_bias": letter == "b"},
+            "gemma2": gemma | caps,
+            "gemma3_text": gemma | {"rope_parameters": local},
+            "vaultgemma": gemma | (caps if letter == "a" else {"attn_logit_softcapping": None, "final_logit_softcapping": None}),
+        }[model_type]
+    )
+
+
 HEADS = {
     "bert": {"body": "BertModel", "lm": "BertForPreTraining", "classes": "BertForSequenceClassification"},
     "roberta": {"lm": "RobertaForMaskedLM", "classes": "RobertaForSequenceClassification"},
     "distilbert": {"lm": "DistilBertForMaskedLM", "classes": "DistilBertForSequenceClassification"},
     "gpt2": {"body": "GPT2Model", "lm": "GPT2LMHeadModel", "classes": "GPT2ForSequenceClassification"},
 }
+ROTARY = {"llama": "Llama", "mistral": "Mistral", "qwen2": "Qwen2", "qwen3": "Qwen3", "gemma2": "Gemma2", "gemma3_text": "Gemma3"}
+HEADS |= {kind: {"lm": f"{name}ForCausalLM"} for kind, name in ROTARY.items()} | {"vaultgemma": {"lm": "VaultGemmaForCausalLM"}}
+HEADS["llama"] |= {"classes": "LlamaForSequenceClassification"}
 
 
 def computed(model, model_type: str) -> dict[str, Any]:
@@ -57,7 +88,7 @@ def main() -> None:
         for letter, shape in SHAPES.items():
             for head, kind in heads.items():
                 config = transformers.AutoConfig.for_model(
-                    model_type, vocab_size=VOCABULARY, num_labels=CLASSES, **config_of(model_type, shape)
+                    model_type, vocab_size=VOCABULARY, num_labels=CLASSES, **config_of(model_type, shape, letter)
                 )
                 model = getattr(transformers, kind)(config).eval()
                 state = model.state_dict()

@@ -26,7 +26,8 @@ from dpx.task.objective import objective
 
 from .cases import CLASSES, VOCABULARY, Case, inputs, values
 
-FAMILIES = ["bert_classes_a", "roberta_classes_b", "distilbert_classes_a", "gpt2_classes_a"]
+FAMILIES = ["bert_classes_a", "roberta_classes_b", "distilbert_classes_a", "gpt2_classes_a", "llama_classes_b"]
+LANGUAGE = ["gpt2_lm_a", "llama_lm_a", "mistral_lm_a", "qwen2_lm_a", "qwen3_lm_a", "gemma2_lm_a", "gemma3_text_lm_a", "vaultgemma_lm_a"]
 TRAIN = Adapters(rank=2, alpha=6.0, targets=("query", "value", "attention_out", "down"), head=True)
 SPECIAL = SpecialIds(pad_id=0, unk_id=1, cls_id=2, sep_id=3, mask_id=4)
 TASK = Classification(classes=CLASSES)
@@ -117,16 +118,17 @@ def test_what_peft_cannot_add_is_refused_in_one_line(tmp_path: Path):
 
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore::FutureWarning")  # PEFT asks transformers for a name that is going
-@pytest.mark.parametrize("name", [*FAMILIES, "gpt2_lm_a"])
+@pytest.mark.parametrize("name", [*FAMILIES, *LANGUAGE])
 def test_peft_computes_the_same_logits(name: str, tmp_path: Path):
     peft, transformers, torch = (pytest.importorskip(package) for package in ("peft", "transformers", "torch"))
     is_lm = "_lm_" in name
-    trained = Trained(name, tmp_path / "base", *([Adapters(rank=2, alpha=6.0), CausalLanguageModel()] if is_lm else []))
+    targets = ("query", "value") if name.startswith("gpt2") else ("*",)
+    trained = Trained(name, tmp_path / "base", *([Adapters(rank=2, alpha=6.0, targets=targets), CausalLanguageModel()] if is_lm else []))
     found, folder = trained.out(), tmp_path / "adapters"
     folder.mkdir()
     (folder / CONFIG).write_text(json.dumps(found.config))
     tensors.write(folder / WEIGHTS, found.tensors)
-    base = getattr(transformers, found.architecture).from_pretrained(trained.init.path)
+    base = getattr(transformers, found.architecture).from_pretrained(trained.init.path, attn_implementation="eager")
     model = peft.PeftModel.from_pretrained(base, str(folder)).eval()
     rows, kind = inputs(trained.case.config["model_type"]), trained.case.config["model_type"]
     places, length = np.arange(rows["tokens"].shape[1]), rows["length"][:, None]

@@ -1,5 +1,8 @@
 """Small checkpoints of every family and head give the hidden states and logits that transformers gives, and come back bit for bit."""
 
+import dataclasses
+import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -10,11 +13,16 @@ import numpy as np
 import pytest
 
 from dpx.clipping import ops
+from dpx.data.vocabulary import SpecialIds
 from dpx.init.weights import nested
+from dpx.interop import tensors
 from dpx.interop.checkpoint import Checkpoint
+from dpx.interop.families import ROTARY
+from dpx.interop.written import written
 from dpx.models.bert import BertForPreTraining
 from dpx.models.decoder import DecoderForCausalLM
-from dpx.models.modules import Embeddings, LayerNorm, stack
+from dpx.models.modules import Embeddings, stack
+from dpx.models.rotary_layers import capped
 from dpx.models.shape import Bert, Model
 from dpx.task.classification import Objective
 from dpx.task.declarations import CausalLanguageModel, Classification, MaskedLanguageModel
@@ -34,8 +42,15 @@ class Encoder(nn.Module):
     @nn.compact
     def __call__(self, tokens_BT, segment_BT, length_B):
         x_BTH, _ = Embeddings(self.model, VOCABULARY, name="embeddings")(tokens_BT, segment_BT, length_B, None)
-        x_BTH = stack(self, self.model, x_BTH, length_B, None)
-        return LayerNorm(self.model, name="final_norm")(x_BTH) if self.model.causal else x_BTH
+        return stack(self, self.model, x_BTH, length_B, None)
+
+
+def hidden_of(model: Model, params, tokens_BT, segment_BT, length_B):
+    """The vector of each token after the last layer and, in a decoder, its norm."""
+    if isinstance(model, Bert):
+        return Encoder(model).apply({"params": params}, tokens_BT, segment_BT, length_B)
+    held = params | {"decoder": jnp.zeros((VOCABULARY, model.width))}
+    return DecoderForCausalLM(model, VOCABULARY).apply({"params": held}, tokens_BT, length_B, None, lambda h_BTH, _: h_BTH)
 
 
 def asked(name: str):
@@ -58,7 +73,8 @@ def logits_of(model: Model, name: str, params):
         module = Objective(model, Classification(classes=CLASSES), VOCABULARY).module
         return {"logits": module.apply({"params": params}, tokens, segment, length)}
     if not isinstance(model, Bert):
-        return {"logits": DecoderForCausalLM(model, VOCABULARY).apply({"params": params}, tokens, length, None, ops.decode)}
+        logits: Any = DecoderForCausalLM(model, VOCABULARY).apply({"params": params}, tokens, length, None, ops.decode)
+        return {"logits": capped(logits, getattr(model, "logit_cap", None))}
     slots = jnp.tile(jnp.arange(tokens.shape[1]), (len(tokens), 1))
     module = BertForPreTraining(model, VOCABULARY, name.startswith("bert_lm"))
     logits, pairs = module.apply({"params": params}, tokens, segment, length, slots)  # type: ignore[misc]
@@ -66,6 +82,7 @@ def logits_of(model: Model, name: str, params):
 
 
 # The second checkpoint of each kind has another width, other layers and another activation: one of them a family.
+SMOLLM2 = Path(os.environ.get("DPX_DATA", "../shared/data")) / "smollm2"
 SECOND = {"bert_lm_b", "distilbert_classes_b", "gpt2_body_b", "roberta_classes_b"}
 
 
@@ -86,7 +103,7 @@ def test_hidden_states_and_logits_are_those_of_transformers(name: str, tmp_path:
     segment = segments(given["tokens"].shape[1], given["segment_start"], given["length"])
 
     def computed(params: Any) -> dict[str, Any]:
-        hidden: dict[str, Any] = {"hidden": Encoder(model).apply({"params": params}, given["tokens"], segment, given["length"])}
+        hidden: dict[str, Any] = {"hidden": hidden_of(model, params, given["tokens"], segment, given["length"])}
         return hidden | (logits_of(model, name, params) if "_body_" not in name else {})
 
     with jax.default_matmul_precision("highest"):
@@ -109,3 +126,41 @@ def test_every_tensor_comes_back_bit_for_bit(name: str, tmp_path: Path):
     assert back.keys() | set(taken.left_out) >= case.tensors.keys() - {"cls.predictions.decoder.bias", "lm_head.decoder.bias"}
     for tensor, values in back.items():
         assert values.tobytes() == cases.values(tensor, case.tensors[tensor]).tobytes(), tensor
+
+
+def _theirs(folder: Path, tokens: np.ndarray) -> np.ndarray:
+    transformers, torch = pytest.importorskip("transformers"), pytest.importorskip("torch")
+    model = transformers.AutoModelForCausalLM.from_pretrained(str(folder), attn_implementation="eager", dtype=torch.float32).eval()
+    with torch.no_grad():
+        return model(torch.tensor(tokens.astype(np.int64))).logits.numpy()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", [name for name in NAMES if "_lm_" in name and name.rsplit("_lm_")[0] in ROTARY])
+def test_transformers_computes_the_same_of_a_decoder_that_is_written(name: str, tmp_path: Path):
+    checkpoint = Checkpoint(str(Case.read(name).write(tmp_path / "read")))
+    model, task = checkpoint.model, CausalLanguageModel()
+    leaves = checkpoint.leaves(checkpoint.select(task.parameter_shapes(model, VOCABULARY)))
+    found = written(model, task, leaves, VOCABULARY, [], SpecialIds(pad_id=0, unk_id=1, cls_id=2, sep_id=3, mask_id=4))
+    (tmp_path / found.config_file).write_text(json.dumps(found.config))
+    tensors.write(tmp_path / found.weights_file, found.tensors)
+    given = inputs("llama")
+    is_token = np.arange(given["tokens"].shape[1]) < given["length"][:, None]
+    np.testing.assert_allclose(_theirs(tmp_path, given["tokens"])[is_token], Case.read(name).expected["logits"][is_token], atol=1e-5)
+    again = Checkpoint(str(tmp_path)).model
+    assert dataclasses.replace(again, name=model.name) == model
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not SMOLLM2.is_dir(), reason="needs SmolLM2-135M as a folder, in DPX_DATA")
+def test_smollm2_computes_what_transformers_computes():
+    checkpoint = Checkpoint(str(SMOLLM2))
+    model = checkpoint.model
+    assert model.vocabulary_size is not None
+    params = nested(checkpoint.leaves(checkpoint.select(CausalLanguageModel().parameter_shapes(model, model.vocabulary_size))))
+    tokens = np.random.default_rng(0).integers(5, model.vocabulary_size, (2, 64)).astype(np.int32)
+    module = DecoderForCausalLM(model, model.vocabulary_size)
+    with jax.default_matmul_precision("highest"):
+        found = jax.jit(lambda params: module.apply({"params": params}, jnp.asarray(tokens), jnp.array([64, 64]), None, ops.decode))(params)
+    expected = _theirs(SMOLLM2, tokens)
+    np.testing.assert_allclose(found, expected, atol=1e-4 * np.abs(expected).max())

@@ -175,7 +175,7 @@ def test_names_of_the_first_years(folder: Path):
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"model_type": "t5"}, "has model_type 't5', which dpx cannot read. Use one of bert, distilbert, gpt2, roberta"),
+        ({"model_type": "t5"}, "has model_type 't5', which dpx cannot read. Use one of bert, distilbert, gemma2, gemma3_text, gpt2, "),
         ({"hidden_act": "relu"}, "has the activation hidden_act=relu"),
         ({"position_embedding_type": "relative_key"}, "has position_embedding_type=relative_key, but dpx supports only absolute"),
         ({"hidden_size": None}, "does not set hidden_size"),
@@ -226,3 +226,61 @@ def test_a_model_from_config_json_is_written_out(folder: Path):
     assert config.build(cfg)[0].model.name == "bert_2x16"
     with pytest.raises(ConfigError, match="no such folder"):
         config.build(recipes.compose(["init=hf", "init.path=./nowhere", "model=hf"]))
+
+
+def rotary(name: str, **changes) -> str:
+    with pytest.raises(ConfigError) as found:
+        model_of(Case.read(name).config | changes, "config.json")
+    assert "\n" not in str(found.value)
+    return str(found.value)
+
+
+@pytest.mark.parametrize(
+    ("name", "changes", "words"),
+    [
+        ("llama_lm_a", {"rope_parameters": {"rope_type": "yarn", "factor": 4.0}}, "scales rotary positions by rope_type='yarn'"),
+        ("llama_lm_a", {"rope_parameters": {"rope_type": "dynamic", "factor": 2.0}}, "rope_type='dynamic'"),
+        ("llama_lm_a", {"rope_parameters": {"rope_type": "llama3", "factor": 2.0}}, "does not set low_freq_factor of rope_scaling"),
+        ("llama_lm_a", {"rope_parameters": {"partial_rotary_factor": 0.5}}, "has partial_rotary_factor=0.5"),
+        ("llama_lm_a", {"mlp_bias": True}, "has mlp_bias=True"),
+        ("llama_lm_a", {"hidden_act": "gelu"}, "has hidden_act=gelu"),
+        ("llama_lm_a", {"quantization_config": {"bits": 4}}, "has a quantization_config"),
+        ("llama_lm_a", {"model_type": "gemma3n"}, "has model_type 'gemma3n', which dpx cannot read. Use one of bert, "),
+        ("qwen2_lm_a", {"use_sliding_window": True}, "has use_sliding_window=True"),
+        ("gemma3_text_lm_a", {"use_bidirectional_attention": True}, "has use_bidirectional_attention=True"),
+        ("gemma2_lm_b", {"layer_types": ["full_attention", "sliding_attention", "sliding_attention"]}, "at regular distances"),
+        ("gemma2_lm_b", {"layer_types": ["full_attention"]}, "which is not a kind for each of its 3 layers"),
+    ],
+)
+def test_what_a_decoders_config_asks_for_and_is_not_computed(name, changes, words):
+    assert words in rotary(name, **changes)
+
+
+def test_a_config_that_contradicts_its_tensors(tmp_path: Path):
+    folder = Case.read("qwen3_lm_a").write(tmp_path)
+    known = json.loads((folder / "config.json").read_text())
+    for changes, words in (
+        (
+            {"num_key_value_heads": 2},
+            "has model.layers.0.self_attn.k_proj.weight of shape (2, 16, 6), not (2, 16, 12), for layers/key",
+        ),
+        ({"num_hidden_layers": 1, "layer_types": None}, "contains model.layers.1.input_layernorm.weight"),
+        ({"attention_bias": True}, "lacks model.layers.0.self_attn.o_proj.bias"),
+        ({"model_type": "llama"}, "contains model.layers.0.self_attn.k_norm.weight"),
+        ({"tie_word_embeddings": False}, "lacks lm_head.weight"),
+    ):
+        (folder / "config.json").write_text(json.dumps(known | changes))
+        checkpoint = Checkpoint(str(folder))
+        with pytest.raises(ConfigError) as found:
+            checkpoint.select(checkpoint.model.parameter_shapes(cases.VOCABULARY))
+        assert words in str(found.value), str(found.value)
+
+
+@pytest.mark.parametrize(
+    "name", [name for name in cases.names() if name.split("_")[0] in ("llama", "mistral", "qwen2", "qwen3", "vaultgemma")]
+)
+def test_a_decoders_config_is_written_as_it_was_read(name):
+    given = Case.read(name).config
+    model = model_of(given, "config.json")
+    written = given | {"rope_parameters": None, "layer_types": None} | model.to_config()  # type: ignore[union-attr]
+    assert model_of(written, "config.json") == model

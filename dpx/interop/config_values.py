@@ -1,0 +1,39 @@
+"""Reads values of a checkpoint's `config.json`. Each problem is one line that names the file, the key and the value."""
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+from dpx.declaration import require
+
+Config = Mapping[str, Any]
+_FIX = "Correct the value, or copy the file again"
+
+
+def whole(config: Config, key: str, where: str, usual: int | None = None, least: int = 1) -> int:
+    """Returns a size. Raises `KeyError` if it is missing and has no `usual` value, `ConfigError` if it is not a whole number or below
+    `least`."""
+    value = config[key] if usual is None else config.get(key, usual)
+    is_whole = isinstance(value, int) and not isinstance(value, bool) and value >= least
+    require(is_whole, where, f"has {key}={value!r}, which is not a whole number of {least} or more", _FIX)
+    return value
+
+
+def number(config: Config, key: str, where: str, usual: float) -> float:
+    value = config.get(key, usual)
+    is_number = isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value < math.inf
+    require(is_number, where, f"has {key}={value!r}, which is not a number of 0 or more", _FIX)
+    return float(value)
+
+
+def flag(config: Config, key: str, where: str, usual: bool) -> bool:
+    value = config.get(key, usual)
+    require(isinstance(value, bool), where, f"has {key}={value!r}, which is neither true nor false", _FIX)
+    return value
+
+
+def require_values(config: Config, where: str, **expected: Any) -> None:
+    """Raises `ConfigError` for a key that asks for another value than the only one that dpx computes; a missing key asks for nothing."""
+    for key, value in expected.items():
+        reason = f"has {key}={config.get(key)}, but dpx supports only {value}"
+        require(config.get(key, value) in (value, None), where, reason, "Use another checkpoint")

@@ -1,0 +1,159 @@
+"""Declares what causal decoders with rotary positions share, and computes their parameters, FLOPs and memory by arithmetic. No jax.
+
+`llama.py`, `qwen.py` and `gemma.py` hold what differs between the families; `rotary_layers.py` computes all of them.
+
+Shape legend: T tokens, V vocabulary, K classes; H width, F feed-forward, L layers, N query heads, G key-value heads, D numbers of a head.
+"""
+
+from typing import ClassVar, Literal
+
+from dpx.declaration import declaration, require
+from dpx.models.protocol import Shapes, count
+
+
+@declaration
+class RotaryDecoder:
+    """A causal decoder with RMSNorm before each half, rotary positions, grouped-query attention and a gated feed-forward.
+
+    `key_value_heads` are shared by `heads`: one is multi-query attention. A head has `head_dim` numbers, whatever the width. Positions turn
+    pairs of numbers at rates `rotary_base`^(-2d/D), which `rotary_scaling` changes: `"linear"` divides all of them by `rotary_factor`;
+    `"llama3"` divides those whose wave is longer than `rotary_original_positions / rotary_low_frequency`, keeps those whose wave is
+    shorter than `rotary_original_positions / rotary_high_frequency`, and passes smoothly between (Llama Team 2024). `tied`: the head is
+    the word table. `vocabulary_size=None` takes the data's. `scan=False`: layers are unrolled in the compiled program, not in a loop.
+
+    A family gives the class variables other values, or declares them as fields.
+    """
+
+    causal: ClassVar[bool] = True
+    segments: ClassVar[int] = 0
+    position_offset: ClassVar[int] = 0
+    dropout: ClassVar[float] = 0.0
+    activation: ClassVar[Literal["silu", "gelu_tanh"]] = "silu"
+    # Added to the scale of a norm: 1 where a checkpoint stores the scale less one.
+    norm_offset: ClassVar[float] = 0.0
+    # RMSNorm of each head's query and key; RMSNorm of what each half adds.
+    has_head_norms: ClassVar[bool] = False
+    has_post_norms: ClassVar[bool] = False
+    # Which maps of the attention have a bias.
+    attention_biases: ClassVar[Literal["none", "query_key_value", "all"]] = "none"
+    # A cap c takes x to c tanh(x / c): of the attention's scores, and of the logits.
+    attention_cap: ClassVar[float | None] = None
+    logit_cap: ClassVar[float | None] = None
+    # A token sees the last `window` tokens, itself included, except in each `full_every`-th layer, which has no window.
+    window: ClassVar[int | None] = None
+    full_every: ClassVar[int] = 1
+    # The base of the layers that have a window, without scaling; None: that of all.
+    window_rotary_base: ClassVar[float | None] = None
+
+    name: str
+    layers: int
+    width: int
+    heads: int
+    key_value_heads: int
+    head_dim: int
+    feed_forward: int
+    positions: int = 1024
+    vocabulary_size: int | None = None
+    dtype: Literal["float32", "bfloat16"] = "float32"
+    rms_norm_eps: float = 1.0e-6
+    rotary_base: float = 10_000.0
+    rotary_scaling: Literal["none", "linear", "llama3"] = "none"
+    rotary_factor: float = 1.0
+    rotary_low_frequency: float = 1.0
+    rotary_high_frequency: float = 4.0
+    rotary_original_positions: int = 8192
+    initialiser_range: float = 0.02
+    tied: bool = True
+    scan: bool = True
+
+    def __post_init__(self) -> None:
+        sizes = (self.layers, self.width, self.heads, self.key_value_heads, self.head_dim, self.feed_forward, self.positions)
+        require(
+            min(sizes) > 0, f"model={self.name}", "sizes must be positive", "Check layers, width, heads, head_dim, feed_forward, positions"
+        )
+        require(
+            self.heads % self.key_value_heads == 0,
+            f"model.key_value_heads={self.key_value_heads}",
+            f"does not divide {self.heads} heads",
+            "Use 1, or a divisor of model.heads",
+        )
+        require(
+            self.head_dim % 2 == 0,
+            f"model.head_dim={self.head_dim}",
+            "rotary positions rotate pairs of numbers, so the size must be even",
+            "Use an even number",
+        )
+        require(self.rotary_base > 0, f"model.rotary_base={self.rotary_base}", "is not positive", "Use 10000, or the checkpoint's")
+        require(self.rotary_factor >= 1, f"model.rotary_factor={self.rotary_factor}", "is below 1", "Use 1 or more")
+        require(
+            0 < self.rotary_low_frequency < self.rotary_high_frequency,
+            f"model.rotary_low_frequency={self.rotary_low_frequency}",
+            f"is not between 0 and model.rotary_high_frequency={self.rotary_high_frequency}",
+            "Use 1 and 4, or the checkpoint's",
+        )
+        require(
+            self.window is None or self.window > 0, f"model.window={self.window}", "is not a number of tokens", "Use 1 or more, or null"
+        )
+        require(self.full_every > 0, f"model.full_every={self.full_every}", "is not a number of layers", "Use 1 or more")
+
+    @property
+    def query_scale(self) -> float:
+        """Returns the factor of the scores."""
+        return self.head_dim**-0.5
+
+    @property
+    def embedding_factor(self) -> float:
+        """Returns the factor of a row of the word table that is looked up; as a head the table has none."""
+        return 1.0
+
+    def parameter_shapes(self, vocabulary_size: int, *, next_sentence: bool = False, outputs: int = 0) -> Shapes:
+        """Returns every parameter's path and shape: with the next-token head, or a classifier of `outputs` values without bias."""
+        require(not next_sentence, f"model={self.name}", "has no next-sentence classifier", "Use task=causal_lm")
+        H, F, D, of_queries, of_keys = self.width, self.feed_forward, self.head_dim, *self._attention_widths
+        outputs_of = {"query": of_queries, "key": of_keys, "value": of_keys}
+        layer: Shapes = {"attention_norm/scale": (H,), "feed_forward_norm/scale": (H,)}
+        layer |= {f"{name}/kernel": (H, width) for name, width in outputs_of.items()} | {"attention_out/kernel": (of_queries, H)}
+        layer |= {"gate/kernel": (H, F), "up/kernel": (H, F), "down/kernel": (F, H)}
+        if self.attention_biases != "none":
+            layer |= {f"{name}/bias": (width,) for name, width in outputs_of.items()}
+        if self.attention_biases == "all":
+            layer["attention_out/bias"] = (H,)
+        if self.has_head_norms:
+            layer |= {"query_norm/scale": (D,), "key_norm/scale": (D,)}
+        if self.has_post_norms:
+            layer |= {"attention_post_norm/scale": (H,), "feed_forward_post_norm/scale": (H,)}
+        shapes: Shapes = {"embeddings/word": (vocabulary_size, H), "final_norm/scale": (H,)}
+        shapes |= {f"layers/{path}": (self.layers, *shape) for path, shape in layer.items()}
+        if outputs:
+            return shapes | {"classifier/kernel": (H, outputs)}
+        return shapes if self.tied else shapes | {"decoder": (vocabulary_size, H)}
+
+    def parameters(self, vocabulary_size: int, *, outputs: int = 0) -> int:
+        """Returns the exact number of parameters."""
+        return count(self.parameter_shapes(vocabulary_size, outputs=outputs))
+
+    @property
+    def _attention_widths(self) -> tuple[int, int]:
+        """Returns the outputs of the queries' map, and of the keys' or the values'."""
+        return self.heads * self.head_dim, self.key_value_heads * self.head_dim
+
+    def forward_flops(self, vocabulary_size: int, sequence_length: int, outputs: int) -> int:
+        """Returns the FLOPs of the matrix products of one example's forward pass; masked scores count, because they are computed."""
+        T, H, (of_queries, of_keys) = sequence_length, self.width, self._attention_widths
+        linear = 2 * T * H * (2 * of_queries + 2 * of_keys + 3 * self.feed_forward)
+        attention = 2 * 2 * T * T * of_queries
+        head = 2 * H * outputs if outputs else 2 * T * H * vocabulary_size
+        return self.layers * (linear + attention) + head
+
+    def activations(self, vocabulary_size: int, sequence_length: int, layers: int, *, kernels: bool) -> int:
+        """Returns how many numbers one example keeps for the backward pass through the top `layers` layers.
+
+        They are what autodiff saves of the layers, the cotangents of trained `kernels`, and the logits (of a vocabulary of 0 words: none).
+        """
+        T, H, F, (of_queries, of_keys) = sequence_length, self.width, self.feed_forward, self._attention_widths
+        # Four of the width to a half (one before and three within its norm), eight of the activation and the gate, sines and cosines.
+        saved = 8 * H + 2 * of_queries + 2 * of_keys + 4 * self.head_dim + 8 * F
+        cotangents = 2 * H + of_queries + 2 * of_keys + 2 * F if kernels else 0
+        # Of scores three numbers, and the quarter of one that says which are masked.
+        scores = 13 * self.heads * T * T // 4
+        return layers * (T * (saved + cotangents) + scores) + T * (3 * H + 2 * vocabulary_size)

@@ -1,0 +1,115 @@
+"""The arithmetic of decoders with rotary positions against traced programs, how they start, and what is refused."""
+
+import dataclasses
+import math
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import dpx
+from dpx.claim import outside_code
+from dpx.cost.flops import forward_matmul_flops
+from dpx.cost.memory import Trains, step_memory
+from dpx.cost.traced import matmul_flops, temporary_bytes
+from dpx.declaration import ConfigError
+from dpx.mechanism.clip import flat_weights
+from dpx.models.gemma import Gemma
+from dpx.models.llama import Llama
+from dpx.models.lora import add_adapters
+from dpx.models.rotary_layers import rates
+from dpx.parameter_path import path_name
+from dpx.task.declarations import CausalLanguageModel, MaskedLanguageModel
+from dpx.task.objective import objective
+from tests.clipping.batches import SPECIAL
+from tests.clipping.families import ROTARY, subject
+
+SMALL = Llama(name="test", layers=2, width=16, heads=4, key_value_heads=1, head_dim=6, feed_forward=20, positions=32)
+WORDS, CAUSAL = 50, CausalLanguageModel()
+KEY = jax.ShapeDtypeStruct((2,), jnp.uint32)
+
+
+def _batch(of, examples: int, length: int):
+    scalar, ids = jax.ShapeDtypeStruct((examples,), jnp.int32), jax.ShapeDtypeStruct((examples, length), jnp.int32)
+    return jax.eval_shape(of.batch, KEY, dict.fromkeys(("length", "segment_start", "record", "label"), scalar) | {"tokens": ids})
+
+
+@pytest.mark.parametrize("family", [name for name in ROTARY if "choices" not in name])
+def test_shapes_and_products_are_those_of_the_program(family):
+    of = subject(family)
+    params = jax.eval_shape(of.init, KEY)
+    found = {path_name(path): leaf.shape for path, leaf in jax.tree_util.tree_leaves_with_path(params)}
+    assert found == of.task.parameter_shapes(of.model, of.vocabulary_size)
+    products = matmul_flops(lambda params, batch: of.losses(params, batch)[0], params, _batch(of, 1, 12))
+    outputs = of.task.pooled_outputs
+    assert products == forward_matmul_flops(of.model, of.vocabulary_size, 12, 12, pooled_outputs=outputs)
+
+
+def test_it_starts_as_declared():
+    for model, start in ((SMALL, 1), (Gemma(**_fields(SMALL)), 0)):
+        params = objective(model, CAUSAL, 500, SPECIAL).init(jax.random.PRNGKey(0))
+        assert all(np.all(params["layers"][name]["scale"] == start) for name in ("attention_norm", "feed_forward_norm"))
+        # Of a normal cut at two deviations 0.88 of one is left.
+        assert np.std(params["embeddings"]["word"]) == pytest.approx(0.88 * model.initialiser_range, rel=0.03)
+
+
+def _fields(model) -> dict:
+    return {field.name: getattr(model, field.name) for field in dataclasses.fields(model) if field.name not in ("family", "attention_bias")}
+
+
+def test_every_dense_map_takes_an_adapter_and_no_rank_above_a_matrix():
+    params = objective(SMALL, CAUSAL, WORDS, SPECIAL).init(jax.random.PRNGKey(0))
+    added = add_adapters(params, jax.random.key(0), rank=2, alpha=4.0, targets=("*",))["layers"]["lora"]
+    assert set(added) == {"query", "key", "value", "attention_out", "gate", "up", "down"}
+    with pytest.raises(ConfigError, match=r"^rank=7: is not possible for a matrix of shape \(16, 6\)"):
+        add_adapters(params, jax.random.key(0), rank=7, alpha=4.0, targets=("key",))
+    with pytest.raises(ConfigError, match="^gat: does not match any target of adapters. The nearest are gate"):
+        add_adapters(params, jax.random.key(0), rank=2, alpha=4.0, targets=("gat",))
+
+
+def test_long_waves_are_divided_and_short_ones_kept():
+    scaled = dataclasses.replace(SMALL, head_dim=64, rotary_scaling="llama3", rotary_factor=8.0, rotary_original_positions=256)
+    ratio = rates(scaled, 10_000.0, is_scaled=True) / rates(scaled, 10_000.0, is_scaled=False)
+    assert ratio[0] == 1 and ratio[-1] == pytest.approx(1 / 8) and np.all(np.diff(ratio) <= 0) and len(set(ratio)) > 2
+
+
+def test_it_is_dpx_own_code():
+    assert outside_code.packages_of(SMALL) == ()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("method", "least"), [("book_keeping", 0.8), ("traced", 0.9)])
+def test_a_microbatch_takes_at_most_what_is_planned(method, least):
+    model, examples, length, words = dataclasses.replace(SMALL, layers=4, width=64, head_dim=16, feed_forward=160, positions=64), 16, 64, 64
+    of = objective(model, CAUSAL, words, SPECIAL)
+
+    def summed(params, batch):
+        return dpx.clipped_sum(of.losses, params, batch, weights=flat_weights(1.0), checked=False, method=method).total
+
+    parameters = sum(math.prod(shape) for shape in CAUSAL.parameter_shapes(model, words).values())
+    sizes = {"vocabulary_size": words, "sequence_length": length, "masked_positions": length, "microbatch": examples, "shards": 1}
+    expected = step_memory(model, Trains(parameters), method=method, **sizes)
+    found = temporary_bytes(summed, jax.eval_shape(of.init, KEY), _batch(of, examples, length))
+    assert least < found / (expected.microbatch - expected.accumulator) < 1.15
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"layers": 0}, "sizes must be positive"),
+        ({"key_value_heads": 0}, "sizes must be positive"),
+        ({"key_value_heads": 3}, "model.key_value_heads=3: does not divide 4 heads"),
+        ({"head_dim": 5}, "model.head_dim=5"),
+        ({"window": 0}, "model.window=0: is not a number of tokens"),
+        ({"rotary_factor": 0.5}, "model.rotary_factor=0.5: is below 1"),
+    ],
+)
+def test_a_shape_that_cannot_be_built_is_refused(changes, words):
+    with pytest.raises(ConfigError, match=words):
+        dataclasses.replace(SMALL, **changes)
+
+
+def test_a_task_that_it_cannot_be_trained_on_is_refused():
+    with pytest.raises(ConfigError, match="a causal decoder cannot read words after the masked word"):
+        MaskedLanguageModel(next_sentence=False).parameter_shapes(SMALL, WORDS)
