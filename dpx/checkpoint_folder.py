@@ -12,7 +12,7 @@ WEIGHTS, INDEX, CONFIG = "model.safetensors", "model.safetensors.index.json", "c
 _COPY = "Copy the file again"
 _PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl", ".pickle", ".h5", ".msgpack")
 # The files that a model and its tokenizer are read from.
-_DOWNLOADED = ["*.json", "*.txt", "*.safetensors", "README.md"]
+_DOWNLOADED = ["*.json", "*.txt", "*.jinja", "*.safetensors", "README.md"]
 
 
 def folder_of(path: str, key: str = "init.path") -> Path:

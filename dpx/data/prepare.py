@@ -26,7 +26,7 @@ from dpx.data.rows import RowCutter, UnitDocument
 from dpx.data.schema import Schema, as_json
 from dpx.data.sources import open_source
 from dpx.data.store import MANIFEST, VOCABULARY, Manifest, Store, open_store
-from dpx.data.tokenizer import DEFINITION, TextTokenizer, as_lines, fingerprint, of_path, of_vocabulary
+from dpx.data.tokenizer import CHAT_TEMPLATE, DEFINITION, TextTokenizer, as_lines, fingerprint, of_path, of_vocabulary
 from dpx.data.vocabulary import SpecialIds, fit
 from dpx.data.writer import HashedFile, SplitWriter
 from dpx.declaration import ConfigError, require
@@ -98,6 +98,8 @@ class _Preparation:
         files[VOCABULARY] = self._write(VOCABULARY, as_lines(tokenizer.vocabulary))
         if tokenizer.definition is not None:
             files[DEFINITION] = self._write(DEFINITION, tokenizer.definition)
+        if tokenizer.chat_template is not None:
+            files[CHAT_TEMPLATE] = self._write(CHAT_TEMPLATE, tokenizer.chat_template)
         unit_names.write_near_equal(self._folder, self.near_equal)
         self._require_usable(writers)
         data = self._data

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from tokenizers import Tokenizer
+from tokenizers.models import BPE
 from tokenizers.normalizers import BertNormalizer
 
 from dpx.data.vocabulary import SPECIAL_TOKENS, SpecialIds, read, special_ids, tokenizer_of
@@ -14,6 +15,8 @@ from dpx.declaration import ConfigError, require
 from dpx.run_folder import read_json
 
 DEFINITION = "tokenizer.json"
+# How a conversation becomes one text, in the language of Jinja.
+CHAT_TEMPLATE = "chat_template.jinja"
 _TOKENS_FILE = "vocab.txt"
 # The names of the marks if a checkpoint does not give them; GPT-2 has one mark for all.
 _END_OF_TEXT = "<|endoftext|>"
@@ -31,7 +34,7 @@ class TextTokenizer:
     """Converts texts to token ids.
 
     `vocabulary` holds its tokens by id. It also has the ids of the marks, the number of separators between the texts of a pair, and, for a
-    checkpoint's own tokenizer, its `definition`, the text of a `tokenizer.json`.
+    checkpoint's own tokenizer, its `definition`, the text of a `tokenizer.json`, and its `chat_template`, if it has one.
     """
 
     tokenizer: Tokenizer
@@ -39,6 +42,7 @@ class TextTokenizer:
     special: SpecialIds
     separators: int = 1
     definition: str | None = None
+    chat_template: str | None = None
 
 
 def of_vocabulary(vocabulary: list[str]) -> TextTokenizer:
@@ -80,17 +84,20 @@ def as_lines(vocabulary: list[str]) -> str:
     return "\n".join(vocabulary) + "\n"
 
 
-def _of_checkpoint(path: Path) -> tuple[Path, Path, Path] | None:
-    """Returns the definition (or tokens) of a checkpoint's tokenizer and its settings; `None` for a file of tokens or nothing."""
+def _of_checkpoint(path: Path) -> tuple[Path, ...] | None:
+    """Returns the definition (or tokens) of a checkpoint's tokenizer, its settings and its chat template; `None` for a file of tokens or
+    nothing."""
     candidates = [path / DEFINITION, path / _TOKENS_FILE] if path.is_dir() else [path] if path.suffix == ".json" else []
     for file in candidates:
         if file.is_file():
-            return file, file.with_name("tokenizer_config.json"), file.with_name("special_tokens_map.json")
+            names = ("tokenizer_config.json", "special_tokens_map.json", CHAT_TEMPLATE)
+            return file, *(file.with_name(name) for name in names)
     require(not path.is_dir(), path, f"contains neither {DEFINITION} nor {_TOKENS_FILE}", "Name a checkpoint's folder, or a file of tokens")
     return None
 
 
-def _loaded(file: Path, *about: Path) -> TextTokenizer:
+def _loaded(file: Path, *beside: Path) -> TextTokenizer:
+    *about, template = beside
     facts = {key: value for one in about if one.is_file() for key, value in read_json(one, "Copy the file again").items()}
     if file.name == _TOKENS_FILE:
         tokenizer = _of_vocab_txt(file, facts)
@@ -104,7 +111,9 @@ def _loaded(file: Path, *about: Path) -> TextTokenizer:
     by_id = {number: token for token, number in tokenizer.get_vocab(with_added_tokens=True).items()}
     vocabulary = [by_id.get(number, "") for number in range(max(by_id) + 1)]
     special = _special(file, tokenizer, facts)
-    return TextTokenizer(tokenizer, vocabulary, special, separators_of(tokenizer), tokenizer.to_str())
+    own = template.read_text(encoding="utf-8") if template.is_file() else facts.get("chat_template")
+    chat_template = own if isinstance(own, str) else None
+    return TextTokenizer(tokenizer, vocabulary, special, separators_of(tokenizer), tokenizer.to_str(), chat_template)
 
 
 def _of_vocab_txt(file: Path, facts: Mapping[str, Any]) -> Tokenizer:
@@ -122,15 +131,19 @@ def _of_vocab_txt(file: Path, facts: Mapping[str, Any]) -> Tokenizer:
 
 
 def _special(file: Path, tokenizer: Tokenizer, facts: Mapping[str, Any]) -> SpecialIds:
-    by_role = {}
+    by_role: dict[str, int] = {}
     for role, (key, usual) in _ROLES.items():
         named = facts.get(key)
         named = named.get("content") if isinstance(named, dict) else named
         ids = [tokenizer.token_to_id(token) for token in (named, *usual) if isinstance(token, str)]
         ids = [number for number in ids if number is not None]
-        require(bool(ids), file, f"has no {key.replace('_', ' ')}", "Name it in tokenizer_config.json")
-        by_role[role] = ids[0]
-    return SpecialIds(**by_role)
+        if ids:
+            by_role[role] = ids[0]
+    # A decoder's tokenizer need not mark where a text begins, a word that it does not know, or a masked one.
+    needed = ("pad_id", "sep_id") if isinstance(tokenizer.model, BPE) else tuple(_ROLES)
+    missing = [_ROLES[role][0].replace("_", " ") for role in needed if role not in by_role]
+    require(not missing, file, f"has no {', no '.join(missing)}", "Name it in tokenizer_config.json")
+    return SpecialIds(**(dict.fromkeys(_ROLES, by_role["sep_id"]) | by_role))
 
 
 def separators_of(tokenizer: Tokenizer) -> int:

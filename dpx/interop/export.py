@@ -146,6 +146,9 @@ def _write_tokenizer(to: Path, store: Store, special: SpecialIds, segments: int,
         special_tokens=sorted({first, last}),
     )
     own.save(str(to / text_tokenizer.DEFINITION))
+    template = store.folder / text_tokenizer.CHAT_TEMPLATE
+    if template.is_file():
+        shutil.copyfile(template, to / template.name)
     inputs = ["input_ids", "token_type_ids", "attention_mask"] if second else ["input_ids", "attention_mask"]
     settings = marks | {"tokenizer_class": "PreTrainedTokenizerFast", "model_max_length": positions, "model_input_names": inputs}
     (to / "tokenizer_config.json").write_text(json.dumps(settings, indent=2) + "\n")

@@ -19,7 +19,7 @@ from dpx.clipping.ops import normalise_cotangent
 from dpx.models import dropout as drop
 from dpx.models import lora
 from dpx.models.attention import attend, attend_backward
-from dpx.models.shape import Model
+from dpx.models.shape import Bert, Decoder
 
 WEIGHTS = ("qkv", "attention_out", "up", "down")
 # Weights whose cotangent may be written over a dead residual, and that residual. A LayerNorm's normalised input would fit for `down`, but
@@ -30,7 +30,7 @@ OVER = {"qkv": "qkv"}
 class Place(NamedTuple):
     """The position of a layer in a model, and its data about the rows: their lengths, and dropout's keys or None."""
 
-    model: Model
+    model: Bert | Decoder
     layer: Array
     length: Array
     keys_B: Array | None

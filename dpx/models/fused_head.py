@@ -45,8 +45,10 @@ class TokenLoss(Op):
         dtype, at_least_f32 = h_BMH.dtype, jnp.promote_types(h_BMH.dtype, F32)
         h_mH = h_BMH.reshape(-1, h_BMH.shape[-1])
         logits_mV = jnp.einsum("mh,vh->mv", h_mH, leaves["table"].astype(dtype), preferred_element_type=at_least_f32)
-        tanh_mV = None if self.cap is None else jnp.tanh(logits_mV / self.cap)
-        logits_mV = logits_mV if tanh_mV is None else self.cap * tanh_mV
+        tanh_mV = None
+        if self.cap is not None:
+            tanh_mV = jnp.tanh(logits_mV / self.cap)
+            logits_mV = self.cap * tanh_mV
         losses_B, correct_B, e_BMV, scale_BM = cross_entropy(logits_mV, leaves.get("bias"), label_BM, has_label_BM)
         if tanh_mV is not None:
             e_BMV = e_BMV * (1 - jnp.square(tanh_mV)).reshape(e_BMV.shape)

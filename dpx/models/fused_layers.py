@@ -27,13 +27,13 @@ from dpx.clipping.ops import form_of
 from dpx.clipping.probes import Op, ProbeSession, is_probed
 from dpx.models import lora
 from dpx.models.fused_halves import ORDERS, OVER, WEIGHTS, Order, Place, cast, gelu_and_slope, scaled
-from dpx.models.shape import Model
+from dpx.models.shape import Bert, Decoder
 
 # With more layers than this, an unrolled program costs more compile time than its loop costs.
 MOST_IN_LINE = 8
 
 
-def layer_stack(model: Model, layers: Any, x_BTH: Array, session: ProbeSession, first: int = 0) -> "LayerStack":
+def layer_stack(model: Bert | Decoder, layers: Any, x_BTH: Array, session: ProbeSession, first: int = 0) -> "LayerStack":
     """Returns the block for parameters `layers`, wrapped or not.
 
     The form of each weight's norm follows from the shapes and the memory that the session may use. The layers are all of the model's, or as
@@ -87,7 +87,7 @@ class LayerStack(Op):
     """
 
     norm_sees_all = True
-    model: Model
+    model: Bert | Decoder
     forms: tuple[norms.Form, ...]
     is_loop: bool = True
     name: str = "layer_stack"

@@ -54,7 +54,7 @@ class Dense(nn.Module):
 class LayerNorm(nn.Module):
     """LayerNorm over the last axis, with a gain and an offset."""
 
-    model: Model
+    model: Bert | Decoder
 
     @nn.compact
     def __call__(self, x: Array) -> Array:
@@ -69,7 +69,7 @@ class Embeddings(nn.Module):
     It returns the word table as well, which a tied head needs.
     """
 
-    model: Model
+    model: Bert | Decoder
     vocabulary_size: int
 
     @nn.compact
@@ -98,7 +98,7 @@ class Layer(nn.Module):
     of its dense maps, these are added (lora.py).
     """
 
-    model: Model
+    model: Bert | Decoder
 
     @nn.compact
     def __call__(self, x_BTH: Array, layer: Array, length: Array, keys_B: Array | None) -> tuple[Array, None]:

@@ -7,6 +7,7 @@ vocabulary, N: query heads, G: key-value heads, Q: query heads that share one, D
 """
 
 import math
+from typing import Any
 
 import flax.linen as nn
 import jax
@@ -16,8 +17,8 @@ from jaxtyping import Array, Float
 
 from dpx.clipping import ops
 from dpx.clipping.norms import at_least_float32
+from dpx.models import dropout as drop
 from dpx.models.attention import MASKED_SCORE, by_text
-from dpx.models.fused_halves import Place
 from dpx.models.lora import adapted
 from dpx.models.modules import Dense, in_compute_dtype
 from dpx.models.rotary import RotaryDecoder
@@ -60,11 +61,14 @@ class RotaryLayer(nn.Module):
 
     @nn.compact
     def __call__(self, x_BTH: Array, layer: Array, length: Array, keys_B: Array | None) -> tuple[Array, None]:
-        model, place = self.model, Place(self.model, layer, length, keys_B)
+        model = self.model
         lora = self.variables.get("params", {}).get("lora", {})
 
+        def dropped(x: Array, site: int, rate: Any) -> Array:
+            return drop.of_tokens(x, keys_B, layer, site, rate, length)
+
         def projected(x: Array, name: str, features: int, has_bias: bool = False) -> Array:
-            return adapted(Dense(model, features, has_bias, name=name)(x), x, lora, name, place.dropped)
+            return adapted(Dense(model, features, has_bias, name=name)(x), x, lora, name, dropped)
 
         def heads_of(x_BTH: Array, name: str, heads: int, is_normed: bool) -> Array:
             y_BTd = projected(x_BTH, name, heads * model.head_dim, model.attention_biases != "none")

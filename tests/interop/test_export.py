@@ -11,6 +11,8 @@ import numpy as np
 import pytest
 from omegaconf import OmegaConf
 from tokenizers import ByteLevelBPETokenizer, Tokenizer
+from tokenizers.models import BPE
+from tokenizers.pre_tokenizers import WhitespaceSplit
 
 from dpx import config
 from dpx.data import tokenizer as text_tokenizer
@@ -31,7 +33,7 @@ from dpx.training.checkpoint import released
 
 from . import cases
 from .cases import CLASSES, VOCABULARY, Case
-from .conftest import train
+from .conftest import WORDS, train
 
 FLAT: dict[str, Any] = {"name": "m", "layers": 1, "width": 4, "heads": 1, "feed_forward": 4}
 
@@ -227,6 +229,41 @@ def test_a_changed_ledger_or_other_weights_are_not_exported(run: Path, tmp_path:
     with pytest.raises(ConfigError):
         export(copy)
     assert not (copy / "release" / "hf").exists()
+
+
+@pytest.mark.slow
+def test_a_decoder_goes_out_with_its_tokenizer_and_chat_template(place: Path, tmp_path: Path):
+    """Its tokenizer marks where a text begins and ends, and has no mark for an unknown or a masked word."""
+    case = Case.read("qwen3_lm_a")
+    folder, letters = case.write(tmp_path / "decoder"), sorted({letter for word in WORDS for letter in word})
+    own = Tokenizer(BPE({token: number for number, token in enumerate(["<pad>", "<s>", "</s>", *letters])}, []))
+    own.pre_tokenizer = WhitespaceSplit()  # type: ignore[assignment]
+    own.add_special_tokens(["<pad>", "<s>", "</s>"])
+    own.save(str(folder / "tokenizer.json"))
+    marks = {"pad_token": "<pad>", "bos_token": "<s>", "eos_token": "</s>", "cls_token": "<s>", "sep_token": "</s>"}
+    (folder / "tokenizer_config.json").write_text(json.dumps(marks))
+    (folder / "chat_template.jinja").write_text("{% for message in messages %}{{ message.content }}{% endfor %}")
+    overrides = (f"init.path={folder}", "task=causal_lm", "train=lora", "train.rank=2", "train.targets=['*']", "init.provenance=public")
+    run = train(place, "decoder", *overrides)
+    exported = export(run)
+    assert (exported / "chat_template.jinja").read_bytes() == (folder / "chat_template.jinja").read_bytes()
+    again = text_tokenizer.of_path(exported, 64)
+    assert (again.special.pad_id, again.special.cls_id, again.special.sep_id, again.special.mask_id) == (0, 1, 2, 2)
+    experiment, _ = config.build(OmegaConf.load(run / "private" / "config.yaml"))  # type: ignore[arg-type]
+    rows = prepare(experiment.data, experiment.privacy).rows("protected", np.arange(4))
+    first = rows["tokens"][0, : rows["length"][0]].tolist()
+    assert first[0] == 1 and first[-1] == 2
+    checkpoint = Checkpoint(str(exported))
+    leaves = checkpoint.leaves(checkpoint.select(CausalLanguageModel().parameter_shapes(experiment.model, VOCABULARY)))
+    changed = {path for path, leaf in leaves.items() if not np.array_equal(leaf, _read(folder, experiment.model)[path])}
+    assert changed == {f"layers/{name}/kernel" for name in ("query", "key", "value", "attention_out", "gate", "up", "down")}
+    export(run, "job.format=peft", f"job.to={tmp_path}/adapters")
+    assert (tmp_path / "adapters" / "chat_template.jinja").is_file()
+
+
+def _read(folder: Path, model: Any) -> dict[str, np.ndarray]:
+    checkpoint = Checkpoint(str(folder))
+    return checkpoint.leaves(checkpoint.select(CausalLanguageModel().parameter_shapes(model, VOCABULARY)))
 
 
 @pytest.mark.slow

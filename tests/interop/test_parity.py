@@ -20,7 +20,7 @@ from dpx.interop.checkpoint import Checkpoint
 from dpx.interop.families import ROTARY
 from dpx.interop.written import written
 from dpx.models.bert import BertForPreTraining
-from dpx.models.decoder import DecoderForCausalLM
+from dpx.models.decoder import AnyDecoder, DecoderForCausalLM
 from dpx.models.modules import Embeddings, stack
 from dpx.models.rotary_layers import capped
 from dpx.models.shape import Bert, Model
@@ -156,7 +156,7 @@ def test_transformers_computes_the_same_of_a_decoder_that_is_written(name: str, 
 def test_smollm2_computes_what_transformers_computes():
     checkpoint = Checkpoint(str(SMOLLM2))
     model = checkpoint.model
-    assert model.vocabulary_size is not None
+    assert isinstance(model, AnyDecoder) and model.vocabulary_size is not None
     params = nested(checkpoint.leaves(checkpoint.select(CausalLanguageModel().parameter_shapes(model, model.vocabulary_size))))
     tokens = np.random.default_rng(0).integers(5, model.vocabulary_size, (2, 64)).astype(np.int32)
     module = DecoderForCausalLM(model, model.vocabulary_size)

@@ -274,13 +274,3 @@ def test_a_config_that_contradicts_its_tensors(tmp_path: Path):
         with pytest.raises(ConfigError) as found:
             checkpoint.select(checkpoint.model.parameter_shapes(cases.VOCABULARY))
         assert words in str(found.value), str(found.value)
-
-
-@pytest.mark.parametrize(
-    "name", [name for name in cases.names() if name.split("_")[0] in ("llama", "mistral", "qwen2", "qwen3", "vaultgemma")]
-)
-def test_a_decoders_config_is_written_as_it_was_read(name):
-    given = Case.read(name).config
-    model = model_of(given, "config.json")
-    written = given | {"rope_parameters": None, "layer_types": None} | model.to_config()  # type: ignore[union-attr]
-    assert model_of(written, "config.json") == model
