@@ -55,8 +55,10 @@ def unknown(aval: Any) -> Bounds:
 
 def after(eqn: Any, given: list[Bounds | None]) -> Bounds | None:
     """Returns the bounds of an equation's one output, or None if nothing is known of it."""
+    if len(eqn.outvars) != 1:
+        return None
     out = eqn.outvars[0].aval
-    if len(eqn.outvars) != 1 or not _is_whole(getattr(out, "dtype", np.float32)) or out.size > MOST:
+    if not _is_whole(getattr(out, "dtype", np.float32)) or out.size > MOST:
         return None
     name = eqn.primitive.name
     if name == "iota":

@@ -98,18 +98,19 @@ class RotaryLayer(nn.Module):
 def attend(model: RotaryDecoder, q_RSND: Array, k_RUGD: Array, v_RUGD: Array, length_R: Array, layer: Array) -> Float[Array, "R S d"]:
     """Returns the context of every token: of itself and the tokens before it, of those within the window of the layer of this number."""
     R, S, G, D = k_RUGD.shape
-    is_windowed = (layer + 1) % model.full_every != 0
-    rate_D = rates(model, model.rotary_base, is_scaled=True)
-    if model.window is not None and model.window_rotary_base is not None:
-        rate_D = jnp.where(is_windowed, rates(model, model.window_rotary_base, is_scaled=False), rate_D)
+    rate_D, is_windowed = rates(model, model.rotary_base, is_scaled=True), None
+    if model.window is not None:
+        is_windowed = (layer + 1) % model.full_every != 0
+        if model.window_rotary_base is not None:
+            rate_D = jnp.where(is_windowed, rates(model, model.window_rotary_base, is_scaled=False), rate_D)
     q_RSGQD, k_RUGD = turned(q_RSND, rate_D).reshape(R, S, G, -1, D), turned(k_RUGD, rate_D)
     at_least_f32 = jnp.promote_types(q_RSND.dtype, jnp.float32)
     scores_RGQSU = jnp.einsum("rsgqd,rugd->rgqsu", q_RSGQD, k_RUGD, preferred_element_type=at_least_f32) * model.query_scale
     place_S = jnp.arange(S)
     distance_SU = place_S[:, None] - place_S
     is_seen_SU = distance_SU >= 0
-    if model.window is not None:
-        is_seen_SU &= (distance_SU < model.window) | ~is_windowed
+    if is_windowed is not None:
+        is_seen_SU &= (distance_SU < (model.window or S)) | ~is_windowed
     is_seen = is_seen_SU & (place_S < length_R[:, None])[:, None, None, None, :]
     scores_RGQSU = jnp.where(is_seen, capped(scores_RGQSU, model.attention_cap), MASKED_SCORE)
     probs_RGQSU = jax.nn.softmax(scores_RGQSU, axis=-1).astype(v_RUGD.dtype)

@@ -37,7 +37,7 @@ NAMES = cases.names()
 class Encoder(nn.Module):
     """A model without its head."""
 
-    model: Model
+    model: Bert
 
     @nn.compact
     def __call__(self, tokens_BT, segment_BT, length_B):
