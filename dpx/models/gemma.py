@@ -21,6 +21,15 @@ class Gemma(RotaryDecoder):
     (Gemma 3, arXiv 2503.19786), `"vaultgemma"` neither (VaultGemma, arXiv 2510.15001). All but each `full_every`-th layer have a `window`,
     if one is given, and with it their own `window_rotary_base`. `attention_cap` and `logit_cap` take x to c tanh(x / c). Scores are divided
     by the root of `query_scalar`; null: of `head_dim`.
+
+    Attributes:
+        family: Type of the model in transformers, vaultgemma, gemma2 or gemma3_text.
+        query_scalar: Scores are divided by its root; null takes head_dim.
+        attention_cap: Bound that scores approach; null for none.
+        logit_cap: Bound that logits approach; null for none.
+        window: Number of tokens that a token sees, itself included, in layers with a window; null for all before it.
+        full_every: Each layer whose number divides by it has no window.
+        window_rotary_base: Base of the rotary positions' rates in layers with a window; null takes rotary_base.
     """
 
     CLASSES: ClassVar[dict[str, str]] = {"vaultgemma": "VaultGemma", "gemma2": "Gemma2", "gemma3_text": "Gemma3"}

@@ -15,6 +15,11 @@ class Llama(RotaryDecoder):
 
     `family` is its type in `transformers`; Mistral (Jiang et al. 2023, arXiv 2310.06825) is such a decoder, of which every layer may have a
     `window`.
+
+    Attributes:
+        family: Type of the model in transformers, llama or mistral.
+        attention_bias: Whether the four maps of the attention have a bias.
+        window: Number of tokens that a token sees, itself included; null for all before it.
     """
 
     CLASSES: ClassVar[dict[str, str]] = {"llama": "Llama", "mistral": "Mistral"}

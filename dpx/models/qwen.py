@@ -12,13 +12,17 @@ from dpx.models.rotary import RotaryDecoder
 @declaration
 class Qwen(RotaryDecoder):
     """A decoder with a SiLU gate: with biases of query, key and value (Qwen 2: Yang et al. 2024, arXiv 2407.10671), or with a norm of each
-    head's query and key (Qwen 3: Yang et al. 2025, arXiv 2505.09388)."""
+    head's query and key (Qwen 3: Yang et al. 2025, arXiv 2505.09388).
+
+    Attributes:
+        family: Type of the model in transformers, qwen2 or qwen3.
+        attention_bias: Whether the four maps of Qwen 3's attention have a bias; Qwen 2 always has it on three.
+    """
 
     CLASSES: ClassVar[dict[str, str]] = {"qwen2": "Qwen2", "qwen3": "Qwen3"}
     LAYOUT: ClassVar[Layout] = layout(attention_norm="input_layernorm", feed_forward_norm="post_attention_layernorm")
 
     family: Literal["qwen2", "qwen3"]
-    # Of Qwen 3, on all four maps of the attention; Qwen 2 has it on three of them.
     attention_bias: bool = False
 
     @property

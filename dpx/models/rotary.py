@@ -22,6 +22,28 @@ class RotaryDecoder:
     the word table. `vocabulary_size=None` takes the data's. `scan=False`: layers are unrolled in the compiled program, not in a loop.
 
     A family gives the class variables other values, or declares them as fields.
+
+    Attributes:
+        name: Name of the model in statements and reports.
+        layers: Number of layers.
+        width: Length of a token's vector.
+        heads: Attention heads of a layer.
+        key_value_heads: Heads of keys and values, which the query heads share.
+        head_dim: Numbers of a head, whatever the width.
+        feed_forward: Width of the feed-forward part.
+        positions: The longest sequence.
+        vocabulary_size: Rows of the word table; null takes the data's.
+        dtype: Compute type; parameters, sums, norms and noise are always float32.
+        rms_norm_eps: Constant in RMSNorm's divisor.
+        rotary_base: Base of the rotary positions' rates.
+        rotary_scaling: How these rates are scaled for longer texts; none, linear or llama3.
+        rotary_factor: Divisor of the scaled rates.
+        rotary_low_frequency: Waves in the original context up to which a rate is divided by the whole factor (llama3).
+        rotary_high_frequency: Waves in the original context from which on a rate is kept (llama3).
+        rotary_original_positions: Length of the original context (llama3).
+        initialiser_range: Standard deviation of the initial weights.
+        tied: Whether the head is the word table.
+        scan: Whether the layers run in a compiled loop, which compiles faster than the same layers in line.
     """
 
     causal: ClassVar[bool] = True
