@@ -124,7 +124,7 @@ def _of_vocabulary(chain: Chain, own: StageCharge, charges: Sequence[StageCharge
     if source is None or chain.are_disjoint(own.stage, source.stage) or source.data.vocabulary.path is not None:
         return
     split = source.data.vocabulary.fit_on
-    names = ("source", "split_salt", "public_fraction", "heldout_fraction")
+    names = ("source", "split_salt", "public_fraction", "heldout_fraction", "heldout_by")
     is_split_alike = (
         all(getattr(source.data, name) == getattr(own.data, name) for name in names) and own.privacy.unit == source.privacy.unit
     )

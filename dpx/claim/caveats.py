@@ -149,6 +149,9 @@ def _of_public_facts(experiment: Experiment, manifest: Any, size: int) -> list[s
     premises = [sources[vocabulary_source(experiment.data.vocabulary, manifest)], size_known[privacy.adjacency]]
     if experiment.data.labels and not experiment.data.learns_labels:
         premises.append(f"the list of {len(experiment.data.labels)} labels was declared without looking at the protected rows")
+    if experiment.data.heldout_by == "first":
+        share = f"the first {experiment.data.heldout_fraction:g} of the documents, in the order of the files, are held out"
+        premises.append(f"{share} (data.heldout_by=first); their order and their number are public")
     premises.append("every choice made in this config was made without looking at the protected text")
     premises.append("the root secret stays in private/ and is not given away with the model")
     return premises

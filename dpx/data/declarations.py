@@ -187,8 +187,9 @@ Source = Embedded | TextFiles | Table | Synthetic | SyntheticLabels | Hub | Rand
 class Data:
     """Declares a corpus, its vocabulary, its splits and the form of its rows.
 
-    Documents are divided into public, held-out and protected splits by a hash of the unit id. A table's test set is a separate split, or is
-    the held-out split (`Table.select`).
+    Documents are divided into public, held-out and protected splits by a hash of the unit id. With `heldout_by=first` the held-out ones are
+    instead the first documents in the order of the files, duplicates counted; a later document that repeats one of them is left out, and
+    `public_fraction` is a share of the others. A table's test set is a separate split, or is the held-out split (`Table.select`).
 
     Attributes:
         name: Name of the data in statements and reports.
@@ -200,6 +201,7 @@ class Data:
         cuts: Rows of each protected document, each from a random sentence on; null cuts the whole text once.
         public_fraction: Share of the units that are public; vocabularies are fitted on them.
         heldout_fraction: Share of the units that are held out for evaluation.
+        heldout_by: How the held-out units are chosen: by the hash, or as the first in the order of the files.
         split_salt: Text that is hashed with the unit id; another one gives other splits.
         declared_size: Public number of rows, or of units under privacy.unit_mode=sample_units; required under add_remove, and for plans
             before the data is prepared.
@@ -215,6 +217,7 @@ class Data:
     cuts: int | None = None
     public_fraction: float = 0.05
     heldout_fraction: float = 0.05
+    heldout_by: Literal["hash", "first"] = "hash"
     split_salt: str = "dpx"
     declared_size: int | None = None
     directory: str = "outputs/data"
@@ -231,6 +234,12 @@ class Data:
             f"data.public_fraction={self.public_fraction}, heldout_fraction={self.heldout_fraction}",
             "the splits leave nothing to train on",
             "Keep their sum below 1, public_fraction at 0 or above, and heldout_fraction above 0",
+        )
+        require(
+            self.heldout_by == "hash" or not (isinstance(self.source, Table) or self.labels or self.names_units),
+            f"data.heldout_by={self.heldout_by} with data={self.name}",
+            "a unit may have several documents in the files, and one unit cannot be both held out and trained on",
+            "Use data.heldout_by=hash, or running text without data.source.unit_field",
         )
         require(
             0 <= self.short_sequence_rate <= 1,
@@ -301,6 +310,12 @@ class Data:
             f"privacy.unit=author with data={self.name}",
             "the source does not say who wrote a document",
             "Name the field with data.source.unit_field=<column>, or use privacy.unit=document",
+        )
+        require(
+            self.heldout_by == "hash" or privacy.adjacency != "add_remove",
+            f"data.heldout_by={self.heldout_by}, privacy.adjacency=add_remove",
+            "without one document, the border between held-out and protected documents would move past another one",
+            "Use data.heldout_by=hash, or privacy.adjacency=zero_out",
         )
 
     @property

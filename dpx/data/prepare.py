@@ -81,6 +81,7 @@ class _Preparation:
         self._data, self._privacy, self._source, self._folder = data, privacy, source, folder
         self._progress = progress or (lambda name, done: None)
         self._keyed = KeyedHash(data.split_salt)
+        self._first_heldout = self._count_heldout()
         self._read, self._is_read_whole = 0, False  # documents in the current pass, and whether the pass reached the end
         self.near_equal: list[list[tuple[str, str]]] = []  # (split, name of a unit) in groups
 
@@ -134,7 +135,7 @@ class _Preparation:
             if document.unit_id is not None:
                 where, fix = f" in document {number}", "Give every document a name of its unit, or give none of them a name"
                 unit_names.require_name(f"data={self._data.name}", unit_id, where, fix)
-            split = self._split(unit_id, document)
+            split = self._split(unit_id, document, number)
             if document.unit_id is None and not _is_test(document):
                 if int(content, 16) in seen:
                     continue
@@ -142,8 +143,19 @@ class _Preparation:
             yield split, UnitDocument(unit_id, content, document)
         self._is_read_whole = True
 
-    def _split(self, unit_id: str, document: Document | Example) -> Split:
+    def _count_heldout(self) -> int:
+        """Returns how many documents at the beginning are held out, for which the source is read once more; 0 with a hash."""
+        if self._data.heldout_by == "hash":
+            return 0
+        return int(self._data.heldout_fraction * sum(1 for _ in self._source.documents()))
+
+    def _split(self, unit_id: str, document: Document | Example, number: int) -> Split:
+        """Returns the split of a document, the `number`-th of the source, from 1."""
         data = self._data
+        if data.heldout_by == "first":
+            if number <= self._first_heldout:
+                return "heldout"
+            return self._keyed.split(unit_id, public_fraction=data.public_fraction, heldout_fraction=0.0)
         if _is_test(document):
             assert data.test_split is not None
             return data.test_split
@@ -236,8 +248,10 @@ def _settings(data: Data, privacy: Privacy, source: Source) -> dict[str, Any]:
     for name in ("paths", "test_paths", "split", "test_split", "subset", "unit_note", "known_as"):
         declared["source"].pop(name, None)
     declared["vocabulary"].pop("path")
-    if data.cuts is None:
-        declared.pop("cuts")
+    # Stores from before these keys keep their names.
+    for name, usual in (("cuts", None), ("heldout_by", "hash")):
+        if declared[name] == usual:
+            declared.pop(name)
     vocabulary = _place_of(data.vocabulary.path) if data.vocabulary.path else None
     return {
         "data": json.loads(json.dumps(declared, default=list)),

@@ -75,7 +75,7 @@ def learnt_from_protected(origin: Origin, own: UnitFacts, store: Store | None) -
 
 
 def _split_alike(one: UnitFacts, other: UnitFacts) -> bool:
-    names = ("unit", "split_salt", "public_fraction", "heldout_fraction", "test_split")
+    names = ("unit", "split_salt", "public_fraction", "heldout_fraction", "heldout_by", "test_split")
     alike = all(getattr(one, name) == getattr(other, name) for name in names)
     return alike and one.definition.get("documents") == other.definition.get("documents")
 

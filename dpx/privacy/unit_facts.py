@@ -14,7 +14,7 @@ from dpx.privacy.declarations import Privacy
 from dpx.records import described, record
 
 _OF_PRIVACY = ("unit", "unit_mode", "rows_per_unit_max", "adjacency")
-_OF_SPLITS = ("split_salt", "public_fraction", "heldout_fraction", "test_split")
+_OF_SPLITS = ("split_salt", "public_fraction", "heldout_fraction", "heldout_by", "test_split")
 _VOCABULARY = "data.vocabulary"
 
 
@@ -39,6 +39,10 @@ class UnitFacts:
     split_salt: str = described("Salt of the hash that puts a unit into a split.")
     public_fraction: float = described("Fraction of units in the public split.")
     heldout_fraction: float = described("Fraction of units in the held-out split.")
+    heldout_by: str = described(
+        'How held-out units are picked: by a hash of the unit ("hash"), or the first ones in the order of the files ("first").',
+        default="hash",
+    )
     test_split: str | None = described("Which split a separate test set is; null without one.")
 
     @classmethod

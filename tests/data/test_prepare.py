@@ -14,6 +14,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from dpx.data.declarations import Data, Synthetic, Vocabulary
+from dpx.data.documents import Document
 from dpx.data.keyed import SPLITS
 from dpx.data.prepare import prepare
 from dpx.data.store import Store
@@ -282,3 +283,24 @@ def test_real_articles(tmp_path: Path):
     assert len(rows["tokens"]) > 2000 and rows["length"].mean() > 100
     assert (rows["tokens"] == store.manifest.unk_id).sum() < 0.002 * rows["length"].sum()
     assert store.vocabulary()[store.manifest.most_frequent_public_token_id or 0] in {"the", ",", "."}
+
+
+def test_held_out_documents_are_the_first_ones_where_that_is_declared(tmp_path: Path):
+    corpus = records(40)
+    corpus[30] = {"id": "again", "text": corpus[2]["text"]}
+    vocabulary = Vocabulary(size=128, path=str(write_vocabulary(tmp_path / "words.txt")))
+    stores = {by: prepared(tmp_path, corpus, vocabulary=vocabulary, heldout_by=by, public_fraction=0.0) for by in ("first", "hash")}
+    contents = [Document((*text.split("\n"),)).content() for text in (record["text"] for record in corpus)]
+    held = stores["first"].unit_ids("heldout")
+    # A quarter of 40; the document that repeats a held-out one is not trained on.
+    assert held == contents[:10] and set(stores["first"].unit_ids("protected")) == set(contents[10:]) - {contents[2]}
+    assert stores["hash"].unit_ids("heldout") != held and "heldout_by" not in stores["hash"].manifest.settings["data"]
+    assert stores["first"].manifest.settings["data"]["heldout_by"] == "first"
+
+
+def test_where_the_first_documents_cannot_be_held_out_it_is_refused(tmp_path: Path):
+    with pytest.raises(ConfigError, match="data.heldout_by=first with data=test: a unit may have several documents in the files"):
+        declared(tmp_path, tmp_path / "a.jsonl", unit_field="id", heldout_by="first")
+    data = declared(tmp_path, tmp_path / "a.jsonl", heldout_by="first")
+    with pytest.raises(ConfigError, match="data.heldout_by=first, privacy.adjacency=add_remove: without one document, the border"):
+        prepare(data, Privacy(delta=1e-5, adjacency="add_remove"))

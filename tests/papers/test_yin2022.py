@@ -6,12 +6,16 @@ from typing import Any
 
 import pytest
 
+from dpx.chain.composition import composed
+from dpx.chain.declarations import declared
+from dpx.claim import caveats
 from dpx.config import build, recipes
 from dpx.data.declarations import Data, TextFiles, Vocabulary
 from dpx.data.vocabulary import SPECIAL_TOKENS
 from dpx.declaration import ConfigError
 from dpx.papers.yin2022.corpus import LegalTable1Corpus
 from dpx.papers.yin2022.tokenizer_leak import FITTED, PUBLIC, LegalTokenizerLeak
+from dpx.privacy.unit_facts import UnitFacts
 from tests.report import made
 
 from ..data.corpora import records, write_records
@@ -33,6 +37,25 @@ def test_a_recipe_reads_one_row_of_each_document_and_epoch(name: str, runs: int)
         assert one.steps == 5 * (one.data.declared_size // size) and warmup == max(25, one.steps // 20)
         assert (one.privacy.unit, one.privacy.unit_mode, one.privacy.rows_per_unit_max, one.data.cuts) == ("document", "one_row", 5, 5)
         assert one.data.pairs == "same_document" and one.privacy.delta == pytest.approx(1 / (1.1 * one.data.declared_size), rel=1e-4)
+
+
+@pytest.mark.parametrize("by", ["hash", "first"])
+def test_the_statement_says_which_documents_are_held_out(by: str) -> None:
+    overrides = ["+experiment=legal_nonprivate_full", "mechanism=dp_sgd", f"data.heldout_by={by}"]
+    experiment, _ = build(recipes.compose(overrides))
+    assert UnitFacts.from_data(experiment.data, experiment.privacy).heldout_by == by
+    told = [line for line in caveats.assumptions(experiment, None, 100) if "the first 0.05 of the documents" in line]
+    assert len(told) == (by == "first")
+
+
+def test_fine_tuning_ends_early_as_theirs_and_on_a_laptop_with_its_last_step() -> None:
+    overruling = build(recipes.compose(["+base=legal_task"]))[0]
+    casehold = build(recipes.compose(["+base=legal_task", "data=casehold", "task=multiple_choice", "batch_schedule.size=128"]))[0]
+    found = [(one.schedule.stop_after_evaluations_without_gain, one.schedule.evaluate_every, one.gain_in) for one in (overruling, casehold)]
+    assert found == [(4, 114, "macro_f1"), (2, 298, "macro_f1")]
+    chain = build(recipes.plan_config("laptop/legal_best", recipes.points("laptop/legal_best")[0]))[1].chain
+    stages = composed(declared(chain), "legal", 0, Path("outputs"))
+    assert {run.experiment.schedule.stop_after_evaluations_without_gain for runs in stages.values() for run in runs} == {None}
 
 
 @pytest.mark.parametrize("name", POINTS)
