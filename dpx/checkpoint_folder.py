@@ -1,7 +1,8 @@
 """Reads a checkpoint's folder: its path, its declaration (`config.json`), and the files of its weights. Nothing in it is executed."""
 
 import importlib
-from pathlib import Path
+import re
+from pathlib import Path, PurePath
 from typing import Any
 
 from dpx.declaration import ConfigError, require
@@ -42,6 +43,19 @@ def folder_of(path: str, key: str = "init.path") -> Path:
 def is_hub_id(path: str) -> bool:
     """Returns whether a path that does not exist has the form of a hub id."""
     return path.count("/") <= 1 and not path.startswith((".", "/", "~"))
+
+
+def hub_name(path: str) -> str | None:
+    """Returns the hub id of a checkpoint, also for a copy in the hub's cache; `None` for another folder."""
+    cached = re.search(r"models--([^/]+)", path)
+    if cached is not None:
+        return cached.group(1).replace("--", "/")
+    return path if is_hub_id(path) and not Path(path).exists() else None
+
+
+def called(path: str) -> str:
+    """Returns the hub id of a checkpoint, for a folder only its last name: the folders above it are private to the user."""
+    return hub_name(path) or PurePath(path).name
 
 
 def config_of(folder: Path) -> dict[str, Any]:

@@ -1,12 +1,11 @@
 """Determines the start of a run before any array of the model exists: its parameters and their privacy cost."""
 
 import dataclasses
-import re
 from collections.abc import Iterable, Iterator, Sequence
-from pathlib import Path, PurePath
+from pathlib import Path
 from typing import Any
 
-from dpx.checkpoint_folder import is_hub_id
+from dpx.checkpoint_folder import called
 from dpx.data import tokenizer
 from dpx.data.declarations import Data
 from dpx.data.store import VOCABULARY, Store
@@ -253,25 +252,16 @@ def _of_checkpoint(init: FromCheckpoint, receiver: Receiver, store: Store | None
     _require_trained(selected.made_new, receiver.train)
     if store is not None:
         _require_own_tokenizer(checkpoint, store)
-    name = _called(str(checkpoint.config.get("_name_or_path") or checkpoint.folder.name))
+    name = called(str(checkpoint.config.get("_name_or_path") or checkpoint.folder.name))
     facts = CheckpointFacts(
         loaded=tuple(sorted(selected.parts)),
         made_new=tuple(selected.made_new),
         left_out=tuple(selected.left_out),
         trained_on=tuple(dict.fromkeys([*init.trained_on, *named_by_card(checkpoint.folder)])),
-        names=tuple(sorted({name, _called(init.path)})),
+        names=tuple(sorted({name, called(init.path)})),
     )
     origin = Origin(kind="file", name=name, identity=UNREAD, provenance=init.provenance, checkpoint=facts)
     return related(origin, receiver, store, (), False)
-
-
-def _called(path: str) -> str:
-    """Returns a hub id, also for a copy in the hub's cache; for another folder only its last name.
-
-    The folders above it are private to the user.
-    """
-    cached = re.search(r"models--([^/]+)", path)
-    return cached.group(1).replace("--", "/") if cached else path if is_hub_id(path) and not Path(path).exists() else PurePath(path).name
 
 
 def _require_trained(made_new: Iterable[str], train: Trained) -> None:

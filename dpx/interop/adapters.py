@@ -13,6 +13,7 @@ from typing import Any
 import jax.numpy as jnp
 import numpy as np
 
+from dpx.checkpoint_folder import called
 from dpx.declaration import require
 from dpx.init.declarations import FromCheckpoint, Init
 from dpx.init.weights import Leaves, nested
@@ -34,8 +35,12 @@ _FIX = "Export whole weights: job.format=hf"
 _Adapter = tuple[Target, Mapping[str, np.ndarray]]
 
 
-def adapters(init: Init, train: Trained, model: AnyModel, task: Task, leaves: Leaves, last_mark: int | None = None) -> Written:
+def adapters(
+    init: Init, train: Trained, model: AnyModel, task: Task, leaves: Leaves, last_mark: int | None = None, name: str | None = None
+) -> Written:
     """Returns the adapters among a run's released parameters `leaves`, not merged; `last_mark` is the id of the token that ends a text.
+
+    `name` is the hub id of the base model; by default that of `init.path`, or the last name of its folder.
 
     Raises `ConfigError` for a run without adapters or without a named base model, if that model differs from the one that the run began
     from, and if its class would read another token.
@@ -59,13 +64,14 @@ def adapters(init: Init, train: Trained, model: AnyModel, task: Task, leaves: Le
     _require_ends_are_read(base, family, task, last_mark)
     modules = _modules(layout, nested(leaves)["layers"])
     saved = {_module_of(layout, path) for path in trained}
-    config = _config(train, init.path, task, modules, saved, is_transposed=family == "gpt2")
+    name = name or called(init.path)
+    config = _config(train, name, task, modules, saved, is_transposed=family == "gpt2")
     parts = layout.parts(layout.prefix)
     tensors = {name: values for path in trained for name, values in parts[path].theirs(beside[path]).items()}
     for module, adapters in modules.items():
         tensors |= _tensors(module, adapters)
     named = {_BASE + name: values for name, values in tensors.items()}
-    return Written(family, architecture_of(model, task, family), config, named, CONFIG, WEIGHTS, base=init.path)
+    return Written(family, architecture_of(model, task, family), config, named, CONFIG, WEIGHTS, base=name)
 
 
 def _require_ends_are_read(base: Checkpoint, family: str, task: Task, last_mark: int | None) -> None:

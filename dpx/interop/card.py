@@ -1,28 +1,69 @@
-"""Writes the model card of exported weights: the run's guarantee and its limits, its initial weights, its search, and its settings.
+"""Writes the model card of exported weights: usage, the run's guarantee and its limits, its initial weights, its search, and its settings.
 
-It is made from the run's statement alone: it contains no figure that was measured on protected text.
+It is made from the run's statement and config alone: it contains no figure that was measured on protected text, and no path of a machine.
 """
 
 import json
+import shlex
 from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
 
+import yaml
+
+from dpx.checkpoint_folder import hub_name
 from dpx.claim.document import PlainStatement, RunStatement, Statement, StudyStatement
+from dpx.init.declarations import FromCheckpoint, Init
+from dpx.interop.trained_on import license_named_by_card
+from dpx.places import told
 from dpx.privacy.origins import VERDICTS, in_words
+from dpx.task.declarations import CausalLanguageModel, Classification, MaskedLanguageModel, MultipleChoice, Task
+
+# The hub's names of tasks; the first three are those of a pipeline of transformers too.
+_TAGS: dict[type, str] = {
+    Classification: "text-classification",
+    MaskedLanguageModel: "fill-mask",
+    CausalLanguageModel: "text-generation",
+    MultipleChoice: "multiple-choice",
+}
+_EXAMPLES = {"text-classification": "A text.", "fill-mask": "A [MASK] text.", "text-generation": "A text"}
 
 
-def card(
-    statement: Statement, *, name: str, architecture: str, trained: str, command: str, outputs: int = 0, base: str | None = None
-) -> str:
+@dataclass(frozen=True)
+class Published:
+    """What the user declares for a card: the hub id of the checkpoint that the run started from, and a licence."""
+
+    base: str | None = None
+    license: str | None = None
+
+    def with_defaults(self, init: Init) -> "Published":
+        """Returns it with the hub id in `init.path`, and with the licence that the checkpoint's card names, where none is declared."""
+        if not isinstance(init, FromCheckpoint):
+            return self
+        return Published(self.base or hub_name(init.path), self.license or license_named_by_card(init.path))
+
+
+@dataclass(frozen=True)
+class Model:
+    """The exported model: its class in transformers, its task, what was trained, and for adapters the name of their `base`."""
+
+    name: str
+    architecture: str
+    task: Task
+    trained: str
+    base: str | None
+    published: Published
+
+
+def card(statement: Statement, model: Model, training: str | None, exporting: str) -> str:
     """Returns Markdown, with the front matter that model hubs read.
 
-    For adapters, `base` names the model that they belong to; `outputs` is the number of outputs of their head.
+    `training` and `exporting` are the commands that made the run and this folder.
     """
-    guarantee = statement.guarantee
-    library = ["library_name: transformers"] if base is None else ["library_name: peft", f"base_model: {json.dumps(base)}"]
-    lines = ["---", *library, "tags:", "- differential-privacy", f"- guarantee-{guarantee}", "---", "", f"# {name}", ""]
-    kind = f"A {architecture}" if base is None else f"Adapters of `{base}` as a {architecture}"
-    lines += [f"{kind}, trained with dpx (train={trained}).", "", *(_loading(architecture, outputs, base) if base else [])]
-    lines += ["## Privacy", "", f"guarantee: **{guarantee}**", ""]
+    kind = f"A {model.architecture}" if model.base is None else f"Adapters of `{model.base}` as a {model.architecture}"
+    lines = [*_front_matter(model, statement.guarantee), f"# {model.name}", ""]
+    lines += [f"{kind}, trained with dpx (train={model.trained}).", "", "## Usage", "", "```python", *_usage(model), "```", ""]
+    lines += ["## Privacy", "", f"guarantee: **{statement.guarantee}**", ""]
     lines += _claim(statement)
     lines += _listed("Reasons", statement.reasons)
     begins_from = () if isinstance(statement, StudyStatement) else statement.init.origins
@@ -31,14 +72,61 @@ def card(
     lines += _listed("Not covered", statement.not_covered)
     unsupported = () if isinstance(statement, PlainStatement) else statement.unsupported
     lines += _listed("Not bounds for this run", [f"{one.name} = {one.value}: {one.reason}" for one in unsupported])
-    lines += ["## How it was made", "", "The whole config is `dpx_config.yaml`, the whole statement `privacy.json`. Exported by", ""]
-    return "\n".join([*lines, "```bash", command, "```", ""])
+    lines += ["## How it was made", "", "The whole config is `dpx_config.yaml`, the whole statement `privacy.json`."]
+    lines += ["Paths are shortened to their last names. Trained and exported by", ""]
+    return "\n".join([*lines, "```bash", *([training] if training else []), exporting, "```", ""])
 
 
-def _loading(architecture: str, outputs: int, base: str) -> list[str]:
-    labels = f", num_labels={outputs}" if outputs > 1 else ""
-    loaded = f"PeftModel.from_pretrained({architecture}.from_pretrained({base!r}{labels}), folder)"
-    return ["```python", "from peft import PeftModel", f"from transformers import {architecture}", "", f"model = {loaded}", "```", ""]
+def training_command(private: Path) -> str | None:
+    """Returns the command that started the run, from Hydra's files in its private tree; `None` without them.
+
+    A path of the machine is replaced by its last name, as in the released config.
+    """
+    try:
+        overrides = yaml.safe_load((private / "hydra" / "overrides.yaml").read_text())
+    except (OSError, yaml.YAMLError):
+        return None
+    if not isinstance(overrides, list):
+        return None
+    return shlex.join(["python", "-m", "dpx", *(_told_override(str(one)) for one in overrides)])
+
+
+def _told_override(override: str) -> str:
+    key, is_set, value = override.partition("=")
+    if not is_set:
+        return override
+    inside = value.strip("[]")
+    parts = [str(told(part.strip("'\" "))) if "/" in part or "\\" in part else part for part in inside.split(",")]
+    return f"{key}={value[: len(value) - len(value.lstrip('['))]}{','.join(parts)}{value[len(value.rstrip(']')) :]}"
+
+
+def _front_matter(model: Model, guarantee: str) -> list[str]:
+    """Returns the lines that hubs read; the licence is `unknown` if neither the user nor the checkpoint's card names one."""
+    tag, base = _TAGS.get(type(model.task)), model.published.base
+    return [
+        "---",
+        f"library_name: {'transformers' if model.base is None else 'peft'}",
+        f"license: {json.dumps(model.published.license or 'unknown')}",
+        *([f"base_model: {json.dumps(base)}"] if base else []),
+        *([f"pipeline_tag: {tag}"] if tag else []),
+        *("tags:", "- differential-privacy", f"- guarantee-{guarantee}", "---", ""),
+    ]
+
+
+def _usage(model: Model) -> list[str]:
+    """Returns Python that loads the model, in the folder that holds it."""
+    tag = _TAGS.get(type(model.task), "")
+    outputs = model.task.pooled_outputs
+    if model.base is not None:
+        labels = f", num_labels={outputs}" if outputs > 1 else ""
+        loaded = f'PeftModel.from_pretrained({model.architecture}.from_pretrained("{model.base}"{labels}), ".")'
+        imports = ["from peft import PeftModel", f"from transformers import AutoTokenizer, {model.architecture}"]
+    elif tag in _EXAMPLES:
+        return ["from transformers import pipeline", "", f'print(pipeline("{tag}", model=".")("{_EXAMPLES[tag]}"))']
+    else:
+        loaded = f'{model.architecture}.from_pretrained(".")'
+        imports = [f"from transformers import AutoTokenizer, {model.architecture}"]
+    return [*imports, "", f"model = {loaded}", 'tokenizer = AutoTokenizer.from_pretrained(".")']
 
 
 def _claim(statement: Statement) -> list[str]:

@@ -26,7 +26,7 @@ from dpx.experiment import Experiment
 from dpx.init.weights import PARAMS, Leaves, by_path
 from dpx.interop import tensors
 from dpx.interop.adapters import adapters
-from dpx.interop.card import card
+from dpx.interop.card import Model, Published, card, training_command
 from dpx.interop.written import Written, written
 from dpx.models.decoder import AnyDecoder
 from dpx.models.lora import merge_adapters
@@ -43,8 +43,8 @@ _PADDING = "<|pad|>"
 Format = Literal["hf", "peft"]
 
 
-def export(experiment: Experiment, folder: Path, to: Path, format: Format = "hf") -> Written:
-    """Writes the folder `to`, whole or not at all.
+def export(experiment: Experiment, folder: Path, to: Path, format: Format = "hf", published: Published | None = None) -> Written:
+    """Writes the folder `to`, whole or not at all; `published` is what the model card says of the base model and the licence.
 
     Raises `ConfigError` if it exists, if the run's parts do not agree, and for a model that transformers has no class for; with
     `format="peft"` also for a run without adapters of a checkpoint.
@@ -52,30 +52,29 @@ def export(experiment: Experiment, folder: Path, to: Path, format: Format = "hf"
     require(not to.exists() and not to.is_symlink(), to, "already exists", "Delete it, or name another folder with job.to")
     agreement.check(folder)
     RunFolder(folder).require_no_links()
-    release = folder / "release"
+    release, published = folder / "release", (published or Published()).with_defaults(experiment.init)
     model, task, tree = experiment.model, experiment.task, _released(release / PARAMS)
     store = store_of(experiment.data, experiment.privacy, release / PARAMS)
     special = SpecialIds.from_ids(store.manifest)
     if format == "peft":
-        converted = adapters(experiment.init, experiment.train, model, task, by_path(tree), special.sep_id)
+        converted = adapters(experiment.init, experiment.train, model, task, by_path(tree), special.sep_id, published.base)
     else:
         leaves, special = _with_padding(model, task, by_path(_merged(tree)), store)
         converted = written(model, task, leaves, max(experiment.vocabulary_size, special.pad_id + 1), experiment.data.labels, special)
     assert isinstance(model, Bert | AnyDecoder)
     require((release / STATEMENT).is_file(), release, "contains weights but not their statement", f"Restore its {STATEMENT}")
     statement = read_statement(release / STATEMENT)
+    shown = Model(experiment.name, converted.architecture, task, experiment.train.kind, converted.base, published)
     with _written_whole(to) as unfinished:
         tensors.write(unfinished / converted.weights_file, converted.tensors)
         # A later init=hf is refused by this: these weights have a privacy cost. Adapters alone cannot start a run.
         config = converted.config | ({"dpx": folder.name} if converted.base is None else {})
         (unfinished / converted.config_file).write_text(json.dumps(config, indent=2) + "\n")
-        _write_tokenizer(unfinished, store, special, model.segments, model.positions)
+        _write_tokenizer(unfinished, store, special, model.segments, experiment.data.sequence_length)
         shutil.copyfile(release / STATEMENT, unfinished / STATEMENT)
         shutil.copyfile(release / CONFIG, unfinished / "dpx_config.yaml")
         command = f"python -m dpx job=export job.format={format} run=outputs/{folder.name}"
-        shown = {"architecture": converted.architecture, "trained": experiment.train.kind, "command": command, "base": converted.base}
-        told = card(statement, name=experiment.name, outputs=task.pooled_outputs, **shown)
-        (unfinished / "README.md").write_text(told)
+        (unfinished / "README.md").write_text(card(statement, shown, training_command(folder / "private"), command))
     return converted
 
 
@@ -121,8 +120,8 @@ def _with_padding(model: AnyModel, task: Task, leaves: Leaves, store: Store) -> 
     return leaves | {"embeddings/word": padded_VH}, special
 
 
-def _write_tokenizer(to: Path, store: Store, special: SpecialIds, segments: int, positions: int) -> None:
-    """Writes `tokenizer.json` with the marks of the rows, and the file that says how it is used."""
+def _write_tokenizer(to: Path, store: Store, special: SpecialIds, segments: int, length: int) -> None:
+    """Writes `tokenizer.json` with the marks of the rows, and the file that says how it is used: for texts of the trained `length`."""
     path = store.folder / text_tokenizer.DEFINITION
     vocabulary = store.vocabulary()
     if path.is_file():
@@ -150,5 +149,5 @@ def _write_tokenizer(to: Path, store: Store, special: SpecialIds, segments: int,
     if template.is_file():
         shutil.copyfile(template, to / template.name)
     inputs = ["input_ids", "token_type_ids", "attention_mask"] if second else ["input_ids", "attention_mask"]
-    settings = marks | {"tokenizer_class": "PreTrainedTokenizerFast", "model_max_length": positions, "model_input_names": inputs}
+    settings = marks | {"tokenizer_class": "PreTrainedTokenizerFast", "model_max_length": length, "model_input_names": inputs}
     (to / "tokenizer_config.json").write_text(json.dumps(settings, indent=2) + "\n")

@@ -32,6 +32,18 @@ def named_by_card(folder: Path) -> list[str]:
     return list(dict.fromkeys([*_of_front_matter(text), *_of_sections(text)]))
 
 
+def license_named_by_card(path: str) -> str | None:
+    """Returns the licence in the front matter of the model card of the checkpoint in the folder `path`; `None` if it names none."""
+    card = Path(path) / "README.md"
+    match = _FRONT.match(card.read_text(encoding="utf-8-sig", errors="replace").replace("\r\n", "\n")) if card.is_file() else None
+    try:
+        facts = yaml.safe_load(match.group(1)) if match else None
+    except (yaml.YAMLError, ValueError):
+        return None
+    named = facts.get("license") if isinstance(facts, dict) else None
+    return named if isinstance(named, str) else None
+
+
 def _of_front_matter(text: str) -> list[str]:
     match = _FRONT.match(text)
     if match is None:

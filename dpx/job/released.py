@@ -5,6 +5,7 @@ from typing import Literal
 
 from rich.table import Table
 
+from dpx.checkpoint_folder import is_hub_id
 from dpx.claim.seals import STATEMENT, read_statement
 from dpx.console import Console, answer, wide_console
 from dpx.declaration import declaration, require
@@ -49,17 +50,30 @@ class Export:
     Attributes:
         format: hf: whole weights for transformers, adapters merged; peft: adapters alone, and the head that was trained beside them.
         to: Folder that is written; null means release/<format> of the run.
+        base: Hub id of the checkpoint that the run started from, for the model card; null means that of init.path, if it is one.
+        license: Licence of the exported weights, for the model card; null means the one that the checkpoint's card names.
     """
 
     format: Literal["hf", "peft"] = "hf"
     to: str | None = None
+    base: str | None = None
+    license: str | None = None
+
+    def __post_init__(self) -> None:
+        require(
+            self.base is None or is_hub_id(self.base),
+            f"job.base={self.base}",
+            "is a path, which others cannot load",
+            "Name an id on the hub, such as google-bert/bert-base-uncased",
+        )
 
     def __call__(self, experiment: Experiment, folder: RunFolder) -> None:
         require(folder.has_begun, "run", "this job exports a run, and no run is named", "Add run=<folder>")
+        from dpx.interop.card import Published
         from dpx.interop.export import export
 
         to = Path(self.to).expanduser() if self.to else folder.release / self.format
-        exported = export(experiment, folder.path, to, self.format)
+        exported = export(experiment, folder.path, to, self.format, Published(self.base, self.license))
         kind = f"a {exported.architecture}" if exported.base is None else f"adapters of {exported.base} as a {exported.architecture}"
         wide_console().print(f"{to}: {kind}, {len(exported.tensors)} tensors, with its tokenizer and a model card", highlight=False)
         answer({"folder": str(to), "architecture": exported.architecture, "base": exported.base, "tensors": len(exported.tensors)})

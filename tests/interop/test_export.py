@@ -80,6 +80,23 @@ def test_its_card_is_the_statement_and_no_figure(exported: Path, run: Path):
     assert not any(word in card for word in ("accuracy", "f1", "matthews", str(results["heldout"]["loss"])[:6]))
 
 
+def test_its_card_has_what_a_hub_reads_and_no_path(exported: Path, run: Path, place: Path, tmp_path: Path):
+    hydra = run / "private" / "hydra"
+    hydra.mkdir(exist_ok=True)
+    (hydra / "overrides.yaml").write_text(f"- init.path={place}/model\n- data.source.paths=[{place}/rows.csv]\n- steps=2\n")
+    (place / "model" / "README.md").write_text("---\nlicense: mit\n---\n")
+    export(run, f"job.to={tmp_path}/hub", "job.base=someone/small")
+    card, front = (tmp_path / "hub" / "README.md").read_text(), (exported / "README.md").read_text()
+    assert 'license: "mit"\nbase_model: "someone/small"\npipeline_tag: text-classification' in card
+    assert "python -m dpx init.path=model 'data.source.paths=[rows.csv]' steps=2\n" in card and str(place) not in card
+    assert 'pipeline("text-classification", model=".")' in card
+    assert 'license: "unknown"' in front and "base_model" not in front
+    settings = json.loads((tmp_path / "hub" / "tokenizer_config.json").read_text())
+    assert settings["model_max_length"] == 12
+    with pytest.raises(ConfigError, match="job.base=/models/a: is a path"):
+        export(run, "job.base=/models/a")
+
+
 def test_logits_are_the_runs_with_adapters_merged(exported: Path, run: Path):
     experiment, _ = config.build(OmegaConf.load(run / "private" / "config.yaml"))  # type: ignore[arg-type]
     store = prepare(experiment.data, experiment.privacy)
@@ -133,7 +150,7 @@ def test_adapters_go_out_alone_with_the_name_of_their_base(run: Path, exported: 
         "adapter_model.safetensors",
     }
     declared, card = json.loads((folder / "adapter_config.json").read_text()), (folder / "README.md").read_text()
-    assert declared["base_model_name_or_path"] == str(place / "model") and declared["modules_to_save"] == [
+    assert declared["base_model_name_or_path"] == "model" and declared["modules_to_save"] == [
         "bert.pooler.dense",
         "classifier",
     ]
