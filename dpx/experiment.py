@@ -184,6 +184,17 @@ class Experiment:
             f"model {self.model.name} has a word table of {rows} rows",
             f"Use data.vocabulary.size={rows}",
         )
+        is_cudnn = self.model.attention == "cudnn"
+        for is_met, value, reason, fix in (
+            (self.mesh.platform in ("gpu", "any"), f"mesh={self.mesh.name}", "cuDNN needs a GPU", "Use model.attention=xla"),
+            (
+                self.clipping_method.name != "ghost",
+                "clipping_method=ghost",
+                "ghost clipping repeats the backward pass, and that of cuDNN differs in its last bits from one time to the next",
+                "Use clipping_method=book_keeping",
+            ),
+        ):
+            require(is_met or not is_cudnn, f"model.attention=cudnn, {value}", reason, fix)
 
     def _require_telemetry_fits(self) -> None:
         require(

@@ -252,6 +252,11 @@ def test_no_golden_config_is_left_over() -> None:
             ["data=text", "data.source.paths=a.jsonl", "model=micro", "data.sequence_length=128"],
             "data.sequence_length=128: model micro has 64 positions. Use data.sequence_length=64, or a model with more positions.",
         ),
+        (
+            ["model.attention=cudnn", "+model.dtype=bfloat16", "mesh=cpu8"],
+            "model.attention=cudnn, mesh=cpu8: cuDNN needs a GPU. Use model.attention=xla.",
+        ),
+        (["+model.gradient_checkpointing=true"], "model.gradient_checkpointing: unknown key. Write model.rematerialize=layers."),
         (["~optimizer.eps"], "optimizer.eps: this key has no value. Add optimizer.eps=..."),
         (
             ["noise=noise_batch_ratio", "batch_schedule=linear_7500"],
@@ -366,7 +371,7 @@ def test_all_missing_values_are_listed_at_once() -> None:
         config.build(recipes.compose(["data=text", "steps=???"]))
 
 
-HOW_AND_WHERE = ["mesh=cpu8", "clipping_method.name=vmap", "schedule.evaluate_every=7", "microbatch=4", "job=plan", "list.match=a"]
+HOW_AND_WHERE = ["model.rematerialize=layers", "model.attention=xla", "mesh=cpu8", "clipping_method.name=vmap", "schedule.evaluate_every=7", "microbatch=4", "job=plan", "list.match=a"]
 
 
 @pytest.mark.parametrize("override", HOW_AND_WHERE)

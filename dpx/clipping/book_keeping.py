@@ -14,6 +14,7 @@ from jaxtyping import Array
 
 from dpx.clipping import bounds, forms, groups, joint
 from dpx.clipping.joint import Norms
+from dpx.clipping.norms import as_stored
 from dpx.clipping.passes import by_leaf
 from dpx.clipping.probes import leaf_names
 from dpx.clipping.program import Program, zero_sums
@@ -65,16 +66,8 @@ def recorded(program: Program, cotangent_B: Array, given: Any = None) -> tuple[A
 
     taps = [jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), site.record) for site in program.sites]
     losses_B, backward, counts = jax.vjp(losses, taps, has_aux=True)
-    records = jax.tree.map(_as_stored, backward(cotangent_B.astype(losses_B.dtype))[0])
+    records = jax.tree.map(as_stored, backward(cotangent_B.astype(losses_B.dtype))[0])
     return losses_B, dict(zip(program.sites, records, strict=True)), counts
-
-
-def _as_stored(leaf: Array) -> Array:
-    """Rounds a record to its storage type before a norm is taken.
-
-    Without this, the compiler may take the norm before it rounds, while the sum, which is behind a branch, is of the rounded record.
-    """
-    return jax.lax.optimization_barrier(leaf) if leaf.dtype.itemsize < 4 else leaf
 
 
 def is_finite(records: dict[Site, Any], units: int) -> Array:

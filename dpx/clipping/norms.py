@@ -36,6 +36,14 @@ def at_least_float32(x: Array) -> Array:
     return x.astype(jnp.promote_types(x.dtype, jnp.float32))
 
 
+def as_stored(leaf: Array) -> Array:
+    """Rounds a record to its storage type before a norm is taken.
+
+    Without this, the compiler may take the norm before it rounds, while the sum, which is behind a branch, is of the rounded record.
+    """
+    return jax.lax.optimization_barrier(leaf) if leaf.dtype.itemsize < 4 else leaf
+
+
 def rows(weights_B: Array, x: Array) -> Array:
     """Returns each example's rows multiplied by its weight, in float32 or wider."""
     return at_least_float32(x) * weights_B.reshape((-1,) + (1,) * (x.ndim - 1))

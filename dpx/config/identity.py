@@ -11,6 +11,7 @@ from dpx.config.node import checked_arguments
 from dpx.declaration import ConfigError
 from dpx.experiment import require_name
 from dpx.interop import shape
+from dpx.models.protocol import COMPUTATION
 
 # These keys never change the identity of a run (design: how a config becomes a run).
 _NOT_IN_THE_NAME = (
@@ -77,6 +78,8 @@ def identity(plain: dict[str, Any]) -> dict[str, Any]:
     if isinstance(schedule, dict) and schedule.get("stop_after_evaluations_without_gain") is not None:
         # These evaluations decide which weights the run ends with.
         kept["schedule"] = {key: schedule.get(key) for key in _OF_THE_END}
+    if isinstance(model := kept.get("model"), dict):
+        kept["model"] = {key: value for key, value in model.items() if key not in COMPUTATION}
     return kept
 
 

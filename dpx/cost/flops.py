@@ -38,6 +38,18 @@ def training_matmul_flops(
     return 3 * forward_matmul_flops(model, vocabulary_size, sequence_length, masked_positions, pooled_outputs=pooled_outputs)
 
 
+def recomputed_matmul_flops(model: AnyModel, sequence_length: int) -> int:
+    """Returns the FLOPs of one example that the backward pass of all layers computes again, with `model.rematerialize=layers`.
+
+    A Decoder's `down` adds to the next layer's input, which the backward pass of its own layer does not read.
+    """
+    if isinstance(model, ExampleModel | RotaryDecoder):
+        return model.recomputed_flops(sequence_length)
+    T, H, F = sequence_length, model.width, model.feed_forward
+    of_layer = 2 * T * (4 * H * H + (1 if model.causal else 2) * H * F) + 2 * 2 * T * T * H
+    return model.layers * of_layer if model.rematerialize == "layers" else 0
+
+
 def published_flops(parameters: int, sequence_length: int) -> int:
     """Returns 6 M S, the rule by which Anil et al. 2021 and McKenna et al. 2025 state cost (every parameter in every token's product)."""
     return 6 * parameters * sequence_length

@@ -15,6 +15,10 @@ summed, those of the trained parameters unless a mechanism replaces some, which 
         - l T (2 H + F) [kernels frozen]                         inputs that only their gradients read
         + l T (2 H + F) [kernels trained, book_keeping]          cotangents that cannot overwrite a dead activation
 
+`model.rematerialize=layers` keeps the inputs of l layers, and of one layer the rest: (l + 10) T H + 3 T F + 2 A T^2. Book-keeping and ghost
+clipping then hold the other inputs and all cotangents of trained kernels, l T (7 H + 2 F), and l T H more in a decoder, since none of
+them can overwrite an activation. `model.attention=cudnn` keeps no scores: no A T^2.
+
 The peak is their sum with the larger of the last two. The compiler's own scratch is not in it; measured peaks lie above.
 """
 
@@ -86,8 +90,10 @@ def activations(model: AnyModel, trains: Trains, vocabulary_size: int, sequence_
         layers, decoded = _differentiated(model, trains), masked_positions > 0
         return model.activations(vocabulary_size if decoded else 0, sequence_length, layers, kernels=trains.kernels)
     T, H, F = sequence_length, model.width, model.feed_forward
-    layer = T * (10 * H + 3 * F) + 2 * model.heads * T * T - (0 if trains.kernels else T * (2 * H + F))
-    return _differentiated(model, trains) * layer + 3 * T * H + masked_positions * (2 * vocabulary_size + 2 * H)
+    scores = 0 if model.attention == "cudnn" else 2 * model.heads * T * T
+    layers, layer = _differentiated(model, trains), T * (10 * H + 3 * F) + scores - (0 if trains.kernels else T * (2 * H + F))
+    kept = layers * T * H + layer if model.rematerialize == "layers" else layers * layer
+    return kept + 3 * T * H + masked_positions * (2 * vocabulary_size + 2 * H)
 
 
 def step_memory(
@@ -114,8 +120,8 @@ def step_memory(
     if method == "vmap":
         example += FLOAT32 * summed
     # A traced model keeps what book-keeping keeps; the activations of a model that may be copied include the copies.
-    if method in ("book_keeping", "traced") and trains.kernels and not isinstance(model, ExampleModel | RotaryDecoder):
-        example += number * _differentiated(model, trains) * sequence_length * (2 * model.width + model.feed_forward)
+    if trains.kernels and not isinstance(model, ExampleModel | RotaryDecoder):
+        example += number * _differentiated(model, trains) * sequence_length * _recorded(model, method)
     gathered = summed if shards > 1 or number < FLOAT32 else 0
     return Memory(
         stored=_stored(parameters, shards, optimizer_bytes),
@@ -132,6 +138,14 @@ def _stored(parameters: int, shards: int, optimizer_bytes: int | None) -> int:
     if optimizer_bytes is None:
         return 3 * FLOAT32 * parameters // shards
     return FLOAT32 * parameters // shards + optimizer_bytes
+
+
+def _recorded(model: Model, method: Method) -> int:
+    """Returns how many numbers of a token and layer a method records beside the activations that the backward pass keeps anyway."""
+    H, F = model.width, model.feed_forward
+    if model.rematerialize == "layers":
+        return (8 if model.causal else 7) * H + 2 * F if method in ("book_keeping", "traced", "ghost") else 0
+    return 2 * H + F if method in ("book_keeping", "traced") else 0
 
 
 def _differentiated(model: Model, trains: Trains) -> int:

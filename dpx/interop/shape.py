@@ -12,6 +12,7 @@ from dpx.checkpoint_folder import CONFIG, config_of, folder_of
 from dpx.declaration import ConfigError, declaration, require
 from dpx.interop.config_values import flag, number, require_values, whole
 from dpx.interop.families import ROTARY
+from dpx.models.protocol import COMPUTATION, Attention, Rematerialize
 from dpx.models.shape import Bert, Decoder, Model
 
 _GELUS = {"gelu": "exact", "gelu_python": "exact", "gelu_new": "tanh", "gelu_pytorch_tanh": "tanh", "gelu_fast": "tanh"}
@@ -28,6 +29,8 @@ class OfCheckpoint:
         classifier: Head of a classifier; null takes the family's own.
         pool: What the classifier reads: the first token (cls), or the mean over the tokens.
         scan: Whether layers are a loop in the compiled program; false unrolls them.
+        rematerialize: What the backward pass computes again: nothing, or the inside of each layer from its input, which alone is kept.
+        attention: How attention is computed: dpx's own formula, or jax.nn.dot_product_attention with xla or cudnn.
     """
 
     path: str
@@ -36,6 +39,8 @@ class OfCheckpoint:
     classifier: Literal["pooler", "dense", "relu", "linear"] | None = None
     pool: Literal["cls", "mean"] = "cls"
     scan: bool = True
+    rematerialize: Rematerialize = "none"
+    attention: Attention = "explicit"
 
 
 TARGET = f"{OfCheckpoint.__module__}.{OfCheckpoint.__qualname__}"
@@ -45,7 +50,7 @@ def written_out(declared: OfCheckpoint) -> dict[str, Any]:
     """Returns the node of a config that declares the checkpoint's model by itself."""
     folder = folder_of(declared.path)
     kind, values = declared_shape(config_of(folder), str(folder / CONFIG))
-    values |= {"dtype": declared.dtype, "scan": declared.scan}
+    values |= {name: getattr(declared, name) for name in ("dtype", "scan", *COMPUTATION)}
     if kind in (Bert, Decoder):
         values["dropout"] = declared.dropout
     else:

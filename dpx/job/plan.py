@@ -18,7 +18,7 @@ from dpx.claim.reasons import late_choices, reasons_against
 from dpx.claim.spent import planned_end, planned_epsilon
 from dpx.console import Console, answer
 from dpx.cost.compiled_step import CompiledStep
-from dpx.cost.flops import published_flops, training_matmul_flops
+from dpx.cost.flops import published_flops, recomputed_matmul_flops, training_matmul_flops
 from dpx.cost.memory import Memory, Trains, step_memory
 from dpx.declaration import ConfigError, declaration, require
 from dpx.experiment import Experiment
@@ -104,6 +104,8 @@ def plan_of_run(experiment: Experiment, fork: str | None = None) -> RunPlan:
         model=experiment.model.name,
         parameters=parameters,
         vocabulary_size=vocabulary,
+        rematerialize=experiment.model.rematerialize,
+        attention=experiment.model.attention,
         trained_parameters=trains.parameters,
         **work(experiment, parameters, vocabulary, examples, calibrated.size),
         **_memory(experiment, trains, vocabulary),
@@ -188,11 +190,11 @@ def work(experiment: Experiment, parameters: int, vocabulary: int, examples: int
 
 
 def _products(experiment: Experiment, vocabulary: int, drawn: int, protected: int) -> tuple[int, int]:
-    """Returns the matrix-product FLOPs of a run of `drawn` rows, if every parameter were trained, and for the trained parameters."""
+    """Returns the matrix-product FLOPs of a run of `drawn` rows, if every parameter were trained and nothing computed again, and as it is."""
     model, task, length = experiment.model, experiment.task, experiment.data.sequence_length
     one = training_matmul_flops(model, vocabulary, length, task.masked_positions(length), pooled_outputs=task.pooled_outputs)
     if experiment.train.is_all and not experiment.mechanism.reparametrises:
-        return one * drawn, one * drawn
+        return one * drawn, (one + recomputed_matmul_flops(model, length)) * drawn
     from dpx.cost.frozen import products
 
     reads_once = not isinstance(experiment.audit, Canaries)
@@ -344,14 +346,15 @@ def _lines(document: RunPlan) -> list[tuple[str, str]]:
     part = "" if trained == document.parameters else f", {trained:,} trained"
     share = "" if trained == document.parameters else ", by the share of products that what trains needs"
     fits = "" if document.fits else "  (more than the device has)"
+    again = "" if document.rematerialize == "none" else ", layers computed again"
     return [
         ("model", f"{document.model}, {document.parameters:,} parameters{part} at vocabulary {document.vocabulary_size:,}"),
         ("steps", f"{document.steps:,}"),
         ("examples", f"{document.examples:,} = {document.epochs:.2f} epochs of {document.protected_rows:,} {document.drawn}s"),
-        ("FLOPs", f"{document.flops:.3g} (6 M S per example{share}); {document.flops_of_products:.3g} counting matrix products"),
+        ("FLOPs", f"{document.flops:.3g} (6 M S per example{share}{again}); {document.flops_of_products:.3g} counting matrix products"),
         ("devices", f"{document.devices} ({document.mesh})"),
         ("device hours", f"{document.device_hours:,.2f}, so {document.hours:,.2f} hours"),
-        ("memory per device", f"{document.memory_bytes_per_device / 1e9:.2f} GB at microbatch {document.microbatch}{fits}"),
+        ("memory per device", f"{document.memory_bytes_per_device / 1e9:.2f} GB at microbatch {document.microbatch}{again}{fits}"),
         ("noise multiplier", "none" if sigma is None else f"{sigma:.5g}"),
         ("noise-batch ratio", "none" if document.noise_batch_ratio is None else f"{document.noise_batch_ratio:.4g}"),
         ("delta", "none" if document.delta is None else f"{document.delta:.4g}"),
@@ -383,6 +386,9 @@ def _compiled_lines(compiled: CompiledStep | None) -> list[tuple[str, str]]:
         ("compiled FLOPs", f"{compiled.flops_per_device_and_microbatch:.3g} of a microbatch of {compiled.microbatch} on one device"),
     ]
     for name, crossing in compiled.collectives.items():
-        kinds = [f"{one.number} {one.kind}{' in a loop' if one.in_loop else ''} of {one.elements:,} numbers" for one in crossing]
+        kinds = [
+            f"{one.number} {one.kind} along {'x'.join(one.axes)}{' in a loop' if one.in_loop else ''} of {one.elements:,} numbers"
+            for one in crossing
+        ]
         lines.append((f"collectives, {name}", "; ".join(kinds) or "none"))
     return lines

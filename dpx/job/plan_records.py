@@ -32,6 +32,8 @@ class RunPlan:
     model: str = described("Name of the model.")
     parameters: int = described("Number of parameters.")
     vocabulary_size: int = described("Number of word pieces, one row of the word table each.")
+    rematerialize: str = described("What the backward pass computes again: none, or layers.")
+    attention: str = described("How attention is computed: explicit, or by xla or cudnn.")
     trained_parameters: int = described("Number of parameters that are trained.")
     steps: int = described("The planned number of steps.")
     examples: int = described("Expected number of rows or units that all steps draw.")

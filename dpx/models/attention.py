@@ -1,5 +1,8 @@
 """Computes multi-head self-attention without its projections; the backward pass keeps no probabilities in memory.
 
+`model.attention` chooses between the formula below, by hand with its backward pass, and `jax.nn.dot_product_attention`, which applies no
+dropout and is computed again where it is differentiated.
+
 An example may hold several texts of equal length side by side (multiple choice): `length` is then [B,C], and no token sees
 another text. `causal`: a token sees itself and the tokens before it.
 
@@ -11,6 +14,8 @@ from collections.abc import Callable
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
+
+from dpx.models.shape import Model
 
 # Added to the score of a key that is padding: exp() of it is exactly 0, yet a row that is all padding stays finite.
 MASKED_SCORE = -1.0e9
@@ -55,26 +60,41 @@ def by_example(dropped: Dropped, length: Array) -> Dropped:
     return lambda probs: dropped(probs.reshape(*length.shape, *probs.shape[1:])).reshape(probs.shape)
 
 
-def attend(qkv_BTd: Array, length: Array, heads: int, dropped: Dropped, causal: bool) -> Float[Array, "B T H"]:
+def attend(qkv_BTd: Array, length: Array, model: Model, dropped: Dropped) -> Float[Array, "B T H"]:
     """Returns the context of every token; `dropped` applies dropout to the probabilities."""
-    q_RNTD, k_RNSD, v_RNSD = heads_of(by_text(qkv_BTd, length), 3, heads)
-    probs_RNTS = probabilities(q_RNTD, k_RNSD, length.reshape(-1), causal).astype(qkv_BTd.dtype)
+    if model.attention != "explicit":
+        return _by_jax(qkv_BTd, length, model)
+    q_RNTD, k_RNSD, v_RNSD = heads_of(by_text(qkv_BTd, length), 3, model.heads)
+    probs_RNTS = probabilities(q_RNTD, k_RNSD, length.reshape(-1), model.causal).astype(qkv_BTd.dtype)
     context_RNTD = jnp.einsum("RNTS,RNSD->RNTD", by_example(dropped, length)(probs_RNTS), v_RNSD)
     return context_RNTD.transpose(0, 2, 1, 3).reshape(*qkv_BTd.shape[:2], -1)
 
 
+def _by_jax(qkv_BTd: Array, length: Array, model: Model) -> Float[Array, "B T H"]:
+    by_part_RSPND = by_text(qkv_BTd, length).reshape(length.size, -1, 3, model.heads, model.width // model.heads)
+    context_RSND = jax.nn.dot_product_attention(
+        *(by_part_RSPND[:, :, part] for part in range(3)),
+        is_causal=model.causal,
+        key_value_seq_lengths=length.reshape(-1).astype(jnp.int32),
+        implementation=model.attention,
+    )
+    return context_RSND.reshape(*qkv_BTd.shape[:2], -1)
+
+
 def attend_backward(
-    qkv_BTd: Array, context_BTH: Array, g_BTH: Array, length: Array, heads: int, dropped: Dropped, causal: bool
+    qkv_BTd: Array, context_BTH: Array, g_BTH: Array, length: Array, model: Model, dropped: Dropped
 ) -> Float[Array, "B T d"]:
     """Returns the cotangent of qkv. With a fixed mask `dropped` is linear and diagonal, so it is its own transpose.
 
     The softmax's own term, sum_s g_probs probs, equals g_context . context for each token, so no [T,S] array is reduced for it.
     """
+    if model.attention != "explicit":
+        return jax.vjp(lambda qkv_BTd: _by_jax(qkv_BTd, length, model), qkv_BTd)[1](g_BTH)[0]
     dropped = by_example(dropped, length)
-    q_RNTD, k_RNSD, v_RNSD = heads_of(by_text(qkv_BTd, length), 3, heads)
-    (g_RNTD,), (context_RNTD,) = (heads_of(by_text(x, length), 1, heads) for x in (g_BTH, context_BTH))
+    q_RNTD, k_RNSD, v_RNSD = heads_of(by_text(qkv_BTd, length), 3, model.heads)
+    (g_RNTD,), (context_RNTD,) = (heads_of(by_text(x, length), 1, model.heads) for x in (g_BTH, context_BTH))
     at_least_f32 = jnp.promote_types(qkv_BTd.dtype, jnp.float32)
-    probs_RNTS = probabilities(q_RNTD, k_RNSD, length.reshape(-1), causal)
+    probs_RNTS = probabilities(q_RNTD, k_RNSD, length.reshape(-1), model.causal)
     g_v = jnp.einsum("RNTS,RNTD->RNSD", dropped(probs_RNTS.astype(qkv_BTd.dtype)), g_RNTD)
     g_probs_RNTS = dropped(jnp.einsum("RNTD,RNSD->RNTS", g_RNTD, v_RNSD, preferred_element_type=at_least_f32))
     own_RNT1 = jnp.sum(g_RNTD.astype(at_least_f32) * context_RNTD.astype(at_least_f32), axis=-1, keepdims=True)

@@ -113,16 +113,16 @@ def attention(place: Place, p: Any, x_BTH: Array) -> tuple[Array, dict[str, Arra
     """Applies the attention half before its residual sum. Returns the output and the residuals for the backward pass."""
     saved: dict[str, Array] = {}
     qkv_BTd = linear(place, x_BTH, p, "qkv", saved)
-    context_BTH = attend(qkv_BTd, place.length, place.model.heads, place.dropped_probabilities, place.model.causal)
+    context_BTH = attend(qkv_BTd, place.length, place.model, place.dropped_probabilities)
     out_BTH = place.dropped(linear(place, context_BTH, p, "attention_out", saved), drop.ATTENTION_OUT)
     return out_BTH, saved | {"qkv": qkv_BTd, "context": context_BTH}
 
 
 def attention_backward(place: Place, p: Any, r: Any, g_BTH: Array, factors: Any) -> Array:
     """Returns the cotangent of the input of `attention`."""
-    model, g_attended = place.model, place.dropped(g_BTH, drop.ATTENTION_OUT)
+    g_attended = place.dropped(g_BTH, drop.ATTENTION_OUT)
     g_context = linear_backward(place, g_attended, p, r, "attention_out", factors)
-    g_qkv = attend_backward(r["qkv"], r["context"], g_context, place.length, model.heads, place.dropped_probabilities, model.causal)
+    g_qkv = attend_backward(r["qkv"], r["context"], g_context, place.length, place.model, place.dropped_probabilities)
     factors |= {"a_attention_out": r["context"], "g_attention_out": g_attended, "g_qkv": g_qkv}
     _sum_biases(factors, "attention_out", "qkv")
     return linear_backward(place, g_qkv, p, r, "qkv", factors)

@@ -5,6 +5,8 @@ Cotangents are written over residuals that are no longer needed.
 Forward keeps, per token and layer, 11 widths (a Bert: input, qkv, context, two normalised LayerNorm inputs, and u, before GELU)
 or 10 (a Decoder, which needs no input); attention probabilities, GELU and dropout masks are computed again. The reverse loop
 writes cotangents over dead residuals. The block computes exactly the composition of ops in modules.py, in another order.
+With `model.rematerialize=layers` it keeps the input alone, 1 width, and computes the others again in the reverse loop; inputs and
+cotangents of trained matrices whose norm is not taken from kept gradients are then records, and remain until the sum.
 
 Without the loop the results of layers stay separate, one entry per layer, and the compiler reuses dead buffers: a stack of kept
 gradients would be filled with zeros, written and read once more, a tenth of the time of a small model on a CPU.
@@ -107,15 +109,27 @@ class LayerStack(Op):
         return ORDERS[self.model.causal]
 
     @property
+    def is_rematerialized(self) -> bool:
+        """Returns whether the reverse pass computes a layer's residuals again from its input."""
+        return self.model.rematerialize == "layers"
+
+    @property
     def over(self) -> dict[str, str]:
         """Returns the weights whose cotangent is kept, each with the residual that it overwrites in the loop."""
-        over = OVER if self.is_loop else {}
+        over = OVER if self.is_loop and not self.is_rematerialized else {}
         return {weight: residual for weight, residual in over.items() if self.form.get(weight, "kept") != "kept"}
 
     @property
     def needed(self) -> set[str]:
         """Returns the residuals from which inputs of weights are recomputed when their gradients are summed."""
         return {self.order.sources[weight] for weight, form in self.form.items() if form != "kept"}
+
+    @property
+    def recorded(self) -> set[str]:
+        """Returns the residuals that each layer's record holds: those needed that are not in a stack already."""
+        if not self.is_loop:
+            return self.needed
+        return self.needed - {"x"} if self.is_rematerialized else set()
 
     @property
     def numbers(self) -> Array:
@@ -137,8 +151,10 @@ class LayerStack(Op):
 
         def body(x_BTH, xs):
             p, layer = xs
-            x_BTH, saved = self.order.forward(Place(self.model, layer, length, keys_B), cast(p, x_BTH), x_BTH)
-            return x_BTH, {name: residual for name, residual in saved.items() if self._is_kept(name, p)}
+            y_BTH, saved = self.order.forward(Place(self.model, layer, length, keys_B), cast(p, x_BTH), x_BTH)
+            if self.is_rematerialized:
+                return y_BTH, {"x": x_BTH}
+            return y_BTH, {name: residual for name, residual in saved.items() if self._is_kept(name, p)}
 
         x_BTH, saved = self.over_layers(body, x_BTH, (leaves, self.numbers))
         return x_BTH, (saved, length, keys_B)
@@ -153,6 +169,16 @@ class LayerStack(Op):
             return self.trains("qkv/kernel") or any(self.trains(f"lora/{name}/a") for name in adapters)
         return not residual.startswith("h_") or self.trains(f"lora/{residual[2:]}/b")
 
+    def _layer_backward(self, place: Place, p: Any, r: Any, g_BTH: Array) -> tuple[Array, Any, Any]:
+        """Returns (the cotangent of a layer's input, factors, its residuals), from what `forward` kept of it."""
+        p = cast(p, g_BTH)
+        if self.is_rematerialized:
+            # Outside a loop the compiler would merge this with the forward pass, and keep everything.
+            x_BTH, g_BTH = (r["x"], g_BTH) if self.is_loop else lax.optimization_barrier((r["x"], g_BTH))
+            # Rounded to their type before norms are taken of them: the sum reads what was stored.
+            r = jax.tree.map(norms.as_stored, self.order.forward(place, p, x_BTH)[1])
+        return *self.order.backward(place, p, r, g_BTH), r
+
     def input_cotangent(self, leaves, residuals, cotangent):
         saved, length, keys_B = residuals
         # Without a loop no residual is overwritten, and each layer's record holds what it needs.
@@ -162,8 +188,8 @@ class LayerStack(Op):
             g_BTH, in_place = carry
             p, r, layer = xs
             r = r | {name: lax.dynamic_index_in_dim(buffer, layer, keepdims=False) for name, buffer in in_place.items()}
-            g_BTH, factors = self.order.backward(Place(self.model, layer, length, keys_B), cast(p, g_BTH), r, g_BTH)
-            record = self._record(factors) | ({} if self.is_loop else {name: r[name] for name in self.needed})
+            g_BTH, factors, r = self._layer_backward(Place(self.model, layer, length, keys_B), p, r, g_BTH)
+            record = self._record(factors) | {name: r[name] for name in self.recorded}
             over = {residual: factors[f"g_{weight}"] for weight, residual in self.over.items()}
             in_place = {name: lax.dynamic_update_index_in_dim(buffer, over[name], layer, 0) for name, buffer in in_place.items()}
             return (g_BTH, in_place), record
@@ -172,7 +198,7 @@ class LayerStack(Op):
         xs = (leaves, read_only, self.numbers)
         (g_BTH, in_place), record = self.over_layers(body, (cotangent, in_place), xs, reverse=True)
         if self.is_loop:
-            record = record | in_place | {name: read_only[name] for name in self.needed}
+            record = record | in_place | {name: read_only[name] for name in self.needed - self.recorded}
         return (g_BTH, None, None), record
 
     def _record(self, factors: Any) -> Any:
@@ -256,7 +282,7 @@ class LayerStack(Op):
 
         def body(g_BTH, xs):
             p, r, layer = xs
-            g_BTH, factors = self.order.backward(Place(self.model, layer, length, keys_B), cast(p, g_BTH), r, g_BTH)
+            g_BTH, factors, _ = self._layer_backward(Place(self.model, layer, length, keys_B), p, r, g_BTH)
             summed = jax.tree.map(lambda leaf: leaf.sum(0), self._trained_sums(factors))
             for weight in self.form:
                 summed.setdefault(weight, {})["kernel"] = norms.summed(factors[f"a_{weight}"], factors[f"g_{weight}"], precision=None)

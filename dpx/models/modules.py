@@ -112,7 +112,7 @@ class Layer(nn.Module):
 
         def attended(x_BTH: Array) -> Array:
             qkv_BT3H = projected(x_BTH, "qkv", 3 * model.width)
-            context_BTH = attend(qkv_BT3H, length, model.heads, place.dropped_probabilities, model.causal)
+            context_BTH = attend(qkv_BT3H, length, model, place.dropped_probabilities)
             return place.dropped(projected(context_BTH, "attention_out", model.width, spread), drop.ATTENTION_OUT)
 
         def fed_forward(x_BTH: Array) -> Array:
@@ -148,7 +148,9 @@ def stack(
             number_L = jnp.arange(count) + first if first else jnp.arange(count)
             in_axes: Any = (0, nn.broadcast, nn.broadcast)
             unroll = 1 if model.scan else count
-            scanned = nn.scan(layer, {"params": 0}, split_rngs={"params": True}, length=count, in_axes=in_axes, unroll=unroll)
+            # In a loop the compiler cannot merge a layer that is computed again with the one of the forward pass.
+            one = nn.remat(layer, prevent_cse=not model.scan) if model.rematerialize == "layers" else layer  # pyright: ignore[reportArgumentType]
+            scanned = nn.scan(one, {"params": 0}, split_rngs={"params": True}, length=count, in_axes=in_axes, unroll=unroll)
             x_BTH = scanned(model, name=name)(x_BTH, number_L, length, keys_B)[0]
         first += count
     return x_BTH

@@ -9,7 +9,17 @@ Shape legend: T tokens, V vocabulary, K classes.
 import math
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
+from dpx.declaration import require
+
 Shapes = dict[str, tuple[int, ...]]
+# What the backward pass computes again instead of keeping it: nothing, or the inside of each layer from its input.
+Rematerialize = Literal["none", "layers"]
+# dpx's own formula, or `jax.nn.dot_product_attention` with that implementation.
+Attention = Literal["explicit", "xla", "cudnn"]
+# Fields of a model that say how it is computed, not what: they are no part of a run's identity or claim.
+COMPUTATION = ("rematerialize", "attention")
+# The largest head of cuDNN's attention.
+CUDNN_HEAD = 256
 
 
 class ExampleModel:
@@ -37,6 +47,9 @@ class ExampleModel:
     dtype: Literal["float32", "bfloat16"] = "float32"
     # The data's, where it is None.
     vocabulary_size: int | None = None
+    # A model that has these settings declares them as fields of its own.
+    rematerialize: Rematerialize = "none"
+    attention: Attention = "explicit"
 
     def init(self, key: Any, vocabulary_size: int, outputs: int) -> Any:
         """Returns new parameters.
@@ -96,12 +109,31 @@ class ExampleModel:
         """Returns the FLOPs of one example's forward pass; by default every parameter takes part in a product for every token."""
         return 2 * count(self.parameter_shapes(vocabulary_size, outputs=outputs)) * sequence_length
 
+    def recomputed_flops(self, sequence_length: int) -> int:
+        """Returns the FLOPs of one example that the backward pass computes again; 0 unless the model declares `rematerialize`."""
+        return 0
+
     def activations(self, vocabulary_size: int, sequence_length: int) -> int:
         """Returns how many numbers one example keeps for the backward pass.
 
         By default it is one copy of all parameters, which `clipping_method=traced` may need, and logits.
         """
         return count(self.parameter_shapes(vocabulary_size)) + 2 * vocabulary_size * sequence_length
+
+
+def check_attention(model: Any, head_dim: int, dropout: float = 0.0) -> None:
+    """Raises `ConfigError` for an attention that cannot compute `model`, whose heads have `head_dim` numbers."""
+    value = f"model.attention={model.attention}"
+    require(
+        model.attention == "explicit" or dropout == 0,
+        f"{value}, model.dropout={dropout}",
+        "jax.nn.dot_product_attention drops no attention probabilities",
+        "Use model.dropout=0, or model.attention=explicit",
+    )
+    if model.attention == "cudnn":
+        reason = f"cuDNN's attention needs bfloat16 and heads of a multiple of 8 numbers, at most {CUDNN_HEAD}"
+        is_met = model.dtype == "bfloat16" and head_dim % 8 == 0 and head_dim <= CUDNN_HEAD
+        require(is_met, f"{value}, model.dtype={model.dtype}, {head_dim} numbers a head", reason, "Use model.attention=xla, or change them")
 
 
 def count(shapes: Shapes) -> int:

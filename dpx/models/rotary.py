@@ -8,7 +8,7 @@ Shape legend: T tokens, V vocabulary, K classes; H width, F feed-forward, L laye
 from typing import ClassVar, Literal
 
 from dpx.declaration import declaration, require
-from dpx.models.protocol import Shapes, count
+from dpx.models.protocol import Attention, Rematerialize, Shapes, check_attention, count
 
 
 @declaration
@@ -44,6 +44,8 @@ class RotaryDecoder:
         initialiser_range: Standard deviation of the initial weights.
         tied: Whether the head is the word table.
         scan: Whether the layers run in a compiled loop, which compiles faster than the same layers in line.
+        rematerialize: What the backward pass computes again: nothing, or the inside of each layer from its input, which alone is kept.
+        attention: How attention is computed: dpx's own formula, or jax.nn.dot_product_attention with xla or cudnn.
     """
 
     causal: ClassVar[bool] = True
@@ -87,6 +89,8 @@ class RotaryDecoder:
     initialiser_range: float = 0.02
     tied: bool = True
     scan: bool = True
+    rematerialize: Rematerialize = "none"
+    attention: Attention = "explicit"
 
     def __post_init__(self) -> None:
         sizes = (self.layers, self.width, self.heads, self.key_value_heads, self.head_dim, self.feed_forward, self.positions)
@@ -117,6 +121,13 @@ class RotaryDecoder:
             self.window is None or self.window > 0, f"model.window={self.window}", "is not a number of tokens", "Use 1 or more, or null"
         )
         require(self.full_every > 0, f"model.full_every={self.full_every}", "is not a number of layers", "Use 1 or more")
+        check_attention(self, self.head_dim)
+        require(
+            self.attention == "explicit" or (self.attention_cap is None and self.window is None),
+            f"model.attention={self.attention}, model.attention_cap={self.attention_cap}, model.window={self.window}",
+            "jax.nn.dot_product_attention has no cap of scores, and no window in only some of the layers",
+            "Use model.attention=explicit",
+        )
 
     @property
     def query_scale(self) -> float:
@@ -161,11 +172,22 @@ class RotaryDecoder:
 
     def forward_flops(self, vocabulary_size: int, sequence_length: int, outputs: int) -> int:
         """Returns the FLOPs of the matrix products of one example's forward pass; masked scores count, because they are computed."""
-        T, H, (of_queries, of_keys) = sequence_length, self.width, self._attention_widths
-        linear = 2 * T * H * (2 * of_queries + 2 * of_keys + 3 * self.feed_forward)
-        attention = 2 * 2 * T * T * of_queries
+        T, H = sequence_length, self.width
         head = 2 * H * outputs if outputs else 2 * T * H * vocabulary_size
-        return self.layers * (linear + attention) + head
+        return self._layer_flops(T) + 2 * T * H * self.feed_forward * self.layers + head
+
+    def recomputed_flops(self, sequence_length: int) -> int:
+        """Returns the FLOPs of one example that the backward pass computes again.
+
+        It does not read the result of `down`, unless that is normalised.
+        """
+        of_down = 2 * sequence_length * self.width * self.feed_forward * self.layers if self.has_post_norms else 0
+        return self._layer_flops(sequence_length) + of_down if self.rematerialize == "layers" else 0
+
+    def _layer_flops(self, T: int) -> int:
+        """Returns the FLOPs of all layers without their last maps, `down`."""
+        H, (of_queries, of_keys) = self.width, self._attention_widths
+        return self.layers * (2 * T * H * (2 * of_queries + 2 * of_keys + 2 * self.feed_forward) + 2 * 2 * T * T * of_queries)
 
     def activations(self, vocabulary_size: int, sequence_length: int, layers: int, *, kernels: bool) -> int:
         """Returns how many numbers one example keeps for the backward pass through the top `layers` layers.
@@ -176,6 +198,11 @@ class RotaryDecoder:
         # Four of the width to a half (one before and three within its norm), eight of the activation and the gate, sines and cosines.
         saved = 8 * H + 2 * of_queries + 2 * of_keys + 4 * self.head_dim + 8 * F
         cotangents = 2 * H + of_queries + 2 * of_keys + 2 * F if kernels else 0
-        # Of scores three numbers, and the quarter of one that says which are masked.
-        scores = 13 * self.heads * T * T // 4
-        return layers * (T * (saved + cotangents) + scores) + T * (3 * H + 2 * vocabulary_size)
+        # Of scores three numbers, and the quarter of one that says which are masked; cuDNN keeps none.
+        scores = 0 if self.attention == "cudnn" else 13 * self.heads * T * T // 4
+        kept = layers * (T * (saved + cotangents) + scores)
+        if self.rematerialize == "layers":
+            # Inputs of layers and, of trained kernels, inputs (that of a half once for each map) and cotangents; of one layer the rest.
+            inputs = 5 * H + of_queries + F if kernels else 0
+            kept = layers * T * (H + inputs + cotangents) + T * saved + scores
+        return kept + T * (3 * H + 2 * vocabulary_size)

@@ -103,9 +103,13 @@ def attend(model: RotaryDecoder, q_RSND: Array, k_RUGD: Array, v_RUGD: Array, le
         is_windowed = (layer + 1) % model.full_every != 0
         if model.window_rotary_base is not None:
             rate_D = jnp.where(is_windowed, rates(model, model.window_rotary_base, is_scaled=False), rate_D)
-    q_RSGQD, k_RUGD = turned(q_RSND, rate_D).reshape(R, S, G, -1, D), turned(k_RUGD, rate_D)
+    q_RSND, k_RUGD = turned(q_RSND, rate_D), turned(k_RUGD, rate_D)
+    if model.attention != "explicit":
+        options = {"scale": model.query_scale, "is_causal": True, "implementation": model.attention}
+        lengths = length_R.astype(jnp.int32)
+        return jax.nn.dot_product_attention(q_RSND, k_RUGD, v_RUGD, key_value_seq_lengths=lengths, **options).reshape(R, S, -1)
     at_least_f32 = jnp.promote_types(q_RSND.dtype, jnp.float32)
-    scores_RGQSU = jnp.einsum("rsgqd,rugd->rgqsu", q_RSGQD, k_RUGD, preferred_element_type=at_least_f32) * model.query_scale
+    scores_RGQSU = jnp.einsum("rsgqd,rugd->rgqsu", q_RSND.reshape(R, S, G, -1, D), k_RUGD, preferred_element_type=at_least_f32) * model.query_scale
     place_S = jnp.arange(S)
     distance_SU = place_S[:, None] - place_S
     is_seen_SU = distance_SU >= 0

@@ -6,7 +6,7 @@ Shape legend: V vocabulary, H width, F feed-forward, L layers; layers are stacke
 from typing import ClassVar, Literal
 
 from dpx.declaration import declaration, require
-from dpx.models.protocol import ExampleModel
+from dpx.models.protocol import Attention, ExampleModel, Rematerialize, check_attention
 from dpx.models.protocol import Shapes as Shapes
 from dpx.models.protocol import count as count
 from dpx.models.rotary import RotaryDecoder
@@ -38,6 +38,8 @@ class Bert:
         classifier: Head of a classifier: pooler (BERT), dense (RoBERTa), relu (DistilBERT), or linear (dropout and output alone).
         pool: What the classifier reads: the first token (cls), or the mean over the tokens.
         scan: Whether layers are a loop in the compiled program; false unrolls them.
+        rematerialize: What the backward pass computes again: nothing, or the inside of each layer from its input, which alone is kept.
+        attention: How attention is computed: dpx's own formula, or jax.nn.dot_product_attention with xla or cudnn.
     """
 
     causal: ClassVar[bool] = False
@@ -60,6 +62,8 @@ class Bert:
     classifier: Literal["pooler", "dense", "relu", "linear"] = "pooler"
     pool: Literal["cls", "mean"] = "cls"
     scan: bool = True
+    rematerialize: Rematerialize = "none"
+    attention: Attention = "explicit"
 
     def __post_init__(self) -> None:
         check_sizes(self)
@@ -122,6 +126,8 @@ class Decoder:
         gelu: Form of the GELU.
         tied: Whether the word table is also the output matrix.
         scan: Whether layers are a loop in the compiled program; false unrolls them.
+        rematerialize: What the backward pass computes again: nothing, or the inside of each layer from its input, which alone is kept.
+        attention: How attention is computed: dpx's own formula, or jax.nn.dot_product_attention with xla or cudnn.
     """
 
     causal: ClassVar[bool] = True
@@ -142,6 +148,8 @@ class Decoder:
     gelu: Literal["exact", "tanh"] = "tanh"
     tied: bool = True
     scan: bool = True
+    rematerialize: Rematerialize = "none"
+    attention: Attention = "explicit"
 
     def __post_init__(self) -> None:
         check_sizes(self)
@@ -175,6 +183,7 @@ def check_sizes(model: Bert | Decoder) -> None:
     require(min(sizes) > 0, f"model={model.name}", "sizes must be positive", "Check layers, width, heads, feed_forward, positions")
     require(model.width % model.heads == 0, f"model.heads={model.heads}", f"does not divide width {model.width}", "Use width/64 heads")
     require(0 <= model.dropout < 1, f"model.dropout={model.dropout}", "is not a rate of at least 0 and below 1", "Use 0 <= rate < 1")
+    check_attention(model, model.width // model.heads, model.dropout)
 
 
 def dense_shapes(path: str, inputs: int, outputs: int) -> Shapes:

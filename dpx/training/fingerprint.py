@@ -20,6 +20,7 @@ from dpx import packages
 from dpx.claim import outside_code
 from dpx.declaration import identifying_values
 from dpx.experiment import Experiment
+from dpx.models.protocol import COMPUTATION
 from dpx.training.code_checksum import code_checksum
 
 # Reporting and evaluation do not reach the parameters; the rest of the declaration does.
@@ -51,6 +52,8 @@ def claim_of(experiment: Experiment) -> dict[str, Any]:
     """Returns the declaration as plain data, without default values, reporting, and settings of how it is computed."""
     plain = identifying_values(experiment)
     plain["data"].pop("directory", None)
+    for name in COMPUTATION:
+        plain["model"].pop(name, None)
     # Two packages may have classes of one name.
     if outside := outside_code.parts(experiment):
         plain["outside_code"] = {part.key: part.kind for part in outside}
@@ -85,6 +88,7 @@ def fingerprint(
         "device": jax.devices()[0].device_kind,
         "driver": getattr(jax.devices()[0].client, "platform_version", None),
         "clipping_method": dataclasses.asdict(experiment)["clipping_method"],
+        "model": {name: getattr(experiment.model, name) for name in COMPUTATION},
         "threads": threads(),
         "microbatch": microbatch,
         "widths": list(experiment.widths),

@@ -20,6 +20,7 @@ from jaxtyping import Array
 
 from dpx.clipping.result import ClippedSum
 from dpx.clipping.rounding import MARGINS
+from dpx.declaration import require
 from dpx.experiment import Experiment
 from dpx.mechanism.declarations import Clip, Mechanism, Telemetry
 from dpx.mechanism.protocol import Reparametrised
@@ -165,6 +166,8 @@ def make_step(experiment: Experiment, objective: Any, mesh: Mesh, microbatch: in
     Raises `ConfigError` where jax runs in several processes that dpx did not connect.
     """
     team().require_jax()
+    has_gpu = mesh.devices.flat[0].platform == "gpu"
+    require(has_gpu or experiment.model.attention != "cudnn", "model.attention=cudnn", "cuDNN needs a GPU", "Use model.attention=xla")
     shapes, frozen_shapes = frozen.shapes(experiment.trained, objective)
     by = carried.shapes(experiment.mechanism, shapes)
     layouts, frozen_layouts = sharding.layouts(by.trained, mesh), sharding.layouts(frozen_shapes, mesh)

@@ -191,8 +191,8 @@ MUTANTS = (
     ),
     Mutant(
         "a narrow record read before it is stored",
-        "dpx/clipping/book_keeping.py",
-        "_as_stored",
+        "dpx/clipping/norms.py",
+        "as_stored",
         "jax.lax.optimization_barrier(leaf) if leaf.dtype.itemsize < 4 else leaf",
         "leaf",
         "tests/clipping/test_narrow_and_infinite.py::test_what_is_rounded_is_read_after_it_was_stored",

@@ -11,6 +11,7 @@ import numpy as np
 import dpx
 from dpx.models import trainable
 from dpx.models.lora import add_adapters
+from dpx.models.protocol import COMPUTATION
 from dpx.task.declarations import MultipleChoice
 from tests.clipping.batches import QUICKLY, assert_trees_close, float64_gradients, parameters, squared_norm
 from tests.clipping.families import DROPOUT_KEY, rows, subject
@@ -55,6 +56,10 @@ class Case:
 
         return cls(losses, params, batch, *float64_gradients(losses, params, batch), has_choices)
 
+    def computed_by(self, objective: Any) -> "Case":
+        """Returns the case with the loss of an objective that computes the same in another way."""
+        return dataclasses.replace(self, losses=lambda params, batch: objective.losses(params, batch, DROPOUT_KEY))
+
     @property
     def parts(self) -> tuple[Any, Any, Any]:
         """Loss, parameters and batch."""
@@ -64,6 +69,10 @@ class Case:
 @cache
 def case(family: str, with_adapters: bool = False, adapter_dropout: float = 0.0, **changes: Any) -> Case:
     of = subject(family, **changes)
+    plain = {name: value for name, value in changes.items() if name not in COMPUTATION}
+    if plain != changes:
+        # Against the gradients of the plain formula that keeps everything.
+        return case(family, with_adapters, adapter_dropout, **plain).computed_by(of)
     return Case.build(of, rows(of), with_adapters=with_adapters, dropout=adapter_dropout)
 
 

@@ -70,6 +70,7 @@ SHAPES = {
     "tokens": st.integers(3, 20),
     "dropout": st.sampled_from([0.0, 0.1]),
     "scan": st.booleans(),
+    "rematerialize": st.sampled_from(["none", "layers"]),
     "kept_bytes": st.sampled_from([0, 20_000, 2**30]),
 }
 
@@ -82,10 +83,11 @@ def test_any_shape(family, heads, examples, tokens, kept_bytes, **changes):
     assert_exact(Case.build(of, rows(of, examples, tokens, seed=tokens)), kept_bytes=kept_bytes)
 
 
+@pytest.mark.parametrize("rematerialize", ["none", "layers"])
 @pytest.mark.parametrize("family", slow("decoder", "roberta_classifier", "gemma2", "qwen3"))
-def test_bfloat16_is_close_and_never_beyond_the_clipping_norm(family):
+def test_bfloat16_is_close_and_never_beyond_the_clipping_norm(family, rematerialize):
     """One real row at a time: what is added to the sum is that row's clipped gradient, whose norm is the sensitivity."""
-    of, narrow = subject(family), subject(family, dtype="bfloat16")
+    of, narrow = subject(family), subject(family, dtype="bfloat16", rematerialize=rematerialize)
     params, batch = parameters(of), rows(of)
     norms = np.sqrt([squared_norm(gradient) for gradient in float64_gradients(of.losses, params, batch)[0]])
     weights = lambda n: 0.01 / jnp.maximum(n, 0.01)  # noqa: E731

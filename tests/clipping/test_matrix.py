@@ -22,7 +22,17 @@ WAYS = {
     "dropout": ({"dropout": 0.1}, {}),
     "adapter_dropout": ({"adapter_dropout": 0.25}, {}),
     "adapter_dropout_ops": ({"adapter_dropout": 0.25}, {"fused": False}),
+    "again": ({"rematerialize": "layers"}, {}),
+    "again_ops": ({"rematerialize": "layers"}, {"fused": False}),
+    "loop_again_without_memory": ({"rematerialize": "layers"}, {"kept_bytes": 0}),
+    "again_in_line": ({"rematerialize": "layers", "scan": False}, {"kept_bytes": 0}),
+    "again_dropout": ({"rematerialize": "layers", "dropout": 0.1}, {}),
+    "by_jax": ({"attention": "xla"}, {}),
+    "by_jax_ops": ({"attention": "xla"}, {"fused": False}),
+    "loop_again_by_jax": ({"rematerialize": "layers", "attention": "xla"}, {}),
 }
+AGAIN = ("again", "again_ops", "loop_again_without_memory", "again_in_line", "again_dropout")
+BY_JAX = ("by_jax", "by_jax_ops", "loop_again_by_jax")
 METHODS = ("book_keeping", "ghost", "vmap")
 DEFAULT = [
     *((family, "all", "book_keeping", "blocks") for family in ("bert_untied", "roberta_classifier", "decoder_choices")),
@@ -38,6 +48,9 @@ DEFAULT = [
     ("gemma3", "all", "book_keeping", "blocks"),
     ("llama", "lora", "book_keeping", "ops"),
     ("qwen2", "all", "traced", "blocks"),
+    ("bert", "all", "book_keeping", "loop_again_without_memory"),
+    ("decoder", "lora", "book_keeping", "again_ops"),
+    ("decoder", "all", "book_keeping", "loop_again_by_jax"),
 ]
 CELLS = [
     *product(FAMILIES, ["all"], METHODS, ["blocks"]),
@@ -52,6 +65,11 @@ CELLS = [
     *product(("llama", "qwen2"), ["bias"], (*METHODS[:1], "traced"), ["blocks"]),
     *product(ROTARY, ("all", "lora"), METHODS[:1], ["ops", "loop_without_memory", "adapter_dropout"]),
     *product(("bert", "decoder", "roberta_choices"), ("lora", "lora_ffa"), METHODS[:1], ["adapter_dropout", "adapter_dropout_ops"]),
+    *product(FAMILIES, ["all"], METHODS[:1], ["loop_again_without_memory", "loop_again_by_jax"]),
+    *product(("bert", "decoder"), ["all"], METHODS, [*AGAIN, *BY_JAX]),
+    *product(("bert", "decoder"), ["all"], ["traced"], ["again", "by_jax", "loop_again_by_jax"]),
+    *product(("bert", "decoder"), SELECTIONS, METHODS[:2], ["loop_again_without_memory"]),
+    *product(("bert", "decoder"), ("lora", "top"), METHODS[:1], ["again", "again_ops", "again_in_line", "again_dropout"]),
 ]
 
 
@@ -72,5 +90,6 @@ def test_clips_exactly(family, trained, method, way, monkeypatch):
 def test_the_default_cells_hold_each_method_way_and_kind():
     kinds = {family.split("_")[0] for family, *_ in DEFAULT} | {family.split("_")[-1] for family, *_ in DEFAULT}
     assert {"bert", "roberta", "decoder", "classifier", "choices", "untied"} <= kinds
-    assert {way for *_, way in DEFAULT} >= set(WAYS) - {"adapter_dropout_ops", "in_line"}
+    slow = {"adapter_dropout_ops", "in_line", *AGAIN, *BY_JAX} - {"loop_again_without_memory", "again_ops", "loop_again_by_jax"}
+    assert {way for *_, way in DEFAULT} >= set(WAYS) - slow
     assert {"all", "bias", "top", "lora", "last_layer", "kernels"} <= {trained for _, trained, *_ in DEFAULT}

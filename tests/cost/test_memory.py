@@ -87,14 +87,31 @@ def test_a_compilers_count_stands_in_for_the_arithmetic():
     assert found.measured(100) == dataclasses.replace(found, microbatch=104)
 
 
-def slow(*trains):
-    return [pytest.param(train, marks=pytest.mark.slow) for train in trains]
+def test_layers_computed_again_keep_their_inputs_and_what_is_recorded():
+    again = dataclasses.replace(TINY_BERT, rematerialize="layers")
+    one = (KEPT - 3_072 - 1_368) // 2
+    assert activations(again, P, 100, 8, 3) == 2 * 8 * 128 + one + 3_072 + 1_368
+    assert activations(dataclasses.replace(again, attention="cudnn"), P, 100, 8, 3) == activations(again, P, 100, 8, 3) - 2 * 2 * 64
+    recorded, plain = (step_memory(again, P, shards=1, method=method, **SIZES).microbatch for method in ("book_keeping", "plain"))
+    # Beside the input of a layer those of three more matrices, and the cotangents of all four.
+    assert recorded - plain == 5 * 4 * 2 * 8 * (2 * 128 + 512 + 5 * 128 + 512)
 
 
-@pytest.mark.parametrize("train", [Biases(), *slow(Everything(), LastLayer(), TopLayers(layers=1), Adapters(rank=2, alpha=4.0))])
-def test_a_microbatch_takes_what_the_compiler_says(train):
+def slow(*cases):
+    return [pytest.param(*case, marks=pytest.mark.slow) for case in cases]
+
+
+@pytest.mark.parametrize(
+    ("train", "rematerialize"),
+    [
+        (Biases(), "layers"),
+        *slow((Biases(), "none"), (Everything(), "none"), (LastLayer(), "none"), (TopLayers(layers=1), "none")),
+        *slow((Adapters(rank=2, alpha=4.0), "none"), (Adapters(rank=2, alpha=4.0), "layers"), (Everything(), "layers")),
+    ],
+)
+def test_a_microbatch_takes_what_the_compiler_says(train, rematerialize):
     """Temporaries of the compiled sum; the compiler finds some of the room of what layers leave behind twice."""
-    model, examples = Bert(name="small", layers=4, width=64, heads=4, feed_forward=256, positions=64), 16
+    model, examples = Bert(name="small", layers=4, width=64, heads=4, feed_forward=256, positions=64, rematerialize=rematerialize), 16
     task = MaskedLanguageModel(next_sentence=True, max_masked_positions=8)
     of, scalar = objective(model, task, 64, Special(0, 1, 2, 3, 4)), jax.ShapeDtypeStruct((examples,), jnp.int32)
     rows = {name: scalar for name in ("segment_start", "length", "is_next", "record")}

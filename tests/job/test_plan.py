@@ -65,6 +65,15 @@ def test_plan_has_every_public_field(headline: dict) -> None:
     json.dumps(headline, allow_nan=False)
 
 
+def test_layers_computed_again_take_more_work_and_less_memory(headline: dict) -> None:
+    again = _plan("+experiment=anil_2m_batch", "model.rematerialize=layers", f"microbatch={headline['microbatch']}")
+    assert (again["rematerialize"], again["attention"]) == ("layers", "explicit")
+    # A forward pass of the layers more, of the three passes.
+    assert 1.25 < again["flops_of_products"] / headline["flops_of_products"] < 4 / 3
+    assert again["flops"] / headline["flops"] == pytest.approx(again["flops_of_products"] / headline["flops_of_products"])
+    assert again["memory_bytes_per_device"] < headline["memory_bytes_per_device"]
+
+
 def test_other_vocabulary_has_its_exact_count() -> None:
     assert _plan("+experiment=anil_2m_batch", "data.vocabulary.size=32000")["parameters"] == 337_741_058
 

@@ -21,6 +21,9 @@ from .declared import declared
         ({"feed_forward": 0}, "sizes must be positive"),
         ({"positions": 0}, "sizes must be positive"),
         ({"heads": 3}, "model.heads=3: does not divide width 128"),
+        ({"attention": "xla", "dropout": 0.1}, "model.attention=xla, model.dropout=0.1: jax.nn.dot_product_attention drops no"),
+        ({"attention": "cudnn"}, "model.attention=cudnn, model.dtype=float32, 64 numbers a head: cuDNN's attention needs bfloat16"),
+        ({"attention": "cudnn", "dtype": "bfloat16", "heads": 32}, "4 numbers a head: cuDNN's attention needs"),
     ],
 )
 def test_a_shape_that_cannot_be_built_is_refused(model, changes, words):

@@ -139,6 +139,8 @@ def test_what_differs_is_named(monkeypatch):
     first = fingerprint(declare(), "data", 4)
     assert differences(first, fingerprint(declare(schedule=Schedule(evaluate_every=7)), "data", 4)) == []
     assert differences(first, fingerprint(declare(steps=5), "data", 4)) == ["claim"]
+    again = dataclasses.replace(declare().model, rematerialize="layers")
+    assert differences(first, fingerprint(declare(model=again), "data", 4)) == ["model"]
     assert differences(first, fingerprint(declare(), "other", 3)) == ["data", "microbatch"]
     assert differences(first, fingerprint(declare(init=FromRun(run="another")), "data", 4)) == ["claim"]
     monkeypatch.setenv("JAX_DEFAULT_MATMUL_PRECISION", "highest")
