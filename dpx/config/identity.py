@@ -78,9 +78,19 @@ def identity(plain: dict[str, Any]) -> dict[str, Any]:
     if isinstance(schedule, dict) and schedule.get("stop_after_evaluations_without_gain") is not None:
         # These evaluations decide which weights the run ends with.
         kept["schedule"] = {key: schedule.get(key) for key in _OF_THE_END}
-    if isinstance(model := kept.get("model"), dict):
-        kept["model"] = {key: value for key, value in model.items() if key not in COMPUTATION}
-    return kept
+    return _however_computed(kept)
+
+
+def _however_computed(node: Any) -> Any:
+    """Returns a node without the settings that say how its models are computed."""
+    if not isinstance(node, dict):
+        return node
+    return {
+        key: {name: leaf for name, leaf in value.items() if name not in COMPUTATION}
+        if key == "model" and isinstance(value, dict)
+        else _however_computed(value)
+        for key, value in node.items()
+    }
 
 
 def _short_hash(plain: Any) -> str:

@@ -9,6 +9,7 @@ class Crossing:
 
     kind: str = described("Kind of the operation, as XLA names it.")
     devices: int = described("Number of devices of a group that meets; 0 where the program names no groups.")
+    axes: tuple[str, ...] = described("Axes of the mesh along which they meet: data and fsdp hold examples, tensor is within a layer.")
     in_loop: bool = described("Whether a loop runs them.")
     number: int = described("How many there are.")
     elements: int = described("Numbers in their results on one device.")

@@ -10,6 +10,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from dpx.clipping.frozen import merged
 from dpx.cost.collectives import collectives
@@ -60,13 +61,14 @@ def dry_run(experiment: Experiment, vocabulary_size: int, microbatch: int) -> Co
     waiting = {"reparametrise": state.moments, "gather": (state.moments, added), "accumulate": (state, added)}
     waiting |= {"reduce": (state, moved, added), "finish": (moved, added)}
     programs = {name: _bytes(program) | {"waiting": _held(waiting[name])} for name, program in compiled.items()}
+    mesh = {axis: getattr(experiment.mesh, axis) for axis in ("data", "fsdp", "tensor")}
     return CompiledStep(
-        mesh={axis: getattr(experiment.mesh, axis) for axis in ("data", "fsdp", "tensor")},
+        mesh=mesh,
         compiled_for="simulated CPU devices",
         microbatch=microbatch,
         peak_bytes_per_device=max(sum(sizes.values()) for sizes in programs.values()),
         programs=programs,
-        collectives={name: _crossing(program.as_text()) for name, program in compiled.items()},
+        collectives={name: _crossing(program.as_text(), mesh) for name, program in compiled.items()},
         flops_per_device_and_microbatch=compiled_matmul_flops(compiled["accumulate"].as_text()),
     )
 
@@ -114,18 +116,23 @@ def _bytes(compiled: Any) -> dict[str, int]:
     }
 
 
-def _crossing(text: str) -> tuple[Crossing, ...]:
+def _crossing(text: str, mesh: dict[str, int]) -> tuple[Crossing, ...]:
     """Returns the elements of collectives' results on one device.
 
-    They are summed by kind, size of the groups that communicate, and whether a loop runs the collective.
+    They are summed by kind, size and axes of the groups that communicate, and whether a loop runs the collective.
     """
-    operations = collectives(text)
     numbers, elements = Counter(), Counter()
-    for one in operations:
-        key = (one.kind, len(one.groups[0]) if one.groups else 0, one.is_in_loop)
+    for one in collectives(text):
+        key = (one.kind, len(one.groups[0]) if one.groups else 0, _axes(one.groups, mesh), one.is_in_loop)
         numbers[key] += 1
         elements[key] += one.elements
     return tuple(
-        Crossing(kind=kind, devices=devices, in_loop=looped, number=numbers[kind, devices, looped], elements=count)
-        for (kind, devices, looped), count in sorted(elements.items())
+        Crossing(kind=kind, devices=devices, axes=axes, in_loop=looped, number=numbers[kind, devices, axes, looped], elements=count)
+        for (kind, devices, axes, looped), count in sorted(elements.items())
     )
+
+
+def _axes(groups: tuple[tuple[int, ...], ...], mesh: dict[str, int]) -> tuple[str, ...]:
+    """Returns the axes along which devices of a group differ; without groups all devices meet."""
+    devices = [np.unravel_index(list(group), tuple(mesh.values())) for group in groups or (tuple(range(math.prod(mesh.values()))),)]
+    return tuple(axis for place, axis in enumerate(mesh) if any(len(set(of_group[place].tolist())) > 1 for of_group in devices))
