@@ -41,7 +41,7 @@ def layer_stack(model: Bert | Decoder, layers: Any, x_BTH: Array, session: Probe
     The form of each weight's norm follows from the shapes and the memory that the session may use. The layers are all of the model's, or as
     many as `layers` holds from number `first` on.
 
-    A short stack is unrolled if memory suffices: if the gradient of every trained weight is kept.
+    A short stack is unrolled if memory suffices: if the gradient of every trained weight is kept, and nothing is computed again.
     """
     B, T, H = x_BTH.shape
     kernels = {weight: layers[weight]["kernel"] for weight in WEIGHTS}
@@ -52,7 +52,8 @@ def layer_stack(model: Bert | Decoder, layers: Any, x_BTH: Array, session: Probe
         held = B * T * (7 * H + model.feed_forward) * model.layers * x_BTH.dtype.itemsize
         session.hold("layers", held * len(trained) // len(WEIGHTS))
     forms: tuple[norms.Form, ...] = tuple(form_of(B, T, kernel, kernel.shape[-2:]) for kernel in kernels.values())
-    is_plenty = model.layers <= MOST_IN_LINE and all(
+    is_plenty = model.layers <= MOST_IN_LINE and model.rematerialize == "none"
+    is_plenty = is_plenty and all(
         form == "kept" for form, weight in zip(forms, WEIGHTS, strict=True) if weight in trained
     )
     return LayerStack(model, forms, is_loop=model.scan and not is_plenty, first=first)
@@ -173,7 +174,7 @@ class LayerStack(Op):
         """Returns (the cotangent of a layer's input, factors, its residuals), from what `forward` kept of it."""
         p = cast(p, g_BTH)
         if self.is_rematerialized:
-            # Outside a loop the compiler would merge this with the forward pass, and keep everything.
+            # Outside a loop a compiler may merge this with the forward pass and keep everything; that for CPUs does so all the same.
             x_BTH, g_BTH = (r["x"], g_BTH) if self.is_loop else lax.optimization_barrier((r["x"], g_BTH))
             # Rounded to their type before norms are taken of them: the sum reads what was stored.
             r = jax.tree.map(norms.as_stored, self.order.forward(place, p, x_BTH)[1])
