@@ -371,7 +371,16 @@ def test_all_missing_values_are_listed_at_once() -> None:
         config.build(recipes.compose(["data=text", "steps=???"]))
 
 
-HOW_AND_WHERE = ["model.rematerialize=layers", "model.attention=xla", "mesh=cpu8", "clipping_method.name=vmap", "schedule.evaluate_every=7", "microbatch=4", "job=plan", "list.match=a"]
+HOW_AND_WHERE = [
+    "model.rematerialize=layers",
+    "model.attention=xla",
+    "mesh=cpu8",
+    "clipping_method.name=vmap",
+    "schedule.evaluate_every=7",
+    "microbatch=4",
+    "job=plan",
+    "list.match=a",
+]
 
 
 @pytest.mark.parametrize("override", HOW_AND_WHERE)

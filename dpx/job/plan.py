@@ -190,7 +190,7 @@ def work(experiment: Experiment, parameters: int, vocabulary: int, examples: int
 
 
 def _products(experiment: Experiment, vocabulary: int, drawn: int, protected: int) -> tuple[int, int]:
-    """Returns the matrix-product FLOPs of a run of `drawn` rows, if every parameter were trained and nothing computed again, and as it is."""
+    """Returns the matrix-product FLOPs of a run of `drawn` rows: if all were trained and nothing computed again, and as it is."""
     model, task, length = experiment.model, experiment.task, experiment.data.sequence_length
     one = training_matmul_flops(model, vocabulary, length, task.masked_positions(length), pooled_outputs=task.pooled_outputs)
     if experiment.train.is_all and not experiment.mechanism.reparametrises:

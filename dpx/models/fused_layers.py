@@ -53,9 +53,7 @@ def layer_stack(model: Bert | Decoder, layers: Any, x_BTH: Array, session: Probe
         session.hold("layers", held * len(trained) // len(WEIGHTS))
     forms: tuple[norms.Form, ...] = tuple(form_of(B, T, kernel, kernel.shape[-2:]) for kernel in kernels.values())
     is_plenty = model.layers <= MOST_IN_LINE and model.rematerialize == "none"
-    is_plenty = is_plenty and all(
-        form == "kept" for form, weight in zip(forms, WEIGHTS, strict=True) if weight in trained
-    )
+    is_plenty = is_plenty and all(form == "kept" for form, weight in zip(forms, WEIGHTS, strict=True) if weight in trained)
     return LayerStack(model, forms, is_loop=model.scan and not is_plenty, first=first)
 
 

@@ -62,7 +62,14 @@ def _elements(crossing: Any) -> int:
 def compiled_plan(model: str, devices: int) -> tuple[dict[str, Any], float]:
     """Returns plan.json of one row, and the seconds that it took."""
     with tempfile.TemporaryDirectory() as folder:
-        given = ("+experiment=anil_2m_batch", f"model={model}", *MESHES[devices], "job=plan", "plan.compile=true", f"hydra.run.dir={folder}")
+        given = (
+            "+experiment=anil_2m_batch",
+            f"model={model}",
+            *MESHES[devices],
+            "job=plan",
+            "plan.compile=true",
+            f"hydra.run.dir={folder}",
+        )
         began = time.monotonic()
         subprocess.run([sys.executable, "-m", "dpx", *given], check=True, stdout=subprocess.DEVNULL)
         return json.loads((Path(folder) / "release/plan.json").read_text()), time.monotonic() - began
