@@ -109,7 +109,9 @@ def attend(model: RotaryDecoder, q_RSND: Array, k_RUGD: Array, v_RUGD: Array, le
         lengths = length_R.astype(jnp.int32)
         return jax.nn.dot_product_attention(q_RSND, k_RUGD, v_RUGD, key_value_seq_lengths=lengths, **options).reshape(R, S, -1)
     at_least_f32 = jnp.promote_types(q_RSND.dtype, jnp.float32)
-    scores_RGQSU = jnp.einsum("rsgqd,rugd->rgqsu", q_RSND.reshape(R, S, G, -1, D), k_RUGD, preferred_element_type=at_least_f32) * model.query_scale
+    scores_RGQSU = (
+        jnp.einsum("rsgqd,rugd->rgqsu", q_RSND.reshape(R, S, G, -1, D), k_RUGD, preferred_element_type=at_least_f32) * model.query_scale
+    )
     place_S = jnp.arange(S)
     distance_SU = place_S[:, None] - place_S
     is_seen_SU = distance_SU >= 0
