@@ -67,6 +67,8 @@ CELLS = [
     *product(("bert", "decoder", "roberta_choices"), ("lora", "lora_ffa"), METHODS[:1], ["adapter_dropout", "adapter_dropout_ops"]),
     *product(FAMILIES, ["all"], METHODS[:1], ["loop_again_without_memory", "loop_again_by_jax"]),
     *product(("bert", "decoder"), ["all"], METHODS, [*AGAIN, *BY_JAX]),
+    *product(ROTARY, ("all", "lora"), (*METHODS[:1], "traced"), ["again"]),
+    *product(("llama", "qwen3"), ("all", "lora"), METHODS[:1], ["by_jax", "loop_again_by_jax"]),
     *product(("bert", "decoder"), ["all"], ["traced"], ["again", "by_jax", "loop_again_by_jax"]),
     *product(("bert", "decoder"), SELECTIONS, METHODS[:2], ["loop_again_without_memory"]),
     *product(("bert", "decoder"), ("lora", "top"), METHODS[:1], ["again", "again_ops", "again_in_line", "again_dropout"]),
