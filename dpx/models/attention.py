@@ -10,6 +10,7 @@ B: examples, C: texts of an example, R: rows of attention = B C, T, S: tokens, N
 """
 
 from collections.abc import Callable
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -72,12 +73,9 @@ def attend(qkv_BTd: Array, length: Array, model: Model, dropped: Dropped) -> Flo
 
 def _by_jax(qkv_BTd: Array, length: Array, model: Model) -> Float[Array, "B T H"]:
     by_part_RSPND = by_text(qkv_BTd, length).reshape(length.size, -1, 3, model.heads, model.width // model.heads)
-    context_RSND = jax.nn.dot_product_attention(
-        *(by_part_RSPND[:, :, part] for part in range(3)),
-        is_causal=model.causal,
-        key_value_seq_lengths=length.reshape(-1).astype(jnp.int32),
-        implementation=model.attention,
-    )
+    q, k, v = (by_part_RSPND[:, :, part] for part in range(3))
+    options: Any = {"is_causal": model.causal, "implementation": model.attention}
+    context_RSND = jax.nn.dot_product_attention(q, k, v, key_value_seq_lengths=length.reshape(-1).astype(jnp.int32), **options)
     return context_RSND.reshape(*qkv_BTd.shape[:2], -1)
 
 
