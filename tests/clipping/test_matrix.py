@@ -31,6 +31,8 @@ WAYS = {
     "by_jax_ops": ({"attention": "xla"}, {"fused": False}),
     "loop_again_by_jax": ({"rematerialize": "layers", "attention": "xla"}, {}),
 }
+# The choices of one example nearly cancel, so that these ways have float32's own error there, and loops that are not computed again too.
+ALONE = [family for family in FAMILIES if not family.endswith("_choices")]
 AGAIN = ("again", "again_ops", "loop_again_without_memory", "again_in_line", "again_dropout")
 BY_JAX = ("by_jax", "by_jax_ops", "loop_again_by_jax")
 METHODS = ("book_keeping", "ghost", "vmap")
@@ -65,7 +67,7 @@ CELLS = [
     *product(("llama", "qwen2"), ["bias"], (*METHODS[:1], "traced"), ["blocks"]),
     *product(ROTARY, ("all", "lora"), METHODS[:1], ["ops", "loop_without_memory", "adapter_dropout"]),
     *product(("bert", "decoder", "roberta_choices"), ("lora", "lora_ffa"), METHODS[:1], ["adapter_dropout", "adapter_dropout_ops"]),
-    *product(FAMILIES, ["all"], METHODS[:1], ["loop_again_without_memory", "loop_again_by_jax"]),
+    *product(ALONE, ["all"], METHODS[:1], ["loop_again_without_memory", "loop_again_by_jax"]),
     *product(("bert", "decoder"), ["all"], METHODS, [*AGAIN, *BY_JAX]),
     *product(ROTARY, ("all", "lora"), (*METHODS[:1], "traced"), ["again"]),
     *product(("llama", "qwen3"), ("all", "lora"), METHODS[:1], ["by_jax", "loop_again_by_jax"]),
