@@ -54,19 +54,29 @@ def set_form(form: Form) -> None:
     _form, _answer = form, None
 
 
+def form() -> Form:
+    """Returns what this process shows."""
+    return _form
+
+
 def answer(document: Any) -> None:
     """Keeps the answer of a job, a JSON value, for the object that `--json` prints of its run."""
     global _answer
     _answer = document
 
 
-def tell_answer(**facts: Any) -> None:
-    """Prints, under `--json` alone, one line: `facts` about a run and the answer of its job."""
+def taken_answer() -> Any:
+    """Returns the answer that the newest job kept, `None` if it kept none, and forgets it."""
     global _answer
-    document, _answer = facts | {"answer": _answer}, None
+    taken, _answer = _answer, None
+    return taken
+
+
+def tell_answer(**facts: Any) -> None:
+    """Prints, under `--json` alone, one line: `facts` about a run, with the answer of its job."""
     if _form == "json":
         try:
-            print(json.dumps(document), flush=True)
+            print(json.dumps(facts), flush=True)
         except BrokenPipeError:
             raise closed_pipe() from None
 

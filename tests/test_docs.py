@@ -89,8 +89,8 @@ def test_every_command_composes(page: str):
     lines = [line[3:] for line in commands(page) if line[:3] == ["python", "-m", "dpx"] and "--config-dir" not in line]
     assert len(lines) > 2
     for line in lines:
-        # The composed config is printed by Hydra, and Optuna belongs to an extra: its recipe's config is that of one trial.
-        words = [word for word in line if word not in NOT_COMPOSED and not word.startswith("hydra/sweeper/")]
+        # The composed config is printed by Hydra; launchers and Optuna belong to extras: a search's config is that of one trial.
+        words = [word for word in line if word not in NOT_COMPOSED and not word.startswith(("hydra/sweeper/", "hydra/launcher="))]
         cfg = composed([*words, *(["hydra/sweeper=basic"] if any(word.startswith("tune.") for word in words) else [])])
         # Building the declaration reads the checkpoint or parent, which does not exist here.
         if not {"init=hf", "init=run", "init=file"} & {*line} and not cfg.run:

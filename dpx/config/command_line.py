@@ -84,6 +84,8 @@ def _unknown_option(error: MissingConfigException) -> ConfigError:
     if group == "hydra/sweeper" and option == "optuna":
         # These options come with the extra.
         return missing("hydra/sweeper=search", "tune")
+    if group == "hydra/launcher" and option in ("joblib", "submitit_local", "submitit_slurm"):
+        return missing(f"hydra/launcher={option}", "launchers", f"hydra-{option.partition('_')[0]}-launcher")
     for package in packages.listed():
         if package.set_aside and wanted in package.options:
             return ConfigError(

@@ -11,6 +11,7 @@ from dpx.config.with_hydra import register_search_path
 from dpx.console import Console, closed_pipe, require_standard_streams, set_form, tell, wide_console
 from dpx.declaration import ConfigError
 from dpx.launch import resolvers, sweep
+from dpx.launch.elsewhere import PointFailed
 from dpx.launch.launcher import CloseStudy, Launcher
 from dpx.launch.refused import remove_sweep_if_new
 from dpx.processes import Place, liveness, place, supervisor, team
@@ -100,6 +101,7 @@ def _run() -> None:
         try:
             part()
         except interruption.Interrupted as interrupted:
+            launcher.gather()
             tell(str(interrupted))
             sys.exit(interrupted.exit_code)
         except resolvers.NothingLeft as complete:
@@ -118,9 +120,10 @@ def _show_sweep(launcher: Launcher) -> None:
 
     A sweep that was refused at every point leaves no file.
     """
+    launcher.gather()
     if not any(outcome.folder.exists() for outcome in launcher.outcomes):
         remove_sweep_if_new()
-    if launcher.is_sweep and launcher.study is None:
+    if launcher.is_sweep and not launcher.is_search:
         sweep.show_plans(launcher.outcomes, Console(soft_wrap=True))
         sweep.show(launcher.outcomes, wide_console())
 
@@ -133,5 +136,6 @@ def _answer(error: Exception) -> int:
         tell(f"error: {refused}")
         return LOST if isinstance(refused, PeerLost) else 2
     words = " ".join(str(error).split()) or "no message"
-    tell(f"error: {type(error).__name__}: {words}. The traceback is in the run's private/dpx.log.")
+    name = "" if isinstance(error, PointFailed) else f"{type(error).__name__}: "
+    tell(f"error: {name}{words}. The traceback is in the run's private/dpx.log.")
     return 1

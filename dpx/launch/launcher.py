@@ -23,7 +23,7 @@ from dpx.claim import outside_code
 from dpx.config import build
 from dpx.config.command_line import as_refused
 from dpx.config.instantiate import NODES_OF_JOBS
-from dpx.console import stage, tell_answer, wide_console
+from dpx.console import stage, taken_answer, tell_answer, wide_console
 from dpx.data.prepare import prepare
 from dpx.declaration import ConfigError, require
 from dpx.durable import put_in_place
@@ -32,6 +32,7 @@ from dpx.interruption import Interrupted
 from dpx.job.train import Train
 from dpx.launch import finished, search_space, sweep
 from dpx.launch.commit import commit
+from dpx.launch.elsewhere import Command, Told
 from dpx.launch.refused import remove_if_new
 from dpx.launch.same_run import require_same_claim, require_same_run
 from dpx.launch.sweep import Outcome
@@ -54,16 +55,32 @@ _OF_A_CHAIN = ("experiment", "base", "job", "chain", "name", "replicate", "point
 
 
 class Launcher:
-    """Runs what Hydra composes. `failures` and `outcomes` are in the order of the launch."""
+    """Runs what Hydra composes. `failures` and `outcomes` are in the order of the launch.
 
-    def __init__(self) -> None:
+    A launcher such as joblib pickles it; a copy in another process belongs to `command`, and tells it what its points came to.
+    """
+
+    def __init__(self, command: Command | None = None) -> None:
         self.failures: list[Exception] = []
         self.outcomes: list[Outcome] = []
-        self.is_sweep = False
-        self.study: Study | None = None
+        self.is_sweep = self.is_search = False
+        self._command, self._is_copy = command, command is not None
+        if command is not None:
+            command.adopt()
         self._mesh: Any = None
         self._is_draw = False
         self._job = ""
+
+    def __reduce__(self) -> tuple[type["Launcher"], tuple[Command]]:
+        self._command = self._command or Command.of_this_process()
+        return Launcher, (self._command,)
+
+    def gather(self) -> None:
+        """Adds the outcomes and failures of points that ran in other processes."""
+        command, self._command = self._command, None
+        for told in () if command is None else command.gathered():
+            self.is_sweep, self.is_search = True, self.is_search or told.is_trial
+            self._add(told)
 
     def __call__(self, cfg: DictConfig) -> float:
         """One job of one config; returns the score that a search maximises: 0, the worst possible accuracy, for failed points.
@@ -109,7 +126,8 @@ class Launcher:
             raise
         except Exception as error:
             # A finished run that a search may not count has still finished, and a run that another process trains has not failed.
-            return self._record(path, point, "failed", error=self._note_failed(error, path, None if is_left_alone else status))
+            words = self._note_failed(error, path, None if is_left_alone else status)
+            return self._record(path, point, "failed", failed=(words, error))
         return self._record(path, point, "finished", status.read().get("score"))
 
     def _check_launch(self, cfg: DictConfig, settings: Any, point: tuple[str, ...]) -> None:
@@ -126,9 +144,8 @@ class Launcher:
             _require_read_by_chain(point)
 
     def _note_failed(self, error: Exception, path: Path, status: Status | None) -> str:
-        """Keeps the error, notes it in `path` if `status` is that of the failed job, and returns it as text. A refused command that has not
-        done anything leaves no folder."""
-        self.failures.append(error)
+        """Notes the error in `path` if `status` is that of the failed job, and returns it as text. A refused command that has not done
+        anything leaves no folder."""
         refused = as_refused(error)
         if refused is not None and remove_if_new(path, self._job):
             return str(refused)
@@ -188,7 +205,7 @@ class Launcher:
             check_init(experiment.init, experiment.tune)
             # Text that cannot be prepared raises here, before a trial begins.
             prepare(experiment.data, experiment.privacy)
-            self.study = study
+            self.is_search = True
         else:
             experiment = dataclasses.replace(experiment, tune=study.first_tune(experiment.tune))
         study.begin(experiment, path, point, search_space.composed)
@@ -209,10 +226,26 @@ class Launcher:
         with self._trial(experiment, job, path, status, point, cfg.get("fork")):
             pass
 
-    def _record(self, path: Path, point: tuple[str, ...], state: str, score: float | None = None, error: str | None = None) -> float:
-        self.outcomes.append(Outcome(path, point, state, score, error, self._job))
-        tell_answer(job=self._job, folder=str(path), overrides=list(point), state=state, score=score, error=error)
+    def _record(
+        self, path: Path, point: tuple[str, ...], state: str, score: float | None = None, failed: tuple[str, Exception] | None = None
+    ) -> float:
+        """Keeps the outcome of one point; `failed` is its error, as text and itself. Returns the score that a search maximises."""
+        error, failure = failed or (None, None)
+        told = Told(Outcome(path, point, state, score, error, self._job), taken_answer(), failure, self.is_search)
+        if self._is_copy and self._command is not None:
+            self._command.tell(HydraConfig.get().job.num, told)
+        else:
+            self._add(told)
         return score or 0.0
+
+    def _add(self, told: Told) -> None:
+        """Adds the outcome of one point, and prints it under `--json`."""
+        one = told.outcome
+        self.outcomes.append(one)
+        if told.error is not None:
+            self.failures.append(told.error)
+        facts = {"folder": str(one.folder), "overrides": list(one.point), "state": one.state, "score": one.score, "error": one.error}
+        tell_answer(job=one.job, **facts, answer=told.answer)
 
     def _note_interrupted(self, interrupted: Interrupted, path: Path, status: Status) -> None:
         """Notes how to resume and the state of the run; a job that had not begun has no state."""

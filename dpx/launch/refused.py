@@ -7,6 +7,7 @@ that holds a ledger, results or the record of a trial, stays.
 import contextlib
 import fcntl
 import json
+import logging
 import os
 from pathlib import Path
 from typing import Any, ClassVar
@@ -73,6 +74,7 @@ def remove_if_new(folder: Path, job: str) -> bool:
                 stack.enter_context(locked(lock, fcntl.LOCK_EX | fcntl.LOCK_NB))
         except BlockingIOError:
             return False
+        _stop_logging_in(folder)
         for file in files:
             file.unlink(missing_ok=True)
     for path in sorted((path for path in folder.rglob("*") if path.is_dir()), reverse=True):
@@ -96,6 +98,15 @@ def remove_sweep_if_new() -> None:
         for path in (folder, *folder.parents):
             if path in NoteFolders.existing or not _remove_empty(path):
                 break
+
+
+def _stop_logging_in(folder: Path) -> None:
+    """Removes handlers of logs in `folder`: a message after its removal, such as that of a launcher's own process, would raise."""
+    root = logging.getLogger()
+    for handler in [*root.handlers]:
+        if isinstance(handler, logging.FileHandler) and folder in Path(handler.baseFilename).parents:
+            root.removeHandler(handler)
+            handler.close()
 
 
 def _is_new(folder: Path) -> bool:
