@@ -85,7 +85,7 @@ def test_a_launcher_that_is_missing_names_its_extra() -> None:
 
 
 def _swept(folder: Path, *arguments: str) -> tuple[int, list[str], list[str]]:
-    """Exit code, and the lines of the table and of the errors, less times."""
+    """Exit code, and the lines of the closing table and of the errors."""
     folder.mkdir()
     done = subprocess.run(
         [sys.executable, "-m", "dpx", "-m", *arguments],
@@ -95,7 +95,7 @@ def _swept(folder: Path, *arguments: str) -> tuple[int, list[str], list[str]]:
         text=True,
         timeout=500,
     )
-    table = [line for line in done.stdout.splitlines() if "HYDRA" not in line]
+    table = done.stdout.partition("points of the sweep")[2].splitlines()
     return done.returncode, table, [line for line in done.stderr.splitlines() if line.startswith("error: ")]
 
 

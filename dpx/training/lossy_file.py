@@ -72,20 +72,28 @@ class LossyFile:
 
 
 class EventFile(LossyFile):
-    """A new event file in `folder`. TensorBoard then ignores what earlier files there hold of `first_step` and the steps after it."""
+    """A new event file in `folder`. TensorBoard then ignores what earlier files there hold of `first_step`, at least 1, and the steps
+    after it."""
 
     def __init__(self, folder: Path, first_step: int):
         now = time.time()
-        begun = [_Event(wall_time=now, file_version=_VERSION)]
-        if first_step:
-            begun.append(_Event(wall_time=now, step=first_step, session_log=_SessionLog(status=_SessionLog.START)))
+        begun = [
+            _Event(wall_time=now, file_version=_VERSION),
+            _Event(wall_time=now, step=first_step, session_log=_SessionLog(status=_SessionLog.START)),
+        ]
         # Two starts within one second get different names.
         name = f"events.out.tfevents.{int(now):010d}.{socket.gethostname()}.{time.time_ns() % 10**9:09d}"
         super().__init__(folder / name, b"".join(map(_record, begun)))
 
-    def add_scalars(self, scalars: dict[str, float], step: int) -> None:
-        """Adds values of one step, by their names in TensorBoard."""
-        self.add([value for name, number in scalars.items() for value in summary.scalar(name, number).value], step)
+    def add_scalars(self, scalars: dict[str, tuple[float, str]], step: int) -> None:
+        """Adds values of one step, each with its description (Markdown, or nothing), by their names in TensorBoard."""
+        named = [summary.scalar(name, number, summary_description=text) for name, (number, text) in scalars.items()]
+        values = [value for one in named for value in one.value]
+        for value in values:
+            if value.HasField("metadata"):
+                # Without it TensorBoard's readers ignore the description.
+                value.metadata.plugin_data.plugin_name = "scalars"
+        self.add(values, step)
 
     def add_text(self, name: str, text: str) -> None:
         """Adds a text under `name`."""

@@ -10,11 +10,13 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from omegaconf import OmegaConf
 from tensorboardX import summary
 
 from dpx.console import stage
 from dpx.durable import write_durably
 from dpx.training.lossy_file import EventFile, LossyFile
+from dpx.tuning.distribution import key_of
 
 LINES = "metrics.jsonl"
 
@@ -28,6 +30,37 @@ _GROUPS = {
 }
 _OF_LEARNING = ("loss", "accuracy", "perplexity")
 
+# What TensorBoard shows beside a curve, by the beginning of the metric's name; the first that fits is used.
+_DESCRIPTIONS = {
+    "privacy/epsilon": "Epsilon that is spent after this step, by the accountant of the run, at the declared delta.",
+    "heldout/loss": "Mean loss over the held-out rows. Computed from text without noise.",
+    "heldout/": "Metric over the held-out rows. Computed from text without noise.",
+    "train/examples_per_s": "Examples of this step, divided by its seconds.",
+    "train/examples": "Examples drawn for this step. The number depends on the draw and is not published.",
+    "train/non_finite_examples": "Examples with a gradient that is not finite; they add nothing to the sum.",
+    "train/tokens": "Tokens of the drawn examples, without padding.",
+    "train/padded_tokens": "Tokens of the drawn examples, with padding.",
+    "train/learning_rate": "Learning rate of this step.",
+    "train/expected_batch_size": "Batch size by which the noisy sum is divided: the expected one, not the drawn one.",
+    "train/": "Mean over the examples drawn for this step, before the update. Computed without noise.",
+    "grad/norm": "L2 norm of the clipped sum without noise, divided by the expected batch size.",
+    "grad/snr": "L2 norm of the clipped sum, divided by the L2 norm of its noise.",
+    "grad/noise_norm": "L2 norm of the noise, divided by the expected batch size.",
+    "grad/clipped_fraction": "Share of the units whose gradient was clipped.",
+    "grad/example_norm": "Mean L2 norm of the units' gradients before clipping.",
+    "forward/clipped_fraction": "Share of the units whose vector was clipped.",
+    "forward/vector_norm": "Mean L2 norm of the units' vectors before clipping.",
+    "weights/": "L2 norm of a weight after this step.",
+    "gradients/": "L2 norm of a weight's part of the clipped sum, divided by the expected batch size.",
+    "released/": "Value with noise, as in release/telemetry.jsonl. The statement charges for it.",
+    "carriers/": "Share of the squared norm of a matrix that its low-rank carriers keep.",
+    "profile/seconds": "Seconds since the last line of measurements.",
+    "profile/": "Share of the time since the last line of measurements.",
+}
+# Columns of TensorBoard's table of runs that come first, after the keys of the command line.
+_FIRST = ("epsilon", "learning_rate")
+_NOT_SETTINGS = ("job", "run", "fork", "hydra")
+
 
 def _shown(name: str) -> str:
     """Returns a metric's name in TensorBoard; in `metrics.jsonl` its name is unchanged."""
@@ -37,6 +70,33 @@ def _shown(name: str) -> str:
     if name.startswith("train/") and name.endswith(_OF_LEARNING):
         return "2_utility/train_" + name.removeprefix("train/")
     return name
+
+
+def _description(name: str) -> str:
+    return next((text for start, text in _DESCRIPTIONS.items() if name.startswith(start)), "")
+
+
+def varied_first(columns: dict[str, Any], private: Path, config_yaml: str) -> dict[str, Any]:
+    """Returns the columns of a run in TensorBoard's table in the order in which they are shown.
+
+    The keys of the command line that made the run come first, as a sweep varies these; Hydra keeps them in `private/hydra`. Then come
+    epsilon and the learning rate. A key that `columns` holds by its last name, such as `clip.clipping_norm`, has that name.
+    """
+    kept = private / "hydra" / "overrides.yaml"
+    overrides = [str(one) for one in OmegaConf.load(kept)] if kept.is_file() else []
+    config, varied = OmegaConf.create(config_yaml), {}
+    for override in overrides:
+        key, last = key_of(override), key_of(override).rpartition(".")[2]
+        if override.startswith("~") or "@" in key or key.partition(".")[0] in _NOT_SETTINGS:
+            continue
+        if last in columns:
+            varied[last] = columns[last]
+        else:
+            value = OmegaConf.select(config, key)
+            # An option of a group is named by its override; a list has no column of its own kind.
+            varied[key] = value if isinstance(value, int | float | str) else override.partition("=")[2]
+    first = varied | {name: columns[name] for name in _FIRST if name in columns}
+    return first | {name: value for name, value in columns.items() if name not in first}
 
 
 def _name_shortly(private: Path) -> None:
@@ -51,6 +111,8 @@ def _name_shortly(private: Path) -> None:
 class MetricsWriter:
     """A writer that appends scalars to `private/tensorboard` and `private/metrics.jsonl`; steps from `first_step` on are written again.
 
+    The file numbers steps from 0, as the ledger does, and TensorBoard from 1, as the screen does.
+
     What cannot be written is dropped, and counted in one line when the writer is closed: a full disk does not stop a run here.
     """
 
@@ -58,7 +120,8 @@ class MetricsWriter:
         _keep_before(private / LINES, first_step)
         _name_shortly(private)
         self._lines = LossyFile(private / LINES)
-        self._events = EventFile(private / "tensorboard", first_step)
+        self._events = EventFile(private / "tensorboard", first_step + 1)
+        self._described: set[str] = set()
 
     def describe(self, config_yaml: str, hparams: dict[str, Any]) -> None:
         """Writes the resolved config as text and the swept settings as hparams."""
@@ -88,7 +151,10 @@ class MetricsWriter:
             else:
                 flat |= {f"{name}/layer_{index:02d}": float(part) for index, part in enumerate(array)}
         self._lines.append((json.dumps({"step": step, **flat}) + "\n").encode())
-        self._events.add_scalars({_shown(name): value for name, value in flat.items()}, step)
+        # TensorBoard reads the description with the first value of a curve.
+        described = {_shown(name): (value, "" if name in self._described else _description(name)) for name, value in flat.items()}
+        self._events.add_scalars(described, step + 1)
+        self._described |= flat.keys()
 
     def close(self) -> None:
         """Reports in one line what was dropped, if anything was, and closes the files."""

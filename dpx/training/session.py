@@ -26,7 +26,7 @@ from dpx.training.checkpoint import Checkpoints
 from dpx.training.early_stopping import EarlyStopping, Ended
 from dpx.training.evaluation import Evaluations
 from dpx.training.loop import Runtime, Stopped, run
-from dpx.training.metrics import MetricsWriter
+from dpx.training.metrics import MetricsWriter, varied_first
 from dpx.training.progress import RunProgress
 from dpx.training.released import Released
 from dpx.training.run_start import NoiseEpochs, RunStart, facts_of
@@ -82,7 +82,7 @@ class Session:
     def train(self) -> Trained:
         """Runs to the last step. If the user ends the run earlier, it saves everything and raises `Interrupted`."""
         outputs, runtime = self.outputs, self.runtime
-        outputs.writer.describe(self.folder.config_yaml, self._hparams())
+        outputs.writer.describe(self.folder.config_yaml, self._hparams(None))
         for message in self.run_start.messages:
             outputs.progress.say(message)
         outputs.progress.stage("compiling, and evaluating the untrained model")
@@ -126,8 +126,7 @@ class Session:
             test_rows=self.runtime.store.manifest.rows.get("test"),
             best_step=early.best.steps_done if early is not None and early.best is not None else None,
         )
-        columns = self._hparams() | _claimed(stated)
-        self.outputs.writer.hparams(columns, [f"heldout/{name}" for name in metrics])
+        self.outputs.writer.hparams(self._hparams(stated), [f"heldout/{name}" for name in metrics])
         write_results(self.folder.private, results)
         features.remove(self.folder.private)
         return Trained(results, stated, verdict, state)
@@ -164,10 +163,11 @@ class Session:
         outputs.progress.planned = outputs.spending.bound = headline(stated)
         return stated
 
-    def _hparams(self) -> dict[str, Any]:
-        """Returns the settings that the papers vary, and all that the optimiser declares."""
+    def _hparams(self, stated: AnyRun | None) -> dict[str, Any]:
+        """Returns the settings that the papers vary, all that the optimiser declares, and the keys of the command line, which come first;
+        with a statement also what it claims."""
         experiment = self.runtime.experiment
-        return {
+        columns = {
             "model": experiment.model.name,
             "steps": experiment.steps,
             "batch_size": experiment.batch_schedule.at(experiment.steps - 1),
@@ -178,6 +178,7 @@ class Session:
             "mechanism": experiment.mechanism.name,
             "replicate": experiment.replicate,
         }
+        return varied_first(columns | ({} if stated is None else _claimed(stated)), self.folder.private, self.folder.config_yaml)
 
     def _evaluated(self, state: State, which: str = together.STATE) -> dict[str, float]:
         """Returns held-out metrics of the model's own parameters."""

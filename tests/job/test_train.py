@@ -78,9 +78,19 @@ def test_tensorboard_reads_scalars_config_and_hparams(trained):
     assert scalars | {"grad/clipped_fraction", "train/learning_rate"} <= set(tags["scalars"])
     assert sorted(tags["scalars"])[0] == "1_privacy/epsilon"
     assert "config/text_summary" in tags["tensors"]
-    assert [event.step for event in events.Scalars("2_utility/train_loss")] == [0, 1]
+    assert [event.step for event in events.Scalars("2_utility/train_loss")] == [1, 2]
     # Shorter than `evaluate_every`, it has its held-out point all the same.
-    assert [event.step for event in events.Scalars("2_utility/heldout_mlm_accuracy")] == [1]
+    assert [event.step for event in events.Scalars("2_utility/heldout_mlm_accuracy")] == [2]
+
+
+def test_every_scalar_in_tensorboard_is_described(trained):
+    from tensorboard.backend.event_processing.event_multiplexer import EventMultiplexer
+
+    runs = EventMultiplexer().AddRunsFromDirectory(str(trained[1].path.parent / "tensorboard"))
+    runs.Reload()
+    told = runs.GetAccumulator(trained[1].path.name).summary_metadata
+    scalars = {name: metadata.summary_description for name, metadata in told.items() if metadata.plugin_data.plugin_name == "scalars"}
+    assert len(scalars) > 10 and [name for name, text in scalars.items() if not text] == []
 
 
 def test_tensorboard_has_one_run_of_a_short_name_with_one_row_of_hparams(trained):

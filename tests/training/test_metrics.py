@@ -16,7 +16,7 @@ from dpx.privacy.ledger import Ledger
 from dpx.privacy.lines import Plan
 from dpx.training import lossy_file
 from dpx.training.lossy_file import EventFile, LossyFile
-from dpx.training.metrics import MetricsWriter
+from dpx.training.metrics import MetricsWriter, varied_first
 from dpx.training.released import Released
 
 ENOUGH = 400
@@ -58,7 +58,7 @@ def test_a_disk_that_is_full_blocks_nothing_and_what_was_dropped_is_counted_in_o
     assert not thread.is_alive(), "the writer blocks"
     steps = [json.loads(line)["step"] for line in (tmp_path / "private" / "metrics.jsonl").read_text().splitlines()]
     seen = scalars_of(tmp_path / "private" / "tensorboard")
-    for found in (steps, seen):
+    for found in (steps, [step - 1 for step in seen]):
         assert found == [*range(len(found) - 1), ENOUGH] and 10 < len(found) < ENOUGH
     (said,) = capsys.readouterr().err.splitlines()
     counts = f"{ENOUGH + 1 - len(steps)} of metrics.jsonl and {ENOUGH + 1 - len(seen)} of TensorBoard records"
@@ -113,7 +113,7 @@ def test_a_run_that_goes_on_measures_its_steps_once(tmp_path):
         writer.close()
         with (tmp_path / "metrics.jsonl").open("a") as lines:
             lines.write('[3]\n{"step": "a"}\n{"step": 2, "tr')
-    assert scalars_of(tmp_path / "tensorboard") == list(range(8))
+    assert scalars_of(tmp_path / "tensorboard") == list(range(1, 9))
     MetricsWriter(tmp_path, 7).close()
     assert [json.loads(line)["step"] for line in (tmp_path / "metrics.jsonl").read_text().splitlines()] == list(range(7))
 
@@ -141,7 +141,7 @@ def test_a_file_of_the_claim_that_cannot_be_written_is_named_in_one_line(tmp_pat
 
 
 def test_an_event_file_holds_text_and_nothing_is_written_ahead_of_its_start(tmp_path):
-    file = EventFile(tmp_path / "events", 0)
+    file = EventFile(tmp_path / "events", 1)
     assert not (tmp_path / "events").exists()
     file.add_text("config", "model: micro")
     file.close()
@@ -151,3 +151,15 @@ def test_an_event_file_holds_text_and_nothing_is_written_ahead_of_its_start(tmp_
     events.Reload()
     assert events.Tags()["tensors"] == ["config/text_summary"]
     shutil.rmtree(tmp_path / "events")
+
+
+def test_the_keys_of_the_command_line_come_first_then_epsilon_and_the_learning_rate(tmp_path):
+    (tmp_path / "hydra").mkdir()
+    given = ["run=x", "~tune", "+experiment=e", "data.vocabulary.size=512", "clip.clipping_norm=0.5", "train=lora", "train.rank=4"]
+    (tmp_path / "hydra" / "overrides.yaml").write_text(json.dumps(given))
+    config = "train:\n  rank: 4\ndata:\n  vocabulary:\n    size: 512\n"
+    columns = {"steps": 2, "learning_rate": 0.1, "clipping_norm": 0.5, "epsilon": None}
+    varied = {"experiment": "e", "data.vocabulary.size": 512, "clipping_norm": 0.5, "train": "lora", "train.rank": 4}
+    shown = varied_first(columns, tmp_path, config)
+    assert list(shown.items()) == [*varied.items(), ("epsilon", None), ("learning_rate", 0.1), ("steps", 2)]
+    assert list(varied_first(columns, tmp_path / "gone", config)) == ["epsilon", "learning_rate", "steps", "clipping_norm"]
