@@ -37,6 +37,7 @@ from dpx.run_folder import RunFolder
 from dpx.task.objective import objective as make_objective
 from dpx.training import early_stopping, features, follower
 from dpx.training.checkpoint import Checkpoints
+from dpx.training.compile_cache import keep_compiled_programs
 from dpx.training.evaluation import evaluations_of
 from dpx.training.fingerprint import claim_checksum, fingerprint
 from dpx.training.loop import Runtime
@@ -58,6 +59,7 @@ def open_run(experiment: Experiment, folder: RunFolder, job: Any = None) -> Iter
     the others what to do (`dpx.training.follower`).
     """
     _start_jax(experiment.mesh, experiment.audit, experiment.mechanism, folder)
+    keep_compiled_programs()
     ready = _get_ready(experiment, folder)
     store, step, audit, private = ready.store, ready.step, experiment.audit, folder.private
     with contextlib.ExitStack() as stack:
