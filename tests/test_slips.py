@@ -73,6 +73,13 @@ def test_a_slip_is_refused_with_the_line_that_works(written: str) -> None:
     assert SLIPS[written] in line and "\n" not in line
 
 
+@pytest.mark.parametrize("written", ["optimizer.epsilon=1e-8", "model.path=weights", "clip.r=1", "optimizer.delta=1"])
+def test_a_word_of_several_meanings_is_not_taken_for_another(written: str) -> None:
+    with pytest.raises(Exception) as raised:  # noqa: B017, PT011
+        config.build(recipes.compose([written]))
+    assert "Write" not in str(as_refused(raised.value, [written]))
+
+
 def test_several_values_of_a_number_are_a_sweep() -> None:
     from hydra.errors import HydraException
 

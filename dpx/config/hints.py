@@ -13,7 +13,7 @@ import yaml
 
 from dpx import packages
 
-# Keys that other libraries use, or that stand elsewhere here. The hint replaces `{}` by the value that was written.
+# Keys that other libraries use, or that stand elsewhere here, by the last part or the whole. The hint replaces `{}` by the written value.
 _KEYS = {
     "lr": "lr_schedule.learning_rate={}",
     "batch_size": "batch_schedule.size={}",
@@ -79,6 +79,23 @@ _KEYS = {
     "init.run": "init=run init.run={}",
     "init.checkpoint": "init=hf init.path={}",
 }
+# Last parts that mean this only at the root, which is "", or under these keys: an optimiser has another epsilon, a model another path.
+_ONLY_UNDER = {
+    "batch": ("", "train", "sampler"),
+    "checkpoint": ("", "model", "train"),
+    "delta": ("", "noise", "mechanism", "accountant"),
+    "device": ("", "train", "mesh"),
+    "devices": ("", "train", "mesh"),
+    "epsilon": ("", "privacy", "mechanism", "accountant"),
+    "iterations": ("", "train", "schedule"),
+    "multiplier": ("", "noise", "privacy", "mechanism"),
+    "path": ("", "data", "data.source"),
+    "precision": ("", "model", "train"),
+    "pretrained": ("", "model", "train"),
+    "r": ("", "train", "lora"),
+    "sigma": ("", "noise", "privacy", "mechanism"),
+    "warmup": ("", "lr_schedule", "schedule", "optimizer", "train"),
+}
 # Options of other names. A value with `=` or a space is the whole command, any other one an option of the group.
 _OPTIONS = {
     "accountant": {"prv": "pld", "moments": "rdp", "renyi": "rdp"},
@@ -106,7 +123,7 @@ def of_key(path: str, known: Collection[str], value: str = "...") -> str | None:
     """
     parent, _, leaf = path.rpartition(".")
     for name in (path, leaf):
-        if name in _KEYS:
+        if name in _KEYS and (name == path or parent in _ONLY_UNDER.get(leaf, (parent,))):
             return f"Write {_KEYS[name].format(value)}"
     # A key that is nearly the same is a slip of the finger; what follows explains a key that stands elsewhere.
     if nearly := difflib.get_close_matches(leaf, known, n=1, cutoff=0.8):

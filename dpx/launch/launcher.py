@@ -248,7 +248,7 @@ class Launcher:
         tell_answer(job=one.job, **facts, answer=told.answer)
 
     def _note_interrupted(self, interrupted: Interrupted, path: Path, status: Status) -> None:
-        """Notes how to resume and the state of the run; a job that had not begun has no state."""
+        """Notes how to resume and the state of the run; a job that had not begun has no state, and one that left nothing has no folder."""
         resume = f"python -m dpx job=resume run={os.path.relpath(path)}"
         if self.is_sweep and self._is_draw and interrupted.done is not None:
             interrupted.how = f"{resume} resumes this trial, and then the same command with the sweep"
@@ -256,7 +256,7 @@ class Launcher:
             interrupted.how = f"the same command resumes the {'sweep' if self.is_sweep else 'chain'}"
         elif interrupted.done is not None:
             interrupted.how = f"the same command resumes from there, and so does {resume}"
-        if status.read().get("state") == "running":
+        if status.read().get("state") == "running" and not remove_if_new(path, self._job):
             with contextlib.suppress(OSError):
                 status.write("interrupted", steps=interrupted.done)
 

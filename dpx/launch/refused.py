@@ -1,4 +1,4 @@
-"""Removes the folder of a refused command: the files that Hydra and the launcher wrote for it.
+"""Removes the folder of a refused or an interrupted command that has done nothing yet: the files that Hydra and the launcher wrote for it.
 
 A folder is removed only if the command itself made it and it holds only files that every command writes. A folder that existed before, or
 that holds a ledger, results or the record of a trial, stays.
@@ -56,7 +56,7 @@ def _note(parent_of_runs: Any) -> None:
 
 
 def remove_if_new(folder: Path, job: str) -> bool:
-    """Removes `folder`, in which a refused command of `job` ran, and its parents that are then empty; returns whether it removed it.
+    """Removes `folder`, in which a refused or an interrupted command of `job` ran, and its parents that are then empty; returns whether it removed it.
 
     Nothing is removed if the folder existed before the command, if it holds anything that a command does not write before its work, or if
     another process uses it.
