@@ -18,10 +18,11 @@ from typing import Any
 
 from dpx.checkpoint_folder import folder_of, is_hub_id
 from dpx.console import stage
-from dpx.data import unit_names
+from dpx.data import left_out, unit_names
 from dpx.data.declarations import Data
 from dpx.data.documents import Document, Example, Source
 from dpx.data.keyed import KeyedHash, Split
+from dpx.data.left_out import LeftOut
 from dpx.data.rows import RowCutter, UnitDocument
 from dpx.data.schema import Schema, as_json
 from dpx.data.sources import open_source
@@ -91,10 +92,11 @@ class _Preparation:
         columns = self._data.columns
         assert columns is not None
         writers: dict[Split, SplitWriter] = {split: self._writer(split, columns) for split in self._data.splits}
+        cutter = RowCutter(self._data, self._keyed, tokenizer)
         with ExitStack() as opened:
             for writer in writers.values():
                 opened.callback(writer.release)
-            self.near_equal = unit_names.near_equal(self._write_rows(tokenizer, writers))
+            self.near_equal = unit_names.near_equal(self._write_rows(cutter, writers))
             files = {name: known for writer in writers.values() for name, known in writer.finish().items()}
         files[VOCABULARY] = self._write(VOCABULARY, as_lines(tokenizer.vocabulary))
         if tokenizer.definition is not None:
@@ -103,6 +105,7 @@ class _Preparation:
             files[CHAT_TEMPLATE] = self._write(CHAT_TEMPLATE, tokenizer.chat_template)
         unit_names.write_near_equal(self._folder, self.near_equal)
         self._require_usable(writers)
+        left_out.write(self._folder, {split: _left_out(cutter, split, writer) for split, writer in writers.items()})
         data = self._data
         return Manifest(
             key=key,
@@ -190,10 +193,9 @@ class _Preparation:
         limit = self._privacy.rows_per_unit_max if is_capped else None
         return SplitWriter(self._folder, split, schema=schema, vocabulary_size=self._data.vocabulary.size, limit=limit)
 
-    def _write_rows(self, tokenizer: TextTokenizer, writers: dict[Split, SplitWriter]) -> Iterable[tuple[Split, str]]:
+    def _write_rows(self, cutter: RowCutter, writers: dict[Split, SplitWriter]) -> Iterable[tuple[Split, str]]:
         """Writes every row; returns the units that the source names, by split."""
         numbers: dict[tuple[Split, str], int] = {}  # stays empty if every document is a separate unit
-        cutter = RowCutter(self._data, self._keyed, tokenizer)
         for split, document, rows in cutter.cut(self._documents("rows")):
             named = (split, document.unit_id)
             again = named in numbers
@@ -222,6 +224,11 @@ class _Preparation:
                 f"none of the {documents} units in the {split} split has text",
                 "Add documents, raise data.heldout_fraction, or change data.split_salt",
             )
+
+
+def _left_out(cutter: RowCutter, split: Split, writer: SplitWriter) -> LeftOut:
+    rows, dropped = writer.row_count, writer.dropped_rows
+    return LeftOut(texts=cutter.texts[split], texts_cut=cutter.texts_cut[split], rows=rows + dropped, rows_dropped=dropped)
 
 
 def _is_test(document: Document | Example) -> bool:

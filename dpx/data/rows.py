@@ -4,6 +4,7 @@ Shape legend: n rows of one document, C texts of an example, T positions of a te
 """
 
 import re
+from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
@@ -41,19 +42,24 @@ class UnitDocument:
 
 
 class RowCutter:
-    """Cuts documents into rows, some megabytes of text at a time; the order of documents is kept."""
+    """Cuts documents into rows, some megabytes of text at a time; the order of documents is kept.
+
+    `texts` counts the texts of examples by split, `texts_cut` those that do not fit a row.
+    """
 
     def __init__(self, data: Data, keyed: KeyedHash, tokenizer: TextTokenizer):
         self._data, self._keyed = data, keyed
         self._tokenizer, self._schema = tokenizer, data.columns or {}
         self._last: dict[Split, Sequence[Tokens]] = {}
+        self.texts: Counter[Split] = Counter()
+        self.texts_cut: Counter[Split] = Counter()
 
     def cut(self, documents: Iterable[tuple[Split, UnitDocument]]) -> Iterator[tuple[Split, UnitDocument, Columns]]:
         """Yields each document's rows, as columns of the data's schema [n, ...]."""
         for block in _blocks(documents):
             for (split, document), ids in zip(block, self._tokens(block), strict=True):
                 if isinstance(document.source, Example):
-                    yield split, document, self._example(document.source, ids)
+                    yield split, document, self._example(split, document.source, ids)
                 else:
                     yield split, document, self._columns(self._rows(split, document, ids))
 
@@ -96,11 +102,13 @@ class RowCutter:
         columns = _marked(self._tokenizer, [(row.first, row.second) for row in rows], self._data.sequence_length)
         return columns | {"is_next": np.array([row.is_next for row in rows], np.int32)} if "is_next" in self._schema else columns
 
-    def _example(self, example: Example, segments: list[Tokens]) -> Columns:
+    def _example(self, split: Split, example: Example, segments: list[Tokens]) -> Columns:
         """Returns one row: the texts, each cut to fit, and the label."""
         segment_iterator = iter(segments)
         texts = [(next(segment_iterator), next(segment_iterator) if len(text) > 1 else []) for text in example.texts]
         marked = marked_examples(self._tokenizer, texts, self._data.sequence_length)
+        self.texts[split] += len(texts)
+        self.texts_cut[split] += sum(len(a) + len(b) > _room(b, self._data.sequence_length, self._tokenizer.separators) for a, b in texts)
         one = {name: values.reshape(1, *self._schema[name].shape) for name, values in marked.items()}
         return one | {"label": np.array([example.label], np.int32)}
 
@@ -130,12 +138,17 @@ def _fitted(first: Tokens, second: Tokens, sequence_length: int, separators: int
 
     The longer one is cut first, from its end (Devlin et al. 2019).
     """
-    room = sequence_length - (2 + separators if second else 2)
+    room = _room(second, sequence_length, separators)
     if len(first) + len(second) <= room:
         return first, second
     of_shorter = min(len(first), len(second), room // 2)
     of_longer = room - of_shorter
     return (first[:of_longer], second[:of_shorter]) if len(first) >= len(second) else (first[:of_shorter], second[:of_longer])
+
+
+def _room(second: Tokens, sequence_length: int, separators: int) -> int:
+    """Returns how many tokens of both segments fit a row, with their marks."""
+    return sequence_length - (2 + separators if second else 2)
 
 
 def _blocks(documents: Iterable[tuple[Split, UnitDocument]]) -> Iterator[list[tuple[Split, UnitDocument]]]:

@@ -63,7 +63,7 @@ class SplitWriter:
         self._unit_file = HashedFile(folder / f"{split}.units.jsonl")
         self._priority_file = HashedFile(folder / f"{split}.priority") if limit is not None else None
         self._some_unit_came_again = False
-        self.row_count = self.unit_count = 0
+        self.row_count = self.unit_count = self.dropped_rows = 0
         self.token_counts = np.zeros(vocabulary_size, np.int64)
 
     def add_unit(self, unit_id: str) -> int:
@@ -84,6 +84,7 @@ class SplitWriter:
             ranked = sorted((priority(row), row) for row in range(count))[: self._limit]
             kept = sorted((row, place) for place, row in ranked)
             rows, priorities = {name: values[[row for row, _ in kept]] for name, values in rows.items()}, [place for _, place in kept]
+            self.dropped_rows += count - len(kept)
             count = len(kept)
         if count:
             for name, values in (rows | {"unit": np.full(count, unit, UNIT.dtype)}).items():
@@ -126,5 +127,6 @@ class SplitWriter:
                 for start in range(0, len(kept), _COPIED_ROWS):
                     fresh.write(old[kept[start : start + _COPIED_ROWS]].tobytes())
                 files[path.name] = fresh.close()
+        self.dropped_rows += self.row_count - len(kept)
         self.row_count = len(kept)
         return files

@@ -20,6 +20,7 @@ from dpx.console import Console, answer
 from dpx.cost.compiled_step import CompiledStep
 from dpx.cost.flops import published_flops, recomputed_matmul_flops, training_matmul_flops
 from dpx.cost.memory import Memory, Trains, step_memory
+from dpx.data import left_out
 from dpx.declaration import ConfigError, declaration, require
 from dpx.experiment import Experiment
 from dpx.init.start import planned_start, receiver_of
@@ -57,12 +58,20 @@ class Plan:
     chain: Any = None
 
     def __call__(self, experiment: Experiment, folder: RunFolder) -> None:
-        show(self.write(experiment, folder), Console(soft_wrap=True))
+        console = Console(soft_wrap=True)
+        show(self.write(experiment, folder), console)
+        for line in left_out.lines(folder.private):
+            console.print(f"not in plan.json, since it depends on protected texts: {line}", highlight=False)
 
     def write(self, experiment: Experiment, folder: RunFolder) -> PlanDocument:
-        """Writes plan.json and returns its content; prints nothing."""
+        """Writes plan.json and returns its content; prints nothing.
+
+        What is left out of protected texts is written to `private/left_out.json`.
+        """
         document = self.document(experiment, folder.fork, folder.path.parent)
         write_plan(folder.made_release(), document)
+        if isinstance(document, RunPlan) and (store := _store(experiment)) is not None:
+            left_out.keep(folder.made_private(), store)
         answer(to_json(document))
         return document
 
@@ -106,6 +115,7 @@ def plan_of_run(experiment: Experiment, fork: str | None = None) -> RunPlan:
         vocabulary_size=vocabulary,
         rematerialize=experiment.model.rematerialize,
         attention=experiment.model.attention,
+        public_left_out=left_out.of_public(store, experiment.privacy) if store else None,
         trained_parameters=trains.parameters,
         **work(experiment, parameters, vocabulary, examples, calibrated.size),
         **_memory(experiment, trains, vocabulary),
@@ -325,6 +335,9 @@ def show(document: PlanDocument, console: Console) -> None:
     for one in document.unsupported:
         value = "none" if one.value is None else f"{one.value:.4g}"
         console.print(f"not a bound: {one.name} = {value} ({one.reason})", highlight=False)
+    if document.public_left_out is not None:
+        for line in left_out.in_words(document.public_left_out, "public", "would be"):
+            console.print(line, highlight=False)
     for line in document.hints:
         console.print(f"hint: {line}", highlight=False)
     for name, sentences in (("reasons", document.reasons), ("assumptions", document.assumptions), ("not covered", document.not_covered)):

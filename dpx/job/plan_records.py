@@ -6,6 +6,7 @@ from typing import Literal
 from dpx.chain.document import ChainClaim
 from dpx.claim.document import Epsilons, NotABound
 from dpx.cost.compiled_step import CompiledStep
+from dpx.data.left_out import LeftOut
 from dpx.privacy.origins import Beginning
 from dpx.records import described, from_json, record, to_json
 from dpx.run_folder import read_json, write_json
@@ -72,6 +73,9 @@ class RunPlan:
     hints: tuple[str, ...] = described("What a reader of the plan should look at, in sentences.")
     noise_by_unit: tuple[UnitNoise, ...] = described(
         "The noise by rows of a unit and `unit_mode`; empty for units of one row and in a chain.", default=()
+    )
+    public_left_out: LeftOut | None = described(
+        "What rows of the public split leave out of its texts; null without public rows, or where the data is not prepared.", default=None
     )
     compiled: CompiledStep | None = described("What the compiled step holds, sends and multiplies; null unless asked for.", default=None)
 

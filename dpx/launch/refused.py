@@ -56,7 +56,9 @@ def _note(parent_of_runs: Any) -> None:
 
 
 def remove_if_new(folder: Path, job: str) -> bool:
-    """Removes `folder`, in which a refused or an interrupted command of `job` ran, and its parents that are then empty; returns whether it removed it.
+    """Removes `folder`, in which a refused or an interrupted command of `job` ran, and its parents that are then empty.
+
+    Returns whether it removed the folder.
 
     Nothing is removed if the folder existed before the command, if it holds anything that a command does not write before its work, or if
     another process uses it.

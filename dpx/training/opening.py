@@ -19,7 +19,7 @@ from dpx.claim.calibration import Calibrated, as_planned, calibrate, plan_of, pl
 from dpx.claim.spending import Spending
 from dpx.claim.spent import planned_end, require_bound, require_planned
 from dpx.console import stage
-from dpx.data import manifests
+from dpx.data import left_out, manifests
 from dpx.data.prepare import prepare, say_stage
 from dpx.data.store import Store
 from dpx.declaration import require
@@ -75,6 +75,9 @@ def open_run(experiment: Experiment, folder: RunFolder, job: Any = None) -> Iter
             allow = partial(require_planned, experiment.accountant, experiment.privacy, plan, ledger)
         noise_epochs = NoiseEpochs(folder, experiment.seed, unchanged, ledger, plan_of(experiment, ready.calibrated), allow)
         manifests.keep(private, store)
+        left_out.keep(private, store)
+        for line in left_out.lines(private):
+            stage(line)
         run_start = start_run(noise_epochs, checkpoints, step, ready.start)
         ledger.note_origins(related_again(ledger.origins, ready.receiver, experiment.init, store, ledger.data))
         ledger.note_units(UnitFacts.from_data(experiment.data, experiment.privacy, store.manifest))

@@ -13,6 +13,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from dpx.data import left_out
 from dpx.data.declarations import Data, Synthetic, Vocabulary
 from dpx.data.documents import Document
 from dpx.data.keyed import SPLITS
@@ -120,7 +121,14 @@ def test_no_protected_unit_holds_more_rows_than_declared(tmp_path: Path, unit: s
         assert all(row in kept for row in rows), "rows that are kept are rows of the unit, in order"
         assert len(rows) == (min(most, len(free[key])) if key[0] == "protected" else len(free[key]))
         surplus += len(free[key]) - len(rows)
-    assert surplus > 10
+    counted = left_out.read(capped.folder)["protected"]
+    assert surplus > 10 and (counted.rows_dropped, counted.texts) == (surplus, 0)
+    left_out.keep(tmp_path, capped)
+    sentence = f"{surplus} of {counted.rows} protected rows are dropped by privacy.rows_per_unit_max"
+    assert left_out.lines(tmp_path) == [sentence]
+    # The limit drops no public row: the plan says how many it would drop, which nothing private enters.
+    public, rows_of = left_out.of_public(capped, PRIVACIES[unit]), [len(rows) for (split, _), rows in found.items() if split == "public"]
+    assert public is not None and (public.rows, public.rows_dropped) == (sum(rows_of), sum(max(0, rows - most) for rows in rows_of))
     assert capped.manifest.rows["protected"] == sum(len(rows) for key, rows in found.items() if key[0] == "protected")
     assert (capped.manifest.unit, capped.manifest.rows_per_unit_max) == (unit, most)
 

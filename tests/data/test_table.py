@@ -12,6 +12,7 @@ import pytest
 from dpx import config
 from dpx.claim import caveats, reasons
 from dpx.config import recipes
+from dpx.data import left_out
 from dpx.data.declarations import Data, Vocabulary
 from dpx.data.documents import Example
 from dpx.data.labelled import Table
@@ -253,3 +254,15 @@ def test_a_preset_reads_the_file_it_names(name: str, monkeypatch: pytest.MonkeyP
     labels, least, test = PRESETS[name]
     assert len(source.classes) == labels and {one.label for one in examples} <= set(range(labels))
     assert sum(not one.is_test for one in examples) >= least and (sum(one.is_test for one in examples) or None) == test
+
+
+def test_texts_that_are_longer_than_a_row_are_counted(tmp_path: Path):
+    long = [row | {"text": f"{row['text']} {'a ' * 40 * (number % 2)}"} for number, row in enumerate(rows(40))]
+    store = prepare(data(tmp_path, table(write_csv(tmp_path / "a.csv", long))), PRIVACY)
+    found = left_out.read(store.folder)["protected"]
+    full = int((store.lengths("protected", np.arange(store.manifest.rows["protected"]), 1) == 16).sum())
+    assert 0 < found.texts_cut <= full < found.texts == store.manifest.rows["protected"]
+    assert left_out.in_words(found, "protected", "are") == [
+        f"{found.texts_cut} of {found.texts} protected texts are longer than data.sequence_length and are cut"
+    ]
+    assert left_out.of_public(store, PRIVACY) is None, "without a public split, no count may be published"

@@ -249,3 +249,30 @@ def test_for_units_of_several_rows_one_table_gives_the_noise_by_their_rows_and_m
     assert grouped == sorted(grouped) and grouped[0] < grouped[-1]
     assert {by[rows, "sample_units"].noise_multiplier for rows in (1, 4, 8)} == {grouped[0]}
     assert by[4, "group"].noise_per_part == pytest.approx(by[4, "group"].noise_multiplier / 4)
+
+
+def test_counts_of_protected_texts_are_not_in_the_plan(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    lines = [
+        json.dumps({"text": f"word {'again ' * (number % 60)}", "label": "ab"[number % 2], "who": number % 9}) for number in range(180)
+    ]
+    (tmp_path / "a.jsonl").write_text("\n".join(lines) + "\n")
+    source = [f"data.source.paths={tmp_path / 'a.jsonl'}", "data.source.labels=[a,b]", "data.source.unit_field=who"]
+    sizes = ["model=micro", "data.sequence_length=16", "data.vocabulary.size=64", "batch_schedule.size=2", "data.public_fraction=0.5"]
+    privacy = [
+        "privacy.unit=author",
+        "privacy.rows_per_unit_max=5",
+        "privacy.delta=1e-3",
+        "privacy.unit_mode=sample_units",
+        "accountant=rdp",
+    ]
+    noise = ["noise=multiplier", "noise.noise_multiplier=1", "steps=3"]
+    given = ["task=classification", "data=table", *source, f"data.directory={tmp_path / 'data'}", *sizes, *privacy, *noise]
+    experiment, _ = config.build(recipes.compose(given))
+    Plan()(experiment, RunFolder(tmp_path))
+    planned = json.loads((tmp_path / "release" / "plan.json").read_text())["public_left_out"]
+    kept = json.loads((tmp_path / "private" / "left_out.json").read_text())
+    assert planned["texts_cut"] == kept["public"]["texts_cut"] > 0 and planned["rows_dropped"] % 15 == 0
+    assert kept["protected"]["rows_dropped"] > 0 and "protected" not in planned
+    told = capsys.readouterr().out
+    assert f"{kept['protected']['texts_cut']} of {kept['protected']['texts']} protected texts are longer" in told
+    assert "public rows would be dropped by privacy.rows_per_unit_max" in told

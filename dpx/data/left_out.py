@@ -1,0 +1,79 @@
+"""Counts what prepared rows leave out of the texts: the ends of texts that are longer than a row, and rows beyond a unit's limit.
+
+Counts of the public split may be published. All others depend on private texts without noise: they are for a console and `private/` alone.
+"""
+
+import json
+from pathlib import Path
+
+import numpy as np
+
+from dpx.data.keyed import Split
+from dpx.data.store import Store
+from dpx.durable import write_durably
+from dpx.privacy.declarations import Privacy
+from dpx.records import described, from_json, record, to_json
+from dpx.run_folder import read_json
+
+FILE = "left_out.json"
+
+
+@record
+class LeftOut:
+    """What the rows of one split leave out."""
+
+    texts: int = described("Texts of labelled examples; running text is divided into rows, and its texts do not count.")
+    texts_cut: int = described("Those of them that are longer than `data.sequence_length`, so that their ends are not read.")
+    rows: int = described("Rows of all units, before the limit.")
+    rows_dropped: int = described("Rows beyond `privacy.rows_per_unit_max`.")
+
+
+def write(folder: Path, counts: dict[Split, LeftOut]) -> None:
+    """Writes the counts of each split beside the rows of a store."""
+    write_durably(folder / FILE, json.dumps({split: to_json(one) for split, one in counts.items()}, indent=1) + "\n")
+
+
+def read(folder: Path) -> dict[str, LeftOut]:
+    """Returns the counts by split in a store or in `private/`; empty for a store that was prepared before there were any."""
+    path = folder / FILE
+    return {split: from_json(LeftOut, node, path) for split, node in read_json(path).items()} if path.is_file() else {}
+
+
+def keep(private: Path, store: Store) -> None:
+    """Copies the counts of a store into the private folder of a run or a plan."""
+    if (store.folder / FILE).is_file():
+        write_durably(private / FILE, (store.folder / FILE).read_text())
+
+
+def lines(private: Path) -> list[str]:
+    """Returns sentences about the protected split; empty if nothing is left out of it."""
+    one = read(private).get("protected")
+    return [] if one is None else in_words(one, "protected", "are")
+
+
+def in_words(one: LeftOut, split: str, verb: str) -> list[str]:
+    """Returns sentences about what rows of a split lose; empty if they lose nothing.
+
+    `verb` says whether its surplus rows "are" or "would be" dropped.
+    """
+    found = []
+    if one.texts_cut:
+        found.append(f"{one.texts_cut:,} of {one.texts:,} {split} texts are longer than data.sequence_length and are cut")
+    if one.rows_dropped:
+        found.append(f"{one.rows_dropped:,} of {one.rows:,} {split} rows {verb} dropped by privacy.rows_per_unit_max")
+    return found
+
+
+def of_public(store: Store, privacy: Privacy) -> LeftOut | None:
+    """Returns the counts of the public split, whose rows the limit does not drop: those that it would drop count.
+
+    Returns `None` without public rows, and for a store that was prepared before there were counts.
+    """
+    one = read(store.folder).get("public")
+    if one is None or not one.rows:
+        return None
+    surplus = 0
+    if privacy.unit != "row":
+        rows_U = np.bincount(store.unit_of_rows("public", np.arange(one.rows)))
+        surplus = int(np.maximum(rows_U - privacy.rows_per_unit_max, 0).sum())
+    return LeftOut(texts=one.texts, texts_cut=one.texts_cut, rows=one.rows, rows_dropped=surplus)
