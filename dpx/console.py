@@ -151,3 +151,10 @@ def figure(value: float, places: int = 3) -> str:
     3.7e+19."""
     is_readable = value == 0 or 10 ** (1 - places) <= abs(value) < 1e9
     return f"{value:.{places}f}" if is_readable else f"{value:.2g}"
+
+
+def duration(seconds: float) -> str:
+    """Returns a time as text, in seconds, minutes or hours: 0.35 s, 12.4 min, 7,616.0 h."""
+    if seconds < 60:
+        return f"{seconds:.3g} s"
+    return f"{seconds / 60:.1f} min" if seconds < 3600 else f"{seconds / 3600:,.1f} h"

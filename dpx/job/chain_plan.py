@@ -13,7 +13,7 @@ from dpx.chain.composition import Runs, StageRun, composed
 from dpx.chain.declarations import Chain, declared
 from dpx.chain.document import ChainClaim
 from dpx.claim.calibration import calibrate, planned_segments
-from dpx.console import Console, figure
+from dpx.console import Console, duration, figure
 from dpx.data.prepare import prepare
 from dpx.data.store import VOCABULARY
 from dpx.experiment import Experiment
@@ -103,7 +103,7 @@ def _charge(run: StageRun, alone: Experiment, planned: RunPlan | None) -> StageC
 
 def show(document: ChainPlan, console: Console) -> None:
     """Prints the plan for people, one line for each run of a stage."""
-    table = Table("stage", "state", "fed by", "parameters", "steps", "device h", "noise", "epsilon", "guarantee")
+    table = Table("stage", "state", "fed by", "parameters", "steps", "device time", "noise", "epsilon", "guarantee")
     table.title, table.title_justify = f"plan of the chain {document.name}", "left"
     for one in document.stages:
         label = f"{one.stage} ({one.point})" if one.point else one.stage
@@ -121,7 +121,7 @@ def cells(plan: RunPlan | None) -> Sequence[str]:
     if plan is None:
         return ["-"] * 6
     epsilon = ", ".join(f"{figure(value)} {name}" for name, value in plan.epsilon.items() if value is not None)
-    numbers = (f"{plan.parameters:,}", f"{plan.steps:,}", f"{plan.device_hours:,.2f}")
+    numbers = (f"{plan.parameters:,}", f"{plan.steps:,}", duration(plan.device_hours * 3600))
     sigma = plan.noise_multiplier
     return [*numbers, "-" if sigma is None else f"{sigma:.4g}", epsilon or "-", plan.guarantee]
 

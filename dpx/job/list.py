@@ -12,7 +12,7 @@ from rich.table import Table
 from dpx import config, packages
 from dpx.config import recipes, reference
 from dpx.config.command_line import as_refused
-from dpx.console import Console, answer, wide_console
+from dpx.console import Console, answer, duration, wide_console
 from dpx.declaration import ConfigError, declaration, require
 from dpx.experiment import Experiment
 from dpx.job import chain_plan
@@ -124,7 +124,7 @@ def _show_packages(console: Console) -> None:
 
 
 def _show_plans(rows: list[PlannedPoint], console: Console) -> None:
-    table = Table("experiment", "point", "parameters", "FLOPs", "device h", "noise", "epsilon", "guarantee", "error")
+    table = Table("experiment", "point", "parameters", "FLOPs", "device time", "noise", "epsilon", "guarantee", "error")
     for row in rows:
         plan = row.plan
         if plan is None:
@@ -139,14 +139,14 @@ def _show_plans(rows: list[PlannedPoint], console: Console) -> None:
             continue
         sigma = plan.noise_multiplier
         epsilon = ", ".join(f"{value:.3g} {name}" for name, value in plan.epsilon.items() if value is not None)
-        cost = (f"{plan.parameters:,}", f"{plan.flops:.3g}", f"{plan.device_hours:,.1f}")
+        cost = (f"{plan.parameters:,}", f"{plan.flops:.3g}", duration(plan.device_hours * 3600))
         table.add_row(row.experiment, row.point, *cost, f"{sigma:.4g}" if sigma else "-", epsilon or "-", plan.guarantee, "")
     console.print(table)
 
 
 def _show_stages(row: PlannedPoint, plan: ChainPlan, table: Table) -> None:
     """Adds the claim of a chain, and a line for each run of a stage."""
-    cost = ("chain", f"{len(plan.stages)} runs", f"{plan.device_hours:,.1f}")
+    cost = ("chain", f"{len(plan.stages)} runs", duration(plan.device_hours * 3600))
     table.add_row(row.experiment, row.point, *cost, "", "", plan.claim.guarantee, "")
     for one in plan.stages:
         parameters, _, hours, noise, epsilon, guarantee = chain_plan.cells(one.plan)

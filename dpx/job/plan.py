@@ -2,12 +2,8 @@
 `plan.compile=true` asks for the real step to be compiled on simulated devices of the declared mesh."""
 
 import dataclasses
-import json
-from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
-
-from rich.table import Table
 
 from dpx.audit.declarations import Canaries
 from dpx.claim import outside_code, statement
@@ -19,6 +15,7 @@ from dpx.claim.spent import planned_end, planned_epsilon
 from dpx.console import Console, answer
 from dpx.cost.compiled_step import CompiledStep
 from dpx.cost.flops import published_flops, recomputed_matmul_flops, training_matmul_flops
+from dpx.cost.measured_step import MeasuredRun
 from dpx.cost.memory import Memory, Trains, step_memory
 from dpx.data import left_out
 from dpx.declaration import ConfigError, declaration, require
@@ -26,7 +23,8 @@ from dpx.experiment import Experiment
 from dpx.init.start import planned_start, receiver_of
 from dpx.job import chain_plan, plan_units
 from dpx.job.analyse import inputs
-from dpx.job.plan_records import AnalysisInput, AnalysisPlan, ChainPlan, PlanDocument, RunPlan, write_plan
+from dpx.job.plan_records import AnalysisInput, AnalysisPlan, PlanDocument, RunPlan, write_plan
+from dpx.job.plan_shown import show
 from dpx.mesh import simulate_devices
 from dpx.models.shape import count
 from dpx.privacy import ledger, origins
@@ -50,12 +48,18 @@ class Plan:
     Attributes:
         analysis: The analysis that the config names, if any.
         compile: Whether the real step is compiled for the mesh; adds what it holds, sends and multiplies, under compiled.
+        measure: Whether steps run on this machine, on public or synthetic rows; adds the time of the run, under measured.
         chain: The chain that the config declares, if any.
     """
 
     analysis: Any = None
     compile: bool = False
+    measure: bool = False
     chain: Any = None
+
+    def __post_init__(self) -> None:
+        reason = "steps are compiled for simulated devices by the one, and run on this machine's by the other"
+        require(not (self.compile and self.measure), "plan.compile=true, plan.measure=true", reason, "Use one of them at a time")
 
     def __call__(self, experiment: Experiment, folder: RunFolder) -> None:
         console = Console(soft_wrap=True)
@@ -69,6 +73,8 @@ class Plan:
         What is left out of protected texts is written to `private/left_out.json`.
         """
         document = self.document(experiment, folder.fork, folder.path.parent)
+        if self.measure and isinstance(document, RunPlan):
+            document = dataclasses.replace(document, measured=_measured(experiment, document, folder.made_private()))
         write_plan(folder.made_release(), document)
         if isinstance(document, RunPlan) and (store := _store(experiment)) is not None:
             left_out.keep(folder.made_private(), store)
@@ -82,7 +88,8 @@ class Plan:
         """
         if self.chain is not None:
             fix = "Remove it, or plan the stage by itself"
-            require(not self.compile, "plan.compile=true", "a chain has several programs, and a plan compiles one", fix)
+            for name in ("compile", "measure"):
+                require(not getattr(self, name), f"plan.{name}=true", "a chain has several programs, and a plan compiles one", fix)
             return chain_plan.plan_of_chain(self.chain, experiment, plan_of_run, outputs)
         if self.analysis is None:
             planned = plan_of_run(experiment, fork)
@@ -159,6 +166,13 @@ def _compiled(experiment: Experiment, planned: RunPlan) -> CompiledStep:
     from dpx.cost.dry_run import dry_run
 
     return dry_run(experiment, planned.vocabulary_size, planned.microbatch)
+
+
+def _measured(experiment: Experiment, planned: RunPlan, private: Path) -> MeasuredRun:
+    from dpx.cost.measure import measure
+
+    calibrated = calibrate(experiment, planned.protected_rows)
+    return measure(experiment, calibrated, planned.vocabulary_size, _store(experiment), private)
 
 
 def _store(experiment: Experiment) -> Any:
@@ -304,104 +318,3 @@ def _noise_batch_ratio(experiment: Experiment, calibrated: Calibrated) -> float 
     if calibrated.noise_multiplier is None or experiment.mechanism.is_forward:
         return None
     return calibrated.noise_multiplier / max(batch for batch, _ in calibrated.batch_stages)
-
-
-def show_points(plans: Iterable[tuple[str, PlanDocument]], console: Console) -> None:
-    """Prints the plans of a sweep, equal ones once, with the points that they hold for. `plans`: each point, as text, and its plan."""
-    points: dict[str, tuple[PlanDocument, list[str]]] = {}
-    for point, document in plans:
-        points.setdefault(json.dumps(to_json(document), sort_keys=True), (document, []))[1].append(point)
-    for document, equal in points.values():
-        show(document, console)
-        count = "one point" if len(equal) == 1 else f"{len(equal)} points"
-        console.print(f"This plan holds for {count}: {'; '.join(equal)}\n", highlight=False, markup=False)
-
-
-def show(document: PlanDocument, console: Console) -> None:
-    """Prints the plan for people."""
-    if isinstance(document, AnalysisPlan):
-        _show_analysis(document, console)
-        return
-    if isinstance(document, ChainPlan):
-        chain_plan.show(document, console)
-        return
-    table = Table(title=f"plan of {document.name}", show_header=False, title_justify="left")
-    for name, text in _lines(document):
-        table.add_row(name, text)
-    for name, text in _compiled_lines(document.compiled):
-        table.add_row(name, text)
-    console.print(table)
-    plan_units.show(document.noise_by_unit, console)
-    for one in document.unsupported:
-        value = "none" if one.value is None else f"{one.value:.4g}"
-        console.print(f"not a bound: {one.name} = {value} ({one.reason})", highlight=False)
-    if document.public_left_out is not None:
-        for line in left_out.in_words(document.public_left_out, "public", "would be"):
-            console.print(line, highlight=False)
-    for line in document.hints:
-        console.print(f"hint: {line}", highlight=False)
-    for name, sentences in (("reasons", document.reasons), ("assumptions", document.assumptions), ("not covered", document.not_covered)):
-        if sentences:
-            console.print(f"{name}:")
-            for line in sentences:
-                console.print(f"  - {line}", highlight=False)
-
-
-def _show_analysis(document: AnalysisPlan, console: Console) -> None:
-    console.print(f"plan of {document.name}: the analysis {document.analysis}, nothing is trained")
-    for entry in document.inputs:
-        console.print(f"  reads {entry.path}: {'there' if entry.exists else 'not there'}", highlight=False)
-
-
-def _lines(document: RunPlan) -> list[tuple[str, str]]:
-    sigma = document.noise_multiplier
-    trained = document.trained_parameters
-    part = "" if trained == document.parameters else f", {trained:,} trained"
-    share = "" if trained == document.parameters else ", by the share of products that what trains needs"
-    fits = "" if document.fits else "  (more than the device has)"
-    again = "" if document.rematerialize == "none" else ", layers computed again"
-    return [
-        ("model", f"{document.model}, {document.parameters:,} parameters{part} at vocabulary {document.vocabulary_size:,}"),
-        ("steps", f"{document.steps:,}"),
-        ("examples", f"{document.examples:,} = {document.epochs:.2f} epochs of {document.protected_rows:,} {document.drawn}s"),
-        ("FLOPs", f"{document.flops:.3g} (6 M S per example{share}{again}); {document.flops_of_products:.3g} counting matrix products"),
-        ("devices", f"{document.devices} ({document.mesh})"),
-        ("device hours", f"{document.device_hours:,.2f}, so {document.hours:,.2f} hours"),
-        ("memory per device", f"{document.memory_bytes_per_device / 1e9:.2f} GB at microbatch {document.microbatch}{again}{fits}"),
-        ("noise multiplier", "none" if sigma is None else f"{sigma:.5g}"),
-        ("noise-batch ratio", "none" if document.noise_batch_ratio is None else f"{document.noise_batch_ratio:.4g}"),
-        ("delta", "none" if document.delta is None else f"{document.delta:.4g}"),
-        ("epsilon", _epsilons(document.epsilon)),
-        *_start_lines(document),
-        ("guarantee", document.guarantee),
-    ]
-
-
-def _epsilons(epsilons: dict[str, float | None]) -> str:
-    return ", ".join("none" if value is None else f"{value:.4g} ({name})" for name, value in epsilons.items()) or "none"
-
-
-def _start_lines(document: RunPlan) -> list[tuple[str, str]]:
-    """Returns the lines about the run's origins, and epsilon without them."""
-    beginning = document.init
-    lines = [("starts from", origins.in_words(one)) for one in beginning.origins]
-    alone = f"{_epsilons(document.epsilon_of_this_run)}, of this run without those; noise.epsilon is the target for this number"
-    return [*lines, ("epsilon of this run's steps", alone)] if origins.are_composed(beginning) else lines
-
-
-def _compiled_lines(compiled: CompiledStep | None) -> list[tuple[str, str]]:
-    if compiled is None:
-        return []
-    programs = compiled.programs.items()
-    held = ", ".join(f"{name} {sum(sizes.values()) / 1e9:.2f}" for name, sizes in programs)
-    lines = [
-        ("compiled, GB per device", f"{compiled.peak_bytes_per_device / 1e9:.2f} at most ({held})"),
-        ("compiled FLOPs", f"{compiled.flops_per_device_and_microbatch:.3g} of a microbatch of {compiled.microbatch} on one device"),
-    ]
-    for name, crossing in compiled.collectives.items():
-        kinds = [
-            f"{one.number} {one.kind} along {'x'.join(one.axes)}{' in a loop' if one.in_loop else ''} of {one.elements:,} numbers"
-            for one in crossing
-        ]
-        lines.append((f"collectives, {name}", "; ".join(kinds) or "none"))
-    return lines

@@ -6,6 +6,7 @@ from typing import Literal
 from dpx.chain.document import ChainClaim
 from dpx.claim.document import Epsilons, NotABound
 from dpx.cost.compiled_step import CompiledStep
+from dpx.cost.measured_step import MeasuredRun
 from dpx.data.left_out import LeftOut
 from dpx.privacy.origins import Beginning
 from dpx.records import described, from_json, record, to_json
@@ -45,8 +46,8 @@ class RunPlan:
     flops_of_products: float = described("Floating-point operations of its matrix products.")
     mesh: str = described("Name of the mesh.")
     devices: int = described("Number of devices.")
-    device_hours: float = described("Hours of all devices together, at the declared speed.")
-    hours: float = described("Hours of the run.")
+    device_hours: float = described("Hours of all devices together, at the declared speed: products alone, no compiling, no evaluation.")
+    hours: float = described("`device_hours` divided by the devices.")
     microbatch: int = described("Rows or units that are computed at once.")
     memory_bytes_per_device: int = described("Estimated peak of memory on a device.")
     device_memory_bytes: int = described("Memory of a device.")
@@ -77,6 +78,7 @@ class RunPlan:
     public_left_out: LeftOut | None = described(
         "What rows of the public split leave out of its texts; null without public rows, or where the data is not prepared.", default=None
     )
+    measured: MeasuredRun | None = described("The time of the run on this machine; null unless asked for.", default=None)
     compiled: CompiledStep | None = described("What the compiled step holds, sends and multiplies; null unless asked for.", default=None)
 
 

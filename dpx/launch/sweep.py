@@ -35,8 +35,8 @@ def show_plans(outcomes: list[Outcome], console: Console) -> None:
     points = varying([outcome.point for outcome in outcomes])
     planned = [(point, one.folder) for point, one in zip(points, outcomes, strict=True) if (one.job, one.state) == ("plan", "finished")]
     if planned:
-        from dpx.job.plan import show_points
         from dpx.job.plan_records import read_plan
+        from dpx.job.plan_shown import show_points
 
         show_points([(point, read_plan(folder / "release")) for point, folder in planned], console)
 

@@ -26,7 +26,8 @@ from dpx.init.relation import declared_disjoint
 from dpx.init.start import Start, planned_start, receiver_of, start, start_of_fork
 from dpx.init.weights import PARAMS, by_path, checksum, facts_beside, nested, read_file, require_no_known_release
 from dpx.job.explain import Explain, explain
-from dpx.job.plan import plan_of_run, show
+from dpx.job.plan import plan_of_run
+from dpx.job.plan_shown import show
 from dpx.job.released import Export
 from dpx.privacy import origins
 from dpx.privacy.ledger import Ledger

@@ -17,7 +17,8 @@ from dpx.declaration import ConfigError
 from dpx.init.parent_weights import is_adapted_alike
 from dpx.init.start import planned_start, receiver_of
 from dpx.init.weights import by_path
-from dpx.job.plan import plan_of_run, show
+from dpx.job.plan import plan_of_run
+from dpx.job.plan_shown import show
 from dpx.models.trained import Adapters
 from dpx.training.checkpoint import released
 from tests.planned import plan

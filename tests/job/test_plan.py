@@ -9,13 +9,14 @@ import pytest
 
 from dpx import config
 from dpx.config import recipes
-from dpx.console import Console
+from dpx.console import Console, duration
 from dpx.cost.compiled_step import CompiledStep
 from dpx.cost.flops import training_matmul_flops
 from dpx.cost.memory import Trains, activations, step_memory
 from dpx.declaration import ConfigError
-from dpx.job.plan import Plan, largest_microbatch, plan_of_run, show
+from dpx.job.plan import Plan, largest_microbatch, plan_of_run
 from dpx.job.plan_records import RunPlan
+from dpx.job.plan_shown import show
 from dpx.models.shape import Bert
 from dpx.run_folder import RunFolder
 from dpx.task.declarations import MaskedLanguageModel
@@ -276,3 +277,29 @@ def test_counts_of_protected_texts_are_not_in_the_plan(tmp_path: Path, capsys: p
     told = capsys.readouterr().out
     assert f"{kept['protected']['texts_cut']} of {kept['protected']['texts']} protected texts are longer" in told
     assert "public rows would be dropped by privacy.rows_per_unit_max" in told
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "more", [[], ["train=last_layer"], ["privacy.unit=document", "privacy.rows_per_unit_max=2", "privacy.unit_mode=sample_units"]]
+)
+def test_a_measured_plan_runs_the_real_step_on_rows_that_are_not_protected(tmp_path: Path, more: list[str]) -> None:
+    labels = ["data=synthetic_labels", "task=classification", "model=micro", "model.layers=1", "data.declared_size=5000"]
+    noise = ["noise=multiplier", "noise.noise_multiplier=1", "accountant=rdp", "steps=20", "batch_schedule.size=64", "microbatch=16"]
+    experiment, _ = config.build(recipes.compose([*labels, *noise, *more]))
+    found = Plan(measure=True).write(experiment, RunFolder(tmp_path))
+    assert isinstance(found, RunPlan) and found.measured is not None
+    measured = found.measured
+    assert (measured.rows, measured.batch_size, measured.steps, measured.microbatch) == ("synthetic", 64, 3, 16)
+    assert 0 < measured.step_s < measured.run_s and 0 < measured.evaluation_s
+    spent = measured.compile_s + 20 * measured.step_s + measured.evaluations * measured.evaluation_s + measured.read_once_s
+    assert measured.run_s == pytest.approx(spent) and (measured.read_once_s > 0) == ("train=last_layer" in more)
+
+
+def test_a_short_time_is_in_seconds_or_minutes() -> None:
+    assert [duration(seconds) for seconds in (0.0284, 36, 8.4 * 60, 7616 * 3600)] == ["0.0284 s", "36 s", "8.4 min", "7,616.0 h"]
+
+
+def test_a_plan_is_compiled_or_measured() -> None:
+    with pytest.raises(ConfigError, match="Use one of them"):
+        Plan(compile=True, measure=True)

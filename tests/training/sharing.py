@@ -42,7 +42,8 @@ def _step_key(experiment: Any, objective: Any, mesh: Any, microbatch: int) -> st
 
 
 def _evaluation_key(objective: Any, store: Any, *rows: Any) -> str:
-    return repr((objective, store.manifest.checksum, rows))
+    # Rows that were not prepared (dpx.cost.measure) have no checksum.
+    return repr((objective, getattr(store.manifest, "checksum", id(store)), rows))
 
 
 def _shared(make: Callable[..., Any], key: Callable[..., str]) -> Callable[..., Any]:

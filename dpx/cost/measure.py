@@ -1,0 +1,165 @@
+"""Runs some steps of a config on this machine and states their time. The rows are public or synthetic, so the time reveals nothing.
+
+Every program is the run's own: the draw, padding to widths, clipped sums, noise, the update and the evaluation.
+"""
+
+import dataclasses
+import math
+import statistics
+import time
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import jax
+import numpy as np
+
+from dpx.audit.declarations import Canaries
+from dpx.batch_schedule import Constant
+from dpx.claim.calibration import Calibrated
+from dpx.clipping.frozen import merged
+from dpx.cost.measured_step import MeasuredRun
+from dpx.data.store import Store
+from dpx.experiment import Experiment
+from dpx.randomness import RootSecret
+from dpx.task.mlm import Special
+from dpx.task.objective import objective as make_objective
+from dpx.training import features, frozen
+from dpx.training.evaluation import BATCH_ROWS, held_out
+from dpx.training.loop import Computation, computed
+from dpx.training.microbatch import Workload, resolve_microbatch, synthetic_rows
+from dpx.training.step import make_step
+
+TIMED_STEPS = 3
+# A larger step is timed at this size: its time is in proportion to the examples.
+LARGEST_BATCH = 1024
+_ROWS = 1024
+_EVALUATED_ROWS = 4 * BATCH_ROWS
+
+
+class SampleRows(Store):
+    """Some rows in the place of a prepared corpus of `size` rows or units: they are read again and again.
+
+    `protected` and `heldout` are columns [n, ...] of these splits.
+    """
+
+    def __init__(self, protected: dict[str, np.ndarray], heldout: dict[str, np.ndarray], size: int):
+        self._rows, self._size = {"protected": protected, "heldout": heldout}, size
+        self.manifest: Any = SimpleNamespace(rows={"heldout": _EVALUATED_ROWS}, most_frequent_public_token_id=None)
+
+    def population(self, privacy: Any) -> int:
+        return self._size
+
+    def rows(self, split: Any, indices: Any, width: int | None = None) -> dict[str, np.ndarray]:
+        columns = self._rows[split]
+        taken = np.asarray(indices, np.int64) % len(columns["record"])
+        return {name: values[taken][..., :width] if name == "tokens" else values[taken] for name, values in columns.items()}
+
+    def examples(
+        self, split: Any, indices: Any, rows_per_example: int, width: int | None = None, epoch: int | None = None
+    ) -> dict[str, np.ndarray]:
+        if rows_per_example == 1:
+            rows = self.rows(split, indices, width)
+            return rows if epoch is None else rows | {"is_padding": np.zeros(len(rows["record"]), bool)}
+        rows = self.rows(split, self._of_units(indices, rows_per_example), width)
+        return rows | {"is_padding": np.zeros((len(indices), rows_per_example), bool)}
+
+    def lengths(self, split: Any, indices: Any, rows_per_example: int, epoch: int | None = None) -> np.ndarray:
+        if "length" not in self._rows[split]:
+            return np.zeros(len(indices), np.int32)
+        length = self.rows(split, self._of_units(indices, rows_per_example))["length"]
+        return length.reshape(len(indices), -1).max(axis=1)
+
+    @staticmethod
+    def _of_units(indices: Any, rows_per_example: int) -> np.ndarray:
+        """Returns the numbers [n, R] of the rows of each unit."""
+        return np.asarray(indices, np.int64)[:, None] * rows_per_example + np.arange(rows_per_example)
+
+
+def measure(experiment: Experiment, calibrated: Calibrated, vocabulary_size: int, store: Store | None, private: Path) -> MeasuredRun:
+    """Returns the time of a run on this machine's devices. `store` is the prepared data, of which the public split alone is read.
+
+    `private` is a folder for what is chosen once for a run: the microbatch and the mechanism's strategy. Raises `ConfigError` if the
+    machine has fewer devices than the mesh.
+    """
+    special = store.manifest if store else Special(pad_id=0, unk_id=1, cls_id=2, sep_id=3, mask_id=4)
+    subject = make_objective(experiment.model, experiment.task, vocabulary_size, special)
+    mesh = experiment.mesh.make()
+    public = store.manifest.rows["public"] if store else 0
+    if store and public:
+        texts = store.rows("public", np.arange(min(public, _ROWS)))
+    else:
+        texts = synthetic_rows(experiment.task, _ROWS, experiment.data.sequence_length, vocabulary_size)
+    trained, kept = frozen.shapes(experiment.trained, subject)
+    reads_once = features.are_constant(subject, trained) and not isinstance(experiment.audit, Canaries)
+    rows = SampleRows(_with_features(subject, kept, texts) if reads_once else texts, texts, calibrated.size)
+    largest = max(size for size, _ in calibrated.batch_stages)
+    batch = min(largest, LARGEST_BATCH)
+    timed = dataclasses.replace(experiment, batch_schedule=Constant(size=batch))
+    microbatch = resolve_microbatch(experiment.microbatch, Workload.from_experiment(experiment, subject), private)
+    step, secret = make_step(timed, subject, mesh, microbatch), RootSecret.from_seed(0)
+    state, others = step.init(secret.key("init"), None), step.draw_frozen(secret.key("init"), None)
+    computation = Computation(
+        experiment=timed,
+        calibrated=calibrated,
+        store=rows,
+        step=step,
+        strategy=experiment.mechanism.load_strategy(experiment.steps, private),
+        frozen=step.place_frozen(others) if step.has_frozen else {},
+    )
+    times = []
+    for number in range(TIMED_STEPS + 1):
+        began = time.perf_counter()
+        state, metrics = jax.block_until_ready(computed(computation, secret, min(number, experiment.steps - 1), state, None))
+        times.append(time.perf_counter() - began)
+    step_s = statistics.median(times[1:])
+    params = merged(state.params, computation.frozen)
+    began = time.perf_counter()
+    evaluate = held_out(subject, rows, _EVALUATED_ROWS, BATCH_ROWS, experiment.widths)
+    first_s, second_s = time.perf_counter() - began + _seconds(lambda: evaluate(params)), _seconds(lambda: evaluate(params))
+    row_s = second_s / _EVALUATED_ROWS
+    evaluations, evaluation_s = _evaluations(experiment), row_s * _heldout_rows(experiment, calibrated.size)
+    once_s = row_s * calibrated.size * experiment.privacy.rows_per_example if reads_once else 0.0
+    compile_s = max(times[0] - step_s, 0.0) + max(first_s - second_s, 0.0)
+    examples = sum(size * steps for size, steps in calibrated.batch_stages)
+    return MeasuredRun(
+        device=mesh.devices.flat[0].device_kind,
+        devices=mesh.size,
+        rows="public" if public else "synthetic",
+        microbatch=microbatch,
+        batch_size=batch,
+        steps=TIMED_STEPS,
+        step_s=step_s,
+        compile_s=compile_s,
+        evaluations=evaluations,
+        evaluation_s=evaluation_s,
+        read_once_s=once_s,
+        run_s=compile_s + step_s * examples / batch + evaluations * evaluation_s + once_s,
+    )
+
+
+def _with_features(subject: Any, kept: Any, texts: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """Returns the rows with zeros as features in the place of their texts, as a step reads them if the head alone is trained."""
+    batch = jax.eval_shape(subject.batch, np.zeros(2, np.uint32), texts)
+    shape = jax.eval_shape(subject.features, kept, batch).shape
+    return {name: values for name, values in texts.items() if name not in features.TEXT} | {"features": np.zeros(shape, np.float32)}
+
+
+def _seconds(call: Callable[[], Any]) -> float:
+    began = time.perf_counter()
+    call()
+    return time.perf_counter() - began
+
+
+def _evaluations(experiment: Experiment) -> int:
+    """Returns how often a run evaluates: the untrained model, the weights that it starts from, and after steps."""
+    before = 1 if experiment.init.is_random else 2
+    return before + math.ceil(experiment.steps / experiment.schedule.evaluate_every)
+
+
+def _heldout_rows(experiment: Experiment, size: int) -> int:
+    """Returns the rows of one evaluation as the declared fractions would give them, from the public number of rows or units."""
+    data, most = experiment.data, experiment.schedule.evaluation_rows
+    share = data.heldout_fraction / max(1 - data.heldout_fraction - data.public_fraction, 1e-9)
+    return most if data.test_split == "heldout" else min(most, math.ceil(size * experiment.privacy.rows_per_example * share))
