@@ -85,7 +85,6 @@ def measure(experiment: Experiment, calibrated: Calibrated, vocabulary_size: int
     """
     special = store.manifest if store else Special(pad_id=0, unk_id=1, cls_id=2, sep_id=3, mask_id=4)
     subject = make_objective(experiment.model, experiment.task, vocabulary_size, special)
-    mesh = experiment.mesh.make()
     public = store.manifest.rows["public"] if store else 0
     if store and public:
         texts = store.rows("public", np.arange(min(public, _ROWS)))
@@ -94,27 +93,18 @@ def measure(experiment: Experiment, calibrated: Calibrated, vocabulary_size: int
     trained, kept = frozen.shapes(experiment.trained, subject)
     reads_once = features.are_constant(subject, trained) and not isinstance(experiment.audit, Canaries)
     rows = SampleRows(_with_features(subject, kept, texts) if reads_once else texts, texts, calibrated.size)
-    largest = max(size for size, _ in calibrated.batch_stages)
-    batch = min(largest, LARGEST_BATCH)
-    timed = dataclasses.replace(experiment, batch_schedule=Constant(size=batch))
+    batch = min(max(size for size, _ in calibrated.batch_stages), LARGEST_BATCH)
+    mesh, timed = experiment.mesh.make(), dataclasses.replace(experiment, batch_schedule=Constant(size=batch))
     microbatch = resolve_microbatch(experiment.microbatch, Workload.from_experiment(experiment, subject), private)
-    step, secret = make_step(timed, subject, mesh, microbatch), RootSecret.from_seed(0)
-    state, others = step.init(secret.key("init"), None), step.draw_frozen(secret.key("init"), None)
     computation = Computation(
         experiment=timed,
         calibrated=calibrated,
         store=rows,
-        step=step,
+        step=make_step(timed, subject, mesh, microbatch),
         strategy=experiment.mechanism.load_strategy(experiment.steps, private),
-        frozen=step.place_frozen(others) if step.has_frozen else {},
     )
-    times = []
-    for number in range(TIMED_STEPS + 1):
-        began = time.perf_counter()
-        state, metrics = jax.block_until_ready(computed(computation, secret, min(number, experiment.steps - 1), state, None))
-        times.append(time.perf_counter() - began)
+    times, params = _steps(computation)
     step_s = statistics.median(times[1:])
-    params = merged(state.params, computation.frozen)
     began = time.perf_counter()
     evaluate = held_out(subject, rows, _EVALUATED_ROWS, BATCH_ROWS, experiment.widths)
     first_s, second_s = time.perf_counter() - began + _seconds(lambda: evaluate(params)), _seconds(lambda: evaluate(params))
@@ -137,6 +127,20 @@ def measure(experiment: Experiment, calibrated: Calibrated, vocabulary_size: int
         read_once_s=once_s,
         run_s=compile_s + step_s * examples / batch + evaluations * evaluation_s + once_s,
     )
+
+
+def _steps(computation: Computation) -> tuple[list[float], Any]:
+    """Returns the seconds of each step, the first with compiling, and the parameters after them."""
+    step, secret = computation.step, RootSecret.from_seed(0)
+    state = step.init(secret.key("init"), None)
+    if step.has_frozen:
+        computation = dataclasses.replace(computation, frozen=step.place_frozen(step.draw_frozen(secret.key("init"), None)))
+    times = []
+    for number in range(TIMED_STEPS + 1):
+        began = time.perf_counter()
+        state, _ = jax.block_until_ready(computed(computation, secret, min(number, computation.experiment.steps - 1), state, None))
+        times.append(time.perf_counter() - began)
+    return times, merged(state.params, computation.frozen)
 
 
 def _with_features(subject: Any, kept: Any, texts: dict[str, np.ndarray]) -> dict[str, np.ndarray]:

@@ -22,8 +22,8 @@ FILE = "left_out.json"
 class LeftOut:
     """What the rows of one split leave out."""
 
-    texts: int = described("Texts of labelled examples; running text is divided into rows, and its texts do not count.")
-    texts_cut: int = described("Those of them that are longer than `data.sequence_length`, so that their ends are not read.")
+    texts: int = described("Texts of labelled examples, before the limit; running text is divided into rows, and its texts do not count.")
+    texts_cut: int = described("Texts of these examples longer than `data.sequence_length`, so that their ends are not read.")
     rows: int = described("Rows of all units, before the limit.")
     rows_dropped: int = described("Rows beyond `privacy.rows_per_unit_max`.")
 
@@ -65,7 +65,7 @@ def in_words(one: LeftOut, split: str, verb: str) -> list[str]:
 
 
 def of_public(store: Store, privacy: Privacy) -> LeftOut | None:
-    """Returns the counts of the public split, whose rows the limit does not drop: those that it would drop count.
+    """Returns the counts of the public split, whose rows the limit does not drop: the rows that it would drop count.
 
     Returns `None` without public rows, and for a store that was prepared before there were counts.
     """

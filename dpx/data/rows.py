@@ -44,7 +44,7 @@ class UnitDocument:
 class RowCutter:
     """Cuts documents into rows, some megabytes of text at a time; the order of documents is kept.
 
-    `texts` counts the texts of examples by split, `texts_cut` those that do not fit a row.
+    `texts` counts the texts of examples by split, `texts_cut` the texts that do not fit a row.
     """
 
     def __init__(self, data: Data, keyed: KeyedHash, tokenizer: TextTokenizer):
