@@ -5,7 +5,14 @@ import importlib.util
 from dpx.declaration import ConfigError
 
 # Extra -> the package that must be importable for it.
-PACKAGES = {"hub": "datasets", "tune": "optuna", "plots": "matplotlib", "correlated": "jax_privacy", "launchers": "submitit"}
+PACKAGES = {
+    "hub": "datasets",
+    "chat": "jinja2",
+    "tune": "optuna",
+    "plots": "matplotlib",
+    "correlated": "jax_privacy",
+    "launchers": "submitit",
+}
 
 
 def missing(value: object, extra: str, package: str | None = None) -> ConfigError:

@@ -161,6 +161,7 @@ def _of_the_unit(experiment: Experiment) -> list[str]:
     """Returns the assumptions about what one protected unit is."""
     privacy, premises = experiment.privacy, []
     rows = {"one labelled text": bool(experiment.data.labels), "one pair of segments": experiment.data.pairs != "none"}
+    rows["one prompt with its completion"] = getattr(experiment.data.source, "has_completions", False)
     for row, is_read in rows.items():
         if is_read and privacy.unit == "row":
             premises.append(f"one protected row is {row}: text that appears in several rows is protected in each row separately only")

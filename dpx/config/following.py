@@ -44,6 +44,12 @@ def number_of_labels(otherwise: int, *, _root_: DictConfig) -> int:
     return otherwise if not OmegaConf.is_list(labels) else len(labels)
 
 
+def no_labels_of_completions(*, _root_: DictConfig) -> str | None:
+    """Returns null for the labels of prompts with completions; otherwise they must be given."""
+    fields = (_selected(_root_, f"data.source.{name}") for name in ("prompt_field", "completion_field", "messages_field"))
+    return "???" if all(field is None for field in fields) else None
+
+
 def by_trained(rates: Mapping[str, float], otherwise: float, *, _root_: DictConfig) -> float:
     """Returns the value for what is trained; `rates` has names of classes in `dpx.models.trained`."""
     return rates.get(str(_selected(_root_, "train._target_")).rpartition(".")[2], otherwise)
@@ -55,6 +61,7 @@ RESOLVERS: tuple[Callable[..., Any], ...] = (
     at_most_positions,
     none_if_causal,
     number_of_labels,
+    no_labels_of_completions,
     by_trained,
 )
 

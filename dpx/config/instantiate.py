@@ -32,11 +32,9 @@ def build(cfg: DictConfig) -> tuple[Experiment, Job]:
 
     Raises `ConfigError`, naming the config key, for missing values, unknown keys, wrong types and contradictions.
     """
-    missing = sorted(_missing(OmegaConf.to_container(cfg, resolve=False), ""))
-    if missing:
-        joined = " ".join(f"{key}=..." for key in missing)
-        raise ConfigError(", ".join(missing), "this key has no value", f"Add {joined}")
+    _require_values(OmegaConf.to_container(cfg, resolve=False))
     plain = resolved(cfg)
+    _require_values(plain)  # a default that follows other groups may be missing too
     fields = Experiment.__dataclass_fields__
     for key in plain:
         if key not in fields and key not in _BESIDE_THE_EXPERIMENT:
@@ -64,6 +62,13 @@ def _require_read(plain: dict[str, Any], job: Any) -> None:
     for key in node if isinstance(node, dict) else ():
         if key not in type(job).__dataclass_fields__:
             raise unknown_key(f"{name}.{key}", node.keys() - {key})
+
+
+def _require_values(node: Any) -> None:
+    missing = sorted(_missing(node, ""))
+    if missing:
+        joined = " ".join(f"{key}=..." for key in missing)
+        raise ConfigError(", ".join(missing), "this key has no value", f"Add {joined}")
 
 
 def _missing(node: Any, path: str) -> list[str]:

@@ -282,7 +282,7 @@ class Data:
     @property
     def learns_labels(self) -> bool:
         """Whether the list of labels is learnt from the protected rows."""
-        return isinstance(self.source, Table) and self.source.labels is None
+        return isinstance(self.source, Table) and self.source.labels is None and not self.source.has_completions
 
     @property
     def test_split(self) -> Split | None:

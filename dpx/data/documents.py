@@ -2,9 +2,9 @@
 
 import hashlib
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Protocol, runtime_checkable
+from typing import Any, Protocol, runtime_checkable
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,14 +53,42 @@ class Example:
         return hashlib.sha256(framed.encode()).hexdigest()[:32]
 
 
+@dataclass(frozen=True, slots=True)
+class Prompted:
+    """Holds the content of one row that is a prompt and its completion.
+
+    Attributes:
+        where: The place of the row, for error messages.
+        texts: The prompt and the completion; empty if `messages` are given.
+        messages: A conversation, whose last message is the completion.
+        unit_id: The name of the unit, as for a `Document`.
+        is_test: Whether it is of a test set, as for an `Example`.
+    """
+
+    where: str
+    texts: tuple[str, ...] = ()
+    messages: tuple[Mapping[str, Any], ...] = ()
+    unit_id: str | None = None
+    is_test: bool = False
+
+    @property
+    def paragraphs(self) -> tuple[str, ...]:
+        return self.texts or tuple(message["content"] for message in self.messages)
+
+    def content(self) -> str:
+        """Returns the 128-bit hash of the texts or messages, as 32 hexadecimal digits."""
+        framed = json.dumps([self.texts, self.messages], sort_keys=True, default=str)
+        return hashlib.sha256(framed.encode()).hexdigest()[:32]
+
+
 @runtime_checkable
 class Source(Protocol):
     """Yields records and can be read several times: preparation reads them once, or twice if it fits a vocabulary.
 
-    Records are documents, which are cut into rows, or examples, each of which is one row (`columns` of the declaration).
+    Records are documents, which are cut into rows, or examples or prompts, each of which is one row (`columns` of the declaration).
     """
 
-    def documents(self) -> Iterator[Document] | Iterator[Example]:
+    def documents(self) -> Iterator[Document] | Iterator[Example] | Iterator[Prompted]:
         """Yields all records, the same ones in the same order at every call; no record depends on another."""
         ...
 

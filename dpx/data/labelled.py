@@ -1,9 +1,10 @@
-"""Declares labelled rows of the user's files."""
+"""Declares labelled rows, or prompts with completions, of the user's files."""
 
 from collections.abc import Sequence
 from functools import cached_property
 from typing import Literal
 
+from dpx.data.completions import halves
 from dpx.data.hub_rows import HUB
 from dpx.data.records import RowSet, TextColumns, labels_in, row_sets
 from dpx.data.schema import Schema, classes, texts
@@ -12,7 +13,9 @@ from dpx.declaration import declaration, require
 
 @declaration
 class Table:
-    """Reads labelled texts, one a row, from files (`.tsv`, `.csv`, `.jsonl`, each also as `.gz`, and `.parquet`) or data sets.
+    """Reads labelled texts, or prompts with completions, one a row, from files or data sets.
+
+    Files are `.tsv`, `.csv`, `.jsonl`, each also as `.gz`, and `.parquet`.
 
     A data set is, with the library `datasets` (extra `hub`), a folder that `save_to_disk` wrote, or `hf://datasets/<name>` with an optional
     `@<revision>`.
@@ -20,6 +23,10 @@ class Table:
     With `select="dev"` the test set is read once, after the last step, and runs are compared by the held-out rows, a share of the training
     files chosen by a hash of the unit. With `select="test"` the test set itself is held out, as in papers, and no rows of the training
     files are.
+
+    With `completion_field` or `messages_field`, rows have no labels: the completion is learnt from the prompt (task=causal_lm). A row
+    that is longer than `sequence_length` keeps its completion, and its prompt is cut from the left; a completion that does not fit is cut
+    at its end.
 
     Labels that are learnt from protected rows (`labels=null`) make the guarantee `none`.
 
@@ -34,6 +41,12 @@ class Table:
             right one, from 0.
         choices: Number of texts in that column.
         label_field: Column of the label.
+        prompt_field: Column of a prompt, given together with the column of its completion.
+        completion_field: Column of the completion, the text that is learnt.
+        template: How a prompt and its completion are written as one text, with the fields {prompt} and {completion}; the prompt ends before
+            {completion} and the spaces before it.
+        messages_field: Column of a .jsonl or .parquet file with a conversation, a list of {"role", "content"}, written by the checkpoint's
+            chat template; the completion is the last message, which is the assistant's.
         unit_field: Column that names the unit (a document, an author); without it each row is a unit.
         unit_note: A sentence for the statement on what a row is, if a reader could assume more.
         known_as: Names under which these rows are known, which are searched in the training data of a checkpoint.
@@ -59,9 +72,14 @@ class Table:
     split: str = "train"
     test_split: str = "test"
     subset: str | None = None
+    prompt_field: str | None = None
+    completion_field: str | None = None
+    template: str = "{prompt}\n{completion}"
+    messages_field: str | None = None
     kind: Literal["table"] = "table"
 
     def __post_init__(self) -> None:
+        self._require_completions()
         if self.labels is not None:
             require_labels(self.classes)
         fields = [self.text_field, self.pair_field, self.choices_field, self.label_field]
@@ -79,6 +97,21 @@ class Table:
             "Name its files with data.source.test_paths, or use select=dev",
         )
         self._require_choices()
+
+    def _require_completions(self) -> None:
+        value = f"data.source.prompt_field={self.prompt_field}, completion_field={self.completion_field}"
+        fix = "Give both, or messages_field alone"
+        require((self.prompt_field is None) == (self.completion_field is None), value, "a prompt and a completion are needed", fix)
+        if not self.has_completions:
+            return
+        require(self.prompt_field is None or self.messages_field is None, value, "the messages already hold the prompt", fix)
+        same = self.prompt_field is not None and self.prompt_field == self.completion_field
+        require(not same, value, "the same column cannot be two parts of a row", "Name each part's column")
+        others = {"labels": self.labels, "pair_field": self.pair_field, "choices_field": self.choices_field}
+        given = [name for name, one in others.items() if one is not None]
+        reason = "rows of prompts and completions have neither labels nor second texts"
+        require(not given, f"data.source.{(given or [''])[0]}", reason, "Leave it out")
+        halves(self.template)
 
     def _require_choices(self) -> None:
         value = f"data.source.choices={self.choices}"
@@ -109,6 +142,8 @@ class Table:
     @cached_property
     def classes(self) -> Sequence[str]:
         """The labels in the order of the classes; they are read from the training files if they are not declared."""
+        if self.has_completions:
+            return ()
         if self.labels is not None:
             return tuple(map(str, self.labels))
         labels = labels_in(self.training_sets(), self.label_field)
@@ -126,6 +161,11 @@ class Table:
         return [] if self.test_paths is None else row_sets(self.test_paths, "data.source.test_paths", self.test_split, self.subset)
 
     @property
+    def has_completions(self) -> bool:
+        """Whether a row is a prompt and its completion, without a label."""
+        return self.completion_field is not None or self.messages_field is not None
+
+    @property
     def hub_names(self) -> tuple[str, ...]:
         """The data sets on the hub that contain the training rows, by the last part of their names."""
         declared = [self.paths] if isinstance(self.paths, str) else self.paths
@@ -137,8 +177,9 @@ class Table:
         return TextColumns(self.text_field, self.pair_field, self.choices_field, self.choices)
 
     def columns(self, sequence_length: int, vocabulary_size: int, is_paired: bool) -> Schema:
-        """Returns the columns of marked texts and their labels."""
-        return texts(sequence_length, vocabulary_size, self.choices) | {"label": classes(len(self.classes))}
+        """Returns the columns of marked texts and their labels, if they have any."""
+        of_text = texts(sequence_length, vocabulary_size, self.choices)
+        return of_text if self.has_completions else of_text | {"label": classes(len(self.classes))}
 
 
 def require_labels(labels: Sequence[str]) -> None:

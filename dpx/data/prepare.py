@@ -20,8 +20,9 @@ from dpx.checkpoint_folder import folder_of, is_hub_id
 from dpx.console import stage
 from dpx.data import left_out, unit_names
 from dpx.data.declarations import Data
-from dpx.data.documents import Document, Example, Source
+from dpx.data.documents import Document, Example, Prompted, Source
 from dpx.data.keyed import KeyedHash, Split
+from dpx.data.labelled import Table
 from dpx.data.left_out import LeftOut
 from dpx.data.rows import RowCutter, UnitDocument
 from dpx.data.schema import Schema, as_json
@@ -152,7 +153,7 @@ class _Preparation:
             return 0
         return int(self._data.heldout_fraction * sum(1 for _ in self._source.documents()))
 
-    def _split(self, unit_id: str, document: Document | Example, number: int) -> Split:
+    def _split(self, unit_id: str, document: Document | Example | Prompted, number: int) -> Split:
         """Returns the split of a document, the `number`-th of the source, from 1."""
         data = self._data
         if data.heldout_by == "first":
@@ -231,8 +232,8 @@ def _left_out(cutter: RowCutter, split: Split, writer: SplitWriter) -> LeftOut:
     return LeftOut(texts=cutter.texts[split], texts_cut=cutter.texts_cut[split], rows=rows + dropped, rows_dropped=dropped)
 
 
-def _is_test(document: Document | Example) -> bool:
-    return isinstance(document, Example) and document.is_test
+def _is_test(document: Document | Example | Prompted) -> bool:
+    return not isinstance(document, Document) and document.is_test
 
 
 def _most_frequent(writer: SplitWriter, special: SpecialIds) -> int | None:
@@ -259,6 +260,9 @@ def _settings(data: Data, privacy: Privacy, source: Source) -> dict[str, Any]:
     for name, usual in (("cuts", None), ("heldout_by", "hash")):
         if declared[name] == usual:
             declared.pop(name)
+    for name in ("prompt_field", "completion_field", "messages_field", "template"):
+        if isinstance(data.source, Table) and not data.source.has_completions:
+            declared["source"].pop(name)
     vocabulary = _place_of(data.vocabulary.path) if data.vocabulary.path else None
     return {
         "data": json.loads(json.dumps(declared, default=list)),

@@ -10,12 +10,15 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from dpx.data.completions import ChatTemplate
 from dpx.data.declarations import Data
-from dpx.data.documents import Document, Example
+from dpx.data.documents import Document, Example, Prompted
 from dpx.data.keyed import KeyedHash, Split
+from dpx.data.labelled import Table
 from dpx.data.pairs import Row, Tokens, one_cut, paired_rows, single_rows
 from dpx.data.schema import Columns
 from dpx.data.tokenizer import TextTokenizer
+from dpx.declaration import require
 
 _BLOCK_CHARACTERS = 1_000_000  # tokenized at once: enough to keep every core busy, and a small amount of memory
 # An end of sentence: a stop, closing marks, blanks, then what may open the next one.
@@ -32,13 +35,13 @@ class UnitDocument:
 
     unit_id: str
     content: str
-    source: Document | Example
+    source: Document | Example | Prompted
 
     def texts(self) -> list[str]:
         """Returns the texts that are tokenized separately: a document's sentences, an example's segments."""
-        if isinstance(self.source, Example):
-            return list(self.source.paragraphs)
-        return [one for paragraph in self.source.paragraphs for one in split_sentences(paragraph)]
+        if isinstance(self.source, Document):
+            return [one for paragraph in self.source.paragraphs for one in split_sentences(paragraph)]
+        return list(self.source.paragraphs)
 
 
 class RowCutter:
@@ -53,6 +56,8 @@ class RowCutter:
         self._last: dict[Split, Sequence[Tokens]] = {}
         self.texts: Counter[Split] = Counter()
         self.texts_cut: Counter[Split] = Counter()
+        has_messages = isinstance(data.source, Table) and data.source.messages_field is not None
+        self._chat = ChatTemplate(tokenizer) if has_messages else None
 
     def cut(self, documents: Iterable[tuple[Split, UnitDocument]]) -> Iterator[tuple[Split, UnitDocument, Columns]]:
         """Yields each document's rows, as columns of the data's schema [n, ...]."""
@@ -60,17 +65,25 @@ class RowCutter:
             for (split, document), ids in zip(block, self._tokens(block), strict=True):
                 if isinstance(document.source, Example):
                     yield split, document, self._example(split, document.source, ids)
+                elif isinstance(document.source, Prompted):
+                    yield split, document, self._prompted(split, document.source, *ids)
                 else:
                     yield split, document, self._columns(self._rows(split, document, ids))
 
     def _tokens(self, block: list[tuple[Split, UnitDocument]]) -> Iterator[list[Tokens]]:
         """Returns the texts of each document as token ids; all texts of a block are tokenized together, in the tokenizer's threads."""
-        texts = [document.texts() for _, document in block]
+        texts = [self._texts(document) for _, document in block]
         encodings = iter(
             self._tokenizer.tokenizer.encode_batch_fast([one for document in texts for one in document], add_special_tokens=False)
         )
         for document in texts:
             yield [next(encodings).ids for _ in document]
+
+    def _texts(self, document: UnitDocument) -> list[str]:
+        if self._chat is None:
+            return document.texts()
+        assert isinstance(document.source, Prompted)
+        return list(self._chat.texts(document.source.where, document.source.messages))
 
     def _rows(self, split: Split, document: UnitDocument, sentences: list[Tokens]) -> list[Row]:
         data = self._data
@@ -111,6 +124,28 @@ class RowCutter:
         self.texts_cut[split] += sum(len(a) + len(b) > _room(b, self._data.sequence_length, self._tokenizer.separators) for a, b in texts)
         one = {name: values.reshape(1, *self._schema[name].shape) for name, values in marked.items()}
         return one | {"label": np.array([example.label], np.int32)}
+
+    def _prompted(self, split: Split, source: Prompted, prompt: Tokens, completion: Tokens) -> Columns:
+        """Returns one row: the prompt, cut from its left, and the completion, cut at its end if it does not fit alone.
+
+        A template's texts are put between [CLS] and [SEP], and the second mark is learnt as the completion's end. A chat template writes
+        its own marks; a [CLS] with which it begins is kept.
+        """
+        special, length = self._tokenizer.special, self._data.sequence_length
+        require(len(completion) > 0, source.where, "has an empty completion: the tokenizer reads no token in it", "Remove the row")
+        if self._chat is None:
+            prompt, completion = [special.cls_id, *prompt], [*completion, special.sep_id]
+        begin = prompt[:1] if prompt[:1] == [special.cls_id] else []
+        answer = completion[: length - len(begin)]
+        context = prompt[len(begin) :]
+        room = length - len(begin) - len(answer)
+        kept = context[max(0, len(context) - room) :]
+        self.texts[split] += 1
+        self.texts_cut[split] += len(kept) < len(context) or len(answer) < len(completion)
+        row = [*begin, *kept, *answer]
+        tokens = np.full((1, length), special.pad_id, np.int32)
+        tokens[0, : len(row)] = row
+        return {"tokens": tokens, "segment_start": np.array([len(begin) + len(kept)]), "length": np.array([len(row)])}
 
 
 def marked_examples(tokenizer: TextTokenizer, texts: list[tuple[Tokens, Tokens]], sequence_length: int) -> Columns:

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from dpx import packages
 from dpx.data.declarations import Embedded, Hub, RandomRows, Synthetic, SyntheticLabels, TextFiles
 from dpx.data.declarations import Source as DeclaredSource
-from dpx.data.documents import Document, Example, Source
+from dpx.data.documents import Document, Example, Prompted, Source
 from dpx.data.embedded import EmbeddedSource
 from dpx.data.hub import HubSource
 from dpx.data.labelled import Table
@@ -22,7 +22,7 @@ class _OfPackage:
     def __init__(self, declared: PackageSource):
         self._kind, self._source = type(declared), declared.open()
 
-    def documents(self) -> Iterator[Document] | Iterator[Example]:
+    def documents(self) -> Iterator[Document] | Iterator[Example] | Iterator[Prompted]:
         return self._source.documents()
 
     def fingerprint(self) -> str:

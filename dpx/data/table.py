@@ -1,4 +1,4 @@
-"""Reads labelled rows of the user's files and data sets, one after another, a row at a time.
+"""Reads labelled rows, or prompts with completions, of the user's files and data sets, one after another, a row at a time.
 
 As in text files, rows without a named unit are named by their content and not by their position.
 """
@@ -7,9 +7,10 @@ import hashlib
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from dpx.data.documents import Example
+from dpx.data.completions import halves, messages_of
+from dpx.data.documents import Example, Prompted
 from dpx.data.labelled import Table
-from dpx.data.records import label_of, value_of
+from dpx.data.records import label_of, text_of, value_of
 from dpx.data.unit_names import unit_name
 from dpx.declaration import ConfigError, require
 
@@ -32,8 +33,17 @@ class TableSource:
                 whole.update(one.digest())
         return whole.hexdigest()
 
-    def documents(self) -> Iterator[Example]:
-        """Yields the rows. Raises `ConfigError`, naming file and row, for a row that lacks a column, a text or a declared label."""
+    def documents(self) -> Iterator[Example] | Iterator[Prompted]:
+        """Returns the rows. Raises `ConfigError`, naming file and row, for a row that lacks a column, a text or a declared label."""
+        return self._prompted() if self._declared.has_completions else self._labelled()
+
+    def _prompted(self) -> Iterator[Prompted]:
+        for group in (self._training, self._test):
+            for one in group:
+                for where, record in one.records():
+                    yield _prompted(self._declared, where, record, is_test=group is self._test)
+
+    def _labelled(self) -> Iterator[Example]:
         declared = self._declared
         place = {label: number for number, label in enumerate(declared.classes)}
         seen: set[int] = set()
@@ -60,9 +70,19 @@ def _example(declared: Table, place: Mapping[str, int], where: str, record: Mapp
         known = ", ".join(list(place)[:5]) + (", ..." if len(place) > 5 else "")
         raise ConfigError(where, f"has the label {label!r}, which is not among {known}", "Correct the row, or data.source.labels")
     pairs = declared.texts.read_texts(where, record)
-    unit_id = None if declared.unit_field is None else _unit(where, record, declared.unit_field)
-    return Example(texts=pairs, label=place[label], unit_id=unit_id, is_test=is_test)
+    return Example(texts=pairs, label=place[label], unit_id=_unit(where, record, declared.unit_field), is_test=is_test)
 
 
-def _unit(where: str, record: Mapping[str, Any], field: str) -> str:
-    return unit_name(where, value_of(where, record, field), field)
+def _prompted(declared: Table, where: str, record: Mapping[str, Any], *, is_test: bool) -> Prompted:
+    unit_id = _unit(where, record, declared.unit_field)
+    if declared.messages_field is not None:
+        return Prompted(where, messages=messages_of(where, record, declared.messages_field), unit_id=unit_id, is_test=is_test)
+    assert declared.prompt_field is not None and declared.completion_field is not None
+    first, second = halves(declared.template)
+    prompt = first.format(prompt=text_of(where, record, declared.prompt_field))
+    completion = second.format(completion=text_of(where, record, declared.completion_field))
+    return Prompted(where, texts=(prompt, completion), unit_id=unit_id, is_test=is_test)
+
+
+def _unit(where: str, record: Mapping[str, Any], field: str | None) -> str | None:
+    return None if field is None else unit_name(where, value_of(where, record, field), field)

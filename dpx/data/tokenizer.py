@@ -2,7 +2,7 @@
 
 import hashlib
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -28,13 +28,17 @@ _ROLES = {
     "mask_id": ("mask_token", ("[MASK]", "<mask>", _END_OF_TEXT)),
 }
 
+# Decoders name the marks of a text's two ends otherwise.
+_OF_DECODERS = {"cls_id": "bos_token", "sep_id": "eos_token"}
+
 
 @dataclass(frozen=True)
 class TextTokenizer:
     """Converts texts to token ids.
 
     `vocabulary` holds its tokens by id. It also has the ids of the marks, the number of separators between the texts of a pair, and, for a
-    checkpoint's own tokenizer, its `definition`, the text of a `tokenizer.json`, and its `chat_template`, if it has one.
+    checkpoint's own tokenizer, its `definition`, the text of a `tokenizer.json`, its `chat_template`, if it has one, and the texts of its
+    `marks`, such as `bos_token`, which that template may name.
     """
 
     tokenizer: Tokenizer
@@ -43,6 +47,7 @@ class TextTokenizer:
     separators: int = 1
     definition: str | None = None
     chat_template: str | None = None
+    marks: Mapping[str, str] = field(default_factory=dict)
 
 
 def of_vocabulary(vocabulary: list[str]) -> TextTokenizer:
@@ -113,7 +118,8 @@ def _loaded(file: Path, *beside: Path) -> TextTokenizer:
     special = _special(file, tokenizer, facts)
     own = template.read_text(encoding="utf-8") if template.is_file() else facts.get("chat_template")
     chat_template = own if isinstance(own, str) else None
-    return TextTokenizer(tokenizer, vocabulary, special, separators_of(tokenizer), tokenizer.to_str(), chat_template)
+    marks = {key: text for key, value in facts.items() if key.endswith("_token") and isinstance(text := _text(value), str)}
+    return TextTokenizer(tokenizer, vocabulary, special, separators_of(tokenizer), tokenizer.to_str(), chat_template, marks)
 
 
 def _of_vocab_txt(file: Path, facts: Mapping[str, Any]) -> Tokenizer:
@@ -133,9 +139,8 @@ def _of_vocab_txt(file: Path, facts: Mapping[str, Any]) -> Tokenizer:
 def _special(file: Path, tokenizer: Tokenizer, facts: Mapping[str, Any]) -> SpecialIds:
     by_role: dict[str, int] = {}
     for role, (key, usual) in _ROLES.items():
-        named = facts.get(key)
-        named = named.get("content") if isinstance(named, dict) else named
-        ids = [tokenizer.token_to_id(token) for token in (named, *usual) if isinstance(token, str)]
+        named = (_text(facts.get(key)), *usual, _text(facts.get(_OF_DECODERS.get(role, ""))))
+        ids = [tokenizer.token_to_id(token) for token in named if isinstance(token, str)]
         ids = [number for number in ids if number is not None]
         if ids:
             by_role[role] = ids[0]
@@ -144,6 +149,11 @@ def _special(file: Path, tokenizer: Tokenizer, facts: Mapping[str, Any]) -> Spec
     missing = [_ROLES[role][0].replace("_", " ") for role in needed if role not in by_role]
     require(not missing, file, f"has no {', no '.join(missing)}", "Name it in tokenizer_config.json")
     return SpecialIds(**(dict.fromkeys(_ROLES, by_role["sep_id"]) | by_role))
+
+
+def _text(mark: Any) -> Any:
+    """Returns the text of a mark, which a checkpoint gives as such or with how it is read."""
+    return mark.get("content") if isinstance(mark, dict) else mark
 
 
 def separators_of(tokenizer: Tokenizer) -> int:

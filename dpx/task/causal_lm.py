@@ -38,10 +38,13 @@ class Objective:
     def batch(self, key: Key, rows: dict[str, Any]) -> Batch:
         """Returns the batch of rows, in which each position's label is the token after it.
 
-        The last real token has no label. Nothing is drawn from `key`.
+        The last real token has no label. In a row with a second segment, a completion, only that segment's tokens are labels. Nothing is
+        drawn from `key`.
         """
         tokens, length = jnp.asarray(rows["tokens"]), jnp.asarray(rows["length"])
-        has_label_BT = jnp.arange(tokens.shape[1]) + 1 < length[:, None]
+        start = jnp.asarray(rows.get("segment_start", length))
+        next_T = jnp.arange(1, tokens.shape[1] + 1)
+        has_label_BT = (next_T < length[:, None]) & ((next_T >= start[:, None]) | (start >= length)[:, None])
         label_BT = jnp.where(has_label_BT, jnp.roll(tokens, -1, axis=1), 0)
         return {"tokens": tokens, "labels": label_BT, "has_label": has_label_BT, "length": length, "record": jnp.asarray(rows["record"])}
 

@@ -100,7 +100,7 @@ class MaskedLanguageModel:
 class CausalLanguageModel(OneText):
     """Causal language modelling: every next token is predicted from the tokens before it.
 
-    The loss is the mean cross-entropy over an example's real next tokens.
+    The loss is the mean cross-entropy over an example's real next tokens; of a prompt and its completion, over those of the completion.
     """
 
     metric: ClassVar[str] = "next_token_accuracy"

@@ -1,0 +1,103 @@
+"""Reads prompts with completions, and writes each as two texts: by a template with two fields, or by a checkpoint's chat template.
+
+The two texts are tokenized separately: the tokens of a prompt are then the same whether or not its completion is known.
+"""
+
+from collections.abc import Mapping, Sequence
+from string import Formatter
+from typing import Any
+
+from dpx.data.files import require_characters
+from dpx.data.records import value_of
+from dpx.data.tokenizer import CHAT_TEMPLATE, TextTokenizer
+from dpx.declaration import ConfigError, require
+from dpx.extras import require_extra
+
+Message = Mapping[str, Any]
+
+
+def halves(template: str) -> tuple[str, str]:
+    """Returns the parts of a template that hold `{prompt}` and `{completion}`, as format strings.
+
+    The second part begins with the spaces before `{completion}`, because byte-pair tokenizers join a space to the word after it. `\\n` is a
+    line break, which a command line cannot contain otherwise. Raises `ConfigError` for a template without these two fields in this order.
+    """
+    value = f"data.source.template={template!r}"
+    fix = "Write {prompt}, then {completion}, each once, as in {prompt}\\n{completion}; {{ and }} are braces"
+    try:
+        fields = [one for one in Formatter().parse(template.replace("\\n", "\n")) if one[1] is not None]
+    except ValueError as error:
+        raise ConfigError(value, f"is not a template ({error})", fix) from None
+    names = [name for _, name, _, _ in fields]
+    is_plain = not any(form or conversion for _, _, form, conversion in fields)
+    require(names == ["prompt", "completion"] and is_plain, value, f"has the fields {', '.join(map(str, names)) or 'none'}", fix)
+    first, _, after = template.replace("\\n", "\n").partition("{completion}")
+    head = first.rstrip(" ")
+    return head, first[len(head) :] + "{completion}" + after
+
+
+def messages_of(where: str, record: Mapping[str, Any], field: str) -> tuple[Message, ...]:
+    """Returns the messages of a record. Raises `ConfigError` unless each has a role and text, and the last, the completion, is the
+    assistant's and not empty."""
+    value = value_of(where, record, field)
+    is_list = isinstance(value, list) and all(isinstance(one, dict) for one in value)
+    require(is_list, where, f"has no list of messages under {field!r}", 'Write a list of {"role": ..., "content": ...}')
+    for one in value:
+        is_message = isinstance(one.get("role"), str) and isinstance(one.get("content"), str)
+        require(is_message, where, "has a message without a role or a text", 'Give each message "role" and "content", both texts')
+        require_characters(where, one["content"])
+    is_answered = len(value) > 1 and value[-1]["role"] == "assistant"
+    require(is_answered, where, "does not end in an answer of the assistant to a message before it", "Add it, or remove the row")
+    require(value[-1]["content"].strip() != "", where, "has an empty completion: the last message has no text", "Remove the row")
+    return tuple(value)
+
+
+class ChatTemplate:
+    """Writes conversations as text, as `apply_chat_template` of transformers does, except that the template cannot ask for the time.
+
+    Rows would otherwise depend on the day on which they are prepared; templates have a fixed date for this case.
+    """
+
+    def __init__(self, tokenizer: TextTokenizer):
+        require(
+            tokenizer.chat_template is not None,
+            "data.source.messages_field",
+            f"the checkpoint has no chat template ({CHAT_TEMPLATE}, or chat_template in tokenizer_config.json)",
+            "Name an instruction-tuned checkpoint, or use prompt_field and completion_field with a template",
+        )
+        require_extra("data.source.messages_field", "chat")
+        from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+        environment = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols"])
+        environment.policies["json.dumps_kwargs"] = {"ensure_ascii": False}
+        environment.globals["raise_exception"] = _refuse
+        try:
+            self._template = environment.from_string(str(tokenizer.chat_template))
+        except Exception as error:
+            raise ConfigError(CHAT_TEMPLATE, f"is not a template of Jinja ({_first_line(error)})", "Copy the checkpoint again") from None
+        self._marks = tokenizer.marks
+
+    def texts(self, where: str, messages: Sequence[Message]) -> tuple[str, str]:
+        """Returns the text before the last message, with the mark that begins an answer, and the rest.
+
+        Raises `ConfigError` for messages that the template refuses, or if it writes no text that begins with that of the messages before.
+        """
+        prompt, whole = self._text(where, messages[:-1], True), self._text(where, messages, False)
+        reason = "the chat template does not write the last message after the text of those before it, so its tokens are not known"
+        require(whole.startswith(prompt), where, reason, "Use another checkpoint, or prompt_field and completion_field")
+        return prompt, whole[len(prompt) :]
+
+    def _text(self, where: str, messages: Sequence[Message], begins_answer: bool) -> str:
+        try:
+            return self._template.render(messages=list(messages), add_generation_prompt=begins_answer, **self._marks)
+        except Exception as error:  # a template is a program: it may raise anything
+            fix = "Correct the roles and their order, or remove the row"
+            raise ConfigError(where, f"the chat template refuses the messages ({_first_line(error)})", fix) from None
+
+
+def _refuse(message: str) -> None:
+    raise ValueError(message)
+
+
+def _first_line(error: Exception) -> str:
+    return (str(error).splitlines() or [type(error).__name__])[0][:100]
