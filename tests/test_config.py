@@ -32,6 +32,7 @@ GIVEN = {
     "init=hf": ["init.path=checkpoint", "model=tiny", "data.vocabulary.size=1024"],
     "model=hf": ["init=hf", f"init.path={SMALL_CHECKPOINT}", "task=classification", "data=random", *SMALL_ROWS],
     "task=mlm_nsp": ["data.pairs=same_document"],
+    "data=e2e": ["model=decoder_tiny"],
     "task=causal_lm": ["model=decoder_tiny"],
     "task=classification": ["data=random"],
     "task=multiple_choice": ["data=random"],

@@ -23,6 +23,7 @@ WITH_COMMANDS = (
     README,
     "your_text.md",
     "fine_tuning.md",
+    "decoders.md",
     "sweeps.md",
     "mechanisms.md",
     "optimizers.md",

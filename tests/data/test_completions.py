@@ -1,0 +1,224 @@
+"""Prompts and completions: as a template or a chat template writes them, cut by one rule, learnt alone, refused in one line."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from tokenizers import ByteLevelBPETokenizer
+
+from dpx.data.completions import ChatTemplate, halves
+from dpx.data.declarations import Data, Vocabulary
+from dpx.data.labelled import Table
+from dpx.data.prepare import prepare
+from dpx.data.store import Store
+from dpx.data.tokenizer import TextTokenizer, of_path
+from dpx.declaration import ConfigError
+from dpx.privacy.declarations import Privacy
+from tests.clipping.batches import parameters
+from tests.clipping.exactness import Case, assert_exact
+from tests.clipping.families import subject
+
+PRIVACY = Privacy(delta=1e-5)
+WORDS = "river stone bright window carry slowly garden market"
+CHAT = """{% for message in messages %}
+    {% if not message['content'] %}
+        {% continue %}
+    {% endif %}
+    {{- bos_token + message['role'] + ' ' + message['content'] + eos_token + '\\n' }}
+{%- endfor %}
+{% if add_generation_prompt %}
+    {{- '<s>assistant ' }}
+{%- endif %}"""
+
+
+@pytest.fixture(scope="module")
+def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("checkpoint")
+    trained = ByteLevelBPETokenizer()
+    trained.train_from_iterator([WORDS] * 3, vocab_size=300, special_tokens=["<pad>", "<s>", "</s>"], show_progress=False)
+    trained._tokenizer.save(str(folder / "tokenizer.json"))
+    marks = {"pad_token": "<pad>", "bos_token": {"__type": "AddedToken", "content": "<s>"}, "eos_token": "</s>"}
+    (folder / "tokenizer_config.json").write_text(json.dumps(marks))
+    (folder / "chat_template.jinja").write_text(CHAT)
+    return folder
+
+
+def rows(count: int = 24) -> list[dict[str, Any]]:
+    words = WORDS.split()
+    return [{"ask": f"{words[n % 8]} {n}", "say": f"{words[n % 7]} {words[n % 5]}", "who": f"p{n // 2}"} for n in range(count)]
+
+
+def chats(count: int = 24) -> list[dict[str, Any]]:
+    return [{"messages": [{"role": "user", "content": row["ask"]}, {"role": "assistant", "content": row["say"]}]} for row in rows(count)]
+
+
+def stored(tmp_path: Path, checkpoint: Path, records: list[dict[str, Any]], length: int = 24, **fields: Any) -> tuple[Store, TextTokenizer]:
+    path = tmp_path / "rows.jsonl"
+    path.write_text("".join(json.dumps(record) + "\n" for record in records))
+    named = fields or {"prompt_field": "ask", "completion_field": "say"}
+    data = Data(
+        name="asked",
+        source=Table(paths=str(path), labels=None, **named),
+        vocabulary=Vocabulary(size=300, path=str(checkpoint)),
+        sequence_length=length,
+        pairs="none",
+        public_fraction=0.0,
+        heldout_fraction=0.2,
+        directory=str(tmp_path / "stores"),
+    )
+    return prepare(data, PRIVACY), of_path(checkpoint, 300)
+
+
+def texts(store: Store, tokenizer: TextTokenizer) -> list[tuple[str, str]]:
+    """The prompt and the completion of every protected row, with their marks."""
+    found = store.rows("protected", np.arange(store.manifest.rows["protected"]))
+    read = lambda ids: tokenizer.tokenizer.decode(ids.tolist(), skip_special_tokens=False)  # noqa: E731
+    parts = zip(found["tokens"], found["segment_start"], found["length"], strict=True)
+    return [(read(tokens[:start]), read(tokens[start:end])) for tokens, start, end in parts]
+
+
+def test_a_template_is_divided_before_the_completion(tmp_path, checkpoint):
+    assert halves("Q: {prompt}\\nA: {completion}\nend") == ("Q: {prompt}\nA:", " {completion}\nend")
+    store, tokenizer = stored(tmp_path, checkpoint, rows())
+    found = texts(store, tokenizer)
+    assert len(found) > 10 and set(found) <= {(f"<s>{row['ask']}\n", f"{row['say']}</s>") for row in rows()}
+
+
+def test_messages_are_written_by_the_checkpoints_template(tmp_path, checkpoint):
+    pytest.importorskip("jinja2")
+    store, tokenizer = stored(tmp_path, checkpoint, chats(), 64, messages_field="messages")
+    found = texts(store, tokenizer)
+    wanted = {(f"<s>user {row['ask']}</s>\n<s>assistant ", f"{row['say']}</s>\n") for row in rows()}
+    assert len(found) > 10 and set(found) <= wanted
+
+
+def test_a_chat_template_is_written_as_transformers_writes_it(checkpoint):
+    pytest.importorskip("jinja2")
+    transformers = pytest.importorskip("transformers")
+    own = ChatTemplate(of_path(checkpoint, 300))
+    other = transformers.PreTrainedTokenizerFast.from_pretrained(checkpoint)
+    for record in chats(3):
+        messages = record["messages"]
+        prompt, completion = own.texts("row", messages)
+        assert prompt == other.apply_chat_template(messages[:-1], tokenize=False, add_generation_prompt=True)
+        assert prompt + completion == other.apply_chat_template(messages, tokenize=False)
+
+
+def test_a_prompt_loses_its_left_and_a_completion_its_end(tmp_path, checkpoint, capsys):
+    long = {"ask": " ".join(["stone"] * 30) + " river", "say": "garden"}
+    longer = {"ask": "river", "say": " ".join(["window"] * 40)}
+    store, tokenizer = stored(tmp_path, checkpoint, [long, longer, *rows(30)], 16)
+    found = texts(store, tokenizer)
+    cut = [pair for pair in found if pair[1].startswith("garden</s>") and "stone stone" in pair[0]]
+    assert all(first.startswith("<s>") and first.endswith(" river\n") for first, _ in cut)
+    over = [pair for pair in found if "window window" in pair[1]]
+    assert all(first == "<s>" and not second.endswith("</s>") for first, second in over)
+    assert len(cut) == len(over) == 1
+    said = capsys.readouterr().err
+    assert "prompts cut from their left: 2, completions cut at their end: 1 (data.sequence_length=16)" in " ".join(said.split())
+
+
+def test_a_unit_is_whoever_the_rows_name(tmp_path, checkpoint):
+    store, _ = stored(tmp_path, checkpoint, rows(), prompt_field="ask", completion_field="say", unit_field="who")
+    assert sum(store.manifest.units.values()) == 12 and sum(store.manifest.rows.values()) == 24
+
+
+@pytest.mark.parametrize(
+    ("fields", "records", "line"),
+    [
+        ({"template": "{prompt}"}, rows(), "has the fields prompt. Write {prompt}, then {completion}"),
+        ({"template": "{completion} {prompt}"}, rows(), "has the fields completion, prompt"),
+        ({"template": "{prompt {completion}"}, rows(), "template"),
+        ({"completion_field": "no"}, rows(), "rows.jsonl:1: has no column 'no'; its columns are ask, say, who"),
+        ({"completion_field": None}, rows(), "completion_field=None: a prompt and a completion are needed"),
+        ({"completion_field": "ask"}, rows(), "the same column cannot be two parts of a row"),
+        ({"pair_field": "who"}, rows(), "rows of prompts and completions have neither labels nor second texts"),
+        ({"messages_field": "messages"}, rows(), "the messages already hold the prompt"),
+        ({}, [*rows(), {"ask": "a", "say": " ", "who": "b"}], "rows.jsonl:25: has an empty text under 'say'"),
+    ],
+)
+def test_bad_prompts_are_refused_in_one_line(tmp_path, checkpoint, fields, records, line):
+    with pytest.raises(ConfigError) as refused:
+        stored(tmp_path, checkpoint, records, **{"prompt_field": "ask", "completion_field": "say"} | fields)
+    assert line in str(refused.value) and "\n" not in str(refused.value)
+    assert not list((tmp_path / "stores").glob("*"))
+
+
+USER, ANSWER = {"role": "user", "content": "river"}, {"role": "assistant", "content": "stone"}
+
+
+@pytest.mark.parametrize(
+    ("messages", "line"),
+    [
+        ("river", "rows.jsonl:25: has no list of messages under 'messages'"),
+        ([USER, {"role": "assistant"}], "has a message without a role or a text"),
+        ([USER], "does not end in an answer of the assistant"),
+        ([ANSWER], "does not end in an answer of the assistant"),
+        ([USER, ANSWER | {"content": " "}], "has an empty completion"),
+    ],
+)
+def test_bad_messages_are_refused_in_one_line(tmp_path, checkpoint, messages, line):
+    pytest.importorskip("jinja2")
+    with pytest.raises(ConfigError) as refused:
+        stored(tmp_path, checkpoint, [*chats(), {"messages": messages}], messages_field="messages")
+    assert line in str(refused.value) and "\n" not in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("template", "line"),
+    [
+        (None, "the checkpoint has no chat template"),
+        ("{% for", "is not a template of Jinja"),
+        ("{{ raise_exception('roles must alternate') }}", "rows.jsonl:1: the chat template refuses the messages (roles must alternate)"),
+        ("{{ messages[0].content }}{{ messages|length }}", "does not write the last message after the text of those before it"),
+    ],
+)
+def test_a_chat_template_that_cannot_be_used_is_said(tmp_path, checkpoint, template, line):
+    pytest.importorskip("jinja2")
+    other = tmp_path / "other"
+    other.mkdir()
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        (other / name).write_bytes((checkpoint / name).read_bytes())
+    if template is not None:
+        (other / "chat_template.jinja").write_text(template)
+    with pytest.raises(ConfigError) as refused:
+        stored(tmp_path, other, chats(), messages_field="messages")
+    assert line in str(refused.value) and "\n" not in str(refused.value)
+
+
+def test_a_tokenizer_without_padding_is_refused(tmp_path, checkpoint):
+    trained = ByteLevelBPETokenizer()
+    trained.train_from_iterator([WORDS], vocab_size=280, special_tokens=["</s>"], show_progress=False)
+    trained._tokenizer.save(str(tmp_path / "tokenizer.json"))
+    with pytest.raises(ConfigError, match="has no pad token. Name it in tokenizer_config.json"):
+        of_path(tmp_path, 300)
+
+
+def _batch(of: Any) -> Any:
+    """A prompt with a completion, running text, a completion alone, one whose only token has no predecessor, and padding."""
+    drawn = np.random.default_rng(1)
+    length, start = np.array([9, 12, 7, 1, 0]), np.array([6, 12, 0, 0, 0])
+    token = np.where(np.arange(12) < length[:, None], drawn.integers(5, 12, (5, 12)), 0)
+    found = {"tokens": token, "length": length, "segment_start": start, "record": np.arange(5)}
+    return of.batch(np.zeros(2, np.uint32), {name: values.astype(np.int32) for name, values in found.items()})
+
+
+def test_the_completion_alone_is_learnt_and_clipped_exactly():
+    """Sums by book-keeping are those of gradients of one example at a time, in float64; rows without a target contribute zero."""
+    of = subject("llama_tied")
+    batch, params = _batch(of), parameters(of, spread=0.3)
+    np.testing.assert_array_equal(np.asarray(batch["has_label"]).sum(1), [3, 11, 6, 0, 0])
+    losses, counts = jax.jit(of.losses)(params, batch)
+    # The logits of every position, by reading each position's loss alone.
+    one = np.eye(12, dtype=bool)[np.flatnonzero(np.asarray(batch["has_label"])[0])]
+    alone = {name: jnp.repeat(values[:1], 3, axis=0) for name, values in batch.items()} | {"has_label": jnp.asarray(one)}
+    np.testing.assert_allclose(losses[0], np.mean(of.losses(params, alone)[0]), rtol=1e-5)
+    assert not np.asarray(losses)[3:].any() and not np.asarray(counts["next_token_predicted"])[3:].any()
+    given = Case.build(of, batch)
+    for gradient in given.gradients[3:]:
+        assert not any(np.any(leaf) for leaf in jax.tree.leaves(gradient))
+    assert_exact(given)
