@@ -1,5 +1,6 @@
 """A missing extra is named in the same words wherever it is missing."""
 
+import dataclasses
 import sys
 
 import pytest
@@ -7,10 +8,13 @@ import pytest
 from dpx import extras
 from dpx.config import recipes
 from dpx.config.command_line import as_refused
+from dpx.data.completions import ChatTemplate
 from dpx.data.declarations import Hub
 from dpx.data.hub import HubSource
 from dpx.data.labelled import Table
 from dpx.data.table import TableSource
+from dpx.data.tokenizer import of_vocabulary
+from dpx.data.vocabulary import SPECIAL_TOKENS
 from dpx.declaration import ConfigError
 from dpx.job.benchmark import require_installed
 from dpx.picture import Picture
@@ -22,6 +26,7 @@ from dpx.report import pictures
     [
         ("hub", lambda: next(HubSource(Hub(corpora=[{"name": "x"}])).documents())),
         ("hub", lambda: next(TableSource(Table(paths="hf://datasets/x", labels=["a", "b"])).documents())),
+        ("chat", lambda: ChatTemplate(dataclasses.replace(of_vocabulary(list(SPECIAL_TOKENS)), chat_template="{{ messages }}"))),
         ("plots", lambda: pictures.draw([Picture("name", "caption", ())], [])),
         ("bench", lambda: require_installed("opacus_ew")),
         ("correlated", lambda: extras.require_extra("mechanism=banded", "correlated")),

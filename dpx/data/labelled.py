@@ -43,8 +43,8 @@ class Table:
         label_field: Column of the label.
         prompt_field: Column of a prompt, given together with the column of its completion.
         completion_field: Column of the completion, the text that is learnt.
-        template: How a prompt and its completion are written as one text, with the fields {prompt} and {completion}, and \\n for a line break;
-            the prompt ends before {completion} and the spaces before it.
+        template: How a prompt and its completion are written as one text, with the fields {prompt} and {completion}, and \\n for a line
+            break; the prompt ends before {completion} and the spaces before it.
         messages_field: Column of a .jsonl or .parquet file with a conversation, a list of {"role", "content"}, written by the checkpoint's
             chat template; the completion is the last message, which is the assistant's.
         unit_field: Column that names the unit (a document, an author); without it each row is a unit.
