@@ -22,8 +22,12 @@ FILE = "left_out.json"
 class LeftOut:
     """What the rows of one split leave out."""
 
-    texts: int = described("Texts of labelled examples, and prompts with their completions, before the limit; running text is divided into rows, and its texts do not count.")
-    texts_cut: int = described("Texts of these examples longer than `data.sequence_length`, so that their ends, or the beginnings of prompts, are not read.")
+    texts: int = described(
+        "Texts of labelled examples, and prompts with their completions, before the limit; running text is divided into rows, and does not count."
+    )
+    texts_cut: int = described(
+        "Texts of these examples longer than `data.sequence_length`, so that their ends, or the beginnings of prompts, are not read."
+    )
     rows: int = described("Rows of all units, before the limit.")
     rows_dropped: int = described("Rows beyond `privacy.rows_per_unit_max`.")
 
