@@ -20,6 +20,7 @@ from dpx.batch_schedule import Constant
 from dpx.claim.calibration import Calibrated
 from dpx.clipping.frozen import merged
 from dpx.cost.measured_step import MeasuredRun
+from dpx.data.declarations import Data
 from dpx.data.store import Store
 from dpx.experiment import Experiment
 from dpx.randomness import RootSecret
@@ -109,8 +110,11 @@ def measure(experiment: Experiment, calibrated: Calibrated, vocabulary_size: int
     evaluate = held_out(subject, rows, _EVALUATED_ROWS, BATCH_ROWS, experiment.widths)
     first_s, second_s = time.perf_counter() - began + _seconds(lambda: evaluate(params)), _seconds(lambda: evaluate(params))
     row_s = second_s / _EVALUATED_ROWS
-    evaluations, evaluation_s = _evaluations(experiment), row_s * _heldout_rows(experiment, calibrated.size)
-    once_s = row_s * calibrated.size * experiment.privacy.rows_per_example if reads_once else 0.0
+    # Of the untrained model, of weights that are not drawn at random, and after steps.
+    evaluations = (1 if experiment.init.is_random else 2) + math.ceil(experiment.steps / experiment.schedule.evaluate_every)
+    protected = calibrated.size * experiment.privacy.rows_per_example
+    evaluation_s = row_s * _heldout_rows(experiment.data, protected, experiment.schedule.evaluation_rows)
+    once_s = row_s * protected if reads_once else 0.0
     compile_s = max(times[0] - step_s, 0.0) + max(first_s - second_s, 0.0)
     examples = sum(size * steps for size, steps in calibrated.batch_stages)
     return MeasuredRun(
@@ -156,14 +160,7 @@ def _seconds(call: Callable[[], Any]) -> float:
     return time.perf_counter() - began
 
 
-def _evaluations(experiment: Experiment) -> int:
-    """Returns how often a run evaluates: the untrained model, the weights that it starts from, and after steps."""
-    before = 1 if experiment.init.is_random else 2
-    return before + math.ceil(experiment.steps / experiment.schedule.evaluate_every)
-
-
-def _heldout_rows(experiment: Experiment, size: int) -> int:
-    """Returns the rows of one evaluation as the declared fractions would give them, from the public number of rows or units."""
-    data, most = experiment.data, experiment.schedule.evaluation_rows
+def _heldout_rows(data: Data, protected: int, most: int) -> int:
+    """Returns the rows of an evaluation, as declared fractions give them for the public number of protected rows; `most` if unknown."""
     share = data.heldout_fraction / max(1 - data.heldout_fraction - data.public_fraction, 1e-9)
-    return most if data.test_split == "heldout" else min(most, math.ceil(size * experiment.privacy.rows_per_example * share))
+    return most if data.test_split == "heldout" else min(most, math.ceil(protected * share))

@@ -297,7 +297,7 @@ def test_a_measured_plan_runs_the_real_step_on_rows_that_are_not_protected(tmp_p
 
 
 def test_a_short_time_is_in_seconds_or_minutes() -> None:
-    assert [duration(seconds) for seconds in (0.0284, 36, 8.4 * 60, 7616 * 3600)] == ["0.0284 s", "36 s", "8.4 min", "7,616.0 h"]
+    assert [duration(seconds) for seconds in (0.0284, 36.0, 8.4 * 60, 7616.0 * 3600)] == ["0.0284 s", "36 s", "8.4 min", "7,616.0 h"]
 
 
 def test_a_plan_is_compiled_or_measured() -> None:
