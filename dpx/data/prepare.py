@@ -92,8 +92,8 @@ class _Preparation:
         special = tokenizer.special
         columns = self._data.columns
         assert columns is not None
-        writers: dict[Split, SplitWriter] = {split: self._writer(split, columns) for split in self._data.splits}
         cutter = RowCutter(self._data, self._keyed, tokenizer)
+        writers: dict[Split, SplitWriter] = {split: self._writer(split, columns) for split in self._data.splits}
         with ExitStack() as opened:
             for writer in writers.values():
                 opened.callback(writer.release)

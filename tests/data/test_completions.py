@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from tokenizers import ByteLevelBPETokenizer
 
+from dpx.data import left_out
 from dpx.data.completions import ChatTemplate, halves
 from dpx.data.declarations import Data, Vocabulary
 from dpx.data.labelled import Table
