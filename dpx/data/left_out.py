@@ -23,7 +23,7 @@ class LeftOut:
     """What the rows of one split leave out."""
 
     texts: int = described(
-        "Texts of labelled examples, and prompts with completions, before the limit; running text does not count, as it is divided into rows."
+        "Texts of labelled examples, and prompts with completions, before the limit; running text, divided into rows, does not count."
     )
     texts_cut: int = described(
         "Texts of these examples longer than `data.sequence_length`, so that their ends, or the beginnings of prompts, are not read."
