@@ -33,7 +33,7 @@ def flag(config: Config, key: str, where: str, usual: bool) -> bool:
 
 
 def require_values(config: Config, where: str, **expected: Any) -> None:
-    """Raises `ConfigError` for a key that asks for another value than the only one that dpx computes; a missing key asks for nothing."""
+    """Raises `ConfigError` for a key that asks for another value than the only one that dpx computes; a missing key is accepted."""
     for key, value in expected.items():
         reason = f"has {key}={config.get(key)}, but dpx supports only {value}"
         require(config.get(key, value) in (value, None), where, reason, "Use another checkpoint")

@@ -1,7 +1,7 @@
 """Brings the outcomes of points that a launcher such as joblib or submitit runs in other processes to the command that launched them.
 
 Such a launcher pickles the function that runs a point. The copy carries what the point needs to know of the command, and each point leaves
-one file, on a file system that all processes share: in the folder of the sweep, since a refused point keeps no folder of its own.
+one file, on a file system that all processes share: in the folder of the sweep, since a refused point keeps no folder.
 """
 
 import contextlib

@@ -16,7 +16,7 @@ Shapes = dict[str, tuple[int, ...]]
 Rematerialize = Literal["none", "layers"]
 # dpx's own formula, or `jax.nn.dot_product_attention` with that implementation.
 Attention = Literal["explicit", "xla", "cudnn"]
-# Fields of a model that say how it is computed, not what: they are no part of a run's identity or claim.
+# Fields of a model that say how it is computed, not what: they do not belong to a run's identity or claim.
 COMPUTATION = ("rematerialize", "attention")
 # The largest head of cuDNN's attention.
 CUDNN_HEAD = 256
@@ -47,7 +47,7 @@ class ExampleModel:
     dtype: Literal["float32", "bfloat16"] = "float32"
     # The data's, where it is None.
     vocabulary_size: int | None = None
-    # A model that has these settings declares them as fields of its own.
+    # A model that has these settings declares them as fields.
     rematerialize: Rematerialize = "none"
     attention: Attention = "explicit"
 

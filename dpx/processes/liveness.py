@@ -37,7 +37,7 @@ def restart() -> int:
 def told(team: Team, deadline_s: float | None, restarts: int) -> Iterator[None]:
     """Tells the supervising process how many `restarts` it may make, and, inside the block, that this process makes progress.
 
-    Where it tells nothing for `deadline_s` seconds, it is ended; `None` is no limit.
+    Where it tells nothing for `deadline_s` seconds, it is ended; `None` sets no limit.
     """
     handle = os.environ.get(HANDLE, "")
     if team.is_alone or not handle.isdecimal():

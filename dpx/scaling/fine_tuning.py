@@ -159,7 +159,7 @@ def choose(table: Sequence[Measured], asked: Asked) -> Choice:
 def _searched(rows: Sequence[Measured]) -> list[list[Measured]]:
     """Returns the runs of each condition that tells settings apart: three settings or more, and one that is above the baseline.
 
-    Without such conditions it returns those that are above the baseline, or else all.
+    Without such conditions it returns the runs above the baseline, or else all runs.
     """
     conditions = [[row for row in rows if row.condition == condition] for condition in dict.fromkeys(row.condition for row in rows)]
     above = [own for own in conditions if any(row.is_above for row in own)]
@@ -168,7 +168,7 @@ def _searched(rows: Sequence[Measured]) -> list[list[Measured]]:
 
 def _nearness(row: Measured, asked: Asked) -> float:
     apart = math.log(row.signal / asked.signal) / math.log(NEAR)
-    # Never zero: the farthest rows decide where there is no other.
+    # Never zero: if only the farthest rows are left, they decide.
     return max(math.exp(-(apart**2) / 2), 1e-9)
 
 

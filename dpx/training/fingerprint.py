@@ -71,7 +71,7 @@ def fingerprint(
     """Returns, as JSON-ready values, the facts that must be unchanged to repeat the same bits.
 
     They are the declaration, data, code (that of the packages that take part, `job`'s included), versions, device kind, threads, microbatch
-    and the mechanism's strategy. The mesh and the number of processes are none of them: draws and noise do not depend on them, and a sum
+    and the mechanism's strategy. The mesh and the number of processes are not among them: draws and noise do not depend on them, and a sum
     that does is found by its checksum.
     """
     import jax

@@ -5,7 +5,7 @@
 Prints for each model the FLOPs of products and convolutions (counted in the traced programs), the compiler's temporary bytes, and the
 seconds (medians, all ways by turns in this process), each as a ratio to `vmap(grad)` with clipping; and the largest error of the clipped
 sum against float64 gradients that are taken one example at a time. With 0 rounds nothing is timed. Run nothing beside it. jax-privacy is
-left out where it is not installed.
+left out if it is not installed.
 
 Shape legend: B examples, T tokens, H width, A heads, D width of a head, F width between, E experts, V vocabulary, C classes.
 """
