@@ -336,5 +336,7 @@ def test_training_another_config_in_a_runs_folder_names_the_keys_and_a_command_t
     with pytest.raises(ConfigError, match=r"batch_schedule.size, steps differ\. Restore it, or give another hydra.run.dir"):
         require_same_claim(other, cfg, run, overrides)
     (run / "private" / "checkpoints" / "2").mkdir(parents=True)
-    with pytest.raises(ConfigError, match=r"branch into a new folder: python -m dpx data=synthetic steps=8 batch_schedule.size=8 fork=\S*run@2\.$"):
+    with pytest.raises(
+        ConfigError, match=r"branch into a new folder: python -m dpx data=synthetic steps=8 batch_schedule.size=8 fork=\S*run@2\.$"
+    ):
         require_same_claim(other, cfg, run, overrides)

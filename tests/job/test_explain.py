@@ -12,7 +12,7 @@ from dpx.claim.document import RunStatement
 from dpx.config import recipes
 from dpx.declaration import ConfigError
 from dpx.init.parent import _claim
-from dpx.interop.card import card
+from dpx.interop.card import Model, Published, card
 from dpx.job.explain import Explain, explain, public_size
 from dpx.job.plan import Plan, plan_of_run
 from dpx.job.train import _hints
@@ -107,12 +107,13 @@ def test_what_became_of_a_runs_audit_is_said_wherever_its_claim_is(experiment, v
     assert isinstance(stated, RunStatement) and stated.audit is not None and stated.audit.verdict == "pending"
     stated = dataclasses.replace(stated, audit=dataclasses.replace(stated.audit, verdict=verdict))
     (said,) = [line for line in explain(audited, 10_000, stated).words if "The audit of this run" in line]
-    (on_card,) = [line for line in card(stated, name="a", architecture="b", trained="all", command="c").splitlines() if "audit:" in line]
+    shown = Model("a", "b", audited.task, "all", None, Published())
+    (on_card,) = [line for line in card(stated, shown, None, "c").splitlines() if "audit:" in line]
     assert words in said and words in on_card and verdict in on_card
     parent = Origin(kind="run", name="parent", identity="0" * 16, claim=_claim(audited.data, audited.privacy, stated, verdict))
     assert words in in_words(parent.as_released()) and "its audit" in in_words(parent.as_released())
     unaudited = statement.build(experiment, None, calibrate(experiment, 10_000))
-    assert "- audit:" not in card(unaudited, name="a", architecture="b", trained="all", command="c")
+    assert "- audit:" not in card(unaudited, shown, None, "c")
     assert "its audit" not in in_words(
         Origin(kind="run", name="a", identity="0", claim=_claim(audited.data, audited.privacy, unaudited, None)).as_released()
     )

@@ -30,7 +30,7 @@ from tests.processes import COARSE
 from .conftest import declare, make_rows
 from .sharing import run_job
 
-NAMED = tuple(name for name in packages.names_in("optimizer") if name not in ("adam", "optax"))
+NAMED = tuple(name for name in packages.names_in("optimizer") if name not in ("adam", "fine_tuning", "optax"))
 # Optimisers that compute something over all parameters, or keep a state of another form.
 OTHERS = (Optax(name="prodigy"), Optax(name="muon"), Optax(name="sgd", arguments={"momentum": 0.9, "nesterov": True}))
 RATE = np.float32(1e-2)
