@@ -56,11 +56,13 @@ def test_losses_are_those_of_a_forward_pass_written_out(case):
         token_T = np.asarray(batch["tokens"])[b, :length]
         logits = logits_of_one(params, token_T)[:-1]
         picked = logits[np.arange(length - 1), token_T[1:]]
-        nats = np.log(np.exp(logits).sum(-1)) - picked
-        np.testing.assert_allclose(losses_B[b], nats.mean() if length > 1 else 0, rtol=1e-5)
+        # Of a row with a second segment, the tokens of that segment alone.
+        is_label = np.asarray(batch["has_label"])[b, : length - 1]
+        nats = (np.log(np.exp(logits).sum(-1)) - picked)[is_label]
+        np.testing.assert_allclose(losses_B[b], nats.mean() if len(nats) else 0, rtol=1e-5)
         np.testing.assert_allclose(counts["next_token_nats"][b], nats.sum(), rtol=1e-5)
-        assert int(counts["next_token_correct"][b]) == np.sum(logits.argmax(-1) == token_T[1:])
-        assert int(counts["next_token_predicted"][b]) == length - 1
+        assert int(counts["next_token_correct"][b]) == np.sum((logits.argmax(-1) == token_T[1:])[is_label])
+        assert int(counts["next_token_predicted"][b]) == len(nats) and (length < 2 or is_label[-1])
 
 
 def test_no_token_sees_a_later_one(case):
