@@ -55,7 +55,8 @@ def test_it_is_loaded_evaluated_and_reported_as_such(trained, tmp_path, capsys):
     assert f"guarantee: {BY}" in capsys.readouterr().out
     shutil.copytree(POND.parent / "experiments" / "pond", tmp_path / "pond")
     pytest.importorskip("matplotlib")
-    Report(paper="pond", outputs=str(root / "outputs"), evidence=str(tmp_path))(experiment, RunFolder(tmp_path / "report", folder.config_yaml))
+    new = RunFolder(tmp_path / "report", folder.config_yaml)
+    Report(paper="pond", outputs=str(root / "outputs"), evidence=str(tmp_path))(experiment, new)
     text = (tmp_path / "pond" / "README.md").read_text()
     assert f"| the package vouches for every run | {BY} | ✅ pass |" in text and "| depth | 3 m |" in text
 
