@@ -125,11 +125,10 @@ def held_out(
             grown[: len(counted)] += counted
             counted = grown
         batches.append(jax.tree.map(lambda values: share(values, team().part), (rows, is_padding_B)))
-    task = objective.task
     # Only process 0 reports them.
-    baselines = task.baselines(counted, store.manifest.most_frequent_public_token_id) if team().is_owner else {}
+    baselines = objective.task.baselines(counted, store.manifest.most_frequent_public_token_id) if team().is_owner else {}
     of_batch = jax.jit(sums, **together)
-    return HeldOut(batches, lambda params, *batch: of_batch(params, *jax.tree.map(placed, batch)), baselines, count, task.metrics)
+    return HeldOut(batches, lambda params, *batch: of_batch(params, *jax.tree.map(placed, batch)), baselines, count, objective.task.metrics)
 
 
 def in_batches(
