@@ -67,7 +67,7 @@ def accuracy_in_words(accuracy: float, rows: int | None) -> str:
 
 
 def not_above(results: Results) -> list[str]:
-    """Returns the baselines, in words, that the held-out metric does not exceed by its interval; empty if it exceeds all.
+    """Returns the descriptions of the baselines that the held-out metric does not exceed by its interval; empty if it exceeds all.
 
     Without a number of rows, as in older runs, the value itself is compared.
     """

@@ -86,7 +86,7 @@ def composed(line: list[str]):
 @pytest.mark.parametrize("page", WITH_COMMANDS)
 def test_every_command_composes(page: str):
     """What they do is in the slow suite; that their words are still dpx's is here."""
-    # What a command with a config folder of its own reads is written by the command before it.
+    # The config folder that `--config-dir` names is written by the command before it.
     lines = [line[3:] for line in commands(page) if line[:3] == ["python", "-m", "dpx"] and "--config-dir" not in line]
     assert len(lines) > 2
     for line in lines:

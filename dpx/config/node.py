@@ -36,7 +36,7 @@ def unknown_key(path: str, known: Iterable[str], value: str = "...") -> ConfigEr
     if close:
         return ConfigError(path, "unknown key", f"Did you mean {parent}.{close[0]}?".replace(" .", " "))
     if not known:
-        return ConfigError(path, "unknown key", f"{parent} has no keys here; python -m dpx --cfg job shows those that exist")
+        return ConfigError(path, "unknown key", f"{parent} has no keys here; python -m dpx --cfg job shows the existing ones")
     return ConfigError(path, "unknown key", f"The keys here are {', '.join(known)}")
 
 

@@ -41,7 +41,8 @@ def training_matmul_flops(
 def recomputed_matmul_flops(model: AnyModel, sequence_length: int) -> int:
     """Returns the FLOPs of one example that the backward pass of all layers computes again, with `model.rematerialize=layers`.
 
-    A Decoder's `down` adds to the next layer's input, which the backward pass of its own layer does not read.
+    The output of a Decoder's `down` is only added to the next layer's input: the backward pass of the layer does not read it, so it is not
+    computed again.
     """
     if isinstance(model, ExampleModel | RotaryDecoder):
         return model.recomputed_flops(sequence_length)

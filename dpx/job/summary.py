@@ -15,7 +15,7 @@ _TRAINING = ("train", "resume", "chain")
 
 @dataclasses.dataclass(frozen=True)
 class Summary:
-    """Describes one run in words; an entry is empty if the run's folder does not hold it."""
+    """Describes one run as text; an entry is empty if the run's folder does not hold it."""
 
     folder: Path
     state: str

@@ -32,7 +32,7 @@ Start = tuple[float, str]
 
 
 def is_chain(folder: Path) -> bool:
-    """Returns whether this is the folder of a chain; its stages are runs in folders of their own."""
+    """Returns whether this is the folder of a chain; its stages are runs in other folders."""
     return (folder / "release" / document.STATEMENT).is_file()
 
 

@@ -107,7 +107,7 @@ def _full_scale(item: Item, paper: Paper, found: Evidence) -> str:
 
 
 def not_run(hours: int | float | str, flops: str = "") -> str:
-    """Returns `not run` and the cost of running it; hours that are no number are a range."""
+    """Returns `not run` and the cost of running it; `hours` that cannot be read as a number are a range."""
     try:
         number = float(hours or 0)
     except ValueError:

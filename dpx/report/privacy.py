@@ -27,7 +27,7 @@ def epsilons(facts: Mapping[str, str], stage: str = "") -> dict[str, float]:
 
 
 def bounds(facts: Mapping[str, str], stage: str = "") -> str:
-    """Returns the proved bounds as text, empty if there is none; those of a chain with a note where they are large."""
+    """Returns the proved bounds as text, empty without any. A large bound of a chain has a note."""
     note = ", which limits nothing" * (facts.get("kind") == KIND)
     return ", ".join(f"{value:.4g} ({name}{note * (value > LARGE)})" for name, value in epsilons(facts, stage).items())
 

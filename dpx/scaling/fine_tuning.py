@@ -40,7 +40,7 @@ class Point(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Measured:
-    """Runs of one setting: the mean accuracy of `runs` on `rows` judged rows, and the median gradient-SNR, NaN where it is not known."""
+    """Runs of one setting: the mean accuracy of `runs` on `rows` judged rows, and the median gradient-SNR, NaN if it was not measured."""
 
     task: str
     checkpoint: str

@@ -93,7 +93,7 @@ def varied_first(columns: dict[str, Any], private: Path, config_yaml: str) -> di
             varied[last] = columns[last]
         else:
             value = OmegaConf.select(config, key)
-            # An option of a group is named by its override; a list has no column of its own kind.
+            # An option of a group is named by its override; TensorBoard has no kind of column for a list.
             varied[key] = value if isinstance(value, int | float | str) else override.partition("=")[2]
     first = varied | {name: columns[name] for name in _FIRST if name in columns}
     return first | {name: value for name, value in columns.items() if name not in first}

@@ -43,7 +43,7 @@ class Unprofiled:
         return {}
 
     def summary(self) -> str | None:
-        """Returns the measurements of all steps in one line, `None` if there are none."""
+        """Returns the measurements of all steps in one line, `None` without any."""
         return None
 
     def watched(self, step: Step) -> Step:

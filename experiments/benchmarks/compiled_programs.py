@@ -8,7 +8,7 @@ The table says `as it must be` where, in a logical batch,
 
 - no reduction is in a loop, and nothing crosses examples (the axes `data` and `fsdp`) while microbatches are summed;
 - each gradient is reduced once along each of these axes: by a reduce-scatter over `fsdp`, and its part by an all-reduce over `data`;
-- parameters are gathered by all-gathers of their own, which reduce nothing;
+- parameters are gathered by separate all-gathers, which reduce nothing;
 - and a device holds at most 80 GB.
 
 An all-gather of parameters inside a loop (a gather layer by layer) is told from a reduction by its kind, and one of activations within a

@@ -248,13 +248,13 @@ def _score(name: str, rows: list[Row]) -> str:
     return f"| {name} | {len(rows)} | {len(rows) - len(counted)} | {killed} | {late} | {share} | {now} of {len(counted)} |"
 
 
-def score(name: str, python: str, is_anew: bool) -> int:
+def score(name: str, python: str, is_fresh: bool) -> int:
     """Runs a room's mutants; returns how many live on without a reason."""
     room = ROOMS[name]
     mutants, places = chosen(room.sources, COUNT, SEED)
     print(f"{name}: {places} places, {len(mutants)} mutants", flush=True)
     _check_sound_code(name, [mutant.file for mutant in mutants], python)
-    known = {} if is_anew else {row.mutant.identity: row for row in read(name)}
+    known = {} if is_fresh else {row.mutant.identity: row for row in read(name)}
     rows = [dataclasses.replace(known[m.identity], mutant=m) if m.identity in known else Row(m, "", "", 0.0) for m in mutants]
     for row in rows:
         if row.now not in (KILLED, OVERTIME) and not row.equivalent_because:
@@ -311,7 +311,7 @@ def main() -> int:
     parser.description = __doc__
     parser.add_argument("rooms", nargs="*", metavar="room", help=f"{', '.join(ROOMS)}; without one only {SUMMARY.name} is written again")
     parser.add_argument("--python", default=sys.executable, help="the interpreter that has dpx's requirements, if not this one")
-    parser.add_argument("--anew", action="store_true", help="forgets what the room's table says, the sentences too")
+    parser.add_argument("--fresh", action="store_true", help="forgets what the room's table says, the sentences too")
     parser.add_argument("--again", action="store_true", help="draws no mutants; runs the caught ones that can still be made")
     parser.add_argument("--list", action="store_true", help="prints the mutants and runs nothing")
     given = parser.parse_args()
@@ -323,7 +323,7 @@ def main() -> int:
             print(f"{mutant.file}:{mutant.line}  {mutant.operator}  {mutant.old}  ->  {mutant.new}")
         return 0
     python = str(Path(given.python).absolute())
-    living = sum(repeat(name, python) if given.again else score(name, python, given.anew) for name in given.rooms)
+    living = sum(repeat(name, python) if given.again else score(name, python, given.fresh) for name in given.rooms)
     SUMMARY.write_text(summary({name: read(name) for name in ROOMS}))
     return int(living > 0)
 

@@ -117,7 +117,7 @@ LAYERS = {
 
 
 def judged(count, seeds, most_shared):
-    """So many drawn programs by one count: returns those that cost too much. A gradient of several uses may be formed twice."""
+    """Returns which of the drawn programs cost more than they may by one count; a gradient of several uses may be formed twice."""
     over = {}
     for seed in range(seeds):
         subject, is_shared = drawn_program(seed)

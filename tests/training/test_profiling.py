@@ -146,7 +146,7 @@ def test_every_line_of_metrics_has_shares_that_add_up_to_one(profiled):
         assert sum(line[f"profile/{name}"] for name in ALL) == pytest.approx(1.0)
         assert line["profile/seconds"] > 0 and line["profile/collectives"] == 0 < line["profile/compute"]
         assert min(line[f"profile/{name}"] for name in ALL) >= 0
-    # A charge may be hidden behind the step before; after a checkpoint there is none.
+    # A charge may be hidden behind the step before; but not after a checkpoint.
     assert lines[2]["profile/ledger"] > 0 < lines[2]["profile/data_wait"]
     # The checkpoint and the evaluation after step 1 are in the period that ends with step 2.
     assert [line["profile/checkpoint"] > 0 for line in lines[1:]] == [False, True, False, True]
