@@ -86,11 +86,7 @@ def measure(experiment: Experiment, calibrated: Calibrated, vocabulary_size: int
     """
     special = store.manifest if store else Special(pad_id=0, unk_id=1, cls_id=2, sep_id=3, mask_id=4)
     subject = make_objective(experiment.model, experiment.task, vocabulary_size, special)
-    public = store.manifest.rows["public"] if store else 0
-    if store and public:
-        texts = store.rows("public", np.arange(min(public, _ROWS)))
-    else:
-        texts = synthetic_rows(experiment.task, _ROWS, experiment.data.sequence_length, vocabulary_size)
+    kind, texts = _texts(experiment, vocabulary_size, store)
     trained, kept = frozen.shapes(experiment.trained, subject)
     reads_once = features.are_constant(subject, trained) and not isinstance(experiment.audit, Canaries)
     rows = SampleRows(_with_features(subject, kept, texts) if reads_once else texts, texts, calibrated.size)
@@ -106,9 +102,7 @@ def measure(experiment: Experiment, calibrated: Calibrated, vocabulary_size: int
     )
     times, params = _steps(computation)
     step_s = statistics.median(times[1:])
-    began = time.perf_counter()
-    evaluate = held_out(subject, rows, _EVALUATED_ROWS, BATCH_ROWS, experiment.widths)
-    first_s, second_s = time.perf_counter() - began + _seconds(lambda: evaluate(params)), _seconds(lambda: evaluate(params))
+    first_s, second_s = _evaluations(lambda: held_out(subject, rows, _EVALUATED_ROWS, BATCH_ROWS, experiment.widths), params)
     row_s = second_s / _EVALUATED_ROWS
     # Of the untrained model, of weights that are not drawn at random, and after steps.
     evaluations = (1 if experiment.init.is_random else 2) + math.ceil(experiment.steps / experiment.schedule.evaluate_every)
@@ -120,7 +114,7 @@ def measure(experiment: Experiment, calibrated: Calibrated, vocabulary_size: int
     return MeasuredRun(
         device=mesh.devices.flat[0].device_kind,
         devices=mesh.size,
-        rows="public" if public else "synthetic",
+        rows=kind,
         microbatch=microbatch,
         batch_size=batch,
         steps=TIMED_STEPS,
@@ -131,6 +125,14 @@ def measure(experiment: Experiment, calibrated: Calibrated, vocabulary_size: int
         read_once_s=once_s,
         run_s=compile_s + step_s * examples / batch + evaluations * evaluation_s + once_s,
     )
+
+
+def _texts(experiment: Experiment, vocabulary_size: int, store: Store | None) -> tuple[str, dict[str, np.ndarray]]:
+    """Returns the kind of the rows that stand for the corpus, and the rows: those of the public split, or synthetic rows if it is empty."""
+    public = store.manifest.rows["public"] if store else 0
+    if store and public:
+        return "public", store.rows("public", np.arange(min(public, _ROWS)))
+    return "synthetic", synthetic_rows(experiment.task, _ROWS, experiment.data.sequence_length, vocabulary_size)
 
 
 def _steps(computation: Computation) -> tuple[list[float], Any]:
@@ -154,10 +156,14 @@ def _with_features(subject: Any, kept: Any, texts: dict[str, np.ndarray]) -> dic
     return {name: values for name, values in texts.items() if name not in features.TEXT} | {"features": np.zeros(shape, np.float32)}
 
 
-def _seconds(call: Callable[[], Any]) -> float:
+def _evaluations(make: Callable[[], Callable[[Any], Any]], params: Any) -> tuple[float, float]:
+    """Returns the seconds of two evaluations, the first with what precedes it: making the evaluation and compiling."""
     began = time.perf_counter()
-    call()
-    return time.perf_counter() - began
+    evaluate = make()
+    evaluate(params)
+    compiled = time.perf_counter()
+    evaluate(params)
+    return compiled - began, time.perf_counter() - compiled
 
 
 def _heldout_rows(data: Data, protected: int, most: int) -> int:
