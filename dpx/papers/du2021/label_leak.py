@@ -13,14 +13,10 @@ from typing import Any
 
 import numpy as np
 
-from dpx.data.declarations import Data
 from dpx.declaration import declaration, require
-from dpx.init.declarations import FromCheckpoint, RandomStart
-from dpx.interop.shape import OfCheckpoint
-from dpx.models.shape import Bert
 from dpx.papers.du2021 import batches
-from dpx.papers.du2021.batches import Step, Steps
-from dpx.papers.du2021.one_step import NoisyClassifier, shape_of, standard_normal
+from dpx.papers.du2021.batches import OfSteps, Steps
+from dpx.papers.du2021.one_step import shape_of
 from dpx.picture import Lines, Picture
 from dpx.report.shape import Part, verdict_table
 from dpx.table import Table
@@ -30,42 +26,24 @@ MOST = 4
 
 
 @declaration
-class DpfpLabelLeak:
+class DpfpLabelLeak(OfSteps):
     """Recovers labels from gradients of a made-up batch, and of steps of `data` if its files exist.
 
     DP-SGD trains the head alone, on the same features, at delta 1/(2 size), for neighbours that differ in one row's text or label.
 
     Attributes:
-        model: The model.
-        init: Its initial weights.
-        data: Rows whose steps are drawn, if its files exist.
-        sentences: A made-up batch of (text, label).
-        noise_multipliers: DP-FP's sigma over C, each of which is measured.
-        steps: Steps that are drawn.
-        batch_size: Expected rows of a step.
-        micro_batches: Poisson micro-batches of a step.
         size: Number of rows that DP-SGD protects.
         dp_sgd_batch_size: Batch size of DP-SGD.
         dp_sgd_steps: Steps of DP-SGD.
         epsilons: Epsilons of DP-SGD.
         draws: Draws of noise and simulated runs.
-        seed: Fixes all randomness of the analysis.
     """
 
-    model: Bert | OfCheckpoint
-    init: RandomStart | FromCheckpoint
-    data: Data
-    sentences: Sequence[Sequence[str | int]]
-    noise_multipliers: Sequence[float | int]
-    steps: int
-    batch_size: int
-    micro_batches: int
     size: int
     dp_sgd_batch_size: int
     dp_sgd_steps: int
     epsilons: Sequence[float | int]
     draws: int
-    seed: int
 
     def __post_init__(self) -> None:
         is_part = 0 < self.dp_sgd_batch_size <= self.size
@@ -74,7 +52,7 @@ class DpfpLabelLeak:
 
     def __call__(self) -> list[Table]:
         subjects = [batches.made_up(self.sentences, self.init, self.data)]
-        large = batches.drawn(self.data, self.init, self.steps, self.batch_size, self.micro_batches, self.seed)
+        large = self.drawn()
         subjects += [large] if large else []
         rows = [row for one in subjects for row in self._of_dp_fp(one)]
         exact = Table("counts", COUNTS, tuple(rows), "label counts recovered from one step of DP-FP", NOTES)
@@ -100,7 +78,7 @@ class DpfpLabelLeak:
         """Returns one row for each head and noise: by the bias gradient alone for a head of zeros, with the noisy rows for a random one."""
         import jax
 
-        classifier = self._classifier(subject)
+        classifier = self.classifier(subject)
         params = classifier.parameters(self.init, self.seed)
         gradient = jax.jit(jax.grad(lambda head, rest, *given: classifier.loss(rest | {"classifier": head}, *given)))
         probabilities = jax.jit(classifier.probabilities)
@@ -111,19 +89,13 @@ class DpfpLabelLeak:
             for sigma in self.noise_multipliers:
                 found = []
                 for number, step in enumerate(subject.steps):
-                    given = (step.batch, self._noise(number, step), float(sigma))
+                    given = (step.batch, self.noise(number, step).astype(np.float32), float(sigma))
                     bias_K = np.asarray(gradient(head, params, *given)["bias"], np.float64)
                     # A head of zeros gives every row the same output, so the attack needs only the number of rows.
                     answers = None if head is zeros else probabilities(params | {"classifier": head}, *given)
                     found.append(counts_of(bias_K, len(step.labels), None if answers is None else np.asarray(answers, np.float64)))
                 rows.append((subject.name, shape_of(self.model).name, name, known, float(sigma), *_exactness(found, subject)))
         return rows
-
-    def _classifier(self, subject: Steps) -> NoisyClassifier:
-        return NoisyClassifier(shape_of(self.model), len(subject.tokenizer.vocabulary), subject.classes)
-
-    def _noise(self, number: int, step: Step) -> np.ndarray:
-        return standard_normal(self.seed, number, len(step.batch["label"]), shape_of(self.model).width).astype(np.float32)
 
     def _errors(self, subject: Steps, sigmas: Mapping[float, float], of_dp_fp: Sequence[Mapping[str, Any]]) -> Table:
         """Returns the error of the last class's count: by the same attack on the noisy sum of DP-SGD, and on DP-FP's gradient."""
@@ -154,7 +126,7 @@ class DpfpLabelLeak:
 
         from dpx.papers.du2021.forward import clipped_rows, head_losses
 
-        classifier = self._classifier(subject)
+        classifier = self.classifier(subject)
         params = classifier.parameters(self.init, self.seed)
         zeros = jnp.zeros((shape_of(self.model).width, subject.classes)), jnp.zeros(subject.classes)
 

@@ -12,13 +12,9 @@ from typing import Any
 
 import numpy as np
 
-from dpx.data.declarations import Data
 from dpx.declaration import declaration, require
-from dpx.init.declarations import FromCheckpoint, RandomStart
-from dpx.interop.shape import OfCheckpoint
-from dpx.models.shape import Bert
 from dpx.papers.du2021 import batches
-from dpx.papers.du2021.batches import Step, Steps
+from dpx.papers.du2021.batches import OfSteps, Steps
 from dpx.papers.du2021.one_step import NoisyClassifier, shape_of, standard_normal
 from dpx.picture import Lines, Picture
 from dpx.report.shape import Part, verdict_table
@@ -36,36 +32,18 @@ FLOOR = 1e-3
 
 
 @declaration
-class DpfpPostprocessingCounterexample:
+class DpfpPostprocessingCounterexample(OfSteps):
     """Recovers words of a made-up batch, and of rows of `data` if its files exist.
 
     Attributes:
-        model: The model.
-        init: Its initial weights.
-        data: Rows whose steps are drawn, if its files exist.
-        sentences: A made-up batch of (text, label).
         other_words: Words that are plotted beside those of the batch.
-        noise_multipliers: DP-FP's sigma over C, each of which is measured.
         dp_sgd_noise_multiplier: Noise multiplier of the DP-SGD step drawn for comparison.
         numbers: Types of numbers in which gradients are computed.
-        steps: Steps that are drawn.
-        batch_size: Expected rows of a step.
-        micro_batches: Poisson micro-batches of a step.
-        seed: Fixes all randomness of the analysis.
     """
 
-    model: Bert | OfCheckpoint
-    init: RandomStart | FromCheckpoint
-    data: Data
-    sentences: Sequence[Sequence[str | int]]
     other_words: Sequence[str]
-    noise_multipliers: Sequence[float | int]
     dp_sgd_noise_multiplier: float
     numbers: Sequence[str]
-    steps: int
-    batch_size: int
-    micro_batches: int
-    seed: int
 
     def __post_init__(self) -> None:
         known = set(self.numbers) <= {"float32", "float64"}
@@ -75,7 +53,7 @@ class DpfpPostprocessingCounterexample:
 
     def __call__(self) -> list[Table]:
         small = batches.made_up(self.sentences, self.init, self.data, self.other_words)
-        large = batches.drawn(self.data, self.init, self.steps, self.batch_size, self.micro_batches, self.seed)
+        large = self.drawn()
         norms = self._norms(small)
         rows = self._counted(small, norms) + (self._counted(large, self._norms(large)) if large else [])
         recovery = Table("recovery", COLUMNS, tuple(rows), "words of a batch, read off one step's embedding gradient", NOTES)
@@ -86,7 +64,7 @@ class DpfpPostprocessingCounterexample:
         """Returns the norm of each row of the embedding's gradient [V], by number format and noise, one array a step."""
         import jax
 
-        classifier = self._classifier(subject)
+        classifier = self.classifier(subject)
         found, start = {}, jax.tree.map(np.asarray, classifier.parameters(self.init, self.seed))
         for numbers in self.numbers:
             with jax.enable_x64(numbers == "float64"):
@@ -94,16 +72,12 @@ class DpfpPostprocessingCounterexample:
                 gradient = jax.jit(jax.grad(lambda word, *given, params=params: _loss(classifier, params, word, *given)))
                 for sigma in self.noise_multipliers:
                     found[numbers, sigma] = [
-                        _row_norms(gradient(params["embeddings"]["word"], step.batch, self._noise(number, step, numbers), float(sigma)))
+                        _row_norms(
+                            gradient(params["embeddings"]["word"], step.batch, self.noise(number, step).astype(numbers), float(sigma))
+                        )
                         for number, step in enumerate(subject.steps)
                     ]
         return found
-
-    def _classifier(self, subject: Steps) -> NoisyClassifier:
-        return NoisyClassifier(shape_of(self.model), len(subject.tokenizer.vocabulary), subject.classes)
-
-    def _noise(self, number: int, step: Step, numbers: str) -> np.ndarray:
-        return standard_normal(self.seed, number, len(step.batch["label"]), shape_of(self.model).width).astype(numbers)
 
     def _counted(self, subject: Steps, norms: Mapping[tuple[str, float | int], Sequence[np.ndarray]]) -> list[tuple[Any, ...]]:
         rows = []
@@ -140,7 +114,7 @@ class DpfpPostprocessingCounterexample:
         import jax
         import jax.numpy as jnp
 
-        classifier, step = self._classifier(subject), subject.steps[0]
+        classifier, step = self.classifier(subject), subject.steps[0]
         params = classifier.parameters(self.init, self.seed)
         no_noise_1H = jnp.zeros((1, shape_of(self.model).width))
 

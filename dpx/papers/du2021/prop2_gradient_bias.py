@@ -14,14 +14,10 @@ from typing import Any
 
 import numpy as np
 
-from dpx.data.declarations import Data
 from dpx.declaration import declaration, require
-from dpx.init.declarations import FromCheckpoint, RandomStart
-from dpx.interop.shape import OfCheckpoint
-from dpx.models.shape import Bert
 from dpx.papers.du2021 import batches
-from dpx.papers.du2021.batches import Steps
-from dpx.papers.du2021.one_step import NoisyClassifier, shape_of, standard_normal
+from dpx.papers.du2021.batches import Demonstration, Steps
+from dpx.papers.du2021.one_step import shape_of, standard_normal
 from dpx.picture import Lines, Picture
 from dpx.report.shape import Part, verdict_table
 from dpx.table import Table
@@ -42,34 +38,22 @@ GROUPS = 16
 
 
 @declaration
-class DpfpProp2GradientBias:
+class DpfpProp2GradientBias(Demonstration):
     """Averages noisy gradients of a made-up batch over draws of noise (pairs, for DP-FP).
 
     The parameters take some plain steps first: a random head gives the same output for every row.
 
     Attributes:
-        model: The model.
-        init: Its initial weights.
-        data: Rows whose steps are drawn, if its files exist.
-        sentences: A made-up batch of (text, label).
-        noise_multipliers: DP-FP's sigma over C, each of which is measured.
         draws: Draws of noise and simulated runs.
         clipping_norm: Norm to which the pooled vector is clipped.
         warm_up: Plain steps before the measurement.
         learning_rate: Learning rate of the plain steps.
-        seed: Fixes all randomness of the analysis.
     """
 
-    model: Bert | OfCheckpoint
-    init: RandomStart | FromCheckpoint
-    data: Data
-    sentences: Sequence[Sequence[str | int]]
-    noise_multipliers: Sequence[float | int]
     draws: int
     clipping_norm: float
     warm_up: int
     learning_rate: float
-    seed: int
 
     def __post_init__(self) -> None:
         require(self.draws >= GROUPS, f"analysis.draws={self.draws}", "a group of draws would be empty", f"Give {GROUPS} or more")
@@ -91,7 +75,7 @@ class DpfpProp2GradientBias:
         import jax.numpy as jnp
         from jax.flatten_util import ravel_pytree
 
-        classifier = NoisyClassifier(shape_of(self.model), len(subject.tokenizer.vocabulary), subject.classes)
+        classifier = self.classifier(subject)
         start = jax.tree.map(lambda leaf: jnp.asarray(np.asarray(leaf), jnp.float64), classifier.parameters(self.init, self.seed))
         flat, restore = ravel_pytree(start)
 

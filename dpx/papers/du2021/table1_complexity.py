@@ -48,15 +48,6 @@ class DpfpTable1Complexity(OfTable1):
     """Compiles and traces models.
 
     RGP is given by its formula: its carriers of rank r are r w numbers, where w counts the rows and columns of the encoder's matrices.
-
-    Attributes:
-        models: Options of the group model.
-        batches: Rows of a batch; slopes are between the smallest and the largest.
-        sequence_length: Tokens of a row.
-        vocabulary_size: Rows of the word table.
-        rank: Rank of RGP's carriers.
-        power_iterations: Rounds of RGP's power method.
-        micro_batches: Micro-batches of DP-FP.
     """
 
     def __call__(self) -> list[Table]:

@@ -10,6 +10,8 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal, NamedTuple
 
+import numpy as np
+
 from dpx.clipping.declarations import ClippingMethod
 from dpx.declaration import declaration, require
 from dpx.mechanism.declarations import DpFp, DpSgd, Flat, Mechanism, NoPrivacy
@@ -47,13 +49,6 @@ class DpfpTable1Measured(OfTable1):
     """Measures models at each batch.
 
     Attributes:
-        models: Options of the group model.
-        batches: Rows of a batch.
-        sequence_length: Tokens of a row.
-        vocabulary_size: Rows of the word table.
-        rank: Rank of RGP's carriers.
-        power_iterations: Rounds of RGP's power method.
-        micro_batches: Micro-batches of DP-FP.
         rounds: How often every program is timed, in turns.
     """
 
@@ -156,7 +151,6 @@ class _Subject:
     def program(self, method: Method, size: int) -> _Program:
         """Returns the compiled gradient of one step of `method` on `size` rows."""
         import jax
-        import numpy as np
 
         from dpx.cost.traced import matmul_flops
         from dpx.training import frozen

@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from dpx.data.labelled import Table as Labelled
+from dpx.data.tokenizer import of_path
 from dpx.declaration import declaration, require
 from dpx.papers.du2021 import labelled_rows
 from dpx.report.shape import Part, verdict_table
@@ -66,8 +67,6 @@ class DpfpTable3Datasets:
         return (*printed, len(texts), len(texts) == subject.rows, subject.printed_length, words, self._pieces(texts))
 
     def _pieces(self, texts: Sequence[Sequence[str]]) -> float | None:
-        from dpx.data.tokenizer import of_path
-
         if self.vocabulary is None or not Path(self.vocabulary).exists():
             return None
         tokenizer = of_path(Path(self.vocabulary), 1 << 20).tokenizer
