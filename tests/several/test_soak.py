@@ -1,6 +1,8 @@
-"""Random SIGKILLs of runs in one and in two processes, each started again in either number: nothing is lost and no key meets two sums.
+"""Random SIGKILLs of runs in one and in two processes, each started again in either number and on either mesh: nothing is lost and no key
+meets two sums.
 
-DPX_SOAK_SECONDS sets the time, one hour by default, and DPX_SOAK_SEED the draws of the moments; `pytest -s` shows what was done.
+It ends after 60 kills and ten resumes elsewhere, or after DPX_SOAK_SECONDS, one hour by default. DPX_SOAK_SEED sets the draws of the
+moments; `pytest -s` shows after each kill what was done so far.
 """
 
 import os
@@ -14,9 +16,10 @@ import pytest
 
 from dpx.privacy.chain import Chain
 
-from .test_two_processes import TWO, children, ended, one_sum_a_key, outcome, several, worker_of
+from .test_two_processes import FSDP, TWO, children, ended, one_sum_a_key, outcome, several, worker_of
 
 STEPS, KILLS, CHANGES = 300, 60, 10
+PLACES = [(count, mesh) for count in (1, 2) for mesh in ("data", "fsdp")]
 SECONDS = float(os.environ.get("DPX_SOAK_SECONDS", "3600"))
 # A run that hangs fails the test.
 LONGEST_SECONDS = 1200
@@ -44,10 +47,15 @@ def kill(run: "subprocess.Popen[str]", count: int, draw: random.Random) -> bool:
     return True
 
 
-def disturbed(folder: Path, count: int, draw: random.Random) -> bool:
-    """Starts or resumes the run and kills it at a random moment; returns whether it was killed before it ended."""
+def started(folder: Path, place: tuple[int, str]) -> "subprocess.Popen[str]":
+    count, mesh = place
+    return several(folder, count, *(TWO if mesh == "data" else FSDP), "schedule.checkpoint_every=10", steps=STEPS)
+
+
+def disturbed(folder: Path, place: tuple[int, str], draw: random.Random) -> tuple[bool, bool]:
+    """Starts or resumes the run and kills it at a random moment; returns whether it was killed before it ended, and whether it resumed."""
     began, before = time.monotonic(), len(lines(folder))
-    run = several(folder, count, *TWO, "schedule.checkpoint_every=10", steps=STEPS)
+    run = started(folder, place)
     if draw.random() < 0.8:
         while run.poll() is None and len(lines(folder)) < before + 5:
             assert time.monotonic() - began < LONGEST_SECONDS
@@ -55,11 +63,11 @@ def disturbed(folder: Path, count: int, draw: random.Random) -> bool:
         time.sleep(6 * draw.random())
     else:
         time.sleep(20 * draw.random())
-    was_killed = run.poll() is None and kill(run, count, draw)
+    was_killed = run.poll() is None and kill(run, place[0], draw)
     out, errors = run.communicate(timeout=LONGEST_SECONDS)
     assert run.returncode == 0 or was_killed, out[-2000:] + errors[-3000:]
     assert "Traceback" not in errors, errors[-3000:]
-    return was_killed
+    return was_killed, "resuming from step" in out + errors
 
 
 def require_whole(folder: Path) -> int:
@@ -72,22 +80,26 @@ def require_whole(folder: Path) -> int:
 
 
 @pytest.mark.soak
-@pytest.mark.timeout(SECONDS + 2 * LONGEST_SECONDS)
+@pytest.mark.timeout(SECONDS + 3 * LONGEST_SECONDS)
 def test_nothing_is_lost_and_no_key_meets_two_sums(tmp_path):
-    draw, until = random.Random(int(os.environ.get("DPX_SOAK_SEED", "0"))), time.monotonic() + SECONDS
-    kills = changes = keys = runs = count = 0
-    while (kills < KILLS or changes < CHANGES) and time.monotonic() < until:
-        folder, before, was = tmp_path / str(runs), count, lines(tmp_path / str(runs))
-        count = draw.choice([1, 2])
-        was_killed = disturbed(folder, count, draw)
-        changes += bool(was) and before != count
+    draw, began = random.Random(int(os.environ.get("DPX_SOAK_SEED", "0"))), time.monotonic()
+    kills = changes = keys = runs = 0
+    before = None
+    while (kills < KILLS or changes < CHANGES) and time.monotonic() < began + SECONDS:
+        folder, was, place = tmp_path / str(runs), lines(tmp_path / str(runs)), draw.choice(PLACES)
+        was_killed, has_resumed = disturbed(folder, place, draw)
+        changes += has_resumed and place != before
         kills += was_killed
+        # What did not begin to resume leaves the run where it was.
+        before = place if has_resumed or not was else before
         now = lines(folder)
         assert now[: len(was)] == was, "a line of the ledger was lost"
         if not was_killed:
-            keys, runs = keys + require_whole(folder), runs + 1
-        print(f"{kills} kills, {changes} changes of processes, {runs} runs ended, {len(now)} lines, {keys} keys", flush=True)
+            keys, runs, before = keys + require_whole(folder), runs + 1, None
+        minutes = (time.monotonic() - began) / 60
+        did = f"{kills} kills, {changes} resumes in another number of processes or on another mesh, {runs} runs ended, {keys} keys in these"
+        print(f"{minutes:.0f} min: {did}; {place[0]} processes, mesh {place[1]}: {len(now)} lines", flush=True)
     if (tmp_path / str(runs)).exists():
-        ended(several(tmp_path / str(runs), 1, *TWO, "schedule.checkpoint_every=10", steps=STEPS), within_s=LONGEST_SECONDS)
+        ended(started(tmp_path / str(runs), (1, "data")), within_s=LONGEST_SECONDS)
         keys += require_whole(tmp_path / str(runs))
-    print(f"in all: {kills} kills, {changes} resumes in another number of processes, {keys} keys of noise, none on two sums")
+    print(f"in all: {kills} kills, {changes} such resumes, {keys} keys of noise, none on two sums")
