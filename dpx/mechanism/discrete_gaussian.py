@@ -10,9 +10,11 @@ differently, by up to g per coordinate each. So every setting that moves example
 int32 arithmetic wraps around: sums and noise are taken modulo 2^32, which is a function of their exact values and so has no privacy cost.
 """
 
+import functools
 import math
 from collections.abc import Callable
 from fractions import Fraction
+from functools import partial
 from typing import Any, ClassVar, Literal
 
 import numpy as np
@@ -20,10 +22,13 @@ import numpy as np
 from dpx.declaration import declaration, require
 from dpx.mechanism.exact_draws import discrete_gaussian
 from dpx.mechanism.protocol import Declared, Mechanism, NoisySum
-from dpx.randomness import RootSecret
+from dpx.randomness import BitStream, RootSecret
 
 # Clamping moves no two coordinates further apart, and makes the conversion to int32 well defined.
 LARGEST = 2.0**30
+# A parameter is drawn in at most so many parts of its columns, each of which has at least so many numbers: then a stream takes longer to
+# draw than to begin.
+_MOST_PARTS, _LEAST_NUMBERS = 64, 1 << 12
 
 
 @declaration
@@ -100,7 +105,7 @@ class DiscreteGaussian(Mechanism):
         return {"noise": "discrete_gaussian"}
 
     def draw(self, secret: RootSecret, step: int, params: Any, noise_multiplier: float, clipping_norm: float, strategy: Any) -> Any:
-        """Returns the noise itself: a tree like `params` of int32 multiples of the spacing."""
+        """Returns the noise itself: a tree like `params`, laid out like them, of int32 multiples of the spacing."""
         import jax
 
         parameters = sum(leaf.size for leaf in jax.tree.leaves(params))
@@ -137,19 +142,50 @@ def to_grid(tree: Any, spacing: float) -> Any:
 
 
 def grid_noise(secret: RootSecret, step: int, params: Any, deviation: Fraction) -> Any:
-    """Returns a tree like `params` of int32 draws on the host, with one keyed stream for each (step, parameter path, slice)."""
+    """Returns a tree like `params` of int32 draws, laid out like them: each process draws only what its devices hold.
+
+    There is one keyed stream for each (step, parameter path, part of the columns, block of its rows), whatever the layout.
+    """
     import jax
 
-    from dpx.mechanism.noise import row_blocks
     from dpx.parameter_path import path_name
 
-    def leaf(path: tuple[Any, ...], leaf: Any) -> np.ndarray:
-        sizes = [rows * columns for rows, columns in row_blocks(leaf.shape)]
-        streams = [secret.stream("grid_noise", step, path_name(path), index) for index in range(len(sizes))]
-        drawn = [discrete_gaussian(stream, deviation, size) for stream, size in zip(streams, sizes, strict=True)]
-        return np.concatenate(drawn).astype(np.int32).reshape(leaf.shape)
+    def of_leaf(path: tuple[Any, ...], leaf: Any) -> Any:
+        at = _grid_at(partial(secret.stream, "grid_noise", step, path_name(path)), leaf.shape, deviation)
+        return jax.make_array_from_callback(leaf.shape, leaf.sharding, at)
 
-    return jax.tree_util.tree_map_with_path(leaf, params)
+    return jax.tree_util.tree_map_with_path(of_leaf, params)
+
+
+def _grid_at(stream: Callable[..., BitStream], shape: tuple[int, ...], deviation: Fraction) -> Callable[[Any], np.ndarray]:
+    """Returns a function that draws the numbers of a parameter at a place, a tuple of slices; `stream(part, block)` is that of a block."""
+    from dpx.mechanism.noise import row_blocks
+
+    width = (shape[-1] if shape else 1) // _parts(shape)
+
+    @functools.cache
+    def part(number: int) -> np.ndarray:
+        blocks = row_blocks((math.prod(shape[:-1]), width))
+        drawn = [discrete_gaussian(stream(number, block), deviation, math.prod(size)) for block, size in enumerate(blocks)]
+        return np.concatenate(drawn).astype(np.int32).reshape(*shape[:-1], width)
+
+    def at(place: Any) -> np.ndarray:
+        if not shape:
+            return part(0)[0]
+        first, end, _ = place[-1].indices(shape[-1])
+        before = first // width
+        drawn = np.concatenate([part(number) for number in range(before, -(-end // width))], axis=-1)
+        return drawn[(*place[:-1], slice(first - before * width, end - before * width))]
+
+    return at
+
+
+def _parts(shape: tuple[int, ...]) -> int:
+    """Returns into how many equal parts the columns of a parameter are cut; the layout of parameters cuts them too (`Layout.storage`)."""
+    parts = math.gcd(shape[-1], _MOST_PARTS) if shape else 1
+    while parts > 1 and math.prod(shape) < parts * _LEAST_NUMBERS:
+        parts //= 2
+    return parts
 
 
 def with_grid_noise(total: Any, noise: Any, spacing: float) -> tuple[Any, Any, Any]:

@@ -269,18 +269,18 @@ class Mechanism:
     def draw(
         self, secret: RootSecret, step: int, params: Any, noise_multiplier: float, clipping_norm: float, strategy: np.ndarray | None
     ) -> Any:
-        """Returns the host arrays from which `noisy_sum` makes the noise of one step: keys, or numbers.
+        """Returns the arrays from which `noisy_sum` makes the noise of one step: keys, or numbers.
 
         Args:
             secret: The run's root secret. Keys are derived from it by (purpose, step, parameter path, slice).
             step: The number of the step, from 0.
-            params: The trained parameters, or what replaces them; only their paths and shapes may be read.
+            params: The trained parameters, or what replaces them; only their paths, shapes and layouts may be read.
             noise_multiplier: The standard deviation of the noise divided by the clipping norm.
             clipping_norm: The declared clipping norm.
             strategy: What `load_strategy` returned.
 
         Returns:
-            A tree of NumPy arrays, which depends on nothing but the arguments.
+            A tree of NumPy arrays, or of arrays that are laid out like `params`, which depends on nothing but the arguments.
         """
         raise NotImplementedError
 

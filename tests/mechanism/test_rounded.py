@@ -9,6 +9,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from dp_accounting import NeighboringRelation, rdp
+from jax.sharding import Mesh, NamedSharding
+from jax.sharding import PartitionSpec as P
 
 from dpx.audit.dirac import variance_p_value
 from dpx.claim import statement
@@ -162,11 +164,33 @@ def test_leaves_steps_and_slices_share_no_noise(monkeypatch):
     from dpx.mechanism import noise
 
     monkeypatch.setattr(noise, "SLICE_ELEMENTS", 512)
-    params = {"a": np.zeros((32, 32)), "b": np.zeros((32, 32))}
+    params = {"a": jnp.zeros((32, 32)), "b": jnp.zeros((32, 32))}
     drawn = [grid_noise(SECRET, step, params, Fraction(1000)) for step in (0, 0, 1)]
     assert np.array_equal(drawn[0]["a"], drawn[1]["a"])
     halves = [drawn[0]["a"][:16], drawn[0]["a"][16:], drawn[0]["b"][:16], drawn[2]["a"][:16]]
     assert np.max(np.abs(np.corrcoef([half.ravel() for half in halves]) - np.eye(4))) < 0.25
+
+
+@pytest.mark.parametrize(("devices", "parts"), [(2, 4), (4, 2), (5, 2), (8, 1)])
+def test_each_process_draws_only_what_its_devices_hold_with_the_bits_of_one(devices, parts, monkeypatch):
+    """1,000 columns in 8 parts of 125, whose rows are 2 blocks; a part that lies in two of five devices is drawn for both."""
+    from dpx.mechanism import noise
+
+    monkeypatch.setattr(noise, "SLICE_ELEMENTS", 20 * 125)
+    params, deviation = {"w": jnp.zeros((40, 1000))}, Fraction(1000)
+    whole = np.asarray(grid_noise(SECRET, 0, params, deviation)["w"])
+    assert np.max(np.abs(np.corrcoef([whole[:20, :125].ravel(), whole[20:, :125].ravel(), whole[:20, 125:250].ravel()]) - np.eye(3))) < 0.1
+    layout = NamedSharding(Mesh(np.asarray(jax.devices()[:devices]), ("fsdp",)), P(None, "fsdp"))
+    divided = grid_noise(SECRET, 0, jax.device_put(params, layout), deviation)["w"]
+    assert divided.sharding == layout and np.array_equal(divided, whole)
+    # As the process that holds the first device alone.
+    own_place = lambda shape, sharding, at: at(sharding.devices_indices_map(shape)[jax.devices()[0]])  # noqa: E731
+    monkeypatch.setattr(jax, "make_array_from_callback", own_place)
+    places, stream = [], RootSecret.stream
+    monkeypatch.setattr(RootSecret, "stream", lambda self, *of: places.append(of[3:]) or stream(self, *of))
+    own = grid_noise(SECRET, 0, jax.device_put(params, layout), deviation)["w"]
+    assert np.array_equal(own, divided.addressable_shards[0].data)
+    assert places == [(part, block) for part in range(parts) for block in range(2)]
 
 
 def test_integers_wrap_around_alike_in_sum_and_noise():

@@ -108,7 +108,8 @@ VARIANTS = {
     "units": ["privacy.unit=document", "privacy.unit_mode=sample_units", "privacy.rows_per_unit_max=2"],
     "fixed size": ["sampler=fixed_size", "privacy.adjacency=replace_one"],
     "shuffled": ["sampler=shuffled", "accountant=deterministic"],
-    "integers": ["mechanism=discrete_gaussian"],
+    # Each process holds a part of each parameter, and draws its noise alone.
+    "integers": ["mechanism=discrete_gaussian", "mesh.data=1", "mesh.fsdp=8"],
     "low rank": ["mechanism=rgp", "mechanism.rank=2"],
     "forward": [
         *("data=synthetic_labels", "data.source.examples=400", "task=classification", "train=last_layer", "batch_schedule.size=24"),
