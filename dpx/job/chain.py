@@ -21,6 +21,8 @@ from dpx.interruption import Interrupted
 from dpx.job.chain_plan import show_claim
 from dpx.launch.commit import commit
 from dpx.mesh import simulate_devices
+from dpx.processes import team
+from dpx.processes.team import PeerLost
 from dpx.records import to_json
 from dpx.results import read_results
 from dpx.run_folder import RunFolder, Status, write_json
@@ -32,8 +34,9 @@ RESULTS = "chain_results.json"
 class RunChain:
     """Runs the stages of `chain`, and after each writes `release/chain.json`, the statement of what all of them protect.
 
-    Each stage is a run with its own folder, beside the folder of the chain, and every job works on it. Raises `ConfigError` before the
-    first stage for stages that do not fit each other, for a finished stage whose folder is missing, and for a statement that was edited.
+    Each stage is a run with its own folder, beside the folder of the chain, and every job works on it. In a job of several processes all of
+    them run each stage that trains. Raises `ConfigError` before the first stage for stages that do not fit each other, for a finished stage
+    whose folder is missing, and for a statement that was edited.
 
     Attributes:
         chain: What every stage begins with (common), and the stages by name.
@@ -48,7 +51,7 @@ class RunChain:
         states.require_nothing_lost(runs, outputs, experiment.name)
         stated = _state(chain, runs, experiment, folder)
         first = next(iter(runs.values()))[0].experiment
-        simulate_devices(first.mesh, first.mesh.simulated_devices)
+        simulate_devices(first.mesh, first.mesh.simulated_here(team().count))
         for name in chain.in_order():
             for run in runs[name]:
                 _say_stale(chain, run, outputs)
@@ -82,7 +85,7 @@ def _run(chain: Chain, run: StageRun, runs: Runs) -> None:
     except Exception as error:
         refused = as_refused(error)
         status.write("failed", error=str(refused or f"{type(error).__name__}: {error}"))
-        if refused is None:
+        if refused is None or isinstance(refused, PeerLost):
             raise
         raise ConfigError(f"chain.stages.{run.stage}: {refused.value}", refused.reason, refused.fix) from error
     status.write("finished", seconds=round(time.monotonic() - began, 1), commit=code, score=_score(run))

@@ -133,10 +133,10 @@ class Launcher:
     def _check_launch(self, cfg: DictConfig, settings: Any, point: tuple[str, ...]) -> None:
         """Raises `ConfigError` for a sweep that cannot run here, and for an override that no stage of a chain reads."""
         require(
-            team().is_alone or self._job in finished.JOBS,
+            team().is_alone or self._job in (*finished.JOBS, "chain"),
             f"job={self._job}",
             f"is done by one process, and this job has {team().count}",
-            "Start one process for it; several are for job=train and job=resume",
+            "Start one process for it; several are for job=train, resume and chain",
         )
         if self.is_sweep:
             self._check_sweep(cfg, settings, point)

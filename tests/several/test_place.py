@@ -1,6 +1,7 @@
 """Every process of a job knows its number, how many there are and where process 0 is; where it cannot know, nothing starts."""
 
 import contextlib
+import re
 import subprocess
 from pathlib import Path
 
@@ -140,7 +141,7 @@ def test_what_one_process_alone_does_is_refused_in_several(untouched, monkeypatc
     for module in (launcher, opening):
         monkeypatch.setattr(module, "team", lambda: both)
     asked = launcher.Launcher()
-    for asked._job in ("evaluate", "export", "predict", "audit", "chain", "benchmark"):
+    for asked._job in ("evaluate", "export", "predict", "audit", "benchmark"):
         with pytest.raises(ConfigError, match=f"^job={asked._job}: is done by one process, and this job has 2. Start one process for it"):
             asked._check_launch(OmegaConf.create(), None, ())
     for value, *parts in (("audit=canaries", object.__new__(Canaries), DpSgd()), ("mechanism=banded", None, object.__new__(Banded))):
@@ -149,14 +150,27 @@ def test_what_one_process_alone_does_is_refused_in_several(untouched, monkeypatc
 
 
 LAUNCH = Path(__file__).resolve().parents[2] / "experiments" / "launch"
+SIZES = ("nodes", "ntasks-per-node", "gpus-per-node")
+
+
+def devices_of(line: list[str]) -> int:
+    """The devices of the mesh of a command line."""
+    mesh = recipes.compose(line).mesh
+    return mesh.data * mesh.fsdp * mesh.tensor
 
 
 def test_the_examples_for_slurm_and_kubernetes_are_valid():
     subprocess.run(["bash", "-n", LAUNCH / "slurm.sh"], check=True)
+    script = (LAUNCH / "slurm.sh").read_text()
+    nodes, tasks, gpus = (int(re.findall(rf"^#SBATCH --{name}=(\d+)$", script, re.M)[0]) for name in SIZES)
+    assert (
+        script.rstrip().endswith('python -m dpx "$@"')
+        and devices_of(re.findall(r"sbatch \S+slurm.sh (.+)", script)[0].split()) == nodes * gpus
+    )
+    assert tasks == 1
     pods = yaml.safe_load((LAUNCH / "jobset.yaml").read_text())["spec"]["replicatedJobs"][0]["template"]["spec"]
     (container,) = pods["template"]["spec"]["containers"]
     variables = {one["name"]: one["value"] for one in container["env"]} | {"JOB_COMPLETION_INDEX": "1"}
     assert place(variables) == Place(1, pods["completions"], variables["JAX_COORDINATOR_ADDRESS"]) and pods["completionMode"] == "Indexed"
     assert container["command"][:3] == ["python", "-m", "dpx"]
-    mesh = recipes.compose(container["command"][3:]).mesh
-    assert mesh.data * mesh.fsdp * mesh.tensor == pods["completions"] * container["resources"]["limits"]["nvidia.com/gpu"]
+    assert devices_of(container["command"][3:]) == pods["completions"] * container["resources"]["limits"]["nvidia.com/gpu"]

@@ -5,6 +5,7 @@ It ends after 60 kills and ten resumes elsewhere, or after DPX_SOAK_SECONDS, one
 moments; `pytest -s` shows after each kill what was done so far.
 """
 
+import contextlib
 import os
 import random
 import signal
@@ -37,14 +38,17 @@ def pids(run: "subprocess.Popen[str]", count: int) -> list[int]:
 
 
 def kill(run: "subprocess.Popen[str]", count: int, draw: random.Random) -> bool:
-    """Kills a working process or all of them, if they still run."""
-    try:
-        found = pids(run, count)
-        for victim in draw.choice([found, [draw.choice(found)]]):
-            os.kill(victim, signal.SIGKILL)
-    except (OSError, IndexError, StopIteration):
-        return False
-    return True
+    """Kills a working process or all of them, unless the run ends first; returns whether it did."""
+    has_killed = False
+    # A supervising process takes seconds to start its worker.
+    while run.poll() is None and not has_killed:
+        with contextlib.suppress(OSError):
+            found = pids(run, count)
+            for victim in draw.choice([found, [draw.choice(found)]]) if found else ():
+                os.kill(victim, signal.SIGKILL)
+                has_killed = True
+        time.sleep(0.3)
+    return has_killed
 
 
 def started(folder: Path, place: tuple[int, str]) -> "subprocess.Popen[str]":
@@ -63,7 +67,7 @@ def disturbed(folder: Path, place: tuple[int, str], draw: random.Random) -> tupl
         time.sleep(6 * draw.random())
     else:
         time.sleep(20 * draw.random())
-    was_killed = run.poll() is None and kill(run, place[0], draw)
+    was_killed = kill(run, place[0], draw)
     out, errors = run.communicate(timeout=LONGEST_SECONDS)
     assert run.returncode == 0 or was_killed, out[-2000:] + errors[-3000:]
     assert "Traceback" not in errors, errors[-3000:]

@@ -11,12 +11,14 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import yaml
 
 from dpx.init import weights
 from dpx.privacy.chain import Chain
 from dpx.privacy.ledger import Ledger
 from dpx.results import read_results
 from dpx.training.checkpoint import released
+from tests.chain.conftest import node
 from tests.processes import environment, micro_run
 
 STEPS = 4
@@ -24,14 +26,18 @@ STEPS = 4
 
 def several(folder: Path, count: int, *more: str, steps: int = STEPS, module: str = "dpx", **variables: str) -> "subprocess.Popen[str]":
     """Starts `count` processes of one run; `module` takes the place of dpx."""
+    overrides = [*micro_run(steps), "seed=1", "mesh=data_fsdp", "microbatch=2", *more]
+    return launched(folder, count, *overrides, module=module, **variables)
+
+
+def launched(folder: Path, count: int, *overrides: str, module: str = "dpx", **variables: str) -> "subprocess.Popen[str]":
     folder.mkdir(exist_ok=True)
     started = [sys.executable, "-m", "dpx.processes.launch", "-n", str(count)]
     if module != "dpx":
         code = f"import sys; from dpx.processes.launch import launch; sys.exit(launch({count}, sys.argv[1:], '{module}'))"
         started = [sys.executable, "-c", code]
-    line = [*started, *micro_run(steps), "seed=1", "mesh=data_fsdp", "microbatch=2", *more]
     variables = environment(COLUMNS="160", **variables)
-    return subprocess.Popen(line, cwd=folder, env=variables, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    return subprocess.Popen([*started, *overrides], cwd=folder, env=variables, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
 
 
 def ended(run: "subprocess.Popen[str]", code: int = 0, within_s: float = 300) -> str:
@@ -44,8 +50,8 @@ def ended(run: "subprocess.Popen[str]", code: int = 0, within_s: float = 300) ->
     return errors + out
 
 
-def outcome(folder: Path) -> tuple[dict[str, np.ndarray], dict, Ledger, Path]:
-    (run,) = (path for path in (folder / "outputs").glob("main-*"))
+def outcome(folder: Path, name: str = "main") -> tuple[dict[str, np.ndarray], dict, Ledger, Path]:
+    (run,) = (path for path in (folder / "outputs").glob(f"{name}-*"))
     stated = json.loads((run / "release/privacy.json").read_text())
     return weights.by_path(released(run / "release/params")), stated, Ledger(run / "private/ledger"), run
 
@@ -92,9 +98,9 @@ def children(parent: int) -> list[int]:
     return [int(one) for one in Path(f"/proc/{parent}/task/{parent}/children").read_text().split()]
 
 
-def wait_for_step(folder: Path, step: int) -> None:
+def wait_for_step(folder: Path, step: int, name: str = "main") -> None:
     until = time.monotonic() + 400
-    while not any(f'"step": {step},' in path.read_text() for path in folder.glob("outputs/main-*/private/metrics.jsonl")):
+    while not any(f'"step": {step},' in path.read_text() for path in folder.glob(f"outputs/{name}-*/private/metrics.jsonl")):
         assert time.monotonic() < until
         time.sleep(0.05)
 
@@ -220,6 +226,36 @@ def test_a_supervising_process_that_is_killed_ends_the_job(tmp_path):
     os.kill(supervisor, signal.SIGKILL)
     assert "error: process lost" in ended(run, 75)
     assert not any(Path(f"/proc/{worker}").exists() for worker in workers)
+
+
+def chain_of_two(folder: Path, count: int) -> "subprocess.Popen[str]":
+    """Starts the chain of tests/chain, private pre-training and a classifier, in `count` processes."""
+    stages = node()
+    stages["common"]["options"]["mesh"] = "cpu8"
+    stages["common"]["values"] |= {"mesh": {"data": 2, "simulated_devices": 2}, "seed": 1}
+    stages["stages"]["classify"]["values"]["steps"] = 60
+    recipe = {"defaults": [{"override /job": "chain"}, "_self_"], "name": "two", "chain": stages}
+    (folder / "mine" / "experiment").mkdir(parents=True, exist_ok=True)
+    (folder / "mine" / "experiment" / "two.yaml").write_text("# @package _global_\n" + yaml.safe_dump(recipe))
+    return launched(folder, count, "+experiment=two", "--config-dir", str(folder / "mine"))
+
+
+@pytest.mark.slow
+def test_a_chain_in_two_processes_is_that_of_one_and_goes_on_after_a_loss(tmp_path):
+    ended(chain_of_two(tmp_path / "1", 1))
+    run = chain_of_two(tmp_path / "2", 2)
+    wait_for_step(tmp_path / "2", 3, "two_classify")
+    os.kill(worker_of(run.pid, 1), signal.SIGKILL)
+    told = ended(run, 75)
+    assert "error: process lost" in told and "Traceback" not in told
+    assert "stage pretrain: finished before" in ended(chain_of_two(tmp_path / "2", 2))
+    for stage in ("two_pretrain", "two_classify"):
+        (one, stated, *_), (two, two_stated, *_) = (outcome(tmp_path / count, stage) for count in "12")
+        assert one.keys() == two.keys() and two_stated["guarantee"] == stated["guarantee"]
+        for path in one:
+            np.testing.assert_allclose(two[path], one[path], atol=1e-4)
+    claims = [json.loads(next(tmp_path.glob(f"{count}/outputs/two-*/release/chain.json")).read_text())["claim"] for count in "12"]
+    assert claims[0] == claims[1]
 
 
 FSDP = [*TWO, "mesh.data=1", "mesh.fsdp=2"]
