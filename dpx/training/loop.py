@@ -32,7 +32,7 @@ from dpx.training.profiling import Unprofiled
 from dpx.training.run_start import RunStart
 from dpx.training.state import State
 from dpx.training.step import Chunk, Step, StepInputs, UpdateInputs, as_chunk
-from dpx.training.timeline import DATA_WAIT, LEDGER
+from dpx.training.timeline import AGREEMENT, DATA_WAIT, LEDGER
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -200,7 +200,8 @@ def computed(runtime: Computation, secret: RootSecret, step: int, state: State, 
     sums, tokens = _sums(runtime, secret, step, by, norm, deviation)
     reduced = parts.reduce(sums, scaled)
     if before is not None or not (team().is_alone or runtime.calibrated.noise_multiplier is None):
-        _require_same(step, before, reduced)
+        with runtime.profiling.host(AGREEMENT):
+            _require_same(step, before, reduced)
     rate = np.float32(experiment.lr_schedule.at(step, experiment.steps))
     drawn = experiment.mechanism.draw(secret, step, by.trained, noise_multiplier, clip.clipping_norm, runtime.strategy)
     auxiliary = {"count": clip.draw(secret, step, state.clip), "telemetry": experiment.telemetry.draw(secret, step)}

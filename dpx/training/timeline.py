@@ -18,10 +18,12 @@ import jax
 
 # What the host does.
 DATA_WAIT, LEDGER, CHECKPOINT, EVALUATION = "data_wait", "ledger", "checkpoint", "evaluation"
+# It waits until all processes have compared their sums, or until the sum of a repeated step has been compared with the earlier one.
+AGREEMENT = "agreement"
 # What the device does: programs that move parameters and sums between devices, and all others.
 COLLECTIVES, COMPUTE = "collectives", "compute"
 OTHER = "other"
-ALL: tuple[str, ...] = (COMPUTE, COLLECTIVES, DATA_WAIT, LEDGER, CHECKPOINT, EVALUATION, OTHER)
+ALL: tuple[str, ...] = (COMPUTE, COLLECTIVES, DATA_WAIT, AGREEMENT, LEDGER, CHECKPOINT, EVALUATION, OTHER)
 
 
 class Span(NamedTuple):

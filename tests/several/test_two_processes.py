@@ -70,7 +70,7 @@ def test_two_processes_train_the_run_of_one(tmp_path):
     assert two_results.heldout == pytest.approx(one_results.heldout, abs=1e-5) and two_results.baselines == one_results.baselines
     shares = [{name: share for name, share in line.items() if name.startswith("profile/")} for line in measured(run)]
     assert [sum(each.values()) - each["profile/seconds"] for each in shares] == pytest.approx([1] * STEPS)
-    assert max(each["profile/collectives"] for each in shares) > 0
+    assert max(each["profile/collectives"] for each in shares) > 0 < max(each["profile/agreement"] for each in shares)
 
 
 def charges(ledger: Ledger) -> list:
