@@ -1,7 +1,9 @@
-"""`python -m tests.several.faulty <overrides>`: the command line of dpx, in which process 1 of a job has the fault that DPX_FAULT names."""
+"""`python -m tests.several.faulty <overrides>`: the command line of dpx, in which process 1 of a job has the fault that DPX_FAULT names, or
+is watched."""
 
 import itertools
 import os
+import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -44,9 +46,22 @@ def another_version() -> None:
     dpx.__version__ = "0.0.1"
 
 
+def watched() -> None:
+    """Notes every place where Python code of the process makes, changes or removes a file, in the file `changed` of the working folder."""
+    notes = os.open("changed", os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+    changes = ("os.mkdir", "os.rename", "os.remove", "os.rmdir", "os.link", "os.symlink", "os.truncate")
+
+    def note(event: str, arguments: tuple[Any, ...]) -> None:
+        is_written = event == "open" and arguments[2] & (os.O_WRONLY | os.O_RDWR | os.O_CREAT)
+        if (event in changes or is_written) and not isinstance(arguments[0], int):
+            os.write(notes, f"{os.path.abspath(os.fsdecode(arguments[0]))}\n".encode())
+
+    sys.addaudithook(note)
+
+
 if __name__ == "__main__":
     if os.environ["JAX_PROCESS_ID"] == "1" and LIFELINE in os.environ:
-        {"another_sum": another_sum, "another_version": another_version}[os.environ["DPX_FAULT"]]()
+        {"another_sum": another_sum, "another_version": another_version, "watched": watched}[os.environ["DPX_FAULT"]]()
     from dpx.__main__ import main
 
     main()
