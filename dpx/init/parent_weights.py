@@ -13,7 +13,7 @@ from dpx.models.lora import merge_adapters
 from dpx.models.trainable import whole
 from dpx.models.trained import Adapters, Trained
 from dpx.training import frozen
-from dpx.training.checkpoint import on_host
+from dpx.training.checkpoint import read_together
 from dpx.training.update import CANARIES
 
 
@@ -23,7 +23,7 @@ def parameters_of(parent: Parent, train: Trained) -> Leaves:
     Adapters are kept if `train` has the same ones; else they are merged into the weights that they adapt. Raises `ConfigError` if a file is
     cut short or is not what was released.
     """
-    tree = _checkpoint(parent) if parent.step else on_host(parent.place)
+    tree = _checkpoint(parent) if parent.step else read_together(parent.place)
     if isinstance(tree.get("layers"), dict) and "lora" in tree["layers"] and not is_adapted_alike(parent.train, train):
         tree = jax.tree.map(np.asarray, merge_adapters(tree))
     return by_path(tree)
@@ -31,12 +31,12 @@ def parameters_of(parent: Parent, train: Trained) -> Leaves:
 
 def _checkpoint(parent: Parent) -> Any:
     assert parent.private is not None
-    params = {name: leaf for name, leaf in on_host(parent.place, "params").items() if name != CANARIES}
+    params = {name: leaf for name, leaf in read_together(parent.place, "params").items() if name != CANARIES}
     if parent.train.is_all:
         return params
     stored = parent.private / frozen.FOLDER
     require(stored.is_dir(), stored, "the parent's frozen parameters are missing", "Restore it, or begin from its released weights")
-    return jax.tree.map(np.asarray, whole(merged(params, on_host(stored))))
+    return jax.tree.map(np.asarray, whole(merged(params, read_together(stored))))
 
 
 def is_adapted_alike(one: Trained, other: Trained) -> bool:

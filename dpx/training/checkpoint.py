@@ -320,6 +320,12 @@ def on_host(directory: Path, part: str | None = None) -> Any:
     return tree[part]
 
 
+def read_together(directory: Path, part: str | None = None) -> Any:
+    """Returns what `on_host` does, for process 0 of a job: all processes read, since Orbax waits for all of them."""
+    team().tell("read", directory=str(directory.absolute()), part=part)
+    return on_host(directory, part)
+
+
 def _require_exported(directory: Path, params: Any) -> None:
     """Raises `ConfigError` if parameters do not have the checksums that `export` was given."""
     is_known = facts_beside(directory).get("weights") == weight_checksums(by_path(params))

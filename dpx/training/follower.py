@@ -149,6 +149,11 @@ class _Followed:
         if loaded is not None:
             self._state = loaded
 
+    def _do_read(self, directory: str, part: str | None) -> None:
+        from dpx.training.checkpoint import on_host
+
+        on_host(Path(directory), part)
+
     def _do_save(self, directory: str, steps_done: int, facts: dict[str, Any]) -> None:
         self._of(directory).save(steps_done, self._state, facts)
 
