@@ -259,7 +259,9 @@ def test_a_chain_in_two_processes_is_that_of_one_and_goes_on_after_a_loss(tmp_pa
         (one, stated, *_), (two, two_stated, *_) = (outcome(tmp_path / count, stage) for count in "12")
         assert one.keys() == two.keys() and two_stated["guarantee"] == stated["guarantee"]
         for path in one:
-            np.testing.assert_allclose(two[path], one[path], atol=1e-4)
+            # The bias of attention's keys moves no output: without noise its gradient is rounding, which Adam makes as large as any other.
+            keys = np.s_[32:64] if path == "layers/qkv/bias" else []
+            np.testing.assert_allclose(np.delete(two[path], keys, axis=-1), np.delete(one[path], keys, axis=-1), atol=1e-5)
     claims = [json.loads(next(tmp_path.glob(f"{count}/outputs/two-*/release/chain.json")).read_text())["claim"] for count in "12"]
     assert claims[0] == claims[1]
 
