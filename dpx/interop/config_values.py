@@ -1,4 +1,7 @@
-"""Reads values of a checkpoint's `config.json`. Each problem is one line that names the file, the key and the value."""
+"""Reads values of a checkpoint's `config.json`, and names the sizes that all families have.
+
+Each problem is one line that names the file, the key and the value.
+"""
 
 import math
 from collections.abc import Mapping
@@ -8,6 +11,14 @@ from dpx.declaration import require
 
 Config = Mapping[str, Any]
 _FIX = "Correct the value, or copy the file again"
+# The families' names of a model's sizes; those that are not here have the usual ones.
+_USUAL = {"layers": "num_hidden_layers", "width": "hidden_size", "heads": "num_attention_heads"}
+_USUAL |= {"feed_forward": "intermediate_size", "positions": "max_position_embeddings"}
+_SIZES = {
+    "distilbert": _USUAL | {"layers": "n_layers", "width": "dim", "heads": "n_heads", "feed_forward": "hidden_dim"},
+    # Its `n_inner` may be null.
+    "gpt2": {"layers": "n_layer", "width": "n_embd", "heads": "n_head", "positions": "n_positions"},
+}
 
 
 def whole(config: Config, key: str, where: str, usual: int | None = None, least: int = 1) -> int:
@@ -37,3 +48,21 @@ def require_values(config: Config, where: str, **expected: Any) -> None:
     for key, value in expected.items():
         reason = f"has {key}={config.get(key)}, but dpx supports only {value}"
         require(config.get(key, value) in (value, None), where, reason, "Use another checkpoint")
+
+
+def read_sizes(config: Config, where: str, *, tied: bool) -> dict[str, Any]:
+    """Returns the fields that all models have; `tied` is the family's value if the config does not say."""
+    family = config["model_type"]
+    sizes = {name: whole(config, theirs, where) for name, theirs in _SIZES.get(family, _USUAL).items()}
+    return {
+        "name": f"{family}_{sizes['layers']}x{sizes['width']}",
+        **sizes,
+        "vocabulary_size": whole(config, "vocab_size", where),
+        "initialiser_range": number(config, "initializer_range", where, 0.02),
+        "tied": flag(config, "tie_word_embeddings", where, tied),
+    }
+
+
+def written_sizes(model: Any, family: str) -> dict[str, Any]:
+    """Returns the sizes of `model` under the names of its family."""
+    return {theirs: getattr(model, name) for name, theirs in _SIZES.get(family, _USUAL).items()}

@@ -4,7 +4,7 @@ tensors."""
 from typing import Any
 
 from dpx.declaration import require
-from dpx.interop.config_values import Config, flag, number, require_values, whole
+from dpx.interop.config_values import Config, number, read_sizes, require_values, whole, written_sizes
 from dpx.interop.layouts import Layout, Part, dense, table
 from dpx.models.rotary import RotaryDecoder
 
@@ -40,20 +40,8 @@ def common_values(config: Config, where: str, *, tied: bool, rotary_base: float 
     require_values(config, where, add_cross_attention=False, is_decoder=False, mlp_bias=False, partial_rotary_factor=1.0)
     quantized = config.get("quantization_config")
     require(not quantized, where, "has a quantization_config: its tensors are not plain numbers", "Write it as float32 or bfloat16 first")
-    layers, width = (whole(config, key, where) for key in ("num_hidden_layers", "hidden_size"))
-    return {
-        "name": f"{config['model_type']}_{layers}x{width}",
-        "layers": layers,
-        "width": width,
-        "heads": whole(config, "num_attention_heads", where),
-        "feed_forward": whole(config, "intermediate_size", where),
-        "positions": whole(config, "max_position_embeddings", where),
-        "vocabulary_size": whole(config, "vocab_size", where),
-        "rms_norm_eps": number(config, "rms_norm_eps", where, 1e-6),
-        "initialiser_range": number(config, "initializer_range", where, 0.02),
-        "tied": flag(config, "tie_word_embeddings", where, tied),
-        **rotary_values(rope_of(config), where, rotary_base),
-    }
+    eps = number(config, "rms_norm_eps", where, 1e-6)
+    return read_sizes(config, where, tied=tied) | {"rms_norm_eps": eps} | rotary_values(rope_of(config), where, rotary_base)
 
 
 def rope_of(config: Config) -> Config:
@@ -87,14 +75,9 @@ def _asked(rope: Config, key: str) -> Any:
 
 def common_config(model: RotaryDecoder) -> dict[str, Any]:
     """Returns the values of `config.json` that all families have, in the form that every version of transformers reads."""
-    return {
-        "num_hidden_layers": model.layers,
-        "hidden_size": model.width,
-        "num_attention_heads": model.heads,
+    return written_sizes(model, "") | {
         "num_key_value_heads": model.key_value_heads,
         "head_dim": model.head_dim,
-        "intermediate_size": model.feed_forward,
-        "max_position_embeddings": model.positions,
         "rms_norm_eps": model.rms_norm_eps,
         "rope_theta": model.rotary_base,
         "rope_scaling": _scaling(model),

@@ -10,7 +10,7 @@ from typing import Any, Literal
 
 from dpx.checkpoint_folder import CONFIG, config_of, folder_of
 from dpx.declaration import ConfigError, declaration, require
-from dpx.interop.config_values import flag, number, require_values, whole
+from dpx.interop.config_values import number, read_sizes, require_values, whole
 from dpx.interop.families import ROTARY
 from dpx.models.protocol import COMPUTATION, Attention, Rematerialize
 from dpx.models.shape import Bert, Decoder, Model
@@ -109,21 +109,8 @@ def _gelu(config: Mapping[str, Any], key: str, where: str, allowed: tuple[str, .
 def _bert(config: Mapping[str, Any], where: str) -> tuple[type[Bert], dict[str, Any]]:
     require_values(config, where, position_embedding_type="absolute", is_decoder=False, add_cross_attention=False)
     _gelu(config, "hidden_act", where, ("exact",))
-    layers, width = (whole(config, key, where) for key in ("num_hidden_layers", "hidden_size"))
-    return Bert, {
-        "name": f"{config['model_type']}_{layers}x{width}",
-        "layers": layers,
-        "width": width,
-        "heads": whole(config, "num_attention_heads", where),
-        "feed_forward": whole(config, "intermediate_size", where),
-        "positions": whole(config, "max_position_embeddings", where),
-        "segments": whole(config, "type_vocab_size", where, 2, least=0),
-        "vocabulary_size": whole(config, "vocab_size", where),
-        "layer_norm_eps": number(config, "layer_norm_eps", where, 1e-12),
-        "initialiser_range": number(config, "initializer_range", where, 0.02),
-        "tied": flag(config, "tie_word_embeddings", where, True),
-        "classifier": "pooler",
-    }
+    segments, eps = whole(config, "type_vocab_size", where, 2, least=0), number(config, "layer_norm_eps", where, 1e-12)
+    return Bert, read_sizes(config, where, tied=True) | {"segments": segments, "layer_norm_eps": eps, "classifier": "pooler"}
 
 
 def _roberta(config: Mapping[str, Any], where: str) -> tuple[type[Bert], dict[str, Any]]:
@@ -138,38 +125,16 @@ def _roberta(config: Mapping[str, Any], where: str) -> tuple[type[Bert], dict[st
 
 def _distilbert(config: Mapping[str, Any], where: str) -> tuple[type[Bert], dict[str, Any]]:
     _gelu(config, "activation", where, ("exact",))
-    layers, width = (whole(config, key, where) for key in ("n_layers", "dim"))
-    return Bert, {
-        "name": f"distilbert_{layers}x{width}",
-        "layers": layers,
-        "width": width,
-        "heads": whole(config, "n_heads", where),
-        "feed_forward": whole(config, "hidden_dim", where),
-        "positions": whole(config, "max_position_embeddings", where),
-        "segments": 0,
-        "vocabulary_size": whole(config, "vocab_size", where),
-        "layer_norm_eps": 1e-12,
-        "initialiser_range": number(config, "initializer_range", where, 0.02),
-        "tied": flag(config, "tie_word_embeddings", where, True),
-        "classifier": "relu",
-    }
+    return Bert, read_sizes(config, where, tied=True) | {"segments": 0, "layer_norm_eps": 1e-12, "classifier": "relu"}
 
 
 def _gpt2(config: Mapping[str, Any], where: str) -> tuple[type[Decoder], dict[str, Any]]:
     require_values(config, where, scale_attn_weights=True, scale_attn_by_inverse_layer_idx=False, add_cross_attention=False)
-    layers, width = (whole(config, key, where) for key in ("n_layer", "n_embd"))
-    return Decoder, {
-        "name": f"gpt2_{layers}x{width}",
-        "layers": layers,
-        "width": width,
-        "heads": whole(config, "n_head", where),
-        "feed_forward": whole(config, "n_inner", where) if config.get("n_inner") else 4 * width,
-        "positions": whole(config, "n_positions", where),
-        "vocabulary_size": whole(config, "vocab_size", where),
+    values = read_sizes(config, where, tied=True)
+    return Decoder, values | {
+        "feed_forward": whole(config, "n_inner", where) if config.get("n_inner") else 4 * values["width"],
         "layer_norm_eps": number(config, "layer_norm_epsilon", where, 1e-5),
-        "initialiser_range": number(config, "initializer_range", where, 0.02),
         "gelu": _gelu(config, "activation_function", where, ("exact", "tanh"), "gelu_new"),
-        "tied": flag(config, "tie_word_embeddings", where, True),
     }
 
 

@@ -9,6 +9,7 @@ import numpy as np
 from dpx.checkpoint_folder import CONFIG, WEIGHTS
 from dpx.declaration import ConfigError, require
 from dpx.init.weights import Leaves
+from dpx.interop.config_values import written_sizes
 from dpx.interop.families import LAYOUTS, ROTARY, Rotary
 from dpx.models.shape import AnyModel, Bert, Decoder
 from dpx.task.declarations import CausalLanguageModel, Classification, MaskedLanguageModel, MultipleChoice, Task, label_names
@@ -136,9 +137,8 @@ def _sizes(model: Bert | Decoder | Rotary, family: str) -> dict[str, Any]:
         return model.to_config()
     if isinstance(model, Decoder):
         activation = {"tanh": "gelu_new", "exact": "gelu"}[model.gelu]
-        sizes = {"n_layer": model.layers, "n_embd": model.width, "n_head": model.heads, "n_inner": model.feed_forward}
-        sizes |= {"n_positions": model.positions, "activation_function": activation, "layer_norm_epsilon": model.layer_norm_eps}
-        return sizes | dict.fromkeys(("resid_pdrop", "embd_pdrop", "attn_pdrop"), model.dropout)
+        sizes = {"n_inner": model.feed_forward, "activation_function": activation, "layer_norm_epsilon": model.layer_norm_eps}
+        return written_sizes(model, family) | sizes | dict.fromkeys(("resid_pdrop", "embd_pdrop", "attn_pdrop"), model.dropout)
     if family == "distilbert":
         require(
             model.layer_norm_eps == 1e-12,
@@ -146,10 +146,8 @@ def _sizes(model: Bert | Decoder | Rotary, family: str) -> dict[str, Any]:
             "DistilBERT supports only 1e-12",
             "Use model.layer_norm_eps=1e-12",
         )
-        sizes = {"n_layers": model.layers, "dim": model.width, "n_heads": model.heads, "hidden_dim": model.feed_forward}
-        sizes |= {"max_position_embeddings": model.positions, "activation": "gelu", "sinusoidal_pos_embds": False}
+        sizes = written_sizes(model, family) | {"activation": "gelu", "sinusoidal_pos_embds": False}
         return sizes | dict.fromkeys(("dropout", "attention_dropout", "seq_classif_dropout"), model.dropout)
-    sizes = {"num_hidden_layers": model.layers, "hidden_size": model.width, "num_attention_heads": model.heads}
-    sizes |= {"intermediate_size": model.feed_forward, "max_position_embeddings": model.positions + model.position_offset}
+    sizes = written_sizes(model, family) | {"max_position_embeddings": model.positions + model.position_offset}
     sizes |= {"type_vocab_size": model.segments, "layer_norm_eps": model.layer_norm_eps, "hidden_act": "gelu"}
     return sizes | dict.fromkeys(("hidden_dropout_prob", "attention_probs_dropout_prob"), model.dropout)

@@ -1,4 +1,4 @@
-"""Defines a model from another package: any JAX code for one example. This file imports no jax.
+"""Defines what the models of dpx share, and a model from another package: any JAX code for one example. This file imports no jax.
 
 `clipping_method=traced` clips any such model exactly (`dpx.clipped_grad`): an example is computed alone, so that nothing of one example can
 be in the row of another, and each example gets a copy of a parameter whose gradient has no product form.
@@ -9,7 +9,7 @@ Shape legend: T tokens, V vocabulary, K classes.
 import math
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
-from dpx.declaration import require
+from dpx.declaration import declaration, require
 
 Shapes = dict[str, tuple[int, ...]]
 # What the backward pass computes again instead of keeping it: nothing, or the inside of each layer from its input.
@@ -20,6 +20,53 @@ Attention = Literal["explicit", "xla", "cudnn"]
 COMPUTATION = ("rematerialize", "attention")
 # The largest head of cuDNN's attention.
 CUDNN_HEAD = 256
+
+
+@declaration
+class Transformer:
+    """The base class of the models of dpx.
+
+    Attributes:
+        name: Name of the model in statements and reports.
+        layers: Number of layers.
+        width: Length of a token's vector.
+        heads: Attention heads of a layer.
+        feed_forward: Width of the feed-forward part.
+        positions: The longest sequence.
+        vocabulary_size: Rows of the word table; null takes the data's.
+        dtype: Compute type; parameters, sums, norms and noise are always float32.
+        initialiser_range: Standard deviation of the initial weights.
+        tied: Whether the word table is also the output matrix.
+        scan: Whether layers are a loop in the compiled program; false unrolls them.
+        rematerialize: What the backward pass computes again: nothing, or the inside of each layer from its input, which alone is kept.
+        attention: How attention is computed: dpx's own formula, or jax.nn.dot_product_attention with xla or cudnn.
+    """
+
+    causal: ClassVar[bool] = True
+    segments: ClassVar[int] = 0
+    position_offset: ClassVar[int] = 0
+
+    name: str
+    layers: int
+    width: int
+    heads: int
+    feed_forward: int
+    positions: int = 1024
+    vocabulary_size: int | None = None
+    dtype: Literal["float32", "bfloat16"] = "float32"
+    initialiser_range: float = 0.02
+    tied: bool = True
+    scan: bool = True
+    rematerialize: Rematerialize = "none"
+    attention: Attention = "explicit"
+
+    def parameter_shapes(self, vocabulary_size: int, *, outputs: int = 0) -> Shapes:
+        """Returns every parameter's path and shape: with a head over the vocabulary, or a classifier of `outputs` values."""
+        raise NotImplementedError
+
+    def parameters(self, vocabulary_size: int, **head: Any) -> int:
+        """Returns the exact number of parameters with the `head` that `parameter_shapes` takes."""
+        return count(self.parameter_shapes(vocabulary_size, **head))
 
 
 class ExampleModel:

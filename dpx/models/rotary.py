@@ -8,11 +8,11 @@ Shape legend: T tokens, V vocabulary, K classes; H width, F feed-forward, L laye
 from typing import ClassVar, Literal
 
 from dpx.declaration import declaration, require
-from dpx.models.protocol import Attention, Rematerialize, Shapes, check_attention, count
+from dpx.models.protocol import Shapes, Transformer, check_attention
 
 
 @declaration
-class RotaryDecoder:
+class RotaryDecoder(Transformer):
     """A causal decoder with RMSNorm before each half, rotary positions, grouped-query attention and a gated feed-forward.
 
     `key_value_heads` are shared by `heads`: one is multi-query attention. A head has `head_dim` numbers, whatever the width. Positions turn
@@ -24,16 +24,8 @@ class RotaryDecoder:
     A family gives the class variables other values, or declares them as fields.
 
     Attributes:
-        name: Name of the model in statements and reports.
-        layers: Number of layers.
-        width: Length of a token's vector.
-        heads: Attention heads of a layer.
         key_value_heads: Heads of keys and values, which the query heads share.
         head_dim: Numbers of a head, whatever the width.
-        feed_forward: Width of the feed-forward part.
-        positions: The longest sequence.
-        vocabulary_size: Rows of the word table; null takes the data's.
-        dtype: Compute type; parameters, sums, norms and noise are always float32.
         rms_norm_eps: Constant in RMSNorm's divisor.
         rotary_base: Base of the rotary positions' rates.
         rotary_scaling: How these rates are scaled for longer texts; none, linear or llama3.
@@ -41,16 +33,8 @@ class RotaryDecoder:
         rotary_low_frequency: Waves in the original context up to which a rate is divided by the whole factor (llama3).
         rotary_high_frequency: Waves in the original context from which on a rate is kept (llama3).
         rotary_original_positions: Length of the original context (llama3).
-        initialiser_range: Standard deviation of the initial weights.
-        tied: Whether the head is the word table.
-        scan: Whether the layers run in a compiled loop, which compiles faster than the same layers in line.
-        rematerialize: What the backward pass computes again: nothing, or the inside of each layer from its input, which alone is kept.
-        attention: How attention is computed: dpx's own formula, or jax.nn.dot_product_attention with xla or cudnn.
     """
 
-    causal: ClassVar[bool] = True
-    segments: ClassVar[int] = 0
-    position_offset: ClassVar[int] = 0
     dropout: ClassVar[float] = 0.0
     activation: ClassVar[Literal["silu", "gelu_tanh"]] = "silu"
     # Added to the scale of a norm: 1 where a checkpoint stores the scale less one.
@@ -69,16 +53,8 @@ class RotaryDecoder:
     # The base of the layers that have a window, without scaling; None: that of all.
     window_rotary_base: ClassVar[float | None] = None
 
-    name: str
-    layers: int
-    width: int
-    heads: int
     key_value_heads: int
     head_dim: int
-    feed_forward: int
-    positions: int = 1024
-    vocabulary_size: int | None = None
-    dtype: Literal["float32", "bfloat16"] = "float32"
     rms_norm_eps: float = 1.0e-6
     rotary_base: float = 10_000.0
     rotary_scaling: Literal["none", "linear", "llama3"] = "none"
@@ -86,11 +62,6 @@ class RotaryDecoder:
     rotary_low_frequency: float = 1.0
     rotary_high_frequency: float = 4.0
     rotary_original_positions: int = 8192
-    initialiser_range: float = 0.02
-    tied: bool = True
-    scan: bool = True
-    rematerialize: Rematerialize = "none"
-    attention: Attention = "explicit"
 
     def __post_init__(self) -> None:
         sizes = (self.layers, self.width, self.heads, self.key_value_heads, self.head_dim, self.feed_forward, self.positions)
@@ -160,10 +131,6 @@ class RotaryDecoder:
         if outputs:
             return shapes | {"classifier/kernel": (H, outputs)}
         return shapes if self.tied else shapes | {"decoder": (vocabulary_size, H)}
-
-    def parameters(self, vocabulary_size: int, *, outputs: int = 0) -> int:
-        """Returns the exact number of parameters."""
-        return count(self.parameter_shapes(vocabulary_size, outputs=outputs))
 
     @property
     def _attention_widths(self) -> tuple[int, int]:

@@ -6,14 +6,14 @@ Shape legend: V vocabulary, H width, F feed-forward, L layers; layers are stacke
 from typing import ClassVar, Literal
 
 from dpx.declaration import declaration, require
-from dpx.models.protocol import Attention, ExampleModel, Rematerialize, check_attention
+from dpx.models.protocol import ExampleModel, Transformer, check_attention
 from dpx.models.protocol import Shapes as Shapes
 from dpx.models.protocol import count as count
 from dpx.models.rotary import RotaryDecoder
 
 
 @declaration
-class Bert:
+class Bert(Transformer):
     """A post-LayerNorm encoder (Devlin et al. 2019) with a masked-token decoder.
 
     RoBERTa (Liu et al. 2019) is such an encoder with one segment and `position_offset=2`, DistilBERT (Sanh et al. 2019) one without
@@ -21,49 +21,25 @@ class Bert:
     (dense, ReLU, dropout, output).
 
     Attributes:
-        name: Name of the model in statements and reports.
-        layers: Number of layers.
-        width: Length of a token's vector.
-        heads: Attention heads of a layer.
-        feed_forward: Width of the feed-forward part.
         positions: Rows of the position table: the longest sequence.
         position_offset: Rows of the position table that no token uses; RoBERTa has 2.
         segments: Rows of the segment table; 0 means no such table.
-        vocabulary_size: Rows of the word table; null takes the data's.
         dropout: Dropout rate in training.
-        dtype: Compute type; parameters, sums, norms and noise are always float32.
         layer_norm_eps: Constant in LayerNorm's divisor.
-        initialiser_range: Standard deviation of the initial weights.
-        tied: Whether the word table is also the output matrix.
         classifier: Head of a classifier: pooler (BERT), dense (RoBERTa), relu (DistilBERT), or linear (dropout and output alone).
         pool: What the classifier reads: the first token (cls), or the mean over the tokens.
-        scan: Whether layers are a loop in the compiled program; false unrolls them.
-        rematerialize: What the backward pass computes again: nothing, or the inside of each layer from its input, which alone is kept.
-        attention: How attention is computed: dpx's own formula, or jax.nn.dot_product_attention with xla or cudnn.
     """
 
     causal: ClassVar[bool] = False
     gelu: ClassVar[Literal["exact", "tanh"]] = "exact"
 
-    name: str
-    layers: int
-    width: int
-    heads: int
-    feed_forward: int
     positions: int = 512
     position_offset: int = 0
     segments: int = 2
-    vocabulary_size: int | None = None
     dropout: float = 0.0
-    dtype: Literal["float32", "bfloat16"] = "float32"
     layer_norm_eps: float = 1.0e-12
-    initialiser_range: float = 0.02
-    tied: bool = True
     classifier: Literal["pooler", "dense", "relu", "linear"] = "pooler"
     pool: Literal["cls", "mean"] = "cls"
-    scan: bool = True
-    rematerialize: Rematerialize = "none"
-    attention: Attention = "explicit"
 
     def __post_init__(self) -> None:
         check_sizes(self)
@@ -102,54 +78,21 @@ class Bert:
             shapes |= dense_shapes("pooler", H, H) | dense_shapes("next_sentence", H, 2)
         return shapes
 
-    def parameters(self, vocabulary_size: int, *, next_sentence: bool = False, outputs: int = 0) -> int:
-        """Returns the exact number of parameters."""
-        return count(self.parameter_shapes(vocabulary_size, next_sentence=next_sentence, outputs=outputs))
-
 
 @declaration
-class Decoder:
+class Decoder(Transformer):
     """A pre-LayerNorm causal decoder (GPT-2: Radford et al. 2019) whose head has no bias.
 
     Attributes:
-        name: Name of the model in statements and reports.
-        layers: Number of layers.
-        width: Length of a token's vector.
-        heads: Attention heads of a layer.
-        feed_forward: Width of the feed-forward part.
         positions: Rows of the position table: the longest sequence.
-        vocabulary_size: Rows of the word table; null takes the data's.
         dropout: Dropout rate in training.
-        dtype: Compute type; parameters, sums, norms and noise are always float32.
         layer_norm_eps: Constant in LayerNorm's divisor.
-        initialiser_range: Standard deviation of the initial weights.
         gelu: Form of the GELU.
-        tied: Whether the word table is also the output matrix.
-        scan: Whether layers are a loop in the compiled program; false unrolls them.
-        rematerialize: What the backward pass computes again: nothing, or the inside of each layer from its input, which alone is kept.
-        attention: How attention is computed: dpx's own formula, or jax.nn.dot_product_attention with xla or cudnn.
     """
 
-    causal: ClassVar[bool] = True
-    segments: ClassVar[int] = 0
-    position_offset: ClassVar[int] = 0
-
-    name: str
-    layers: int
-    width: int
-    heads: int
-    feed_forward: int
-    positions: int = 1024
-    vocabulary_size: int | None = None
     dropout: float = 0.0
-    dtype: Literal["float32", "bfloat16"] = "float32"
     layer_norm_eps: float = 1.0e-5
-    initialiser_range: float = 0.02
     gelu: Literal["exact", "tanh"] = "tanh"
-    tied: bool = True
-    scan: bool = True
-    rematerialize: Rematerialize = "none"
-    attention: Attention = "explicit"
 
     def __post_init__(self) -> None:
         check_sizes(self)
@@ -166,10 +109,6 @@ class Decoder:
         if outputs:
             return shapes | {"classifier/kernel": (H, outputs)}
         return shapes if self.tied else shapes | {"decoder": (V, H)}
-
-    def parameters(self, vocabulary_size: int, *, outputs: int = 0) -> int:
-        """Returns the exact number of parameters."""
-        return count(self.parameter_shapes(vocabulary_size, outputs=outputs))
 
 
 Model = Bert | Decoder | RotaryDecoder
