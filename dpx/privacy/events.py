@@ -143,43 +143,33 @@ _USE_PLD = "Use accountant=pld"
 _USE_ZERO_OUT = "Use privacy.adjacency=zero_out"
 
 # A cell holds the function that builds the event, or (reason, fix) if no event is known.
-TABLE: dict[tuple[str, str, str], Build | tuple[str, str]] = {
-    ("poisson", "zero_out", "pld"): _poisson,
-    ("poisson", "zero_out", "rdp"): _poisson,
-    ("poisson", "add_remove", "pld"): _poisson,
-    ("poisson", "add_remove", "rdp"): _poisson,
-    ("poisson", "replace_one", "pld"): _poisson,
-    ("poisson", "replace_one", "rdp"): ("Renyi accounting has no Poisson bound for replaced units", _USE_PLD),
-    ("truncated_poisson", "zero_out", "pld"): _truncated,
-    ("truncated_poisson", "zero_out", "rdp"): ("Renyi accounting has no event for truncated Poisson sampling", _USE_PLD),
-    ("truncated_poisson", "add_remove", "pld"): (
-        "the event of truncated Poisson sampling depends on N, which this relation protects",
-        _USE_ZERO_OUT,
-    ),
-    ("truncated_poisson", "add_remove", "rdp"): (
-        "the event of truncated Poisson sampling depends on N, which this relation protects",
-        _USE_ZERO_OUT,
-    ),
-    ("truncated_poisson", "replace_one", "pld"): ("the event of truncated Poisson sampling is proved under zero_out only", _USE_ZERO_OUT),
-    ("truncated_poisson", "replace_one", "rdp"): ("the event of truncated Poisson sampling is proved under zero_out only", _USE_ZERO_OUT),
-    ("fixed_size", "replace_one", "rdp"): _without_replacement,
-    ("fixed_size", "replace_one", "pld"): ("dpx knows no privacy loss distribution for fixed-size batches", "Use accountant=rdp"),
-    ("fixed_size", "zero_out", "pld"): (
-        "fixed-size batches have privacy amplification under replace_one only",
-        "Use privacy.adjacency=replace_one",
-    ),
-    ("fixed_size", "zero_out", "rdp"): (
-        "fixed-size batches have privacy amplification under replace_one only",
-        "Use privacy.adjacency=replace_one",
-    ),
-    ("fixed_size", "add_remove", "pld"): ("a fixed batch size reveals N", "Use privacy.adjacency=replace_one"),
-    ("fixed_size", "add_remove", "rdp"): ("a fixed batch size reveals N", "Use privacy.adjacency=replace_one"),
-    ("group", "zero_out", "pld"): _mixture,
-    ("group", "zero_out", "rdp"): ("Renyi accounting has no mixture event for units of several rows", _USE_PLD),
-    ("group", "add_remove", "pld"): _mixture,
-    ("group", "add_remove", "rdp"): ("Renyi accounting has no mixture event for units of several rows", _USE_PLD),
-    ("group", "replace_one", "pld"): ("the mixture event is not proved for replaced units", _USE_ZERO_OUT),
-    ("group", "replace_one", "rdp"): ("the mixture event is not proved for replaced units", _USE_ZERO_OUT),
+Cell = Build | tuple[str, str]
+_HIDES_SIZE = ("the event of truncated Poisson sampling depends on N, which this relation protects", _USE_ZERO_OUT)
+_ONLY_ZERO_OUT = ("the event of truncated Poisson sampling is proved under zero_out only", _USE_ZERO_OUT)
+_ONLY_REPLACED = ("fixed-size batches have privacy amplification under replace_one only", "Use privacy.adjacency=replace_one")
+_NO_LOSSES = ("dpx knows no privacy loss distribution for fixed-size batches", "Use accountant=rdp")
+_SHOWS_SIZE = ("a fixed batch size reveals N", "Use privacy.adjacency=replace_one")
+_NO_MIXTURE = ("Renyi accounting has no mixture event for units of several rows", _USE_PLD)
+_NOT_REPLACED = ("the mixture event is not proved for replaced units", _USE_ZERO_OUT)
+# By sampling and relation: the cells of pld and of rdp.
+_SAMPLED: dict[tuple[str, str], tuple[Cell, Cell]] = {
+    ("poisson", "zero_out"): (_poisson, _poisson),
+    ("poisson", "add_remove"): (_poisson, _poisson),
+    ("poisson", "replace_one"): (_poisson, ("Renyi accounting has no Poisson bound for replaced units", _USE_PLD)),
+    ("truncated_poisson", "zero_out"): (_truncated, ("Renyi accounting has no event for truncated Poisson sampling", _USE_PLD)),
+    ("truncated_poisson", "add_remove"): (_HIDES_SIZE, _HIDES_SIZE),
+    ("truncated_poisson", "replace_one"): (_ONLY_ZERO_OUT, _ONLY_ZERO_OUT),
+    ("fixed_size", "zero_out"): (_ONLY_REPLACED, _ONLY_REPLACED),
+    ("fixed_size", "add_remove"): (_SHOWS_SIZE, _SHOWS_SIZE),
+    ("fixed_size", "replace_one"): (_NO_LOSSES, _without_replacement),
+    ("group", "zero_out"): (_mixture, _NO_MIXTURE),
+    ("group", "add_remove"): (_mixture, _NO_MIXTURE),
+    ("group", "replace_one"): (_NOT_REPLACED, _NOT_REPLACED),
+}
+TABLE: dict[tuple[str, str, str], Cell] = {
+    (kind, adjacency, accountant): cell
+    for (kind, adjacency), cells in _SAMPLED.items()
+    for accountant, cell in zip(("pld", "rdp"), cells, strict=True)
 }
 
 # Here every unit takes part once, with certainty.
@@ -222,12 +212,7 @@ TABLE[("slot_revealed", "zero_out_text", "deterministic")] = _gaussian
 
 def event(release: Release, adjacency: str, accountant: str) -> Event:
     """Returns the event that `accountant` composes for `release`; raises `ConfigError` if no bound is known."""
-    require(
-        accountant in ACCOUNTANTS,
-        f"accountant={accountant}",
-        "is not an accountant that proves a bound",
-        "Use pld or rdp",
-    )
+    require(accountant in ACCOUNTANTS, f"accountant={accountant}", "is not an accountant that proves a bound", "Use pld or rdp")
     require(adjacency in RELATION, f"adjacency={adjacency}", "is not a neighbouring relation", f"Use one of {', '.join(RELATION)}")
     # A shift of the discrete Gaussian by whole steps has the Gaussian's moments of the density ratio at integer orders (Canonne,
     # Kamath, Steinke 2020, proposition 5 and its proof), and so the same Poisson-sampled divergences there; nothing else is proved.

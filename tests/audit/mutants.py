@@ -377,9 +377,9 @@ MUTANTS = (
     Mutant(
         "mixture event replaced by the row event",
         EVENTS,
-        "TABLE",
-        '("group", "zero_out", "pld"): _mixture',
-        '("group", "zero_out", "pld"): _poisson',
+        "_SAMPLED",
+        '("group", "zero_out"): (_mixture, _NO_MIXTURE)',
+        '("group", "zero_out"): (_poisson, _NO_MIXTURE)',
         "tests/privacy/test_events.py::test_a_unit_of_rows_costs_between_its_rows_apart_and_always_together",
     ),
     Mutant(
