@@ -1,9 +1,13 @@
 """Command lines composed and built once: Hydra takes a fifth of a second for each, and the result is immutable."""
 
+import contextlib
+from collections.abc import Iterator
 from functools import cache
 from typing import Any
 
-from omegaconf import OmegaConf
+from hydra.core.hydra_config import HydraConfig
+from hydra.core.singleton import Singleton
+from omegaconf import DictConfig, OmegaConf
 
 from dpx import config
 from dpx.config import recipes
@@ -14,3 +18,14 @@ def composed(*overrides: str) -> tuple[Any, Any, str]:
     """(experiment, job, resolved config as YAML)."""
     cfg = recipes.compose(list(overrides))
     return *config.build(cfg), OmegaConf.to_yaml(OmegaConf.create(config.resolved(cfg)))
+
+
+@contextlib.contextmanager
+def in_command(cfg: DictConfig) -> Iterator[None]:
+    """Within it `cfg`, with Hydra's node, is the config of the command that runs, set as Hydra sets it."""
+    before = Singleton.get_state()
+    HydraConfig.instance().set_config(cfg)
+    try:
+        yield
+    finally:
+        Singleton.set_state(before)

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hydra.core.hydra_config import HydraConfig
+from hydra.conf import HydraConf, JobConf
 from hydra.errors import MissingConfigException
 from omegaconf import OmegaConf
 
@@ -20,6 +20,7 @@ from dpx.launch import command
 from dpx.launch.elsewhere import PointFailed
 from dpx.launch.launcher import Launcher
 from dpx.launch.refused import NoteFolders
+from tests.composed import in_command
 from tests.processes import environment, micro_run
 
 # State, score, and the error of a point as text and itself.
@@ -39,27 +40,27 @@ def sweep(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def _recorded(launcher: Launcher, number: int, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def _recorded(launcher: Launcher, number: int, folder: Path) -> None:
     state, score, words, failure = POINTS[number]
-    monkeypatch.setattr(HydraConfig, "get", lambda: OmegaConf.create({"job": {"num": number}}))
     console.answer({"of": number})
-    launcher._record(folder / str(number), (f"steps={number}",), state, score, failure and (words, failure))
+    with in_command(OmegaConf.create({"hydra": HydraConf(job=JobConf(num=number))})):
+        launcher._record(folder / str(number), (f"steps={number}",), state, score, failure and (words, failure))
 
 
-def test_a_pickled_launcher_tells_what_its_points_came_to(sweep: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
+def test_a_pickled_launcher_tells_what_its_points_came_to(sweep: Path, capsys: Any) -> None:
     here, launcher = Launcher(), Launcher()
     copies = [pickle.loads(pickle.dumps(launcher)) for _ in POINTS]
     # A copy may be pickled again, as when Slurm resubmits a job.
     copies[2] = pickle.loads(pickle.dumps(copies[2]))
     assert len(list(sweep.iterdir())) == 1
     for number in (2, 0, 1):
-        _recorded(copies[number], number, sweep, monkeypatch)
+        _recorded(copies[number], number, sweep)
     assert capsys.readouterr().out == ""
     launcher.gather()
     launcher.gather()
     elsewhere = capsys.readouterr().out
     for number in range(len(POINTS)):
-        _recorded(here, number, sweep, monkeypatch)
+        _recorded(here, number, sweep)
     assert elsewhere == capsys.readouterr().out and json.loads(elsewhere.splitlines()[2])["answer"] == {"of": 2}
     assert launcher.outcomes == here.outcomes and launcher.is_sweep and not launcher.is_search
     assert [type(error) for error in launcher.failures] == [ConfigError, PointFailed]
@@ -69,11 +70,11 @@ def test_a_pickled_launcher_tells_what_its_points_came_to(sweep: Path, monkeypat
     assert not list(sweep.iterdir())
 
 
-def test_a_point_that_outlives_its_command_leaves_no_file(sweep: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_point_that_outlives_its_command_leaves_no_file(sweep: Path) -> None:
     launcher = Launcher()
     copy = pickle.loads(pickle.dumps(launcher))
     launcher.gather()
-    _recorded(copy, 0, sweep, monkeypatch)
+    _recorded(copy, 0, sweep)
     assert not list(sweep.iterdir())
 
 

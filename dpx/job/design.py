@@ -30,8 +30,9 @@ BATCHES = "losses were measured at a physical batch of {:,.0f}; that a batch of 
 class Design:
     """Writes tables, a picture and `release/experiment/design.yaml`, an experiment that runs as it is, for the best configuration.
 
-    delta is `privacy.delta`. Of a classification task, the experiment of the command is designed, from measured runs of fine-tuning. Raises
-    `ConfigError` for a number that is not positive, and where nothing inside the measured grid fits.
+    delta is `privacy.delta`; the noise of a design is solved on the grid of `accountant.value_discretization_interval`. Of a classification
+    task, the experiment of the command is designed, from measured runs of fine-tuning. Raises `ConfigError` for a number that is not
+    positive, and where nothing inside the measured grid fits.
 
     Attributes:
         epsilon: The privacy budget; inf means no privacy.
@@ -125,7 +126,8 @@ class Design:
         _require_length(float(measured.sequence_length[0]), self.base, base.data.sequence_length)
         grid = grid_of(measured)
         surface = surface_of(grid, float(measured.batch_size[0]), float(measured.sequence_length[0]), reach=self.reach).for_epsilon(epsilon)
-        budget = design.Budget(compute, size, epsilon, experiment.privacy.delta)
+        coarse = experiment.accountant.value_discretization_interval
+        budget = design.Budget(compute, size, epsilon, experiment.privacy.delta, coarse)
         designs, asked = design.best_of_each_model(surface, budget)
         best = designs[0]
         notes = [f"left out of the grid: {line}" for line in (*not_read, *grid.left_out)]
@@ -254,6 +256,10 @@ def experiment_file(best: Any, base: str, size: int, rate: float, experiment: Ex
         "noise": {"noise_batch_ratio": ratio},
         "hydra": {"mode": "RUN"},
     }
+    coarse = experiment.accountant.value_discretization_interval
+    if coarse is not None:
+        # On a finer grid the experiment would have a little less epsilon than it was designed for.
+        values["accountant"] = {"value_discretization_interval": coarse}
     paths = getattr(experiment.data.source, "paths", None)
     if paths is not None:
         overrides["/data"] = experiment.data.name

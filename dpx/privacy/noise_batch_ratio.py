@@ -33,14 +33,21 @@ class NoiseBatchRatio:
 
 
 def noise_batch_ratio(
-    size: Real, batch_size: Real, steps: int, *, epsilon: Real, delta: float, interval: float | None = None
+    size: Real,
+    batch_size: Real,
+    steps: int,
+    *,
+    epsilon: Real,
+    delta: float,
+    interval: float | None = None,
+    coarse: float | None = None,
 ) -> NoiseBatchRatio:
     """Returns the smallest noise over batch size for (epsilon, delta) under zero_out, by PLD.
 
-    `interval` has the same meaning as in `dpx.privacy.solve.solve`.
+    `interval` and `coarse` have the same meaning as in `dpx.privacy.solve.solve`.
     """
     release = Release(noise_multiplier=1.0, sampling_probability=min(1.0, batch_size / size))
-    poisson = solve.solve([(release, steps)], epsilon=epsilon, delta=delta, interval=interval)
+    poisson = solve.solve([(release, steps)], epsilon=epsilon, delta=delta, interval=interval, coarse=coarse)
     participations = math.ceil(steps * batch_size / size)
     deterministic = math.sqrt(participations) / closed_form.mu(epsilon, delta)
     return NoiseBatchRatio(batch_size, poisson, deterministic, participations)

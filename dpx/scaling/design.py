@@ -21,12 +21,13 @@ from dpx.scaling.vulnerability import excess_by_profiles
 
 @dataclasses.dataclass(frozen=True)
 class Budget:
-    """A budget: FLOPs (6 M B S T), protected records and (epsilon, delta)."""
+    """A budget: FLOPs (6 M B S T), protected records and (epsilon, delta), and the grid on which noise is solved (`Calibration`)."""
 
     compute: float
     size: int
     epsilon: float
     delta: float
+    coarse: float | None = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -64,7 +65,7 @@ def best_of_each_model(surface: Surface, budget: Budget) -> tuple[list[Design], 
 
     Raises `ConfigError` where none does.
     """
-    calibration = Calibration(budget.epsilon, budget.delta)
+    calibration = Calibration(budget.epsilon, budget.delta, budget.coarse)
     asked = search(surface, calibration, budget)
     near = set(asked.near().tolist())
     designs = []

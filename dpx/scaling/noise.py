@@ -21,10 +21,14 @@ NODES_A_DECADE = 2
 
 @dataclasses.dataclass(frozen=True)
 class Calibration:
-    """Noise-batch ratios at one (epsilon, delta). An `epsilon` of inf means no noise: a ratio of 0 by the branch "none"."""
+    """Noise-batch ratios at one (epsilon, delta). An `epsilon` of inf means no noise: a ratio of 0 by the branch "none".
+
+    `coarse` is the width of the grid on which a chosen configuration is solved, as in `dpx.privacy.solve.solve`.
+    """
 
     epsilon: float | int
     delta: float
+    coarse: float | None = None
 
     def __post_init__(self) -> None:
         require(
@@ -50,7 +54,7 @@ class Calibration:
 
     def exact(self, size: float | int, batch_size: float | int, steps: int) -> NoiseBatchRatio:
         """Returns the ratio of one setting, with both branches solved exactly instead of interpolated."""
-        return noise_batch_ratio(size, batch_size, steps, epsilon=self.epsilon, delta=self.delta)
+        return noise_batch_ratio(size, batch_size, steps, epsilon=self.epsilon, delta=self.delta, coarse=self.coarse)
 
     def _poisson(self, q: np.ndarray, steps: np.ndarray) -> np.ndarray:
         """Returns noise multipliers, interpolated between solved nodes.

@@ -7,7 +7,6 @@ import pytest
 from dpx.config import build, recipes
 from dpx.declaration import ConfigError
 from dpx.job.design import Design
-from dpx.privacy import loss_grid
 from dpx.run_folder import RunFolder
 from dpx.scaling import noise
 from dpx.scaling.design import Budget, doubled
@@ -18,17 +17,10 @@ from dpx.scaling.surface import surface_of
 from tests.scaling.synthetic import form_l2, measured
 
 BASE = ["+experiment=laptop/mckenna_grid", "hydra.mode=RUN", "data=text", "data.source.paths=x", "job=design"]
+# Noise is solved for many settings.
+COARSE = "+accountant.value_discretization_interval=5e-3"
 BUDGET = ["design.epsilon=8", "design.size=20000"]
 PARAMETERS = {"width_16": 24_848.0, "width_32": 61_472.0, "width_64": 173_120.0}
-
-
-@pytest.fixture(scope="module", autouse=True)
-def coarse_grid(tmp_path_factory):
-    """Noise is solved for many settings, on grids that no option names: here on a coarse one, whose solved values have their own cache."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(loss_grid, "grid", lambda *_: 5e-3)
-        patch.setenv("DPX_CACHE", str(tmp_path_factory.mktemp("calibration")))
-        yield
 
 
 @pytest.fixture(scope="module")
@@ -37,7 +29,7 @@ def designed(tmp_path_factory):
     path = tmp_path_factory.mktemp("design")
     measured(form_l2, deviation=0.01, parameters=PARAMETERS).write(path / "losses.csv")
     options = [f"design.measurements={path / 'losses.csv'}", "design.compute=4e11", "privacy.delta=1e-6"]
-    experiment, job = build(recipes.compose([*BASE, *BUDGET, *options]))
+    experiment, job = build(recipes.compose([*BASE, COARSE, *BUDGET, *options]))
     folder = RunFolder(path / "run", "")
     with pytest.MonkeyPatch.context() as patch:
         # The search may do with central-limit noise (tests/scaling/test_noise.py has the solved one); what is designed is solved exactly.
@@ -66,6 +58,7 @@ def test_the_file_plans_as_it_was_designed(designed):
     plan = job.document(experiment)
     assert plan.noise_multiplier == pytest.approx(best["sigma"], rel=1e-6) and plan.steps == best["steps"]
     assert plan.epsilon[{"poisson": "pld"}.get(best["sampler"], best["sampler"])] == pytest.approx(8, rel=2e-3)
+    assert experiment.accountant.value_discretization_interval == 5e-3
     assert experiment.model.name == best["model"] and experiment.sampler.name == best["sampler"]
 
 
@@ -88,14 +81,14 @@ def test_the_file_plans_as_it_was_designed(designed):
     ],
 )
 def test_what_cannot_be_designed_is_refused(options, key, tmp_path):
-    experiment, _ = build(recipes.compose(BASE))
+    experiment, _ = build(recipes.compose([*BASE, COARSE]))
     with pytest.raises(ConfigError, match=key):
         Design(**({"epsilon": 8.0, "size": 20000} | options))(experiment, RunFolder(tmp_path, ""))
 
 
 def test_without_a_table_of_ones_own_the_losses_that_come_with_dpx_are_used_and_named(tmp_path, monkeypatch):
     monkeypatch.setattr(noise, "_node", lambda *_: 0.0)
-    experiment, _ = build(recipes.compose(BASE))
+    experiment, _ = build(recipes.compose([*BASE, COARSE]))
     Design(epsilon=8.0, size=200_000, compute=1e12)(experiment, RunFolder(tmp_path, ""))
     table = json.loads((tmp_path / "release" / "design.json").read_text())["tables"][0]
     assert {row["model"] for row in table["rows"]} <= {f"width_{width}" for width in (16, 32, 64, 96, 128)}
@@ -106,7 +99,7 @@ def test_of_a_model_that_is_no_option_the_tables_alone_are_written(tmp_path, mon
     monkeypatch.setattr(noise, "_node", lambda *_: 0.0)
     named = {f"of_mine_{number}": value for number, value in enumerate(PARAMETERS.values())}
     measured(form_l2, deviation=0.01, parameters=named).write(tmp_path / "losses.csv")
-    experiment, _ = build(recipes.compose([*BASE[:2], "data=synthetic", "job=design"]))
+    experiment, _ = build(recipes.compose([*BASE[:2], COARSE, "data=synthetic", "job=design"]))
     Design(epsilon=8.0, size=20_000, compute=4e11, measurements=str(tmp_path / "losses.csv"))(experiment, RunFolder(tmp_path, ""))
     assert (tmp_path / "release" / "design.json").is_file() and not (tmp_path / "release" / "experiment").exists()
     shown = capsys.readouterr().out

@@ -6,7 +6,6 @@ from pathlib import Path
 from unittest.mock import Mock
 
 import pytest
-from hydra.core.hydra_config import HydraConfig
 
 from dpx import config
 from dpx.claim import agreement
@@ -20,6 +19,7 @@ from dpx.records import to_json
 from dpx.results import Results, write_results
 from dpx.run_folder import Status, write_json
 from dpx.tuning.study import Study
+from tests.composed import in_command
 from tests.tuning.made_up import DRAWN, STEPS, begin, enter, experiment, folder_of, stated, trial, units_of
 
 
@@ -256,12 +256,11 @@ def test_a_point_that_was_trained_before_its_search_is_charged_by_it(tmp_path: P
     monkeypatch.setattr("dpx.launch.launcher.build", lambda cfg: (of, None))
     monkeypatch.setattr("dpx.launch.launcher.prepare", lambda data, privacy: None)
     command = recipes.compose(["+experiment=laptop/anil_tune_32k", "hydra/sweeper=basic"], with_hydra=True)
-    monkeypatch.setattr(HydraConfig.instance(), "cfg", None)
-    HydraConfig.instance().set_config(command)
     launcher = launch.Launcher()
     launcher.is_sweep = True
-    for _ in range(2):
-        launcher._adopt(command, folder, status, ("a=1",))
+    with in_command(command):
+        for _ in range(2):
+            launcher._adopt(command, folder, status, ("a=1",))
     (adopted,) = Study(tmp_path, of.name).trials()
     assert (adopted.folder, adopted.state, adopted.score, adopted.point) == (folder.name, "finished", 0.4, ("a=1",))
     assert Ledger(folder / LEDGER).trials == [TrialOf(study=of.name, charge="composition")], "what begins from it learns that it was chosen"
