@@ -8,6 +8,7 @@ records, each record has a field `kind` with a different constant, and the reade
 
 import dataclasses
 import functools
+import json
 import types
 import typing
 from collections.abc import Mapping, Sequence
@@ -166,3 +167,12 @@ def _listed(names: Sequence[Any]) -> str:
 
 def _several(names: Sequence[str]) -> str:
     return f"the field{'s' if len(names) > 1 else ''} {', '.join(names)}"
+
+
+def as_written(lines: Sequence[Any], kind: Any, where: Any) -> tuple[list[Any], list[Any]]:
+    """Returns lines of a file as JSON, and as they will be read from it: its reader takes these, so that nothing is known that a kill could
+    lose."""
+    nodes = [to_json(line) for line in lines]
+    read = [from_json(kind, json.loads(json.dumps(node)), where) for node in nodes]
+    assert read == list(lines), "what is written would be read as something else"
+    return nodes, read

@@ -8,7 +8,6 @@ the same bits and is charged once; an entry in several epochs or branches is cha
 """
 
 import dataclasses
-import json
 import os
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -26,7 +25,7 @@ from dpx.privacy.segments import decode as decode
 from dpx.privacy.segments import rows_clipped_apart as rows_clipped_apart
 from dpx.privacy.segments import until as until
 from dpx.privacy.unit_facts import UnitFacts
-from dpx.records import from_json, to_json
+from dpx.records import as_written, from_json
 from dpx.sampler import IN_EPOCHS, steps_per_epoch
 
 # Since 6, rows are drawn by the shards of `dpx.sampler.poisson`. A ledger in format 5 has the same lines, so it is read, but its run
@@ -240,9 +239,7 @@ class Ledger:
 
     def _add(self, *further: Line) -> None:
         """Writes lines and then takes what they say, in that order, so that nothing is known here that a kill could lose."""
-        nodes = [to_json(line) for line in further]
-        read = [from_json(Line, json.loads(json.dumps(node)), self.path) for node in nodes]
-        assert read == list(further), "what is written would be read as something else"
+        nodes, read = as_written(further, Line, self.path)
         self._require_follow(further)
         self._chain.append(nodes)
         for line in read:

@@ -21,9 +21,15 @@ def steps_per_epoch(sampling_probability: float) -> int:
     return math.ceil(1 / sampling_probability * (1 - 1e-12))
 
 
+@declaration
 class _InPasses(Sampler):
-    """The base class of samplers in epochs: step t is slot t mod ceil(N/B) of its epoch, and each row appears once in an epoch."""
+    """The base class of samplers in epochs: step t is slot t mod ceil(N/B) of its epoch, and each row appears once in an epoch.
 
+    Attributes:
+        assumed: poisson also reports the epsilon that Poisson sampling would give, as unsupported; null does not.
+    """
+
+    assumed: Assumed = None
     needs_one_batch_size: ClassVar[bool] = True
 
     def draw(self, size: int, sampling_probability: float, generator_for: GeneratorFor, step: int) -> np.ndarray:
@@ -44,26 +50,16 @@ class _InPasses(Sampler):
 
 @declaration
 class Shuffled(_InPasses):
-    """Draws rows by passes over the data in a fresh random order, ceil(N/B) steps each.
+    """Draws rows by passes over the data in a fresh random order, ceil(N/B) steps each."""
 
-    Attributes:
-        assumed: poisson also reports the epsilon that Poisson sampling would give, as unsupported; null does not.
-    """
-
-    assumed: Assumed = None
     name: Literal["shuffled"] = "shuffled"
     explanation: ClassVar[str] = "every epoch reads the {drawn}s in a fresh random order; no protection is claimed from the order"
 
 
 @declaration
 class Deterministic(_InPasses):
-    """Draws rows by passes over the data in its stored order, ceil(N/B) steps each.
+    """Draws rows by passes over the data in its stored order, ceil(N/B) steps each."""
 
-    Attributes:
-        assumed: poisson also reports the epsilon that Poisson sampling would give, as unsupported; null does not.
-    """
-
-    assumed: Assumed = None
     name: Literal["deterministic"] = "deterministic"
     explanation: ClassVar[str] = "every epoch reads the {drawn}s in a fixed order; no protection is claimed from sampling"
 
@@ -73,13 +69,8 @@ class Deterministic(_InPasses):
 
 @declaration
 class BallsInBins(_InPasses):
-    """Assigns every row, in each epoch, to one of the epoch's ceil(N/B) steps, independently and uniformly.
+    """Assigns every row, in each epoch, to one of the epoch's ceil(N/B) steps, independently and uniformly."""
 
-    Attributes:
-        assumed: poisson also reports the epsilon that Poisson sampling would give, as unsupported; null does not.
-    """
-
-    assumed: Assumed = None
     name: Literal["balls_in_bins"] = "balls_in_bins"
     explanation: ClassVar[str] = "each {drawn} is assigned to one random step of each epoch; no protection is claimed from that"
 

@@ -20,7 +20,7 @@ from dpx.durable import locked, make_private, write_durably
 from dpx.privacy.chain import Chain, Mark, mark_of
 from dpx.privacy.lines import SealedStatementLine, StatedLine
 from dpx.privacy.segments import Segments
-from dpx.records import from_json, to_json
+from dpx.records import as_written, from_json, to_json
 from dpx.run_folder import RunFolder, read_json, write_json
 from dpx.tuning import lines
 from dpx.tuning.declarations import Budget, Tune
@@ -94,9 +94,7 @@ class Record:
 
     def note(self, *further: Line) -> None:
         """Adds lines; on disk when this returns."""
-        nodes = [to_json(line) for line in further]
-        read: list[Line] = [from_json(Line, json.loads(json.dumps(node)), self.path) for node in nodes]
-        assert read == list(further), "what is written would be read as something else"
+        nodes, read = as_written(further, Line, self.path)
         self.chain.append(nodes)
         for line in read:
             self._take(line)
