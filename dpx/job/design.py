@@ -6,6 +6,7 @@ A classification task is designed from measured runs of fine-tuning (`dpx.job.de
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import yaml
 
 from dpx.console import answer, wide_console
@@ -115,8 +116,6 @@ class Design:
 
     def _designed(self, experiment: Experiment, base: Any, epsilon: float, size: int, compute: float) -> tuple[list[Table], Any, float]:
         """Returns tables, the best design and the learning rate that won at the node next to it."""
-        import numpy as np
-
         from dpx.scaling import design
         from dpx.scaling.runs import load, shipped
         from dpx.scaling.smoothing import grid_of
@@ -140,8 +139,6 @@ class Design:
         return tables, best, float(grid.rates_MRT[m, r, t])
 
     def _tables(self, surface: Any, budget: Any, designs: list[Any], asked: Any, more: list[str]) -> list[Table]:
-        import numpy as np
-
         from dpx.scaling import design
 
         best = designs[0]

@@ -17,6 +17,7 @@ from dpx.declaration import ConfigError, declaration
 from dpx.experiment import Experiment
 from dpx.job.account import UNCHECKED
 from dpx.job.summary import accuracy_of
+from dpx.privacy.origins import VERDICTS, charged_in, in_words
 from dpx.records import to_json
 from dpx.run_folder import RunFolder, write_json
 from dpx.table import Table
@@ -171,7 +172,6 @@ def explain(experiment: Experiment, size: int, stated: AnyRun | None, begins_fro
     """
     from dpx.claim.calibration import calibrate
     from dpx.claim.statement import build
-    from dpx.privacy.origins import charged_in
 
     if not experiment.is_private or _is_not_private(stated):
         words = ["This run is not private: mechanism=none adds no noise, and the model may repeat any of its training text."]
@@ -254,8 +254,6 @@ def _stated_epsilon(statement: RunStatement, accountant: str) -> float:
 
 def _start(origins: Sequence[Any], alone: float) -> list[str]:
     """Returns the lines about the origins of the run."""
-    from dpx.privacy.origins import in_words
-
     if not origins:
         return []
     sentences = [f"It does not start from random parameters but from {in_words(one)}." for one in origins]
@@ -266,8 +264,6 @@ def _audit(audit: Any) -> list[str]:
     """Returns the lines about the audit's canaries in the run."""
     if audit is None:
         return ["Audit: none in this run; job=audit attacks its mechanism."]
-    from dpx.privacy.origins import VERDICTS
-
     planted = f"{audit.canaries.gradients:,} gradient canaries and {audit.canaries.sequences:,} sequences"
     return [
         f"Audit: {planted} are in or out by secret coins; the run fails if the lower bound on epsilon that they prove exceeds the claim.",

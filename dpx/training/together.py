@@ -10,6 +10,7 @@ from typing import Any
 
 import jax
 import numpy as np
+from jax.experimental import multihost_utils
 
 from dpx.clipping.frozen import merged
 from dpx.init import weights
@@ -95,8 +96,6 @@ def on_hosts(tree: Any) -> Any:
     """Returns the leaves of `tree` as they are for one process, and whole, as NumPy arrays on every host, for several."""
     if team().is_alone:
         return tree
-    from jax.experimental import multihost_utils
-
     return multihost_utils.process_allgather(tree, tiled=True)
 
 
@@ -127,6 +126,4 @@ def _from_owner(start: Any) -> Any:
     """Returns the arrays that process 0 has as `start`; in other processes they have the same shapes."""
     if start is None or team().is_alone:
         return start
-    from jax.experimental import multihost_utils
-
     return jax.tree.map(np.asarray, multihost_utils.broadcast_one_to_all(start))
