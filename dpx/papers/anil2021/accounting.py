@@ -47,37 +47,17 @@ class AnilAccounting:
 
     def batches(self) -> Table:
         """Returns a table with one row per batch size."""
-        columns = (
-            "batch size",
-            "sigma (rdp)",
-            "sigma / batch",
-            "epochs",
-            "epsilon (rdp)",
-            "epsilon (pld)",
-            "sigma (pld)",
-            "sigma (gdp_clt)",
-            "sigma known (rdp)",
-            "difference",
-        )
         rows = []
         for batch in self.batch_sizes:
             stages = [(batch / self.size, self.steps)]
             sigma = self._sigma(stages)
-            rows.append(
-                (
-                    batch,
-                    sigma,
-                    sigma / batch,
-                    batch * self.steps / self.size,
-                    self._epsilon(stages, sigma, "rdp"),
-                    self._epsilon(stages, sigma, "pld"),
-                    self._sigma(stages, "pld"),
-                    gdp_clt_noise_multiplier(stages, epsilon=self.epsilon, delta=self.delta),
-                    *self._known(str(batch), sigma),
-                )
-            )
+            row = {"batch size": batch, "sigma (rdp)": sigma, "sigma / batch": sigma / batch, "epochs": batch * self.steps / self.size}
+            row |= {f"epsilon ({name})": self._epsilon(stages, sigma, name) for name in ("rdp", "pld")}
+            row |= {"sigma (pld)": self._sigma(stages, "pld")}
+            row |= {"sigma (gdp_clt)": gdp_clt_noise_multiplier(stages, epsilon=self.epsilon, delta=self.delta)}
+            rows.append(row | dict(zip(("sigma known (rdp)", "difference"), self._known(str(batch), sigma), strict=True)))
         notes = ("gdp_clt is an approximation and bounds nothing: at its noise the true epsilon is above the target",)
-        return Table("sigma_by_batch", columns, tuple(rows), f"noise for epsilon {self.epsilon} at delta {self.delta}", notes)
+        return Table.from_rows("sigma_by_batch", rows, f"noise for epsilon {self.epsilon} at delta {self.delta}", notes)
 
     def schedules(self) -> Table:
         """Returns a table with one row per reading of the batch schedule."""

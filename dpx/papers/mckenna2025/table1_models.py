@@ -35,26 +35,15 @@ class MckennaTable1Models(Positive):
             for vocabulary in self.vocabulary_sizes:
                 tied = model.parameters(vocabulary)
                 both = model.parameters(vocabulary, next_sentence=True)
-                shape = (name, vocabulary, model.layers, model.heads, model.width)
-                rows.append((*shape, printed, self.table_4[name], tied, both, tied + vocabulary * model.width, tied / self.table_4[name]))
-        columns = (
-            "model",
-            "vocabulary",
-            "layers",
-            "heads",
-            "width",
-            "table_1",
-            "table_4",
-            "exact",
-            "with_next_sentence",
-            "untied",
-            "ratio",
-        )
+                row = {"model": name, "vocabulary": vocabulary, "layers": model.layers, "heads": model.heads, "width": model.width}
+                row |= {"table_1": printed, "table_4": self.table_4[name]}
+                row |= {"exact": tied, "with_next_sentence": both, "untied": tied + vocabulary * model.width}
+                rows.append(row | {"ratio": tied / self.table_4[name]})
         notes = (
             "Mega is printed as 778M in Table 1, 729M in Table 4 and 784M in the text; untied, it would be near the larger two",
             "Small is printed with 4 heads, the released model has 8; the count is the same. The vocabulary is not stated",
         )
-        models = Table("models", columns, tuple(rows), "printed parameters beside exact counts", notes)
+        models = Table.from_rows("models", rows, "printed parameters beside exact counts", notes)
         return [models, verdict_table(judged(models.as_json()["rows"]))]
 
 
