@@ -11,6 +11,7 @@ from typing import Any, Literal
 from dpx.claim import outside_code
 from dpx.declaration import require
 from dpx.privacy.chain import Mark
+from dpx.privacy.lines import AuditBound
 from dpx.privacy.origins import Beginning, VocabularyFacts
 from dpx.privacy.segments import Segment
 from dpx.privacy.unit_facts import UnitFacts
@@ -155,20 +156,6 @@ class CanaryCounts:
 
     gradients: int = described("Gradient canaries.")
     sequences: int = described("Sequences.")
-
-
-@record
-class AuditBound:
-    """Holds the lower bound on epsilon that the audit proved."""
-
-    score: str = described("What the canaries were scored by.")
-    estimator: str = described("How the bound follows from the guesses.")
-    guesses: int = described("Number of guesses.")
-    correct: int = described("Number of guesses that were right.")
-    delta: float = described("Delta of the bound and of the claim.")
-    error: float | None = described("Probability that the bound is wrong.")
-    epsilon: float | None = described("The lower bound.")
-    claim: float | None = described("Epsilon that is claimed at this delta.")
 
 
 @record

@@ -13,7 +13,6 @@ from dpx.claim.caveats import NOT_COVERED as NOT_COVERED
 from dpx.claim.caveats import assumptions, not_covered, unsupported, vocabulary_source
 from dpx.claim.document import (
     AnyRun,
-    AuditBound,
     AuditFacts,
     CanaryCounts,
     MechanismFacts,
@@ -34,7 +33,7 @@ from dpx.privacy.closed_form import joint
 from dpx.privacy.event_json import describe as describe
 from dpx.privacy.event_json import restore as restore
 from dpx.privacy.ledger import Ledger
-from dpx.privacy.lines import Verdict
+from dpx.privacy.lines import AuditBound, Verdict
 from dpx.privacy.origins import Origin, VocabularyFacts
 from dpx.privacy.unit_facts import UnitFacts
 from dpx.records import from_json

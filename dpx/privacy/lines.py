@@ -79,8 +79,8 @@ class Plan:
 
 
 @record
-class LowerBound:
-    """A lower bound on epsilon by an audit, beside the claimed epsilon at the same delta; infinite values are null."""
+class AuditBound:
+    """Holds a lower bound on epsilon by an audit, beside the claimed epsilon at the same delta; infinite values are null."""
 
     score: str = described("What the canaries were scored by.")
     estimator: str = described("How the bound follows from the guesses.")
@@ -88,8 +88,14 @@ class LowerBound:
     correct: int = described("Number of guesses that were right.")
     delta: float = described("Delta of the bound and of the claim.")
     error: float | None = described("Probability that the bound is wrong; null of an estimate, which proves nothing.")
-    epsilon: float | None = described("The lower bound itself.")
+    epsilon: float | None = described("The lower bound.")
     claim: float | None = described("Epsilon that is claimed at this delta.")
+
+
+@record
+class LowerBound(AuditBound):
+    """A lower bound, and what follows from it."""
+
     guarantee: bool = described("Whether the bound holds for this number of guesses; if not, it decides nothing.")
     refutes: bool = described("Whether the bound exceeds the claim, so that the claim is false.")
 
