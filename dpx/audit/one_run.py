@@ -69,12 +69,12 @@ def epsilon_lower_bound(guesses: Guesses, delta: float, error: float) -> float:
     return largest_refuted(lambda epsilon: p_value(guesses, epsilon, delta) < error)
 
 
-def largest_refuted(is_refuted, largest: float = LARGEST, resolution: float = RESOLUTION) -> float:
+def largest_refuted(is_refuted, largest: float = LARGEST) -> float:
     """Returns the largest value up to `largest` for which the monotone `is_refuted` holds, rounded down; 0 if no value is refuted."""
     if not is_refuted(0.0):
         return 0.0
     low, high = 0.0, largest
-    for _ in range(math.ceil(math.log2(largest / resolution))):
+    for _ in range(math.ceil(math.log2(largest / RESOLUTION))):
         middle = (low + high) / 2
         low, high = (middle, high) if is_refuted(middle) else (low, middle)
     return low

@@ -51,9 +51,9 @@ def statement_of(node: dict[str, Any], path: Path, fix: str = FIX) -> Statement:
     return statement
 
 
-def read_run_statement(path: Path, fix: str = FIX) -> AnyRun:
+def read_run_statement(path: Path) -> AnyRun:
     """Returns the statement of a run at `path`; raises `ConfigError` as `read_statement` does, and for the statement of a search."""
-    statement = read_statement(path, fix)
+    statement = read_statement(path)
     if isinstance(statement, StudyStatement):
         raise ConfigError(path, "is not the statement of one run, as that of a search's winner", "Read the file itself")
     return statement

@@ -102,15 +102,15 @@ def saturating_compute(computes: np.ndarray, losses: np.ndarray, tolerance: floa
     return float(computes[known][np.argmax(losses[known] <= (1 + tolerance) * losses[known][-1])])
 
 
-def ends_flat(computes: np.ndarray, losses: np.ndarray, tolerance: float = NEAR) -> bool:
-    """Returns whether the last doubling of compute gains less than `tolerance`.
+def ends_flat(computes: np.ndarray, losses: np.ndarray) -> bool:
+    """Returns whether the last doubling of compute gains less than `NEAR`.
 
     Otherwise the curve has not shown where it saturates; nor has a curve that is known over less than a doubling.
     """
     if computes[0] > computes[-1] / 2:
         return False
     halved = np.interp(np.log(computes[-1] / 2), np.log(computes), losses)
-    return bool(halved <= (1 + tolerance) * losses[-1])
+    return bool(halved <= (1 + NEAR) * losses[-1])
 
 
 def knee(computes: np.ndarray, losses: np.ndarray) -> float:
