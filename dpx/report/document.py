@@ -3,7 +3,7 @@
 import dataclasses
 import itertools
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from html import escape
 from pathlib import Path
 
@@ -23,12 +23,15 @@ _DARK = {
 # The five series differ in lightness as well as hue, so that they stay apart for readers with any colour blindness; figures also give each
 # its own marker and dash.
 CSS_COLOURS = tuple(" ".join(f"--{name}: {value};" for name, value in colours.items()) for colours in (_LIGHT, _DARK))
+COLOURS = f":root {{ {CSS_COLOURS[0]} }} @media (prefers-color-scheme: dark) {{ :root {{ {CSS_COLOURS[1]} }} }}"
 SERIES = tuple(_LIGHT[f"s{number}"] for number in range(1, 6))
 INK, SOFT, RULE = _LIGHT["ink"], _LIGHT["soft"], _LIGHT["rule"]
 MARKERS = ("o", "s", "^", "D", "v")
 DASHES = ("-", (0, (5, 1.5)), (0, (1.5, 1.2)), (0, (6, 1.5, 1.5, 1.5)), (0, (3, 1, 1, 1, 1, 1)))
 # Not by colour alone.
 _SIGNS = {"pass": "✅ pass", "fail": "❌ fail", "not run": "◻️ not run"}
+# Not every machine has a font with the pictures.
+_TEXT_SIGNS = {"✅": '<b class="good">✓</b>', "❌": '<b class="bad">✗</b>', "◻️": "○"}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -89,18 +92,22 @@ def markdown(document: Document) -> str:
     return "\n\n".join(parts) + "\n"
 
 
-def html(document: Document) -> str:
-    """Returns the page's Markdown as one HTML file that holds its figures, light or dark by the reader's setting."""
+def html(document: Document, links: Mapping[str, str] | None = None) -> str:
+    """Returns the page's Markdown as one HTML file that holds its figures, light or dark by the reader's setting; a name in the letters of
+    code leads to its address in `links`."""
     # Tags within a paragraph or a cell are text; only the lines of `folded` and of anchors become tags.
     body = MarkdownIt("commonmark").enable("table").disable("html_inline").render(markdown(document))
     body = re.sub(r"<p>&lt;a id=&quot;([^&]+)&quot;&gt;&lt;/a&gt;</p>\n<h2>", r'<h2 id="\1">', body)
+    for name, address in (links or {}).items():
+        body = body.replace(f"<code>{name}</code>", f'<a href="{escape(address)}"><code>{name}</code></a>')
+    for sign, shown in _TEXT_SIGNS.items():
+        body = body.replace(sign, shown)
     body = re.sub(r"<table>.*?</table>", _table, body, flags=re.S)
     drawings = {figure.name: figure.svg for figure in document.figures}
     image = r'<p><img src="figures/([^"]+)\.svg"[^>]*></p>\n<p><em>(.*?)</em></p>'
     body = re.sub(image, lambda found: f"<figure>{drawings[found[1]]}<figcaption>{found[2]}</figcaption></figure>", body)
     links = "".join(f'<a href="#{section.anchor}">{escape(section.title)}</a>' for section in document.sections)
-    colours = f":root {{ {CSS_COLOURS[0]} }} @media (prefers-color-scheme: dark) {{ :root {{ {CSS_COLOURS[1]} }} }}"
-    style = f"{colours}\n{(Path(__file__).parent / 'page.css').read_text()}"
+    style = f"{COLOURS}\n{(Path(__file__).parent / 'page.css').read_text()}"
     # An empty icon: otherwise a browser asks the server for one.
     head = '<meta charset="utf-8"><meta name="viewport" content="width=device-width, initial-scale=1"><link rel="icon" href="data:,">'
     head += f"<title>{escape(document.title)}</title><style>{style}</style>"

@@ -37,6 +37,8 @@ def document(papers: Sequence[Judged]) -> Document:
         f"{total} items of {len(papers)} papers: {counts}.",
         "A verdict compares the order of our values with the paper's, at laptop size unless the item is computed. Cost is that of one H200 "
         "at half of 790 TFLOP/s. Made by `python -m dpx job=report report.paper=all`.",
+        "The table of all runs at the end of a paper's page leads to the page of each run whose folder is here. "
+        "`python -m dpx job=report 'report.runs=[first,second]'` sets runs side by side.",
     ]
     return Document("Every experiment of every paper", lead, [_section(one) for one in papers])
 
@@ -57,8 +59,8 @@ def _line(item: Item, one: Judged) -> tuple[str, ...]:
     runs = [run for run in one.found.runs if run.experiment == f"laptop_{item.experiment}"]
     cost = page.not_run(item.hours) if item.kind == "trains" else KINDS[item.kind]
     shown = "; ".join(part.statistic for part in verdict.parts)
-    counted = f"{len(runs)} runs: " if runs else ""
-    return (title, f"`{item.experiment}`", verdict.state, cost, _cut(counted + shown), privacy(runs))
+    counted = f"[{len(runs)} runs]({one.found.home.name}/page.html#runs): " if runs else ""
+    return (title, f"`{item.experiment}`", verdict.state, cost, counted + _cut(shown), privacy(runs))
 
 
 def privacy(runs: Sequence[Run]) -> str:

@@ -1,6 +1,7 @@
 """The pond's recipe, trained: every reader of the run folder names the package, and the run resumes with another version of it."""
 
 import json
+import os
 import shutil
 
 import pytest
@@ -58,6 +59,9 @@ def test_it_is_loaded_evaluated_and_reported_as_such(trained, tmp_path, capsys):
     new = RunFolder(tmp_path / "report", folder.config_yaml)
     Report(paper="pond", outputs=str(root / "outputs"), evidence=str(tmp_path))(experiment, new)
     text = (tmp_path / "pond" / "README.md").read_text()
+    own = os.path.relpath(folder.private / "page.html", tmp_path / "pond")
+    assert f'<a href="{own}"><code>1</code></a>' in (tmp_path / "pond" / "page.html").read_text()
+    assert BY in (folder.private / "page.html").read_text() and "private/page" not in text
     assert f"| the package vouches for every run | {BY} | ✅ pass |" in text and "| depth | 3 m |" in text
 
 

@@ -30,6 +30,7 @@ def test_every_item_of_every_paper_is_on_one_page(tmp_path: Path) -> None:
     numbers = [(name, item.number) for name in PAPERS for item in made.declared(name).items]
     links = [f"{name}/page.html#{number.lower()}" for name, number in numbers]
     assert [link for link in links if f'href="{link}"' not in text] == []
+    assert 'href="anil2021/page.html#runs">4 runs</a>' in text
     assert f"{len(numbers)} items of {len(PAPERS)} papers" in text and len(numbers) >= 81
     assert "<script" not in text and "http" not in text.replace("http://www.w3.org", "")
 
@@ -64,6 +65,8 @@ def test_runs_side_by_side_show_what_differs() -> None:
     table = str(settings.blocks[0])
     assert table.count("\n") == 2 and "| `noise.epsilon` | `1.08` | `5.36` |" in table
     assert "laptop_anil_epsilon_sweep-run0" in str(results.blocks[0]) and len(curves.blocks) == 2
+    text = html(run_page.comparison(runs), {"laptop_anil_epsilon_sweep-run0": "../a&b/page.html"})
+    assert text.count('<th><a href="../a&amp;b/page.html"><code>laptop_anil_epsilon_sweep-run0</code></a></th>') == 2
 
 
 def test_a_run_that_has_not_finished_has_no_page(tmp_path: Path) -> None:
