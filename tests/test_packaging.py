@@ -6,6 +6,8 @@ import subprocess
 import tomllib
 from pathlib import Path
 
+import yaml
+
 CHECKOUT = Path(__file__).resolve().parents[1]
 PROJECT = tomllib.loads((CHECKOUT / "pyproject.toml").read_text())["project"]
 LOCK = (CHECKOUT / "requirements.lock").read_text()
@@ -55,3 +57,12 @@ def test_ci_runs_the_second_command(tmp_path: Path) -> None:
     done = subprocess.run(["bash", str(script)], capture_output=True, text=True, check=True, env=os.environ | {"CI": "true"})
     assert done.stdout.splitlines()[-1] == "requirements.lock -m pytest"
     assert os.access(CHECKOUT / ".ci" / "run", os.X_OK)
+
+
+def test_the_workflow_runs_every_python_with_the_lock_and_the_newest() -> None:
+    jobs = yaml.safe_load((CHECKOUT / ".github" / "workflows" / "tests.yml").read_text())["jobs"]
+    assert jobs["locked"]["strategy"]["matrix"]["python"] == ["3.11", "3.12", "3.13"] and PROJECT["requires-python"] == ">=3.11"
+    locked, newest, checks = ([step.get("run", "") for step in jobs[name]["steps"]] for name in ("locked", "newest", "checks"))
+    assert ".ci/run" in locked and "requirements.lock" not in newest[-1] and "'.[dev]' && .venv/bin/python -m pytest" in newest[-1]
+    slow = {Path(word) for line in checks for word in line.split() if word.startswith("tests/")}
+    assert len(slow) == 3 and all((CHECKOUT / path).is_file() for path in slow)
