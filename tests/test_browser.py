@@ -64,7 +64,9 @@ window.clickable = [...document.querySelectorAll("a[href], button, summary, inpu
 window.focus_of = () => {
     const one = document.activeElement, [box] = one.getClientRects(), style = getComputedStyle(one);
     if (one === document.body) return null;
-    const x = box.left + Math.min(box.width / 2, 20), y = box.top + Math.min(box.height / 2, 20), top = document.elementFromPoint(x, y);
+    const left = Math.max(box.left, 0), right = Math.min(box.right, innerWidth), above = Math.max(box.top, 0);
+    const below = Math.min(box.bottom, innerHeight);
+    const top = document.elementFromPoint(left + Math.min(20, (right - left) / 2), above + Math.min(20, (below - above) / 2));
     const is_seen = top !== null && (one.contains(top) || top.contains(one)) && style.outlineStyle !== "none";
     return [clickable.indexOf(one), is_seen, one.outerHTML.slice(0, 100)];
 };

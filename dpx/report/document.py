@@ -119,7 +119,8 @@ def _table(found: re.Match[str]) -> str:
     """Returns a table as HTML; each cell has the name of its column, which is shown when a narrow screen stacks the cells."""
     columns = itertools.cycle([re.sub(r"<[^>]+>", "", column) for column in re.findall(r"<th>(.*?)</th>", found[0])])
     named = re.sub("<td>", lambda _: f'<td data-column="{next(columns)}">', found[0])
-    return f'<div class="wide">{named}</div>'
+    # A table that is wider than its place is scrolled by keyboard too.
+    return f'<div class="wide" tabindex="0">{named}</div>'
 
 
 def themed(svg: str, name: str, label: str) -> str:
