@@ -106,12 +106,12 @@ def html(document: Document, links: Mapping[str, str] | None = None) -> str:
     drawings = {figure.name: figure.svg for figure in document.figures}
     image = r'<p><img src="figures/([^"]+)\.svg"[^>]*></p>\n<p><em>(.*?)</em></p>'
     body = re.sub(image, lambda found: f"<figure>{drawings[found[1]]}<figcaption>{found[2]}</figcaption></figure>", body)
-    links = "".join(f'<a href="#{section.anchor}">{escape(section.title)}</a>' for section in document.sections)
+    contents = "".join(f'<a href="#{section.anchor}">{escape(section.title)}</a>' for section in document.sections)
     style = f"{COLOURS}\n{(Path(__file__).parent / 'page.css').read_text()}"
     # An empty icon: otherwise a browser asks the server for one.
     head = '<meta charset="utf-8"><meta name="viewport" content="width=device-width, initial-scale=1"><link rel="icon" href="data:,">'
     head += f"<title>{escape(document.title)}</title><style>{style}</style>"
-    body = body.replace("<h2", f"<nav>{links}</nav>\n<h2", 1)
+    body = body.replace("<h2", f"<nav>{contents}</nav>\n<h2", 1)
     return f'<!doctype html>\n<html lang="en"><head>{head}</head>\n<body>\n{body}</body></html>\n'
 
 
