@@ -22,6 +22,8 @@ from dpx.models.shape import Model
 MASKED_SCORE = -1.0e9
 
 Dropped = Callable[[Array], Array]
+# (keys, values) of the tokens that are read -> of all tokens that they see.
+Seen = Callable[[Array, Array], tuple[Array, Array]]
 
 
 def score_bias(length_R: Int[Array, " R"], tokens: int, dtype, causal: bool) -> Float[Array, "R 1 U S"]:
@@ -61,12 +63,18 @@ def by_example(dropped: Dropped, length: Array) -> Dropped:
     return lambda probs: dropped(probs.reshape(*length.shape, *probs.shape[1:])).reshape(probs.shape)
 
 
-def attend(qkv_BTd: Array, length: Array, model: Model, dropped: Dropped) -> Float[Array, "B T H"]:
-    """Returns the context of every token; `dropped` applies dropout to the probabilities."""
+def attend(qkv_BTd: Array, length: Array, model: Model, dropped: Dropped, seen: Seen | None = None) -> Float[Array, "B T H"]:
+    """Returns the context of every token; `dropped` applies dropout to the probabilities.
+
+    If `seen` gives more tokens than are read, each text's last token is read, and all that are given come before it.
+    """
     if model.attention != "explicit":
         return _by_jax(qkv_BTd, length, model)
     q_RNTD, k_RNSD, v_RNSD = heads_of(by_text(qkv_BTd, length), 3, model.heads)
-    probs_RNTS = probabilities(q_RNTD, k_RNSD, length.reshape(-1), model.causal).astype(qkv_BTd.dtype)
+    if seen is not None:
+        k_RNSD, v_RNSD = seen(k_RNSD, v_RNSD)
+    is_causal = model.causal and k_RNSD.shape[2] == q_RNTD.shape[2]
+    probs_RNTS = probabilities(q_RNTD, k_RNSD, length.reshape(-1), is_causal).astype(qkv_BTd.dtype)
     context_RNTD = jnp.einsum("RNTS,RNSD->RNTD", by_example(dropped, length)(probs_RNTS), v_RNSD)
     return context_RNTD.transpose(0, 2, 1, 3).reshape(*qkv_BTd.shape[:2], -1)
 

@@ -12,6 +12,7 @@ B: examples, C: texts of an example, T: tokens, S: tokens of one text, H: width,
 """
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import flax.linen as nn
@@ -22,6 +23,7 @@ from jaxtyping import Array
 from dpx.clipping import ops
 from dpx.clipping.groups import LAYERS
 from dpx.clipping.probes import apply, session_of
+from dpx.models import cache
 from dpx.models import dropout as drop
 from dpx.models.attention import attend
 from dpx.models.fused_halves import Place
@@ -80,8 +82,11 @@ class Embeddings(nn.Module):
         at_least_f32 = jnp.promote_types(getattr(word_VH, "value", word_VH).dtype, jnp.float32)
         x_BTH = ops.lookup(word_VH, token_BT, at_least_f32)
         position_PH = self.param("position", init, (model.positions + model.position_offset, model.width))
-        x_BCSH = x_BTH.reshape(*length.shape, -1, model.width)
-        x_BTH = ops.add_rows(x_BCSH, position_PH, model.position_offset).reshape(x_BTH.shape)
+        if (kept := cache.kept(self)) is not None:
+            x_BTH = x_BTH + position_PH[kept["place"]][:, None]
+        else:
+            x_BCSH = x_BTH.reshape(*length.shape, -1, model.width)
+            x_BTH = ops.add_rows(x_BCSH, position_PH, model.position_offset).reshape(x_BTH.shape)
         if model.segments:
             assert segment_BT is not None
             segment_SH = self.param("segment", init, (model.segments, model.width))
@@ -112,7 +117,8 @@ class Layer(nn.Module):
 
         def attended(x_BTH: Array) -> Array:
             qkv_BT3H = projected(x_BTH, "qkv", 3 * model.width)
-            context_BTH = attend(qkv_BT3H, length, model, place.dropped_probabilities)
+            seen = partial(cache.seen, self, length_R=length.reshape(-1), axis=2) if model.causal else None
+            context_BTH = attend(qkv_BT3H, length, model, place.dropped_probabilities, seen)
             return place.dropped(projected(context_BTH, "attention_out", model.width, spread), drop.ATTENTION_OUT)
 
         def fed_forward(x_BTH: Array) -> Array:
@@ -147,10 +153,11 @@ def stack(
         else:
             number_L = jnp.arange(count) + first if first else jnp.arange(count)
             in_axes: Any = (0, nn.broadcast, nn.broadcast)
+            by_layer: Any = {"params": 0, cache.KEPT: 0, cache.MADE: 0}
             unroll = 1 if model.scan else count
             # In a loop the compiler cannot merge a layer that is computed again with the one of the forward pass.
             one = nn.remat(layer, prevent_cse=not model.scan) if model.rematerialize == "layers" else layer  # pyright: ignore[reportArgumentType]
-            scanned = nn.scan(one, {"params": 0}, split_rngs={"params": True}, length=count, in_axes=in_axes, unroll=unroll)
+            scanned = nn.scan(one, by_layer, split_rngs={"params": True}, length=count, in_axes=in_axes, unroll=unroll)
             x_BTH = scanned(model, name=name)(x_BTH, number_L, length, keys_B)[0]
         first += count
     return x_BTH

@@ -19,6 +19,7 @@ from dpx.clipping import ops
 from dpx.clipping.norms import at_least_float32
 from dpx.models import dropout as drop
 from dpx.models.attention import MASKED_SCORE, by_text
+from dpx.models.cache import places, seen
 from dpx.models.lora import adapted
 from dpx.models.modules import Dense, in_compute_dtype
 from dpx.models.rotary import RotaryDecoder
@@ -80,7 +81,12 @@ class RotaryLayer(nn.Module):
             q_RSND = heads_of(x_BTH, "query", model.heads, model.has_head_norms)
             k_RUGD = heads_of(x_BTH, "key", model.key_value_heads, model.has_head_norms)
             v_RUGD = heads_of(x_BTH, "value", model.key_value_heads, False)
-            context_RSH = attend(model, q_RSND, k_RUGD, v_RUGD, length.reshape(-1), layer)
+            length_R = length.reshape(-1)
+            place = places(self, length_R, q_RSND.shape[1])
+            rate_D, is_windowed = rates_of(model, layer)
+            q_RSND, k_RUGD = turned(q_RSND, place, rate_D), turned(k_RUGD, place, rate_D)
+            k_RUGD, v_RUGD = seen(self, k_RUGD, v_RUGD, length_R, axis=1)
+            context_RSH = attend(model, q_RSND, k_RUGD, v_RUGD, place, length_R, is_windowed)
             context_BTH = context_RSH.reshape(*x_BTH.shape[:2], -1)
             return projected(context_BTH, "attention_out", model.width, model.attention_biases == "all")
 
@@ -95,15 +101,15 @@ class RotaryLayer(nn.Module):
         return x_BTH, None
 
 
-def attend(model: RotaryDecoder, q_RSND: Array, k_RUGD: Array, v_RUGD: Array, length_R: Array, layer: Array) -> Float[Array, "R S d"]:
-    """Returns the context of every token: of itself and the tokens before it, of those within the window of the layer of this number."""
-    R, S, G, D = k_RUGD.shape
-    rate_D, is_windowed = rates(model, model.rotary_base, is_scaled=True), None
-    if model.window is not None:
-        is_windowed = (layer + 1) % model.full_every != 0
-        if model.window_rotary_base is not None:
-            rate_D = jnp.where(is_windowed, rates(model, model.window_rotary_base, is_scaled=False), rate_D)
-    q_RSND, k_RUGD = turned(q_RSND, rate_D), turned(k_RUGD, rate_D)
+def attend(
+    model: RotaryDecoder, q_RSND: Array, k_RUGD: Array, v_RUGD: Array, place: Array, length_R: Array, is_windowed: Array | None
+) -> Float[Array, "R S d"]:
+    """Returns the context of the tokens at `place`, [S] or [R,1], whose queries and keys are turned.
+
+    A token sees itself and the tokens before it, if `is_windowed` those within the model's window.
+    """
+    R, S, _, D = q_RSND.shape
+    G = k_RUGD.shape[2]
     if model.attention != "explicit":
         options = {"scale": model.query_scale, "is_causal": True, "implementation": model.attention}
         lengths = length_R.astype(jnp.int32)
@@ -112,15 +118,27 @@ def attend(model: RotaryDecoder, q_RSND: Array, k_RUGD: Array, v_RUGD: Array, le
     scores_RGQSU = (
         jnp.einsum("rsgqd,rugd->rgqsu", q_RSND.reshape(R, S, G, -1, D), k_RUGD, preferred_element_type=at_least_f32) * model.query_scale
     )
-    place_S = jnp.arange(S)
-    distance_SU = place_S[:, None] - place_S
-    is_seen_SU = distance_SU >= 0
+    place_U = jnp.arange(k_RUGD.shape[1])
+    # [S,U], or [R,1,1,1,U].
+    distance = (place if place.ndim == 1 else place[:, None, None])[..., None] - place_U
+    is_seen = distance >= 0
     if is_windowed is not None:
-        is_seen_SU &= (distance_SU < (model.window or S)) | ~is_windowed
-    is_seen = is_seen_SU & (place_S < length_R[:, None])[:, None, None, None, :]
+        is_seen &= (distance < (model.window or len(place_U))) | ~is_windowed
+    is_seen = is_seen & (place_U < length_R[:, None])[:, None, None, None, :]
     scores_RGQSU = jnp.where(is_seen, capped(scores_RGQSU, model.attention_cap), MASKED_SCORE)
     probs_RGQSU = jax.nn.softmax(scores_RGQSU, axis=-1).astype(v_RUGD.dtype)
     return jnp.einsum("rgqsu,rugd->rsgqd", probs_RGQSU, v_RUGD).reshape(R, S, -1)
+
+
+def rates_of(model: RotaryDecoder, layer: Array) -> tuple[Array | np.ndarray, Array | None]:
+    """Returns the rates of the layer of this number, [D/2], and whether it has a window; None if no layer has one."""
+    rate_D = rates(model, model.rotary_base, is_scaled=True)
+    if model.window is None:
+        return rate_D, None
+    is_windowed = (layer + 1) % model.full_every != 0
+    if model.window_rotary_base is None:
+        return rate_D, is_windowed
+    return jnp.where(is_windowed, rates(model, model.window_rotary_base, is_scaled=False), rate_D), is_windowed
 
 
 def capped(x: Array, cap: float | None) -> Array:
@@ -142,13 +160,13 @@ def rates(model: RotaryDecoder, base: float, *, is_scaled: bool) -> np.ndarray:
     return rate_D * (kept_D + (1 - kept_D) / model.rotary_factor)
 
 
-def turned(x_RSND: Array, rate_D: Array | np.ndarray) -> Array:
+def turned(x_RSND: Array, place: Array, rate_D: Array | np.ndarray) -> Array:
     """Applies rotary positions: it turns the pairs (d, d + D/2) of a token's heads by its position times the rate (Su et al. 2021).
 
-    The position is the token's place in its text, from 0.
+    The position is the token's place in its text, from 0: [S] for all texts, or [R,S].
     """
     wide, half = at_least_float32(x_RSND), x_RSND.shape[-1] // 2
-    angle_SD = jnp.arange(x_RSND.shape[1], dtype=wide.dtype)[:, None] * jnp.asarray(rate_D, wide.dtype)
-    cos, sin = jnp.cos(angle_SD)[:, None], jnp.sin(angle_SD)[:, None]
+    angle = place.astype(wide.dtype)[..., None] * jnp.asarray(rate_D, wide.dtype)
+    cos, sin = jnp.cos(angle)[..., None, :], jnp.sin(angle)[..., None, :]
     left, right = wide[..., :half], wide[..., half:]
     return jnp.concatenate([left * cos - right * sin, right * cos + left * sin], -1).astype(x_RSND.dtype)
