@@ -38,6 +38,7 @@ GIVEN = {
     "task=multiple_choice": ["data=random"],
     "data=table": ["data.source.paths=rows.csv", "data.source.labels=[no,yes]"],
     "job=predict": ["job.input=rows.csv", "job.output=predictions"],
+    "job=generate": ["generate.prompts=prompts.jsonl"],
     "model=decoder": ["task=causal_lm"],
     "model=gemma": ["task=causal_lm"],
     "model=llama": ["task=causal_lm"],

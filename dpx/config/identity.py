@@ -27,6 +27,7 @@ _NOT_IN_THE_NAME = (
     "list",
     "plan",
     "report",
+    "generate",
 )
 _NOT_IN_THE_NAME += ("tune", "name", "run")
 _OF_THE_END = ("stop_after_evaluations_without_gain", "gain_in", "evaluate_every", "evaluation_rows")
@@ -64,7 +65,7 @@ def run_name(root: DictConfig) -> str:
     plain = resolved(root)
     # Before Hydra makes the folder.
     require_name(str(plain["name"]))
-    if plain.get("run") or job in ("list", "report"):
+    if plain.get("run") or job in ("list", "report", "generate"):
         about = {"run": plain.get("run"), "list": plain.get("list")}
         return f"jobs/{job}-{_short_hash(about)}"
     return f"{plain['name']}-{_short_hash(identity(plain))}"

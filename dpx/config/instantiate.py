@@ -22,7 +22,7 @@ from dpx.run_folder import RunFolder
 Job = Callable[[Experiment, RunFolder], Any]
 
 # The nodes, in addition to `job`, that hold the values of some jobs' options.
-NODES_OF_JOBS = ("list", "plan", "report", "benchmark", "design")
+NODES_OF_JOBS = ("list", "plan", "report", "benchmark", "design", "generate")
 # Read by jobs and recipes, not by the experiment: `point` holds values that a sweep changes together.
 _BESIDE_THE_EXPERIMENT = ("job", "analysis", "chain", "fork", "run", "point", *NODES_OF_JOBS, "hydra")
 

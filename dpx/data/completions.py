@@ -24,21 +24,38 @@ def halves(template: str) -> tuple[str, str]:
     """
     value = f"data.source.template={template!r}"
     fix = "Write {prompt}, then {completion}, each once, as in {prompt}\\n{completion}; {{ and }} are braces"
-    try:
-        fields = [one for one in Formatter().parse(template.replace("\\n", "\n")) if one[1] is not None]
-    except ValueError as error:
-        raise ConfigError(value, f"is not a template ({error})", fix) from None
-    names = [name for _, name, _, _ in fields]
-    is_plain = not any(form or conversion for _, _, form, conversion in fields)
-    require(names == ["prompt", "completion"] and is_plain, value, f"has the fields {', '.join(map(str, names)) or 'none'}", fix)
+    names = fields_of(template, value, fix)
+    require(names == ["prompt", "completion"], value, f"has the fields {', '.join(names) or 'none'}", fix)
     first, _, after = template.replace("\\n", "\n").partition("{completion}")
     head = first.rstrip(" ")
     return head, first[len(head) :] + "{completion}" + after
 
 
+def fields_of(template: str, value: str, fix: str) -> list[str]:
+    """Returns the names of a template's fields. Raises `ConfigError` for text that is not a template, or a field that has more than a
+    name."""
+    try:
+        fields = [one for one in Formatter().parse(template) if one[1] is not None]
+    except ValueError as error:
+        raise ConfigError(value, f"is not a template ({error})", fix) from None
+    is_plain = all(name and not form and not conversion for _, name, form, conversion in fields)
+    require(is_plain, value, "has a field without a name, or with a format", fix)
+    return [str(name) for _, name, _, _ in fields]
+
+
 def messages_of(where: str, record: Mapping[str, Any], field: str) -> tuple[Message, ...]:
-    """Returns the messages of a record. Raises `ConfigError` unless each has a role and text, and the last, the completion, is the
+    """Returns the messages of a record. Raises `ConfigError` as `conversation` does, and unless the last, the completion, is the
     assistant's and not empty."""
+    messages = conversation(where, record, field)
+    *before, last = messages or ({},)
+    is_answered = bool(before) and last["role"] == "assistant"
+    require(is_answered, where, "does not end in an answer of the assistant to a message before it", "Add it, or remove the row")
+    require(last["content"].strip() != "", where, "has an empty completion: the last message has no text", "Remove the row")
+    return messages
+
+
+def conversation(where: str, record: Mapping[str, Any], field: str) -> tuple[Message, ...]:
+    """Returns the messages of a record. Raises `ConfigError` unless each has a role and text."""
     value = value_of(where, record, field)
     is_list = isinstance(value, list) and all(isinstance(one, dict) for one in value)
     require(is_list, where, f"has no list of messages under {field!r}", 'Write a list of {"role": ..., "content": ...}')
@@ -46,9 +63,6 @@ def messages_of(where: str, record: Mapping[str, Any], field: str) -> tuple[Mess
         is_message = isinstance(one.get("role"), str) and isinstance(one.get("content"), str)
         require(is_message, where, "has a message without a role or a text", 'Give each message "role" and "content", both texts')
         require_characters(where, one["content"])
-    is_answered = len(value) > 1 and value[-1]["role"] == "assistant"
-    require(is_answered, where, "does not end in an answer of the assistant to a message before it", "Add it, or remove the row")
-    require(value[-1]["content"].strip() != "", where, "has an empty completion: the last message has no text", "Remove the row")
     return tuple(value)
 
 
@@ -82,10 +96,14 @@ class ChatTemplate:
 
         Raises `ConfigError` for messages that the template refuses, or if it writes no text that begins with that of the messages before.
         """
-        prompt, whole = self._text(where, messages[:-1], True), self._text(where, messages, False)
+        prompt, whole = self.prompt(where, messages[:-1]), self._text(where, messages, False)
         reason = "the chat template does not write the last message after the text of those before it, so its tokens are not known"
         require(whole.startswith(prompt), where, reason, "Use another checkpoint, or prompt_field and completion_field")
         return prompt, whole[len(prompt) :]
+
+    def prompt(self, where: str, messages: Sequence[Message]) -> str:
+        """Returns the text of messages and the mark that begins an answer. Raises `ConfigError` for messages that the template refuses."""
+        return self._text(where, messages, True)
 
     def _text(self, where: str, messages: Sequence[Message], begins_answer: bool) -> str:
         try:

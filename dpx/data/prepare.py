@@ -169,7 +169,7 @@ class _Preparation:
     def _tokenizer(self) -> TextTokenizer:
         vocabulary = self._data.vocabulary
         if vocabulary.path is not None:
-            return of_path(_place_of(vocabulary.path), vocabulary.size)
+            return of_path(vocabulary_place(vocabulary.path), vocabulary.size)
         fitted_on = "protected" if vocabulary.fit_on == "protected" else "public"
         texts = (document.source.paragraphs for split, document in self._documents("vocabulary") if split == fitted_on)
         try:
@@ -242,7 +242,7 @@ def _most_frequent(writer: SplitWriter, special: SpecialIds) -> int | None:
     return int(counts.argmax()) if counts.any() else None
 
 
-def _place_of(vocabulary: str) -> Path:
+def vocabulary_place(vocabulary: str) -> Path:
     """Returns the path of a file of tokens or of a checkpoint's folder; for a hub id, the path of its copy on this machine."""
     place = Path(vocabulary).expanduser()
     is_id = not place.exists() and is_hub_id(vocabulary) and place.suffix not in (".txt", ".json")
@@ -263,7 +263,7 @@ def _settings(data: Data, privacy: Privacy, source: Source) -> dict[str, Any]:
     for name in ("prompt_field", "completion_field", "messages_field", "template"):
         if isinstance(data.source, Table) and not data.source.has_completions:
             declared["source"].pop(name)
-    vocabulary = _place_of(data.vocabulary.path) if data.vocabulary.path else None
+    vocabulary = vocabulary_place(data.vocabulary.path) if data.vocabulary.path else None
     return {
         "data": json.loads(json.dumps(declared, default=list)),
         "unit": privacy.unit,

@@ -23,7 +23,9 @@ from jaxtyping import Int
 
 from dpx.data.keyed import Split
 from dpx.data.schema import Column, Schema, from_json
+from dpx.data.tokenizer import DEFINITION, TextTokenizer, of_path
 from dpx.data.verified import AGAIN, verify
+from dpx.data.vocabulary import SpecialIds
 from dpx.declaration import ConfigError, require
 from dpx.durable import write_durably
 from dpx.privacy.declarations import Privacy
@@ -223,6 +225,13 @@ class Store:
     def vocabulary(self) -> list[str]:
         """Returns the vocabulary's tokens, by id."""
         return (self.folder / VOCABULARY).read_text(encoding="utf-8").rstrip("\n").split("\n")
+
+    def tokenizer(self) -> TextTokenizer:
+        """Returns the tokenizer of the rows."""
+        definition = self.folder / DEFINITION
+        tokenizer = of_path(definition if definition.is_file() else self.folder / VOCABULARY, self.manifest.vocabulary_size)
+        # A definition by itself does not say what the marks are; the manifest does.
+        return replace(tokenizer, special=SpecialIds.from_ids(self.manifest))
 
     def _opened(self, split: Split) -> dict[str, np.ndarray]:
         count = self.manifest.rows[split]

@@ -49,6 +49,11 @@ class TextTokenizer:
     chat_template: str | None = None
     marks: Mapping[str, str] = field(default_factory=dict)
 
+    @property
+    def checksum(self) -> str:
+        """The checksum by which a store's manifest names the vocabulary."""
+        return hashlib.sha256(as_lines(self.vocabulary).encode()).hexdigest()
+
 
 def of_vocabulary(vocabulary: list[str]) -> TextTokenizer:
     """Returns the lower-casing BERT tokenizer of a vocabulary."""
@@ -81,7 +86,7 @@ def vocabulary_checksum(folder: Path) -> str:
     """Returns the checksum by which a store's manifest names its vocabulary. Raises `ConfigError` for a folder without a tokenizer."""
     files = _of_checkpoint(folder)
     assert files is not None
-    return hashlib.sha256(as_lines(_loaded(*files).vocabulary).encode()).hexdigest()
+    return _loaded(*files).checksum
 
 
 def as_lines(vocabulary: list[str]) -> str:

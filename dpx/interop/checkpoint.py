@@ -39,9 +39,9 @@ class Taken:
 class Checkpoint:
     """Reads a folder's `config.json` and the headers of its weights; values are read by `leaves`."""
 
-    def __init__(self, path: str):
-        self.asked = f"init.path={path}"
-        self.folder = folder_of(path)
+    def __init__(self, path: str, key: str = "init.path"):
+        self.asked = f"{key}={path}"
+        self.folder = folder_of(path, key)
         self.config = config_of(self.folder)
 
     @cached_property

@@ -160,16 +160,21 @@ def store_of(data: Data, privacy: Privacy, params: Path) -> Store:
     token.
     """
     store = prepare(data, privacy)
+    require_vocabulary(params, store.manifest.vocabulary_checksum, store.folder)
+    return store
+
+
+def require_vocabulary(params: Path, checksum: str, where: Path) -> None:
+    """Raises `ConfigError`, naming `where`, if the statement next to the weights in `params` names a vocabulary of another checksum."""
     place = params.parent / STATEMENT
     statement = read_statement(place) if place.is_file() else None
     stated = None if statement is None or isinstance(statement, StudyStatement) else statement.vocabulary.sha256
     require(
-        stated in (None, store.manifest.vocabulary_checksum),
-        store.folder,
+        stated in (None, checksum),
+        where,
         "has another vocabulary than the weights were trained with: the data, or the file that data.vocabulary.path names, has changed",
         f"Restore it, or add data.vocabulary.path=<{VOCABULARY} of the data prepared for the run>",
     )
-    return store
 
 
 def of_released(experiment: Experiment, params: Path, split: Split = "heldout", rows: int | None = None) -> Results:

@@ -18,9 +18,7 @@ import numpy as np
 
 from dpx.data.length_buckets import in_batches, widths_of
 from dpx.data.rows import marked_examples
-from dpx.data.store import VOCABULARY
-from dpx.data.tokenizer import DEFINITION, TextTokenizer, of_path
-from dpx.data.vocabulary import SpecialIds
+from dpx.data.tokenizer import TextTokenizer, of_path
 from dpx.declaration import ConfigError, require
 from dpx.experiment import Experiment
 from dpx.init.weights import nested
@@ -86,13 +84,9 @@ def of_run(experiment: Experiment, params: Path) -> Classifier:
         raise ConfigError(f"task={task.name}", "does not predict labels", "Name a run of task=classification or task=multiple_choice")
     store = store_of(experiment.data, experiment.privacy, params)
     objective: Any = make_objective(experiment.model, task, experiment.vocabulary_size, store.manifest)
-    definition = store.folder / DEFINITION
-    tokenizer = of_path(definition if definition.is_file() else store.folder / VOCABULARY, store.manifest.vocabulary_size)
-    # A definition by itself does not say what the marks are; the store does.
-    tokenizer = dataclasses.replace(tokenizer, special=SpecialIds.from_ids(store.manifest))
     choices = task.choices if isinstance(task, MultipleChoice) else None
     labels = label_names(task, experiment.data.labels)
-    return Classifier(labels, choices, tokenizer, store.manifest.sequence_length, _logits(objective, released(params)))
+    return Classifier(labels, choices, store.tokenizer(), store.manifest.sequence_length, _logits(objective, released(params)))
 
 
 def of_checkpoint(path: str) -> Classifier:
@@ -100,7 +94,7 @@ def of_checkpoint(path: str) -> Classifier:
 
     Raises `ConfigError` if it is not a complete classifier, or has no tokenizer.
     """
-    checkpoint = Checkpoint(path)
+    checkpoint = Checkpoint(path, "job.checkpoint")
     named = checkpoint.config.get("id2label")
     require(
         isinstance(named, dict) and len(named) > 1,

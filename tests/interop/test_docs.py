@@ -5,6 +5,7 @@ import json
 import re
 import shlex
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -62,6 +63,12 @@ def test_fine_tuning_from_a_file_to_weights_for_others(tmp_path: Path):
     assert [line["label"] for line in own] == [line["label"] for line in others] and len(own) == 10
 
 
+def _lines(folder: Path, pattern: str) -> list[dict[str, Any]]:
+    """The lines of the one file of a run that was trained."""
+    (file,) = folder.glob(f"outputs/*/{pattern}")
+    return [json.loads(line) for line in file.read_text().splitlines()]
+
+
 CHAT = "{% for message in messages %}{{ bos_token + message.content + eos_token }}{% endfor %}{{ bos_token if add_generation_prompt }}"
 
 
@@ -84,8 +91,11 @@ def test_prompts_and_answers_to_adapters_for_others(tmp_path: Path):
         for number, (asked, said) in enumerate(pairs):
             messages = [{"role": "user", "content": asked}, {"role": "assistant", "content": said}]
             file.write(json.dumps({"messages": messages, "person": f"p{number // 2}"}) + "\n")
+    (tmp_path / "asked.jsonl").write_text("".join(json.dumps({"prompt": asked}) + "\n" for asked in ("ba", "mi de")))
     said = _answers_of("decoders.md", tmp_path)
-    assert len(said) == 8 and "epsilon (pld)" in said[3].stdout and "one prompt with its completion" in " ".join(said[4].stdout.split())
+    lines = {tree: _lines(tmp_path, f"{tree}/generated/{name}.jsonl") for tree, name in (("release", "asked"), ("private", "answers"))}
+    assert [line["prompt"] for line in lines["release"]] == ["ba\n", "mi de\n"] and len(lines["private"]) == 8
+    assert len(said) == 10 and "epsilon (pld)" in said[3].stdout and "one prompt with its completion" in " ".join(said[4].stdout.split())
     for name, file in (("adapters", "adapter_model.safetensors"), ("for_others", "model.safetensors")):
         assert {file, "tokenizer.json", "chat_template.jinja", "privacy.json"} <= {path.name for path in (tmp_path / name).iterdir()}
     exported = json.loads((tmp_path / "adapters" / "adapter_config.json").read_text())

@@ -6,8 +6,10 @@ import pytest
 from omegaconf import OmegaConf
 
 from dpx import config
+from dpx.claim import agreement
 from dpx.config import recipes
 from dpx.declaration import ConfigError
+from dpx.job.generate import Generate
 from dpx.job.released import Evaluate
 from dpx.models.shape import Decoder
 from dpx.run_folder import RunFolder
@@ -42,6 +44,24 @@ def test_a_run_has_the_tasks_own_figures(trained):
     again = json.loads((folder.private / "evaluation.json").read_text())
     assert again["perplexity"] == pytest.approx(results["heldout"]["perplexity"], rel=1e-5)
     assert 0 < again["most_frequent_token_accuracy"] < 1
+
+
+def test_a_run_completes_prompts_and_says_what_its_statement_covers(trained, tmp_path):
+    experiment, folder = trained
+    (tmp_path / "asked.jsonl").write_text('{"prompt": "some words"}\n{"prompt": "other words of this text"}\n')
+    written = {}
+    for provenance, tree in (("protected", folder.private), ("public", folder.release)):
+        Generate(prompts=str(tmp_path / "asked.jsonl"), max_new_tokens=3, prompts_provenance=provenance)(experiment, folder)
+        written[provenance] = (tree / "generated" / "asked.jsonl").read_text()
+        told = json.loads((tree / "generated" / "asked.json").read_text())
+        assert told["guarantee"] == "dp" and ("completions have the same" in told["covers"]) == (provenance == "public")
+    lines = [json.loads(line) for line in written["public"].splitlines()]
+    assert written["public"] == written["protected"] and [line["row"] for line in lines] == [1, 2]
+    assert all(1 <= line["tokens"] <= 3 and "##" not in line["completion"] for line in lines)
+    agreement.check(folder.path)
+    refused = Generate(prompts=str(tmp_path / "asked.jsonl"), max_new_tokens=3, output=str(folder.release / "own.jsonl"))
+    with pytest.raises(ConfigError, match="own.jsonl: completions of protected prompts show these prompts, and release/ may be shared"):
+        refused(experiment, folder)
 
 
 def test_a_plan_counts_every_position_of_the_head():

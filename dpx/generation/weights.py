@@ -1,0 +1,87 @@
+"""Finds the weights that complete prompts, those of a run or of a checkpoint, with their tokenizer; reads them only when asked to."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from dpx import file_checksums
+from dpx.checkpoint_folder import weight_files
+from dpx.claim.seals import STATEMENT, read_statement, seal
+from dpx.data.declarations import Data
+from dpx.data.prepare import vocabulary_place
+from dpx.data.tokenizer import TextTokenizer, of_path
+from dpx.declaration import ConfigError
+from dpx.generation.prompts import Style
+from dpx.init.weights import PARAMS, facts_beside, nested
+from dpx.interop.checkpoint import Checkpoint
+from dpx.models.decoder import AnyDecoder
+from dpx.models.lora import merge_adapters
+from dpx.models.shape import AnyModel
+from dpx.privacy.declarations import Privacy
+from dpx.task.declarations import CausalLanguageModel, Task
+from dpx.training.checkpoint import released
+from dpx.training.evaluation import require_vocabulary, store_of
+
+
+@dataclass(frozen=True)
+class Weights:
+    """A causal decoder that is not loaded yet.
+
+    `style` says how its training rows begin, `checksum` identifies its weights, `guarantee` is that of the statement beside them, if any.
+    """
+
+    model: AnyDecoder
+    vocabulary_size: int
+    tokenizer: TextTokenizer
+    style: Style
+    checksum: str
+    guarantee: str | None
+    load: Callable[[], Any]
+
+    @property
+    def ends(self) -> tuple[int, ...]:
+        """The tokens at which a text ends: the mark that rows of a template have, and the end that the tokenizer names for chats."""
+        named = self.tokenizer.tokenizer.token_to_id(self.tokenizer.marks.get("eos_token", ""))
+        return tuple(sorted({self.tokenizer.special.sep_id} | ({named} if named is not None else set())))
+
+
+def of_run(model: AnyModel, task: Task, data: Data, privacy: Privacy, vocabulary_size: int, release: Path) -> Weights:
+    """Returns the released weights of a run; adapters are merged when they are loaded.
+
+    Its rows are not read if its vocabulary was given. Raises `ConfigError` for another model or task, and for another vocabulary than that
+    of the weights.
+    """
+    model, place = _decoder(model, task), release / PARAMS
+    if data.vocabulary.path is None:
+        tokenizer = store_of(data, privacy, place).tokenizer()
+    else:
+        folder = vocabulary_place(data.vocabulary.path)
+        tokenizer = of_path(folder, data.vocabulary.size)
+        require_vocabulary(place, tokenizer.checksum, folder)
+    checksum, guarantee = seal(facts_beside(place).get("weights")), read_statement(release / STATEMENT).guarantee
+    load = lambda: jax.jit(merge_adapters)(released(place))  # noqa: E731
+    return Weights(model, vocabulary_size, tokenizer, Style.of_rows(data.source), checksum, guarantee, load)
+
+
+def of_checkpoint(path: str) -> Weights:
+    """Returns the weights of a checkpoint's folder or hub id. Raises `ConfigError` if it is not a complete causal decoder."""
+    checkpoint, task = Checkpoint(path, "generate.checkpoint"), CausalLanguageModel()
+    model = _decoder(checkpoint.model, task, checkpoint.asked)
+    size = model.vocabulary_size or 0
+    tokenizer, selected = of_path(checkpoint.folder, size), checkpoint.select(task.parameter_shapes(model, size))
+    statement = checkpoint.folder / STATEMENT
+    guarantee = read_statement(statement).guarantee if statement.is_file() else None
+    checksum = seal({name: file_checksums.of_file(checkpoint.folder / name) for name in weight_files(checkpoint.folder)})
+    load = lambda: jax.tree.map(jnp.asarray, nested(checkpoint.leaves(selected)))  # noqa: E731
+    return Weights(model, size, tokenizer, Style(), checksum, guarantee, load)
+
+
+def _decoder(model: AnyModel, task: Task, where: str = "run") -> AnyDecoder:
+    if not isinstance(model, AnyDecoder) or not isinstance(task, CausalLanguageModel):
+        reason = f"is {model.name} of task={task.name}, and only a causal decoder of dpx with task=causal_lm completes texts"
+        raise ConfigError(where, reason, "Name GPT-2, Llama, Mistral, Qwen or Gemma")
+    return model

@@ -1,0 +1,159 @@
+"""`job=generate`: completions of prompts by the released weights of a run, or by a checkpoint."""
+
+import time
+from pathlib import Path
+from typing import Any, Literal
+
+from dpx import file_checksums
+from dpx.console import answer, figure, stage, wide_console
+from dpx.declaration import ConfigError, declaration, require
+from dpx.experiment import Experiment
+from dpx.interruption import Interrupted
+from dpx.run_folder import RunFolder
+
+# Where completions are written in a run's folder, by the provenance of their prompts.
+_FOLDER = "generated"
+
+
+@declaration
+class Generate:
+    """Writes one JSON line a prompt: row, prompt, completion, finish_reason, tokens, log_probability. The same command continues.
+
+    The weights are those of the run that `run=` names, or of the folder `checkpoint`. Completions are greedy without a temperature or
+    beams.
+
+    Attributes:
+        prompts: File of rows, .jsonl, .csv, .tsv or .parquet; each prompt is completed once.
+        checkpoint: A causal decoder in the layout of Hugging Face, instead of a run.
+        template: How a row becomes a prompt, with its columns in braces and \\n for a line break; null writes it as the run's training rows
+            begin, or as {prompt}.
+        messages_field: Column of a conversation, written by the checkpoint's chat template; null takes the run's.
+        prompts_provenance: public vouches that no protected row is a prompt, and writes to release/; protected writes to private/.
+        output: File that is written, ending in .jsonl; null means generated/<name of prompts>.jsonl of the run. A .json of that name
+            says what it was made from.
+        max_new_tokens: Most tokens of a completion, its end included.
+        temperature: Logits are divided by it before a token is drawn; 0 takes the most likely token.
+        top_p: Tokens are drawn from the fewest most likely ones with this probability together.
+        beams: Beams of a beam search, which returns the completion with the highest mean logarithm of a token's probability.
+        batch_size: Prompts that are completed together; the completions do not depend on it, except for rounding.
+        limit: Number of prompts that are completed, the first ones; null completes all.
+        seed: Fixes what is drawn.
+    """
+
+    prompts: str
+    checkpoint: str | None = None
+    template: str | None = None
+    messages_field: str | None = None
+    prompts_provenance: Literal["public", "protected"] = "protected"
+    output: str | None = None
+    max_new_tokens: int = 64
+    temperature: float = 0.0
+    top_p: float = 1.0
+    beams: int = 1
+    batch_size: int = 8
+    limit: int | None = None
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        for name in ("max_new_tokens", "beams", "batch_size", "limit"):
+            value = getattr(self, name)
+            require(value is None or value > 0, f"generate.{name}={value}", "must be at least 1", "Give a positive number")
+        require(self.seed >= 0, f"generate.seed={self.seed}", "a seed is not negative", "Use 0 or more")
+        temperature = f"generate.temperature={self.temperature}"
+        require(0 <= self.temperature < float("inf"), temperature, "is not a temperature", "Use 0 (greedy), or more")
+        require(0 < self.top_p <= 1, f"generate.top_p={self.top_p}", "is not a probability above 0", "Use 0 < top_p <= 1")
+        value, fix = f"generate.beams={self.beams}, {temperature}", "Use generate.temperature=0 or generate.beams=1"
+        require(self.beams == 1 or self.temperature == 0, value, "a beam search draws nothing", fix)
+        reason = "at temperature 0 nothing is drawn"
+        require(self.top_p == 1 or self.temperature > 0, f"generate.top_p={self.top_p}, {temperature}", reason, "Give a temperature")
+        both = f"generate.template, generate.messages_field={self.messages_field}"
+        require(self.template is None or self.messages_field is None, both, "a chat template writes the whole prompt", "Give one of them")
+        is_named = self.output is None or self.output.endswith(".jsonl")
+        require(is_named, f"generate.output={self.output}", "is not the name of a file of JSON lines", "Let it end in .jsonl")
+
+    def __call__(self, experiment: Experiment, folder: RunFolder) -> None:
+        from dpx.generation.completer import completed
+        from dpx.generation.decoding import Rule
+        from dpx.generation.output import MADE_FROM, lines_of
+        from dpx.generation.prompts import Style, read, require_rows
+        from dpx.training.compile_cache import keep_compiled_programs
+
+        file = Path(self.prompts).expanduser()
+        require_rows(file)
+        weights = self._weights(experiment, folder)
+        if self.messages_field is not None:
+            style = Style(messages_field=self.messages_field)
+        else:
+            style = weights.style if self.template is None else Style.of_columns(self.template)
+        room = weights.model.positions - self.max_new_tokens
+        reason = f"leaves no position of the model's {weights.model.positions} for a prompt"
+        require(room > 0, f"generate.max_new_tokens={self.max_new_tokens}", reason, "Lower it")
+        prompts = read(file, style, weights.tokenizer, room)[: self.limit]
+        path, covered = self._path(folder, file), self._covered(weights.guarantee)
+        facts = covered | {MADE_FROM: self._made_from() | {"weights": weights.checksum, "prompts": file_checksums.of_file(file)["sha256"]}}
+        rule = Rule(self.max_new_tokens, weights.ends, self.temperature, self.top_p, self.beams)
+        keep_compiled_programs()
+        began, tokens = time.monotonic(), 0
+        with lines_of(path, facts, [one.row for one in prompts]) as lines:
+            before = lines.count
+            stage(f"{path}: {before} of {len(prompts)} prompts are completed")
+            try:
+                batches = completed(weights, style, rule, prompts, self.batch_size, self.seed, before) if before < len(prompts) else ()
+                for batch in batches:
+                    lines.append(batch)
+                    tokens += sum(one["tokens"] for one in batch)
+            except Interrupted as interrupted:
+                interrupted.how = f"the same command continues after {lines.count} of {len(prompts)} prompts"
+                raise
+        seconds = time.monotonic() - began
+        counts = {"prompts": len(prompts), "completed_before": before, "tokens": tokens, "seconds": round(seconds, 3)}
+        answer({"file": str(path)} | counts | covered)
+        speed = f", {tokens} tokens in {figure(seconds, 1)} s" if tokens else ""
+        told = f"{path}: {len(prompts)} completions{speed}\n{covered['covers']}"
+        wide_console().print(told, highlight=False, markup=False, soft_wrap=True)
+
+    def _weights(self, experiment: Experiment, folder: RunFolder) -> Any:
+        """Returns the weights, not loaded yet (`dpx.generation.weights.Weights`)."""
+        from dpx.generation.weights import of_checkpoint, of_run
+
+        if self.checkpoint is not None:
+            both = f"run={folder.path}, generate.checkpoint={self.checkpoint}"
+            require(not folder.has_begun, both, "only one of them can complete the prompts", "Remove one of them")
+            require(self.output is not None, "generate.output=null", "a checkpoint is not a run with a folder", "Name a .jsonl file")
+            return of_checkpoint(self.checkpoint)
+        from dpx.claim import agreement
+
+        began = (folder.release / "params").is_dir()
+        require(began, "run", "no finished run is named", "Add run=<folder>, or generate.checkpoint=<folder>")
+        agreement.check(folder.path)
+        parts = experiment.model, experiment.task, experiment.data, experiment.privacy, experiment.vocabulary_size
+        return of_run(*parts, folder.release)
+
+    def _path(self, folder: RunFolder, prompts: Path) -> Path:
+        """Returns the file that is written. Raises `ConfigError` for completions of protected prompts in a folder that may be shared."""
+        is_public = self.prompts_provenance == "public"
+        if self.output is None:
+            tree = folder.made_release() if is_public else folder.made_private()
+            return tree / _FOLDER / f"{prompts.name.partition('.')[0]}.jsonl"
+        path = Path(self.output).expanduser()
+        is_shared = self.checkpoint is None and path.resolve().is_relative_to(folder.release.resolve())
+        if is_shared and not is_public:
+            reason = "completions of protected prompts show these prompts, and release/ may be shared"
+            fix = "Name another place, or vouch with generate.prompts_provenance=public"
+            raise ConfigError(f"generate.output={self.output}", reason, fix)
+        return path
+
+    def _made_from(self) -> dict[str, Any]:
+        """Returns the options that decide what the completions are."""
+        names = ("template", "messages_field", "prompts_provenance", "max_new_tokens", "temperature", "top_p", "beams")
+        # Nothing is drawn without a temperature.
+        return {name: getattr(self, name) for name in names} | ({"seed": self.seed} if self.temperature > 0 else {})
+
+    def _covered(self, guarantee: str | None) -> dict[str, Any]:
+        """Returns the guarantee of the weights, and a sentence on what it covers of the completions."""
+        of_weights = f"the weights' guarantee is {guarantee}" if guarantee else "the weights have no statement of dpx"
+        if self.prompts_provenance == "public":
+            covers = "completions have the same: prompts are declared public, and only weights are read (post-processing)"
+        else:
+            covers = "it does not cover this file: prompts may be protected, and completions show them"
+        return {"guarantee": guarantee, "prompts_provenance": self.prompts_provenance, "covers": f"{of_weights}; {covers}"}

@@ -1,0 +1,172 @@
+"""`job=generate`: prompts of files, completions that a kill does not change, and what is refused in one line."""
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from dpx.declaration import ConfigError
+from dpx.generation import output
+from dpx.generation.prompts import Style
+from dpx.generation.weights import of_checkpoint
+from dpx.run_folder import RunFolder
+from tests.composed import composed
+from tests.interop.cases import Case
+
+ROWS = [{"prompt": prompt, "say": say} for prompt, say in (("ab", "x"), ("hello there", "y"), ("c", "z"), ("ab", "w"), ("dog", "v"))]
+
+
+def write(path: Path, rows: list[dict[str, Any]]) -> Path:
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return path
+
+
+def generate(folder: Path, *options: str) -> list[dict[str, Any]]:
+    """The lines that the job wrote to `folder`."""
+    given = ["job=generate", f"generate.prompts={folder}/prompts.jsonl", f"generate.output={folder}/out.jsonl", "generate.max_new_tokens=4"]
+    experiment, job, _ = composed(*given, *options)
+    job(experiment, RunFolder(folder / "run"))
+    return [json.loads(line) for line in (folder / "out.jsonl").read_text().splitlines()]
+
+
+@pytest.fixture
+def place(tmp_path: Path, checkpoint: Path) -> tuple[Path, str]:
+    write(tmp_path / "prompts.jsonl", ROWS)
+    return tmp_path, f"generate.checkpoint={checkpoint}"
+
+
+def test_each_prompt_is_completed_once_and_a_kill_changes_no_line(place, monkeypatch):
+    folder, weights = place
+    lines = generate(folder, weights, "generate.batch_size=2")
+    assert [(line["row"], line["prompt"]) for line in lines] == [(1, "ab"), (2, "hello there"), (3, "c"), (5, "dog")]
+    for line in lines:
+        assert set(line) == {"row", "prompt", "completion", "finish_reason", "tokens", "log_probability"}
+        assert line["finish_reason"] in ("stop", "length") and 1 <= line["tokens"] <= 4 and line["log_probability"] < 0
+        assert line["tokens"] == 4 or line["finish_reason"] == "stop"
+    whole = (folder / "out.jsonl").read_bytes()
+    told = json.loads((folder / "out.json").read_text())
+    assert told["guarantee"] is None and "does not cover this file" in told["covers"] and told["made_from"]["beams"] == 1
+
+    (folder / "out.jsonl").write_bytes(whole[:-20])
+    assert generate(folder, weights, "generate.batch_size=2") == lines
+    (folder / "out.jsonl").unlink()
+    append, calls = output.Lines.append, []
+
+    def killed(self, batch):
+        calls.append(len(batch))
+        if len(calls) == 2:
+            raise KeyboardInterrupt
+        append(self, batch)
+
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(output.Lines, "append", killed)
+        generate(folder, weights, "generate.batch_size=2")
+    assert (folder / "out.jsonl").read_bytes() == b"".join(whole.splitlines(keepends=True)[:2])
+    assert generate(folder, weights, "generate.batch_size=2", "generate.limit=3") == lines[:3], "a limit may be raised later"
+    generate(folder, weights, "generate.batch_size=2")
+    assert (folder / "out.jsonl").read_bytes() == whole
+    inode = (folder / "out.jsonl").stat().st_mtime_ns
+    generate(folder, weights, "generate.batch_size=2")
+    assert (folder / "out.jsonl").stat().st_mtime_ns == inode
+
+
+def test_another_setting_or_file_is_refused_and_changes_nothing(place):
+    folder, weights = place
+    lines = generate(folder, weights, "generate.limit=1")
+    for option, words in (("generate.beams=2", "beams was 1, not 2"), ("generate.max_new_tokens=3", "max_new_tokens was 4, not 3")):
+        with pytest.raises(ConfigError, match=f"out.json: the completions were made from something else: {words}. .*generate.output"):
+            generate(folder, weights, option)
+    write(folder / "prompts.jsonl", ROWS[1:])
+    with pytest.raises(ConfigError, match="prompts was"):
+        generate(folder, weights)
+    write(folder / "prompts.jsonl", ROWS)
+    (folder / "out.jsonl").write_text(json.dumps(lines[0] | {"row": 2}) + "\n")
+    with pytest.raises(ConfigError, match="holds completions of other rows"):
+        generate(folder, weights)
+    (folder / "out.json").unlink()
+    with pytest.raises(ConfigError, match="already exists, without out.json"):
+        generate(folder, weights)
+
+
+def test_prompts_by_template_and_by_conversation(checkpoint: Path, tmp_path: Path):
+    pytest.importorskip("jinja2")
+    from dpx.generation.prompts import read
+
+    weights = of_checkpoint(str(checkpoint))
+    assert weights.ends == (2, 3), "that of a template's rows, and that of the chat template"
+    rows = [{"name": "cat", "kind": "pet", "messages": [{"role": "user", "content": "hi"}]}]
+    rows += [{"name": "dog", "kind": "pet", "messages": [{"role": "user", "content": "yo"}, {"role": "assistant", "content": "no"}]}]
+    file, ids = write(tmp_path / "rows.jsonl", rows), weights.tokenizer.tokenizer.token_to_id
+    by_template = read(file, Style.of_columns("the {kind}: {name}"), weights.tokenizer, 16)
+    assert [one.text for one in by_template] == ["the pet: cat", "the pet: dog"]
+    assert by_template[0].ids == [1, *map(ids, "thepet:cat")]
+    by_chat = read(file, Style(messages_field="messages"), weights.tokenizer, 16)
+    assert [one.text for one in by_chat] == ["<s>hi<e><s>", "<s>yo<e><s>"] and by_chat[0].ids == [1, ids("h"), ids("i"), 3, 1]
+
+
+def test_a_completion_has_not_what_training_rows_put_around_it():
+    source = composed("data=table", "task=causal_lm", "model=llama_micro", *ASKED)[0].data.source
+    style = Style.of_rows(source)
+    assert style.text("row", {"question": "Why?", "answer": "So."}, None) == "Q: Why?\nA:"
+    assert style.completion(" So.\n{end}") == "So." and style.completion(" So") == "So"
+
+
+ASKED = ["data.source.paths=rows.csv", "data.source.prompt_field=question", "data.source.completion_field=answer"]
+ASKED += ["data.source.template='Q: {prompt}\\nA: {completion}\\n{{end}}'"]
+
+REFUSED = [
+    (["generate.beams=2", "generate.temperature=1"], "generate.beams=2, generate.temperature=1.0: a beam search draws nothing"),
+    (["generate.top_p=0.5"], "generate.top_p=0.5, generate.temperature=0.0: at temperature 0 nothing is drawn"),
+    (["generate.temperature=-1"], "generate.temperature=-1.0: is not a temperature"),
+    (["generate.max_new_tokens=0"], "generate.max_new_tokens=0: must be at least 1"),
+    (["generate.max_new_tokens=16"], "generate.max_new_tokens=16: leaves no position of the model's 16 for a prompt"),
+    (["generate.max_new_tokens=9"], r"prompts.jsonl:2: has a prompt of 11 tokens; .* positions for 7"),
+    (["generate.template='About {topic}'"], r"prompts.jsonl:1: has no column 'topic'; its columns are prompt, say"),
+    (["generate.template=About"], "generate.template='About': has no field"),
+    (["generate.template='About {'"], "generate.template='About {': is not a template"),
+    (["generate.template='{prompt}'", "generate.messages_field=chat"], "a chat template writes the whole prompt"),
+    (["generate.messages_field=chat"], "prompts.jsonl:1: has no column 'chat'"),
+    (["generate.output=out.csv"], "generate.output=out.csv: is not the name of a file of JSON lines"),
+    (["generate.output=null"], "generate.output=null: a checkpoint is not a run with a folder"),
+    (["generate.prompts=none.jsonl"], "generate.prompts=none.jsonl: no such file"),
+    (["generate.checkpoint=null"], "run: no finished run is named"),
+]
+
+
+@pytest.mark.parametrize(("options", "words"), REFUSED)
+def test_what_cannot_be_completed_is_refused_in_one_line(place, options: list[str], words: str):
+    folder, weights = place
+    with pytest.raises(ConfigError, match=words) as refused:
+        generate(folder, weights, *options)
+    assert "\n" not in str(refused.value) and [path.name for path in folder.iterdir()] == ["prompts.jsonl"]
+
+
+def test_an_empty_file_another_model_and_a_tokenizer_without_an_end_are_refused(place, checkpoint: Path):
+    folder, weights = place
+    (folder / "prompts.jsonl").write_text("")
+    with pytest.raises(ConfigError, match="prompts.jsonl: contains no row"):
+        generate(folder, weights)
+    write(folder / "prompts.jsonl", [{"prompt": " "}])
+    with pytest.raises(ConfigError, match="prompts.jsonl:1: has an empty text under 'prompt'"):
+        generate(folder, weights)
+    encoder = Case.read("bert_lm_a").write(folder / "encoder")
+    with pytest.raises(ConfigError, match="generate.checkpoint=.*encoder: is bert_2x16.* only a causal decoder"):
+        generate(folder, f"generate.checkpoint={encoder}")
+    shutil.copytree(checkpoint, folder / "endless")
+    definition = json.loads((checkpoint / "tokenizer.json").read_text().replace("</s>", "<x>").replace("<e>", "<y>"))
+    (folder / "endless" / "tokenizer.json").write_text(json.dumps(definition))
+    with pytest.raises(ConfigError, match="tokenizer.json: has no sep token. Name it in tokenizer_config.json"):
+        generate(folder, f"generate.checkpoint={folder}/endless")
+
+
+def test_a_seed_decides_what_is_drawn(place):
+    folder, weights = place
+    drawn = []
+    for seed in (1, 1, 2):
+        drawn.append([line["completion"] for line in generate(folder, weights, "generate.temperature=1", f"generate.seed={seed}")])
+        for name in ("out.jsonl", "out.json"):
+            (folder / name).unlink()
+    assert drawn[0] == drawn[1] != drawn[2] and np.ndim(drawn) == 2
