@@ -9,6 +9,7 @@ from tokenizers import decoders
 from tokenizers.models import WordPiece
 
 from dpx.data.length_buckets import widths_of
+from dpx.declaration import require
 from dpx.generation.decoding import Decoding, Rule
 from dpx.generation.prompts import Prompt, Style
 from dpx.generation.weights import Weights
@@ -41,6 +42,8 @@ def completed(
         lines = []
         for prompt, ids, count, score, is_ended in zip(batch, *(one[: len(batch)] for one in done), strict=True):
             text = tokenizer.decode(ids[: count - is_ended].tolist(), skip_special_tokens=True)
+            is_number, fix = bool(np.isfinite(score)), "Use other weights, or train again at a lower learning rate"
+            require(is_number, f"row {prompt.row}", "the model's probabilities are not numbers", fix)
             reason = "stop" if is_ended else "length"
             about = {"row": prompt.row, "prompt": prompt.text, "completion": style.completion(text), "finish_reason": reason}
             lines.append(about | {"tokens": int(count), "log_probability": round(float(score), 4)})

@@ -63,7 +63,7 @@ def of_run(model: AnyModel, task: Task, data: Data, privacy: Privacy, vocabulary
         tokenizer = of_path(folder, data.vocabulary.size)
         require_vocabulary(place, tokenizer.checksum, folder)
     checksum, guarantee = seal(facts_beside(place).get("weights")), read_statement(release / STATEMENT).guarantee
-    load = lambda: jax.jit(merge_adapters)(released(place))  # noqa: E731
+    load = lambda: merge_adapters(released(place))  # noqa: E731
     return Weights(model, vocabulary_size, tokenizer, Style.of_rows(data.source), checksum, guarantee, load)
 
 

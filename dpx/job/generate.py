@@ -81,10 +81,8 @@ class Generate:
         file = Path(self.prompts).expanduser()
         require_rows(file)
         weights = self._weights(experiment, folder)
-        if self.messages_field is not None:
-            style = Style(messages_field=self.messages_field)
-        else:
-            style = weights.style if self.template is None else Style.of_columns(self.template)
+        by_template = weights.style if self.template is None else Style.of_columns(self.template)
+        style = by_template if self.messages_field is None else Style(messages_field=self.messages_field)
         room = weights.model.positions - self.max_new_tokens
         reason = f"leaves no position of the model's {weights.model.positions} for a prompt"
         require(room > 0, f"generate.max_new_tokens={self.max_new_tokens}", reason, "Lower it")

@@ -23,6 +23,7 @@ from dpx.init.parent import open_parent
 from dpx.interop.export import export
 from dpx.job.account import Account
 from dpx.job.explain import Explain
+from dpx.job.generate import Generate
 from dpx.job.predict import Predict
 from dpx.job.released import Evaluate, Export
 from dpx.job.train import Resume, Train
@@ -163,6 +164,7 @@ ROADS: dict[str, Callable[[Any, Path], Any]] = {
     "explain": lambda of, path: Explain()(of, RunFolder(path)),
     "export": lambda of, path: Export()(of, RunFolder(path)),
     "export elsewhere": lambda of, path: export(of, path, path.parent / "exported"),
+    "generate": lambda of, path: Generate(prompts=rows_beside(path))(of, RunFolder(path)),
     "predict": lambda of, path: Predict(input=rows_beside(path), output=f"{path}/out")(of, RunFolder(path)),
     "resume": lambda of, path: Resume()(of, RunFolder(path, "name: main\n")),
     "train": lambda of, path: Train()(of, RunFolder(path, "name: main\n")),
@@ -189,7 +191,7 @@ def test_no_road_repeats_what_was_edited(copy: Path, declared: tuple[Any, Any, s
 
 
 OF_COPIES = ("account", "account of the folder", "account of the statement", "evaluate", "explain", "export", "export elsewhere")
-OF_COPIES += ("predict", "dpx.load", "run=", "init=run", "design", "analysis")
+OF_COPIES += ("generate", "predict", "dpx.load", "run=", "init=run", "design", "analysis")
 
 
 @pytest.mark.parametrize("file", [STATEMENT, RELEASED])
@@ -215,7 +217,7 @@ def test_no_job_is_given_a_run_whose_parts_were_edited(copy: Path, file: str) ->
     EDITS[file](copy)
     for cfg in asked:
         refuses(lambda: _of_finished_run(cfg, []), file)  # noqa: B023
-    assert {"account", "audit", "benchmark", "evaluate", "explain", "export", "plan", "predict", "resume", "train"} <= set(jobs)
+    assert {"account", "audit", "benchmark", "evaluate", "explain", "export", "generate", "plan", "predict", "resume", "train"} <= set(jobs)
 
 
 def test_a_trial_whose_statement_was_edited_disagrees(copy: Path) -> None:
