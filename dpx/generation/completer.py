@@ -23,6 +23,8 @@ def completed(
     Batches begin at multiples of `batch_size`, wherever the first is, so that a restart computes the same. What is drawn for a prompt
     depends on `seed` and the prompt's row alone.
     """
+    if first == len(prompts):
+        return
     decoding, params = Decoding(weights.model, weights.vocabulary_size, rule), weights.load()
     tokenizer = weights.tokenizer.tokenizer
     if isinstance(tokenizer.model, WordPiece) and tokenizer.decoder is None:

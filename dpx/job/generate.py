@@ -96,8 +96,7 @@ class Generate:
             before = lines.count
             stage(f"{path}: {before} of {len(prompts)} prompts are completed")
             try:
-                batches = completed(weights, style, rule, prompts, self.batch_size, self.seed, before) if before < len(prompts) else ()
-                for batch in batches:
+                for batch in completed(weights, style, rule, prompts, self.batch_size, self.seed, before):
                     lines.append(batch)
                     tokens += sum(one["tokens"] for one in batch)
             except Interrupted as interrupted:

@@ -12,6 +12,7 @@ from dpx.declaration import ConfigError
 from dpx.generation import output
 from dpx.generation.prompts import Style
 from dpx.generation.weights import of_checkpoint
+from dpx.job.generate import Generate
 from dpx.run_folder import RunFolder
 from tests.composed import composed
 from tests.interop.cases import Case
@@ -24,23 +25,22 @@ def write(path: Path, rows: list[dict[str, Any]]) -> Path:
     return path
 
 
-def generate(folder: Path, *options: str) -> list[dict[str, Any]]:
+def generate(folder: Path, checkpoint: str | None, **options: Any) -> list[dict[str, Any]]:
     """The lines that the job wrote to `folder`."""
-    given = ["job=generate", f"generate.prompts={folder}/prompts.jsonl", f"generate.output={folder}/out.jsonl", "generate.max_new_tokens=4"]
-    experiment, job, _ = composed(*given, *options)
-    job(experiment, RunFolder(folder / "run"))
+    given = {"prompts": f"{folder}/prompts.jsonl", "output": f"{folder}/out.jsonl", "max_new_tokens": 4, "checkpoint": checkpoint}
+    Generate(**(given | options))(composed()[0], RunFolder(folder / "run"))
     return [json.loads(line) for line in (folder / "out.jsonl").read_text().splitlines()]
 
 
 @pytest.fixture
 def place(tmp_path: Path, checkpoint: Path) -> tuple[Path, str]:
     write(tmp_path / "prompts.jsonl", ROWS)
-    return tmp_path, f"generate.checkpoint={checkpoint}"
+    return tmp_path, str(checkpoint)
 
 
 def test_each_prompt_is_completed_once_and_a_kill_changes_no_line(place, monkeypatch):
     folder, weights = place
-    lines = generate(folder, weights, "generate.batch_size=2")
+    lines = generate(folder, weights, batch_size=2)
     assert [(line["row"], line["prompt"]) for line in lines] == [(1, "ab"), (2, "hello there"), (3, "c"), (5, "dog")]
     for line in lines:
         assert set(line) == {"row", "prompt", "completion", "finish_reason", "tokens", "log_probability"}
@@ -51,7 +51,7 @@ def test_each_prompt_is_completed_once_and_a_kill_changes_no_line(place, monkeyp
     assert told["guarantee"] is None and "does not cover this file" in told["covers"] and told["made_from"]["beams"] == 1
 
     (folder / "out.jsonl").write_bytes(whole[:-20])
-    assert generate(folder, weights, "generate.batch_size=2") == lines
+    assert generate(folder, weights, batch_size=2) == lines
     (folder / "out.jsonl").unlink()
     append, calls = output.Lines.append, []
 
@@ -63,22 +63,22 @@ def test_each_prompt_is_completed_once_and_a_kill_changes_no_line(place, monkeyp
 
     with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
         patch.setattr(output.Lines, "append", killed)
-        generate(folder, weights, "generate.batch_size=2")
+        generate(folder, weights, batch_size=2)
     assert (folder / "out.jsonl").read_bytes() == b"".join(whole.splitlines(keepends=True)[:2])
-    assert generate(folder, weights, "generate.batch_size=2", "generate.limit=3") == lines[:3], "a limit may be raised later"
-    generate(folder, weights, "generate.batch_size=2")
+    assert generate(folder, weights, batch_size=2, limit=3) == lines[:3], "a limit may be raised later"
+    generate(folder, weights, batch_size=2)
     assert (folder / "out.jsonl").read_bytes() == whole
     inode = (folder / "out.jsonl").stat().st_mtime_ns
-    generate(folder, weights, "generate.batch_size=2")
+    generate(folder, weights, batch_size=2)
     assert (folder / "out.jsonl").stat().st_mtime_ns == inode
 
 
 def test_another_setting_or_file_is_refused_and_changes_nothing(place):
     folder, weights = place
-    lines = generate(folder, weights, "generate.limit=1")
-    for option, words in (("generate.beams=2", "beams was 1, not 2"), ("generate.max_new_tokens=3", "max_new_tokens was 4, not 3")):
+    lines = generate(folder, weights, limit=1, batch_size=2)
+    for name, value, words in (("beams", 2, "beams was 1, not 2"), ("max_new_tokens", 3, "max_new_tokens was 4, not 3")):
         with pytest.raises(ConfigError, match=f"out.json: the completions were made from something else: {words}. .*generate.output"):
-            generate(folder, weights, option)
+            generate(folder, weights, **{name: value})
     write(folder / "prompts.jsonl", ROWS[1:])
     with pytest.raises(ConfigError, match="prompts was"):
         generate(folder, weights)
@@ -117,30 +117,30 @@ def test_a_completion_has_not_what_training_rows_put_around_it():
 ASKED = ["data.source.paths=rows.csv", "data.source.prompt_field=question", "data.source.completion_field=answer"]
 ASKED += ["data.source.template='Q: {prompt}\\nA: {completion}\\n{{end}}'"]
 
-REFUSED = [
-    (["generate.beams=2", "generate.temperature=1"], "generate.beams=2, generate.temperature=1.0: a beam search draws nothing"),
-    (["generate.top_p=0.5"], "generate.top_p=0.5, generate.temperature=0.0: at temperature 0 nothing is drawn"),
-    (["generate.temperature=-1"], "generate.temperature=-1.0: is not a temperature"),
-    (["generate.max_new_tokens=0"], "generate.max_new_tokens=0: must be at least 1"),
-    (["generate.max_new_tokens=16"], "generate.max_new_tokens=16: leaves no position of the model's 16 for a prompt"),
-    (["generate.max_new_tokens=9"], r"prompts.jsonl:2: has a prompt of 11 tokens; .* positions for 7"),
-    (["generate.template='About {topic}'"], r"prompts.jsonl:1: has no column 'topic'; its columns are prompt, say"),
-    (["generate.template=About"], "generate.template='About': has no field"),
-    (["generate.template='About {'"], "generate.template='About {': is not a template"),
-    (["generate.template='{prompt}'", "generate.messages_field=chat"], "a chat template writes the whole prompt"),
-    (["generate.messages_field=chat"], "prompts.jsonl:1: has no column 'chat'"),
-    (["generate.output=out.csv"], "generate.output=out.csv: is not the name of a file of JSON lines"),
-    (["generate.output=null"], "generate.output=null: a checkpoint is not a run with a folder"),
-    (["generate.prompts=none.jsonl"], "generate.prompts=none.jsonl: no such file"),
-    (["generate.checkpoint=null"], "run: no finished run is named"),
+REFUSED: list[tuple[dict[str, Any], str]] = [
+    ({"beams": 2, "temperature": 1.0}, "generate.beams=2, generate.temperature=1.0: a beam search draws nothing"),
+    ({"top_p": 0.5}, "generate.top_p=0.5, generate.temperature=0.0: at temperature 0 nothing is drawn"),
+    ({"temperature": -1.0}, "generate.temperature=-1.0: is not a temperature"),
+    ({"max_new_tokens": 0}, "generate.max_new_tokens=0: must be at least 1"),
+    ({"max_new_tokens": 16}, "generate.max_new_tokens=16: leaves no position of the model's 16 for a prompt"),
+    ({"max_new_tokens": 9}, r"prompts.jsonl:2: has a prompt of 11 tokens; .* positions for 7"),
+    ({"template": "About {topic}"}, r"prompts.jsonl:1: has no column 'topic'; its columns are prompt, say"),
+    ({"template": "About"}, "generate.template='About': has no field"),
+    ({"template": "About {"}, "generate.template='About {': is not a template"),
+    ({"template": "{prompt}", "messages_field": "chat"}, "a chat template writes the whole prompt"),
+    ({"messages_field": "chat"}, "prompts.jsonl:1: has no column 'chat'"),
+    ({"output": "out.csv"}, "generate.output=out.csv: is not the name of a file of JSON lines"),
+    ({"output": None}, "generate.output=null: a checkpoint is not a run with a folder"),
+    ({"prompts": "none.jsonl"}, "generate.prompts=none.jsonl: no such file"),
+    ({"checkpoint": None}, "run: no finished run is named"),
 ]
 
 
 @pytest.mark.parametrize(("options", "words"), REFUSED)
-def test_what_cannot_be_completed_is_refused_in_one_line(place, options: list[str], words: str):
+def test_what_cannot_be_completed_is_refused_in_one_line(place, options: dict[str, Any], words: str):
     folder, weights = place
     with pytest.raises(ConfigError, match=words) as refused:
-        generate(folder, weights, *options)
+        generate(folder, **({"checkpoint": weights} | options))
     assert "\n" not in str(refused.value) and [path.name for path in folder.iterdir()] == ["prompts.jsonl"]
 
 
@@ -154,19 +154,19 @@ def test_an_empty_file_another_model_and_a_tokenizer_without_an_end_are_refused(
         generate(folder, weights)
     encoder = Case.read("bert_lm_a").write(folder / "encoder")
     with pytest.raises(ConfigError, match="generate.checkpoint=.*encoder: is bert_2x16.* only a causal decoder"):
-        generate(folder, f"generate.checkpoint={encoder}")
+        generate(folder, str(encoder))
     shutil.copytree(checkpoint, folder / "endless")
     definition = json.loads((checkpoint / "tokenizer.json").read_text().replace("</s>", "<x>").replace("<e>", "<y>"))
     (folder / "endless" / "tokenizer.json").write_text(json.dumps(definition))
     with pytest.raises(ConfigError, match="tokenizer.json: has no sep token. Name it in tokenizer_config.json"):
-        generate(folder, f"generate.checkpoint={folder}/endless")
+        generate(folder, f"{folder}/endless")
 
 
 def test_a_seed_decides_what_is_drawn(place):
     folder, weights = place
     drawn = []
     for seed in (1, 1, 2):
-        drawn.append([line["completion"] for line in generate(folder, weights, "generate.temperature=1", f"generate.seed={seed}")])
+        drawn.append([line["completion"] for line in generate(folder, weights, temperature=1.0, seed=seed)])
         for name in ("out.jsonl", "out.json"):
             (folder / name).unlink()
     assert drawn[0] == drawn[1] != drawn[2] and np.ndim(drawn) == 2

@@ -36,7 +36,8 @@ def test_a_completion_has_all_references_of_its_meaning(files):
 
 
 def test_scores_are_those_of_a_count_by_hand(files):
-    pytest.importorskip("sacrebleu"), pytest.importorskip("rouge_score")
+    for library in ("sacrebleu", "rouge_score"):
+        pytest.importorskip(library)
     found = score.scores(score.pairs(*files))
     # All 7, 6, 5 and 4 n-grams of the first completion; of the second "Vaults", "is", "cheap" and ".", and "Vaults is". No text is short.
     precisions = [11 / 14, 7 / 12, 5 / 10, 4 / 8]

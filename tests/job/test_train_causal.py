@@ -1,6 +1,7 @@
 """A causal decoder through the same jobs: planned, trained, measured again."""
 
 import json
+from typing import Literal
 
 import pytest
 from omegaconf import OmegaConf
@@ -49,8 +50,10 @@ def test_a_run_has_the_tasks_own_figures(trained):
 def test_a_run_completes_prompts_and_says_what_its_statement_covers(trained, tmp_path):
     experiment, folder = trained
     (tmp_path / "asked.jsonl").write_text('{"prompt": "some words"}\n{"prompt": "other words of this text"}\n')
-    written = {}
-    for provenance, tree in (("protected", folder.private), ("public", folder.release)):
+    written, trees = {}, {"protected": folder.private, "public": folder.release}
+    provenances: tuple[Literal["protected", "public"], ...] = ("protected", "public")
+    for provenance in provenances:
+        tree = trees[provenance]
         Generate(prompts=str(tmp_path / "asked.jsonl"), max_new_tokens=3, prompts_provenance=provenance)(experiment, folder)
         written[provenance] = (tree / "generated" / "asked.jsonl").read_text()
         told = json.loads((tree / "generated" / "asked.json").read_text())
