@@ -19,7 +19,7 @@ MADE = "made_keys_and_values"
 
 
 def kept(module: nn.Module) -> Any:
-    """Returns what is given to `module` of `KEPT`, or None."""
+    """Returns the part of `KEPT` that belongs to `module`, or None."""
     return module.variables.get(KEPT)
 
 
@@ -29,7 +29,7 @@ def places(module: nn.Module, length_R: Array, tokens: int) -> Array:
 
 
 def seen(module: nn.Module, key: Array, value: Array, length_R: Array, axis: int) -> tuple[Array, Array]:
-    """Returns the keys and values of all tokens that a layer sees: those that it reads, in a text whose earlier ones are given.
+    """Returns the keys and values of all tokens that a layer sees: the earlier ones that are given, and the tokens that it reads.
 
     `axis` is that of the tokens; the first axis is that of the texts.
     """
