@@ -3,6 +3,7 @@
 A classification task is designed from measured runs of fine-tuning (`dpx.job.design_fine_tuning`).
 """
 
+import math
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from dpx.declaration import ConfigError, declaration, require
 from dpx.durable import write_durably
 from dpx.experiment import Experiment
 from dpx.job.explain import public_size
+from dpx.mechanism.declarations import TargetEpsilon
 from dpx.picture import Lines, Picture
 from dpx.run_folder import RunFolder, write_json
 from dpx.table import Table
@@ -36,9 +38,9 @@ class Design:
     positive, and where nothing inside the measured grid fits.
 
     Attributes:
-        epsilon: The privacy budget; inf means no privacy.
+        epsilon: The privacy budget; inf means no privacy. For fine-tuning null takes noise.epsilon.
         size: Protected records; null takes data.declared_size, and for fine-tuning the counted number where that is public.
-        compute: The compute budget in FLOPs.
+        compute: The compute budget in FLOPs. For fine-tuning, without either budget, what the measured settings take.
         device_hours: The compute budget in hours of the mesh's device, instead of FLOPs.
         measurements: A CSV table (dpx.scaling.measurements) or a folder of runs, for fine-tuning a CSV table of runs
             (dpx.scaling.fine_tuning); null takes the table that comes with dpx.
@@ -70,21 +72,24 @@ class Design:
         )
 
     def __call__(self, experiment: Experiment, folder: RunFolder) -> None:
-        require(self.epsilon is not None, "design.epsilon", "no budget is given", "Give design.epsilon=..., inf for none")
-        assert self.epsilon is not None
-        if isinstance(experiment.task, Classification):
-            self._fine_tuning(experiment, folder, self.epsilon)
+        epsilon, is_tuned = self.epsilon, isinstance(experiment.task, Classification)
+        if epsilon is None and is_tuned and isinstance(experiment.noise, TargetEpsilon):
+            epsilon = experiment.noise.epsilon
+        require(epsilon is not None, "design.epsilon", "no privacy budget is given", "Give design.epsilon=..., inf for none")
+        assert epsilon is not None
+        if is_tuned:
+            self._fine_tuning(experiment, folder, epsilon)
             return
         size = self.size if self.size is not None else experiment.data.declared_size
         require(size is not None, "design.size", "the number of protected records is not known", "Give design.size=...")
         assert size is not None
         if self.published:
-            return _show([_published(size, self.epsilon)], folder, {"published": True})
+            return _show([_published(size, epsilon)], folder, {"published": True})
         compute = self._compute(experiment.mesh.flops_per_s)
         _require_small_delta(experiment, size)
         base = _base(self.base)
-        tables, best, rate = self._designed(experiment, base, self.epsilon, size, compute)
-        _show(tables, folder, {"compute": compute, "size": size, "epsilon": self.epsilon, "delta": experiment.privacy.delta})
+        tables, best, rate = self._designed(experiment, base, epsilon, size, compute)
+        _show(tables, folder, {"compute": compute, "size": size, "epsilon": epsilon, "delta": experiment.privacy.delta})
         if not _is_option(self.base, f"model={best.model}"):
             wide_console().print(f"no experiment is written: model={best.model} is not an option here", highlight=False, soft_wrap=True)
             return
@@ -96,12 +101,13 @@ class Design:
         from dpx.scaling import fine_tuning
 
         size = self.size if self.size is not None else public_size(experiment)
-        compute = self._compute(experiment.mesh.flops_per_s)
+        has_budget = self.compute is not None or self.device_hours is not None
+        compute = self._compute(experiment.mesh.flops_per_s) if has_budget else math.inf
         _require_small_delta(experiment, size)
         place, is_own = Path(self.measurements or fine_tuning.shipped()), self.measurements is not None
         table = fine_tuning.read(place)
         found = design_fine_tuning.designed(experiment, size, epsilon, compute, table)
-        about = {"compute": compute, "size": size, "epsilon": epsilon, "delta": experiment.privacy.delta}
+        about = {"compute": compute if has_budget else None, "size": size, "epsilon": epsilon, "delta": experiment.privacy.delta}
         _show(design_fine_tuning.tables(found, table, place, is_own), folder, about)
         overrides = recipes.of_this_command()
         if overrides is not None:

@@ -56,8 +56,9 @@ class Designed:
 
 
 def designed(experiment: Experiment, size: int, epsilon: float, compute: float, table: list[Measured]) -> Designed:
-    """Returns the design for `size` rows or units at `epsilon` whose plan takes at most `compute` FLOPs, from the runs of `table`.
+    """Returns the design for `size` rows or units at `epsilon` from the runs of `table`.
 
+    Its plan takes at most `compute` FLOPs; with inf the measured runs limit the passes.
     Raises `ConfigError` for parts of a run that no measured run had, and for a budget below a step.
     """
     _require_measured(experiment, epsilon)
@@ -65,8 +66,8 @@ def designed(experiment: Experiment, size: int, epsilon: float, compute: float, 
     parameters = count(experiment.task.parameter_shapes(experiment.model, vocabulary))
     once, twice = (work(experiment, parameters, vocabulary, passes * size, size)["flops"] for passes in (1, 2))
     passes = 1 + (compute - once) / (twice - once)
-    fix = f"Give at least {once:.3g} FLOPs, {once / experiment.mesh.flops_per_s / 3600:.3g} device hours, for one pass"
-    require(passes > 0, f"{compute:.3g} FLOPs", "do not pay for a step over these rows", fix)
+    fix = f"Give at least {once:.3g} FLOPs, {once / experiment.mesh.flops_per_s / 3600:.3g} device hours, for one pass, or no budget"
+    require(passes > 0, f"a budget of {compute:.3g} FLOPs", "does not pay for a step over these rows", fix)
     trained = trains_of(experiment, parameters, vocabulary).parameters
     signal = fine_tuning.signal(size, epsilon, experiment.privacy.delta, trained)
     asked = Asked(experiment.train.kind, trained, passes, signal)

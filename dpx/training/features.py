@@ -8,9 +8,10 @@ or damaged features are computed again; if their last bits then differ, a replay
 Shape legend: N rows of the protected split, B rows at once.
 """
 
+import dataclasses
 import json
 import shutil
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, TypeGuard
 
@@ -25,7 +26,7 @@ from dpx.durable import draft_of, make_private, write_durably
 from dpx.task.protocol import TwoPartObjective
 from dpx.training import sharding
 from dpx.training.checksum import checksums
-from dpx.training.evaluation import BATCH_ROWS, in_batches
+from dpx.training.evaluation import BATCH_ROWS, HeldOut, in_batches
 
 FOLDER = "features"
 _ARRAY, _ABOUT = "features.npy", "features.json"
@@ -79,6 +80,16 @@ def of_store(objective: TwoPartObjective, frozen: Any, store: Store, widths: Seq
     return WithFeatures(store, known)
 
 
+def of_heldout(objective: TwoPartObjective, frozen: Any, heldout: HeldOut) -> HeldOut:
+    """Returns the metrics of the same rows from features, which are computed here once and kept in memory."""
+    read = _reader(objective)
+    batches = [
+        ({name: values for name, values in rows.items() if name not in TEXT} | {"features": np.asarray(read(frozen, rows))}, is_padding_B)
+        for rows, is_padding_B in heldout.batches
+    ]
+    return dataclasses.replace(heldout, batches=batches)
+
+
 def remove(private: Path) -> None:
     """Deletes the features of a run that has ended."""
     shutil.rmtree(private / FOLDER, ignore_errors=True)
@@ -102,13 +113,15 @@ def _about(folder: Path, made_from: dict[str, str]) -> dict[str, Any]:
     return made_from | file_checksums.of_file(folder / _ARRAY)
 
 
-def _compute(objective: TwoPartObjective, frozen: Any, store: Store, widths: Sequence[int], mesh: Any, folder: Path) -> None:
-    """Computes and writes the features of every protected row, in batches of one shape for each width.
+def _reader(objective: TwoPartObjective) -> Callable[[Any, dict[str, Any]], Any]:
+    """Returns a jitted function from the frozen parameters and rows of text to features, in float32, which holds every narrower type."""
+    return jax.jit(lambda params, rows: objective.features(params, objective.batch(_MASK_KEY, rows)).astype(np.float32))
 
-    They are float32, which holds every narrower type exactly.
-    """
+
+def _compute(objective: TwoPartObjective, frozen: Any, store: Store, widths: Sequence[int], mesh: Any, folder: Path) -> None:
+    """Computes and writes the features of every protected row, in batches of one shape for each width."""
     count = store.manifest.rows["protected"]
-    read = jax.jit(lambda params, rows: objective.features(params, objective.batch(_MASK_KEY, rows)).astype(np.float32))
+    read = _reader(objective)
     over_devices = NamedSharding(mesh, P(sharding.EXAMPLE_AXES))
     at_once = BATCH_ROWS * mesh.shape["data"] * mesh.shape["fsdp"]
     features_N: np.ndarray | None = None

@@ -89,13 +89,15 @@ def open_run(experiment: Experiment, folder: RunFolder, job: Any = None) -> Iter
             spending=Spending(experiment.accountant, experiment.privacy, experiment.steps, ledger),
             released=Released(folder.release / "telemetry.jsonl"),
         )
+        evaluations = evaluations_of(ready.objective, ready.store, schedule.evaluation_rows, experiment.widths, mesh)
         if conclude is None and team().is_alone and features.are_constant(ready.objective, run_start.state.params):
             stage("reading every text once: the head alone is trained")
             store = features.of_store(ready.objective, run_start.frozen, store, experiment.widths, mesh, private)
+            heldout = features.of_heldout(ready.objective, run_start.frozen, evaluations.heldout)
+            evaluations = evaluations._replace(heldout=heldout)
         measured = stack.enter_context(contextlib.closing(profiling(experiment.profile, private, experiment.mesh.devices)))
         of_step = {"step": measured.watched(step), "strategy": ready.strategy, "frozen": run_start.frozen, "profiling": measured}
         runtime = Runtime(experiment=experiment, calibrated=ready.calibrated, store=store, ledger=ledger, job=job, **of_step)
-        evaluations = evaluations_of(ready.objective, ready.store, schedule.evaluation_rows, experiment.widths, mesh)
         early = stack.enter_context(early_stopping.opened(schedule, experiment.gain_in, private, run_start.first_step))
         yield Session(folder, runtime, noise_epochs, run_start, checkpoints, evaluations, outputs, conclude, early)
 

@@ -71,7 +71,7 @@ def test_it_says_when_nothing_is_above_the_baseline(experiment):
     [
         ({"optimizer": Optax(name="lion")}, 8.0, 1e12, "optimizer=lion: the measured runs of fine-tuning have optimizer=adam"),
         ({}, float("inf"), 1e12, "design.epsilon=inf: the measured runs of fine-tuning have noise"),
-        ({}, 8.0, 1.0, "1 FLOPs: do not pay for a step over these rows. Give at least"),
+        ({}, 8.0, 1.0, "a budget of 1 FLOPs: does not pay for a step over these rows. Give at least .* or no budget"),
     ],
 )
 def test_what_was_not_measured_is_refused(experiment, changes, epsilon, compute, why):
@@ -79,8 +79,10 @@ def test_what_was_not_measured_is_refused(experiment, changes, epsilon, compute,
         designed(dataclasses.replace(experiment, **changes), 4000, epsilon, compute, TABLE)
 
 
-def test_the_job_writes_its_tables(experiment, tmp_path, capsys):
-    Design(epsilon=8.0, compute=5e11)(experiment, RunFolder(tmp_path, ""))
+def test_the_job_writes_its_tables_and_needs_neither_epsilon_nor_a_budget(experiment, tmp_path, capsys):
+    """Without them epsilon is that of the run, and the passes are those of the measured runs."""
+    Design()(experiment, RunFolder(tmp_path, ""))
     document = json.loads((tmp_path / "release" / "design.json").read_text())
     assert [table["name"] for table in document["tables"]] == ["designs", "expected", "settings"] and document["size"] == 4000
-    assert "fine-tuning designed for 4,000 rows, epsilon 8" in capsys.readouterr().out
+    assert (document["epsilon"], document["compute"]) == (1.0, None)
+    assert "fine-tuning designed for 4,000 rows, epsilon 1" in capsys.readouterr().out
