@@ -20,13 +20,12 @@ from dpx.data import manifests
 from dpx.declaration import require
 from dpx.privacy.ledger import Ledger
 from dpx.report.rows import Run
-from dpx.results import interval, read_results
+from dpx.results import read_results
 from dpx.run_folder import Status
 
 KIND = "chain"
 HELD_OUT = "held-out rows"
 _CONFIG = "hydra/config.yaml"
-_SCORES = ("macro_f1", "accuracy")
 # A metric, and the rows that it was measured on.
 Start = tuple[float, str]
 
@@ -111,16 +110,13 @@ class Finished:
         return f"{', '.join(names)} ({checksum})"
 
     def finals(self, start: Start | None) -> dict[str, float]:
-        """Returns its measurements, with the number of rows and the interval of each score."""
+        """Returns its measurements, with the number of rows of each split."""
         found = {f"baseline/{name}": value for name, value in self.results.baselines.items()}
         found |= {} if start is None else {"before": start[0]}
         for place, measured in (("heldout", self.results.heldout), ("test", self.results.test or {})):
             found |= {f"{place}/{name}": value for name, value in measured.items()}
-            rows = self._rows(place) if measured else 0
-            for name in (name for name in _SCORES if rows and name in measured):
-                # Of a macro-F1 it is an approximation: F1 is not a share of rows.
-                low, high = interval(measured[name], rows)
-                found |= {f"{place}/{name}_low": low, f"{place}/{name}_high": high, f"{place}/rows": float(rows)}
+            if measured and (rows := self._rows(place)):
+                found[f"{place}/rows"] = float(rows)
         return found
 
     def _rows(self, split: str) -> int:

@@ -116,6 +116,8 @@ def _finals(results: Results, lines: list[dict[str, Any]]) -> tuple[dict[str, fl
     """Returns the final measurements, which include the norms of all matrices, and the norms at the start."""
     finals = {f"heldout/{name}": value for name, value in results.heldout.items()}
     finals |= {f"baseline/{name}": value for name, value in results.baselines.items()}
+    if results.rows:
+        finals["heldout/rows"] = results.rows
     finals["train/examples"] = sum(line["train/examples"] for line in lines)
     finals["train/expected_examples"] = sum(line["train/expected_batch_size"] for line in lines)
     # The first steps compile.

@@ -28,7 +28,8 @@ _COLUMNS = (
     "Three columns are kept apart. **Published** is what the paper states, and how we know it: printed in its text, shown in a figure only "
     "(left blank, nothing was digitised), computed here from the paper's settings, or stated without a number. **Ours, full scale** is the "
     "same experiment at the paper's size, or its cost in hours of one H200 at half of 790 TFLOP/s. **Laptop** is a small model with other "
-    "text, batches and steps: only order is judged, and its values say nothing about the paper's."
+    "text, batches and steps: only order is judged, and its values say nothing about the paper's. In brackets: the 95 % interval of "
+    "an accuracy for the held-out rows that it was measured on (Wilson), which replicates share; ±: standard deviation of replicates, n of them."
 )
 
 
@@ -208,9 +209,7 @@ def _points(runs: Sequence[Run], paper: Paper) -> str:
 
 def _mean(runs: Sequence[Run], key: str) -> str:
     values = [value for run in runs if (value := cell(row_of(run), key)) is not None]
-    if not values:
-        return "–"
-    return shape.plain(values[0], key) if len(set(values)) == 1 else shape.spread(values, key)
+    return shape.of_rows(values, key, runs[0].finals.get("heldout/rows")) if values else "–"
 
 
 def _guarantee(runs: Sequence[Run]) -> str:
@@ -242,7 +241,7 @@ def _privacy(item: Item, runs: Sequence[Run]) -> list[str | Figure]:
 def _all_runs(paper: Paper, found: Evidence) -> str:
     lines = [
         (run.experiment, f"`{run.point}`", str(run.replicate),
-         "a chain" if chains.is_of_chain(run) else shape.plain(run.finals[paper.headline], paper.headline),
+         "a chain" if chains.is_of_chain(run) else _mean([run], paper.headline),
          run.facts.get("seconds", "–"), f"`{run.facts.get('commit', 'unknown')}`", f"`{run.run}`")
         for run in found.runs
         if _is_shown(run, paper)

@@ -11,6 +11,7 @@ import statistics
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from dpx.results import interval
 from dpx.table import Table
 
 # Steps and knobs are integers in one run and not in another.
@@ -118,6 +119,21 @@ def plain(value: Number, column: str = "", digits: int = 4) -> str:
     if is_share(column):
         return f"{100 * value:.{digits}g} %"
     return f"{value:,.0f}" if 1000 <= abs(value) < 1e12 and value == round(value) else f"{value:.{digits}g}"
+
+
+def of_rows(values: Sequence[Number], column: str, rows: Number | None) -> str:
+    """Returns the mean of replicates, and of an accuracy or F1 in brackets its 95 % interval for the `rows` rows that each was measured on.
+
+    Of F1 it is an approximation, since F1 is not a share of rows.
+    """
+    text = plain(values[0], column) if len(set(values)) == 1 else spread(values, column)
+    mean = statistics.fmean(values)
+    if column.startswith("baseline/") or not any(word in column for word in ("accuracy", "f1")):
+        return text
+    if not rows or not 0 <= mean <= 1:
+        return f"{text} [rows not noted]"
+    low, high = (plain(edge, column, 3) for edge in interval(mean, int(rows)))
+    return f"{text} [{low} to {high}; {rows:,.0f} rows]"
 
 
 def spread(values: Sequence[Number], column: str = "") -> str:

@@ -1,6 +1,5 @@
 """The chains of an item on its page: a line for each stage at each point."""
 
-import statistics
 from collections.abc import Sequence
 
 from dpx.report import shape
@@ -58,21 +57,16 @@ def _scores(runs: Sequence[Run], label: str) -> tuple[str, str, str]:
     shown = "macro_f1" if any(f"{label}/heldout/macro_f1" in run.finals for run in runs) else metric
     rows = next((run.facts[f"{label}/before"] for run in runs if f"{label}/before" in run.facts), "")
     on = f" on {rows}" if rows and rows != HELD_OUT else ""
-    before, heldout, test = (_score(runs, f"{label}/{place}", shown) for place in ("before", f"heldout/{shown}", f"test/{shown}"))
+    before = _score(runs, f"{label}/before", shown, f"{label}/heldout/rows" if rows == HELD_OUT else "")
+    heldout, test = (_score(runs, f"{label}/{place}/{shown}", shown, f"{label}/{place}/rows") for place in ("heldout", "test"))
     return before + on, heldout, test
 
 
-def _score(runs: Sequence[Run], key: str, metric: str) -> str:
-    values = [run.finals[key] for run in runs if key in run.finals]
-    if not values:
+def _score(runs: Sequence[Run], key: str, metric: str, rows: str) -> str:
+    known = [run.finals for run in runs if key in run.finals]
+    if not known:
         return "–"
-    if len(values) > 1:
-        return f"{metric.replace('_', ' ')} {shape.spread(values, metric)}"
-    (run,) = [run for run in runs if key in run.finals]
-    edges = [shape.plain(run.finals[f"{key}_{side}"], metric, 3) for side in ("low", "high") if f"{key}_{side}" in run.finals]
-    rows = run.finals.get(f"{key.rpartition('/')[0]}/rows")
-    beside = f" [{' to '.join(edges)}; {rows:.0f} rows]" if edges and rows else ""
-    return f"{metric.replace('_', ' ')} {shape.plain(statistics.fmean(values), metric)}{beside}"
+    return f"{metric.replace('_', ' ')} {shape.of_rows([finals[key] for finals in known], metric, known[0].get(rows))}"
 
 
 def _guarantee(runs: Sequence[Run], label: str) -> str:

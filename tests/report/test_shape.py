@@ -41,6 +41,13 @@ def test_slope_is_of_logarithms_unless_linear() -> None:
     assert shape.slope(points) == pytest.approx(2) and shape.slope([(0, 1.0), (2, 5.0)], linear=True) == pytest.approx(2)
 
 
+def test_an_accuracy_has_the_interval_of_its_rows_and_a_baseline_has_none() -> None:
+    assert shape.of_rows([0.0957], "heldout/mlm_accuracy", 1000.0) == "9.57 % [7.9 % to 11.6 %; 1,000 rows]"
+    assert shape.of_rows([0.5, 0.6], "heldout/accuracy", 100.0) == "55 ± 7.1 % (n = 2) [45.2 % to 64.4 %; 100 rows]"
+    assert shape.of_rows([0.5], "heldout/accuracy", None) == "50 % [rows not noted]"
+    assert shape.of_rows([0.5], "baseline/most_frequent_class", 100.0) == "50 %" and shape.of_rows([2.5], "heldout/loss", 9.0) == "2.5"
+
+
 def test_trend_needs_two_groups() -> None:
     with pytest.raises(ValueError, match="two groups"):
         shape.trend({1: [1, 2]})
