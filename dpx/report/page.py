@@ -29,7 +29,8 @@ _COLUMNS = (
     "(left blank, nothing was digitised), computed here from the paper's settings, or stated without a number. **Ours, full scale** is the "
     "same experiment at the paper's size, or its cost in hours of one H200 at half of 790 TFLOP/s. **Laptop** is a small model with other "
     "text, batches and steps: only order is judged, and its values say nothing about the paper's. In brackets: the 95 % interval of "
-    "an accuracy for the held-out rows that it was measured on (Wilson), which replicates share; ±: standard deviation of replicates, n of them."
+    "an accuracy for the held-out rows that it was measured on (Wilson), which replicates share; ±: standard deviation of the n "
+    "replicates."
 )
 
 

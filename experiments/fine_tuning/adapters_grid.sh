@@ -18,7 +18,7 @@ point() { # task, its data, batch, steps, rate
         lr_schedule.warmup_steps=$((($4 + 9) / 10)) data.source.select=test schedule.evaluate_every="$4" schedule.checkpoint_every="$4"
 }
 
-for point in "1024 10 1e-2" "512 19 3e-3" "1024 10 3e-3" "512 19 1e-2" "256 38 1e-3" "512 19 1e-3"; do
+for point in "1024 10 1e-2" "1024 5 2e-2" "512 19 3e-3" "1024 10 3e-3" "512 19 1e-2" "256 38 1e-3" "512 19 1e-3"; do
     # shellcheck disable=SC2086
     point overruling overruling $point
 done
