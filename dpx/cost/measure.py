@@ -3,11 +3,14 @@
 Every program is the run's own: the draw, padding to widths, clipped sums, noise, the update and the evaluation.
 """
 
+import contextlib
 import dataclasses
 import math
+import shutil
 import statistics
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -26,10 +29,13 @@ from dpx.experiment import Experiment
 from dpx.randomness import RootSecret
 from dpx.task.mlm import Special
 from dpx.task.objective import objective as make_objective
+from dpx.task.protocol import TwoPartObjective
 from dpx.training import features, frozen
-from dpx.training.evaluation import BATCH_ROWS, held_out
+from dpx.training.checkpoint import Checkpoints
+from dpx.training.evaluation import BATCH_ROWS, HeldOut, held_out
 from dpx.training.loop import Computation, computed
 from dpx.training.microbatch import Workload, resolve_microbatch, synthetic_rows
+from dpx.training.state import State
 from dpx.training.step import make_step
 
 TIMED_STEPS = 3
@@ -88,8 +94,8 @@ def measure(experiment: Experiment, calibrated: Calibrated, vocabulary_size: int
     subject = make_objective(experiment.model, experiment.task, vocabulary_size, special)
     kind, texts = _texts(experiment, vocabulary_size, store)
     trained, kept = frozen.shapes(experiment.trained, subject)
-    reads_once = features.are_constant(subject, trained) and not isinstance(experiment.audit, Canaries)
-    rows = SampleRows(_with_features(subject, kept, texts) if reads_once else texts, texts, calibrated.size)
+    once = subject if features.are_constant(subject, trained) and not isinstance(experiment.audit, Canaries) else None
+    rows = SampleRows(texts if once is None else _with_features(subject, kept, texts), texts, calibrated.size)
     batch = min(max(size for size, _ in calibrated.batch_stages), LARGEST_BATCH)
     mesh, timed = experiment.mesh.make(), dataclasses.replace(experiment, batch_schedule=Constant(size=batch))
     microbatch = resolve_microbatch(experiment.microbatch, Workload.from_experiment(experiment, subject), private)
@@ -100,16 +106,16 @@ def measure(experiment: Experiment, calibrated: Calibrated, vocabulary_size: int
         step=make_step(timed, subject, mesh, microbatch),
         strategy=experiment.mechanism.load_strategy(experiment.steps, private),
     )
-    times, params = _steps(computation)
-    step_s = statistics.median(times[1:])
-    first_s, second_s = _evaluations(lambda: held_out(subject, rows, _EVALUATED_ROWS, BATCH_ROWS, experiment.widths), params)
-    row_s = second_s / _EVALUATED_ROWS
+    times, save_s, params = _steps(computation, private)
+    step_s, schedule = statistics.median(times[1:]), experiment.schedule
+    make = partial(held_out, subject, rows, _EVALUATED_ROWS, BATCH_ROWS, experiment.widths)
+    compile_s, row_s, read_s = _row_seconds(make, params, once)
+    compile_s += max(times[0] - step_s, 0.0)
     # Of the untrained model, of weights that are not drawn at random, and after steps.
-    evaluations = (1 if experiment.init.is_random else 2) + math.ceil(experiment.steps / experiment.schedule.evaluate_every)
-    protected = calibrated.size * experiment.privacy.rows_per_example
-    evaluation_s = row_s * _heldout_rows(experiment.data, protected, experiment.schedule.evaluation_rows)
-    once_s = row_s * protected if reads_once else 0.0
-    compile_s = max(times[0] - step_s, 0.0) + max(first_s - second_s, 0.0)
+    evaluations = (1 if experiment.init.is_random else 2) + math.ceil(experiment.steps / schedule.evaluate_every)
+    saves, protected = math.ceil(experiment.steps / schedule.checkpoint_every), calibrated.size * experiment.privacy.rows_per_example
+    heldout = _heldout_rows(experiment.data, protected, schedule.evaluation_rows)
+    evaluation_s, once_s = row_s * heldout, read_s * (protected + heldout)
     examples = sum(size * steps for size, steps in calibrated.batch_stages)
     return MeasuredRun(
         device=mesh.devices.flat[0].device_kind,
@@ -123,7 +129,9 @@ def measure(experiment: Experiment, calibrated: Calibrated, vocabulary_size: int
         evaluations=evaluations,
         evaluation_s=evaluation_s,
         read_once_s=once_s,
-        run_s=compile_s + step_s * examples / batch + evaluations * evaluation_s + once_s,
+        saves=saves,
+        save_s=save_s,
+        run_s=compile_s + step_s * examples / batch + evaluations * evaluation_s + once_s + saves * save_s,
     )
 
 
@@ -135,8 +143,8 @@ def _texts(experiment: Experiment, vocabulary_size: int, store: Store | None) ->
     return "synthetic", synthetic_rows(experiment.task, _ROWS, experiment.data.sequence_length, vocabulary_size)
 
 
-def _steps(computation: Computation) -> tuple[list[float], Any]:
-    """Returns the seconds of each step, the first with compiling, and the parameters after them."""
+def _steps(computation: Computation, private: Path) -> tuple[list[float], float, Any]:
+    """Returns the seconds of each step, the first with compiling, those of saving the state, and the parameters after the steps."""
     step, secret = computation.step, RootSecret.from_seed(0)
     state = step.init(secret.key("init"), None)
     if step.has_frozen:
@@ -146,7 +154,21 @@ def _steps(computation: Computation) -> tuple[list[float], Any]:
         began = time.perf_counter()
         state, _ = jax.block_until_ready(computed(computation, secret, min(number, computation.experiment.steps - 1), state, None))
         times.append(time.perf_counter() - began)
-    return times, merged(state.params, computation.frozen)
+    return times, _save_s(state, private), merged(state.params, computation.frozen)
+
+
+def _save_s(state: State, private: Path) -> float:
+    """Returns the seconds of saving a state, the second time; a run saves beside its steps, but seldom has a processor to spare."""
+    folder = private / "measured"
+    try:
+        with contextlib.closing(Checkpoints(folder, 1)) as checkpoints:
+            for steps_done in (1, 2):
+                began = time.perf_counter()
+                checkpoints.save(steps_done, state, {})
+                checkpoints.wait()
+            return time.perf_counter() - began
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
 
 
 def _with_features(subject: Any, kept: Any, texts: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
@@ -154,6 +176,19 @@ def _with_features(subject: Any, kept: Any, texts: dict[str, np.ndarray]) -> dic
     batch = jax.eval_shape(subject.batch, np.zeros(2, np.uint32), texts)
     shape = jax.eval_shape(subject.features, kept, batch).shape
     return {name: values for name, values in texts.items() if name not in features.TEXT} | {"features": np.zeros(shape, np.float32)}
+
+
+def _row_seconds(make: Callable[[], HeldOut], params: Any, once: TwoPartObjective | None) -> tuple[float, float, float]:
+    """Returns the seconds of compiling an evaluation, of a row in it, and of a text that is read once: 0 if `once` is `None`.
+
+    `once` is the objective whose evaluations read features in place of texts.
+    """
+    first_s, second_s = _evaluations(make, params)
+    compile_s, row_s = max(first_s - second_s, 0.0), second_s / _EVALUATED_ROWS
+    if once is None:
+        return compile_s, row_s, 0.0
+    _, of_features_s = _evaluations(lambda: features.of_heldout(once, params, make()), params)
+    return compile_s, of_features_s / _EVALUATED_ROWS, row_s
 
 
 def _evaluations(make: Callable[[], Callable[[Any], Any]], params: Any) -> tuple[float, float]:

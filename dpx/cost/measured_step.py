@@ -18,4 +18,6 @@ class MeasuredRun:
     evaluations: int = described("How often the run evaluates.")
     evaluation_s: float = described("Seconds of one evaluation.")
     read_once_s: float = described("Seconds to read every text once before the first step; 0 where the run does not do so.")
-    run_s: float = described("Seconds of the whole run: its sum. Preparing the data and saving checkpoints are not in it.")
+    saves: int = described("How often the run saves a checkpoint.")
+    save_s: float = described("Seconds to save a checkpoint.")
+    run_s: float = described("Seconds of the whole run: its sum. Preparing the data and solving for the noise are not in it.")

@@ -98,6 +98,7 @@ def _measured_lines(measured: MeasuredRun | None) -> list[tuple[str, str]]:
         return []
     parts = [f"compiling {duration(measured.compile_s)}", f"{measured.evaluations} evaluations of {duration(measured.evaluation_s)}"]
     parts += [f"reading every text once {duration(measured.read_once_s)}"] if measured.read_once_s else []
+    parts.append(f"{measured.saves} checkpoints of {duration(measured.save_s)}")
     step = f"{duration(measured.step_s)} a step of {measured.batch_size:,}"
     where = f"{measured.devices} x {measured.device}, {measured.rows} rows"
     return [("time measured here", f"{duration(measured.run_s)}: {', '.join([step, *parts])} ({where})")]

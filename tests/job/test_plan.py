@@ -293,6 +293,8 @@ def test_a_measured_plan_runs_the_real_step_on_rows_that_are_not_protected(tmp_p
     assert (measured.rows, measured.batch_size, measured.steps, measured.microbatch) == ("synthetic", 64, 3, 16)
     assert 0 < measured.step_s < measured.run_s and 0 < measured.evaluation_s
     spent = measured.compile_s + 20 * measured.step_s + measured.evaluations * measured.evaluation_s + measured.read_once_s
+    spent += measured.saves * measured.save_s
+    assert measured.saves == 1 and measured.save_s > 0 and not (tmp_path / "private" / "measured").exists()
     assert measured.run_s == pytest.approx(spent) and (measured.read_once_s > 0) == ("train=last_layer" in more)
 
 
