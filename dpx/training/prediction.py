@@ -24,6 +24,7 @@ from dpx.experiment import Experiment
 from dpx.init.weights import nested
 from dpx.interop.checkpoint import Checkpoint
 from dpx.interop.shape import is_multiple_choice
+from dpx.run_folder import read_json
 from dpx.task.declarations import Classification, MultipleChoice, label_names
 from dpx.task.objective import objective as make_objective
 from dpx.training.checkpoint import released
@@ -120,7 +121,14 @@ def of_checkpoint(path: str) -> Classifier:
         "Name a checkpoint of a classifier that includes its head",
     )
     params = jax.tree.map(jnp.asarray, nested(checkpoint.leaves(selected)))
-    return Classifier(labels, choices, tokenizer, min(512, model.positions), _logits(objective, params))
+    return Classifier(labels, choices, tokenizer, _length(checkpoint), _logits(objective, params))
+
+
+def _length(checkpoint: Checkpoint) -> int:
+    """Returns the length in tokens to which texts are cut: that of its training where its tokenizer says so, else at most 512."""
+    place = checkpoint.folder / "tokenizer_config.json"
+    named = read_json(place).get("model_max_length") if place.is_file() else None
+    return min(512, checkpoint.model.positions, named if isinstance(named, int) and named > 0 else 512)
 
 
 def _logits(objective: Any, params: Any) -> Callable[[dict[str, Any]], Any]:

@@ -50,6 +50,7 @@ def test_a_run_and_its_export_predict_alike(run: Path, place: Path, tmp_path: Pa
     exported = predict(run, place / "rows.csv", tmp_path / "exported", checkpoint=str(run / "release" / "hf"))
     scores = [np.array([list(line["scores"].values()) for line in lines]) for lines in (own, exported)]
     np.testing.assert_allclose(scores[0], scores[1], atol=1e-5)
+    assert of_checkpoint(str(run / "release" / "hf")).sequence_length == experiment.data.sequence_length, "longer texts are cut alike"
     named = run / "release" / "hf" / "config.json"
     for labels in ({"first": "0", "second": "1"}, {"0": "1", "1": "1"}, {"1": "0", "2": "1"}):
         named.write_text(json.dumps(json.loads(named.read_text()) | {"id2label": labels}))
