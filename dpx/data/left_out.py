@@ -62,7 +62,9 @@ def in_words(one: LeftOut, split: str, verb: str) -> list[str]:
     """
     found = []
     if one.texts_cut:
-        found.append(f"{one.texts_cut:,} of {one.texts:,} {split} texts are longer than data.sequence_length and are cut")
+        found.append(
+            f"{one.texts_cut:,} of {one.texts:,} {split} texts are longer than data.sequence_length and are cut; a larger one reads more"
+        )
     if one.rows_dropped:
         found.append(f"{one.rows_dropped:,} of {one.rows:,} {split} rows {verb} dropped by privacy.rows_per_unit_max")
     return found

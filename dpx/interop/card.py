@@ -122,7 +122,9 @@ def _usage(model: Model) -> list[str]:
         loaded = f'PeftModel.from_pretrained({model.architecture}.from_pretrained("{model.base}"{labels}), ".")'
         imports = ["from peft import PeftModel", f"from transformers import AutoTokenizer, {model.architecture}"]
     elif tag in _EXAMPLES:
-        return ["from transformers import pipeline", "", f'print(pipeline("{tag}", model=".")("{_EXAMPLES[tag]}"))']
+        # Longer texts would be refused by the model's positions, or be read at another length than it was trained at.
+        cut = ", truncation=True" if tag == "text-classification" else ""
+        return ["from transformers import pipeline", "", f'print(pipeline("{tag}", model=".")("{_EXAMPLES[tag]}"{cut}))']
     else:
         loaded = f'{model.architecture}.from_pretrained(".")'
         imports = [f"from transformers import AutoTokenizer, {model.architecture}"]

@@ -263,6 +263,6 @@ def test_texts_that_are_longer_than_a_row_are_counted(tmp_path: Path):
     full = int((store.lengths("protected", np.arange(store.manifest.rows["protected"]), 1) == 16).sum())
     assert 0 < found.texts_cut <= full < found.texts == store.manifest.rows["protected"]
     assert left_out.in_words(found, "protected", "are") == [
-        f"{found.texts_cut} of {found.texts} protected texts are longer than data.sequence_length and are cut"
+        f"{found.texts_cut} of {found.texts} protected texts are longer than data.sequence_length and are cut; a larger one reads more"
     ]
     assert left_out.of_public(store, PRIVACY) is None, "without a public split, no count may be published"

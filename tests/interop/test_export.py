@@ -89,7 +89,7 @@ def test_its_card_has_what_a_hub_reads_and_no_path(exported: Path, run: Path, pl
     card, front = (tmp_path / "hub" / "README.md").read_text(), (exported / "README.md").read_text()
     assert 'license: "mit"\nbase_model: "someone/small"\npipeline_tag: text-classification' in card
     assert "python -m dpx init.path=model 'data.source.paths=[rows.csv]' steps=2\n" in card and str(place) not in card
-    assert 'pipeline("text-classification", model=".")' in card
+    assert 'pipeline("text-classification", model=".")("A text.", truncation=True)' in card
     assert 'license: "unknown"' in front and "base_model" not in front
     settings = json.loads((tmp_path / "hub" / "tokenizer_config.json").read_text())
     assert settings["model_max_length"] == 12

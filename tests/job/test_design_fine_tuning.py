@@ -66,6 +66,13 @@ def test_it_says_when_nothing_is_above_the_baseline(experiment):
     assert "extrapolates: the signal" in said
 
 
+def test_a_design_of_adapters_says_on_how_few_settings_it_stands():
+    experiment = build(recipes.compose([*COMMAND, "train=lora", "train.head=true"]))[0]
+    found = designed(experiment, 4000, 8.0, float("inf"), TABLE)
+    measured = {row.point for row in TABLE if row.trained == "lora"}
+    assert found.choice.point in measured and f"only {len(measured)} settings were measured with train=lora" in notes(found)
+
+
 @pytest.mark.parametrize(
     ("changes", "epsilon", "compute", "why"),
     [
