@@ -12,6 +12,7 @@ import dpx
 from dpx.data.prepare import prepare
 from dpx.data.vocabulary import SpecialIds
 from dpx.models.shape import Bert, Decoder
+from dpx.results import read_results
 from dpx.task.declarations import MultipleChoice
 from dpx.task.objective import objective as make_objective
 from dpx.training import features
@@ -34,7 +35,8 @@ def data(tmp_path_factory) -> str:
 def ended(path: Path):
     found = dpx.load(path)
     metrics = [json.loads(line) for line in (path / "private" / "metrics.jsonl").read_text().splitlines()]
-    return found.params, found.privacy, [(line["train/loss"], line["grad/example_norm"], line["train/tokens"]) for line in metrics]
+    seen = [(line["train/loss"], line["grad/example_norm"], line["train/tokens"]) for line in metrics]
+    return found.params, found.privacy, seen, read_results(path / "private")
 
 
 def are_equal(first, second) -> bool:
@@ -53,8 +55,9 @@ def whole(data, tmp_path_factory):
 def test_the_run_is_that_of_reading_texts_at_every_step(whole, data, tmp_path, monkeypatch):
     monkeypatch.setattr(features, "are_constant", lambda *_: False)
     assert run_job(composed(*HEAD, data), tmp_path / "run")
-    params, privacy, seen = ended(tmp_path / "run")
+    params, privacy, seen, results = ended(tmp_path / "run")
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6), whole[0], params)
+    assert results.heldout == pytest.approx(whole[3].heldout, rel=1e-5), "held-out rows too"
     assert whole[1]["spent"] == privacy["spent"] and whole[1]["mechanism"] == privacy["mechanism"]
     np.testing.assert_allclose([line[:2] for line in whole[2]], [line[:2] for line in seen], rtol=1e-5)
     assert not any(tokens for *_, tokens in whole[2]) and all(tokens for *_, tokens in seen)
