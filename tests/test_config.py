@@ -333,7 +333,7 @@ def test_four_decisions_are_enough_for_own_labels(checkpoint: str) -> None:
         "classification",
         3,
     )
-    assert found.train.kind == "last_layer" and found.lr_schedule.learning_rate == 3e-3
+    assert found.train.kind == "last_layer" and found.lr_schedule.learning_rate == 1e-2
     assert found.optimizer.knobs["weight_decay"] == 0.0
 
 
