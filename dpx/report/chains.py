@@ -20,7 +20,7 @@ from dpx.data import manifests
 from dpx.declaration import require
 from dpx.privacy.ledger import Ledger
 from dpx.report.rows import Run
-from dpx.results import read_results
+from dpx.results import interval, read_results
 from dpx.run_folder import Status
 
 KIND = "chain"
@@ -110,13 +110,17 @@ class Finished:
         return f"{', '.join(names)} ({checksum})"
 
     def finals(self, start: Start | None) -> dict[str, float]:
-        """Returns its measurements, with the number of rows of each split."""
+        """Returns its measurements, with the number of rows of each split and the interval of each score, which verdicts read."""
         found = {f"baseline/{name}": value for name, value in self.results.baselines.items()}
         found |= {} if start is None else {"before": start[0]}
         for place, measured in (("heldout", self.results.heldout), ("test", self.results.test or {})):
             found |= {f"{place}/{name}": value for name, value in measured.items()}
-            if measured and (rows := self._rows(place)):
-                found[f"{place}/rows"] = float(rows)
+            if not measured or not (rows := self._rows(place)):
+                continue
+            found[f"{place}/rows"] = float(rows)
+            for name in (name for name in ("macro_f1", "accuracy") if name in measured):
+                # Of a macro-F1 it is an approximation: F1 is not a share of rows.
+                found |= dict(zip((f"{place}/{name}_low", f"{place}/{name}_high"), interval(measured[name], rows), strict=True))
         return found
 
     def _rows(self, split: str) -> int:
