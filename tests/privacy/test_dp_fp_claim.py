@@ -150,7 +150,7 @@ def both(tmp_path):
 def test_a_joint_account_with_whole_rows_states_the_text_alone(both, tmp_path, capsys):
     folders, _ = both
     named = [str(one) for one in folders]
-    experiment = composed()[0]
+    experiment = composed(FP[-1])[0]
     for adjacency, words in ((None, "job.adjacency"), ("zero_out", "label and place are released")):
         with pytest.raises(ConfigError, match=words):
             Account(ledgers=named, adjacency=adjacency, delta=1e-4)(experiment, RunFolder(tmp_path / "no"))
@@ -162,5 +162,5 @@ def test_a_joint_account_with_whole_rows_states_the_text_alone(both, tmp_path, c
     epsilon = dict(tuple(row) if isinstance(row, list) else (row["delta"], row["epsilon"]) for row in at["rows"])[1e-4]
     alone = composed(*FP, *LIMIT, "train=last_layer")[0]
     sigma = calibrate(alone, SIZE).noise_multiplier
-    sums = accounting.compose([(Release(noise_multiplier=1.0, sampling_probability=40 / SIZE), STEPS)]).epsilon(1e-4)
+    sums = accounting.compose([(Release(noise_multiplier=1.0, sampling_probability=40 / SIZE), STEPS)], coarse=COARSE).epsilon(1e-4)
     assert max(bound(sigma), sums) < epsilon < bound(sigma) + sums
