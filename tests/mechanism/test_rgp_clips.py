@@ -119,7 +119,7 @@ def test_units_of_several_rows_are_clipped_as_one():
     assert 0 < np.sum(norms > limit) < len(norms)
 
 
-@pytest.mark.parametrize("method", ["book_keeping", "ghost", "vmap"])
+@pytest.mark.parametrize("method", ["book_keeping", *(pytest.param(method, marks=pytest.mark.slow) for method in ("ghost", "vmap"))])
 def test_in_bfloat16_no_example_exceeds_its_norm_and_all_point_where_float64_does(method):
     """What the loss is differentiated by is rounded to bfloat16 as in a step; W - A B is a constant of the step too."""
     of, trained, frozen, given, batch = case(dtype="bfloat16")

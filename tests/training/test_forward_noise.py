@@ -329,7 +329,7 @@ def params_of(path):
     return [np.asarray(leaf) for leaf in jax.tree.leaves(dpx.load(path).params)]
 
 
-@pytest.mark.parametrize("train", ["last_layer", "all"])
+@pytest.mark.parametrize("train", ["last_layer", pytest.param("all", marks=pytest.mark.slow)])
 def test_a_run_that_was_killed_ends_with_the_same_bits_and_is_charged_once(data, tmp_path, train):
     run = composed(*FP, data, f"train={train}")
     assert run_job(run, tmp_path / "whole")

@@ -196,7 +196,8 @@ def data(tmp_path_factory):
     return f"data.directory={tmp_path_factory.mktemp('data')}"
 
 
-@pytest.mark.parametrize("name", quickly(("sgd", "lion", "adafactor"), "lion"))
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ("sgd", "lion", "adafactor"))
 def test_a_private_run_that_was_killed_ends_with_the_same_bits(name, data, tmp_path):
     line = (*RUN, data, f"optimizer={name}")
     line += ("optimizer.arguments.min_dim_size_to_factor=8",) if name == "adafactor" else ()

@@ -33,6 +33,7 @@ INIT, MASK = np.asarray([0, 0], np.uint32), jnp.asarray([0, 1], jnp.uint32)
 SECRET = RootSecret.from_seed(3)
 MECHANISM = Rgp(rank=2)
 TRAIN = Matching(paths=("layers/*/kernel", "mlm/**", "pooler/*", "next_sentence/*"))
+SLOW = pytest.mark.slow
 needs_8 = pytest.mark.skipif(len(jax.devices()) < 8, reason="needs 8 devices")
 
 
@@ -109,7 +110,9 @@ def two_steps(objective, mesh):
 
 
 @needs_8
-@pytest.mark.parametrize("mesh", [(2, 1, 1), (2, 2, 2), pytest.param((1, 4, 1), marks=pytest.mark.slow)], ids=["2", "2x2x2", "1x4"])
+@pytest.mark.parametrize(
+    "mesh", [pytest.param((2, 1, 1), marks=SLOW), (2, 2, 2), pytest.param((1, 4, 1), marks=SLOW)], ids=["2", "2x2x2", "1x4"]
+)
 def test_steps_agree_on_every_mesh(micro, mesh):
     """Carriers follow the last bits of small updates, so their directions agree less closely than what a step does with them."""
     (alone, first), (spread, second) = two_steps(micro[1], (1, 1, 1)), two_steps(micro[1], mesh)
@@ -164,12 +167,15 @@ def test_a_run_is_charged_as_dp_sgd_is(finished, data, tmp_path):
     assert stated[0]["unsupported"] == stated[1]["unsupported"] and stated[0]["spent"] == stated[1]["spent"]
 
 
+QUANTILE = ("clip=quantile", "+model.dtype=bfloat16")
 UNITS = ("privacy.unit=document", "privacy.unit_mode=sample_units", "privacy.rows_per_unit_max=3", "clip=per_layer")
 AUDITED = ("audit=canaries", "audit.gradients=300", "audit.sequences=4", "audit.masks=2", "audit.primary.guesses=20", "accountant=pld")
 
 
 @pytest.mark.parametrize(
-    "options", [("clip=quantile", "+model.dtype=bfloat16"), UNITS, AUDITED], ids=["quantile_bfloat16", "units_per_layer", "canaries"]
+    "options",
+    [pytest.param(QUANTILE, marks=SLOW), UNITS, pytest.param(AUDITED, marks=SLOW)],
+    ids=["quantile_bfloat16", "units_per_layer", "canaries"],
 )
 def test_with_every_other_part_a_run_is_charged_as_dp_sgd_is(data, tmp_path, options):
     """What is summed under each of these is held against float64 in tests/mechanism/test_rgp_clips.py."""
@@ -184,7 +190,7 @@ def test_with_every_other_part_a_run_is_charged_as_dp_sgd_is(data, tmp_path, opt
     assert all(np.isfinite(line["grad/norm"]) for line in lines if "grad/norm" in line)
 
 
-@pytest.mark.parametrize("until", [3, pytest.param(1, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("until", [3, pytest.param(1, marks=SLOW)])
 def test_a_run_that_was_killed_ends_with_the_same_bits(finished, data, tmp_path, until):
     train(data, tmp_path / "run", until=until)
     found = train(data, tmp_path / "run")
@@ -200,7 +206,7 @@ def test_a_fork_follows_updates_since_its_parent_began(finished, data, tmp_path)
         train(data, tmp_path / "other", "seed=8", "mechanism.decomposes=weight", fork=f"{finished[0]}@2")
 
 
-@pytest.mark.parametrize("how", ["fork", "init=run"])
+@pytest.mark.parametrize("how", [pytest.param("fork", marks=SLOW), "init=run"])
 def test_steps_of_dp_sgd_before_are_charged_with_those_of_carriers(data, tmp_path, how):
     """As much as one run of dp_sgd of as many steps is. Another mechanism keeps no matrices of the start, so the weight is decomposed."""
     train(data, tmp_path / "parent", "mechanism=dp_sgd")
