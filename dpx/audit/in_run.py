@@ -5,17 +5,20 @@ the privacy curve differ from a Gaussian one.
 """
 
 import math
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from dpx.audit import scores
-from dpx.audit.canaries import Planted, WithCanaries
+from dpx.audit.canaries import Planted, WithCanaries, plant
 from dpx.audit.declarations import Canaries
 from dpx.audit.verdict import judge
 from dpx.claim.spent import Spent
+from dpx.data.store import Store
 from dpx.privacy import events, ledger
 from dpx.privacy.declarations import Accountant, Privacy
-from dpx.privacy.ledger import Ledger
+from dpx.privacy.ledger import Ledger, NoiseEpoch
 from dpx.randomness import RootSecret
 from dpx.run_folder import write_json
 
@@ -31,6 +34,26 @@ class Audited(NamedTuple):
     store: WithCanaries
     planted: Planted
     secret: RootSecret
+
+
+def begun(
+    private: Path,
+    audit: Canaries,
+    accountant: Accountant,
+    privacy: Privacy,
+    entered: Ledger,
+    objective: Any,
+    store: Store,
+    secret: RootSecret,
+    noise_epoch: NoiseEpoch,
+    is_fork: bool,
+) -> tuple[WithCanaries, Callable[[Any], dict[str, Any]]]:
+    """Returns the rows with the canaries of a run among them, and the function that makes its verdict from the final parameters."""
+    # With another secret the coins would differ from the coins that past steps used.
+    is_first = noise_epoch == entered.noise_epochs[0] or next(entered.entries(), None) is None
+    planted = plant(private, audit, store.manifest, secret if is_first and not is_fork else None)
+    rows = WithCanaries(store, planted, audit, privacy)
+    return rows, partial(conclude, private, audit, accountant, privacy, entered, Audited(objective, rows, planted, secret))
 
 
 def conclude(

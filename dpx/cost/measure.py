@@ -27,6 +27,7 @@ from dpx.data.declarations import Data
 from dpx.data.store import Store
 from dpx.experiment import Experiment
 from dpx.randomness import RootSecret
+from dpx.task.declarations import Task
 from dpx.task.mlm import Special
 from dpx.task.objective import objective as make_objective
 from dpx.task.protocol import TwoPartObjective
@@ -92,7 +93,7 @@ def measure(experiment: Experiment, calibrated: Calibrated, vocabulary_size: int
     """
     special = store.manifest if store else Special(pad_id=0, unk_id=1, cls_id=2, sep_id=3, mask_id=4)
     subject = make_objective(experiment.model, experiment.task, vocabulary_size, special)
-    kind, texts = _texts(experiment, vocabulary_size, store)
+    kind, texts = _texts(experiment.task, experiment.data.sequence_length, vocabulary_size, store)
     trained, kept = frozen.shapes(experiment.trained, subject)
     once = subject if features.are_constant(subject, trained) and not isinstance(experiment.audit, Canaries) else None
     rows = SampleRows(texts if once is None else _with_features(subject, kept, texts), texts, calibrated.size)
@@ -135,12 +136,12 @@ def measure(experiment: Experiment, calibrated: Calibrated, vocabulary_size: int
     )
 
 
-def _texts(experiment: Experiment, vocabulary_size: int, store: Store | None) -> tuple[str, dict[str, np.ndarray]]:
+def _texts(task: Task, sequence_length: int, vocabulary_size: int, store: Store | None) -> tuple[str, dict[str, np.ndarray]]:
     """Returns the kind of the rows that stand for the corpus, and the rows: those of the public split, or synthetic rows if it is empty."""
     public = store.manifest.rows["public"] if store else 0
     if store and public:
         return "public", store.rows("public", np.arange(min(public, _ROWS)))
-    return "synthetic", synthetic_rows(experiment.task, _ROWS, experiment.data.sequence_length, vocabulary_size)
+    return "synthetic", synthetic_rows(task, _ROWS, sequence_length, vocabulary_size)
 
 
 def _steps(computation: Computation, private: Path) -> tuple[list[float], float, Any]:

@@ -5,19 +5,19 @@ Everything that can be refused is refused before the first array of the model ex
 
 import contextlib
 import dataclasses
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 from dpx.audit import in_run
-from dpx.audit.canaries import WithCanaries, plant, require_same_audit
+from dpx.audit.canaries import require_same_audit
 from dpx.audit.declarations import Canaries
 from dpx.audit.objective import LENGTH, Audited
 from dpx.claim import agreement
 from dpx.claim.calibration import Calibrated, as_planned, calibrate, plan_of, planned_segments
 from dpx.claim.spending import Spending
-from dpx.claim.spent import planned_end, require_bound, require_planned
+from dpx.claim.spent import planned_end, require_bound
 from dpx.console import stage
 from dpx.data import left_out, manifests
 from dpx.data.prepare import prepare, say_stage
@@ -46,7 +46,7 @@ from dpx.training.microbatch import Workload, resolve_microbatch
 from dpx.training.profiling import profiling
 from dpx.training.progress import RunProgress
 from dpx.training.released import Released
-from dpx.training.run_start import NoiseEpochs, RunStart, allowed, start_run
+from dpx.training.run_start import NoiseEpochs, allowed_again, start_run
 from dpx.training.session import Outputs, Session
 from dpx.training.step import Step, make_step
 
@@ -69,7 +69,8 @@ def open_run(experiment: Experiment, folder: RunFolder, job: Any = None) -> Iter
         schedule, mesh = experiment.schedule, experiment.mesh.make()
         checkpoints = stack.enter_context(contextlib.closing(Checkpoints(private / agreement.CHECKPOINTS, schedule.checkpoints_kept)))
         unchanged = fingerprint(experiment, store.manifest.checksum, ready.microbatch, ready.strategy, job)
-        allow = _allow(experiment, ready.calibrated, ledger)
+        claimed = experiment.accountant, experiment.privacy
+        allow = allowed_again(*claimed, partial(planned_segments, experiment), ready.calibrated, ledger)
         noise_epochs = NoiseEpochs(folder, experiment.seed, unchanged, ledger, plan_of(experiment, ready.calibrated), allow)
         manifests.keep(private, store)
         left_out.keep(private, store)
@@ -82,7 +83,8 @@ def open_run(experiment: Experiment, folder: RunFolder, job: Any = None) -> Iter
             ledger.note_trial(experiment.name, experiment.tune.charge)
         conclude = None
         if isinstance(experiment.audit, Canaries):
-            store, conclude = _with_canaries(experiment, experiment.audit, ready, folder, run_start, ledger)
+            audited = ready.objective, store, run_start.secret, run_start.noise_epoch, folder.fork is not None
+            store, conclude = in_run.begun(private, experiment.audit, *claimed, ledger, *audited)
         outputs = Outputs(
             writer=stack.enter_context(contextlib.closing(MetricsWriter(private, run_start.first_step))),
             progress=stack.enter_context(RunProgress(run_start.first_step, experiment.steps)),
@@ -100,27 +102,6 @@ def open_run(experiment: Experiment, folder: RunFolder, job: Any = None) -> Iter
         runtime = Runtime(experiment=experiment, calibrated=ready.calibrated, store=store, ledger=ledger, job=job, **of_step)
         early = stack.enter_context(early_stopping.opened(schedule, experiment.gain_in, private, run_start.first_step))
         yield Session(folder, runtime, noise_epochs, run_start, checkpoints, evaluations, outputs, conclude, early)
-
-
-def _allow(experiment: Experiment, calibrated: Calibrated, ledger: Ledger) -> Callable[[int], None]:
-    """Returns the check of a new noise epoch: that of any run, and for a process that was restarted by another, of the planned epsilon."""
-    if not liveness.restart() or calibrated.noise_multiplier is None:
-        return allowed
-    noise = calibrated.noise_multiplier
-    plan = partial(planned_segments, experiment, calibrated.batch_stages, calibrated.size, noise, ledger.identity)
-    return partial(require_planned, experiment.accountant, experiment.privacy, plan, ledger)
-
-
-def _with_canaries(
-    experiment: Experiment, audit: Canaries, ready: "_Ready", folder: RunFolder, run_start: RunStart, ledger: Ledger
-) -> tuple[WithCanaries, Callable[[Any], dict[str, Any]]]:
-    """Returns the data with the canaries of `audit`, and the function that makes its verdict from the final parameters."""
-    # With another secret the coins would differ from the coins that past steps used.
-    is_first = run_start.noise_epoch == ledger.noise_epochs[0] or next(ledger.entries(), None) is None
-    planted = plant(folder.private, audit, ready.store.manifest, run_start.secret if is_first and folder.fork is None else None)
-    store = WithCanaries(ready.store, planted, audit, experiment.privacy)
-    audited = in_run.Audited(ready.objective, store, planted, run_start.secret)
-    return store, partial(in_run.conclude, folder.private, audit, experiment.accountant, experiment.privacy, ledger, audited)
 
 
 def _start_jax(mesh: Mesh, audit: Any, mechanism: Mechanism, folder: RunFolder) -> None:

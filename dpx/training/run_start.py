@@ -9,18 +9,22 @@ import dataclasses
 import hashlib
 import secrets
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from dpx.audit import canaries
 from dpx.claim import agreement
-from dpx.claim.calibration import differing
+from dpx.claim.calibration import Calibrated, differing
 from dpx.claim.reasons import chosen_late
+from dpx.claim.spent import require_planned
 from dpx.data import manifests
 from dpx.declaration import ConfigError, require, several
 from dpx.init.start import RANDOM, Start
+from dpx.privacy.declarations import Accountant, Privacy
 from dpx.privacy.ledger import Ledger, NoiseEpoch
 from dpx.privacy.lines import Plan, StartFacts
+from dpx.processes import liveness
 from dpx.randomness import RootSecret
 from dpx.records import from_json, to_json
 from dpx.run_folder import RunFolder
@@ -46,6 +50,17 @@ class RunStart:
 
 def allowed(from_step: int) -> None:
     """Allows a user's own command to open a noise epoch from any step on."""
+
+
+def allowed_again(
+    accountant: Accountant, privacy: Privacy, plan: Callable[..., Any], calibrated: Calibrated, entered: Ledger
+) -> Callable[[int], None]:
+    """Returns the check of a new noise epoch: `allowed`, and for a process that was restarted by another that of the planned epsilon."""
+    noise_multiplier = calibrated.noise_multiplier
+    if not liveness.restart() or noise_multiplier is None:
+        return allowed
+    planned = partial(plan, calibrated.batch_stages, calibrated.size, noise_multiplier, entered.identity)
+    return partial(require_planned, accountant, privacy, planned, entered)
 
 
 @dataclasses.dataclass(frozen=True)
