@@ -47,7 +47,7 @@ def document(run: Run, words: Sequence[str], tables: Sequence[Table]) -> Documen
 
 def comparison(runs: Sequence[Run]) -> Document:
     """Returns the page of several runs: the settings that differ, results, what each spends, and their curves together."""
-    names = [f"`{label(run)}`" for run in runs]
+    names = [label(run) for run in runs]
     keys = sorted({key for run in runs for key in run.config})
     differing = [key for key in keys if len({run.config.get(key) for run in runs}) > 1]
     settings = [(f"`{key}`", *(f"`{run.config.get(key, '–')}`" for run in runs)) for key in differing]
@@ -56,7 +56,9 @@ def comparison(runs: Sequence[Run]) -> Document:
         Section("Results and privacy", [_results(runs)], "results"),
         Section("Curves", figures(runs), "curves"),
     ]
-    return Document(f"{len(runs)} runs side by side", [_PRIVATE], [one for one in sections if one.blocks])
+    # Not in the heads of tables, which a narrow screen hides: a page gives these names links.
+    lead = [_PRIVATE, f"The runs: {', '.join(f'`{name}`' for name in names)}."]
+    return Document(f"{len(runs)} runs side by side", lead, [one for one in sections if one.blocks])
 
 
 _PRIVATE = "This page depends on the protected text without noise: keep it below `private/`."
@@ -123,4 +125,4 @@ def _results(runs: Sequence[Run]) -> str:
     facts = ["guarantee", *facts, "delta", "unit", "noise_multiplier", "seconds", "commit"]
     lines = [(f"`{key}`", *(f"{run.finals[key]:.4g}" if key in run.finals else "–" for run in runs)) for key in metrics]
     lines += [(key.replace("_", " "), *(run.facts.get(key, "–") for run in runs)) for key in facts]
-    return grid(("", *(f"`{label(run)}`" for run in runs)), lines)
+    return grid(("", *map(label, runs)), lines)
