@@ -135,11 +135,12 @@ VARIANTS = {
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(2400)
 @pytest.mark.parametrize("name", VARIANTS)
 @pytest.mark.parametrize("count", [2, 4])
 def test_every_kind_of_run_is_the_same_in_several_processes(tmp_path, name, count):
     for processes in (1, count):
-        ended(several(tmp_path / str(processes), processes, "batch_schedule.size=64", *VARIANTS[name]))
+        ended(several(tmp_path / str(processes), processes, "batch_schedule.size=64", *VARIANTS[name], steps=20), within_s=1200)
     (one, _, one_ledger, other), (two, _, two_ledger, run) = (outcome(tmp_path / str(processes)) for processes in (1, count))
     assert one.keys() == two.keys() and charges(two_ledger) == charges(one_ledger)
     # One process that trains the last layer alone reads the body's outputs, and no tokens.
