@@ -396,6 +396,14 @@ def test_run_name_follows_the_claim(override: str) -> None:
     assert _name([override]) != _name([])
 
 
+def test_a_joint_account_is_not_in_the_folder_of_the_default_run() -> None:
+    names = []
+    for ledgers in ("[first,second]", "[first,third]", "[]"):
+        cfg = recipes.compose(["job=account", f"job.ledgers={ledgers}"], with_hydra=True)
+        names.append(config.run_name(cfg))
+    assert len(set(names)) == 3 and [name.startswith("jobs/account-") for name in names] == [True, True, False]
+
+
 def _name(overrides: list[str]) -> str:
     cfg = recipes.compose([*overrides], with_hydra=True)
     # `job=list` has its own folder; here only the claim's part of the name is compared.
