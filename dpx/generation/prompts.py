@@ -1,5 +1,6 @@
 """Reads prompts from the rows of a file, written as the training rows of a run are, by a template over columns, or as conversations."""
 
+import itertools
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -82,15 +83,16 @@ def require_rows(file: Path) -> None:
     require(file.name.endswith(SUFFIXES), f"generate.prompts={file}", "dpx cannot read this kind of file", fix)
 
 
-def read(file: Path, style: Style, tokenizer: TextTokenizer, room: int) -> list[Prompt]:
-    """Returns the prompts of a file in order, each once: a later row with the same prompt is left out.
+def read(file: Path, style: Style, tokenizer: TextTokenizer, room: int, limit: int | None = None) -> list[Prompt]:
+    """Returns the prompts of a file in order, at most `limit`, each once: a later row with the same prompt is left out.
 
-    Raises `ConfigError`, naming the row, for a row without its columns, and for a prompt of more than `room` tokens.
+    Raises `ConfigError`, naming the row, for a row without its columns, and for one of these prompts that has more than `room` tokens.
     """
     chat = ChatTemplate(tokenizer) if style.messages_field is not None else None
     by_text: dict[str, tuple[int, str]] = {}
     for row, (where, record) in enumerate(records(file), start=1):
         by_text.setdefault(style.text(where, record, chat), (row, where))
+    by_text = dict(itertools.islice(by_text.items(), limit))
     encodings = tokenizer.tokenizer.encode_batch_fast(list(by_text), add_special_tokens=False)
     # A chat template writes its own marks.
     begin = [tokenizer.special.cls_id] if chat is None else []

@@ -86,7 +86,7 @@ class Generate:
         room = weights.model.positions - self.max_new_tokens
         reason = f"leaves no position of the model's {weights.model.positions} for a prompt"
         require(room > 0, f"generate.max_new_tokens={self.max_new_tokens}", reason, "Lower it")
-        prompts = read(file, style, weights.tokenizer, room)[: self.limit]
+        prompts = read(file, style, weights.tokenizer, room, self.limit)
         path, covered = self._path(folder, file), self._covered(weights.guarantee)
         facts = covered | {MADE_FROM: self._made_from() | {"weights": weights.checksum, "prompts": file_checksums.of_file(file)["sha256"]}}
         rule = Rule(self.max_new_tokens, weights.ends, self.temperature, self.top_p, self.beams)

@@ -144,6 +144,11 @@ def test_what_cannot_be_completed_is_refused_in_one_line(place, options: dict[st
     assert "\n" not in str(refused.value) and [path.name for path in folder.iterdir()] == ["prompts.jsonl"]
 
 
+def test_a_prompt_behind_the_limit_may_be_too_long(place):
+    folder, weights = place
+    assert len(generate(folder, weights, max_new_tokens=9, limit=1)) == 1
+
+
 def test_an_empty_file_another_model_and_a_tokenizer_without_an_end_are_refused(place, checkpoint: Path):
     folder, weights = place
     (folder / "prompts.jsonl").write_text("")
