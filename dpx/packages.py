@@ -154,6 +154,10 @@ def _package(entry: metadata.EntryPoint) -> Package:
         spec = importlib.util.find_spec(name)
     except (ImportError, ValueError):
         spec = None
+    if spec is not None and spec.origin is None and spec.submodule_search_locations:
+        # Such as the folder of the package's project, which is on the path because the command was started beside it.
+        found = f"the folder {next(iter(spec.submodule_search_locations))} without an __init__.py is found first"
+        return dataclasses.replace(package, set_aside=f"its entry point names {name}, and {found}; start from another folder")
     if spec is None or spec.origin is None or not spec.submodule_search_locations:
         return dataclasses.replace(
             package, set_aside=f"its entry point names {name}, and no such package (with an __init__.py) is installed"

@@ -102,6 +102,8 @@ def _unknown_option(error: MissingConfigException) -> ConfigError:
     meant = hints.of_option(group, option, options)
     if meant is None and (close := nearest(option, options).removeprefix(", such as ")):
         meant = f"Did you mean {group}={close}?"
+    # Nobody knows the options of a package that was not found.
+    listed += "".join(f". dpx ignores the package {one}: {one.set_aside}" for one in packages.listed() if one.folder is None)
     fix = listed if meant is None else f"{meant}{'' if meant.endswith('?') else '.'} {listed}"
     return ConfigError(f"{group}={option}", "no such option", fix)
 

@@ -154,6 +154,14 @@ def test_an_entry_point_names_a_package_of_its_own(tmp_path, entry):
         assert "its entry point names" in found.set_aside and packages.usable() == ()
 
 
+def test_a_project_folder_that_hides_an_installed_package_is_named(tmp_path):
+    """As for who starts dpx beside the project: Python finds the folder of the project, which is no package, first."""
+    record(tmp_path, "dpx_reed", "0.1", "dpx_reed")
+    (tmp_path / "dpx_reed").mkdir()
+    with on_path(tmp_path):
+        assert f"the folder {tmp_path}/dpx_reed without an __init__.py is found first; start from another folder" in refusal("clip=reed")
+
+
 def test_its_job_analysis_and_paper_are_declared_by_yaml(site, tmp_path):
     with on_path(site):
         experiment, job = config.build(recipes.compose(["+experiment=pond", "job=census", "job.title=parts"]))
