@@ -71,7 +71,8 @@ def little_data(size: int, drawn: str, batch: int, delta: float) -> list[str]:
         fixes.append("more text")
     if batch > _LARGE_Q * size:
         found.append(f"a step draws {batch / size:.0%} of the {drawn}s")
-        fixes.append("smaller batches")
+        # A smaller batch would not do: with the same steps and epsilon its noise is larger, relative to the batch.
+        fixes.append("fewer steps")
     if delta * size > _LARGE_DELTA:
         found.append(f"delta is {delta * size:.2g} of 1/N")
         fixes.append("a smaller privacy.delta")
