@@ -89,12 +89,17 @@ def late_snr(lines: Path) -> float | None:
     return sum(finite) / len(finite) if finite else None
 
 
-def nothing_learnt(results: Results, private: Path) -> str | None:
-    """Returns one sentence if the held-out metric is not above a baseline, with the gradient-SNR and what would raise it; else `None`."""
+def nothing_learnt(results: Results, private: Path, can_train_less: bool) -> str | None:
+    """Returns one sentence if the held-out metric is not above a baseline, with the gradient-SNR and what would raise it; else `None`.
+
+    `can_train_less` is whether the run trained all parameters of weights that it began with, so that training a part is an alternative.
+    """
     baselines = not_above(results)
     if not baselines:
         return None
     snr = late_snr(private / "metrics.jsonl")
     measured = "" if snr is None else f"; gradient-SNR {snr:.3g} in the last quarter of the steps"
-    raised = "A larger batch_schedule.size or fewer trained parameters (train=lora, train=last_layer) raise the SNR"
+    raised = "A larger batch_schedule.size raises the SNR"
+    if can_train_less:
+        raised = "A larger batch_schedule.size or fewer trained parameters (train=lora, train=last_layer) raise the SNR"
     return f"not above {', nor above '.join(baselines)}{measured}. {raised}; more steps or another lr_schedule.learning_rate use it better"

@@ -39,11 +39,12 @@ def test_the_reason_names_the_snr_and_what_raises_it(tmp_path: Path) -> None:
     lines = [json.dumps({"step": step, "grad/snr": step / 100}) for step in range(8)]
     (tmp_path / "metrics.jsonl").write_text("\n".join(lines))
     assert late_snr(tmp_path / "metrics.jsonl") == pytest.approx(0.065)
-    said = nothing_learnt(_results(0.5), tmp_path)
+    said = nothing_learnt(_results(0.5), tmp_path, True)
     assert said is not None and "gradient-SNR 0.065" in said
     assert all(word in said for word in ("batch_schedule.size", "train=lora", "steps", "learning_rate"))
-    assert nothing_learnt(_results(0.9), tmp_path) is None
-    assert "SNR 0" not in str(nothing_learnt(_results(0.5), tmp_path / "absent"))
+    assert nothing_learnt(_results(0.9), tmp_path, True) is None
+    assert "train=" not in str(nothing_learnt(_results(0.5), tmp_path, False))
+    assert "SNR 0" not in str(nothing_learnt(_results(0.5), tmp_path / "absent", True))
 
 
 def test_a_sweep_shows_intervals_and_replicates_together(tmp_path: Path) -> None:

@@ -83,7 +83,9 @@ def show(results: Results, claim: AnyRun, folder: Path) -> None:
     for name, value in (results.test or {}).items():
         shown = accuracy_in_words(value, results.test_rows) if name == metric else f"{value:.4g}"
         table.add_row(f"test set {name.replace('_', ' ')}", shown)
-    if (nothing := nothing_learnt(results, folder / "private")) is not None:
+    # Random weights have nothing that a part of them could be added to.
+    can_train_less = claim.train is None and bool(claim.init.origins)
+    if (nothing := nothing_learnt(results, folder / "private", can_train_less)) is not None:
         table.add_row("learnt nothing", nothing)
     if results.best_step is not None:
         table.add_row("weights", f"of step {results.best_step}, the best of {results.steps} steps by held-out rows")
