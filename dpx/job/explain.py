@@ -233,7 +233,7 @@ def _clipped(experiment: Experiment, statement: RunStatement) -> str:
     if experiment.mechanism.is_forward:
         return "the pooled vector of each drawn row"
     whole = {"group": "each row's gradient", "one_row": f"the gradient of each {statement.unit}'s row"}
-    return whole.get(statement.unit_mode, f"the sum of the gradients of a {statement.unit}'s rows")
+    return whole.get(statement.unit_mode, f"the sum of the gradients of all rows of one {statement.unit}")
 
 
 def _sampling(experiment: Experiment, drawn: str) -> list[str]:
@@ -289,8 +289,7 @@ def _as_steps_go(experiment: Experiment, calibrated: Any, before: Sequence[Any])
 
     whole = planned_segments(experiment, calibrated.batch_stages, calibrated.size, calibrated.noise_multiplier)
     rows = []
-    for part in POINTS:
-        steps = max(1, round(experiment.steps * part))
+    for steps in sorted({max(1, round(experiment.steps * part)) for part in POINTS}):
         rows.append({"steps": steps} | accounting_of(experiment.accountant, experiment.privacy, join(until(whole, steps), before)))
     title = f"epsilon at delta {experiment.privacy.delta:.3g} by step"
     return Table.from_rows("as_steps_go", rows, title + (", including the runs that it starts from" if before else ""))

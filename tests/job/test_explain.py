@@ -97,6 +97,12 @@ def test_a_fork_of_nothing_is_neither_planned_nor_explained(experiment, tmp_path
     assert plan_of_run(experiment).guarantee == "dp"
 
 
+def test_a_short_run_has_each_step_once(experiment):
+    short = dataclasses.replace(experiment, steps=3)
+    table = explain(short, 10_000, None).tables[0]
+    assert [row[0] for row in table.rows] == [1, 2, 3]
+
+
 @pytest.mark.parametrize(
     ("verdict", "words"), [("pending", "no verdict yet"), ("passes", "passes"), ("fails", "its lower bound exceeds the claim")]
 )
