@@ -49,7 +49,10 @@ def _files(path: Path, suffixes: tuple[str, ...], key: str) -> list[Path]:
     if path.is_dir():
         return [file for file in sorted(path.rglob("*")) if file.name.endswith(suffixes) and file.is_file()]
     require(path.exists(), path, "no such file", f"Check {key}; relative paths start at the working directory")
-    require(path.name.endswith(suffixes), path, "dpx cannot read this kind of file", f"Use one of {', '.join(suffixes)}")
+    fix = f"Use one of {', '.join(suffixes)}"
+    if path.name.endswith((".csv", ".tsv", ".csv.gz", ".tsv.gz", ".parquet")):
+        fix = f"Write data=table for labelled rows, or prompts and answers. {fix}"
+    require(path.name.endswith(suffixes), path, "dpx cannot read this kind of file", fix)
     return [path]
 
 

@@ -75,7 +75,7 @@ def test_the_end_of_a_files_name_says_what_it_holds(tmp_path: Path):
     ("name", "content", "message"),
     [
         ("gone.jsonl", None, r"gone.jsonl: no such file. Check data.source.paths"),
-        ("a.csv", b"x", r"a.csv: dpx cannot read this kind of file"),
+        ("a.csv", b"x", r"a.csv: dpx cannot read this kind of file. Write data=table for .* Use one of .txt"),
         ("a.txt", b"", r"a.txt: is empty\."),
         ("a.txt", b" \n\n", r"a.txt: is empty\."),
         ("a.jsonl", b"", r"a.jsonl: is empty\."),
