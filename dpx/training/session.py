@@ -47,6 +47,14 @@ class Outputs(NamedTuple):
     released: Released
 
 
+@dataclasses.dataclass
+class Newest:
+    """The newest held-out metrics, and the packages that the newest statement names because they were imported."""
+
+    heldout: dict[str, float] = dataclasses.field(default_factory=dict)
+    imported: tuple[str, ...] = ()
+
+
 class Trained(NamedTuple):
     """A finished run.
 
@@ -74,10 +82,7 @@ class Session:
     conclude: Callable[[Any], dict[str, Any]] | None
     # Of a run that may end before its last step; `None` if it may not.
     early_stopping: EarlyStopping | None = None
-    # The newest held-out metrics.
-    _heldout: dict[str, float] = dataclasses.field(default_factory=dict)
-    # The packages that the newest statement names because they were imported.
-    _imported: tuple[str, ...] = ()
+    newest: Newest = dataclasses.field(default_factory=Newest)
 
     def train(self) -> Trained:
         """Runs to the last step. If the user ends the run earlier, it saves everything and raises `Interrupted`."""
@@ -101,7 +106,7 @@ class Session:
         if summary := self.runtime.profiling.summary():
             self.outputs.progress.say(summary)
         # Only a run that had no step left to run was not evaluated after its last step.
-        metrics = self._heldout if self.run_start.first_step < done else self._evaluated(state)
+        metrics = self.newest.heldout if self.run_start.first_step < done else self._evaluated(state)
         self.checkpoints.wait()
         if early is not None and early.best is not None:
             state, metrics = early.state(done, state, self.runtime.step.form()), early.best.metrics
@@ -156,7 +161,7 @@ class Session:
         Only then it publishes the values that the statement charges for.
         """
         runtime, outputs = self.runtime, self.outputs
-        self._imported = outside_code.imported()
+        self.newest.imported = outside_code.imported()
         stated = statement.build(runtime.experiment, runtime.store.manifest, runtime.calibrated, runtime.ledger, job=runtime.job)
         seals.write_statement(self.folder, runtime.ledger, stated)
         outputs.released.publish(runtime.ledger.mark)
@@ -210,15 +215,15 @@ class Session:
     def _seen(self, step: int, state: State, metrics: dict[str, Any]) -> None:
         """Reports a step's metrics and then, at their intervals, evaluates and saves a checkpoint."""
         experiment, outputs, done, early = self.runtime.experiment, self.outputs, step + 1, self.early_stopping
-        if outside_code.imported() != self._imported:
+        if outside_code.imported() != self.newest.imported:
             self.publish()
         epsilon = outputs.spending.after(done) if outputs.progress.shows(done) else None
         scalars = dict(metrics) | ({"privacy/epsilon": epsilon} if epsilon is not None else {})
         if self._is_due(done, experiment.schedule.evaluate_every):
-            self._heldout = self._evaluated(state)
+            self.newest.heldout = self._evaluated(state)
             if early is not None:
-                early.note(done, self._heldout, state)
-            scalars |= {f"heldout/{name}": value for name, value in self._heldout.items()}
+                early.note(done, self.newest.heldout, state)
+            scalars |= {f"heldout/{name}": value for name, value in self.newest.heldout.items()}
         outputs.writer.write(step, scalars)
         outputs.released.hold(self.runtime.ledger.noise_epochs[-1].number, step, metrics)
         accuracy = metrics[f"train/{experiment.task.metric}"]

@@ -147,7 +147,7 @@ def test_a_package_imported_while_a_run_trains_is_stated_before_the_next_value_i
 
     monkeypatch.setattr(session.Session, "publish", publish)
     running = object.__new__(session.Session)
-    vars(running).update(runtime=types.SimpleNamespace(experiment=built()), outputs=None)
+    vars(running).update(runtime=types.SimpleNamespace(experiment=built()), outputs=None, newest=session.Newest())
     importlib.import_module("dpx_reed.patch")
     with pytest.raises(Stated):
         running._seen(0, object.__new__(State), {})
