@@ -85,7 +85,7 @@ def test_the_statement_and_the_explanation_speak_of_units(units, tmp_path):
     assert any("whole document" in line for line in document["assumptions"])
     assert any(f"the number of documents ({N}) is public" in line for line in document["assumptions"])
     words = "\n".join(explain(experiment, N, stated).words)
-    assert "the sum of the gradients of a document's rows" in words and "each document is drawn" in words
+    assert "the sum of the gradients of all rows of one document" in words and "each document is drawn" in words
 
 
 def test_drawing_rows_as_units_is_refused():
