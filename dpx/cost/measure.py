@@ -137,7 +137,7 @@ def measure(experiment: Experiment, calibrated: Calibrated, vocabulary_size: int
 
 
 def _texts(task: Task, sequence_length: int, vocabulary_size: int, store: Store | None) -> tuple[str, dict[str, np.ndarray]]:
-    """Returns the kind of the rows that stand for the corpus, and the rows: those of the public split, or synthetic rows if it is empty."""
+    """Returns the kind of the rows that are timed, and these rows: the public split, or synthetic rows if it is empty."""
     public = store.manifest.rows["public"] if store else 0
     if store and public:
         return "public", store.rows("public", np.arange(min(public, _ROWS)))

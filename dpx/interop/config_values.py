@@ -11,7 +11,7 @@ from dpx.declaration import require
 
 Config = Mapping[str, Any]
 _FIX = "Correct the value, or copy the file again"
-# The families' names of a model's sizes; those that are not here have the usual ones.
+# The names that families give a model's sizes; other families have the usual names.
 _USUAL = {"layers": "num_hidden_layers", "width": "hidden_size", "heads": "num_attention_heads"}
 _USUAL |= {"feed_forward": "intermediate_size", "positions": "max_position_embeddings"}
 _SIZES = {

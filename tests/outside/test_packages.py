@@ -155,7 +155,7 @@ def test_an_entry_point_names_a_package_of_its_own(tmp_path, entry):
 
 
 def test_a_project_folder_that_hides_an_installed_package_is_named(tmp_path):
-    """As for who starts dpx beside the project: Python finds the folder of the project, which is no package, first."""
+    """As for who starts dpx beside the project: Python finds the folder of the project first, which is not a package."""
     record(tmp_path, "dpx_reed", "0.1", "dpx_reed")
     (tmp_path / "dpx_reed").mkdir()
     with on_path(tmp_path):
