@@ -5,7 +5,7 @@ from typing import Any
 
 import jax
 import numpy as np
-from tokenizers import decoders
+from tokenizers import Tokenizer, decoders
 from tokenizers.models import WordPiece
 
 from dpx.data.length_buckets import widths_of
@@ -27,8 +27,6 @@ def completed(
         return
     decoding, params = Decoding(weights.model, weights.vocabulary_size, rule), weights.load()
     tokenizer = weights.tokenizer.tokenizer
-    if isinstance(tokenizer.model, WordPiece) and tokenizer.decoder is None:
-        tokenizer.decoder = decoders.WordPiece(cleanup=False)  # type: ignore[assignment]
     widths, key = np.array(widths_of("auto", weights.model.positions)), jax.random.key(seed)
     keys_of = jax.jit(jax.vmap(jax.random.fold_in, in_axes=(None, 0)))
     for start in range(first // batch_size * batch_size, len(prompts), batch_size):
@@ -43,10 +41,22 @@ def completed(
         done = jax.device_get(decoding.complete(params, tokens_BW, length_B, keys_B))
         lines = []
         for prompt, ids, count, score, is_ended in zip(batch, *(one[: len(batch)] for one in done), strict=True):
-            text = tokenizer.decode(ids[: count - is_ended].tolist(), skip_special_tokens=True)
+            text = text_of(tokenizer, ids[: count - is_ended].tolist())
             is_number, fix = bool(np.isfinite(score)), "Use other weights, or train again at a lower learning rate"
             require(is_number, f"row {prompt.row}", "the model's probabilities are not numbers", fix)
             reason = "stop" if is_ended else "length"
             about = {"row": prompt.row, "prompt": prompt.text, "completion": style.completion(text), "finish_reason": reason}
             lines.append(about | {"tokens": int(count), "log_probability": round(float(score), 4)})
         yield lines[max(0, first - start) :]
+
+
+def text_of(tokenizer: Tokenizer, ids: list[int]) -> str:
+    """Returns the text of tokens that follow a prompt, without special tokens.
+
+    Decoders write a piece inside a word with its mark (`##ing`) where no token is before it. Here the prompt is, so the mark is left out.
+    """
+    if not isinstance(tokenizer.model, WordPiece):
+        return tokenizer.decode(ids, skip_special_tokens=True)
+    if tokenizer.decoder is None:
+        tokenizer.decoder = decoders.WordPiece(cleanup=False)  # type: ignore[assignment]
+    return tokenizer.decode(ids, skip_special_tokens=True).removeprefix(tokenizer.model.continuing_subword_prefix)

@@ -7,9 +7,12 @@ from typing import Any
 
 import numpy as np
 import pytest
+from tokenizers import Tokenizer
+from tokenizers.models import WordLevel, WordPiece
 
 from dpx.declaration import ConfigError
 from dpx.generation import output
+from dpx.generation.completer import text_of
 from dpx.generation.prompts import Style
 from dpx.generation.weights import of_checkpoint
 from dpx.job.generate import Generate
@@ -105,6 +108,14 @@ def test_prompts_by_template_and_by_conversation(checkpoint: Path, tmp_path: Pat
     assert by_template[0].ids == [1, *map(ids, "thepet:cat")]
     by_chat = read(file, Style(messages_field="messages"), weights.tokenizer, 16)
     assert [one.text for one in by_chat] == ["<s>hi<e><s>", "<s>yo<e><s>"] and by_chat[0].ids == [1, ids("h"), ids("i"), 3, 1]
+
+
+def test_a_first_piece_that_continues_a_word_has_no_mark():
+    pieces = Tokenizer(WordPiece({"[END]": 0, "##ing": 1, "##s": 2, "go": 3}, unk_token="[END]"))
+    pieces.add_special_tokens(["[END]"])
+    told = {(1, 2): "ings", (1, 3): "ing go", (3, 1, 2): "goings", (0, 1, 3): "ing go", (): ""}
+    assert {ids: text_of(pieces, list(ids)) for ids in told} == told
+    assert text_of(Tokenizer(WordLevel({"##ing": 0}, unk_token="##ing")), [0]) == "##ing"
 
 
 def test_a_completion_has_not_what_training_rows_put_around_it():
