@@ -57,9 +57,16 @@ class Rule(Selection):
         values = sorted(set(column(rows, key)) - {None})
         return {value: self.grouped([row for row in rows if cell(row, key) == value]) for value in values}
 
-    def spreads(self, groups: Mapping[Any, Sequence[int | float]]) -> str:
-        """Returns the values of each group for a reader."""
-        return ", ".join(f"{name(key)}: " * (key != "") + shape.spread(values, self.value) for key, values in groups.items())
+    def spreads(self, groups: Mapping[Any, Sequence[int | float]], rows: Sequence[Row] = ()) -> str:
+        """Returns the values of each group for a reader; an accuracy with its interval for the rows of data that all of `rows` share."""
+        return ", ".join(f"{name(key)}: " * (key != "") + self.spread(values, rows) for key, values in groups.items())
+
+    def spread(self, values: Sequence[int | float], rows: Sequence[Row]) -> str:
+        """Returns the mean of replicates for a reader; an accuracy at the end of a run with its interval (`shape.interval_of`)."""
+        place, _, metric = self.value.rpartition("/")
+        measured = {cell(row, f"{place}/rows") for row in rows} if metric.endswith(("accuracy", "f1")) else set()
+        interval = shape.interval_of(statistics.fmean(values), self.value, *measured) if len(measured) == 1 else ""
+        return shape.spread(values, self.value) + interval
 
 
 def name(key: Any) -> str:
@@ -79,8 +86,8 @@ class Trend(Rule):
     def judge(self, groups: Groups, rows: Sequence[Row]) -> Judged:
         (_, first), *others = (self.split(rows, self.at_smallest) if self.at_smallest else {"": groups}).items()
         trend = shape.trend(first, self.falls)
-        rest = [f"{self.at_smallest} {name(key)}: {self.spreads(own)}; lower at the {lower_end(own)} end" for key, own in others]
-        return trend.holds, ". Reported, not judged: ".join([f"{self.spreads(first)}; {trend.words()}", *rest])
+        rest = [f"{self.at_smallest} {name(key)}: {self.spreads(own, rows)}; lower at the {lower_end(own)} end" for key, own in others]
+        return trend.holds, ". Reported, not judged: ".join([f"{self.spreads(first, rows)}; {trend.words()}", *rest])
 
 
 def lower_end(groups: Mapping[Any, Sequence[float]]) -> str:
@@ -150,7 +157,7 @@ class Above(Rule):
             holds = mean > max(map(statistics.fmean, groups.values()))
         else:
             holds = len(upper) > 1 and mean + statistics.stdev(upper) >= highest
-        return [Part.of(self.claim, holds, f"{shape.spread(upper, self.value)} against {self.spreads(groups)}; {edge}")]
+        return [Part.of(self.claim, holds, f"{self.spread(upper, rows)} against {self.spreads(groups, others)}; {edge}")]
 
 
 @declaration
@@ -171,7 +178,7 @@ class Within(Rule):
         if not values:
             return None, f"no row has both {self.value} and {self.minus}"
         holds = self.above < min(values) and self.least <= min(values) and max(values) <= self.most and max(values) < self.below
-        return holds, f"from {min(values):.4g} to {max(values):.4g}" + f"; {self.spreads(groups)}" * (not self.minus)
+        return holds, f"from {min(values):.4g} to {max(values):.4g}" + f"; {self.spreads(groups, rows)}" * (not self.minus)
 
 
 @declaration
@@ -186,7 +193,7 @@ class Flat(Rule):
         low, *_, high = sorted(groups.values(), key=statistics.fmean)
         holds, difference, error = shape.within_noise(high, low)
         noise = f"largest difference {shape.plain(difference, self.value)}, two standard errors {shape.plain(2 * error, self.value)}"
-        return holds or difference == 0, f"{self.spreads(groups)}: {noise}"
+        return holds or difference == 0, f"{self.spreads(groups, rows)}: {noise}"
 
 
 @declaration

@@ -122,18 +122,22 @@ def plain(value: Number, column: str = "", digits: int = 4) -> str:
 
 
 def of_rows(values: Sequence[Number], column: str, rows: Number | None) -> str:
-    """Returns the mean of replicates, and of an accuracy or F1 in brackets its 95 % interval for the `rows` rows that each was measured on.
+    """Returns the mean of replicates, and the interval of an accuracy or F1 that each of them has on `rows` rows (`interval_of`)."""
+    text = plain(values[0], column) if len(set(values)) == 1 else spread(values, column)
+    return text + interval_of(statistics.fmean(values), column, rows)
+
+
+def interval_of(mean: Number, column: str, rows: Number | None) -> str:
+    """Returns, in brackets, the 95 % interval of an accuracy or F1 that was measured on `rows` rows; empty for other columns.
 
     Of F1 it is an approximation, since F1 is not a share of rows.
     """
-    text = plain(values[0], column) if len(set(values)) == 1 else spread(values, column)
-    mean = statistics.fmean(values)
     if column.startswith("baseline/") or not any(word in column for word in ("accuracy", "f1")):
-        return text
+        return ""
     if not rows or not 0 <= mean <= 1:
-        return f"{text} [rows not noted]"
+        return " [rows not noted]"
     low, high = (plain(edge, column, 3) for edge in interval(mean, int(rows)))
-    return f"{text} [{low} to {high}; {rows:,.0f} rows]"
+    return f" [{low} to {high}; {rows:,.0f} rows]"
 
 
 def spread(values: Sequence[Number], column: str = "") -> str:

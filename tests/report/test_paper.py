@@ -145,3 +145,10 @@ def test_what_cannot_be_judged_did_not_run() -> None:
 def test_within_takes_every_row(above: float, most: float, state: str) -> None:
     assert _state(Within(claim="c", table="t", value="y", above=above, most=most), VALUES) == state
     assert _state(Within(claim="c", table="t", value="y", minus="x", least=0.0, most=0.2), VALUES) == "pass"
+
+
+def test_a_claim_on_an_accuracy_has_its_interval_where_all_rows_read_as_many() -> None:
+    rule, values, rows = Flat(claim="c", value="task/test/macro_f1"), {"a": [0.5, 0.6]}, [{"task/test/rows": 100.0}] * 2
+    assert rule.spreads(values, rows) == "a: 0.55 ± 0.071 (n = 2) [0.452 to 0.644; 100 rows]"
+    assert rule.spreads(values, [*rows, {"task/test/rows": 90.0}]) == "a: 0.55 ± 0.071 (n = 2)"
+    assert Flat(claim="c", value="task/test/macro_f1_low").spreads(values, rows) == "a: 0.55 ± 0.071 (n = 2)"
