@@ -74,16 +74,13 @@ def unit(*factors: Array) -> float:
     return float(jnp.finfo(jnp.promote_types(dtype, jnp.float32)).eps) / (1 if jnp.finfo(dtype).bits < 32 else 2)
 
 
-def product_depth(terms: int, by_vector: bool = False) -> float | Array:
+def product_depth(terms: int, by_vector: bool = False) -> float:
     """Returns the largest number of roundings of one term of an inner product in a product of matrices, or with a vector (`by_vector`).
 
-    No order of addition has more than there are terms. `norms.outer` cuts wide rows into blocks of `CHAIN` terms.
+    No order of addition has more than there are terms. `norms.outer` cuts wide rows into blocks of `CHAIN` terms. Into which blocks a
+    compiler cuts other products depends on the processor's caches, so that nothing is taken from it.
     """
-    on_cpu = max(CHAIN + terms / 256, terms / 8 if by_vector else 0)
-    elsewhere = terms if by_vector or terms < WIDE_ROWS else CHAIN + terms / CHAIN + 1
-    if terms <= on_cpu:
-        return float(terms)
-    return jax.lax.platform_dependent(cpu=lambda: jnp.float32(on_cpu), default=lambda: jnp.float32(elsewhere))
+    return float(terms if by_vector or terms < WIDE_ROWS else CHAIN + math.ceil(terms / CHAIN))
 
 
 def sum_depth(terms: int) -> float | Array:

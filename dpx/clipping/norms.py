@@ -261,21 +261,19 @@ def squares(x: Array) -> Float[Array, " B"]:
 def outer(x_BMV: Array, y_BNV: Array) -> Float[Array, "B M N"]:
     """Returns x y^T of every example, [B, M, N].
 
-    Wide rows are cut, so that the depth of accumulation is known where the compiler does not cut them.
+    Wide rows are cut into blocks of `CHAIN` terms, so that the depth of accumulation does not depend on how the compiler cuts them.
     """
-    V = x_BMV.shape[-1]
 
-    def one_by_one(x_BMV: Array, y_BNV: Array) -> Array:
-        return jax.lax.map(lambda pair: product("mv,nv->mn", *pair), (x_BMV, y_BNV))
-
-    def cut(x_BMV: Array, y_BNV: Array) -> Array:
-        first, *rest = (batched(x_BMV[..., at : at + CHAIN], y_BNV[..., at : at + CHAIN]) for at in range(0, V, CHAIN))
+    def cut(equation: str, x: Array, y: Array) -> Array:
+        first, *rest = (product(equation, x[..., at : at + CHAIN], y[..., at : at + CHAIN]) for at in range(0, x.shape[-1], CHAIN))
         return sum(rest, first)
 
-    batched = functools.partial(product, "bmv,bnv->bmn")
-    if V < WIDE_ROWS:
-        return batched(x_BMV, y_BNV)
-    return jax.lax.platform_dependent(x_BMV, y_BNV, cpu=one_by_one, default=cut)
+    def one_by_one(x_BMV: Array, y_BNV: Array) -> Array:
+        return jax.lax.map(lambda pair: cut("mv,nv->mn", *pair), (x_BMV, y_BNV))
+
+    if x_BMV.shape[-1] < WIDE_ROWS:
+        return product("bmv,bnv->bmn", x_BMV, y_BNV)
+    return jax.lax.platform_dependent(x_BMV, y_BNV, cpu=one_by_one, default=functools.partial(cut, "bmv,bnv->bmn"))
 
 
 def lookup(id_BT: Array, g_BTd: Array, rows_of_table: int) -> Bounded:
