@@ -80,6 +80,10 @@ class Chain:
             require(parent.job == "train", f"{value}.init={stage.init}", "this stage trains no weights", "Name it under vocabulary")
             reason = "this stage has several points, and which one is chosen is not known beforehand"
             require(not parent.sweep, f"{value}.init={stage.init}", reason, "Declare the chosen values, and remove its sweep")
+        repeated = [fed for fed in stage.feeds.values() if not self.stages[fed].shared_by_replicates]
+        reason = f"it is fed by {''.join(repeated[:1])}, which every repeat runs again, so that this stage would be another one each time"
+        fix = f"Set {value.rpartition('.')[0]}.{''.join(repeated[:1])}.shared_by_replicates=true as well"
+        require(not (stage.shared_by_replicates and repeated), f"{value}.shared_by_replicates", reason, fix)
         empty = [key for key, values in stage.sweep.items() if not values]
         require(not empty, f"{value}.sweep.{''.join(empty[:1])}", "lists no value", "List values, or remove the key")
 

@@ -38,6 +38,11 @@ def test_stages_run_after_those_that_feed_them():
             "chain.stages.b.init=a: this stage has several points, and which one is chosen is not known beforehand. "
             "Declare the chosen values, and remove its sweep.",
         ),
+        (
+            {"a": {"job": "prepare"}, "b": {"vocabulary": "a", "shared_by_replicates": True}},
+            "chain.stages.b.shared_by_replicates: it is fed by a, which every repeat runs again, so that this stage would be another one "
+            "each time. Set chain.stages.a.shared_by_replicates=true as well.",
+        ),
     ],
 )
 def test_stages_that_cannot_be_a_chain_are_refused_in_one_line(stages: dict[str, Any], line: str):
