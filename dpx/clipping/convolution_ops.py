@@ -80,7 +80,7 @@ class Convolution(Op):
         squares_KUET = self._at_offsets(lambda a_UETc: jnp.square(bounds.lengths(a_UETc)), record["x"], record["g"].shape)
         alpha_UET = jnp.sqrt(squares_KUET.sum(0))
         square_UE = norms.squares(self._flat(kernel_UEKcd)).reshape(kernel_UEKcd.shape[:2])
-        of_norm_UE = norms.of_formed_sum(alpha_UET, g_UETd, bounds.lengths(g_UETd))
+        of_norm_UE = norms.of_formed_sum(record["x"], alpha_UET, g_UETd, bounds.lengths(g_UETd))
         return (bounds.together(Bounded(square_UE, jnp.zeros_like(square_UE), of_norm_UE), 1),)
 
     def weighted_sum(self, leaves, record, weights):
@@ -89,7 +89,7 @@ class Convolution(Op):
             summed = jnp.tensordot(w_U, record["kernel"], 1, precision="highest")
         else:
             g_UETd = record["g"] if self.form == "gram" else self._by_group(self._last(record["g"], "out_spec"))
-            by_group = jax.vmap(lambda a_UTc, g_UTd: norms.summed(norms.at_least_float32(a_UTc), norms.rows(w_U, g_UTd)), in_axes=1)
+            by_group = jax.vmap(lambda a_UTc, g_UTd: norms.summed(a_UTc, norms.rows(w_U, g_UTd)), in_axes=1)
             one = lambda a_UETc: by_group(a_UETc, g_UETd)  # noqa: E731
             summed = one(record["a"]) if self.form == "gram" else jnp.moveaxis(self._at_offsets(one, record["x"], record["g"].shape), 0, 1)
         return {"kernel": self._to_parameter(summed, leaves["kernel"])}

@@ -106,7 +106,8 @@ def of_formed(form: Form) -> Float[Array, " B"]:
         values = norms.at_least_float32(form.values)
         return 4 * bounds.unit(values) * jnp.sqrt(norms.squares(values)) if form.of_norm is None else form.of_norm
     length_BT = bounds.lengths(form.g) * (bounds.lengths(form.a) if isinstance(form, Outer) else 1)
-    return (2 * form.g.shape[1] + 1) * bounds.unit(form.g) * length_BT.sum(1)
+    roundings = 2 * form.g.shape[1] + 1
+    return (bounds.of_terms(roundings, form.a, form.g) if isinstance(form, Outer) else roundings * bounds.unit(form.g)) * length_BT.sum(1)
 
 
 def formed(form: Form, shape: tuple[int, ...]) -> Array:
@@ -125,7 +126,7 @@ def summed(form: Form, weights_B: Array, shape: tuple[int, ...]) -> Array:
         return jnp.tensordot(weights_B, norms.at_least_float32(form.values), 1, precision="highest").reshape(shape)
     weighted = norms.at_least_float32(form.g) * weights_B[:, None, None]
     if isinstance(form, Outer):
-        return norms.summed(norms.at_least_float32(form.a), weighted).reshape(shape)
+        return norms.summed(form.a, weighted).reshape(shape)
     start = jnp.zeros((shape[0], math.prod(shape[1:])), weighted.dtype)
     return start.at[form.id.astype(jnp.int32)].add(weighted).reshape(shape)
 

@@ -20,7 +20,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
-from dpx.clipping import bounds
+from dpx.clipping import bounds, in_parts
 from dpx.clipping.bounds import WIDE_ROWS, Bounded
 from dpx.clipping.rounding import CHAIN
 
@@ -124,27 +124,35 @@ def symmetric(a_BTp: Array, *others: Array, tells_zeros: bool = True) -> tuple[B
     gammas = [bounds.lengths(g_BTd) for g_BTd in others]
     squares = _symmetric(a_BTp, alpha_BT, others, gammas, outer_BTT)
     pairs = zip(squares, others, gammas, strict=True)
-    return tuple(bounded._replace(of_norm=_of_sum(alpha_BT, g_BTd, gamma_BT)) for bounded, g_BTd, gamma_BT in pairs)
+    return tuple(bounded._replace(of_norm=_of_sum(a_BTp, alpha_BT, g_BTd, gamma_BT)) for bounded, g_BTd, gamma_BT in pairs)
 
 
-def _of_sum(alpha_BT: Array, g_BTd: Array, gamma_BT: Array, formed: int = 0) -> Array:
-    """Returns the rounding error of the contraction of A and c G, in which a term is rounded T + 1 times, and `formed` times before."""
-    terms = alpha_BT.shape[-1] + 1 + formed
-    return terms * bounds.unit(g_BTd) * (alpha_BT * gamma_BT).sum(-1)
+def _of_sum(a: Array, alpha_BT: Array, g_BTd: Array, gamma_BT: Array, formed: int = 0) -> Array:
+    """Returns the rounding error of the contraction of A and c G, in which a term is rounded T + 1 times, and `formed` times before.
+
+    `alpha_BT` are the lengths of the rows of `a`.
+    """
+    return bounds.of_terms(alpha_BT.shape[-1] + 1 + formed, a, g_BTd) * (alpha_BT * gamma_BT).sum(-1)
 
 
 def _symmetric(
-    a_BTp: Array, alpha_BT: Array, others: Sequence[Array], gammas: Sequence[Array], outer_BTT: Array | None = None
+    a_BTp: Array,
+    alpha_BT: Array,
+    others: Sequence[Array],
+    gammas: Sequence[Array],
+    outer_BTT: Array | None = None,
+    has_parts: bool = False,
 ) -> list[Bounded]:
     """Returns squared norms for rows of A of length `alpha_BT` and rows of each G of one of `gammas`, without rounding of the sum.
 
-    `outer_BTT` is A A^T, where it is known; then nothing is cut.
+    `outer_BTT` is A A^T, where it is known; then nothing is cut. With `has_parts` A is multiplied in bfloat16 parts.
     """
-    count, of_a = len(others), _error_of_a(a_BTp)
+    count, of_a = len(others), _error_of_a(a_BTp, has_parts=has_parts)
+    own = functools.partial(in_parts.einsum, "bmp,bnp->bmn") if has_parts else outer
     scaled = [jnp.sqrt(of_a) * alpha_BT, *(jnp.sqrt(_error_of_g(g)) * gamma for g, gamma in zip(others, gammas, strict=True))]
 
     def strip(start: int, end: int, a_BTp: Array, *arrays: Array) -> tuple[Array, ...]:
-        outer_Bij, sums = outer(a_BTp[:, start:end], a_BTp[:, start:]) if outer_BTT is None else outer_BTT, []
+        outer_Bij, sums = own(a_BTp[:, start:end], a_BTp[:, start:]) if outer_BTT is None else outer_BTT, []
         alpha_Bij, *gamma_Bij = (x_BT[:, start:end, None] * x_BT[:, None, start:] for x_BT in arrays[count:])
         for g_BTd, gammas_Bij in zip(arrays[:count], gamma_Bij, strict=True):
             other_Bij = outer(g_BTd[:, start:end], g_BTd[:, start:])
@@ -160,10 +168,11 @@ def _symmetric(
     return squares
 
 
-def _error_of_a(a_BTp: Array, by_vector: bool = False) -> float | Array:
+def _error_of_a(a_BTp: Array, by_vector: bool = False, has_parts: bool = False) -> float | Array:
     """Returns the error of the product of two rows of A and of the sum over pairs of tokens, relative to the lengths of the rows."""
     T, p = a_BTp.shape[1:]
-    return (bounds.product_depth(p, by_vector) + bounds.sum_depth(T * T) + 12) * bounds.unit(a_BTp)
+    terms = bounds.product_depth(p, by_vector) + bounds.sum_depth(T * T) + 12
+    return in_parts.error(terms, 2) if has_parts else terms * bounds.unit(a_BTp)
 
 
 def _error_of_g(g_BTd: Array, by_vector: bool = False) -> float | Array:
@@ -182,11 +191,11 @@ def _lost(alpha_B: Array, p: int, gamma_B: Array, d: int) -> Float[Array, " B"]:
 
 def gram(a_BTp: Array, g_BTd: Array) -> Bounded:
     """Returns |A^T G|^2 by the centred Gram form."""
-    g_BTd = at_least_float32(g_BTd)
+    has_parts, stored_BTd, g_BTd = in_parts.is_narrow(a_BTp) and a_BTp.shape[2] < WIDE_ROWS, g_BTd, at_least_float32(g_BTd)
     gamma_BT = bounds.lengths(g_BTd)
     if a_BTp.shape[1] == 1:
         length_B = (bounds.lengths(a_BTp) * gamma_BT)[:, 0]
-        return Bounded(jnp.square(length_B), jnp.zeros_like(length_B), 2 * bounds.unit(g_BTd) * length_B)
+        return Bounded(jnp.square(length_B), jnp.zeros_like(length_B), bounds.of_terms(2, a_BTp, g_BTd) * length_B)
     (T, p), d, u = a_BTp.shape[1:], g_BTd.shape[2], bounds.unit(g_BTd)
     mean_Bp = at_least_float32(a_BTp).mean(1)
     # Centred in the storage type, the mean taken from what storage really subtracted.
@@ -196,7 +205,7 @@ def gram(a_BTp: Array, g_BTd: Array) -> Bounded:
     along_BT = jnp.einsum("btp,bp->bt", centred_BTp, mean_Bp, precision="highest")
     against_BT = jnp.einsum("btd,bd->bt", g_BTd, sum_Bd, precision="highest")
     flat_B = jnp.square(mean_B * sum_B)
-    ((square_B, of_square_B, _),) = _symmetric(centred_BTp, alpha_BT, (g_BTd,), (gamma_BT,))
+    ((square_B, of_square_B, _),) = _symmetric(centred_BTp, alpha_BT, (stored_BTd,), (gamma_BT,), has_parts=has_parts)
     of_a, of_g = _error_of_a(centred_BTp, by_vector=True), _error_of_g(g_BTd, by_vector=True)
     of_square_B += 2 * of_a * mean_B * (alpha_BT * jnp.abs(against_BT)).sum(1)
     of_square_B += 2 * of_g * sum_B * (gamma_BT * jnp.abs(along_BT)).sum(1)
@@ -204,26 +213,34 @@ def gram(a_BTp: Array, g_BTd: Array) -> Bounded:
     of_square_B += 4 * of_a * of_g * magnitude_B * mean_B * sum_B + 2 * u * (bounds.sum_depth(p) + bounds.sum_depth(d) + 4) * flat_B
     of_square_B += _lost(mean_B, p, gamma_BT.sum(1), d)
     # A term goes through one rounding of the centring, T of the cotangents' sum, and T + 1 of the contraction.
-    of_norm_B = u * ((T + 2) * magnitude_B + (2 * T + 1) * row_B)
+    of_sum = bounds.of_terms(T + 1, a_BTp, g_BTd)
+    of_norm_B = (of_sum + u) * magnitude_B + (of_sum + T * u) * row_B
     return Bounded(square_B + 2 * (along_BT * against_BT).sum(1) + flat_B, of_square_B, of_norm_B)
 
 
 def formed(a_BTp: Array, g_BTd: Array, gradient_Bpd: Array) -> Bounded:
     """Returns the squared norm of the gradient itself, which is formed again for the sum."""
     square_B = squares(gradient_Bpd)
-    return Bounded(square_B, jnp.zeros_like(square_B), of_formed_sum(bounds.lengths(a_BTp), g_BTd, bounds.lengths(g_BTd)))
+    return Bounded(square_B, jnp.zeros_like(square_B), of_formed_sum(a_BTp, bounds.lengths(a_BTp), g_BTd, bounds.lengths(g_BTd)))
 
 
-def of_formed_sum(alpha_BT: Array, g_BTd: Array, gamma_BT: Array) -> Array:
+def of_formed_sum(a: Array, alpha_BT: Array, g_BTd: Array, gamma_BT: Array) -> Array:
     """Returns the rounding error of a gradient of A and G that is formed once for the norm and again for the sum (`recomputed`).
 
-    Axes before those of positions and features are examples.
+    Axes before those of positions and features are examples. `alpha_BT` are the lengths of the rows of `a`.
     """
-    return _of_sum(alpha_BT, g_BTd, gamma_BT, formed=alpha_BT.shape[-1])
+    return _of_sum(a, alpha_BT, g_BTd, gamma_BT, formed=alpha_BT.shape[-1])
 
 
-def summed(a_BTp: Array, g_BTd: Array, precision: str | None = "highest") -> Float[Array, "p d"]:
-    """Returns sum_b A_b^T G_b, [p, d], in float32 or wider.
+def summed(a_BTp: Array, weighted_BTd: Array) -> Float[Array, "p d"]:
+    """Returns sum_b A_b^T G_b, [p, d], in float32 or wider, for cotangents that are multiplied by clip weights (`rows`)."""
+    if in_parts.is_narrow(a_BTp) and weighted_BTd.dtype == jnp.float32:
+        return in_parts.einsum("btp,btd->pd", a_BTp, weighted_BTd)
+    return contracted(at_least_float32(a_BTp), weighted_BTd, "highest")
+
+
+def contracted(a_BTp: Array, g_BTd: Array, precision: str | None = None) -> Float[Array, "p d"]:
+    """Returns sum_b A_b^T G_b, [p, d], in float32 or wider, at a precision of `jax.numpy.einsum`.
 
     In float32 the narrower factor comes first: XLA's CPU backend writes out the first one transposed, together with the operations that
     compute it.

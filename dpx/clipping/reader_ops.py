@@ -134,7 +134,7 @@ class Product(Op):
         if self.form == "kept":
             summed_Epd = jnp.tensordot(w_U, record["kernel"], 1, precision="highest")
         else:
-            summed = lambda a, g: norms.summed(norms.at_least_float32(a), rows(w_U, g))  # noqa: E731
+            summed = lambda a, g: norms.summed(a, rows(w_U, g))  # noqa: E731
             summed_Epd = jax.vmap(summed, in_axes=1)(record["a"], record["g"])
         return {"kernel": self._to_parameter(summed_Epd, shape)}
 

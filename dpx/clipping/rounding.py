@@ -41,6 +41,13 @@ lookup      q = sum over id_t = id_s of Q_ts. With M^2 = sum over id_t = id_s of
 joined      A parameter's uses add up: q and E of the pieces add, with those of the products between uses, and e is the sum of the uses'
             own e, times 1 + (number of uses) / 2 for adding them up. Rounds of a loop count as positions.
 
+in parts    Where A is bfloat16, c G is cut into two bfloat16 parts (in_parts.py), which hold it within 2^-16, and the sum is that of two
+            products: e has (T + 3) 2^-23 + 2^-16 in place of (T + 1) u, times 1 + 2^-6 for the magnitudes of the parts. The Gram form cuts
+            the centred A~ on both sides: 3 2^-16 and two more roundings join h_p + h_s + 12. A part below the smallest normal number is
+            lost: at most tiny per number, so tiny sqrt(p) alpha_s gamma_t gamma_s in a term of q, which is below 2^-24 alpha_s^2 gamma_s^2
+            / 2, of which the 12 hold several, and 2^24 tiny^2 p gamma_t^2, which `norms._lost` holds. On CPUs the products are those of
+            float32, within the same bounds.
+
 Clipping uses max(q, (1 - s)^2 n+^2) in place of q, with s = `SLACK`. Over several weights squares add up, so |v|^2 = sum |v_i|^2 <=
 (c n / (1 - s))^2 for the norm n that is clipped by. Root, maximum and quotient round three times:
 

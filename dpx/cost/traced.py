@@ -9,23 +9,27 @@ from jax.extend import core
 from jax.interpreters import partial_eval
 
 
-def matmul_flops(function: Callable, *arguments: Any, platform: str | None = None) -> int:
+def matmul_flops(function: Callable, *arguments: Any, platform: str | None = None, dtype: Any = None) -> int:
     """Returns the FLOPs of matrix products and convolutions in one call, after dead-code elimination, with loops multiplied out.
 
     Of a branch the most expensive side counts, of a loop of unknown length one round, and of a choice by platform the side for `platform`
-    (`None`: the side for accelerators, which no platform name selects). Arguments may be `ShapeDtypeStruct`s.
+    (`None`: the side for accelerators, which no platform name selects). With `dtype` only products of a factor of that type count.
+    Arguments may be `ShapeDtypeStruct`s.
     """
     closed = jax.make_jaxpr(function)(*arguments)
     live, _ = partial_eval.dce_jaxpr(closed.jaxpr, [True] * len(closed.jaxpr.outvars))
-    return _count(live, platform)
+    return _count(live, (platform, dtype))
 
 
-def _count(jaxpr: core.Jaxpr, platform: str | None) -> int:
-    return sum(_cost(eqn, platform) for eqn in jaxpr.eqns)
+def _count(jaxpr: core.Jaxpr, wanted: tuple[str | None, Any]) -> int:
+    return sum(_cost(eqn, wanted) for eqn in jaxpr.eqns)
 
 
-def _cost(eqn: Any, platform: str | None) -> int:
+def _cost(eqn: Any, wanted: tuple[str | None, Any]) -> int:
     name, params = eqn.primitive.name, eqn.params
+    platform, dtype = wanted
+    if name in ("dot_general", "conv_general_dilated") and dtype not in (None, *(factor.aval.dtype for factor in eqn.invars[:2])):
+        return 0
     if name == "dot_general":
         ((contracted, _), _) = params["dimension_numbers"]
         inner = math.prod(eqn.invars[0].aval.shape[axis] for axis in contracted)
@@ -34,11 +38,11 @@ def _cost(eqn: Any, platform: str | None) -> int:
         kernel, places = eqn.invars[1].aval.shape, params["dimension_numbers"].rhs_spec
         return 2 * math.prod(kernel) // kernel[places[0]] * math.prod(eqn.outvars[0].aval.shape)
     if name == "cond":
-        costs = [_count(branch.jaxpr, platform) for branch in params["branches"]]
+        costs = [_count(branch.jaxpr, wanted) for branch in params["branches"]]
         by_platform = params.get("branches_platforms")
         return max(costs) if by_platform is None else costs[_place(by_platform, platform)]
     times = params["length"] if name == "scan" else 1
-    return times * sum(_count(body, platform) for body in _bodies(params))
+    return times * sum(_count(body, wanted) for body in _bodies(params))
 
 
 def _place(by_platform: Any, platform: str | None) -> int:

@@ -264,7 +264,7 @@ class LayerStack(Op):
                 kernel = jnp.tensordot(w_B, r["kept"][weight], 1, precision="highest")
             else:
                 a, g = self._input(p, r, weight), r[self.over.get(weight, f"g_{weight}")]
-                kernel = norms.summed(norms.at_least_float32(self.tokens(a)), rows(w_B, self.tokens(g)))
+                kernel = norms.summed(self.tokens(a), rows(w_B, self.tokens(g)))
             summed[weight] = {"kernel": kernel} | summed.get(weight, {})
         return summed
 
@@ -284,8 +284,8 @@ class LayerStack(Op):
             g_BTH, factors, _ = self._layer_backward(Place(self.model, layer, length, keys_B), p, r, g_BTH)
             summed = jax.tree.map(lambda leaf: leaf.sum(0), self._trained_sums(factors))
             for weight in self.form:
-                summed.setdefault(weight, {})["kernel"] = norms.summed(factors[f"a_{weight}"], factors[f"g_{weight}"], precision=None)
-            return g_BTH, summed | self._of_adapters(factors, partial(norms.summed, precision=None))
+                summed.setdefault(weight, {})["kernel"] = norms.contracted(factors[f"a_{weight}"], factors[f"g_{weight}"])
+            return g_BTH, summed | self._of_adapters(factors, norms.contracted)
 
         xs = (leaves, saved, self.numbers)
         g_BTH, gradient = self.over_layers(body, cotangent, xs, reverse=True)

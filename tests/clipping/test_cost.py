@@ -1,5 +1,6 @@
 """What private steps cost without a clock: matrix products of the traced step, temporaries of the compiled one."""
 
+import dataclasses
 from functools import cache
 from typing import Any
 
@@ -21,9 +22,9 @@ VOCABULARY = 30_522
 
 
 @cache
-def shapes(size: str, sequence: int, examples: int):
+def shapes(size: str, sequence: int, examples: int, **changes: Any):
     """(objective, shapes of parameters, shapes of a batch); nothing is allocated."""
-    model = declared(size)
+    model = dataclasses.replace(declared(size), **changes)
     masked = MaskedLanguageModel(next_sentence=True, max_masked_positions=20 if sequence == 128 else 77)
     subject: Any = objective(model, CausalLanguageModel() if model.causal else masked, VOCABULARY, SPECIAL)
     key, scalar = jax.ShapeDtypeStruct((2,), jnp.uint32), jax.ShapeDtypeStruct((examples,), jnp.int32)
@@ -80,6 +81,14 @@ def test_programs_for_cpus_cost_what_is_written_of_them(size, sequence, examples
     subject, *arguments = shapes(size, sequence, examples)
     ratio = matmul_flops(private(subject, kept_bytes=0), *arguments, platform="cpu") / plain_flops(size, sequence, examples)
     assert ratio == pytest.approx(found, abs=6e-4)
+
+
+@pytest.mark.parametrize("size, sequence, kept_bytes", [("base", 128, 0), ("base", 512, 0), ("base", 512, 2**40)])
+def test_a_step_in_bfloat16_multiplies_in_bfloat16(size, sequence, kept_bytes):
+    """Products of float32 numbers do not run on the matrix units of accelerators."""
+    subject, *arguments = shapes(size, sequence, 4, dtype="bfloat16")
+    function = private(subject, kept_bytes=kept_bytes)
+    assert 0 < matmul_flops(function, *arguments, dtype=jnp.float32) < 0.02 * matmul_flops(function, *arguments)
 
 
 def test_plain_products_are_the_formulas():
