@@ -309,8 +309,12 @@ def _claim(
 
 def _hints(experiment: Experiment, calibrated: Calibrated) -> list[str]:
     largest = max(batch for batch, _ in calibrated.batch_stages)
-    privacy = experiment.privacy
-    return little_data(calibrated.size, privacy.drawn, largest, privacy.delta) if experiment.is_private else []
+    privacy, mesh = experiment.privacy, experiment.mesh
+    found = little_data(calibrated.size, privacy.drawn, largest, privacy.delta) if experiment.is_private else []
+    if mesh.platform in ("gpu", "tpu") and experiment.model.dtype == "float32":
+        hours = f"the hours are those of bfloat16 products, whose speed mesh={mesh.name} states"
+        found.append(f"{hours}; float32 products take several times as long on this device. Set ++model.dtype=bfloat16")
+    return found
 
 
 def _noise_batch_ratio(experiment: Experiment, calibrated: Calibrated) -> float | None:
