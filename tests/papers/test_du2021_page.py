@@ -101,7 +101,10 @@ def test_the_miniatures_tables_are_means_in_order_and_words_only_where_they_were
     watched = {"steps_watched": "2", "words": "30", "recovered": "30", "wrong": "0"}
     rows = [_row("mrpc", "none", 1, "0.7"), _row("sst2", "dpfp_4.33", 1, "0.6", **watched), _row("sst2", "dpfp_4.33", 2, "0.8")]
     settings, runs = miniature.of_settings(rows).as_json()["rows"], miniature.of_runs(rows)
-    assert [(row["task"], row["runs"], row["accuracy, %"]) for row in settings] == [("SST-2", 2, "70.0 ± 14.1"), ("MRPC", 1, "70.0")]
+    assert [(row["task"], row["runs"], row["accuracy"]) for row in settings] == [
+        ("SST-2", 2, "70 ± 14 % (n = 2) [66.9 % to 72.9 %; 872 rows]"),
+        ("MRPC", 1, "70 % [65.4 % to 74.2 %; 408 rows]"),
+    ]
     assert settings[0]["words of a batch that a step shows"] == "30 of 30 in 2 steps, 0 wrong"
     assert [(row["words_recovered"], row["target"]) for row in runs.as_json()["rows"]] == [
         (1.0, "second target"),

@@ -10,12 +10,11 @@ import argparse
 import csv
 import json
 import re
-import statistics
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
-from dpx.report import analyses
+from dpx.report import analyses, shape
 from dpx.table import Table
 
 HERE = Path(__file__).resolve().parent
@@ -35,6 +34,8 @@ METHODS = {
 TARGETS = {"1.73": 1, "4.33": 2, "3": 1, "8": 2}
 COLUMNS = {0: "no noise", 1: "first target", 2: "second target"}
 TASKS = {"sst2": "SST-2", "mrpc": "MRPC"}
+# The official development sets, on which every accuracy is measured.
+DEVELOPMENT_ROWS = {"sst2": 872, "mrpc": 408}
 ACCURACY = "heldout/accuracy"
 
 Row = dict[str, str]
@@ -114,7 +115,8 @@ def of_runs(rows: Iterable[Row]) -> Table:
             "target": COLUMNS[TARGETS.get(target, 0)],
             "replicate": int(row["replicate"]),
         }
-        lines.append(named | {ACCURACY: float(row["accuracy"]), "guarantee": row["guarantee"]} | counts | {"words_recovered": share})
+        named |= {ACCURACY: float(row["accuracy"]), "heldout/rows": DEVELOPMENT_ROWS[row["task"]]}
+        lines.append(named | {"guarantee": row["guarantee"]} | counts | {"words_recovered": share})
     order = {method: place for place, method in enumerate(METHODS.values())}
     lines.sort(
         key=lambda line: (line["task"] != "SST-2", list(COLUMNS.values()).index(line["target"]), order[line["method"]], line["replicate"])
@@ -131,8 +133,7 @@ def of_settings(rows: Sequence[Row]) -> Table:
     order = [(task, name) for task in TASKS for name in sorted({setting for _, setting in runs}, key=_place)]
     for task, setting in (pair for pair in order if pair in runs):
         found, (method, _, target) = runs[task, setting], setting.partition("_")
-        values = [100 * float(row["accuracy"]) for row in found]
-        spread = f" ± {statistics.stdev(values):.1f}" if len(values) > 1 else ""
+        values = [float(row["accuracy"]) for row in found]
         of_texts = ", of texts alone" * (method == "frozen")
         lines.append(
             {
@@ -140,7 +141,7 @@ def of_settings(rows: Sequence[Row]) -> Table:
                 "setting": METHODS[method],
                 "target": target or "–",
                 "runs": len(found),
-                "accuracy, %": f"{statistics.mean(values):.1f}{spread}",
+                "accuracy": shape.of_rows(values, ACCURACY, DEVELOPMENT_ROWS[task]),
                 "sigma": found[0]["noise_multiplier"] or "–",
                 "guarantee": found[0]["guarantee"] + of_texts,
                 "proved epsilon": found[0]["epsilon"] or "–",
@@ -149,7 +150,9 @@ def of_settings(rows: Sequence[Row]) -> Table:
             }
         )
     notes = ("a target is the central-limit epsilon for DP-FP and the RDP epsilon for DP-SGD and RGP, as Table 2 heads its columns",)
-    return Table.from_rows("miniature", lines, "Table 2 in miniature, means over replicates ± one standard deviation", notes)
+    return Table.from_rows(
+        "miniature", lines, "Table 2 in miniature, means over replicates ± one standard deviation, and their 95 % intervals", notes
+    )
 
 
 def _place(setting: str) -> tuple[int, int]:
