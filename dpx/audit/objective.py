@@ -14,6 +14,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array
 
+from dpx.audit.declarations import Canaries
 from dpx.clipping.ops import lookup
 from dpx.training.update import CANARIES
 
@@ -56,6 +57,11 @@ class Audited:
         own_B = self.length * jnp.sum(jnp.where(is_own_BW, row_BW, 0), axis=1)
         losses_B = jnp.where(is_canary_B, own_B - jax.lax.stop_gradient(own_B), losses_B)
         return losses_B, {name: jnp.where(is_canary_B, 0, value) for name, value in counts.items()}
+
+
+def audited(objective: Any, audit: Any, clipping_norm: float) -> Any:
+    """Returns `objective` with the gradient canaries that `audit` declares, or unchanged without canaries."""
+    return Audited(objective, audit.gradients, LENGTH * clipping_norm) if isinstance(audit, Canaries) else objective
 
 
 def without(tree: dict[str, Any], name: str) -> dict[str, Any]:

@@ -6,56 +6,23 @@ has charged, and writes only its shards of checkpoints and weights.
 
 import contextlib
 import dataclasses
-import hashlib
-import json
 from functools import partial
 from pathlib import Path
 from typing import Any, cast
 
+import numpy as np
 from omegaconf import DictConfig, OmegaConf
 
 from dpx import config
 from dpx.claim.calibration import Calibrated
 from dpx.data.prepare import prepare
 from dpx.declaration import ConfigError
-from dpx.mesh import Mesh, simulate_devices
+from dpx.mesh import simulate_devices
 from dpx.processes import liveness
 from dpx.processes.team import Command, Team
 from dpx.randomness import RootSecret
 from dpx.run_folder import RunFolder
-
-
-def agreed(claim: str, facts: dict[str, Any], data_checksum: str) -> str:
-    """Returns one checksum of what the processes of a run must agree on: `claim` (the checksum of the declaration), versions, code, data
-    and what process 0 decided."""
-    from dpx.training.code_checksum import code_checksum
-    from dpx.training.fingerprint import versions
-
-    decided = {name: facts[name] for name in ("microbatch", "calibrated", "mesh")}
-    content = [claim, versions(), code_checksum(set()), data_checksum, decided]
-    return hashlib.sha256(json.dumps(content, sort_keys=True, default=str).encode()).hexdigest()
-
-
-def facts_of_run(mesh: Mesh, calibrated: Calibrated, microbatch: int, strategy: Any) -> dict[str, Any]:
-    """Returns what process 0 tells the others when it opens a run."""
-    return {
-        "calibrated": dataclasses.asdict(calibrated) | {"stages": [], "batch_stages": []},
-        "microbatch": microbatch,
-        "mesh": [mesh.data, mesh.fsdp, mesh.tensor],
-        "has_strategy": strategy is not None,
-    }
-
-
-def require_agreement(team: Team, own: str) -> None:
-    """Raises `ConfigError` unless every process opened the same run."""
-    found = team.gather(own)
-    others = [index for index, value in enumerate(found) if value != found[0]]
-    if others:
-        raise ConfigError(
-            f"process {others[0]}",
-            "opened another run than process 0: its version of dpx or of a library, its data or its settings differ",
-            "Give every process the same environment, folder and command",
-        )
+from dpx.training import same_run
 
 
 def follow(team: Team) -> int:
@@ -87,26 +54,29 @@ class _Followed:
         team.require_jax()
         self._checkpoints: dict[str, Any] = {}
         self._state: Any = None
+        self._first_step = 0
         self._untrained: Any = None
         self._params: Any = None
         self._secrets: dict[tuple[int, str], RootSecret] = {}
         self._told = contextlib.ExitStack()
 
     def _do_open(self, **facts: Any) -> None:
-        team, experiment = self._team, self._experiment
+        from dpx.audit.objective import audited
         from dpx.task.objective import objective as make_objective
         from dpx.training.evaluation import BATCH_ROWS, held_out
         from dpx.training.fingerprint import claim_checksum
         from dpx.training.loop import Computation
         from dpx.training.step import make_step
 
+        team, experiment = self._team, self._experiment
         store = prepare(experiment.data, experiment.privacy)
         calibrated = Calibrated(**facts["calibrated"])
         objective = make_objective(experiment.model, experiment.task, experiment.vocabulary_size, store.manifest)
         mesh = experiment.mesh.make()
-        step = make_step(experiment, objective, mesh, facts["microbatch"])
-        strategy = experiment.mechanism.load_strategy(experiment.steps, self._private) if facts["has_strategy"] else None
-        require_agreement(team, agreed(claim_checksum(experiment), facts, store.manifest.checksum))
+        step = make_step(experiment, audited(objective, experiment.audit, experiment.clip.clipping_norm), mesh, facts["microbatch"])
+        strategy = None if facts["strategy"] is None else np.asarray(facts["strategy"], np.float32)
+        self._opened = same_run.opened(claim_checksum(experiment), facts, store.manifest.checksum)
+        same_run.require(team, self._opened, same_run.OPENED)
         self._told.enter_context(liveness.told(team, experiment.mesh.deadline_s, experiment.mesh.restarts))
         self._computation = Computation(experiment=experiment, calibrated=calibrated, store=store, step=step, strategy=strategy)
         of_split = partial(held_out, objective, store, batch_rows=BATCH_ROWS, widths=experiment.widths, mesh=mesh)
@@ -128,7 +98,7 @@ class _Followed:
         if purpose == together.UNTRAINED:
             self._untrained = made
         else:
-            self._state = made
+            self._state, self._first_step = made, 0
 
     def _do_new_noise_epoch(self) -> None:
         self._state = self._state.in_a_new_noise_epoch()
@@ -147,7 +117,20 @@ class _Followed:
     def _do_load(self, directory: str, steps_done: int) -> None:
         loaded = self._of(directory).loaded_together(steps_done, self._computation.step.form())
         if loaded is not None:
-            self._state = loaded
+            self._state, self._first_step = loaded, steps_done
+
+    def _do_plant(self) -> None:
+        from dpx.audit.canaries import WithCanaries, plant
+        from dpx.audit.declarations import Canaries
+
+        audit, store = self._experiment.audit, self._computation.store
+        assert isinstance(audit, Canaries)
+        rows = WithCanaries(store, plant(self._private, audit, store.manifest, None), audit, self._experiment.privacy)
+        self._computation = dataclasses.replace(self._computation, store=rows)
+
+    def _do_start(self, epoch: int, tag: str) -> None:
+        own = same_run.started(self._opened, self._first_step, epoch, self._secret(epoch, tag).tag, self._private)
+        same_run.require(self._team, own, same_run.STARTED)
 
     def _do_read(self, directory: str, part: str | None) -> None:
         from dpx.training.checkpoint import on_host
@@ -175,6 +158,12 @@ class _Followed:
         state = self._untrained if which == together.UNTRAINED else self._state
         params = together.on_devices(state.params, self._computation.frozen)
         (self._heldout if split == "heldout" else self._make_test())(params)
+
+    def _do_gather_whole(self) -> None:
+        from dpx.clipping.frozen import merged
+        from dpx.training import together
+
+        together.on_hosts(merged(self._state.params, self._computation.frozen))
 
     def _do_gather(self) -> None:
         from dpx.training import together

@@ -13,7 +13,7 @@ from typing import Any
 from dpx.audit import in_run
 from dpx.audit.canaries import require_same_audit
 from dpx.audit.declarations import Canaries
-from dpx.audit.objective import LENGTH, Audited
+from dpx.audit.objective import audited
 from dpx.claim import agreement
 from dpx.claim.calibration import Calibrated, as_planned, calibrate, plan_of, planned_segments
 from dpx.claim.spending import Spending
@@ -27,7 +27,6 @@ from dpx.experiment import Experiment
 from dpx.init.declarations import Init
 from dpx.init.relation import contradictions
 from dpx.init.start import RANDOM, Receiver, Start, receiver_of, related_again, require_one_start, same_weights, start, start_of_fork
-from dpx.mechanism.protocol import Mechanism
 from dpx.mesh import Mesh
 from dpx.privacy.ledger import Ledger
 from dpx.privacy.unit_facts import UnitFacts
@@ -35,7 +34,7 @@ from dpx.processes import liveness, team
 from dpx.processes.place import require_processes
 from dpx.run_folder import RunFolder
 from dpx.task.objective import objective as make_objective
-from dpx.training import early_stopping, features, follower
+from dpx.training import early_stopping, features, same_run
 from dpx.training.checkpoint import Checkpoints
 from dpx.training.compile_cache import keep_compiled_programs
 from dpx.training.evaluation import evaluations_of
@@ -46,7 +45,7 @@ from dpx.training.microbatch import Workload, resolve_microbatch
 from dpx.training.profiling import profiling
 from dpx.training.progress import RunProgress
 from dpx.training.released import Released
-from dpx.training.run_start import NoiseEpochs, allowed_again, start_run
+from dpx.training.run_start import NoiseEpochs, RunStart, allowed_again, start_run
 from dpx.training.session import Outputs, Session
 from dpx.training.step import Step, make_step
 
@@ -58,7 +57,7 @@ def open_run(experiment: Experiment, folder: RunFolder, job: Any = None) -> Iter
     Raises `ConfigError` before the first array of the model is allocated. In a job of several processes, this is process 0, which tells
     the others what to do (`dpx.training.follower`).
     """
-    _start_jax(experiment.mesh, experiment.audit, experiment.mechanism, folder)
+    _start_jax(experiment.mesh, folder)
     keep_compiled_programs()
     ready = _get_ready(experiment, folder)
     store, step, private = ready.store, ready.step, folder.private
@@ -83,8 +82,10 @@ def open_run(experiment: Experiment, folder: RunFolder, job: Any = None) -> Iter
             ledger.note_trial(experiment.name, experiment.tune.charge)
         conclude = None
         if isinstance(experiment.audit, Canaries):
-            audited = ready.objective, store, run_start.secret, run_start.noise_epoch, folder.fork is not None
-            store, conclude = in_run.begun(private, experiment.audit, *claimed, ledger, *audited)
+            of_run = ready.objective, store, run_start.secret, run_start.noise_epoch, folder.fork is not None
+            store, conclude = in_run.begun(private, experiment.audit, *claimed, ledger, *of_run)
+            team().tell("plant")
+        _agree_on_start(ready.opened, run_start, private)
         outputs = Outputs(
             writer=stack.enter_context(contextlib.closing(MetricsWriter(private, run_start.first_step))),
             progress=stack.enter_context(RunProgress(run_start.first_step, experiment.steps)),
@@ -104,16 +105,10 @@ def open_run(experiment: Experiment, folder: RunFolder, job: Any = None) -> Iter
         yield Session(folder, runtime, noise_epochs, run_start, checkpoints, evaluations, outputs, conclude, early)
 
 
-def _start_jax(mesh: Mesh, audit: Any, mechanism: Mechanism, folder: RunFolder) -> None:
-    """Starts jax in all processes of this job. Raises `ConfigError` before that for what several cannot do."""
+def _start_jax(mesh: Mesh, folder: RunFolder) -> None:
+    """Starts jax in all processes of this job. Raises `ConfigError` before that for another number of processes than the mesh declares."""
     team().require_joined()
     require_processes(mesh, team().count)
-    alone = {
-        "audit=canaries": (isinstance(audit, Canaries), "canaries are planted and scored by one process", "Use audit=none"),
-        "mechanism=banded": (mechanism.name == "banded", "its noise was tested in one process only", "Use mechanism=dp_sgd"),
-    }
-    for value, (is_declared, reason, fix) in alone.items():
-        require(team().is_alone or not is_declared, value, f"{reason}, and this job has {team().count}", f"{fix}, or one process")
     # Devices are found by all processes at once.
     team().tell("begin", config_yaml=folder.config_yaml, folder=str(folder.path), fork=folder.fork)
     team().require_jax()
@@ -124,7 +119,7 @@ class _Ready:
     """A prepared run.
 
     `objective` is the model's own, `step` trains it with what an audit adds; `microbatch` is the number of examples on one device;
-    `strategy` is the mechanism's, `None` if it needs no strategy.
+    `strategy` is the mechanism's, `None` if it needs no strategy. `opened` is the checksum on which several processes agreed.
     """
 
     store: Store
@@ -135,6 +130,7 @@ class _Ready:
     microbatch: int
     strategy: Any
     step: Step
+    opened: str
 
 
 def _get_ready(experiment: Experiment, folder: RunFolder) -> _Ready:
@@ -152,18 +148,24 @@ def _get_ready(experiment: Experiment, folder: RunFolder) -> _Ready:
     require_bound(experiment.accountant, experiment.privacy, own, begins_from.origins)
     objective = make_objective(experiment.model, experiment.task, experiment.vocabulary_size, store.manifest)
     microbatch = resolve_microbatch(experiment.microbatch, Workload.from_experiment(experiment, objective), folder.private)
-    audit, trained = experiment.audit, objective
-    if isinstance(audit, Canaries):
-        trained = Audited(objective, audit.gradients, LENGTH * experiment.clip.clipping_norm)
+    trained = audited(objective, experiment.audit, experiment.clip.clipping_norm)
     if folder.fork and begins_from.private is not None:
-        require_same_audit(folder.fork, begins_from.private, audit)
+        require_same_audit(folder.fork, begins_from.private, experiment.audit)
     strategy = experiment.mechanism.load_strategy(experiment.steps, folder.private)
-    facts = follower.facts_of_run(experiment.mesh, calibrated, microbatch, strategy)
+    facts = same_run.facts_of_run(experiment.mesh, calibrated, microbatch, strategy)
     team().tell("open", **facts)
     step = make_step(experiment, trained, mesh, microbatch)
+    opened = "" if team().is_alone else same_run.opened(claim_checksum(experiment), facts, store.manifest.checksum)
+    same_run.require(team(), opened, same_run.OPENED)
+    return _Ready(store, calibrated, receiver, begins_from, objective, microbatch, strategy, step, opened)
+
+
+def _agree_on_start(opened: str, run_start: RunStart, private: Path) -> None:
+    """Raises `ConfigError` unless all processes of the job start the run that was `opened` in the same way."""
     if not team().is_alone:
-        follower.require_agreement(team(), follower.agreed(claim_checksum(experiment), facts, store.manifest.checksum))
-    return _Ready(store, calibrated, receiver, begins_from, objective, microbatch, strategy, step)
+        epoch, tag = run_start.noise_epoch.number, run_start.secret.tag
+        team().tell("start", epoch=epoch, tag=tag)
+        same_run.require(team(), same_run.started(opened, run_start.first_step, epoch, tag, private), same_run.STARTED)
 
 
 def _start(init: Init, receiver: Receiver, store: Store, folder: RunFolder, known: Ledger | None) -> Start:

@@ -112,7 +112,7 @@ class Session:
             state, metrics = early.state(done, state, self.runtime.step.form()), early.best.metrics
         verdict = None
         if self.conclude is not None:
-            verdict = self.conclude(self._merged(state))
+            verdict = self.conclude(together.whole(self._merged(state)))
             ledger.note_verdict(decisive(verdict))
         stated = self.publish()
         beside = facts_of(ledger) | seals.beside_weights(self.folder, stated)

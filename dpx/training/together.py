@@ -92,6 +92,12 @@ def gathered(state: State, step: Step, private: Path) -> tuple[Any, list[str]]:
     return frozen.all_parameters(private, step, own), list(weights.by_path(own))
 
 
+def whole(params: Any) -> Any:
+    """Returns the trained and the frozen parameters for work that process 0 does alone: on its host if there are several."""
+    team().tell("gather_whole")
+    return on_hosts(params)
+
+
 def on_hosts(tree: Any) -> Any:
     """Returns the leaves of `tree` as they are for one process, and whole, as NumPy arrays on every host, for several."""
     if team().is_alone:

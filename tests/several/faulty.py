@@ -1,5 +1,5 @@
 """`python -m tests.several.faulty <overrides>`: the command line of dpx, in which process 1 of a job has the fault that DPX_FAULT names, or
-is watched."""
+is watched; some faults name what is true of other processes too."""
 
 import itertools
 import os
@@ -59,9 +59,48 @@ def watched() -> None:
     sys.addaudithook(note)
 
 
+def no_microbatch() -> None:
+    """It cannot measure a microbatch."""
+    from dpx.training import microbatch
+
+    microbatch.choose = _must_not
+
+
+def other_canaries() -> None:
+    """It finds other canaries than process 0 planted, as on another disk."""
+    from pathlib import Path
+
+    from dpx.audit import canaries
+
+    read, names = Path.read_bytes, canaries.COINS
+    Path.read_bytes = lambda path: read(path) + b" " * (path.name == names)
+
+
+def without_library() -> None:
+    """Process 0 has a strategy of correlated noise without the library that computes one; no other process may ask for it."""
+    import numpy as np
+
+    from dpx.mechanism import banded
+
+    banded.require_extra = lambda *_: None
+    banded.optimised = lambda steps, bands: np.asarray([0.8, 0.4, 0.3, 0.2], np.float32)
+    if os.environ["JAX_PROCESS_ID"] != "0":
+        banded.Banded.load_strategy = _must_not
+
+
+def _must_not(*_: Any) -> Any:
+    raise AssertionError("process 0 alone does this")
+
+
+OF_ONE = {one.__name__: one for one in (another_sum, another_version, watched, no_microbatch, other_canaries)}
+
 if __name__ == "__main__":
+    faults = os.environ["DPX_FAULT"].split(",")
+    if "without_library" in faults:
+        without_library()
     if os.environ["JAX_PROCESS_ID"] == "1" and LIFELINE in os.environ:
-        {"another_sum": another_sum, "another_version": another_version, "watched": watched}[os.environ["DPX_FAULT"]]()
+        for name in OF_ONE.keys() & set(faults):
+            OF_ONE[name]()
     from dpx.__main__ import main
 
     main()

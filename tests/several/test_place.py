@@ -10,12 +10,10 @@ import pytest
 import yaml
 from omegaconf import OmegaConf
 
-from dpx.audit.declarations import Canaries
 from dpx.config import recipes
 from dpx.declaration import ConfigError
 from dpx.job.train import Train
 from dpx.launch import launcher
-from dpx.mechanism.declarations import Banded, DpSgd
 from dpx.mesh import Mesh
 from dpx.processes import Team
 from dpx.processes.place import ALONE, Place, place, require_processes
@@ -144,9 +142,6 @@ def test_what_one_process_alone_does_is_refused_in_several(untouched, monkeypatc
     for asked._job in ("evaluate", "export", "predict", "audit", "benchmark"):
         with pytest.raises(ConfigError, match=f"^job={asked._job}: is done by one process, and this job has 2. Start one process for it"):
             asked._check_launch(OmegaConf.create(), None, ())
-    for value, *parts in (("audit=canaries", object.__new__(Canaries), DpSgd()), ("mechanism=banded", None, object.__new__(Banded))):
-        with pytest.raises(ConfigError, match=f"^{value}: .* one process.*, and this job has 2. Use .*, or one process"):
-            opening._start_jax(mesh_of(), *parts, untouched)
 
 
 LAUNCH = Path(__file__).resolve().parents[2] / "experiments" / "launch"

@@ -13,11 +13,13 @@ import numpy as np
 import pytest
 import yaml
 
+from dpx.audit.canaries import COINS
+from dpx.audit.in_run import VERDICT
 from dpx.init import weights
 from dpx.privacy.chain import Chain
 from dpx.privacy.ledger import Ledger
 from dpx.results import read_results
-from dpx.training.checkpoint import released
+from dpx.training.checkpoint import on_host, released
 from tests.chain.conftest import node
 from tests.processes import environment, micro_run
 
@@ -71,7 +73,7 @@ def test_two_processes_train_the_run_of_one(tmp_path):
         np.testing.assert_allclose(two[path], one[path], atol=1e-6)
     assert charges(two_ledger) == charges(one_ledger) and len(charges(two_ledger)) == STEPS
     assert two_stated.keys() == one_stated.keys() and two_stated["reasons"] == one_stated["reasons"]
-    assert drawn(run) == drawn(other) and len(drawn(run)) == STEPS
+    require_same_draws(run, other, STEPS)
     two_results, one_results = (read_results(folder / "private") for folder in (run, other))
     assert two_results.heldout == pytest.approx(one_results.heldout, abs=1e-5) and two_results.baselines == one_results.baselines
     shares = [{name: share for name, share in line.items() if name.startswith("profile/")} for line in measured(run)]
@@ -91,9 +93,13 @@ def measured(run: Path) -> list[dict]:
     return [json.loads(line) for line in (run / "private/metrics.jsonl").read_text().splitlines()]
 
 
-def drawn(run: Path) -> list[tuple]:
-    """What each step drew: examples, their tokens and their mean loss, to float32's rounding."""
-    return [(line["step"], line["train/examples"], line["train/tokens"], round(line["train/loss"], 4)) for line in measured(run)]
+def require_same_draws(run: Path, other: Path, steps: int, counted: tuple[str, ...] = ("train/examples", "train/tokens")) -> None:
+    """Each step drew as many examples and tokens in both runs, with one mean loss to float32's rounding."""
+    lines = [measured(folder) for folder in (run, other)]
+    found, expected = ([[line[name] for name in ("step", *counted)] for line in each] for each in lines)
+    assert found == expected and len(found) == steps
+    losses = [[line["train/loss"] for line in each] for each in lines]
+    assert losses[0] == pytest.approx(losses[1], abs=5e-5)
 
 
 def worker_of(launcher: int, index: int) -> int:
@@ -115,6 +121,8 @@ def wait_for_step(folder: Path, step: int, name: str = "main") -> None:
         time.sleep(0.05)
 
 
+BANDED = ["mechanism=banded", "sampler=cyclic_poisson", "accountant=pld", "privacy.adjacency=zero_out"]
+LENT = {"module": "tests.several.faulty", "DPX_FAULT": "without_library"}
 VARIANTS = {
     "tensor": ["mesh=data_fsdp_tensor"],
     "data": ["mesh=cpu8"],
@@ -127,6 +135,11 @@ VARIANTS = {
     # Each process holds a part of each parameter, and draws its noise alone.
     "integers": ["mechanism=discrete_gaussian", "mesh.data=1", "mesh.fsdp=8"],
     "low rank": ["mechanism=rgp", "mechanism.rank=2"],
+    "canaries": [
+        *("audit=canaries", "audit.gradients=40", "audit.sequences=8", "audit.masks=2", "audit.primary.guesses=20"),
+        *("accountant=pld", "train=lora"),
+    ],
+    "banded": BANDED,
     "forward": [
         *("data=synthetic_labels", "data.source.examples=400", "task=classification", "train=last_layer", "batch_schedule.size=24"),
         *("mechanism=dp_fp", "mechanism.micro_batches=3", "accountant=pld", "privacy.adjacency=zero_out_text"),
@@ -139,15 +152,42 @@ VARIANTS = {
 @pytest.mark.parametrize("name", VARIANTS)
 @pytest.mark.parametrize("count", [2, 4])
 def test_every_kind_of_run_is_the_same_in_several_processes(tmp_path, name, count):
+    lent = LENT if name == "banded" else {}
     for processes in (1, count):
-        ended(several(tmp_path / str(processes), processes, "batch_schedule.size=64", *VARIANTS[name], steps=20), within_s=1200)
+        ended(several(tmp_path / str(processes), processes, "batch_schedule.size=64", *VARIANTS[name], steps=20, **lent), within_s=1200)
     (one, _, one_ledger, other), (two, _, two_ledger, run) = (outcome(tmp_path / str(processes)) for processes in (1, count))
     assert one.keys() == two.keys() and charges(two_ledger) == charges(one_ledger)
     # One process that trains the last layer alone reads the body's outputs, and no tokens.
-    fields = (0, 1, 3) if name == "forward" else (0, 1, 2, 3)
-    assert [[line[field] for field in fields] for line in drawn(run)] == [[line[field] for field in fields] for line in drawn(other)]
+    require_same_draws(run, other, 20, *([("train/examples",)] if name == "forward" else []))
     for path in one:
         np.testing.assert_allclose(two[path], one[path], atol=1e-5)
+    if name == "banded":
+        require_same_noise(run, other)
+    if name == "canaries":
+        found = [[json.loads((folder / "private" / file).read_text()) for file in (COINS, VERDICT)] for folder in (run, other)]
+        assert found[0] == found[1] and "one_run" in json.dumps(found[0])
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(2400)
+def test_correlated_noise_goes_on_where_a_killed_run_in_two_processes_had_left_it(tmp_path):
+    keep = [*BANDED, *TWO, "seed=1", "schedule.checkpoint_every=5"]
+    ended(several(tmp_path / "1", 1, *keep, steps=20, **LENT), within_s=1200)
+    run = several(tmp_path / "2", 2, *keep, steps=20, **LENT)
+    wait_for_step(tmp_path / "2", 12)
+    os.kill(worker_of(run.pid, 1), signal.SIGKILL)
+    ended(run, 75)
+    assert "resuming from step 10" in ended(several(tmp_path / "2", 2, *keep, steps=20, **LENT), within_s=1200)
+    (*_, other), (*_, ledger, run_folder) = (outcome(tmp_path / count) for count in "12")
+    assert [epoch.number for epoch in ledger.noise_epochs] == [0]
+    require_same_noise(run_folder, other)
+
+
+def require_same_noise(run: Path, other: Path) -> None:
+    """The noise of the last steps, which correlated noise keeps, is the same to the bit in both runs."""
+    found, expected = (weights.by_path(on_host(folder / "private/checkpoints/20", "noise")) for folder in (run, other))
+    assert found.keys() == expected.keys() and all(leaf.any() and leaf.shape[0] == 3 for leaf in found.values())
+    assert all(np.array_equal(found[path], expected[path]) for path in found)
 
 
 # Two devices are enough for a fault, and their programs are over sooner.
@@ -182,8 +222,23 @@ def test_a_killed_process_ends_all_in_one_line_and_the_same_command_resumes(tmp_
 
 
 @pytest.mark.slow
-def test_a_process_that_holds_another_sum_meets_a_fresh_key_and_another_draw(tmp_path):
-    run = several(tmp_path, 2, *TWO, module="tests.several.faulty", DPX_FAULT="another_sum")
+@pytest.mark.timeout(1200)
+def test_process_zero_measures_the_microbatch_of_all(tmp_path):
+    keep = {"module": "tests.several.faulty", "DPX_FAULT": "no_microbatch", "DPX_CACHE": str(tmp_path / "cache")}
+    ended(several(tmp_path / "2", 2, *TWO, "seed=1", "microbatch=auto", **keep), within_s=600)
+    two, _, two_ledger, run = outcome(tmp_path / "2")
+    found = json.loads((run / "private/microbatch.json").read_text())["microbatch"]
+    assert two_ledger.noise_epochs[0].fingerprint["microbatch"] == found
+    ended(several(tmp_path / "1", 1, *TWO, "seed=1", f"microbatch={found}"), within_s=600)
+    one, *_ = outcome(tmp_path / "1")
+    for path in one:
+        np.testing.assert_allclose(two[path], one[path], atol=1e-6)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("more", [[], BANDED], ids=["dp_sgd", "banded"])
+def test_a_process_that_holds_another_sum_meets_a_fresh_key_and_another_draw(tmp_path, more):
+    run = several(tmp_path, 2, *TWO, *more, module="tests.several.faulty", DPX_FAULT="another_sum,without_library")
     assert "fresh noise from there on, charged in addition" in ended(run)
     _, stated, ledger, _ = outcome(tmp_path)
     assert [(epoch.number, epoch.from_step) for epoch in ledger.noise_epochs] == [(0, 0), (1, 2)]
@@ -199,6 +254,15 @@ def test_a_process_of_another_version_is_refused_before_the_first_step(tmp_path)
     errors = ended(several(tmp_path, 2, *TWO, module="tests.several.faulty", DPX_FAULT="another_version"), 2)
     assert "error: process 1: opened another run than process 0: its version of dpx" in errors and "Traceback" not in errors
     assert not list((tmp_path / "outputs").glob("main-*/private/ledger"))
+
+
+@pytest.mark.slow
+def test_a_process_that_finds_other_canaries_is_refused_before_the_first_step(tmp_path):
+    audit = ["audit=canaries", "audit.gradients=40", "audit.primary.guesses=20"]
+    errors = ended(several(tmp_path, 2, *TWO, *audit, module="tests.several.faulty", DPX_FAULT="other_canaries"), 2)
+    assert "error: process 1: starts otherwise than process 0" in errors and "Traceback" not in errors
+    (found,) = tmp_path.glob("outputs/main-*/private/ledger")
+    assert not list(Ledger(found).entries())
 
 
 @pytest.mark.slow
