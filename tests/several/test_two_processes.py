@@ -1,6 +1,7 @@
 """One run in two processes is the run of one: the same draws, noise and charges, and the same parameters to float32's rounding."""
 
 import dataclasses
+import functools
 import json
 import os
 import signal
@@ -147,15 +148,26 @@ VARIANTS = {
 }
 
 
+def trained(folder: Path, count: int, name: str) -> Path:
+    """The folder in which `count` processes made a run of this kind."""
+    lent = LENT if name == "banded" else {}
+    ended(several(folder, count, "batch_schedule.size=64", *VARIANTS[name], steps=20, **lent), within_s=1200)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def alone(tmp_path_factory):
+    """The run of each kind in one process, made when it is first asked for."""
+    return functools.cache(lambda name: trained(tmp_path_factory.mktemp("alone"), 1, name))
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(2400)
-@pytest.mark.parametrize("name", VARIANTS)
 @pytest.mark.parametrize("count", [2, 4])
-def test_every_kind_of_run_is_the_same_in_several_processes(tmp_path, name, count):
-    lent = LENT if name == "banded" else {}
-    for processes in (1, count):
-        ended(several(tmp_path / str(processes), processes, "batch_schedule.size=64", *VARIANTS[name], steps=20, **lent), within_s=1200)
-    (one, _, one_ledger, other), (two, _, two_ledger, run) = (outcome(tmp_path / str(processes)) for processes in (1, count))
+@pytest.mark.parametrize("name", VARIANTS)
+def test_every_kind_of_run_is_the_same_in_several_processes(tmp_path, alone, name, count):
+    folders = (alone(name), trained(tmp_path, count, name))
+    (one, _, one_ledger, other), (two, _, two_ledger, run) = map(outcome, folders)
     assert one.keys() == two.keys() and charges(two_ledger) == charges(one_ledger)
     # One process that trains the last layer alone reads the body's outputs, and no tokens.
     require_same_draws(run, other, 20, *([("train/examples",)] if name == "forward" else []))
