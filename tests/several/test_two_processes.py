@@ -234,17 +234,14 @@ def test_a_killed_process_ends_all_in_one_line_and_the_same_command_resumes(tmp_
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(1200)
+@pytest.mark.timeout(2400)
 def test_process_zero_measures_the_microbatch_of_all(tmp_path):
+    """The other process cannot measure; before the first step both compare what they use."""
     keep = {"module": "tests.several.faulty", "DPX_FAULT": "no_microbatch", "DPX_CACHE": str(tmp_path / "cache")}
-    ended(several(tmp_path / "2", 2, *TWO, "seed=1", "microbatch=auto", **keep), within_s=600)
-    two, _, two_ledger, run = outcome(tmp_path / "2")
+    ended(several(tmp_path, 2, *TWO, "microbatch=auto", **keep), within_s=1200)
+    *_, ledger, run = outcome(tmp_path)
     found = json.loads((run / "private/microbatch.json").read_text())["microbatch"]
-    assert two_ledger.noise_epochs[0].fingerprint["microbatch"] == found
-    ended(several(tmp_path / "1", 1, *TWO, "seed=1", f"microbatch={found}"), within_s=600)
-    one, *_ = outcome(tmp_path / "1")
-    for path in one:
-        np.testing.assert_allclose(two[path], one[path], atol=1e-6)
+    assert ledger.noise_epochs[0].fingerprint["microbatch"] == found and len(charges(ledger)) == STEPS
 
 
 @pytest.mark.slow
