@@ -4,6 +4,7 @@ import contextlib
 import functools
 import logging
 import math
+import numbers
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any, Protocol, runtime_checkable
@@ -302,7 +303,27 @@ def charges_of(stages: Iterable[Sequence[Real]], noise_multiplier: Real, sampler
     kind: Any = sampler
     fix = "Use sampler=poisson, or dpx.privacy.compose"
     require(sampler in ("poisson", "gaussian", "slot_revealed"), f"sampler={sampler}", "has further parameters than (q, steps)", fix)
-    return bucketed([(Release(noise_multiplier=noise_multiplier, sampling_probability=q, kind=kind), int(steps)) for q, steps in stages])
+    require(_is_number(noise_multiplier), f"noise_multiplier={noise_multiplier!r}", "is not one number", "Give the noise multiplier")
+    return bucketed([(Release(noise_multiplier=noise_multiplier, sampling_probability=q, kind=kind), steps) for q, steps in _pairs(stages)])
+
+
+def _pairs(stages: Any) -> list[tuple[float, int]]:
+    """Returns the pairs (q, steps) of `stages`. Raises `ConfigError` for anything else, such as one pair without its list."""
+    fix = "Give a list of pairs, such as [(0.01, 1000)]"
+    require(isinstance(stages, Iterable), f"stages={stages!r}", "is not a list of pairs (q, steps)", fix)
+    pairs: list[tuple[float, int]] = []
+    for one in stages:
+        pair: list[Any] = list(one) if isinstance(one, Iterable) else []
+        require(len(pair) == 2 and all(map(_is_number, pair)), f"stages: {one!r}", "is not a pair (q, steps)", fix)
+        q, steps = pair
+        is_whole = math.isfinite(steps) and steps == int(steps) >= 0
+        require(is_whole, f"steps={steps}", "is not a whole number, 0 or more", "Give the number of steps that have this q")
+        pairs.append((float(q), int(steps)))
+    return pairs
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, numbers.Real) and not isinstance(value, bool)
 
 
 def epsilon(
