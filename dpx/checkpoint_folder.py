@@ -2,7 +2,7 @@
 
 import importlib
 import re
-from pathlib import Path, PurePath
+from pathlib import Path, PureWindowsPath
 from typing import Any
 
 from dpx.declaration import ConfigError, require
@@ -42,7 +42,7 @@ def folder_of(path: str, key: str = "init.path") -> Path:
 
 def is_hub_id(path: str) -> bool:
     """Returns whether a path that does not exist has the form of a hub id."""
-    return path.count("/") <= 1 and not path.startswith((".", "/", "~"))
+    return re.fullmatch(r"\w[\w.-]*(/\w[\w.-]*)?", path) is not None
 
 
 def hub_name(path: str) -> str | None:
@@ -55,7 +55,8 @@ def hub_name(path: str) -> str | None:
 
 def called(path: str) -> str:
     """Returns the hub id of a checkpoint, for a folder only its last name: the folders above it are private to the user."""
-    return hub_name(path) or PurePath(path).name
+    # A path of Windows also separates at `/`; `.` has no name of its own.
+    return hub_name(path) or PureWindowsPath(path).name or Path(path).resolve().name
 
 
 def config_of(folder: Path) -> dict[str, Any]:

@@ -252,13 +252,14 @@ def _of_checkpoint(init: FromCheckpoint, receiver: Receiver, store: Store | None
     _require_trained(selected.made_new, receiver.train)
     if store is not None:
         _require_own_tokenizer(checkpoint, store)
-    name = called(str(checkpoint.config.get("_name_or_path") or checkpoint.folder.name))
+    # The config of fine-tuned weights often still has the name of the weights that they began from, so it does not name these weights.
+    name, in_config = called(init.path), checkpoint.config.get("_name_or_path")
     facts = CheckpointFacts(
         loaded=tuple(sorted(selected.parts)),
         made_new=tuple(selected.made_new),
         left_out=tuple(selected.left_out),
         trained_on=tuple(dict.fromkeys([*init.trained_on, *named_by_card(checkpoint.folder)])),
-        names=tuple(sorted({name, called(init.path)})),
+        names=tuple(sorted({name, *([called(str(in_config))] if in_config else ())})),
     )
     origin = Origin(kind="file", name=name, identity=UNREAD, provenance=init.provenance, checkpoint=facts)
     return related(origin, receiver, store, (), False)

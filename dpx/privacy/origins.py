@@ -70,7 +70,7 @@ class CheckpointFacts:
     made_new: tuple[str, ...] = described("Paths of the parameters that the checkpoint lacks, drawn at random.")
     left_out: tuple[str, ...] = described("Parameters of the checkpoint that the model has no use for.")
     trained_on: tuple[str, ...] = described("Data that it was trained on, by the user's word and by its model card.")
-    names: tuple[str, ...] = described("Its names.")
+    names: tuple[str, ...] = described("Its name, and the one in its own config, often that of the weights that it began from.")
 
 
 @record

@@ -120,6 +120,7 @@ def test_data_that_may_have_been_seen_has_no_guarantee(place: Path):
         ("models--somebody--bert-poems/snapshots/0a1b", None, True),
         ("poems/model", "poems/outputs/bert", False),
         ("model", "/home/somebody/poems/bert", False),
+        ("model", r"C:\Users\poems\bert", False),
     ],
 )
 def test_a_checkpoint_called_after_the_data_may_have_seen_it(
@@ -132,4 +133,8 @@ def test_a_checkpoint_called_after_the_data_may_have_seen_it(
     given = [f"init.path={copied}", "train=last_layer", "init.provenance=public", "data.source.known_as=[poems]"]
     planned = plan(config.build(composed(place, *given))[0])
     assert planned["guarantee"] == ("none" if is_named else "dp")
+    # The weights have the name that the user gave; where the folder lies stays private.
+    (origin,) = planned["init"]["origins"]
+    assert origin["name"] == ("somebody/bert-poems" if "--" in folder else Path(folder).name)
+    assert not any(word in name for name in origin["checkpoint"]["names"] for word in ("home", "Users", "outputs"))
     assert any("which suggests that it was trained on this run's data" in reason for reason in planned["reasons"]) == is_named
