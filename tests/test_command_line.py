@@ -1,6 +1,8 @@
 """Hydra's own errors, said as value, reason and fix."""
 
 import contextlib
+import importlib
+import re
 from pathlib import Path
 
 import pytest
@@ -10,6 +12,7 @@ from omegaconf import OmegaConf
 from dpx.config import recipes
 from dpx.config.command_line import as_refused
 from dpx.declaration import ConfigError
+from dpx.launch import command
 from dpx.launch.launcher import _check_noise
 
 from .composed import composed
@@ -27,7 +30,8 @@ from .composed import composed
         (["experiment=anil_2m_batch"], "experiment: is not in the default config. Write +experiment=anil_2m_batch."),
         (["data=null"], "command line: a config group is set to a value that is not the name of an option."),
         (["model=7"], "command line: a config group is set to a value that is not the name of an option."),
-        (["steps"], "steps: is not of the form key=value."),
+        (["steps"], "steps: is not of the form key=value. Quote values"),
+        (["plan"], "plan: is not of the form key=value. Write job=plan."),
         (["data.source.paths=[a"], "data.source.paths=[a: is not of the form key=value."),
     ],
 )
@@ -35,6 +39,36 @@ def test_composition_errors(overrides: list[str], line: str) -> None:
     with pytest.raises(Exception) as raised:  # noqa: B017, PT011
         recipes.compose(overrides)
     assert str(as_refused(raised.value)).startswith(line)
+
+
+def test_the_name_of_a_run_alone_is_answered_with_its_key(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "outputs" / "letters-0a1b").mkdir(parents=True)
+    monkeypatch.chdir(tmp_path)
+    for word in ("letters", "outputs/letters-0a1b"):
+        with pytest.raises(Exception) as raised:  # noqa: B017, PT011
+            recipes.compose([word])
+        assert str(as_refused(raised.value)) == f"{word}: is not of the form key=value. Write run={word}."
+
+
+@pytest.mark.parametrize(
+    ("arguments", "line"),
+    [
+        (["--steps", "20"], "--steps: is not a flag. Write steps=20."),
+        (["--noise.epsilon=2", "job=plan"], "--noise.epsilon: is not a flag. Write noise.epsilon=2."),
+        (["job=plan", "--batch-size", "model=micro"], "--batch-size: is not a flag. Write batch_size=...."),
+        (["--seed"], "--seed: is not a flag. Write seed=...."),
+    ],
+)
+def test_a_key_that_is_written_as_a_flag_is_answered_with_its_form(arguments: list[str], line: str) -> None:
+    with pytest.raises(ConfigError, match=re.escape(line[:-1])):
+        command._require_flags(arguments)
+
+
+def test_the_flags_of_hydra_are_known() -> None:
+    parser = importlib.import_module("hydra._internal.utils").get_args_parser()
+    flags = [flag for action in parser._actions for flag in action.option_strings if flag.startswith("--")]
+    assert sorted(flags) == sorted(command.FLAGS)
+    command._require_flags([*flags, "--multi", "-m", "-cp", "steps=3", "~tune", "noise.epsilon=-1"])
 
 
 def test_a_refusal_is_found_below_what_wraps_it() -> None:

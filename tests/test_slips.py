@@ -26,6 +26,7 @@ SLIPS = {
     "clip=1.0": "Write clip.clipping_norm=1.0",
     "epsilon=8": "Write noise.epsilon=8",
     "privacy.epsilon=8": "Write noise.epsilon=8",
+    "noise.eps=8": "Write noise.epsilon=8",
     "delta=1e-5": "Write privacy.delta=1e-5",
     "noise.epsilon=inf": "Write mechanism=none",
     "noise=none": "Write mechanism=none",
@@ -36,6 +37,7 @@ SLIPS = {
     "accountant=prv": "Did you mean accountant=pld?",
     "fork.step=3": "Write fork=<run folder>@3",
     "train.rank=4": "write train=lora train.rank=4",
+    "lora.rank=4": "Write train=lora train.rank=4",
     "lora=true": "Write train=lora",
     "train=full": "Did you mean train=all?",
     "optimizer=AdamW": "Did you mean optimizer=adamw?",
@@ -51,6 +53,8 @@ SLIPS = {
     "data=articles.jsonl.gz": "Write data=text data.source.paths=articles.jsonl.gz",
     "data=csv": "Did you mean data=table?",
     "data.paths=a.csv": "Did you mean data.source.paths (data=table or data=text)?",
+    "data.source.paths=letters.jsonl": "write data=text data.source.paths=letters.jsonl",
+    "data.source.paths=texts/rows.csv": "write data=table data.source.paths=texts/rows.csv",
     "data.text_column=body": "Write data.source.text_field=body",
     "max_length=64": "Write data.sequence_length=64",
     "task.num_labels=3": "Write task.classes=3",
@@ -73,7 +77,9 @@ def test_a_slip_is_refused_with_the_line_that_works(written: str) -> None:
     assert SLIPS[written] in line and "\n" not in line
 
 
-@pytest.mark.parametrize("written", ["optimizer.epsilon=1e-8", "model.path=weights", "clip.r=1", "optimizer.delta=1"])
+@pytest.mark.parametrize(
+    "written", ["optimizer.epsilon=1e-8", "optimizer.epss=1e-8", "model.path=weights", "clip.r=1", "optimizer.delta=1"]
+)
 def test_a_word_of_several_meanings_is_not_taken_for_another(written: str) -> None:
     with pytest.raises(Exception) as raised:  # noqa: B017, PT011
         config.build(recipes.compose([written]))

@@ -3,6 +3,7 @@
 import errno
 import re
 from collections.abc import Sequence
+from pathlib import Path
 
 from hydra import compose, initialize_config_dir
 from hydra.core.global_hydra import GlobalHydra
@@ -45,7 +46,7 @@ def as_refused(error: BaseException, overrides: Sequence[str] = ()) -> ConfigErr
         if isinstance(link, MissingConfigException):
             return _unknown_option(link)
         if isinstance(link, OverrideParseException):
-            return ConfigError(link.override, "is not of the form key=value", "Quote values that hold commas, spaces or brackets")
+            return ConfigError(link.override, "is not of the form key=value", _meant_by_a_word(link.override or ""))
     for link in chain:
         if isinstance(link, MarkedYAMLError):
             return _broken_yaml(link)
@@ -75,6 +76,15 @@ def _broken_yaml(error: MarkedYAMLError) -> ConfigError:
     mark = error.problem_mark or error.context_mark
     place = f"{mark.name}:{mark.line + 1}" if mark else "a YAML file"
     return ConfigError(place, f"is not YAML ({' '.join((error.problem or str(error)).split())})", "Correct it")
+
+
+def _meant_by_a_word(word: str) -> str:
+    """Returns the fix for a word without `=`: other programs write the name of a command, or a folder, like this."""
+    if word in packages.names_in("job"):
+        return f"Write job={word}"
+    if re.fullmatch(r"[\w./-]+", word) and (Path(word).is_dir() or any(Path("outputs").glob(f"{Path(word).name}-*"))):
+        return f"Write run={word}"
+    return "Quote values that hold commas, spaces or brackets"
 
 
 def _unknown_option(error: MissingConfigException) -> ConfigError:

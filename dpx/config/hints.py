@@ -57,6 +57,7 @@ _KEYS = {
     "save_steps": "schedule.checkpoint_every={}",
     "save_every": "schedule.checkpoint_every={}",
     "lora": "train=lora",
+    "lora.rank": "train=lora train.rank={}",
     "lora_r": "train=lora train.rank={}",
     "lora_rank": "train=lora train.rank={}",
     "r": "train=lora train.rank={}",
@@ -68,6 +69,7 @@ _KEYS = {
     "device": "mesh=single (the first device that JAX finds, an accelerator if there is one)",
     "devices": "mesh=h200_8 or another mesh, whose shape multiplies to the number of devices",
     "epsilon": "noise.epsilon={}",
+    "eps": "noise.epsilon={}",
     "delta": "privacy.delta={}",
     "noise_multiplier": "noise=multiplier noise.noise_multiplier={}",
     "multiplier": "noise=multiplier noise.noise_multiplier={}",
@@ -87,6 +89,7 @@ _ONLY_UNDER = {
     "device": ("", "train", "mesh"),
     "devices": ("", "train", "mesh"),
     "epsilon": ("", "privacy", "mechanism", "accountant"),
+    "eps": ("", "noise", "privacy", "mechanism", "accountant"),
     "iterations": ("", "train", "schedule"),
     "multiplier": ("", "noise", "privacy", "mechanism"),
     "path": ("", "data", "data.source"),
@@ -111,6 +114,7 @@ _OPTIONS = {
     "task": {"clm": "causal_lm", "lm": "causal_lm", "sequence_classification": "classification", "finetune": "classification"},
     "train": {"full": "all", "head": "last_layer", "bitfit": "bias", "classifier": "last_layer"},
 }
+_ENDINGS = {"text": r"\.(txt|jsonl)(\.gz)?$", "table": r"\.(csv|tsv|parquet)(\.gz)?$"}
 _OF_A_CHECKPOINT = re.compile(r"bert|roberta|electra|gpt|minilm|distil|llama|/|-", re.IGNORECASE)
 # Groups whose options are whole experiments, or nodes at the root.
 _NOT_PARTS = ("experiment", "base", "hydra", "job", "analysis")
@@ -130,7 +134,7 @@ def of_key(path: str, known: Collection[str], value: str = "...") -> str | None:
         return f"Did you mean {f'{parent}.' if parent else ''}{nearly[0]}?"
     places, group = _places().get(leaf, {}), path.partition(".")[0]
     if path in places:
-        named = sorted({f"{group}={option}" for option in places[path]})
+        named = sorted({f"{group}={option}" for option in _of_users(group, places[path], value)})
         return f"It is a key of {_some(named)}: write {named[0]} {path}={value}"
     inside = {full: options for full, options in places.items() if full.startswith(f"{group}.")} or places
     of_every_option = {full: options for full, options in inside.items() if not _is_optional(full, options)} or inside
@@ -148,9 +152,9 @@ def of_option(group: str, option: str, options: list[str]) -> str | None:
         return f"Write init=hf init.path={option} init.provenance=public, where the path is a folder or an id on the hub"
     if group == "init" and _OF_A_CHECKPOINT.search(option):
         return f"Write init=hf init.path={option} init.provenance=public"
-    if group == "data" and re.search(r"\.(txt|jsonl)(\.gz)?$", option):
+    if group == "data" and re.search(_ENDINGS["text"], option):
         return f"Write data=text data.source.paths={option}, or data=table for labelled rows"
-    if group == "data" and re.search(r"\.(csv|tsv|parquet)(\.gz)?$|/", option):
+    if group == "data" and ("/" in option or re.search(_ENDINGS["table"], option)):
         return f"Write data=table data.source.paths={option} data.source.labels=[...]"
     return None
 
@@ -209,9 +213,15 @@ def _with_options(full: str, options: list[str]) -> str:
     if not _is_optional(full, options):
         return full
     group = full.partition(".")[0]
-    # The presets of published data also have the keys of the options that read the user's files.
+    return f"{full} ({_some([f'{group}={option}' for option in _of_users(group, options)])})"
+
+
+def _of_users(group: str, options: list[str], value: str = "") -> list[str]:
+    """Returns of `options` those that read the user's files, if there are any, and of these the one that reads the file `value`."""
+    # The presets of published data also have the keys of these options.
     of_users = [option for option in options if group == "data" and option in ("text", "table")]
-    return f"{full} ({_some([f'{group}={option}' for option in of_users or options])})"
+    read = [option for option in of_users if re.search(_ENDINGS[option], value)]
+    return read or of_users or options
 
 
 def _some(named: list[str]) -> str:

@@ -41,12 +41,9 @@ class Predict:
 
     def __call__(self, experiment: Experiment, folder: RunFolder) -> None:
         source, read = experiment.data.source, Path(self.input).expanduser()
-        require(
-            read.is_file() and read.name.endswith(SUFFIXES),
-            read,
-            "dpx cannot read this kind of file",
-            f"Name a file that ends in one of {', '.join(SUFFIXES)}",
-        )
+        value, fix = f"job.input={self.input}", f"Name a file that ends in one of {', '.join(SUFFIXES)}"
+        require(read.is_file(), value, "no such file", fix)
+        require(read.name.endswith(SUFFIXES), value, "dpx cannot read this kind of file", fix)
         output = Path(self.output).expanduser()
         for written in _written(output):
             value = f"job.output={self.output}"

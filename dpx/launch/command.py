@@ -18,12 +18,19 @@ from dpx.processes import Place, liveness, place, supervisor, team
 from dpx.processes.team import LOST, PeerLost, as_lost, disconnect, join, leave
 from dpx.training.follower import follow
 
+# Hydra's flags; `_without_form` takes away dpx's own.
+FLAGS = (
+    *("--help", "--hydra-help", "--version", "--cfg", "--resolve", "--package", "--run", "--multirun", "--shell-completion"),
+    *("--config-path", "--config-name", "--config-dir", "--experimental-rerun", "--info"),
+)
+
 
 def run() -> None:
     """Runs the command line of this process; its exit codes are those of `dpx.__main__.main`."""
     require_standard_streams()
     sys.argv[1:] = _without_form(sys.argv[1:])
     try:
+        _require_flags(sys.argv[1:])
         own = place()
     except ConfigError as refused:
         tell(f"error: {refused}")
@@ -43,6 +50,18 @@ def _without_form(arguments: list[str]) -> list[str]:
     forms = [form for flag, form in asked.items() if flag in arguments]
     set_form("json" if "json" in forms else "quiet" if forms else "text")
     return [argument for argument in arguments if argument not in asked]
+
+
+def _require_flags(arguments: list[str]) -> None:
+    """Raises `ConfigError` for a key that is written as a flag, which Hydra would answer with its own usage."""
+    for number, argument in enumerate(arguments, 1):
+        flag, _, value = argument.partition("=")
+        # Hydra accepts a flag that is cut short.
+        if not flag.startswith("--") or any(known.startswith(flag) for known in FLAGS):
+            continue
+        after = arguments[number] if number < len(arguments) else ""
+        value = value or (after if after and "=" not in after and not after.startswith("-") else "...")
+        raise ConfigError(flag, "is not a flag", f"Write {flag.strip('-').replace('-', '_')}={value}")
 
 
 def _as_one_of_several(own: Place) -> int:

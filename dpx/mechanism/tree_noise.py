@@ -63,7 +63,7 @@ def _checked(total: Any) -> list[Any]:
 def _threefry(key: Any) -> Any:
     fix = "Give one key of threefry2x32, such as jax.random.fold_in(key, step)"
     is_array = hasattr(key, "dtype") and hasattr(key, "shape")
-    require(is_array, "the key", f"is a {type(key).__name__} and not a random key", fix)
+    require(is_array, "the key", f"is of type {type(key).__name__} and not a random key", fix)
     if not jnp.issubdtype(key.dtype, jax.dtypes.prng_key):
         is_raw = key.dtype == jnp.uint32 and key.shape == (2,)
         require(is_raw, "the key", f"is an array {key.shape} of type {key.dtype} and not a random key", fix)

@@ -89,7 +89,10 @@ def test_what_cannot_be_predicted_is_said_in_a_line(run: Path, place: Path, tmp_
     (tmp_path / "a.csv").write_text("words,label\na,1\n")
     with pytest.raises(ConfigError, match=r"a.csv:2: has no column 'text'; its columns are words, label"):
         predict(run, tmp_path / "a.csv", tmp_path / "out")
-    with pytest.raises(ConfigError, match="dpx cannot read this kind of file"):
+    with pytest.raises(ConfigError, match="none.csv: no such file. Name a file that ends in one of"):
         predict(run, tmp_path / "none.csv", tmp_path / "out")
+    (tmp_path / "a.txt").write_text("words\n")
+    with pytest.raises(ConfigError, match="a.txt: dpx cannot read this kind of file"):
+        predict(run, tmp_path / "a.txt", tmp_path / "out")
     with pytest.raises(ConfigError, match="does not name its labels in its config.json|has no classifier/bias"):
         predict(run, place / "rows.csv", tmp_path / "out", checkpoint=str(place / "model"))

@@ -43,7 +43,7 @@ REFUSED = {
     "nothing": ((KEY, {}, 1.0), "^the sum: contains no array"),
     "a_number": ((KEY, {"a": 1.0}, 1.0), "^a: is a float and not an array"),
     "a_narrow_sum": ((KEY, {"a": jnp.zeros(3, jnp.bfloat16)}, 1.0), "^a: is of type bfloat16"),
-    "a_seed": ((3, SUM, 1.0), "^the key: is a int and not a random key"),
+    "a_seed": ((3, SUM, 1.0), "^the key: is of type int and not a random key"),
     "several_keys": ((jax.random.split(KEY), SUM, 1.0), r"^keys of shape \(2,\): are several keys, but one key is needed"),
     "another_generator": ((jax.random.key(0, impl="rbg"), SUM, 1.0), "^the key: is a key of the generator rbg"),
     "floats_for_a_key": ((jnp.zeros(2), SUM, 1.0), "^the key: is an array .* of type float32"),
