@@ -1,4 +1,4 @@
-"""Removes the paths of this machine from a config, so that it may be shared."""
+"""Removes the paths of this machine from a config, so that it may be shared, and from what is printed."""
 
 import os
 import re
@@ -39,3 +39,9 @@ def _is_of_the_machine(value: str) -> bool:
 
 def _last(value: str) -> str:
     return re.split(r"[/\\]", value.rstrip("/\\"))[-1] or "."
+
+
+def as_printed(path: Path) -> str:
+    """Returns `path` as it is printed: relative if it is below the working folder, so that it can be copied into the next command."""
+    absolute, here = path.absolute(), Path.cwd()
+    return str(absolute.relative_to(here)) if absolute.is_relative_to(here) else str(path)

@@ -404,6 +404,11 @@ def test_a_joint_account_is_not_in_the_folder_of_the_default_run() -> None:
     assert len(set(names)) == 3 and [name.startswith("jobs/account-") for name in names] == [True, True, False]
 
 
+def test_a_doctor_is_not_in_the_folder_of_the_default_run() -> None:
+    names = [config.run_name(recipes.compose(["job=doctor", *more], with_hydra=True)) for more in ([], ["steps=7"], ["mesh=h100"])]
+    assert names[0] == names[1] != names[2] and all(name.startswith("jobs/doctor-") for name in names)
+
+
 def _name(overrides: list[str]) -> str:
     cfg = recipes.compose([*overrides], with_hydra=True)
     # `job=list` has its own folder; here only the claim's part of the name is compared.

@@ -27,7 +27,7 @@ from dpx.job.account import Account
 from dpx.job.explain import Explain
 from dpx.launch.resolvers import _hydra_files
 from dpx.launch.same_run import require_same_claim, require_same_run
-from dpx.places import without_places
+from dpx.places import as_printed, without_places
 from dpx.privacy.chain import Chain
 from dpx.report import pictures
 from dpx.run_folder import RunFolder, Status
@@ -340,3 +340,9 @@ def test_training_another_config_in_a_runs_folder_names_the_keys_and_a_command_t
         ConfigError, match=r"branch into a new folder: python -m dpx data=synthetic steps=8 batch_schedule.size=8 fork=\S*run@2\.$"
     ):
         require_same_claim(other, cfg, run, overrides)
+
+
+def test_a_path_is_printed_as_the_next_command_can_name_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert as_printed(tmp_path / "outputs" / "main-0a1b") == as_printed(Path("outputs/main-0a1b")) == "outputs/main-0a1b"
+    assert as_printed(Path("/elsewhere/main-0a1b")) == "/elsewhere/main-0a1b"

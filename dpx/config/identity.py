@@ -68,6 +68,9 @@ def run_name(root: DictConfig) -> str:
     if plain.get("run") or job in ("list", "report", "generate"):
         about = {"run": plain.get("run"), "list": plain.get("list")}
         return f"jobs/{job}-{_short_hash(about)}"
+    if job == "doctor":
+        # It examines the machine and not the run that the rest of the config names.
+        return f"jobs/{job}-{_short_hash(plain['mesh'])}"
     of_job = plain.get("job")
     if job == "account" and isinstance(of_job, dict) and (ledgers := of_job.get("ledgers")):
         # It accounts for these runs, whatever the rest of the config says, which is usually the default and names another run.

@@ -19,6 +19,7 @@ from dpx.job import chain_plan
 from dpx.job.plan import Plan
 from dpx.job.plan_records import AnalysisPlan, ChainPlan, PlanDocument
 from dpx.job.summary import Summary, runs_in
+from dpx.places import as_printed
 from dpx.records import described, record, to_json
 from dpx.run_folder import RunFolder, write_json
 
@@ -96,7 +97,7 @@ def _show_runs(outputs: Path, match: str) -> None:
     """Prints the runs in `outputs`: their state, metric and epsilon. Metrics are private, so nothing is written."""
     runs = [run for run in runs_in(outputs) if fnmatch.fnmatchcase(run.name, match)]
     require(bool(runs), f"list.match={match}", f"{outputs} holds no run of this name", "Use list.match='*', or start a run")
-    table = Table("run", "state", "held-out metric", "epsilon", title=str(outputs), title_justify="left")
+    table = Table("run", "state", "held-out metric", "epsilon", title=as_printed(outputs), title_justify="left")
     summaries = [Summary.of(run) for run in runs]
     answer([{"run": run.folder.name, "state": run.state, "metric": run.metric, "epsilon": run.epsilon} for run in summaries])
     for run in summaries:

@@ -13,6 +13,7 @@ from dpx.claim.document import AnyRun, RunStatement
 from dpx.console import Console, answer, figure
 from dpx.declaration import declaration, require
 from dpx.experiment import Experiment
+from dpx.places import as_printed
 from dpx.privacy.origins import in_words
 from dpx.processes import team
 from dpx.records import to_json
@@ -72,7 +73,7 @@ class Prepare:
 def show(results: Results, claim: AnyRun, folder: Path) -> None:
     """Prints the final table: metrics with their intervals, baselines, whether they are exceeded, and the claim."""
     answer({"results": to_json(results), "statement": to_json(claim)})
-    table = Table(title=str(folder), title_justify="left", show_header=False)
+    table = Table(title=as_printed(folder), title_justify="left", show_header=False)
     metric = results.metric
     table.add_row(f"held-out {metric.replace('_', ' ')}", accuracy_in_words(results.heldout[metric], results.rows))
     for name, value in results.baselines.items():

@@ -10,6 +10,7 @@ from typing import Any
 from dpx.declaration import ConfigError
 from dpx.extras import require_extra
 from dpx.picture import Arrows, Cells, Lines, Picture
+from dpx.places import as_printed
 from dpx.report.document import DASHES, INK, MARKERS, RULE, SERIES, SOFT, Figure, standalone, themed
 from dpx.report.shape import mean_curve
 from dpx.table import Table
@@ -47,7 +48,7 @@ def write(pictures: Sequence[Picture], tables: Sequence[Table], folder: Path) ->
     for figure in figures:
         (folder / f"{figure.name}.svg").write_text(standalone(figure.svg))
         (folder / f"{figure.name}.png").write_bytes(figure.png)
-    return "pictures: " + ", ".join(str(folder / f"{figure.name}.svg") for figure in figures)
+    return "pictures: " + ", ".join(as_printed(folder / f"{figure.name}.svg") for figure in figures)
 
 
 def draw(pictures: Sequence[Picture], tables: Sequence[Table]) -> list[Figure]:
