@@ -35,9 +35,9 @@ class Completion(NamedTuple):
 class Model:
     """A small model of a family, and the logits of whole forward passes."""
 
-    def __init__(self, family: str):
-        of: Any = subject(family)
-        self.declared, self.params = of.model, parameters(of)
+    def __init__(self, family: str, dtype: str = "float32"):
+        of: Any = subject(family, dtype=dtype)
+        self.declared, self.params = of.model, jax.tree.map(lambda leaf: leaf.astype(dtype), parameters(of))
         cap = getattr(of.model, "logit_cap", None)
         self._whole = jax.jit(lambda *text: capped(of.module.apply({"params": self.params}, *text, None, ops.decode), cap))
         self._keys = jax.vmap(functools.partial(jax.random.fold_in, jax.random.key(0)))(jnp.arange(3))
@@ -92,6 +92,21 @@ def test_greedy_takes_the_most_likely_token_of_a_whole_pass_whatever_the_batch(f
     # In a batch with itself alone, so that only other texts and their padding are missing.
     for row in ALL:
         assert [one.tokens for one in model.complete(GREEDY, (row, row, row))] == [found[row].tokens] * 3
+
+
+@pytest.mark.parametrize("family", [pytest.param(name, marks=[pytest.mark.slow] * (name not in ("llama", "gemma3"))) for name in FAMILIES])
+def test_bfloat16_weights_and_cache_complete_as_whole_passes_in_bfloat16_do(family: str):
+    """Up to the rounding of a logit: bfloat16 has a spacing of 2^-6 between 2 and 4, and programs of two shapes round differently."""
+    model = Model(family, "bfloat16")
+    decoding = Decoding(model.declared, VOCABULARY, GREEDY)
+    logits, kept = jax.jit(decoding._start)(model.params, PROMPTS, LENGTHS)
+    assert logits.dtype == jnp.float32 and {leaf.dtype for leaf in jax.tree.leaves((model.params, kept))} == {jnp.dtype(jnp.bfloat16)}
+    for text, one in zip(TEXTS, model.complete(GREEDY), strict=True):
+        for count, token in enumerate(one.tokens):
+            whole = model.after(text + one.tokens[:count])
+            assert np.abs(whole).max() < 4 and whole[token] >= whole.max() - 2**-6
+        assert one.is_ended == (one.tokens[-1] == END) and (one.is_ended or len(one.tokens) == NEW)
+        assert one.log_probability == pytest.approx(model.score(text, one.tokens), abs=NEW * 2**-6)
 
 
 def test_a_completion_ends_at_any_end(llama: Model):
