@@ -198,6 +198,22 @@ MUTANTS = (
         "tests/clipping/test_narrow_and_infinite.py::test_what_is_rounded_is_read_after_it_was_stored",
     ),
     Mutant(
+        "the low part of a weighted cotangent left out",
+        "dpx/clipping/in_parts.py",
+        "_in_parts",
+        "i + j < 2",
+        "i + j < 1",
+        "tests/clipping/test_in_parts.py::test_a_product_in_parts_leaves_out_less_than_is_stated[False]",
+    ),
+    Mutant(
+        "wide rows left to the blocks of the compiler",
+        "dpx/clipping/norms.py",
+        "outer",
+        'cut("mv,nv->mn", *pair)',
+        'product("mv,nv->mn", *pair)',
+        "tests/clipping/test_bounds.py::test_wide_rows_are_cut_whatever_the_compiler_does",
+    ),
+    Mutant(
         "noise reused after a fork, the key inherited",
         "dpx/training/run_start.py",
         "seeded",
