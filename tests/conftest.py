@@ -1,9 +1,12 @@
 """Set before jax starts: 8 simulated CPU devices, programs compiled quickly, and caches shared by all processes, so that no noise is solved
 twice and no process compiles what another has compiled."""
 
+import collections
 import functools
 import gc
+import hashlib
 import os
+import secrets
 import types
 import typing
 from pathlib import Path
@@ -88,6 +91,34 @@ def _statement_schema():
 
     schema = json.loads((Path(dpx.__file__).parent / "docs" / "schemas" / "privacy.schema.json").read_text())
     return jsonschema.Draft202012Validator(schema)
+
+
+@pytest.fixture(autouse=True, scope="module")
+def repeatable_root_secrets(tmp_path_factory):
+    """The root secret of a run in a temporary folder follows from the folder's place, so that no test passes or fails by chance.
+
+    A folder that draws again draws another secret, and so does every other folder. Runs in processes of their own draw as users' runs do.
+    """
+    from dpx import randomness
+
+    base, create = tmp_path_factory.getbasetemp().resolve(), randomness.RootSecret.create.__func__
+    drawn: collections.Counter[str] = collections.Counter()
+    of_the_system = secrets.token_bytes
+
+    def repeatable(cls, path):
+        place = Path(path).resolve()
+        if not place.is_relative_to(base) or secrets.token_bytes is not of_the_system:
+            return create(cls, path)
+        name = str(place.relative_to(base))
+        drawn[name] += 1
+        secret = hashlib.sha256(f"{name}:{drawn[name]}".encode()).digest()
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(randomness.secrets, "token_bytes", lambda count: secret[:count])
+            return create(cls, path)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(randomness.RootSecret, "create", classmethod(repeatable))
+        yield
 
 
 @pytest.fixture(autouse=True)

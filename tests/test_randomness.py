@@ -21,6 +21,17 @@ def test_created_secret_is_private_and_loads_back(tmp_path):
     assert os.listdir(tmp_path) == ["root_secret"]
 
 
+def test_runs_of_tests_draw_secrets_of_their_folders(tmp_path):
+    keys = []
+    for name in ("one", "other", "one"):
+        (tmp_path / name).mkdir(exist_ok=True)
+        keys.append(tuple(RootSecret.create(tmp_path / name / "root_secret").key("x")))
+        (tmp_path / name / "root_secret").unlink()
+    assert len(set(keys)) == 3
+    drawn = hashlib.sha256(f"{tmp_path.name}/other/root_secret:1".encode()).digest()
+    assert keys[1] == tuple(RootSecret(drawn).key("x"))
+
+
 def test_a_secret_is_256_bits_of_the_operating_systems(tmp_path, monkeypatch):
     monkeypatch.setattr(randomness.secrets, "token_bytes", lambda count: bytes(range(100, 100 + count)))
     RootSecret.create(tmp_path / "root_secret")
