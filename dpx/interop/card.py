@@ -1,6 +1,7 @@
 """Writes the model card of exported weights: usage, the run's guarantee and its limits, its initial weights, its search, and its settings.
 
-It is made from the run's statement and config alone: it contains no figure that was measured on protected text, and no path of a machine.
+It is made from the run's statement, its config and the released weights alone: it contains no figure that was measured on protected text,
+and no path of a machine.
 """
 
 import json
@@ -55,10 +56,10 @@ class Model:
     published: Published
 
 
-def card(statement: Statement, model: Model, training: str | None, exporting: str) -> str:
+def card(statement: Statement, model: Model, training: str | None, exporting: str, changed: Sequence[str] = ()) -> str:
     """Returns Markdown, with the front matter that model hubs read.
 
-    `training` and `exporting` are the commands that made the run and this folder.
+    `training` and `exporting` are the commands that made the run and this folder; `changed` says what training changed.
     """
     kind = f"A {model.architecture}" if model.base is None else f"Adapters of `{model.base}` as a {model.architecture}"
     lines = [*_front_matter(model, statement.guarantee), f"# {model.name}", ""]
@@ -72,6 +73,7 @@ def card(statement: Statement, model: Model, training: str | None, exporting: st
     lines += _listed("Not covered", statement.not_covered)
     unsupported = () if isinstance(statement, PlainStatement) else statement.unsupported
     lines += _listed("Not bounds for this run", [f"{one.name} = {one.value}: {one.reason}" for one in unsupported])
+    lines += _listed("What training changed", changed)
     lines += ["## How it was made", "", "The whole config is `dpx_config.yaml`, the whole statement `privacy.json`."]
     lines += ["Paths are shortened to their last names. Trained and exported by", ""]
     return "\n".join([*lines, "```bash", *([training] if training else []), exporting, "```", ""])

@@ -5,7 +5,7 @@ import contextlib
 import dataclasses
 import json
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
@@ -16,6 +16,7 @@ from tokenizers import Tokenizer
 from tokenizers.processors import TemplateProcessing
 
 from dpx.claim import agreement
+from dpx.claim.document import Statement
 from dpx.claim.seals import STATEMENT, read_statement
 from dpx.data import tokenizer as text_tokenizer
 from dpx.data.store import VOCABULARY, Store
@@ -43,8 +44,17 @@ _PADDING = "<|pad|>"
 Format = Literal["hf", "peft"]
 
 
-def export(experiment: Experiment, folder: Path, to: Path, format: Format = "hf", published: Published | None = None) -> Written:
-    """Writes the folder `to`, whole or not at all; `published` is what the model card says of the base model and the licence.
+def export(
+    experiment: Experiment,
+    folder: Path,
+    to: Path,
+    format: Format = "hf",
+    published: Published | None = None,
+    changed: Callable[[Statement], Sequence[str]] = lambda statement: (),
+) -> Written:
+    """Writes the folder `to`, whole or not at all.
+
+    `published` is what the model card says of the base model and the licence, `changed` returns what it says of the change by training.
 
     Raises `ConfigError` if it exists, if the run's parts do not agree, and for a model that transformers has no class for; with
     `format="peft"` also for a run without adapters of a checkpoint.
@@ -74,7 +84,7 @@ def export(experiment: Experiment, folder: Path, to: Path, format: Format = "hf"
         shutil.copyfile(release / STATEMENT, unfinished / STATEMENT)
         shutil.copyfile(release / CONFIG, unfinished / "dpx_config.yaml")
         command = f"python -m dpx job=export job.format={format} run=outputs/{folder.name}"
-        (unfinished / "README.md").write_text(card(statement, shown, training_command(folder / "private"), command))
+        (unfinished / "README.md").write_text(card(statement, shown, training_command(folder / "private"), command, changed(statement)))
     return converted
 
 

@@ -1,6 +1,8 @@
 """`job=explain`: the claim of a config or a run in plain language, and the cost of the next stronger and weaker settings.
 
-Imports no jax. `python -m dpx +experiment=<name> job=explain`, or `python -m dpx job=explain run=<folder>`.
+`python -m dpx +experiment=<name> job=explain`, or `python -m dpx job=explain run=<folder>`.
+
+Imports no jax, except to compare the weights that a run released with the weights that it began from.
 """
 
 import dataclasses
@@ -15,6 +17,7 @@ from dpx.claim.seals import STATEMENT, read_run_statement
 from dpx.console import answer, wide_console
 from dpx.declaration import ConfigError, declaration
 from dpx.experiment import Experiment
+from dpx.init.weights import PARAMS
 from dpx.job.account import UNCHECKED
 from dpx.job.summary import accuracy_of
 from dpx.privacy.origins import VERDICTS, charged_in, in_words
@@ -74,6 +77,7 @@ class Explain:
         is_checked, stated = agreement.check(folder.path) is not None, _statement(folder.path)
         begins_from = () if stated is not None else _planned_start(experiment, self.size is None, folder.fork)
         said = explain(experiment, self._size(experiment, stated), stated, begins_from)
+        said = _with_change(said, experiment, folder.release, stated)
         if stated is not None and not is_checked:
             said = dataclasses.replace(said, words=(UNCHECKED, *said.words))
         return said, is_checked
@@ -118,7 +122,7 @@ def _explain_chain(node: Any, experiment: Experiment, folder: RunFolder) -> None
     for label, alone, run_folder in chain_plan.stages_alone(node, experiment, outputs):
         stated = _statement(run_folder)
         size = 0 if stated is not None and _is_not_private(stated) else public_size(alone) if alone.is_private else 0
-        said = explain(alone, size, stated)
+        said = _with_change(explain(alone, size, stated), alone, run_folder / "release", stated)
         documents.append({"stage": label} | said.as_json())
         wide_console().print(f"stage {label}:", highlight=False)
         _show(said)
@@ -128,6 +132,19 @@ def _explain_chain(node: Any, experiment: Experiment, folder: RunFolder) -> None
     write_json(folder.made_release() / "explain.json", document)
     answer(document)
     chain_plan.show_claim(planned.claim, wide_console())
+
+
+def _with_change(said: Explanation, experiment: Experiment, release: Path, stated: AnyRun | None) -> Explanation:
+    """Returns `said` with how far training moved the released weights, beside how far noise alone would have, if the run has released
+    any with noise."""
+    if not isinstance(stated, RunStatement) or not (release / PARAMS).is_dir():
+        return said
+    # jax starts here.
+    from dpx.job.change import sentences_of
+
+    sentences, change = sentences_of(experiment, release, stated)
+    tables = () if change is None else (Table.from_rows("what_training_changed", change.rows(), "what training changed"),)
+    return dataclasses.replace(said, words=(*said.words, *sentences), tables=(*said.tables, *tables))
 
 
 def _is_not_private(stated: AnyRun | None) -> bool:

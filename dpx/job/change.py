@@ -1,0 +1,95 @@
+"""Says whether a run moved what it trained by more than its noise would have, for `job=explain` and the model card.
+
+It reads the released weights, the weights that the run began from, its config and its statement: it is post-processing, and costs no
+epsilon. Initial values that were drawn from the run's secret are not known, so those parameters are left out: of LoRA's factors A is,
+and B, which begins at zero, is not.
+"""
+
+import json
+from pathlib import Path
+
+import numpy as np
+
+from dpx.claim.document import RunStatement, Statement
+from dpx.declaration import ConfigError
+from dpx.experiment import Experiment
+from dpx.init.known_start import known_start
+from dpx.init.start import receiver_of
+from dpx.init.weights import PARAMS, Leaves, by_path
+from dpx.models.trainable import split
+from dpx.models.trained import Trained
+from dpx.training import noise_alone
+from dpx.training.change import Change, NotCompared, compare
+from dpx.training.checkpoint import on_host
+
+# In `release/`: the released values of each step.
+TELEMETRY = "telemetry.jsonl"
+
+
+def sentences_of(experiment: Experiment, release: Path, stated: Statement) -> tuple[list[str], Change | None]:
+    """Returns what `change_of` found in sentences, and the change.
+
+    Where it cannot be compared they say why, and the change is `None`. They are empty for a run without noise and for a search.
+    """
+    if not isinstance(stated, RunStatement):
+        return [], None
+    try:
+        change = change_of(experiment, release, stated)
+    except NotCompared as reason:
+        return [f"What training changed is not compared with noise alone: {reason.value}: {reason.reason}."], None
+    return change.sentences(), change
+
+
+def change_of(experiment: Experiment, release: Path, stated: RunStatement) -> Change:
+    """Compares released weights with the initial ones.
+
+    Args:
+        experiment: The run's declarations.
+        release: Its `release/`, with `params`.
+        stated: Its statement.
+
+    Returns:
+        The change of every trained parameter whose initial values are known.
+
+    Raises:
+        NotCompared: If no initial value is known, or the noise is of a kind that is not simulated.
+    """
+    deviation_T, optimizer = _deviations(experiment, release, stated), experiment.optimizer
+    if not noise_alone.is_coordinatewise(optimizer):
+        raise NotCompared(f"optimizer={optimizer.name}", "its update of a number reads other numbers, which is not simulated")
+    known = known_start(experiment.init, receiver_of(experiment), stated.init.origins)
+    if not known:
+        raise NotCompared(f"init={experiment.init.kind}", "all trained parameters were drawn from the run's secret")
+    return compare(known, _trained(experiment.trained, release), noise_alone.moments(optimizer, known, deviation_T, _rates(experiment)))
+
+
+def _trained(train: Trained, release: Path) -> Leaves:
+    """Returns the released values of the trained parameters, by path."""
+    try:
+        tree = on_host(release / PARAMS)
+    except ConfigError:
+        raise NotCompared("release/params", "these weights are incomplete or damaged", "Restore the folder") from None
+    return by_path(tree if train.is_all else split(tree, train.selection())[0])
+
+
+def _rates(experiment: Experiment) -> np.ndarray:
+    return np.array([experiment.lr_schedule.at(step, experiment.steps) for step in range(experiment.steps)], np.float32)
+
+
+def _deviations(experiment: Experiment, release: Path, stated: RunStatement) -> np.ndarray:
+    """Returns the standard deviation of the noise in the gradient of each step. Raises `NotCompared` for noise that is not simulated."""
+    mechanism, facts = experiment.mechanism, stated.mechanism
+    if mechanism.name not in ("dp_sgd", "discrete_gaussian") or facts.noise_multiplier is None:
+        raise NotCompared(f"mechanism={mechanism.name}", "its noise is not independent noise on gradients, and is not simulated")
+    norm_T = _released_norms(release / TELEMETRY, experiment.steps) if experiment.clip.is_adaptive else experiment.clip.clipping_norm
+    batch_T = np.array([experiment.batch_schedule.at(step) for step in range(experiment.steps)])
+    return facts.noise_multiplier * (1 + facts.grid_margin) * norm_T / batch_T
+
+
+def _released_norms(telemetry: Path, steps: int) -> np.ndarray:
+    """Returns the clipping norm of each step; of a step that ran in several noise epochs, that of the last one."""
+    lines = [json.loads(line) for line in telemetry.read_text().splitlines()] if telemetry.is_file() else []
+    norms = {line["step"]: line["clipping_norm"] for line in sorted(lines, key=lambda line: line["epoch"])}
+    if not all(step in norms for step in range(steps)):
+        raise NotCompared(f"release/{TELEMETRY}", "does not hold the clipping norm of every step", "Restore it")
+    return np.array([norms[step] for step in range(steps)])
