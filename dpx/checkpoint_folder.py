@@ -55,7 +55,7 @@ def hub_name(path: str) -> str | None:
 
 def called(path: str) -> str:
     """Returns the hub id of a checkpoint, for a folder only its last name: the folders above it are private to the user."""
-    # A path of Windows also separates at `/`; `.` has no name of its own.
+    # A path of Windows also separates at `/`; `.` has no last name.
     return hub_name(path) or PureWindowsPath(path).name or Path(path).resolve().name
 
 

@@ -42,6 +42,6 @@ def _last(value: str) -> str:
 
 
 def as_printed(path: Path) -> str:
-    """Returns `path` as it is printed: relative if it is below the working folder, so that it can be copied into the next command."""
+    """Returns `path` for the screen: relative if it is below the working folder, so that it can be copied into the next command."""
     absolute, here = path.absolute(), Path.cwd()
     return str(absolute.relative_to(here)) if absolute.is_relative_to(here) else str(path)

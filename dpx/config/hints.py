@@ -217,7 +217,7 @@ def _with_options(full: str, options: list[str]) -> str:
 
 
 def _of_users(group: str, options: list[str], value: str = "") -> list[str]:
-    """Returns of `options` those that read the user's files, if there are any, and of these the one that reads the file `value`."""
+    """Returns the options that read the user's files, if there are any in `options`, and of these the one that reads the file `value`."""
     # The presets of published data also have the keys of these options.
     of_users = [option for option in options if group == "data" and option in ("text", "table")]
     read = [option for option in of_users if re.search(_ENDINGS[option], value)]

@@ -136,7 +136,7 @@ def _show(document: dict[str, Any]) -> None:
     for part in ("installation", "machine"):
         table = Table(title=part, title_justify="left", show_header=False)
         for name, value in document[part].items():
-            # A CPU reports no memory of its own, so this is what the mesh declares.
+            # JAX knows no memory of a CPU, so this is what the mesh declares.
             is_declared = name == "device_memory_bytes" and document["machine"]["platform"] == "cpu"
             called = "device memory, declared" if is_declared else name.removesuffix("_bytes").replace("_", " ")
             table.add_row(called, _in_words(name, value))

@@ -1,4 +1,4 @@
-"""Stages of a loop of one's own: pairs (q, steps), and what is answered to anything else."""
+"""The stages that a user's own loop accounts for: pairs (q, steps), and what is answered to anything else."""
 
 import inspect
 from typing import Any
