@@ -28,7 +28,7 @@ def test_runs_of_tests_draw_secrets_of_their_folders(tmp_path):
         keys.append(tuple(RootSecret.create(tmp_path / name / "root_secret").key("x")))
         (tmp_path / name / "root_secret").unlink()
     assert len(set(keys)) == 3
-    drawn = hashlib.sha256(f"{tmp_path.name}/other/root_secret:1".encode()).digest()
+    drawn = hashlib.sha256(f"{tmp_path.name.rstrip('0123456789')}/other/root_secret:1".encode()).digest()
     assert keys[1] == tuple(RootSecret(drawn).key("x"))
 
 
