@@ -1,8 +1,8 @@
 """Compares what a run trained with where it began, and with how far its noise alone would have moved it.
 
 The squared norm of a change by noise alone is a sum over n coordinates. With mean e and variance v of one coordinate, estimated by m
-simulated ones (`noise_alone`), it is compared with a gamma distribution of mean n e and variance n v (1 + n / m), which for SGD without
-decay is the chi-squared distribution of Gaussian noise.
+simulated ones (`noise_alone`), it is compared with a gamma distribution of mean n e and variance n v (1 + n / m) plus a share for
+rounding (`ROUNDING`). For SGD without decay this is the chi-squared distribution of Gaussian noise.
 """
 
 from collections.abc import Mapping
@@ -18,6 +18,8 @@ from dpx.training.noise_alone import Moment
 
 # The probability with which noise alone would be taken for a change by the data, over all comparisons of a run.
 CHANCE = 1e-3
+# The relative deviation of a squared norm that rounding alone may give.
+ROUNDING = 1e-3
 
 Verdict = Literal["unmoved", "within", "less", "moved"]
 _SENTENCES = {
@@ -137,9 +139,11 @@ class _Sum(NamedTuple):
     def compared(self, parameter: str) -> Compared:
         if not np.isfinite([self.squared, self.mean, self.variance]).all():
             raise NotCompared(parameter, "training, or noise alone, leads to values that are not finite")
+        # After one step of Adam all coordinates moved alike, up to rounding, which the sample's variance does not show.
+        variance = self.variance + (ROUNDING * self.mean) ** 2
         above, below = float(self.squared == 0), 1.0
-        if self.variance > 0:
-            shape = self.mean**2 / self.variance
-            place = self.squared * self.mean / self.variance
+        if variance > 0:
+            shape = self.mean**2 / variance
+            place = self.squared * self.mean / variance
             above, below = float(gammaincc(shape, place)), float(gammainc(shape, place))
         return Compared(parameter, self.numbers, self.squared**0.5, self.mean**0.5, above, below)

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 from dpx.optimizer import Adam, Optax
+from dpx.training.change import compare
 from dpx.training.noise_alone import MOST_COORDINATES, is_coordinatewise, moments
 
 STEPS = 30
@@ -47,6 +48,15 @@ def test_adam_does_not_depend_on_the_scale_of_noise():
     adam = Adam(beta1=0.9, beta2=0.99, eps=1e-12, weight_decay=0.0)
     one, other = (moments(adam, START, scale * np.ones(STEPS), RATES)["head/bias"].mean for scale in (1e-3, 10.0))
     assert one == pytest.approx(other, rel=1e-3)
+
+
+def test_after_one_step_of_adam_rounding_is_no_change_by_the_data():
+    """Every number moves by the learning rate, whatever the gradient was, so that the simulated spread is that of rounding."""
+    adam = Adam(beta1=0.9, beta2=0.99, eps=1e-11, weight_decay=0.0)
+    found = moments(adam, START, np.ones(1), np.full(1, 0.1))
+    for scale, verdict in ((1 - 1e-6, "within"), (1 + 1e-6, "within"), (1.01, "moved"), (0.99, "less"), (0.0, "unmoved")):
+        ended = {path: np.full(leaf.shape, scale * 0.1, np.float32) for path, leaf in START.items()}
+        assert compare(START, ended, found).verdict == verdict, scale
 
 
 @pytest.mark.parametrize(
