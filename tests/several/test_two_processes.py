@@ -324,6 +324,21 @@ def chain_of_two(folder: Path, count: int) -> "subprocess.Popen[str]":
     return launched(folder, count, "+experiment=two", "--config-dir", str(folder / "mine"))
 
 
+def require_same_stages(folder: Path) -> None:
+    """The private stage is the same number by number; of the other one, which adds no noise, each array is.
+
+    Without noise an element may have a gradient as small as its rounding, which Adam makes as large as any other. The bias of attention's
+    keys, which moves no output, has no other gradient.
+    """
+    for stage in ("two_pretrain", "two_classify"):
+        (one, stated, *_), (two, two_stated, *_) = (outcome(folder / count, stage) for count in "12")
+        assert one.keys() == two.keys() and two_stated["guarantee"] == stated["guarantee"]
+        for path in one:
+            keys = np.s_[32:64] if path == "layers/qkv/bias" and stage == "two_classify" else []
+            differs = np.abs(np.delete(two[path] - one[path], keys, axis=-1))
+            assert differs.max() < 1e-6 if stage == "two_pretrain" else np.sqrt(np.mean(differs**2)) < 1e-6, (stage, path)
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(2400)
 def test_a_chain_in_two_processes_is_that_of_one_and_goes_on_after_a_loss(tmp_path):
@@ -334,13 +349,7 @@ def test_a_chain_in_two_processes_is_that_of_one_and_goes_on_after_a_loss(tmp_pa
     told = ended(run, 75)
     assert "error: process lost" in told and "Traceback" not in told
     assert "stage pretrain: finished before" in ended(chain_of_two(tmp_path / "2", 2))
-    for stage in ("two_pretrain", "two_classify"):
-        (one, stated, *_), (two, two_stated, *_) = (outcome(tmp_path / count, stage) for count in "12")
-        assert one.keys() == two.keys() and two_stated["guarantee"] == stated["guarantee"]
-        for path in one:
-            # The bias of attention's keys moves no output: without noise its gradient is rounding, which Adam makes as large as any other.
-            keys = np.s_[32:64] if path == "layers/qkv/bias" else []
-            np.testing.assert_allclose(np.delete(two[path], keys, axis=-1), np.delete(one[path], keys, axis=-1), atol=1e-5)
+    require_same_stages(tmp_path)
     claims = [json.loads(next(tmp_path.glob(f"{count}/outputs/two-*/release/chain.json")).read_text())["claim"] for count in "12"]
     assert claims[0] == claims[1]
 
