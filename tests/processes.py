@@ -45,6 +45,13 @@ class Answer(NamedTuple):
     stdout: str
     stderr: str
 
+    def refusal(self) -> str:
+        """The only line of the error, which is the last one, of a command that was refused."""
+        assert self.returncode == 2, self
+        (line,) = [line for line in self.stderr.splitlines() if line.startswith("error: ")]
+        assert self.stderr.rstrip().endswith(line), self
+        return line
+
 
 MAIN = "from tests import quickly; from dpx.__main__ import main"
 

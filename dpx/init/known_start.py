@@ -29,7 +29,7 @@ from dpx.training.change import NotCompared
 
 
 def known_start(init: Init, receiver: Receiver, origins: Sequence[Released]) -> Leaves:
-    """Returns the initial values of trained parameters, by path, of those that do not depend on the run's secret.
+    """Returns, by path, the initial values of trained parameters that do not depend on the run's secret.
 
     `origins` are in the run's statement. Raises `NotCompared` if the weights that the run began from are missing or changed, or were never
     released.
@@ -68,7 +68,7 @@ def _loaded(init: Init, receiver: Receiver, origin: Released) -> Leaves:
     except ConfigError as error:
         raise NotCompared(value, "the weights that the run began from cannot be read", str(error)) from error
     if checksum(leaves) != origin.weights:
-        raise NotCompared(value, "other weights are now in the place of those that the run began from", "Restore them")
+        raise NotCompared(value, "other weights are now in the place of the run's first ones", "Restore them")
     return leaves
 
 

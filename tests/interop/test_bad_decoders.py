@@ -97,10 +97,7 @@ def answered(folder: Path) -> dict[str, Answer]:
 
 @pytest.mark.parametrize("name", BAD)
 def test_a_bad_input_is_one_line_and_exit_code_2(name: str, answered: dict[str, Answer], folder: Path):
-    found = answered[name]
-    assert found.returncode == 2, found
-    (line,) = [line for line in found.stderr.splitlines() if line.startswith("error: ")]
-    assert found.stderr.rstrip().endswith(line) and re.search(BAD[name][2], line), line
+    assert re.search(BAD[name][2], answered[name].refusal())
     assert not list(folder.glob("outputs/*/release/params")), "nothing was trained"
     (completion,) = (folder / "said.jsonl").read_text().splitlines()
     assert json.loads(completion)["prompt"] == "ba"

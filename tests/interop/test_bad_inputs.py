@@ -89,8 +89,5 @@ def answered(folder: Path) -> dict[str, Answer]:
 
 @pytest.mark.parametrize("name", BAD)
 def test_a_bad_input_is_one_line_and_exit_code_2(name: str, answered: dict[str, Answer], folder: Path):
-    found = answered[name]
-    assert found.returncode == 2, found
-    (line,) = [line for line in found.stderr.splitlines() if line.startswith("error: ")]
-    assert found.stderr.rstrip().endswith(line) and re.search(BAD[name][1], line), line
+    assert re.search(BAD[name][1], answered[name].refusal())
     assert not list(folder.glob("outputs/*/release/params")) and not (folder / "opened").exists(), "nothing was trained, nothing executed"
