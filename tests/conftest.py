@@ -97,7 +97,7 @@ def _statement_schema():
 def repeatable_root_secrets(tmp_path_factory):
     """The root secret of a run in a temporary folder follows from the folder's place, so that no test passes or fails by chance.
 
-    A folder that draws again draws another secret, and so does every other folder. Runs in processes of their own draw as users' runs do.
+    A folder that draws again draws another secret, and so does every other folder. Runs in other processes draw as users' runs do.
     """
     from dpx import randomness
 

@@ -12,7 +12,7 @@ h u of the exact one, relative to the sum of magnitudes, where h is the largest 
     u                   2^-24 for float32 factors: every product of norms and sums has precision HIGHEST, so TF32 is never used;
                         2^-23 for narrower factors, which matrix units multiply exactly and add up in float32, cut off, not rounded;
                         2^-53 for float64
-    h of a product      n; rows of 8192 numbers and more are cut into blocks of 2048. Compilers for CPUs cut into blocks of their own, whose
+    h of a product      n; rows of 8192 numbers and more are cut into blocks of 2048. A compiler for CPUs cuts into its own blocks, whose
                         size depends on shapes and caches (measured: 512, 1024, 2044, 4088 terms): nothing is taken from them
     h of another sum    on CPUs 32 for each level of a tree of windows of 32 terms (measured: 30); elsewhere n, at most 2048 (assumed)
 

@@ -45,7 +45,7 @@ from dpx.training.microbatch import Workload, resolve_microbatch
 from dpx.training.profiling import profiling
 from dpx.training.progress import RunProgress
 from dpx.training.released import Released
-from dpx.training.run_start import NoiseEpochs, RunStart, allowed_again, start_run
+from dpx.training.run_start import NoiseEpochs, allowed_again, start_run
 from dpx.training.session import Outputs, Session
 from dpx.training.step import Step, make_step
 
@@ -71,10 +71,7 @@ def open_run(experiment: Experiment, folder: RunFolder, job: Any = None) -> Iter
         claimed = experiment.accountant, experiment.privacy
         allow = allowed_again(*claimed, partial(planned_segments, experiment), ready.calibrated, ledger)
         noise_epochs = NoiseEpochs(folder, experiment.seed, unchanged, ledger, plan_of(experiment, ready.calibrated), allow)
-        manifests.keep(private, store)
-        left_out.keep(private, store)
-        for line in left_out.lines(private):
-            stage(line)
+        _describe_data(private, store)
         run_start = start_run(noise_epochs, checkpoints, step, ready.start)
         ledger.note_origins(related_again(ledger.origins, ready.receiver, experiment.init, store, ledger.data))
         ledger.note_units(UnitFacts.from_data(experiment.data, experiment.privacy, store.manifest))
@@ -85,7 +82,7 @@ def open_run(experiment: Experiment, folder: RunFolder, job: Any = None) -> Iter
             of_run = ready.objective, store, run_start.secret, run_start.noise_epoch, folder.fork is not None
             store, conclude = in_run.begun(private, experiment.audit, *claimed, ledger, *of_run)
             team().tell("plant")
-        _agree_on_start(ready.opened, run_start, private)
+        same_run.agree_on_start(team(), ready.opened, run_start.first_step, run_start.noise_epoch.number, run_start.secret.tag, private)
         outputs = Outputs(
             writer=stack.enter_context(contextlib.closing(MetricsWriter(private, run_start.first_step))),
             progress=stack.enter_context(RunProgress(run_start.first_step, experiment.steps)),
@@ -103,6 +100,14 @@ def open_run(experiment: Experiment, folder: RunFolder, job: Any = None) -> Iter
         runtime = Runtime(experiment=experiment, calibrated=ready.calibrated, store=store, ledger=ledger, job=job, **of_step)
         early = stack.enter_context(early_stopping.opened(schedule, experiment.gain_in, private, run_start.first_step))
         yield Session(folder, runtime, noise_epochs, run_start, checkpoints, evaluations, outputs, conclude, early)
+
+
+def _describe_data(private: Path, store: Store) -> None:
+    """Writes to `private` what the data are and what is left out of them, and says the latter."""
+    manifests.keep(private, store)
+    left_out.keep(private, store)
+    for line in left_out.lines(private):
+        stage(line)
 
 
 def _start_jax(mesh: Mesh, folder: RunFolder) -> None:
@@ -158,14 +163,6 @@ def _get_ready(experiment: Experiment, folder: RunFolder) -> _Ready:
     opened = "" if team().is_alone else same_run.opened(claim_checksum(experiment), facts, store.manifest.checksum)
     same_run.require(team(), opened, same_run.OPENED)
     return _Ready(store, calibrated, receiver, begins_from, objective, microbatch, strategy, step, opened)
-
-
-def _agree_on_start(opened: str, run_start: RunStart, private: Path) -> None:
-    """Raises `ConfigError` unless all processes of the job start the run that was `opened` in the same way."""
-    if not team().is_alone:
-        epoch, tag = run_start.noise_epoch.number, run_start.secret.tag
-        team().tell("start", epoch=epoch, tag=tag)
-        same_run.require(team(), same_run.started(opened, run_start.first_step, epoch, tag, private), same_run.STARTED)
 
 
 def _start(init: Init, receiver: Receiver, store: Store, folder: RunFolder, known: Ledger | None) -> Start:

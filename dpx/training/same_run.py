@@ -54,6 +54,13 @@ def started(opened: str, first_step: int, noise_epoch: int, tag: str, private: P
     return _digest([opened, first_step, noise_epoch, tag, frozen, canaries])
 
 
+def agree_on_start(team: Team, opened: str, first_step: int, noise_epoch: int, tag: str, private: Path) -> None:
+    """Raises `ConfigError`, in process 0, unless all processes of the job start the run that was `opened` in the same way (`started`)."""
+    if not team.is_alone:
+        team.tell("start", epoch=noise_epoch, tag=tag)
+        require(team, started(opened, first_step, noise_epoch, tag, private), STARTED)
+
+
 def _digest(content: Any) -> str:
     return hashlib.sha256(json.dumps(content, sort_keys=True, default=str).encode()).hexdigest()
 
