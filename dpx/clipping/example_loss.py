@@ -21,7 +21,7 @@ from dpx.clipping import norms
 from dpx.clipping.convolution_ops import Convolution
 from dpx.clipping.probes import Op, ProbeSession, bound, evaluated
 from dpx.clipping.reader_ops import VIEWS, Copied, Gathered, Product, View, is_lookup
-from dpx.clipping.readers import body_of
+from dpx.clipping.readers import body_of, scan_parts
 from dpx.declaration import require
 
 Route = Literal["product", "convolution", "lookup", "elementwise", "copies"]
@@ -180,7 +180,8 @@ class Tracer:
         return [self.plain(value, "return") for value in self.run(body.jaxpr, body.consts, inner)]
 
     def _loop(self, eqn: Any, given: list[Any]) -> list[Any]:
-        consts, start = eqn.params["num_consts"], eqn.params["num_consts"] + eqn.params["num_carry"]
+        consts, count = scan_parts(eqn)
+        start = consts + count
         body = eqn.params["jaxpr"]
         carry = [self.plain(value, "scan") for value in given[consts:start]]
         along = [self.plain(value, "scan") if isinstance(value, Followed) and not value.view.is_cast else value for value in given[start:]]

@@ -186,7 +186,8 @@ def _body(body: core.ClosedJaxpr, shadow: list[Any], scope: Scope, taps: dict[Si
 
 
 def _loop(eqn: Any, given: list[Any], shadow: list[Any], scope: Scope, taps: dict[Site, Any], kind: Any) -> list[Any]:
-    consts, carry = eqn.params["num_consts"], eqn.params["num_consts"] + eqn.params["num_carry"]
+    consts, count = readers.scan_parts(eqn)
+    carry = consts + count
     body, inside = eqn.params["jaxpr"], _sites(scope)
 
     def round_of(carried: Any, sliced: Any) -> Any:

@@ -14,7 +14,7 @@ from jax.extend.core import primitives
 from dpx.clipping.frozen import merged, missing
 from dpx.clipping.probes import shapes_of
 from dpx.clipping.program import Program, with_counts
-from dpx.clipping.readers import bodies_of
+from dpx.clipping.readers import bodies_of, scan_parts
 from dpx.declaration import ConfigError
 
 # Primitives whose derivative is zero wherever it exists; integers and truth values have none by their type.
@@ -72,7 +72,7 @@ def _through(eqn: Any, outputs: list[bool]) -> list[bool]:
     if bodies is None:
         return [True] * len(eqn.invars)
     if eqn.primitive is primitives.scan_p:
-        return _settled(bodies[0], eqn.params["num_consts"], eqn.params["num_carry"], outputs)
+        return _settled(bodies[0], *scan_parts(eqn), outputs)
     before = [False] * (len(eqn.invars) - len(bodies[0].invars))
     return before + _any([_reached(body, outputs) for body in bodies])
 

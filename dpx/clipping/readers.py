@@ -155,9 +155,18 @@ def body_of(eqn: Any) -> core.ClosedJaxpr:
     return body if isinstance(body, core.ClosedJaxpr) else core.ClosedJaxpr(body, ())
 
 
+def scan_parts(eqn: Any) -> tuple[int, int]:
+    """Returns how many inputs of a scan are constants, and how many are carried; the others are sliced along its rounds."""
+    if "num_consts" in eqn.params:
+        return eqn.params["num_consts"], eqn.params["num_carry"]
+    # From jax 0.11 on, three trees (constants, carried, sliced) replace the numbers.
+    consts, carry, _ = eqn.params["ft_in"].unpack()
+    return len(consts), len(carry)
+
+
 def _spread_carry(eqn: Any, body: core.Jaxpr, kind: set[core.Var], is_from_ops: bool) -> None:
     """Adds to `kind` the carried values of a loop that come from it, in this round or the next."""
-    consts, carry = eqn.params["num_consts"], eqn.params["num_carry"]
+    consts, carry = scan_parts(eqn)
     carried = list(zip(body.invars[consts : consts + carry], body.outvars[:carry], strict=True))
     while True:
         reached = set(kind)
@@ -199,7 +208,7 @@ def _shape(var: Any) -> jax.ShapeDtypeStruct:
 
 
 def _in_loop(eqn: Any, held: list[Reference | None], depth: int) -> list[Reference | None]:
-    consts, carry = eqn.params["num_consts"], eqn.params["num_carry"]
+    consts, carry = scan_parts(eqn)
     for reference in map(_trained, held[consts : consts + carry]):
         if reference is not None:
             fix = "Use it as a constant of the loop, or scan along its layers"

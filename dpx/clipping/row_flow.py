@@ -19,6 +19,7 @@ from jax.extend.core import primitives
 from dpx.clipping import index_bounds
 from dpx.clipping.index_bounds import Bounds
 from dpx.clipping.layout import OWN, SHARED, Crosses, Layout, Mixed, Rows, joined
+from dpx.clipping.readers import scan_parts
 from dpx.clipping.row_indexing import RULES
 
 CALLS = ("jit", "closed_call", "core_call", "call", "remat2", "checkpoint", "custom_jvp_call", "custom_vjp_call", "custom_vmap_call")
@@ -112,7 +113,8 @@ class Flow:
         return result
 
     def _scan(self, eqn: Any, held: list[Layout]) -> list[Layout]:
-        consts, carry = eqn.params["num_consts"], eqn.params["num_consts"] + eqn.params["num_carry"]
+        consts, count = scan_parts(eqn)
+        carry = consts + count
         body, along = eqn.params["jaxpr"], [_of_round(layout) for layout in held[carry:]]
         is_over_examples = OWN in along and OWN not in held
 
