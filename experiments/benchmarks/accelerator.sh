@@ -5,7 +5,8 @@
 # Each file measures the rate of plain products first, then autodiff, plain and private steps in turns, at equal batches, at the best
 # and at the one of microbatch=auto; peers where they are installed. Then noise and update, and whether a run that was stopped ends with
 # the bits of one that was not. A stage that fails leaves the others alone. Run nothing beside it.
-# PYTHON is the interpreter (python3 on PATH unless given), LIMIT_S the seconds in all.
+# PYTHON is the interpreter (python3 on PATH unless given), LIMIT_S the seconds in all, STAGES the stages to run, such as
+# STAGES="accelerator_noise accelerator_restart" (all unless given).
 # Tables: python -m dpx job=report report.paper=benchmarks
 set -uo pipefail
 here=$(cd "$(dirname "${BASH_SOURCE[0]}")/../.." && pwd)
@@ -25,6 +26,7 @@ left() { echo $((limit - (SECONDS - began))); }
 stage() { # name, seconds at most, then the command, in which @limit@ stands for the seconds that it has
     local name=$1 most=$2 status
     shift 2
+    [[ -z "${STAGES:-}" || " $STAGES " == *" $name "* ]] || return 0
     local until=$(($(left) < most ? $(left) : most))
     if [ "$until" -lt 5 ]; then
         echo "$name: left out, no time"
