@@ -47,18 +47,13 @@ def programs(setting: Setting) -> list[Program]:
     """Returns the rate of plain products, the updates, and a sum for every (dtype, physical batch, variant).
 
     There is one update for private and one for plain steps. All variants at one batch come before the next batch, so that a lack of time
-    leaves out whole batches.
+    leaves out whole batches. The automatic batch comes last: its search compiles several programs.
     """
     bench = _Bench(setting)
     made = [matrix_rate(setting, dtype) for dtype in setting.dtypes]
     made += [bench.update(is_private) for is_private in sorted({variant not in NON_PRIVATE for variant in setting.variants})]
-    for dtype in setting.dtypes:
-        automatic = bench.automatic_batch(dtype) if setting.has_auto_batch else None
-        for size in dict.fromkeys([*setting.physical_batches, automatic or setting.physical_batches[0]]):
-            # The automatic batch is the private step's.
-            ways = setting.variants if size in setting.physical_batches else [way for way in setting.variants if way == AUTOMATIC]
-            made += [bench.sum(variant, dtype, size, size == automatic) for variant in ways]
-    return made
+    made += [bench.sum(variant, dtype, size) for dtype in setting.dtypes for size in setting.physical_batches for variant in setting.variants]
+    return [*made, *(bench.automatic_sum(dtype) for dtype in setting.dtypes if setting.has_auto_batch)]
 
 
 class _Bench:
@@ -85,15 +80,19 @@ class _Bench:
         experiment = experiment if is_private else dataclasses.replace(experiment, mechanism=NoPrivacy())
         return make_step(experiment, self.objective(dtype), self.mesh, 1)
 
-    def automatic_batch(self, dtype: str) -> int:
-        """Returns the microbatch that `microbatch=auto` chooses on this device, searched again.
+    def automatic_sum(self, dtype: str) -> Program:
+        """Returns the private sum at the microbatch that `microbatch=auto` chooses on this device, searched again.
 
-        It is at most a device's part of the logical batch.
+        The microbatch is at most a device's part of the logical batch. If time is up, nothing is searched and the program is left out.
         """
+        if time.monotonic() > self.setting.compile_until:
+            facts = identity(self.setting, AUTOMATIC, dtype, 0) | {"kind": "sum", "is_automatic_batch": True}
+            return left_out(facts, "the time limit was reached before the search for microbatch=auto")
         workload = Workload.from_experiment(self.experiment, self.objective(dtype))
         part = self.setting.logical_batch // self.axes
         with tempfile.TemporaryDirectory() as cache:
-            return choose(workload, [size for size in CANDIDATES if part % size == 0] or [part], Path(cache))
+            size = choose(workload, [size for size in CANDIDATES if part % size == 0] or [part], Path(cache))
+        return self.sum(AUTOMATIC, dtype, size, is_automatic=True)
 
     def sum(self, variant: str, dtype: str, size: int, is_automatic: bool = False) -> Program:
         """Returns the program of one logical batch of `variant`; it is left out if time is up or the device's memory does not hold it."""
