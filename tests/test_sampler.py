@@ -264,4 +264,9 @@ def test_a_process_draws_its_own_shards_alone(monkeypatch):
     size = 8 * 4 * poisson._LEAST_RECORDS
     drawn = [sampler.draw(sampler.Poisson(), size, 0.001, noted, 0, Part(index, 4)) for index in range(4)]
     assert asked == list(range(32)) and all(one.min() >= index * size // 4 for index, one in enumerate(drawn))
-    assert poisson.shard_records(346_000_000) * 4096 >= 346_000_000 > poisson.shard_records(346_000_000) * 4095
+
+
+@pytest.mark.parametrize("size", [4096 * 512, 4_000_000, 16_777_216, 346_000_000])
+def test_there_are_at_least_4096_shards_where_each_has_512_records(size):
+    shards = -(-size // poisson.shard_records(size))
+    assert 4096 <= shards < 4096 * 1.01 and poisson.shard_records(size) >= 512

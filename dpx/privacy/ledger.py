@@ -28,9 +28,9 @@ from dpx.privacy.unit_facts import UnitFacts
 from dpx.records import as_written, from_json
 from dpx.sampler import IN_EPOCHS, steps_per_epoch
 
-# Since 6, rows are drawn by the shards of `dpx.sampler.poisson`. A ledger in format 5 has the same lines, so it is read, but its run
-# is not continued (`dpx.claim.agreement.before_training`).
-FORMAT, READABLE = 6, (5, 6)
+# Since 7, rows are drawn by the shards of `dpx.sampler.poisson`; 6 had larger ones, and 5 none. Ledgers of these formats have the same
+# lines, so they are read, but their runs are not continued (`dpx.claim.agreement.before_training`).
+FORMAT, READABLE = 7, (5, 6, 7)
 _FIX = "Restore the file, or use the version of dpx that wrote it"
 
 # Noise multipliers of the values that a step releases beside the gradient's sum.

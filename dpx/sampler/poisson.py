@@ -7,16 +7,16 @@ import numpy as np
 from dpx.declaration import declaration
 from dpx.sampler.protocol import WHOLE, GeneratorFor, Part, Sampler, share
 
-# Virtual shards depend on the number of records only, so a draw is the same on every mesh and for every number of processes: up to 4,096 of
-# them, each of at least 2^14 records.
-_SHARDS, _LEAST_RECORDS = 4096, 1 << 14
+# Virtual shards depend on the number of records only, so a draw is the same on every mesh and for every number of processes. There are at
+# least 4,096 of them if each then has at least 512 records; with fewer, starting the generators would cost more than the draws.
+_SHARDS, _LEAST_RECORDS = 4096, 512
 # A process draws its own shards alone if each process has at least this many; fewer would divide a batch unevenly.
 _LEAST_SHARDS = 8
 
 
 def shard_records(size: int) -> int:
     """Returns the number of records of each virtual shard but the last, of `size` records in all."""
-    return max(_LEAST_RECORDS, -(-size // _SHARDS))
+    return max(_LEAST_RECORDS, size // _SHARDS)
 
 
 @declaration

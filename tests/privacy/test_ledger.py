@@ -99,18 +99,19 @@ def test_what_is_no_ledger_is_refused(tmp_path, text):
 @pytest.mark.parametrize("facts", [{"ledger": 3}, {"trials": 5}])
 def test_a_chain_of_another_format_is_no_ledger(tmp_path, facts):
     Chain(tmp_path / "ledger", facts).close()
-    with pytest.raises(ConfigError, match=f"is in format {facts.get('ledger')}, not 6"):
+    with pytest.raises(ConfigError, match=f"is in format {facts.get('ledger')}, not 7"):
         Ledger(tmp_path / "ledger")
 
 
-def test_a_ledger_of_the_older_format_is_read_but_its_run_is_not_continued(tmp_path):
+@pytest.mark.parametrize("older", [5, 6])
+def test_a_ledger_of_an_older_format_is_read_but_its_run_is_not_continued(tmp_path, older):
     (tmp_path / "private").mkdir()
-    Chain(tmp_path / agreement.LEDGER, {"ledger": 5}).close()
+    Chain(tmp_path / agreement.LEDGER, {"ledger": older}).close()
     fill(tmp_path / agreement.LEDGER, [0, 1])
     read = agreement.check(tmp_path)
     assert read is not None and read.steps(0) == {0, 1}
     with pytest.raises(
-        ConfigError, match="is in format 5, not 6: it is read, but this version draws the rows of a step otherwise. Continue with"
+        ConfigError, match=f"is in format {older}, not 7: it is read, but this version draws the rows of a step otherwise. Continue with"
     ) as caught:
         agreement.before_training(tmp_path)
     assert "\n" not in str(caught.value)
