@@ -144,7 +144,8 @@ def _of_vocab_txt(file: Path, facts: Mapping[str, Any]) -> Tokenizer:
 def _special(file: Path, tokenizer: Tokenizer, facts: Mapping[str, Any]) -> SpecialIds:
     by_role: dict[str, int] = {}
     for role, (key, usual) in _ROLES.items():
-        named = (_text(facts.get(key)), *usual, _text(facts.get(_OF_DECODERS.get(role, ""))))
+        # What the checkpoint names comes before usual names: a chat model may begin and end texts otherwise than its family's base model.
+        named = (_text(facts.get(key)), _text(facts.get(_OF_DECODERS.get(role, ""))), *usual)
         ids = [tokenizer.token_to_id(token) for token in named if isinstance(token, str)]
         ids = [number for number in ids if number is not None]
         if ids:

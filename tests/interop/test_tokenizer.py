@@ -84,6 +84,17 @@ def test_the_marks_of_gpt2_are_one(tmp_path: Path):
     assert set(vars(own.special).values()) == {0} and own.separators == 1
 
 
+def test_the_marks_that_a_chat_model_names_come_before_usual_ones(tmp_path: Path):
+    marks = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"]
+    trained = ByteLevelBPETokenizer()
+    trained.train_from_iterator(iter(TEXTS), vocab_size=280, special_tokens=marks, show_progress=False)
+    trained._tokenizer.save(str(tmp_path / "tokenizer.json"))
+    named = {"bos_token": "<|im_start|>", "eos_token": "<|im_end|>", "pad_token": "<|im_end|>", "unk_token": "<|endoftext|>"}
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps(named))
+    special = text_tokenizer.of_path(tmp_path, 1000).special
+    assert (special.cls_id, special.sep_id, special.pad_id, special.unk_id) == (1, 2, 2, 0)
+
+
 def test_what_holds_no_tokenizer_is_said(tmp_path: Path, wordpieces: Path):
     (tmp_path / "empty").mkdir()
     with pytest.raises(ConfigError, match="contains neither tokenizer.json nor vocab.txt"):
