@@ -52,7 +52,9 @@ def programs(setting: Setting) -> list[Program]:
     bench = _Bench(setting)
     made = [matrix_rate(setting, dtype) for dtype in setting.dtypes]
     made += [bench.update(is_private) for is_private in sorted({variant not in NON_PRIVATE for variant in setting.variants})]
-    made += [bench.sum(variant, dtype, size) for dtype in setting.dtypes for size in setting.physical_batches for variant in setting.variants]
+    made += [
+        bench.sum(variant, dtype, size) for dtype in setting.dtypes for size in setting.physical_batches for variant in setting.variants
+    ]
     return [*made, *(bench.automatic_sum(dtype) for dtype in setting.dtypes if setting.has_auto_batch)]
 
 

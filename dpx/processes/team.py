@@ -10,6 +10,7 @@ import os
 import sys
 import threading
 import time
+from collections.abc import Iterable
 from typing import Any, NamedTuple
 
 from dpx import interruption
@@ -18,7 +19,7 @@ from dpx.processes.place import ALONE, Place, place
 from dpx.sampler.protocol import Part
 
 HEARTBEAT_SECONDS = 20
-# How long a process waits for one message before it looks for failures and signals.
+# How long a process waits for one message before it looks for failures.
 _WAIT_MS = 1000
 # How long process 0 waits at the end for the others to have heard it.
 _FAREWELL_SECONDS = 10
@@ -48,7 +49,8 @@ class Team:
 
     def __init__(self, own: Place = ALONE, client: Any = None):
         self.place, self._client = own, client
-        self._told, self._gathered, self._has_asked = 0, 0, False
+        self._told, self._gathered = 0, 0
+        self._storage_fault: str | None = None
         # How often this process made progress (`dpx.processes.liveness`).
         self.progress = 0
 
@@ -123,12 +125,25 @@ class Team:
         self._put(f"{topic}/{self.place.index}", value)
         return self._await(all_of)
 
-    def is_stop_asked(self) -> bool:
-        """Returns whether a signal that asks this job to stop was received, by this process or, as process 0 sees it, by another one."""
-        if not self.is_alone and not interruption.is_requested():
-            for _, number in self._client.key_value_dir_get(f"{_PREFIX}/stop/"):
-                interruption.note(json.loads(number))
-        return interruption.is_requested()
+    def agree(self, sums: Iterable[str]) -> set[str]:
+        """Does the one small all-reduce of a step, before its noise: joins the checksums `sums` that the processes hold of the step's sum,
+        whether one of them was asked to stop, and whether one of them could not write its part of a checkpoint.
+
+        Returns the checksums of all. Process 0 takes note of a signal that another process received. Raises `ConfigError` in every process
+        if one could not write.
+        """
+        if self.is_alone:
+            return set(sums)
+        found = self.gather({"sums": sorted(sums), "stop": interruption.received(), "fault": self._storage_fault})
+        for index, one in enumerate(found):
+            require(one["fault"] is None, f"process {index}", f"{one['fault']}", "Correct this and run the same command")
+            if self.is_owner and one["stop"] is not None and not interruption.is_requested():
+                interruption.note(one["stop"])
+        return set().union(*(one["sums"] for one in found))
+
+    def note_storage_fault(self, line: str) -> None:
+        """Notes that this process could not write, for the next `agree`."""
+        self._storage_fault = line
 
     def fail(self, line: str) -> None:
         """Leaves the line for which this process ends."""
@@ -183,7 +198,6 @@ class Team:
 
     def _await(self, key: str) -> Any:
         while True:
-            self._ask_to_stop()
             try:
                 return json.loads(self._client.blocking_key_value_get(f"{_PREFIX}/{key}", _WAIT_MS))
             except Exception as error:
@@ -192,12 +206,6 @@ class Team:
             line = self.failure()
             if line is not None:
                 raise PeerLost("process lost", line, _FIX)
-
-    def _ask_to_stop(self) -> None:
-        """Tells process 0, once, that this process received a signal."""
-        if interruption.is_requested() and not self.is_owner and not self._has_asked:
-            self._has_asked = True
-            self._put(f"stop/{self.place.index}", interruption.received())
 
 
 _FIX = "Run the same command: it resumes from the last checkpoint"

@@ -13,7 +13,7 @@ import json
 import re
 import shutil
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -123,6 +123,7 @@ class Checkpoints:
             response = self._checkpointer.save_async(steps_done, saved, force=True, overwrite=True, custom_metadata=facts)
             place = self.directory / str(steps_done)
             self._pending = self._saver.submit(_note_files, response, place) if team().is_owner else self._saver.submit(response.result)
+            self._pending.add_done_callback(self._note_fault)
 
     def wait(self) -> None:
         """Waits until the last save is committed."""
@@ -132,6 +133,12 @@ class Checkpoints:
                 team().tell("wait", directory=str(self.directory))
             with _storage_faults(self.directory):
                 pending.result()
+
+    def _note_fault(self, ended: Future[Any]) -> None:
+        """Lets the other processes know of a save that failed before they would wait for this process to commit its part."""
+        if (fault := ended.exception()) is not None:
+            reason = (str(fault) or type(fault).__name__).splitlines()[0][:200]
+            team().note_storage_fault(f"could not save its part of a checkpoint in {self.directory} ({reason})")
 
     def newest_whole(self, like: State) -> tuple[Saved | None, list[int]]:
         """Returns the newest undamaged checkpoint, and the steps of the damaged ones that are newer.

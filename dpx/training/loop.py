@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
+from dpx import interruption
 from dpx.claim.calibration import Calibrated, entry
 from dpx.clipping.frozen import merged
 from dpx.data.length_buckets import by_width
@@ -123,7 +124,7 @@ def run(runtime: Runtime, run_start: RunStart, observe: Observer, renew: Renewal
         if pending is not None:
             began = _show(runtime, *pending, state, began, observe)
         pending = (noise_epoch, step, metrics)
-        is_stopping = step + 1 < experiment.steps and team().is_stop_asked()
+        is_stopping = step + 1 < experiment.steps and interruption.is_requested()
         if is_stopping or _pauses(experiment.schedule, experiment.steps, step + 1):
             _show(runtime, *pending, state, began, observe)
             pending, began = None, time.perf_counter()
@@ -199,9 +200,9 @@ def computed(runtime: Computation, secret: RootSecret, step: int, state: State, 
         _require_same(step, before, parts.reduce(without_noise, scaled))
     sums, tokens = _sums(runtime, secret, step, by, norm, deviation)
     reduced = parts.reduce(sums, scaled)
-    if before is not None or not (team().is_alone or runtime.calibrated.noise_multiplier is None):
+    if before is not None or not team().is_alone:
         with runtime.profiling.host(AGREEMENT):
-            _require_same(step, before, reduced)
+            _require_same(step, before, reduced, is_noised=runtime.calibrated.noise_multiplier is not None)
     rate = np.float32(experiment.lr_schedule.at(step, experiment.steps))
     drawn = experiment.mechanism.draw(secret, step, by.trained, noise_multiplier, clip.clipping_norm, runtime.strategy)
     auxiliary = {"count": clip.draw(secret, step, state.clip), "telemetry": experiment.telemetry.draw(secret, step)}
@@ -211,11 +212,14 @@ def computed(runtime: Computation, secret: RootSecret, step: int, state: State, 
     return state, metrics | {"learning_rate": rate, "expected_batch_size": size, "tokens": tokens, "checksum": checksum}
 
 
-def _require_same(step: int, before: str | None, reduced: Any) -> None:
-    """Raises `AnotherSum` unless all devices of the job hold one sum, by its checksum, and it is the one from `before`, if there is one."""
+def _require_same(step: int, before: str | None, reduced: Any, *, is_noised: bool = True) -> None:
+    """Raises `AnotherSum` unless all devices of the job hold one sum, by its checksum, and it is the one from `before`, if there is one.
+
+    A sum that gets no noise is not compared: no key could be used on two of them.
+    """
     own = {as_text(jax.device_get(copy.data)) for copy in reduced["checksum"].addressable_shards}
-    found = set().union(*team().gather(sorted(own)))
-    if len(found) > 1:
+    found = team().agree(own)
+    if is_noised and len(found) > 1:
         raise AnotherSum(step, "devices hold different sums")
     if before is not None and before not in found:
         raise AnotherSum(step, "it has another sum than before")

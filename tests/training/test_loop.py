@@ -148,7 +148,7 @@ def test_before_a_new_epoch_the_step_before_is_shown_in_its_own(opened, monkeypa
 def test_before_noise_is_added_all_devices_hold_one_sum(monkeypatch):
     reduced = {"checksum": jax.device_put(np.array([1, 2], np.uint32))}
     for before, other, reason in ((None, "1", "devices hold different sums"), ("1", ONE_SUM, "it has another sum than before")):
-        monkeypatch.setattr(loop, "team", lambda other=other: SimpleNamespace(gather=lambda own: [own, [other]]))
+        monkeypatch.setattr(loop, "team", lambda other=other: SimpleNamespace(agree=lambda own: own | {other}))
         with pytest.raises(loop.AnotherSum, match=f"^step 7: {reason}"):
             loop._require_same(7, before, reduced)
     for before in (None, ONE_SUM):
