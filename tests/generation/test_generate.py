@@ -99,7 +99,7 @@ def test_prompts_by_template_and_by_conversation(checkpoint: Path, tmp_path: Pat
     from dpx.generation.prompts import read
 
     weights = of_checkpoint(str(checkpoint))
-    assert weights.ends == (2, 3), "that of a template's rows, and that of the chat template"
+    assert weights.ends == (3,), "the end that the checkpoint names ends a template's rows and a chat, though </s> is there too"
     rows = [{"name": "cat", "kind": "pet", "messages": [{"role": "user", "content": "hi"}]}]
     rows += [{"name": "dog", "kind": "pet", "messages": [{"role": "user", "content": "yo"}, {"role": "assistant", "content": "no"}]}]
     file, ids = write(tmp_path / "rows.jsonl", rows), weights.tokenizer.tokenizer.token_to_id
