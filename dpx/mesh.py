@@ -24,6 +24,8 @@ class Mesh:
         deadline_s: Seconds without progress after which a process is ended; none sets no limit.
         restarts: Times that a job which lost a process is started again, at most.
         flops_per_s: Assumed rate of a well-tuned step on one device, for plans.
+        float32_flops_per_s: The same for products of float32 numbers as the device computes them by default; none means `flops_per_s`.
+        highest_flops_per_s: The same for products of float32 numbers at full precision; none means `float32_flops_per_s`.
         memory_bytes: Memory of one device, for plans.
     """
 
@@ -37,6 +39,8 @@ class Mesh:
     deadline_s: float | None = None
     restarts: int = 0
     flops_per_s: float
+    float32_flops_per_s: float | None = None
+    highest_flops_per_s: float | None = None
     memory_bytes: int
 
     def __post_init__(self) -> None:
@@ -63,6 +67,11 @@ class Mesh:
     def simulated_here(self, processes: int) -> int | None:
         """Returns the number of simulated devices of each of several processes."""
         return None if self.simulated_devices is None else self.simulated_devices // processes
+
+    def rate(self, kind: Literal["bfloat16", "float32", "float32_highest"]) -> float:
+        """Returns the assumed FLOP/s of products of one kind on one device (`dpx.cost.flops.by_type`)."""
+        default = self.float32_flops_per_s or self.flops_per_s
+        return {"bfloat16": self.flops_per_s, "float32": default, "float32_highest": self.highest_flops_per_s or default}[kind]
 
     @property
     def devices(self) -> int:

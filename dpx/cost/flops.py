@@ -3,6 +3,9 @@
 A product of [m,k] and [k,n] counts 2mkn. Element-wise work, lookups, clipping, noise and the optimiser are not counted.
 """
 
+from collections.abc import Mapping
+from typing import Literal
+
 from dpx.models.protocol import ExampleModel
 from dpx.models.rotary import RotaryDecoder
 from dpx.models.shape import AnyModel, Bert, Decoder
@@ -54,3 +57,25 @@ def recomputed_matmul_flops(model: AnyModel, sequence_length: int) -> int:
 def published_flops(parameters: int, sequence_length: int) -> int:
     """Returns 6 M S, the rule by which Anil et al. 2021 and McKenna et al. 2025 state cost (every parameter in every token's product)."""
     return 6 * parameters * sequence_length
+
+
+def by_type(
+    products: float, of_weights: float, of_table: float, dtype: Literal["float32", "bfloat16"], *, is_private: bool
+) -> Mapping[str, float]:
+    """Returns the FLOPs of a step's matrix products by the type of their factors: bfloat16, float32, or float32_highest (full precision).
+
+    A private step weights cotangents in float32. In a bfloat16 model it multiplies them in two parts of bfloat16, so that such a product
+    counts twice, and only the word table's in float32 (`dpx.clipping.in_parts`). The products of norms alone are not counted.
+
+    Args:
+        products: FLOPs of all products, each counted once.
+        of_weights: Those that give gradients of trained matrices, the word table's included.
+        of_table: Those that give the gradient of a word table that decodes.
+        dtype: The model's compute type.
+        is_private: Whether gradients are clipped.
+    """
+    if not is_private:
+        return {dtype: products}
+    if dtype == "float32":
+        return {"float32": products - of_weights, "float32_highest": of_weights}
+    return {"bfloat16": products + of_weights - 2 * of_table, "float32_highest": of_table}

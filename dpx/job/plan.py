@@ -14,7 +14,7 @@ from dpx.claim.reasons import late_choices, reasons_against
 from dpx.claim.spent import planned_end, planned_epsilon
 from dpx.console import Console, answer
 from dpx.cost.compiled_step import CompiledStep
-from dpx.cost.flops import published_flops, recomputed_matmul_flops, training_matmul_flops
+from dpx.cost.flops import by_type, published_flops, recomputed_matmul_flops, training_matmul_flops
 from dpx.cost.measured_step import MeasuredRun
 from dpx.cost.memory import Memory, Trains, step_memory
 from dpx.data import left_out
@@ -198,6 +198,8 @@ def work(experiment: Experiment, parameters: int, vocabulary: int, examples: int
     # The rule assumes that every parameter is trained.
     flops = published_flops(parameters, experiment.data.sequence_length) * rows * (exact / whole)
     hours = flops / mesh.flops_per_s / 3600
+    typed = _by_type(experiment, vocabulary, float(exact), float(whole), rows)
+    seconds = sum(own / mesh.rate(kind) for kind, own in typed.items())  # pyright: ignore[reportArgumentType]
     return {
         "steps": experiment.steps,
         "examples": examples,
@@ -206,11 +208,23 @@ def work(experiment: Experiment, parameters: int, vocabulary: int, examples: int
         "epochs": examples / size,
         "flops": float(flops),
         "flops_of_products": float(exact),
+        "flops_by_type": typed,
         "mesh": mesh.name,
         "devices": mesh.devices,
         "device_hours": hours,
+        "device_hours_by_type": seconds / 3600,
         "hours": hours / mesh.devices,
     }
+
+
+def _by_type(experiment: Experiment, vocabulary: int, exact: float, whole: float, rows: int) -> dict[str, float]:
+    """Returns the FLOPs of a run's products by type (`dpx.cost.flops.by_type`); `exact` and `whole` are the results of `_products`."""
+    model, task = experiment.model, experiment.task
+    # Forward pass, cotangents and weight gradients take a third each; what is frozen has no weight gradient.
+    of_weights = whole / 3 if experiment.train.is_all else max(0.0, exact - 2 / 3 * whole)
+    decoded = task.masked_positions(experiment.data.sequence_length) if experiment.train.is_all else 0
+    of_table = min(of_weights, 2.0 * decoded * getattr(model, "width", 0) * vocabulary * rows)
+    return dict(by_type(exact, of_weights, of_table, model.dtype, is_private=experiment.mechanism.clips_gradients))
 
 
 def _products(experiment: Experiment, vocabulary: int, drawn: int, protected: int) -> tuple[int, int]:

@@ -44,9 +44,14 @@ class RunPlan:
     epochs: float = described("`examples` divided by `protected_rows`.")
     flops: float = described("Floating-point operations of the whole run, 6 M S per example.")
     flops_of_products: float = described("Floating-point operations of its matrix products.")
+    flops_by_type: dict[str, float] = described(
+        "The same by the type of a product's factors, where a product in two parts counts twice: bfloat16, float32, and float32_highest "
+        "(float32 at full precision)."
+    )
     mesh: str = described("Name of the mesh.")
     devices: int = described("Number of devices.")
     device_hours: float = described("Hours of all devices together, at the declared speed: products alone, no compiling, no evaluation.")
+    device_hours_by_type: float = described("Hours of all devices together, if each type of product runs at its own rate of the mesh.")
     hours: float = described("`device_hours` divided by the devices.")
     microbatch: int = described("Rows or units that are computed at once.")
     memory_bytes_per_device: int = described("Estimated peak of memory on a device.")

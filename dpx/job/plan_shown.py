@@ -76,6 +76,7 @@ def _lines(document: RunPlan) -> list[tuple[str, str]]:
         ("FLOPs", f"{document.flops:.3g} (6 M S per example{share}{again}); {document.flops_of_products:.3g} counting matrix products"),
         ("devices", f"{document.devices} ({document.mesh})"),
         ("time by arithmetic", _by_arithmetic(document)),
+        ("time by type of product", _by_type(document)),
         *_measured_lines(document.measured),
         ("memory per device", f"{document.memory_bytes_per_device / 1e9:.2f} GB at microbatch {document.microbatch}{again}{fits}"),
         ("noise multiplier", "none" if sigma is None else f"{sigma:.5g}"),
@@ -91,6 +92,12 @@ def _by_arithmetic(document: RunPlan) -> str:
     each = "" if document.devices == 1 else f" on each of {document.devices} devices"
     left_out = "compiling, padding and evaluation are not in it" + ("" if document.measured else "; plan.measure=true measures")
     return f"{duration(document.hours * 3600)}{each} at the declared speed; {left_out}"
+
+
+def _by_type(document: RunPlan) -> str:
+    types = {"bfloat16": "bfloat16", "float32": "float32", "float32_highest": "float32 at full precision"}
+    each = ", ".join(f"{flops:.3g} FLOPs in {types[kind]}" for kind, flops in document.flops_by_type.items())
+    return f"{duration(document.device_hours_by_type / document.devices * 3600)} for {each}"
 
 
 def _measured_lines(measured: MeasuredRun | None) -> list[tuple[str, str]]:
