@@ -13,15 +13,20 @@ import jax.numpy as jnp
 from jaxtyping import Array
 
 from dpx.clipping import bounds, forms, groups, joint
-from dpx.clipping.joint import Norms
+from dpx.clipping.joint import Key, Norms
 from dpx.clipping.norms import as_stored
+from dpx.clipping.op import one_by_one
+from dpx.clipping.passed_on import without_copies
 from dpx.clipping.passes import by_leaf
 from dpx.clipping.probes import leaf_names
 from dpx.clipping.program import Program, zero_sums
 from dpx.clipping.result import ClippedSum, zero_unless
-from dpx.clipping.sites import Site
+from dpx.clipping.sites import Reference, Site
 from dpx.clipping.units import Units
 from dpx.parameter_path import path_name
+
+# Gradients that were formed for the norm, [U, ...], and their weights [U].
+Kept = dict[Key, tuple[Array, Array]]
 
 
 def clipped_sum(program: Program, norms: Norms, weights: Any, units: Units) -> ClippedSum:
@@ -33,11 +38,13 @@ def clipped_sum(program: Program, norms: Norms, weights: Any, units: Units) -> C
     leaves = {site: joint.leaves_of(site, by_path) for site in program.sites}
     own = {site: joint.own_squares(site, leaves[site], records[site]) for site in program.sites}
     losses_B = jnp.where(is_finite(records, units.is_padding_U.shape[0]), losses_B, jnp.nan)
-    clipped = groups.clip(weights, joint.squares(norms, records, own.__getitem__), losses_B, units.is_padding_U)
+    squares, formed = joint.squares(norms, records, own.__getitem__)
+    clipped = groups.clip(weights, squares, losses_B, units.is_padding_U)
     parts = {site: joint.part_weights(clipped, site) for site in program.sites}
+    kept = {key: (gradient, clipped.weights_of(key[0], joint.layer_of(norms.shared[key][0].reference))) for key, gradient in formed.items()}
 
     def summed(keep_U: Array | None) -> Any:
-        return _totals(program.params, program, leaves, records, parts, keep_U)
+        return _totals(program.params, program, leaves, records, parts, kept, keep_U)
 
     # Padding may hold anything. The masks cost a pass over every record: `cond` picks the unmasked path when nothing is masked.
     is_sound = jnp.all(clipped.is_finite_B)
@@ -54,8 +61,10 @@ def unclipped(program: Program, norms: Norms, cotangent_B: Array, given: Any) ->
     own = {site: joint.own_squares(site, leaves[site], records[site]) for site in program.sites}
     uppers = {site: tuple(map(bounds.upper, own[site])) for site in program.sites}
     ones = {site: tuple(map(jnp.ones_like, uppers[site])) for site in program.sites}
-    total = _totals(given[0], program, leaves, records, ones, None)
-    return losses_B, list(uppers.values()), joint.squares(norms, records, own.__getitem__), total
+    squares, formed = joint.squares(norms, records, own.__getitem__)
+    kept = {key: (gradient, jnp.ones(gradient.shape[:1])) for key, gradient in formed.items()}
+    total = _totals(given[0], program, leaves, records, ones, kept, None)
+    return losses_B, list(uppers.values()), squares, total
 
 
 def recorded(program: Program, cotangent_B: Array, given: Any = None) -> tuple[Array, dict[Site, Any], Any]:
@@ -66,8 +75,9 @@ def recorded(program: Program, cotangent_B: Array, given: Any = None) -> tuple[A
 
     taps = [jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), site.record) for site in program.sites]
     losses_B, backward, counts = jax.vjp(losses, taps, has_aux=True)
-    records = jax.tree.map(as_stored, backward(cotangent_B.astype(losses_B.dtype))[0])
-    return losses_B, dict(zip(program.sites, records, strict=True)), counts
+    run = partial(backward, cotangent_B.astype(losses_B.dtype))
+    records = (without_copies(run) if any(site.loops for site in program.sites) else run())[0]
+    return losses_B, dict(zip(program.sites, jax.tree.map(as_stored, records), strict=True)), counts
 
 
 def is_finite(records: dict[Site, Any], units: int) -> Array:
@@ -84,22 +94,42 @@ def is_finite(records: dict[Site, Any], units: int) -> Array:
     return finite_U
 
 
-def _totals(params: Any, program: Program, leaves: Any, records: Any, parts: Any, keep_U: Array | None) -> Any:
+def _totals(params: Any, program: Program, leaves: Any, records: Any, parts: Any, kept: Kept, keep_U: Array | None) -> Any:
     totals = dict(zip(program.paths, jax.tree.leaves(zero_sums(params)), strict=True))
     is_met: set[str] = set()
+
+    def add(reference: Reference, leaf: Array) -> None:
+        index = reference.indices and tuple(slice(None) if not isinstance(entry, int) else entry for entry in reference.selected)
+        if index:
+            totals[reference.path] = totals[reference.path].at[index].add(leaf)
+        else:
+            totals[reference.path] = totals[reference.path] + leaf if reference.path in is_met else leaf
+        is_met.add(reference.path)
+
+    is_added: set[Key] = set()
     for site in program.sites:
+        trained = {(reference.path, reference.indices): reference for reference in site.leaves if reference is not None}
+        for key in trained.keys() & (kept.keys() - is_added):
+            add(trained[key], _contracted(*kept[key], keep_U))
+            is_added.add(key)
+        if trained.keys() <= kept.keys():
+            continue
         summed = _site_total(site, leaves[site], records[site], parts[site], keep_U)
         for reference, leaf in zip(site.leaves, by_leaf(site.op, site.shapes, summed), strict=True):
-            if reference is None:
-                continue
-            assert leaf is not None
-            index = reference.indices and tuple(slice(None) if not isinstance(entry, int) else entry for entry in reference.selected)
-            if index:
-                totals[reference.path] = totals[reference.path].at[index].add(leaf)
-            else:
-                totals[reference.path] = totals[reference.path] + leaf if reference.path in is_met else leaf
-            is_met.add(reference.path)
+            if reference is not None and (reference.path, reference.indices) not in kept:
+                assert leaf is not None
+                add(reference, leaf)
     return jax.tree.unflatten(jax.tree.structure(params), [totals[path] for path in program.paths])
+
+
+def _contracted(gradient: Array, weights_U: Array, keep_U: Array | None) -> Array:
+    """Returns the weighted sum of a gradient [U, ...] over the units that are kept."""
+
+    def of_units(gradient: Array, weights_U: Array, keep_U: Array | None) -> Array:
+        gradient = gradient if keep_U is None else zero_unless(keep_U, gradient)
+        return jnp.tensordot(weights_U, gradient, 1, precision="highest")
+
+    return of_units(gradient, weights_U, None) if keep_U is None else one_by_one(of_units, gradient, weights_U, keep_U)
 
 
 def _site_total(site: Site, leaves: Any, record: Any, parts: tuple[Array, ...], keep_U: Array | None) -> Any:

@@ -11,7 +11,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from dpx.clipping import crossings, reach
+from dpx.clipping import crossings, joint, reach
 from dpx.clipping.example_loss import Reader, Route, Tracer
 from dpx.clipping.frozen import bound
 from dpx.clipping.methods import sum_by
@@ -19,6 +19,7 @@ from dpx.clipping.probes import ProbeSession, is_probed, session_of, shapes_of
 from dpx.clipping.program import traced, with_counts
 from dpx.clipping.readers import has_narrow
 from dpx.clipping.result import ClippedSum, batch_size
+from dpx.clipping.route_costs import RouteCost, of_parameter
 from dpx.declaration import ConfigError, require
 
 # The readers of each parameter, by path.
@@ -29,13 +30,14 @@ Readers = Mapping[str, list[Reader]]
 class Taken:
     """How one parameter's per-example gradients are computed.
 
-    It holds the route, the primitives that read the parameter, and the bytes kept for one example.
+    It holds the route, the primitives that read the parameter, the bytes kept for one example, and what each exact way costs for one unit.
     """
 
     path: str
     route: Route
     readers: tuple[str, ...]
     bytes_per_example: int
+    costs: tuple[RouteCost, ...]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -92,8 +94,11 @@ class ByExample:
         size = dict.fromkeys(self.readers, 0)
         for site in program.sites:
             size[site.first] += sum(math.prod(leaf.shape) * leaf.dtype.itemsize for leaf in jax.tree.leaves(site.record))
-        routes = self.routes
-        return [Taken(path, routes[path], _names(reads), size[path] // program.examples) for path, reads in self.readers.items()]
+        routes, sources = self.routes, joint.norms_of(program, False, kept_bytes=program.session.kept_bytes)
+        return [
+            Taken(path, routes[path], _names(reads), size[path] // program.examples, of_parameter(path, program, sources))
+            for path, reads in self.readers.items()
+        ]
 
 
 def _names(readers: list[Reader]) -> tuple[str, ...]:

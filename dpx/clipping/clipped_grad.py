@@ -118,7 +118,8 @@ class WeightedGrad:
             *args: Arguments as for a call; `jax.ShapeDtypeStruct`s are enough.
 
         Returns:
-            For each parameter its path, its route, the primitives that read it, and the bytes that are kept for one example.
+            For each parameter its path, its route, the primitives that read it, the bytes that are kept for one example, and `costs`:
+            FLOPs and bytes of each exact way to its norm and sum for one unit, and which one is taken (`dpx.clipping.route_costs`).
         """
         split = self._split(args)
         if batch_size(split.batch) == 0:

@@ -106,10 +106,10 @@ class Convolution(Op):
         """Returns the gradient of each unit, [U, E, K, c, d]."""
         g_UETd = self._by_group(self._last(record["g"], "out_spec"))
         one = lambda a_UETc: norms.product("uetc,uetd->uecd", a_UETc, g_UETd)  # noqa: E731
-        return jnp.moveaxis(self._at_offsets(one, record["x"], record["g"].shape), 0, 2)
+        return self._at_offsets(one, record["x"], record["g"].shape, axis=2)
 
-    def _at_offsets(self, use: Callable[[Array], Array], x_B: Array, outputs: tuple[int, ...]) -> Array:
-        """Returns `use` of the inputs [U, E, R*T, c] that each offset reads at the output positions, [K, ...].
+    def _at_offsets(self, use: Callable[[Array], Array], x_B: Array, outputs: tuple[int, ...], axis: int = 0) -> Array:
+        """Returns `use` of the inputs [U, E, R*T, c] that each offset reads at the output positions, with the offsets K along `axis`.
 
         `outputs` is the output's shape. Where the windows overlap, the offsets take turns, so that one shifted copy of the input is held
         at a time.
@@ -129,7 +129,16 @@ class Convolution(Op):
 
         # Copies that do not overlap are together no larger than the input.
         is_small = len(starts) * math.prod(counts) <= math.prod(ends[2:])
-        return jnp.stack([at(jnp.asarray(start)) for start in starts]) if is_small else jax.lax.map(at, jnp.asarray(starts))
+        if is_small:
+            return jnp.stack([at(jnp.asarray(start)) for start in starts], axis)
+
+        def put(total: Array, turn: tuple[Array, Array]) -> tuple[Array, None]:
+            return jax.lax.dynamic_update_index_in_dim(total, at(turn[1]), turn[0], axis), None
+
+        # In place: stacked in front and moved, a gradient of each unit would be held twice.
+        one = jax.eval_shape(at, starts[0])
+        total = jnp.zeros((*one.shape[:axis], len(starts), *one.shape[axis:]), one.dtype)
+        return jax.lax.scan(put, total, (jnp.arange(len(starts)), jnp.asarray(starts)))[0]
 
     def _last(self, x_B: Array, spec: str) -> Array:
         """Returns the array as [B, N, ..., features], whatever the order of its axes."""

@@ -19,7 +19,7 @@ from jax.interpreters import batching
 
 from dpx.clipping import norms
 from dpx.clipping.convolution_ops import Convolution
-from dpx.clipping.probes import Op, ProbeSession, bound, evaluated
+from dpx.clipping.probes import Matrix, Op, ProbeSession, bound, evaluated
 from dpx.clipping.reader_ops import VIEWS, Copied, Gathered, Product, View, is_lookup
 from dpx.clipping.readers import body_of, scan_parts
 from dpx.declaration import require
@@ -259,9 +259,10 @@ batching.primitive_batchers[one_p] = _batched
 def _form(op: Product | Convolution, outputs: int, B: int, path: str, session: ProbeSession) -> norms.Form:
     E, p, d = op.sizes()
     T = outputs // (E * d)
-    if op.form != "kept":
-        return norms.choose(T * session.rows_per_unit, p, d, False)
-    return session.form(path, B, T, (p, d))
+    whole = T * session.rows_per_unit
+    form = norms.choose(whole, p, d, False) if op.form != "kept" else session.form(path, B, T, (p, d))
+    session.matrices[path] = Matrix(whole, E, p, d, form)
+    return form
 
 
 choice_p = Primitive("dpx_choice_of_one_example")

@@ -7,6 +7,7 @@ B: examples, T: tokens (of all uses if uses are joined), p, d: a matrix's rows a
 """
 
 import math
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import jax
@@ -70,15 +71,11 @@ def squares(uses: list[Use], shape: tuple[int, ...]) -> Float[Array, " B"]:
     """Returns the squared norm of the sum of the uses, by which a parameter of this shape is clipped."""
     if len(uses) == 1 and uses[0].own_B is not None:
         return bounds.upper(uses[0].own_B)
+    if not has_products([use.form for use in uses], shape):
+        square_B = norms.squares(added_up([use.form for use in uses], shape))
+        return bounds.upper(_of_uses(square_B, jnp.zeros_like(square_B), [of_formed(use.form) for use in uses], len(uses)))
     outer = [use for use in uses if isinstance(use.form, Outer)]
     rows = [use for use in uses if isinstance(use.form, Rows)]
-    matrices = {(form.a.shape[-1], form.g.shape[-1]) for form, _ in uses if isinstance(form, Outer)}
-    # Rows of a table meet a matrix whose rows are the table's.
-    is_table = not rows or matrices <= {(shape[0], math.prod(shape[1:]))}
-    if len(outer) + len(rows) < len(uses) or len(matrices) > 1 or not is_table:
-        whole, *others = (formed(use.form, shape) for use in uses)
-        square_B = norms.squares(sum(others, whole))
-        return bounds.upper(_of_uses(square_B, jnp.zeros_like(square_B), [of_formed(use.form) for use in uses], len(uses)))
     each, both = [], []
     for alike, joined_square in ((outer, _outer_square), (rows, lambda form: norms.lookup(form.id, form.g, shape[0]))):
         if alike:
@@ -90,6 +87,32 @@ def squares(uses: list[Use], shape: tuple[int, ...]) -> Float[Array, " B"]:
     square_B = each[0].square + each[1].square + 2 * _product(*both)
     of_square_B = each[0].of_square + each[1].of_square + 2 * _error_of_product(*both)
     return bounds.upper(_of_uses(square_B, of_square_B, [bounded.of_norm for bounded in each], len(uses)))
+
+
+def has_products(forms: Sequence[Form], shape: tuple[int, ...]) -> bool:
+    """Returns whether products between the uses give the norm of their sum, without the sum itself; shapes are enough."""
+    matrices = {(form.a.shape[-1], form.g.shape[-1]) for form in forms if isinstance(form, Outer)}
+    # Rows of a table meet a matrix whose rows are the table's.
+    is_table = not any(isinstance(form, Rows) for form in forms) or matrices <= {(shape[0], math.prod(shape[1:]))}
+    return not any(isinstance(form, Whole) for form in forms) and len(matrices) <= 1 and is_table
+
+
+def is_formed_once(forms: Sequence[Form], shape: tuple[int, ...]) -> bool:
+    """Returns whether the sum of the uses should be formed for the norm and kept for the clipped sum, if memory allows; shapes are enough.
+
+    Else the sum of a matrix is formed a second time, or a Gram product costs half as much as forming it.
+    """
+    outer = [form for form in forms if isinstance(form, Outer)]
+    if not has_products(forms, shape) or not outer:
+        return bool(outer)
+    (p, d), T = (outer[0].a.shape[-1], outer[0].g.shape[-1]), sum(form.a.shape[1] for form in outer)
+    return norms.choose(T, p, d, True) == "kept" and norms.gram_flops(T, p, d) > T * p * d
+
+
+def added_up(forms: Sequence[Form], shape: tuple[int, ...]) -> Array:
+    """Returns the gradient of all uses together, [B, *shape]."""
+    whole, *others = (formed(form, shape) for form in forms)
+    return sum(others, whole)
 
 
 def _of_uses(square_B: Array, of_square_B: Array, of_norms: list[Array], uses: int) -> Bounded:

@@ -46,7 +46,7 @@ def clipped_sum(program: Program, norms: Norms, weights: Any, units: Units) -> C
 
     joint_records = {site: records[site] for site in norms.joint_sites}
     finite_B = jnp.where(is_finite(joint_records, units.is_padding_U.shape[0]), losses_B, jnp.nan)
-    clipped = groups.clip(weights, joint.squares(norms, records, own), finite_B, units.is_padding_U)
+    clipped = groups.clip(weights, joint.squares(norms, records, own)[0], finite_B, units.is_padding_U)
     parts = {site: joint.part_weights(clipped, site) for site in program.sites}
 
     def weighted(sums: Any) -> Any:

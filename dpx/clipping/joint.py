@@ -7,6 +7,7 @@ U: units.
 """
 
 import dataclasses
+import math
 from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any, NamedTuple
@@ -15,7 +16,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array
 
-from dpx.clipping import bounds, forms, groups
+from dpx.clipping import bounds, forms, groups, norms
 from dpx.clipping.bounds import Bounded
 from dpx.clipping.forms import Form, Use
 from dpx.clipping.groups import Squares
@@ -68,16 +69,25 @@ class Reading(NamedTuple):
         return leaf_names(self.part.site.shapes)[self.place]
 
 
-# The uses of each parameter, by (path, indices).
-Uses = dict[tuple[str, tuple[int, ...]], list[Reading]]
+# A parameter or a part of it, by path and indices.
+Key = tuple[str, tuple[int, ...]]
+Uses = dict[Key, list[Reading]]
 
 
 @dataclasses.dataclass(frozen=True)
 class Norms:
-    """The sources of the squared norms of a program: separate parts, and the uses of shared parameters."""
+    """The sources of the squared norms of a program: separate parts, and the uses of shared parameters.
+
+    The gradients of the parameters in `kept`, which are shared, are formed once, for the norm and for the sum.
+    """
 
     apart: list[Part]
     shared: Uses
+    kept: frozenset[Key]
+
+    def shape_of(self, key: Key) -> tuple[int, ...]:
+        """Returns the shape of a shared parameter, of which loops along it take one layer."""
+        return _shape_of(self.shared[key][0])
 
     @property
     def joint_sites(self) -> set[Site]:
@@ -101,8 +111,10 @@ def parts_of(site: Site) -> list[Part]:
     return [Part(site, number, tuple(places)) for number, places in enumerate(by_part)]
 
 
-def norms_of(program: Program, per_layer: bool, factor: Callable[[str], float] = no_factor) -> Norms:
+def norms_of(program: Program, per_layer: bool, factor: Callable[[str], float] = no_factor, kept_bytes: int = 0) -> Norms:
     """Finds which ops give the norms of `program`; `factor` multiplies each parameter's gradient.
+
+    Up to `kept_bytes` of gradients of shared parameters are formed once, for the norm and for the sum.
 
     Raises `ConfigError` for a parameter that no op reads, for a parameter with several uses if an op has no rule for the products
     between them, and for parameters of one op that are clipped apart or multiplied by different factors.
@@ -122,7 +134,22 @@ def norms_of(program: Program, per_layer: bool, factor: Callable[[str], float] =
     if per_layer:
         _check_groups(parts, shared)
     _check_factors(parts, factor)
-    return Norms(apart, shared)
+    return Norms(apart, shared, _kept(shared, program.examples // program.session.rows_per_unit, kept_bytes))
+
+
+def _kept(shared: Uses, units: int, kept_bytes: int) -> frozenset[Key]:
+    """Returns the shared parameters whose gradients are formed once: the first ones, as long as their bytes fit."""
+    kept, left = set(), kept_bytes
+    for key, uses in shared.items():
+        shape = _shape_of(uses[0])
+        size = 4 * units * math.prod(shape)
+        # A loop along the parameter gives each of its layers a norm of its own.
+        if uses[0].reference.depths or size > left:
+            continue
+        if forms.is_formed_once([form_shapes(use) for use in uses], shape):
+            kept.add(key)
+            left -= size
+    return frozenset(kept)
 
 
 def _is_alone(site: Site, reference: Reference | None, uses: Uses) -> bool:
@@ -172,37 +199,70 @@ def _check_factors(parts: list[Part], factor: Callable[[str], float]) -> None:
             raise ConfigError(paths, reason, "Give them one factor")
 
 
-def squares(norms: Norms, records: Mapping[Site, Any], own: Callable[[Site], tuple[Array | Bounded, ...]]) -> list[Squares]:
-    """Returns all squared norms in the form in which they are clipped.
+def squares(
+    sources: Norms, records: Mapping[Site, Any], own: Callable[[Site], tuple[Array | Bounded, ...]]
+) -> tuple[list[Squares], dict[Key, Array]]:
+    """Returns all squared norms in the form in which they are clipped, and the gradients [U, ...] of the parameters in `sources.kept`.
 
     `own(site)` gives an op's own squared norms, one for each part; `records` holds the records of the sites with shared parameters.
     """
-    squared = [Squares(part.first.path, bounds.upper(own(part.site)[part.number]), part.layer) for part in norms.apart]
+    squared = [Squares(part.first.path, bounds.upper(own(part.site)[part.number]), part.layer) for part in sources.apart]
     cache: dict[Site, dict[str, Form]] = {}
-    for (path, _), uses in norms.shared.items():
-        squared.append(Squares(path, _shared_square(uses, records, own, cache), layer_of(uses[0].reference)))
-    return squared
+    formed: dict[Key, Array] = {}
+    for key, uses in sources.shared.items():
+        if key in sources.kept:
+            formed[key] = forms.added_up([_added_up(use, records[use.part.site], cache) for use in uses], _shape_of(uses[0]))
+            square_U = norms.squares(formed[key])
+        else:
+            square_U = _shared_square(uses, records, own, cache)
+        squared.append(Squares(key[0], square_U, layer_of(uses[0].reference)))
+    return squared, formed
+
+
+def form_shapes(use: Reading) -> Form:
+    """Returns the shapes of the gradient of a use, of which loops along the parameter take one layer."""
+
+    def of_layer(record: Any) -> Form:
+        form, along = _form(use, record), len(use.reference.depths)
+        form = jax.tree.map(lambda x: x[(0,) * along], form)
+        rounds = len(use.part.site.loops) - along
+        return forms.merged(form, rounds) if rounds else form
+
+    return jax.eval_shape(of_layer, use.part.site.record)
+
+
+def _shape_of(use: Reading) -> tuple[int, ...]:
+    return jax.tree.leaves(use.part.site.shapes)[use.place].shape
+
+
+def _form(use: Reading, record: Any, cache: dict[Site, dict[str, Form]] | None = None) -> Form:
+    """Returns the gradient of a use in each round of the loops around it; loops along the parameter are in front."""
+    site, cache = use.part.site, {} if cache is None else cache
+    if site not in cache:
+        cache[site] = site.over_loops(partial(site.op.gradients, site.shapes))(record)
+    depths = use.reference.depths
+    return jax.tree.map(lambda x: jnp.moveaxis(x, depths, range(len(depths))), cache[site][use.name])
+
+
+def _added_up(use: Reading, record: Any, cache: dict[Site, dict[str, Form]] | None = None) -> Form:
+    """Returns the gradient of a use that no loop runs along, added up over the rounds of the loops around it."""
+    form = _form(use, record, cache)
+    return forms.merged(form, len(use.part.site.loops)) if use.part.site.loops else form
 
 
 def _shared_square(uses: list[Reading], records: Mapping[Site, Any], own: Any, cache: dict[Site, dict[str, Form]]) -> Array:
     """Returns the squared norm of the sum over all uses, [..., U], with the axes of the loops along the parameter in front."""
     ready, alone = [], []
     for use in uses:
-        part, _, reference = use
-        site = part.site
-        if site not in cache:
-            cache[site] = site.over_loops(partial(site.op.gradients, site.shapes))(records[site])
-        form = cache[site][use.name]
-        rounds = len(site.loops) - len(reference.depths)
-        form = jax.tree.map(lambda x, depths=reference.depths: jnp.moveaxis(x, depths, range(len(depths))), form)
+        part, site = use.part, use.part.site
+        rounds = len(site.loops) - len(use.reference.depths)
         is_own = len(part.places) == 1 and not rounds
-        ready.append((form, own(site)[part.number] if is_own else None))
+        ready.append((_form(use, records[site], cache), own(site)[part.number] if is_own else None))
         alone.append(rounds)
-    shape = jax.tree.leaves(uses[0].part.site.shapes)[uses[0].place].shape
 
     def joined(given: list[Any]) -> Array:
         merged = [forms.merged(form, rounds) if rounds else form for (form, _), rounds in zip(given, alone, strict=True)]
-        return forms.squares([Use(form, own_U) for form, (_, own_U) in zip(merged, given, strict=True)], shape)
+        return forms.squares([Use(form, own_U) for form, (_, own_U) in zip(merged, given, strict=True)], _shape_of(uses[0]))
 
     for _ in uses[0].reference.depths:
         joined = jax.vmap(joined)

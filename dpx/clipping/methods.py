@@ -64,7 +64,9 @@ def sum_by(
     if frozen is not None:
         reach.check_program(program)
     crossings.check_collectives(program.closed.jaxpr)
-    norms_of_uses = joint.norms_of(program, getattr(weights, "per_layer", False), factor_of(weights))
+    # Ghost clipping keeps no gradients.
+    left = program.session.kept_bytes if method == "book_keeping" else 0
+    norms_of_uses = joint.norms_of(program, getattr(weights, "per_layer", False), factor_of(weights), left)
     if checked:
         check_separate(losses_fn, program, norms_of_uses)
     return (ghost if method == "ghost" else book_keeping).clipped_sum(program, norms_of_uses, weights, units)

@@ -27,7 +27,7 @@ from dpx.clipping.rounding import CHAIN
 Form = Literal["kept", "gram", "recomputed"]
 Strip = Callable[..., tuple[Array, ...]]
 
-# The number of positions from which a lookup's cotangents are added up by id: fewer are compared in pairs (lookup).
+# The number of positions from which a lookup's cotangents are always added up by id (lookup).
 BY_ID_FROM = 128
 
 
@@ -296,10 +296,10 @@ def outer(x_BMV: Array, y_BNV: Array) -> Float[Array, "B M N"]:
 def lookup(id_BT: Array, g_BTd: Array, rows_of_table: int) -> Bounded:
     """Returns the squared norm of a table's gradient, in which the cotangents of equal ids add up before they are squared.
 
-    A few positions are compared in pairs; the cotangents of more are added up by id.
+    The cotangents are added up by id, except those of a few positions that read a table with more rows, which are compared in pairs.
     """
     T = g_BTd.shape[1]
-    if T < BY_ID_FROM:
+    if not is_added_by_id(T, rows_of_table):
         return _lookup_in_pairs(id_BT, g_BTd)
     if rows_of_table <= T:
         return _lookup_by_id(id_BT.astype(jnp.int32), g_BTd, rows_of_table)
@@ -308,6 +308,11 @@ def lookup(id_BT: Array, g_BTd: Array, rows_of_table: int) -> Bounded:
     sorted_BT = jnp.take_along_axis(id_BT, order_BT, 1)
     number_BT = jnp.cumsum(jnp.diff(sorted_BT, axis=1, prepend=sorted_BT[:, :1]) != 0, 1)
     return _lookup_by_id(number_BT, jnp.take_along_axis(g_BTd, order_BT[..., None], 1), T)
+
+
+def is_added_by_id(T: int, rows_of_table: int) -> bool:
+    """Returns whether `lookup` adds up the cotangents of T positions by id."""
+    return T >= BY_ID_FROM or rows_of_table <= T
 
 
 def _lookup_by_id(id_BT: Array, g_BTd: Array, ids: int) -> Bounded:

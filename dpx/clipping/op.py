@@ -7,6 +7,7 @@ B: examples, U: units of R rows each (of one row, unless stated), L: stacked lay
 
 import dataclasses
 import math
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -60,6 +61,10 @@ class Op:
 
     def _has(self, name: str) -> bool:
         return any(field.name == name for field in dataclasses.fields(self))  # pyright: ignore[reportArgumentType]
+
+    def holds_gradients(self) -> bool:
+        """Returns whether the record is the gradient of each unit, [U, ...]."""
+        return getattr(self, "form", None) == "kept"
 
     def trains(self, name: str) -> bool:
         """Returns whether the leaf of that name, if there is one, is trained."""
@@ -134,7 +139,11 @@ class Op:
 
     def masked_sum(self, leaves: Any, record: Any, weights: tuple[Array, ...], keep_B: Array) -> Any:
         """Returns `weighted_sum` over the kept rows only; the other rows may hold any values."""
-        return self.weighted_sum(leaves, self.masked(record, keep_B), weights)
+        if not self.holds_gradients():
+            return self.weighted_sum(leaves, self.masked(record, keep_B), weights)
+        return one_by_one(
+            lambda record, keep_1, *weights: self.weighted_sum(leaves, self.masked(record, keep_1), weights), record, keep_B, *weights
+        )
 
     def by_unit(self, record: Any, units: int) -> list[Array]:
         """Returns every array of the record as [U, ...]: the data from which a unit's sum is computed."""
@@ -143,6 +152,17 @@ class Op:
     def is_finite(self, record: Any, units: int) -> Bool[Array, " U"]:
         """Returns whether all data from which a unit's sum is computed are finite, bool [U], whatever its norm is."""
         return jnp.stack([jnp.isfinite(leaf_U).all(1) for leaf_U in self.by_unit(record, units)]).all(0)
+
+
+def one_by_one(of_units: Callable[..., Any], *given: Any) -> Any:
+    """Returns the sum over all units of `of_units`, which takes the rows [1, ...] of one unit in trees of arrays [U, ...].
+
+    A masked copy of all gradients would take as much memory as the gradients.
+    """
+    units = jax.tree.map(lambda leaf: leaf[:, None], given)
+    shapes = jax.eval_shape(of_units, *jax.tree.map(lambda leaf: leaf[0], units))
+    total = jax.tree.map(lambda one: jnp.zeros(one.shape, one.dtype), shapes)
+    return jax.lax.scan(lambda total, unit: (jax.tree.map(jnp.add, total, of_units(*unit)), None), total, units)[0]
 
 
 class ByRow(Op):
@@ -161,6 +181,9 @@ class Formed(Op):
     """An op whose record is the per-example gradient itself, by leaf, for parameters so small that this costs little."""
 
     norm_sees_all = True
+
+    def holds_gradients(self):
+        return True
 
     def squared_norm(self, leaves, record):
         return (sum(norms.squares(leaf) for leaf in record.values()),)

@@ -7,7 +7,7 @@ parameter, and that nothing else does. It deliberately has no rule for different
 
 import dataclasses
 import math
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -24,6 +24,16 @@ from dpx.parameter_path import path_name
 ELSEWHERE = "Use an op of dpx.clipping.ops, dpx.clipped_grad, or clipping_method=traced"
 
 
+class Matrix(NamedTuple):
+    """The sizes of a product with a parameter, for one unit: `groups` matrices [p, d] and T tokens; `form` is that of its norm."""
+
+    T: int
+    groups: int
+    p: int
+    d: int
+    form: norms.Form
+
+
 @dataclasses.dataclass(eq=False)
 class ProbeSession:
     """The settings that ops and models may query while a loss is traced with wrapped parameters."""
@@ -33,6 +43,7 @@ class ProbeSession:
     fused: bool = True
     rows_per_unit: int = 1
     kept: dict[str, bool] = dataclasses.field(default_factory=dict)
+    matrices: dict[str, "Matrix"] = dataclasses.field(default_factory=dict)
 
     def keep(self, path: str, size: int) -> bool:
         """Returns whether `size` bytes of per-example gradients of `path` may be kept; the first paths that ask get the memory."""

@@ -210,6 +210,9 @@ class Copied(Op):
     name: str = "copied"
     rows_per_unit: int = 1
 
+    def holds_gradients(self):
+        return True
+
     def forward(self, leaves, inputs):
         (tick_B,), parameter = inputs, self.view(leaves["parameter"])
         return jnp.broadcast_to(parameter, (tick_B.shape[0], *parameter.shape)), tick_B

@@ -83,9 +83,9 @@ _Trial = list[tuple[_Together, tuple[Any, Any]]]
 def check_separate(losses_fn: Any, program: Program, norms: Norms) -> None:
     """Raises `ConfigError`, naming the op, if examples are not kept apart."""
     # Programs that print alike may differ in the derivative rules of their functions, so the loss is part of the key; and in whole numbers
-    # that the loss closes over, such as an index, so these are too.
+    # that the loss closes over, such as an index, so these are too; and norms of kept gradients are computed otherwise.
     bounds = [index_bounds.of_value(value) for value in program.closed.consts]
-    key = (id(losses_fn), str(program.closed.jaxpr), *(bound.low.tobytes() for bound in bounds if bound is not None))
+    key = (id(losses_fn), str(program.closed.jaxpr), norms.kept, *(bound.low.tobytes() for bound in bounds if bound is not None))
     if key in _found_separate:
         return
     apart.check(program)

@@ -61,7 +61,7 @@ class Subject:
         source = Checkpoint(checkpoint)
         start = nested(source.leaves(source.select(receiver.shapes, receiver.model)))
         self.trained, self.base = frozen.draw(one.train, self.objective, jax.random.key(0), start)
-        leaves = flatten_dict(self.trained, sep="/")
+        leaves: dict[str, Any] = dict(flatten_dict(self.trained, sep="/"))
         for number, path in enumerate(sorted(leaves)):
             # B starts at zero, where the gradient of A is zero too.
             leaves[path] = 0.02 * jax.random.normal(jax.random.key(number), leaves[path].shape)
