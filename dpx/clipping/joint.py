@@ -143,7 +143,7 @@ def _kept(shared: Uses, units: int, kept_bytes: int) -> frozenset[Key]:
     for key, uses in shared.items():
         shape = _shape_of(uses[0])
         size = 4 * units * math.prod(shape)
-        # A loop along the parameter gives each of its layers a norm of its own.
+        # Under a loop along the parameter each layer has a separate norm.
         if uses[0].reference.depths or size > left:
             continue
         if forms.is_formed_once([form_shapes(use) for use in uses], shape):

@@ -67,7 +67,7 @@ def _loop(eqn: Any, given: list[Any]) -> list[Any]:
 
 
 def _output(var: Any, made_by: dict[Any, Any]) -> _Output:
-    """Follows a stacked output back to the value that it shows; a literal is one of its own."""
+    """Follows a stacked output back to the value that it shows. A literal is not followed."""
     shaped_by: list[Any] = []
     while not isinstance(var, core.Literal) and var in made_by and made_by[var].primitive.name in _SHAPES:
         shaped_by.insert(0, made_by[var])

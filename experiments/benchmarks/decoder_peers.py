@@ -107,7 +107,7 @@ def in_jax(subject: Subject, examples: int) -> dict[str, Way]:
 
 
 def in_torch(subject: Subject, checkpoint: str) -> dict[str, Way]:
-    """Returns torch's plain sum and Opacus' sums by hooks and by ghost clipping, each on a model of its own."""
+    """Returns torch's plain sum and Opacus' sums by hooks and by ghost clipping, each on a separate model."""
     import torch
     from opacus.grad_sample import GradSampleModule, GradSampleModuleFastGradientClipping
     from opacus.optimizers import DPOptimizer, DPOptimizerFastGradientClipping

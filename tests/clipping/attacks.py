@@ -233,6 +233,6 @@ def right_or_refused(attack: Attack, ways=None, is_compiled: bool = True) -> Non
         if ways is None and found.startswith("refused"):
             break
         # Whether examples are apart is the loss's own: where the first way has tried it, only the other ways' arithmetic is left to judge.
-        # Gradients that cancel to zero are refused by some ways, and exact by those that form them.
+        # Gradients that cancel to zero are refused by ways that compare products, and exact by ways that form gradients.
         is_tried = found == "right" and "checked" not in attack.options and not attack.is_zero
         tried = {"checked": False} if is_tried else {}
