@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 
 from dpx.claim.agreement import METADATA
+from dpx.claim.seals import STATEMENT, read_statement
 from dpx.declaration import ConfigError, require
 
 Shapes = Mapping[str, tuple[int, ...]]
@@ -147,7 +148,8 @@ def _reading(file: Path) -> Iterator[None]:
 def require_no_known_release(asked: str, leaves: Leaves, outputs: Iterable[Path]) -> None:
     """Raises `ConfigError` if `leaves` hold a parameter that a run in one of the folders `outputs` trained and released.
 
-    A run that would release it if it won its search counts too.
+    A run that would release it if it won its search counts too, and a run that began from exactly these leaves does not: what it left
+    unchanged was known before it read its data.
     """
     held = {digest: path for path, digest in checksums(leaves).items()}
     places = ("*/release", "*/private/withheld", "studies/*/release/winner")
@@ -157,11 +159,22 @@ def require_no_known_release(asked: str, leaves: Leaves, outputs: Iterable[Path]
         # The folder of the run; for a search's winner or withheld weights, the folder that holds the weights.
         place = params.parents[1] if params.parent.name == "release" else params.parent
         run = place if place != params.parent else params.parents[2]
-        for path in known.get("trained", ()):
-            digest = (known.get("weights") or {}).get(path, "")
-            require(
-                digest not in held,
-                asked,
-                f"contains, as {held.get(digest)}, the array {path} that the run {run.name} released",
-                f"Begin from that run, so that its cost is included: init=run init.run={place}",
-            )
+        digests = {path: (known.get("weights") or {}).get(path, "") for path in known.get("trained", ())}
+        path = next((path for path, digest in digests.items() if digest in held), None)
+        if path is None or _first_weights(params.parent) == checksum(leaves):
+            continue
+        raise ConfigError(
+            asked,
+            f"contains, as {held[digests[path]]}, the array {path} that the run {run.name} released",
+            f"Begin from that run, so that its cost is included: init=run init.run={place}",
+        )
+
+
+def _first_weights(release: Path) -> str | None:
+    """Returns the checksum of the weights that a run began from, by its statement; `None` if no sound statement tells them."""
+    try:
+        statement = read_statement(release / STATEMENT)
+    except ConfigError:
+        return None
+    origins = getattr(getattr(statement, "init", None), "origins", ())
+    return getattr(origins[0], "weights", None) if origins else None

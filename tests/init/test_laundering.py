@@ -388,6 +388,21 @@ def test_released_weights_are_not_public_in_another_file(place, parent, weights,
         began(place, *public, f"init.file={saved(tmp_path / 'one.npz', one)}")
 
 
+def test_a_run_that_left_public_weights_as_they_were_does_not_bar_them(place, weights, tmp_path):
+    own = {path: leaf + 1 for path, leaf in weights.items()}
+    public = ("init=file", f"init.file={saved(tmp_path / 'bert.npz', own)}", "init.provenance=public")
+    path = place.train("still", *public, "lr_schedule.learning_rate=1e-30")
+    assert all(np.array_equal(leaf, own[name]) for name, leaf in by_path(dpx.load(path).params).items())
+    began(place, *public)
+    # Other weights with one of its arrays are not what it began from, and without its statement nobody knows what it began from.
+    file = saved(tmp_path / "one.npz", weights | {"embeddings/word": own["embeddings/word"]})
+    with pytest.raises(ConfigError, match="the array embeddings/word that the run still released"):
+        began(place, "init=file", f"init.file={file}", "init.provenance=public")
+    rewritten(path / "release" / "privacy.json", lambda document: document.update(guarantee="none"))
+    with pytest.raises(ConfigError, match="that the run still released"):
+        began(place, *public)
+
+
 @pytest.mark.parametrize(("kept", "name"), [("trial/private/withheld", "trial"), ("studies/search/release/winner", "search")])
 def test_weights_of_a_search_are_not_public_in_another_file(parent, tmp_path, kept, name):
     shutil.copytree(parent / "release", tmp_path / "outputs" / kept)
