@@ -112,70 +112,73 @@ def in_torch(subject: Subject, checkpoint: str) -> dict[str, Way]:
     from opacus.grad_sample import GradSampleModule, GradSampleModuleFastGradientClipping
     from opacus.optimizers import DPOptimizer, DPOptimizerFastGradientClipping
     from opacus.utils.fast_gradient_clipping_utils import DPTensorFastGradientClipping
+
+    torch.set_num_threads(len(os.sched_getaffinity(0)))
+    losses, written = torch_losses(subject), subject.written(subject.trained)
+    bare, hooked, ghostly = (torch_model(checkpoint, written) for _ in range(3))
+    hooks = GradSampleModule(hooked, batch_first=True, loss_reduction="sum")
+    ghost = GradSampleModuleFastGradientClipping(ghostly, batch_first=True, loss_reduction="sum", max_grad_norm=CLIPPING_NORM)
+
+    def plain() -> None:
+        bare.zero_grad()
+        losses(bare).sum().backward()
+
+    def by_ghost(optimizer: Any) -> None:
+        DPTensorFastGradientClipping(ghost, optimizer, losses(ghost), "sum").backward()
+
+    return {
+        "torch, plain": (plain, None),
+        "opacus_hooks": by_opacus(hooked, DPOptimizer, lambda _: losses(hooks).sum().backward()),
+        "opacus_ghost": by_opacus(ghostly, DPOptimizerFastGradientClipping, by_ghost),
+    }
+
+
+def torch_model(checkpoint: str, written: Any) -> Any:
+    """Returns transformers' model of the checkpoint with the adapters that dpx has written."""
+    import torch
     from peft import PeftModel
     from transformers import AutoModelForCausalLM
 
-    torch.set_num_threads(len(os.sched_getaffinity(0)))
+    with tempfile.TemporaryDirectory() as folder:
+        (Path(folder) / CONFIG).write_text(json.dumps(written.config))
+        save_file({name: np.ascontiguousarray(value) for name, value in written.tensors.items()}, Path(folder) / WEIGHTS)
+        base = AutoModelForCausalLM.from_pretrained(checkpoint, dtype=torch.float32)
+        return PeftModel.from_pretrained(base, folder, is_trainable=True).train()
+
+
+def torch_losses(subject: Subject) -> Callable[[Any], Any]:
+    """Returns the function of a module that gives the losses [B] of the subject's rows."""
+    import torch
+
     batch = {name: torch.tensor(np.asarray(value)) for name, value in subject.batch.items()}
     tokens_BT, label_BT, has_label_BT = batch["tokens"].long(), batch["labels"].long(), batch["has_label"]
     is_read_BT = torch.arange(tokens_BT.shape[1]) < batch["length"][:, None]
-    written = subject.written(subject.trained)
-
-    def model() -> Any:
-        with tempfile.TemporaryDirectory() as folder:
-            (Path(folder) / CONFIG).write_text(json.dumps(written.config))
-            save_file({name: np.ascontiguousarray(value) for name, value in written.tensors.items()}, Path(folder) / WEIGHTS)
-            base = AutoModelForCausalLM.from_pretrained(checkpoint, dtype=torch.float32)
-            return PeftModel.from_pretrained(base, folder, is_trainable=True).train()
 
     def losses(module: Any) -> Any:
         logits_BTV = module(input_ids=tokens_BT, attention_mask=is_read_BT.long(), use_cache=False).logits
         nats_BT = torch.nn.functional.cross_entropy(logits_BTV.transpose(1, 2), label_BT, reduction="none")
         return (nats_BT * has_label_BT).sum(1) / has_label_BT.sum(1)
 
-    def result(module: Any, gradient: str) -> Callable[[], dict[str, np.ndarray]]:
-        def named() -> dict[str, np.ndarray]:
-            trained = ((name, p) for name, p in module.named_parameters() if p.requires_grad)
-            return {name.replace(".default", ""): getattr(p, gradient).detach().numpy() for name, p in trained}
+    return losses
 
-        return named
 
-    def plain(module: Any) -> Way:
-        def run() -> None:
-            module.zero_grad()
-            losses(module).sum().backward()
+def by_opacus(module: Any, kind: Any, backward: Callable[[Any], None]) -> Way:
+    """Returns the clipped sum of an Opacus optimiser of this `kind`; `backward` is given the optimiser."""
+    import torch
 
-        return run, None
-
+    trained = {name: parameter for name, parameter in module.named_parameters() if parameter.requires_grad}
     options = {"noise_multiplier": 0.0, "max_grad_norm": CLIPPING_NORM, "expected_batch_size": None, "loss_reduction": "sum"}
+    optimizer = kind(torch.optim.SGD(trained.values(), lr=0.0), **options)
 
-    def opacus(module: Any, wrapped: Any, kind: Any, backward: Callable[[Any, Any], None]) -> Way:
-        trained = [p for p in module.parameters() if p.requires_grad]
-        optimizer = kind(torch.optim.SGD(trained, lr=0.0), **options)
+    def run() -> None:
+        for parameter in trained.values():
+            parameter.summed_grad = None
+        optimizer.zero_grad()
+        backward(optimizer)
+        optimizer.signal_skip_step(True)
+        optimizer.step()
 
-        def run() -> None:
-            for parameter in trained:
-                parameter.summed_grad = None
-            optimizer.zero_grad()
-            backward(wrapped, optimizer)
-            optimizer.signal_skip_step(True)
-            optimizer.step()
-
-        return run, result(module, "summed_grad")
-
-    hooked, ghostly = model(), model()
-    hooks = GradSampleModule(hooked, batch_first=True, loss_reduction="sum")
-    ghost = GradSampleModuleFastGradientClipping(ghostly, batch_first=True, loss_reduction="sum", max_grad_norm=CLIPPING_NORM)
-    return {
-        "torch, plain": plain(model()),
-        "opacus_hooks": opacus(hooked, hooks, DPOptimizer, lambda module, _: losses(module).sum().backward()),
-        "opacus_ghost": opacus(
-            ghostly,
-            ghost,
-            DPOptimizerFastGradientClipping,
-            lambda module, optimizer: DPTensorFastGradientClipping(module, optimizer, losses(module), "sum").backward(),
-        ),
-    }
+    return run, lambda: {name.replace(".default", ""): parameter.summed_grad.detach().numpy() for name, parameter in trained.items()}
 
 
 def main(checkpoint: str, examples: int, tokens: int, rounds: int) -> None:

@@ -394,7 +394,7 @@ def test_a_run_that_left_public_weights_as_they_were_does_not_bar_them(place, we
     path = place.train("still", *public, "lr_schedule.learning_rate=1e-30")
     assert all(np.array_equal(leaf, own[name]) for name, leaf in by_path(dpx.load(path).params).items())
     began(place, *public)
-    # Other weights with one of its arrays are not what it began from, and without its statement nobody knows what it began from.
+    # Other weights that hold one released array are refused. So are its first weights if its statement is not sound.
     file = saved(tmp_path / "one.npz", weights | {"embeddings/word": own["embeddings/word"]})
     with pytest.raises(ConfigError, match="the array embeddings/word that the run still released"):
         began(place, "init=file", f"init.file={file}", "init.provenance=public")
