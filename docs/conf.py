@@ -6,7 +6,7 @@ from docutils import nodes
 from sphinx.writers.html5 import HTML5Translator
 
 import dpx
-from dpx.report import document
+from dpx.pages import document
 
 project, author, copyright = "dpx", "The dpx developers", "The dpx developers, Apache-2.0"
 version = release = dpx.__version__

@@ -17,8 +17,8 @@ from dpx.data.tokenizer import of_vocabulary
 from dpx.data.vocabulary import SPECIAL_TOKENS
 from dpx.declaration import ConfigError
 from dpx.job.benchmark import require_installed
+from dpx.pages import pictures
 from dpx.picture import Picture
-from dpx.report import pictures
 
 
 @pytest.mark.parametrize(

@@ -27,9 +27,9 @@ from dpx.job.account import Account
 from dpx.job.explain import Explain
 from dpx.launch.resolvers import _hydra_files
 from dpx.launch.same_run import require_same_claim, require_same_run
+from dpx.pages import pictures
 from dpx.places import as_printed, without_places
 from dpx.privacy.chain import Chain
-from dpx.report import pictures
 from dpx.run_folder import RunFolder, Status
 from dpx.training.metrics import MetricsWriter
 from dpx.training.released import Released

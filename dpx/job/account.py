@@ -13,10 +13,10 @@ from dpx.claim.seals import STATEMENT
 from dpx.console import answer, wide_console
 from dpx.declaration import declaration, require
 from dpx.experiment import Experiment
+from dpx.pages import pictures
 from dpx.picture import Lines, Picture
 from dpx.privacy.segments import Segment, Segments
 from dpx.records import to_json
-from dpx.report import pictures
 from dpx.run_folder import RunFolder, write_json
 from dpx.table import Table
 from dpx.text_plot import text_plot

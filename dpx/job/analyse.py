@@ -5,7 +5,7 @@ from typing import Any
 from dpx.console import answer, wide_console
 from dpx.declaration import declaration, require
 from dpx.experiment import Experiment
-from dpx.report import pictures
+from dpx.pages import pictures
 from dpx.run_folder import RunFolder, write_json
 from dpx.table import Table
 

@@ -273,7 +273,7 @@ def experiment_file(best: Any, base: str, size: int, rate: float, experiment: Ex
 
 
 def _show(tables: list[Table], folder: RunFolder, about: dict[str, Any]) -> None:
-    from dpx.report import pictures
+    from dpx.pages import pictures
 
     folder.made_release()
     document = about | {"tables": [table.as_json() for table in tables]}

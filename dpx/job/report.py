@@ -52,8 +52,8 @@ class Report:
 
     def _all(self) -> None:
         """Makes the page of every paper, and the page of all their items."""
+        from dpx.pages.document import html
         from dpx.report import overview, page, paper
-        from dpx.report.document import html
 
         homes = sorted(path.parent for path in Path(self.evidence).glob("*/paper.yaml"))
         require(bool(homes), f"report.evidence={self.evidence}", "no folder in it has a paper.yaml", "Run the job in a checkout of dpx")
@@ -68,7 +68,8 @@ class Report:
 
     def _one(self, name: str) -> None:
         from dpx.benchmark import tables
-        from dpx.report import analyses, collect, page, paper, rows, run_page
+        from dpx.pages import run_page
+        from dpx.report import analyses, collect, page, paper, rows
 
         if name == "benchmarks":
             wide_console().print(f"{tables.write(Path(self.evidence) / name)} files into {self.evidence}/benchmarks/README.md")
@@ -117,7 +118,7 @@ def _addresses(folders: Mapping[str, Path], beside: Path) -> dict[str, str]:
 def _of_run(experiment: Experiment, folder: RunFolder) -> None:
     """Makes the page of a finished run."""
     from dpx.job.explain import Explain
-    from dpx.report import run_page
+    from dpx.pages import run_page
 
     run, (said, _) = run_page.read(folder.path), Explain().said(experiment, folder)
     _write_private(run_page.document(run, said.words, said.tables), folder)
@@ -126,7 +127,7 @@ def _of_run(experiment: Experiment, folder: RunFolder) -> None:
 def _of_several(named: Sequence[str], folder: RunFolder) -> None:
     """Makes the page of several finished runs."""
     from dpx import config
-    from dpx.report import run_page
+    from dpx.pages import run_page
 
     require(len(named) > 1, f"report.runs={list(named)}", "a comparison is of several runs", "Name two or more, or run=<folder> for one")
     chosen = [config.load(one)[1] for one in named]
@@ -134,7 +135,7 @@ def _of_several(named: Sequence[str], folder: RunFolder) -> None:
 
 
 def _write_private(document: Any, folder: RunFolder, linked: Mapping[str, Path] | None = None) -> None:
-    from dpx.report.document import html
+    from dpx.pages.document import html
 
     place = folder.made_private().parent / PAGE
     place.write_text(html(document, _addresses(linked or {}, place.parent)))
@@ -144,7 +145,7 @@ def _write_private(document: Any, folder: RunFolder, linked: Mapping[str, Path] 
 
 def _write(home: Path, document: Any, links: Mapping[str, str]) -> None:
     """Writes page.html with its links, README.md and figures/ of a document, and removes figures that the document does not have."""
-    from dpx.report.document import html, markdown, standalone
+    from dpx.pages.document import html, markdown, standalone
 
     figures = home / "figures"
     figures.mkdir(exist_ok=True)

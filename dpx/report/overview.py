@@ -4,8 +4,8 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
+from dpx.pages.document import Document, Section, grid
 from dpx.report import page, shape
-from dpx.report.document import Document, Section, grid
 from dpx.report.evidence import Evidence
 from dpx.report.paper import KINDS, Item, Paper
 from dpx.report.rows import Run

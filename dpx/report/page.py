@@ -9,9 +9,10 @@ from typing import Any
 
 from dpx.config import build, recipes
 from dpx.declaration import ConfigError, require
+from dpx.pages import pictures
+from dpx.pages.document import Document, Figure, Section, grid, items
 from dpx.picture import Lines, Picture
-from dpx.report import analyses, chains, pictures, privacy, rows, shape, stages
-from dpx.report.document import Document, Figure, Section, grid, items
+from dpx.report import analyses, chains, privacy, rows, shape, stages
 from dpx.report.evidence import Evidence, cell, column, drawn_tables, row_of
 from dpx.report.paper import KINDS, Item, Paper
 from dpx.report.rows import MARKS, Published, Run

@@ -2,9 +2,9 @@
 
 from collections.abc import Sequence
 
+from dpx.pages.document import grid
 from dpx.report import shape
 from dpx.report.chains import HELD_OUT
-from dpx.report.document import grid
 from dpx.report.privacy import bounds
 from dpx.report.rows import Run
 

@@ -8,9 +8,9 @@ import json
 import sys
 from pathlib import Path
 
+from dpx.pages import pictures
+from dpx.pages.document import standalone
 from dpx.picture import Lines, Picture
-from dpx.report import pictures
-from dpx.report.document import standalone
 from dpx.table import Table
 
 HERE = Path(__file__).parent

@@ -16,9 +16,9 @@ from dpx.declaration import ConfigError
 from dpx.job.account import Account
 from dpx.job.explain import Explain
 from dpx.job.released import Evaluate
+from dpx.pages import pictures
 from dpx.privacy.ledger import Ledger
 from dpx.randomness import RootSecret
-from dpx.report import pictures
 from dpx.run_folder import RunFolder
 from dpx.training import checkpoint, loop
 from dpx.training.checkpoint import Checkpoints

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from dpx.declaration import ConfigError
+from dpx.pages import pictures
 from dpx.papers.mckenna2025 import (
     allocation,
     billion_claim,
@@ -25,7 +26,6 @@ from dpx.papers.mckenna2025 import (
 from dpx.papers.mckenna2025.lab import Lab
 from dpx.privacy import closed_form
 from dpx.privacy.noise_batch_ratio import NoiseBatchRatio
-from dpx.report import pictures
 from dpx.scaling.noise import Calibration
 from dpx.scaling.optima import Optimum, optima
 from dpx.scaling.parametric import Fit, transformed

@@ -7,8 +7,9 @@ from pathlib import Path
 import pytest
 
 from dpx.declaration import ConfigError
-from dpx.report import overview, page, rows, run_page
-from dpx.report.document import html
+from dpx.pages import run_page
+from dpx.pages.document import html
+from dpx.report import overview, page, rows
 from dpx.table import Table
 from tests.report import made
 

@@ -11,8 +11,8 @@ from dpx import config
 from dpx.config import recipes
 from dpx.declaration import ConfigError
 from dpx.job.report import Report
+from dpx.pages.document import Document, Section, grid, html, items
 from dpx.report import page, rows
-from dpx.report.document import Document, Section, grid, html, items
 from dpx.report.evidence import Evidence
 from dpx.report.rows import Run
 from dpx.run_folder import RunFolder

@@ -10,12 +10,12 @@ import pytest
 from dpx import config
 from dpx.config import recipes
 from dpx.job.analyse import Analyse
+from dpx.pages import pictures
 from dpx.picture import Arrows, Cells, Lines, Picture
-from dpx.report import pictures
 from dpx.table import Table
 
 EVIDENCE = Path(__file__).resolve().parents[2] / "experiments"
-COMMITTED = sorted(path for path in EVIDENCE.glob("*/accounting/*") if path.is_dir())
+COMMITTED = sorted({path.parent for path in EVIDENCE.glob("*/accounting/*/*.svg")})
 # One of each page with pictures of more than one kind.
 QUICK = ("anil_accounting", "mckenna_fig4_vector_fields", "dpfp_prop1_noise_dimension")
 # Its arithmetic is an analysis beside the recipe that trains.

@@ -25,7 +25,7 @@ from .conftest import declare
 
 TOP = Path(dpx.__file__).parent.parent
 # Packages that show what ran, plan it or start it: they reach no sum.
-OUTSIDE = {"report", "papers", "job", "launch", "benchmark", "scaling", "docs", "generation"}
+OUTSIDE = {"report", "pages", "papers", "job", "launch", "benchmark", "scaling", "docs", "generation"}
 
 
 @pytest.fixture

@@ -8,9 +8,10 @@ from pathlib import Path
 from typing import Any
 
 from dpx.declaration import require
+from dpx.pages import pictures
+from dpx.pages.document import Document, Figure, Section, grid
 from dpx.picture import Lines, Picture
-from dpx.report import collect, pictures
-from dpx.report.document import Document, Figure, Section, grid
+from dpx.report import collect
 from dpx.report.rows import Run
 from dpx.table import Table
 

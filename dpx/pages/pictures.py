@@ -9,9 +9,9 @@ from typing import Any
 
 from dpx.declaration import ConfigError
 from dpx.extras import require_extra
+from dpx.pages.document import DASHES, INK, MARKERS, RULE, SERIES, SOFT, Figure, standalone, themed
 from dpx.picture import Arrows, Cells, Lines, Picture
 from dpx.places import as_printed
-from dpx.report.document import DASHES, INK, MARKERS, RULE, SERIES, SOFT, Figure, standalone, themed
 from dpx.report.shape import mean_curve
 from dpx.table import Table
 
