@@ -37,6 +37,11 @@ def is_narrow(x: Array) -> bool:
     return x.dtype == jnp.bfloat16
 
 
+def as_narrow_as(other: Array, x: Array) -> Array:
+    """Returns `x` rounded to bfloat16 where `other` has that type, so that their product runs on bfloat16 units; else `x` itself."""
+    return jax.lax.reduce_precision(x, exponent_bits=8, mantissa_bits=7).astype(jnp.bfloat16) if is_narrow(other) else x
+
+
 def cut(x: Float32[Array, "..."]) -> tuple[Array, Array]:
     """Returns (high, low), two bfloat16 arrays whose sum is `x` within 2^-16 of each number, and the smallest normal number.
 

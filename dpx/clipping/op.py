@@ -43,6 +43,8 @@ class Op:
     frozen: tuple[str, ...] = ()
     # Whether the norm is non-finite whenever the sum would be. If this is not certain, records are searched for non-finite numbers.
     norm_sees_all = False
+    # Whether autodiff keeps the inputs alone and computes the op again, where the op trains nothing.
+    is_recomputed = False
 
     def of_units(self, rows_per_unit: int) -> "Op":
         """Returns this op for units of that many rows; raises `ConfigError` if it has no rule for their joint gradient."""
@@ -96,6 +98,10 @@ class Op:
     def forward(self, leaves: Any, inputs: tuple) -> tuple[Any, Any]:
         """Returns (outputs, residuals). With bare parameters autodiff differentiates this function, so it must be differentiable."""
         raise NotImplementedError
+
+    def outputs(self, leaves: Any, inputs: tuple) -> Any:
+        """Returns the outputs of `forward`."""
+        return self.forward(leaves, inputs)[0]
 
     def input_cotangent(self, leaves: Any, residuals: Any, cotangent: Any) -> tuple[tuple, Any]:
         """Returns (cotangents of `inputs`, with None for integers; the record)."""

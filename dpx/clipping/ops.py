@@ -125,6 +125,7 @@ class Normalise(Formed):
     It is LayerNorm (`centred`) or RMSNorm, with or without a bias.
     """
 
+    is_recomputed = True
     eps: float
     centred: bool = True
     # What is added to the scale, where the parameter is the scale less a constant.

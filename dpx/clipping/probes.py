@@ -167,7 +167,8 @@ def apply(op: Op, leaves: Any, inputs: tuple, session: ProbeSession | None = Non
     """
     session = session_of(leaves) or session
     if session is None:
-        return op.forward(leaves, inputs)[0]
+        forward = jax.checkpoint(op.outputs, prevent_cse=False) if op.is_recomputed else op.outputs
+        return forward(leaves, inputs)
     op = op.of_units(session.rows_per_unit)
     values = jax.tree.map(lambda leaf: leaf.value if is_probed(leaf) else jnp.asarray(leaf), leaves, is_leaf=is_probed)
     named = tuple(leaf.path if is_probed(leaf) else None for leaf in jax.tree.leaves(leaves, is_leaf=is_probed))

@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array
 
-from dpx.clipping import forms, norms
+from dpx.clipping import forms, in_parts, norms
 from dpx.clipping.norms import rows
 from dpx.clipping.op import ByRow, Formed, Op
 from dpx.clipping.probes import apply, check
@@ -112,7 +112,7 @@ class Decode(Op):
         h_BMd = residuals
         g_BMd = jnp.einsum("bmv,vd->bmd", cotangent.astype(h_BMd.dtype), leaves["table"].astype(h_BMd.dtype))
         if self.trains("table"):
-            return (g_BMd,), {"h": self.tokens(h_BMd), "g": self.tokens(cotangent)}
+            return (g_BMd,), {"h": self.tokens(h_BMd), "g": self.tokens(in_parts.as_narrow_as(h_BMd, cotangent))}
         is_bias = "bias" in leaves and self.trains("bias")
         return (g_BMd,), {"bias": norms.at_least_float32(self.tokens(cotangent)).sum(1)} if is_bias else {}
 
@@ -128,7 +128,8 @@ class Decode(Op):
         if not self.trains("table"):
             return {"bias": jnp.tensordot(weights[1], record["bias"], 1, precision="highest")}
         g_BMV = record["g"]
-        summed = {"table": norms.product("bmv,bmd->dv", g_BMV, rows(weights[0], record["h"])).T}
+        product = in_parts.einsum if in_parts.is_narrow(g_BMV) else norms.product
+        summed = {"table": product("bmv,bmd->dv", g_BMV, rows(weights[0], record["h"])).T}
         if self.parts == 1 or not self.trains("bias"):
             return summed
         return summed | {"bias": norms.product("bmv,bm->v", g_BMV, jnp.broadcast_to(weights[1][:, None], g_BMV.shape[:2]))}

@@ -59,18 +59,15 @@ def published_flops(parameters: int, sequence_length: int) -> int:
     return 6 * parameters * sequence_length
 
 
-def by_type(
-    products: float, of_weights: float, of_table: float, dtype: Literal["float32", "bfloat16"], *, is_private: bool
-) -> Mapping[str, float]:
+def by_type(products: float, of_weights: float, dtype: Literal["float32", "bfloat16"], *, is_private: bool) -> Mapping[str, float]:
     """Returns the FLOPs of a step's matrix products by the type of their factors: bfloat16, float32, or float32_highest (full precision).
 
     A private step weights cotangents in float32. In a bfloat16 model it multiplies them in two parts of bfloat16, so that such a product
-    counts twice, and only the word table's in float32 (`dpx.clipping.in_parts`). The products of norms alone are not counted.
+    counts twice (`dpx.clipping.in_parts`). The products of norms alone are not counted.
 
     Args:
         products: FLOPs of all products, each counted once.
-        of_weights: Those that give gradients of trained matrices, the word table's included.
-        of_table: Those that give the gradient of a word table that decodes.
+        of_weights: Those that give gradients of trained matrices.
         dtype: The model's compute type.
         is_private: Whether gradients are clipped.
     """
@@ -78,4 +75,4 @@ def by_type(
         return {dtype: products}
     if dtype == "float32":
         return {"float32": products - of_weights, "float32_highest": of_weights}
-    return {"bfloat16": products + of_weights - 2 * of_table, "float32_highest": of_table}
+    return {"bfloat16": products + of_weights}

@@ -198,7 +198,7 @@ def work(experiment: Experiment, parameters: int, vocabulary: int, examples: int
     # The rule assumes that every parameter is trained.
     flops = published_flops(parameters, experiment.data.sequence_length) * rows * (exact / whole)
     hours = flops / mesh.flops_per_s / 3600
-    typed = _by_type(experiment, vocabulary, float(exact), float(whole), rows)
+    typed = _by_type(experiment, float(exact), float(whole))
     seconds = sum(own / mesh.rate(kind) for kind, own in typed.items())  # pyright: ignore[reportArgumentType]
     return {
         "steps": experiment.steps,
@@ -217,14 +217,11 @@ def work(experiment: Experiment, parameters: int, vocabulary: int, examples: int
     }
 
 
-def _by_type(experiment: Experiment, vocabulary: int, exact: float, whole: float, rows: int) -> dict[str, float]:
+def _by_type(experiment: Experiment, exact: float, whole: float) -> dict[str, float]:
     """Returns the FLOPs of a run's products by type (`dpx.cost.flops.by_type`); `exact` and `whole` are the results of `_products`."""
-    model, task = experiment.model, experiment.task
     # Forward pass, cotangents and weight gradients take a third each; what is frozen has no weight gradient.
     of_weights = whole / 3 if experiment.train.is_all else max(0.0, exact - 2 / 3 * whole)
-    decoded = task.masked_positions(experiment.data.sequence_length) if experiment.train.is_all else 0
-    of_table = min(of_weights, 2.0 * decoded * getattr(model, "width", 0) * vocabulary * rows)
-    return dict(by_type(exact, of_weights, of_table, model.dtype, is_private=experiment.mechanism.clips_gradients))
+    return dict(by_type(exact, of_weights, experiment.model.dtype, is_private=experiment.mechanism.clips_gradients))
 
 
 def _products(experiment: Experiment, vocabulary: int, drawn: int, protected: int) -> tuple[int, int]:

@@ -3,21 +3,25 @@
 The cotangent of the logits does not depend on other examples, so it is formed once, in the forward pass, and logits are not kept.
 It is kept in two factors, scale_BM * e_BMV: the scale is folded into h, which is hundreds of times smaller than e.
 
-B: examples, H: width, M: positions decoded, m: those of all examples, V: vocabulary.
+B: examples, H: width, M: positions decoded, N: those of a block, m: those of all examples, n: blocks, V: vocabulary.
 """
 
 import dataclasses
+import math
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 from jaxtyping import Array
 
-from dpx.clipping import forms, norms
+from dpx.clipping import forms, in_parts, norms
 from dpx.clipping.norms import rows
 from dpx.clipping.probes import Op, ProbeSession, apply
 from dpx.clipping.table_ops import Tie, is_in
 
 F32 = jnp.float32
+# The logits that a frozen head holds at once. Fewer would read the table more often than products of this size hide.
+BLOCK_BYTES = 2**26
 
 
 @dataclasses.dataclass(frozen=True)
@@ -41,25 +45,57 @@ class TokenLoss(Op):
         return 0 if path == "table" else 1
 
     def forward(self, leaves, inputs):
+        if not any(map(self.trains, leaves)):
+            return self._in_blocks(leaves, *inputs)
         h_BMH, label_BM, has_label_BM = inputs
-        dtype, at_least_f32 = h_BMH.dtype, jnp.promote_types(h_BMH.dtype, F32)
+        losses_B, correct_B, e_BMV, scale_BM = self._decoded(leaves, h_BMH, *_slots(leaves, h_BMH, label_BM, has_label_BM))
+        return (losses_B, correct_B), (h_BMH, in_parts.as_narrow_as(h_BMH, e_BMV), scale_BM)
+
+    def _decoded(self, leaves, h_BMH, label_BM, has_label_BM, weight_BM):
+        """Returns the result of `cross_entropy` for the logits of h."""
+        dtype, at_least_f32 = h_BMH.dtype, weight_BM.dtype
         h_mH = h_BMH.reshape(-1, h_BMH.shape[-1])
         logits_mV = jnp.einsum("mh,vh->mv", h_mH, leaves["table"].astype(dtype), preferred_element_type=at_least_f32)
-        tanh_mV = None
-        if self.cap is not None:
-            tanh_mV = jnp.tanh(logits_mV / self.cap)
-            logits_mV = self.cap * tanh_mV
-        losses_B, correct_B, e_BMV, scale_BM = cross_entropy(logits_mV, leaves.get("bias"), label_BM, has_label_BM)
-        if tanh_mV is not None:
-            e_BMV = e_BMV * (1 - jnp.square(tanh_mV)).reshape(e_BMV.shape)
-        return (losses_B, correct_B), (h_BMH, e_BMV, scale_BM)
+        if self.cap is None:
+            return cross_entropy(logits_mV, leaves.get("bias"), label_BM, has_label_BM, weight_BM)
+        tanh_mV = jnp.tanh(logits_mV / self.cap)
+        *results, e_BMV, scale_BM = cross_entropy(self.cap * tanh_mV, leaves.get("bias"), label_BM, has_label_BM, weight_BM)
+        return *results, e_BMV * (1 - jnp.square(tanh_mV)).reshape(e_BMV.shape), scale_BM
+
+    def _in_blocks(self, leaves, h_BMH, label_BM, has_label_BM):
+        """Returns what `forward` does for a frozen head, without the logits of all positions at once.
+
+        Nothing but the cotangent of h depends on e: it is formed for a block of positions, and the residual is that cotangent.
+        """
+        (B, M, H), V = h_BMH.shape, leaves["table"].shape[0]
+        given = h_BMH, *_slots(leaves, h_BMH, label_BM, has_label_BM)
+        blocks = math.ceil(M / max(1, BLOCK_BYTES // (given[-1].dtype.itemsize * B * V)))
+        wide = math.ceil(M / blocks)
+
+        def one(of_block):
+            losses_B, correct_B, e_BNV, scale_BN = self._decoded(leaves, *of_block)
+            return losses_B, correct_B, self._cotangent(leaves, h_BMH.dtype, e_BNV, scale_BN)
+
+        def cut(x_BM):
+            padded = jnp.pad(x_BM, ((0, 0), (0, blocks * wide - M), *((0, 0),) * (x_BM.ndim - 2)))
+            return jnp.moveaxis(padded.reshape(B, blocks, wide, *x_BM.shape[2:]), 1, 0)
+
+        losses_nB, correct_nB, g_nBNH = jax.lax.map(one, tuple(map(cut, given)))
+        g_BMH = jnp.moveaxis(g_nBNH, 0, 1).reshape(B, blocks * wide, H)[:, :M]
+        return (losses_nB.sum(0), correct_nB.sum(0)), (g_BMH,)
+
+    def _cotangent(self, leaves, dtype, e_BMV, scale_BM):
+        g_BMH = jnp.einsum("bmv,vh->bmh", e_BMV.astype(dtype), leaves["table"].astype(dtype), preferred_element_type=scale_BM.dtype)
+        return (g_BMH * scale_BM[:, :, None]).astype(dtype)
 
     def input_cotangent(self, leaves, residuals, cotangent):
+        if not any(map(self.trains, leaves)):
+            (g_BMH,) = residuals
+            return ((g_BMH * cotangent[0][:, None, None]).astype(g_BMH.dtype), None, None), {}
         h_BMH, e_BMV, scale_BM = residuals
-        dtype, scale_BM = h_BMH.dtype, scale_BM * cotangent[0][:, None]
-        g_h = jnp.einsum("bmv,vh->bmh", e_BMV.astype(dtype), leaves["table"].astype(dtype), preferred_element_type=scale_BM.dtype)
+        scale_BM = scale_BM * cotangent[0][:, None]
         record = self._record(leaves, h_BMH, e_BMV, scale_BM)
-        inputs = (g_h * scale_BM[:, :, None]).astype(dtype), None, None
+        inputs = self._cotangent(leaves, h_BMH.dtype, e_BMV, scale_BM), None, None
         return inputs, record | {"scale": scale_BM.reshape(record["e"].shape[:2])} if "e" in record else record
 
     def _record(self, leaves, h_BMH, e_BMV, scale_BM):
@@ -91,7 +127,8 @@ class TokenLoss(Op):
             return {"bias": jnp.tensordot(weights[1], record["bias"], 1, precision="highest")}
         e_mV, h_mH = record["e"].reshape(-1, record["e"].shape[-1]), rows(weights[0], record["h"]).reshape(-1, record["h"].shape[-1])
         # Transposed products read e in the order it lies in memory; the other order copies it whole.
-        summed = {"table": norms.product("mh,mv->hv", h_mH, e_mV).T}
+        product = in_parts.einsum if in_parts.is_narrow(e_mV) else norms.product
+        summed = {"table": product("mh,mv->hv", h_mH, e_mV).T}
         if self.parts == 1 or not self.trains("bias"):
             return summed
         return summed | {"bias": norms.product("m,mv->v", rows(weights[1], record["scale"]).reshape(-1), e_mV)}
@@ -124,18 +161,24 @@ def token_loss(
     return apply(TokenLoss(len(leaves), cap), leaves, (h_BMH, label_BM, has_label_BM), session)
 
 
-def cross_entropy(logits_mV: Array, bias_V: Array | None, label_BM: Array, has_label_BM: Array) -> tuple[Array, Array, Array, Array]:
+def _slots(leaves: Any, h_BMH: Array, label_BM: Array, has_label_BM: Array) -> tuple[Array, Array, Array]:
+    """Returns (labels, a mask of the positions whose label has a logit, the share of each such position in its example's mean)."""
+    has_label_BM = has_label_BM & is_in(label_BM, leaves["table"].shape[0])
+    weight_BM = has_label_BM.astype(jnp.promote_types(h_BMH.dtype, F32))
+    return label_BM, has_label_BM, weight_BM / jnp.maximum(weight_BM.sum(1, keepdims=True), 1)
+
+
+def cross_entropy(
+    logits_mV: Array, bias_V: Array | None, label_BM: Array, has_label_BM: Array, weight_BM: Array
+) -> tuple[Array, Array, Array, Array]:
     """Returns the loss of each example and its cotangent in two factors.
 
-    The result is (the mean loss over an example's masked positions [B], the number of right answers [B], e_BMV, scale_BM); the product of e
-    and scale is the cotangent of the logits.
+    The result is (the sum of the weighted losses of an example's positions [B], the number of right answers [B], e_BMV, scale_BM); the
+    product of e and scale is the cotangent of the logits.
 
     e is exp(logits - top), less its own sum at the label; both factors are finite whatever the logits are (the loss is not).
     """
     bias_V = jnp.zeros((), logits_mV.dtype) if bias_V is None else bias_V
-    has_label_BM = has_label_BM & is_in(label_BM, logits_mV.shape[-1])
-    weight_BM = has_label_BM.astype(logits_mV.dtype)
-    weight_BM = weight_BM / jnp.maximum(weight_BM.sum(1, keepdims=True), 1)
     label_m, row_m = jnp.clip(label_BM.reshape(-1), 0, logits_mV.shape[-1] - 1), jnp.arange(label_BM.size)
     top_m = (logits_mV + bias_V).max(-1)
     label_logit_m = logits_mV[row_m, label_m] + (bias_V[label_m] if bias_V.ndim else 0)

@@ -162,14 +162,15 @@ class RotaryDecoder(Transformer):
         They are what autodiff saves of the layers, the cotangents of trained `kernels`, and the logits (of a vocabulary of 0 words: none).
         """
         T, H, F, (of_queries, of_keys) = sequence_length, self.width, self.feed_forward, self._attention_widths
-        # Four of the width to a half (one before and three within its norm), eight of the activation and the gate, sines and cosines.
-        saved = 8 * H + 2 * of_queries + 2 * of_keys + 4 * self.head_dim + 8 * F
+        # Four of the width to a half (one before and three within its norm), the gate, what it is multiplied with and the product.
+        saved = 8 * H + 2 * of_queries + 2 * of_keys + 4 * self.head_dim + 3 * F
         cotangents = 2 * H + of_queries + 2 * of_keys + 2 * F if kernels else 0
-        # Of scores three numbers, and the quarter of one that says which are masked; cuDNN keeps none.
-        scores = 0 if self.attention == "cudnn" else 13 * self.heads * T * T // 4
+        # cuDNN keeps no scores.
+        scores = 0 if self.attention == "cudnn" else self.heads * T * T
         kept = layers * (T * (saved + cotangents) + scores)
         if self.rematerialize == "layers":
             # Inputs of layers and, of trained kernels, inputs (that of a half once for each map) and cotangents; of one layer the rest.
             inputs = 5 * H + of_queries + F if kernels else 0
             kept = layers * T * (H + inputs + cotangents) + T * saved + scores
-        return kept + T * (3 * H + 2 * vocabulary_size)
+        # Of the layer that runs, what lies between its gate and its product.
+        return kept + T * (3 * H + 2 * F + 2 * vocabulary_size)

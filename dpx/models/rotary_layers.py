@@ -6,6 +6,7 @@ B: examples, C: texts of an example, R: texts of all, T: tokens of an example, S
 vocabulary, N: query heads, G: key-value heads, Q: query heads that share one, D: numbers of a head.
 """
 
+import functools
 import math
 from typing import Any
 
@@ -23,6 +24,10 @@ from dpx.models.cache import places, seen
 from dpx.models.lora import adapted
 from dpx.models.modules import Dense, in_compute_dtype
 from dpx.models.rotary import RotaryDecoder
+
+# The backward pass keeps such a function's inputs and matrix products, and computes everything else again. Layers run in a loop, whose
+# forward and backward passes no compiler merges.
+_keeps_products = functools.partial(jax.checkpoint, prevent_cse=False, policy=jax.checkpoint_policies.dots_saveable, static_argnums=0)
 
 
 class RMSNorm(nn.Module):
@@ -92,8 +97,7 @@ class RotaryLayer(nn.Module):
 
         def fed_forward(x_BTH: Array) -> Array:
             gate_BTF, up_BTF = (projected(x_BTH, name, model.feed_forward) for name in ("gate", "up"))
-            activated = jax.nn.silu(gate_BTF) if model.activation == "silu" else jax.nn.gelu(gate_BTF, approximate=True)
-            return projected(activated * up_BTF, "down", model.width)
+            return projected(gated(model.activation, gate_BTF, up_BTF), "down", model.width)
 
         for name, half in (("attention", attended), ("feed_forward", fed_forward)):
             added_BTH = half(RMSNorm(model, name=f"{name}_norm")(x_BTH))
@@ -101,6 +105,14 @@ class RotaryLayer(nn.Module):
         return x_BTH, None
 
 
+@_keeps_products
+def gated(activation: str, gate_BTF: Array, up_BTF: Array) -> Array:
+    """Returns the activation of the gate, times the other projection."""
+    activated = jax.nn.silu(gate_BTF) if activation == "silu" else jax.nn.gelu(gate_BTF, approximate=True)
+    return activated * up_BTF
+
+
+@_keeps_products
 def attend(
     model: RotaryDecoder, q_RSND: Array, k_RUGD: Array, v_RUGD: Array, place: Array, length_R: Array, is_windowed: Array | None
 ) -> Float[Array, "R S d"]:

@@ -83,12 +83,15 @@ def test_programs_for_cpus_cost_what_is_written_of_them(size, sequence, examples
     assert ratio == pytest.approx(found, abs=6e-4)
 
 
-@pytest.mark.parametrize("size, sequence, kept_bytes", [("base", 128, 0), ("base", 512, 0), ("base", 512, 2**40)])
+@pytest.mark.parametrize(
+    "size, sequence, kept_bytes",
+    [("base", 128, 0), ("base", 512, 0), ("base", 512, 2**40), ("decoder_small", 128, 2**40), ("decoder_small", 512, 0)],
+)
 def test_a_step_in_bfloat16_multiplies_in_bfloat16(size, sequence, kept_bytes):
     """Products of float32 numbers do not run on the matrix units of accelerators."""
     subject, *arguments = shapes(size, sequence, 4, dtype="bfloat16")
     function = private(subject, kept_bytes=kept_bytes)
-    assert 0 < matmul_flops(function, *arguments, dtype=jnp.float32) < 0.02 * matmul_flops(function, *arguments)
+    assert 0 < matmul_flops(function, *arguments, dtype=jnp.float32) < 0.003 * matmul_flops(function, *arguments)
 
 
 def test_plain_products_are_the_formulas():
@@ -109,7 +112,7 @@ def test_two_backward_passes_cost_what_they_should():
 @pytest.mark.parametrize(
     "size, examples, most",
     [
-        ("tiny", 32, 0.80),
+        ("tiny", 32, 0.84),
         # All positions are decoded: logits and their cotangent, as wide as the vocabulary, are nearly all that either takes.
         pytest.param("decoder_tiny", 8, 1.0, marks=pytest.mark.slow),
         pytest.param("mini", 32, 0.75, marks=pytest.mark.slow),

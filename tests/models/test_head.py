@@ -1,11 +1,13 @@
 """The block of the head against the cross-entropy of written-out logits, at the edges of labels and slots."""
 
 import jax
+import jax.extend
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from dpx.models.fused_head import token_loss
+from dpx.models import fused_head
+from dpx.models.fused_head import TokenLoss, token_loss
 from dpx.task.losses import token_losses
 
 B, M, H, V = 4, 3, 5, 7
@@ -45,3 +47,30 @@ def test_a_word_is_right_where_no_other_has_a_larger_logit():
     table = jnp.zeros((V, H)).at[0].set(1.0)
     _, correct_B = jax.jit(token_loss)(np.zeros((1, 1), np.int32), np.ones((1, 1), bool), np.ones((1, 1, H), np.float32), table)
     assert correct_B.tolist() == [1.0]
+
+
+def _sizes(jaxpr):
+    """Yields the size of every array of a program that is as wide as the vocabulary."""
+    for eqn in jaxpr.eqns:
+        yield from (var.aval.size for var in eqn.outvars if var.aval.shape[-1:] == (V,))
+        for body in jax.extend.core.jaxprs_in_params(eqn.params):
+            yield from _sizes(body)
+
+
+@pytest.mark.parametrize("cap", [None, 2.0])
+@pytest.mark.parametrize("positions", [1, 2, 3])
+def test_a_frozen_head_holds_the_logits_of_a_block_and_gives_the_same(monkeypatch, positions, cap):
+    """Of three positions two are a block that does not divide them."""
+    monkeypatch.setattr(fused_head, "BLOCK_BYTES", positions * 4 * B * V)
+    leaves, inputs, g_B = {"table": TABLE, "bias": BIAS}, (H_BMH, LABEL_BM, IS_SLOT_BM), jnp.asarray([1.0, -0.5, 2.0, 3.0])
+
+    def run(frozen, leaves, inputs):
+        op = TokenLoss(2, cap).of_leaves(frozen)
+        outputs, residuals = op.forward(leaves, inputs)
+        (g_BMH, *_), record = op.input_cotangent(leaves, residuals, (g_B, jnp.zeros(B)))
+        return outputs, g_BMH, record
+
+    (*found, record), (*expected, _) = (jax.jit(run, static_argnums=0)(frozen, leaves, inputs) for frozen in (("table", "bias"), ()))
+    assert record == {}
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6), found, expected)
+    assert max(_sizes(jax.make_jaxpr(run, static_argnums=0)(("table", "bias"), leaves, inputs).jaxpr)) <= B * V * positions
