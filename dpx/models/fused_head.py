@@ -20,8 +20,9 @@ from dpx.clipping.probes import Op, ProbeSession, apply
 from dpx.clipping.table_ops import Tie, is_in
 
 F32 = jnp.float32
-# The logits that a frozen head holds at once. Fewer would read the table more often than products of this size hide.
-BLOCK_BYTES = 2**26
+# The logits that a frozen head holds at once: those of so many bytes, or of so many rows if that is more. An accelerator reads the table
+# once for each block, which products of fewer rows do not hide.
+BLOCK_BYTES, BLOCK_ROWS = 2**26, 256
 
 
 @dataclasses.dataclass(frozen=True)
@@ -69,7 +70,8 @@ class TokenLoss(Op):
         """
         (B, M, H), V = h_BMH.shape, leaves["table"].shape[0]
         given = h_BMH, *_slots(leaves, h_BMH, label_BM, has_label_BM)
-        blocks = math.ceil(M / max(1, BLOCK_BYTES // (given[-1].dtype.itemsize * B * V)))
+        rows = max(BLOCK_ROWS, BLOCK_BYTES // (given[-1].dtype.itemsize * V))
+        blocks = max(1, math.ceil(M / max(1, rows // max(1, B))))
         wide = math.ceil(M / blocks)
 
         def one(of_block):

@@ -39,7 +39,7 @@ def test_sums_and_norms_are_those_of_float64(rows_per_unit):
     gradient = dpx.clipped_grad(loss, clipping_norm=LIMIT, rows_per_unit=rows_per_unit)
     assert {cost.way for taken in gradient.explain(PARAMS, ROWS) for cost in taken.costs if cost.is_taken} == {"kept"}
     norms_U, units = true_norms(rows_per_unit)
-    found = gradient(PARAMS, ROWS)
+    found = jax.jit(gradient)(PARAMS, ROWS)
     np.testing.assert_allclose(found.norms, norms_U, rtol=1e-5)
     factor_U = np.minimum(1, LIMIT * (1 - MARGINS["float32"]) / norms_U)
     assert factor_U.min() < 1
@@ -51,7 +51,7 @@ def test_padding_and_rows_that_are_not_finite_contribute_nothing():
     poisoned = ROWS | {"x": ROWS["x"].at[1].set(jnp.nan).at[4, 3].set(jnp.inf)}
     is_padding = jnp.arange(B) == 4
     for kept_bytes in (1 << 20, 0):
-        gradient = dpx.clipped_grad(loss, clipping_norm=LIMIT, kept_bytes=kept_bytes)
+        gradient = jax.jit(dpx.clipped_grad(loss, clipping_norm=LIMIT, kept_bytes=kept_bytes))
         found = gradient(PARAMS, poisoned, is_padding=is_padding)
         assert np.asarray(found.is_counted).tolist() == [True, False, True, True, False, True]
         rest = gradient(PARAMS, jax.tree.map(lambda leaf: leaf[np.array([0, 2, 3, 5])], ROWS))

@@ -62,6 +62,7 @@ def _sizes(jaxpr):
 def test_a_frozen_head_holds_the_logits_of_a_block_and_gives_the_same(monkeypatch, positions, cap):
     """Of three positions two are a block that does not divide them."""
     monkeypatch.setattr(fused_head, "BLOCK_BYTES", positions * 4 * B * V)
+    monkeypatch.setattr(fused_head, "BLOCK_ROWS", 1)
     leaves, inputs, g_B = {"table": TABLE, "bias": BIAS}, (H_BMH, LABEL_BM, IS_SLOT_BM), jnp.asarray([1.0, -0.5, 2.0, 3.0])
 
     def run(frozen, leaves, inputs):

@@ -365,6 +365,8 @@ def test_vectors_that_are_others_now_meet_no_key_that_was_used(data, tmp_path, m
     assert len({tag for tag, _ in used}) == 1 and {step for _, step in used} == {3, 4, 5}
 
 
+# tests/privacy/test_dp_fp_claim.py holds such an account without two more runs.
+@pytest.mark.slow
 def test_a_parent_whose_rows_were_protected_whole_is_charged_for_their_texts(data, tmp_path):
     """With the same rows, dp_sgd before and dp_fp after: what both released of a row's text, and nothing of its label."""
     noised = [one for one in FP if not one.startswith("seed")]

@@ -174,7 +174,7 @@ AUDITED = ("audit=canaries", "audit.gradients=300", "audit.sequences=4", "audit.
 
 @pytest.mark.parametrize(
     "options",
-    [pytest.param(QUANTILE, marks=SLOW), UNITS, pytest.param(AUDITED, marks=SLOW)],
+    [pytest.param(QUANTILE, marks=SLOW), pytest.param(UNITS, marks=SLOW), pytest.param(AUDITED, marks=SLOW)],
     ids=["quantile_bfloat16", "units_per_layer", "canaries"],
 )
 def test_with_every_other_part_a_run_is_charged_as_dp_sgd_is(data, tmp_path, options):
