@@ -165,8 +165,8 @@ class RotaryDecoder(Transformer):
         # Four of the width to a half (one before and three within its norm), the gate, what it is multiplied with and the product.
         saved = 8 * H + 2 * of_queries + 2 * of_keys + 4 * self.head_dim + 3 * F
         cotangents = 2 * H + of_queries + 2 * of_keys + 2 * F if kernels else 0
-        # cuDNN keeps no scores.
-        scores = 0 if self.attention == "cudnn" else self.heads * T * T
+        # The formula keeps scores; `xla` also what is made of them, and the quarter of a number that says which are masked.
+        scores = {"explicit": 4, "xla": 13, "cudnn": 0}[self.attention] * self.heads * T * T // 4
         kept = layers * (T * (saved + cotangents) + scores)
         if self.rematerialize == "layers":
             # Inputs of layers and, of trained kernels, inputs (that of a half once for each map) and cotangents; of one layer the rest.

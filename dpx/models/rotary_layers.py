@@ -112,7 +112,6 @@ def gated(activation: str, gate_BTF: Array, up_BTF: Array) -> Array:
     return activated * up_BTF
 
 
-@_keeps_products
 def attend(
     model: RotaryDecoder, q_RSND: Array, k_RUGD: Array, v_RUGD: Array, place: Array, length_R: Array, is_windowed: Array | None
 ) -> Float[Array, "R S d"]:
@@ -120,12 +119,20 @@ def attend(
 
     A token sees itself and the tokens before it, if `is_windowed` those within the model's window.
     """
+    if model.attention == "explicit":
+        return _attended(model, q_RSND, k_RUGD, v_RUGD, place, length_R, is_windowed)
+    options = {"scale": model.query_scale, "is_causal": True, "implementation": model.attention}
+    context_RSND = jax.nn.dot_product_attention(q_RSND, k_RUGD, v_RUGD, key_value_seq_lengths=length_R.astype(jnp.int32), **options)
+    return context_RSND.reshape(*q_RSND.shape[:2], -1)
+
+
+@_keeps_products
+def _attended(
+    model: RotaryDecoder, q_RSND: Array, k_RUGD: Array, v_RUGD: Array, place: Array, length_R: Array, is_windowed: Array | None
+) -> Float[Array, "R S d"]:
+    """Returns the context by the formula."""
     R, S, _, D = q_RSND.shape
     G = k_RUGD.shape[2]
-    if model.attention != "explicit":
-        options = {"scale": model.query_scale, "is_causal": True, "implementation": model.attention}
-        lengths = length_R.astype(jnp.int32)
-        return jax.nn.dot_product_attention(q_RSND, k_RUGD, v_RUGD, key_value_seq_lengths=lengths, **options).reshape(R, S, -1)
     at_least_f32 = jnp.promote_types(q_RSND.dtype, jnp.float32)
     scores_RGQSU = (
         jnp.einsum("rsgqd,rugd->rgqsu", q_RSND.reshape(R, S, G, -1, D), k_RUGD, preferred_element_type=at_least_f32) * model.query_scale
