@@ -94,6 +94,17 @@ def test_a_microbatch_takes_at_most_what_is_planned(method, least):
     assert least < found / (expected.microbatch - expected.accumulator) < 1.15
 
 
+def test_a_step_in_bfloat16_multiplies_in_bfloat16():
+    sizes = {"layers": 4, "width": 768, "heads": 12, "key_value_heads": 4, "head_dim": 64, "feed_forward": 2048, "positions": 128}
+    of = objective(dataclasses.replace(SMALL, **sizes, dtype="bfloat16"), CAUSAL, 32_000, SPECIAL)
+
+    def summed(params, batch):
+        return dpx.clipped_sum(of.losses, params, batch, weights=flat_weights(1.0), checked=False).total
+
+    arguments = jax.eval_shape(of.init, KEY), _batch(of, 4, 128)
+    assert 0 < matmul_flops(summed, *arguments, dtype=jnp.float32) < 0.01 * matmul_flops(summed, *arguments)
+
+
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
