@@ -140,7 +140,8 @@ def test_peft_computes_the_same_logits(name: str, tmp_path: Path):
     of = objective(trained.model, trained.task, VOCABULARY, SPECIAL)
     params = jax.tree.map(jnp.asarray, nested(trained.leaves))
     if is_lm:
-        batch = of.batch(jnp.zeros(2, jnp.uint32), {**rows, "record": np.arange(3)})
+        # A text with a second segment would have that one, a completion, as its only target.
+        batch = of.batch(jnp.zeros(2, jnp.uint32), {**rows, "segment_start": rows["length"], "record": np.arange(3)})
         log_p = torch.log_softmax(torch.tensor(theirs), -1).numpy()[:, :-1]
         of_next = np.take_along_axis(log_p, rows["tokens"][:, 1:, None], -1)[..., 0]
         is_asked = np.arange(1, rows["tokens"].shape[1]) < length
