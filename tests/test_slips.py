@@ -1,10 +1,13 @@
 """Keys, options and values as other libraries write them: each is refused with the line that works here."""
 
+import ast
 import json
+import re
 from pathlib import Path
 
 import pytest
 
+import dpx
 from dpx import config
 from dpx.config import recipes
 from dpx.config.command_line import as_refused
@@ -127,3 +130,14 @@ def test_a_column_of_plain_text_is_refused(tmp_path: Path, key: str) -> None:
     experiment = composed("data=text", f"data.source.paths={tmp_path / 'a.txt'}", f"data.source.{key}=body")[0]
     with pytest.raises(ConfigError, match=f"data.source.{key}=body: .*a.txt is plain text, which has no fields"):
         prepare(experiment.data, experiment.privacy)
+
+
+def test_no_refusal_shows_a_name_in_braces_where_its_value_belongs():
+    """A text of `require` or `ConfigError` with a name in braces lacks the f before it; one that speaks of braces means them."""
+    found = []
+    for path in Path(dpx.__file__).parent.rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.Call) and getattr(node.func, "id", None) in ("require", "ConfigError"):
+                texts = [one.value for one in node.args if isinstance(one, ast.Constant) and isinstance(one.value, str)]
+                found += [f"{path.name}:{node.lineno}: {text}" for text in texts if re.search(r"\{[a-z]", text) and "braces" not in text]
+    assert found == []

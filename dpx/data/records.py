@@ -119,7 +119,7 @@ class TextColumns:
 def _listed(where: str, record: Mapping[str, Any], field: str, count: int | None) -> list[str]:
     value = value_of(where, record, field)
     is_list = isinstance(value, list) and len(value) == count and all(isinstance(one, str) and one.strip() for one in value)
-    require(is_list, where, f"does not have {count} texts under {field!r}", "Give every row {count} texts that are not empty")
+    require(is_list, where, f"does not have {count} texts under {field!r}", f"Give every row {count} texts that are not empty")
     for one in value:
         require_characters(where, one)
     return value

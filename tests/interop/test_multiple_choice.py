@@ -100,7 +100,7 @@ def test_it_is_planned_trained_and_measured(root: Path, run: Path):
     results, stated = (json.loads((run / place).read_text()) for place in ("private/results.json", "release/privacy.json"))
     assert stated["guarantee"] == "dp" and any("5 labels was declared" in line for line in stated["assumptions"])
     assert results["heldout"].keys() == {"loss", "accuracy", "macro_f1", "micro_f1", "matthews"}
-    assert results["baselines"].keys() == {"most_frequent_choice", "untrained"}
+    assert results["baselines"].keys() == {"most_frequent_choice", "start", "untrained"}
     of_run(run, "dpx.job.released.Evaluate")
     again = json.loads((run / "private" / "evaluation.json").read_text())
     assert again["accuracy"] == results["heldout"]["accuracy"]
