@@ -73,7 +73,7 @@ def test_help_and_list_name_its_options(site, tmp_path):
     assert done.returncode == 0, done.stderr
     listed, _, helped = done.stdout.partition("dpx trains")
     assert "pond" in listed and "0.3.1" in listed and "sampler=coins" in listed
-    assert "dpx_pond 0.3.1: " in helped and "every_other" in helped.partition("task:")[2].splitlines()[0]
+    assert "dpx_pond 0.3.1: " in helped and "every_other" in helped.partition("\ntask:")[2].partition("\n\n")[0]
 
 
 def test_a_target_of_an_unlisted_package_is_refused_before_it_is_imported(tmp_path):
