@@ -165,7 +165,7 @@ class RotaryDecoder(Transformer):
         # Four of the width to a half (one before and three within its norm), the gate, what it is multiplied with and the product.
         saved = 8 * H + 2 * of_queries + 2 * of_keys + 4 * self.head_dim + 3 * F
         cotangents = 2 * H + of_queries + 2 * of_keys + 2 * F if kernels else 0
-        # The formula keeps scores; `xla` also what is made of them, and the quarter of a number that says which are masked.
+        # The formula keeps scores alone; `xla` also keeps probabilities, and a mask, which takes a quarter of a number.
         scores = {"explicit": 4, "xla": 13, "cudnn": 0}[self.attention] * self.heads * T * T // 4
         kept = layers * (T * (saved + cotangents) + scores)
         if self.rematerialize == "layers":
