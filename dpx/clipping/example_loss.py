@@ -224,7 +224,7 @@ def _tuples(dimensions: Any) -> Any:
 def _of_one(op: Op, leaves: Any, inputs: tuple) -> Any:
     """Returns an op's output for one example, computed as a batch of one."""
     batch = tuple(x[None] for x in inputs) or (jnp.zeros((1,)),)
-    return op.forward(leaves, batch)[0][0]
+    return op.outputs(leaves, batch)[0]
 
 
 one_p = Primitive("dpx_op_of_one_example")

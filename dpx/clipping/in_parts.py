@@ -39,15 +39,20 @@ def is_narrow(x: Array) -> bool:
 
 def as_narrow_as(other: Array, x: Array) -> Array:
     """Returns `x` rounded to bfloat16 where `other` has that type, so that their product runs on bfloat16 units; else `x` itself."""
-    return jax.lax.reduce_precision(x, exponent_bits=8, mantissa_bits=7).astype(jnp.bfloat16) if is_narrow(other) else x
+    return _rounded(x).astype(jnp.bfloat16) if is_narrow(other) else x
+
+
+def _rounded(x: Array) -> Array:
+    """Returns `x` rounded to a number of bfloat16, in its own type.
+
+    A pair of conversions may be taken out by the compiler.
+    """
+    return jax.lax.reduce_precision(x, exponent_bits=8, mantissa_bits=7)
 
 
 def cut(x: Float32[Array, "..."]) -> tuple[Array, Array]:
-    """Returns (high, low), two bfloat16 arrays whose sum is `x` within 2^-16 of each number, and the smallest normal number.
-
-    `reduce_precision` rounds; a pair of conversions may be taken out by the compiler, which then finds no rest.
-    """
-    high = jax.lax.reduce_precision(x, exponent_bits=8, mantissa_bits=7)
+    """Returns (high, low), two bfloat16 arrays whose sum is `x` within 2^-16 of each number, and the smallest normal number."""
+    high = _rounded(x)
     return high.astype(jnp.bfloat16), (x - high).astype(jnp.bfloat16)
 
 

@@ -55,6 +55,11 @@ def product(equation: str, a: Array, b: Array) -> Array:
     return jnp.einsum(equation, a, b, precision="highest", preferred_element_type=accumulated)
 
 
+def weighted_product(equation: str, a: Array, b: Array) -> Array:
+    """Computes `product` of arrays of which one is multiplied by clip weights: in bfloat16 parts if the other one is narrow."""
+    return (in_parts.einsum if in_parts.is_narrow(a) or in_parts.is_narrow(b) else product)(equation, a, b)
+
+
 def blocks(tokens: int) -> int:
     """Returns the number n of blocks into which symmetric products are cut: the work is (n+1)/2n of the whole square."""
     return 8 if tokens >= 256 else 4 if tokens >= 64 else 1

@@ -125,7 +125,6 @@ class Normalise(Formed):
     It is LayerNorm (`centred`) or RMSNorm, with or without a bias.
     """
 
-    is_recomputed = True
     eps: float
     centred: bool = True
     # What is added to the scale, where the parameter is the scale less a constant.
@@ -133,6 +132,11 @@ class Normalise(Formed):
     name: str = "layer_norm"
     rows_per_unit: int = 1
     frozen: tuple[str, ...] = ()
+
+    @property
+    def is_recomputed(self):
+        # Private steps of BERT are compared with autodiff, whose LayerNorm stays as autodiff makes it.
+        return not self.centred
 
     def forward(self, leaves, inputs):
         x = norms.at_least_float32(inputs[0])

@@ -26,7 +26,7 @@ def run(op: Op, kind: Pass, values: Any, inputs: tuple, tap: Any, sums: tuple) -
 
     `sums` has one array for each leaf, or None for a leaf that is not trained or whose sum is not needed.
     """
-    return op.forward(values, inputs)[0]
+    return op.outputs(values, inputs)
 
 
 def _forward(op: Op, kind: Pass, values: Any, inputs: tuple, tap: Any, sums: tuple) -> Any:

@@ -179,7 +179,7 @@ def apply(op: Op, leaves: Any, inputs: tuple, session: ProbeSession | None = Non
 def bound(op: Op, values: Any, named: tuple[str | None, ...], inputs: tuple) -> Any:
     """Returns the op's outputs, marked in the program; `values` are its leaves, and `named` says which parameters they are."""
     flat, tree = jax.tree.flatten((values, inputs))
-    outputs, out_tree = jax.tree.flatten(jax.eval_shape(lambda given: op.forward(*given)[0], (values, inputs)))
+    outputs, out_tree = jax.tree.flatten(jax.eval_shape(op.outputs, values, inputs))
     results = op_p.bind(*flat, op=op, tree=tree, named=named, outputs=tuple(outputs))
     return jax.tree.unflatten(out_tree, results)
 

@@ -128,8 +128,7 @@ class Decode(Op):
         if not self.trains("table"):
             return {"bias": jnp.tensordot(weights[1], record["bias"], 1, precision="highest")}
         g_BMV = record["g"]
-        product = in_parts.einsum if in_parts.is_narrow(g_BMV) else norms.product
-        summed = {"table": product("bmv,bmd->dv", g_BMV, rows(weights[0], record["h"])).T}
+        summed = {"table": norms.weighted_product("bmv,bmd->dv", g_BMV, rows(weights[0], record["h"])).T}
         if self.parts == 1 or not self.trains("bias"):
             return summed
         return summed | {"bias": norms.product("bmv,bm->v", g_BMV, jnp.broadcast_to(weights[1][:, None], g_BMV.shape[:2]))}

@@ -129,8 +129,7 @@ class TokenLoss(Op):
             return {"bias": jnp.tensordot(weights[1], record["bias"], 1, precision="highest")}
         e_mV, h_mH = record["e"].reshape(-1, record["e"].shape[-1]), rows(weights[0], record["h"]).reshape(-1, record["h"].shape[-1])
         # Transposed products read e in the order it lies in memory; the other order copies it whole.
-        product = in_parts.einsum if in_parts.is_narrow(e_mV) else norms.product
-        summed = {"table": product("mh,mv->hv", h_mH, e_mV).T}
+        summed = {"table": norms.weighted_product("mh,mv->hv", h_mH, e_mV).T}
         if self.parts == 1 or not self.trains("bias"):
             return summed
         return summed | {"bias": norms.product("m,mv->v", rows(weights[1], record["scale"]).reshape(-1), e_mV)}

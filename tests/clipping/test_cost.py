@@ -112,7 +112,7 @@ def test_two_backward_passes_cost_what_they_should():
 @pytest.mark.parametrize(
     "size, examples, most",
     [
-        ("tiny", 32, 0.84),
+        ("tiny", 32, 0.80),
         # All positions are decoded: logits and their cotangent, as wide as the vocabulary, are nearly all that either takes.
         pytest.param("decoder_tiny", 8, 1.0, marks=pytest.mark.slow),
         pytest.param("mini", 32, 0.75, marks=pytest.mark.slow),

@@ -10,8 +10,10 @@ import dpx
 from dpx.clipping.frozen import merged
 from dpx.cost.traced import matmul_flops, temporary_bytes
 from dpx.models import trainable
+from dpx.models.fused_head import BLOCK_BYTES
 from dpx.models.lora import add_adapters
-from tests.clipping.test_cost import WEIGHTS, shapes
+from tests.clipping.test_cost import VOCABULARY, WEIGHTS, shapes
+from tests.models.test_head import sizes
 
 SELECTIONS = {
     "bias": trainable.BIAS,
@@ -65,6 +67,17 @@ def test_frozen_parameters_cost_no_products():
         private, _, arguments = subject("base", selection)
         costs[selection] = matmul_flops(private, *arguments) / whole
     assert costs["last_layer"] < 0.37 and costs["bias"] < 0.68
+
+
+def test_logits_of_a_microbatch_are_never_held_where_the_head_is_frozen():
+    def largest(step, *arguments):
+        return max(sizes(jax.make_jaxpr(step)(*arguments).jaxpr, VOCABULARY))
+
+    private, _, arguments = subject("decoder_tiny", "lora")
+    assert BLOCK_BYTES // 8 < largest(private, *arguments) <= BLOCK_BYTES // 4
+    of, params, batch = shapes("decoder_tiny", 128, 32)
+    trains_all = lambda params, batch: dpx.clipped_sum(of.losses, params, batch, weights=WEIGHTS, checked=False)  # noqa: E731
+    assert largest(trains_all, params, batch) == 32 * 128 * VOCABULARY
 
 
 @pytest.mark.slow

@@ -49,12 +49,12 @@ def test_a_word_is_right_where_no_other_has_a_larger_logit():
     assert correct_B.tolist() == [1.0]
 
 
-def _sizes(jaxpr):
-    """Yields the size of every array of a program that is as wide as the vocabulary."""
+def sizes(jaxpr, width):
+    """Yields the size of every array of a program that has rows of this width."""
     for eqn in jaxpr.eqns:
-        yield from (var.aval.size for var in eqn.outvars if var.aval.shape[-1:] == (V,))
+        yield from (var.aval.size for var in eqn.outvars if var.aval.shape[-1:] == (width,))
         for body in jax.extend.core.jaxprs_in_params(eqn.params):
-            yield from _sizes(body)
+            yield from sizes(body, width)
 
 
 @pytest.mark.parametrize("cap", [None, 2.0])
@@ -74,4 +74,4 @@ def test_a_frozen_head_holds_the_logits_of_a_block_and_gives_the_same(monkeypatc
     (*found, record), (*expected, _) = (jax.jit(run, static_argnums=0)(frozen, leaves, inputs) for frozen in (("table", "bias"), ()))
     assert record == {}
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6), found, expected)
-    assert max(_sizes(jax.make_jaxpr(run, static_argnums=0)(("table", "bias"), leaves, inputs).jaxpr)) <= B * V * positions
+    assert max(sizes(jax.make_jaxpr(run, static_argnums=0)(("table", "bias"), leaves, inputs).jaxpr, V)) <= B * V * positions

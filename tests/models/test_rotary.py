@@ -105,6 +105,16 @@ def test_a_step_in_bfloat16_multiplies_in_bfloat16():
     assert 0 < matmul_flops(summed, *arguments, dtype=jnp.float32) < 0.01 * matmul_flops(summed, *arguments)
 
 
+def test_only_attention_by_the_formula_is_computed_again():
+    """Of its fused product, cuDNN's or XLA's, the backward pass needs what a second forward pass would give."""
+
+    def again(attention):
+        of = objective(dataclasses.replace(SMALL, attention=attention), CAUSAL, WORDS, SPECIAL)
+        return str(jax.make_jaxpr(of.losses)(jax.eval_shape(of.init, KEY), _batch(of, 2, 8))).count("prevent_cse=")
+
+    assert again("explicit") == again("xla") + 1 > 1
+
+
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
