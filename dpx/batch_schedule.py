@@ -19,6 +19,11 @@ class Constant:
     def __post_init__(self) -> None:
         require(self.size > 0, f"batch_schedule.size={self.size}", "a batch needs at least one example", "Give a positive size")
 
+    @property
+    def settles_at(self) -> int:
+        """The first step from which on the size stays the same."""
+        return 0
+
     def at(self, step: int) -> int:
         del step
         return self.size
@@ -53,6 +58,11 @@ class Staged:
             "a stage lasts at least one step",
             "Give a positive number",
         )
+
+    @property
+    def settles_at(self) -> int:
+        """The same as `Constant.settles_at`, for these settings."""
+        return self.stage_steps * (len(self.sizes) - 1)
 
     def at(self, step: int) -> int:
         return self.sizes[min(step // self.stage_steps, len(self.sizes) - 1)]
@@ -89,6 +99,11 @@ class Linear:
             self.ramp_steps > 0, f"batch_schedule.ramp_steps={self.ramp_steps}", "a ramp lasts at least one step", "Give a positive number"
         )
 
+    @property
+    def settles_at(self) -> int:
+        """The same as `Constant.settles_at`, for these settings."""
+        return self.ramp_steps
+
     def at(self, step: int) -> int:
         if step >= self.ramp_steps:
             return self.end
@@ -104,4 +119,7 @@ BatchSchedule = Constant | Staged | Linear
 
 def stages(schedule: BatchSchedule, steps: int) -> tuple[tuple[int, int], ...]:
     """Returns the pairs (expected batch size, consecutive steps) of a run of `steps` steps; equal neighbours are merged."""
-    return tuple((size, len(list(equal))) for size, equal in itertools.groupby(map(schedule.at, range(steps))))
+    settled = min(schedule.settles_at, steps)
+    sizes = [(schedule.at(step), 1) for step in range(settled)]
+    sizes += [(schedule.at(settled), steps - settled)] if steps > settled else []
+    return tuple((size, sum(count for _, count in equal)) for size, equal in itertools.groupby(sizes, lambda pair: pair[0]))

@@ -1,5 +1,7 @@
 """Batch schedules: the paper's sizes, and the savings they give (anil2021, section (e) 1)."""
 
+import itertools
+
 import pytest
 
 from dpx.batch_schedule import Constant, Linear, Staged, stages
@@ -20,6 +22,13 @@ def test_stages_merge_equal_neighbours_and_cover_every_step():
     assert stages(LITERAL, 20_000) == ((262144, 1875), (458752, 1875), (655360, 1875), (851968, 1875), (1048576, 12500))
     assert stages(Constant(size=5), 3) == ((5, 3),)
     assert stages(LITERAL, 2000) == ((262144, 1875), (458752, 125))
+
+
+@pytest.mark.parametrize("steps", [0, 1, 3, 4, 5, 6, 9])
+@pytest.mark.parametrize("schedule", [Constant(size=5), Staged(sizes=[2, 2, 7], stage_steps=2), Linear(start=1, end=6, ramp_steps=5)])
+def test_stages_are_the_sizes_of_all_steps(schedule, steps):
+    assert [size for size, count in stages(schedule, steps) for _ in range(count)] == [schedule.at(step) for step in range(steps)]
+    assert all(before[0] != after[0] for before, after in itertools.pairwise(stages(schedule, steps)))
 
 
 def test_a_batch_of_nothing_is_refused():

@@ -6,20 +6,21 @@ from collections import Counter
 from pathlib import Path
 from typing import Literal
 
-from rich.progress import track
 from rich.table import Table
 
 from dpx import config, packages
 from dpx.config import recipes, reference
 from dpx.config.command_line import as_refused
-from dpx.console import Console, answer, duration, wide_console
+from dpx.console import Console, answer, duration, progress_console, wide_console
 from dpx.declaration import ConfigError, declaration, require
 from dpx.experiment import Experiment
+from dpx.interruption import Interrupted
 from dpx.job import chain_plan
 from dpx.job.plan import Plan
-from dpx.job.plan_records import AnalysisPlan, ChainPlan, PlanDocument
+from dpx.job.plan_records import AnalysisPlan, ChainPlan, PlanDocument, RunPlan
 from dpx.job.summary import Summary, runs_in
 from dpx.places import as_printed
+from dpx.privacy import cache
 from dpx.records import described, record, to_json
 from dpx.run_folder import RunFolder, write_json
 
@@ -54,14 +55,36 @@ class List:
             _show_names(names, points, console)
             _show_packages(console)
             return
-        rows = [point.plan_row() for point in track(points, "planning", console=console, disable=not console.is_terminal)]
+        rows: list[PlannedPoint] = []
+        stopped: Interrupted | None = None
+        try:
+            _plan(points, rows)
+        except Interrupted as interrupted:
+            if not rows:
+                raise
+            stopped = interrupted
+            stopped.how = (
+                f"list.json holds {len(rows)} of {len(points)} points; the same command starts again, and solves none of these again"
+            )
         folder.made_release()
         write_json(folder.release / "list.json", to_json(rows))
         answer(to_json(rows))
         _show_plans(rows, console)
+        if stopped is not None:
+            raise stopped
         failed = [row for row in rows if row.error]
         if failed:
             raise ConfigError(f"{len(failed)} of {len(rows)} points", "cannot be planned", "See the last column of the table")
+
+
+def _plan(points: list["Point"], rows: list["PlannedPoint"]) -> None:
+    """Appends the plan of each point to `rows`, and prints a line as soon as it is known."""
+    progress = progress_console()
+    with cache.keeping():
+        for number, point in enumerate(points, 1):
+            rows.append(point.plan_row())
+            line = f"{number}/{len(points)} {rows[-1].experiment} {rows[-1].point}".rstrip()
+            progress.print(f"{line}: {_in_words(rows[-1])}", highlight=False, markup=False, soft_wrap=True)
 
 
 @record
@@ -138,11 +161,25 @@ def _show_plans(rows: list[PlannedPoint], console: Console) -> None:
         if isinstance(plan, ChainPlan):
             _show_stages(row, plan, table)
             continue
-        sigma = plan.noise_multiplier
-        epsilon = ", ".join(f"{value:.3g} {name}" for name, value in plan.epsilon.items() if value is not None)
         cost = (f"{plan.parameters:,}", f"{plan.flops:.3g}", duration(plan.device_hours * 3600))
-        table.add_row(row.experiment, row.point, *cost, f"{sigma:.4g}" if sigma else "-", epsilon or "-", plan.guarantee, "")
+        table.add_row(row.experiment, row.point, *cost, *_noise_and_epsilon(plan), plan.guarantee, "")
     console.print(table)
+
+
+def _in_words(row: PlannedPoint) -> str:
+    """Returns what is known of a point, for one line."""
+    if isinstance(row.plan, RunPlan):
+        noise, epsilon = _noise_and_epsilon(row.plan)
+        return f"noise {noise}, epsilon {epsilon}, {row.plan.guarantee}, {duration(row.plan.device_hours * 3600)}"
+    if isinstance(row.plan, ChainPlan):
+        return f"chain of {len(row.plan.stages)} runs, {row.plan.claim.guarantee}, {duration(row.plan.device_hours * 3600)}"
+    return row.error or "analysis"
+
+
+def _noise_and_epsilon(plan: RunPlan) -> tuple[str, str]:
+    sigma = plan.noise_multiplier
+    epsilon = ", ".join(f"{value:.3g} {name}" for name, value in plan.epsilon.items() if value is not None)
+    return f"{sigma:.4g}" if sigma else "-", epsilon or "-"
 
 
 def _show_stages(row: PlannedPoint, plan: ChainPlan, table: Table) -> None:

@@ -5,8 +5,9 @@ import functools
 import logging
 import math
 import numbers
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import asdict, replace
+from functools import partial
 from typing import Any, Protocol, runtime_checkable
 
 import dp_accounting
@@ -14,7 +15,7 @@ import numpy as np
 from dp_accounting import dp_event, pld, rdp
 
 from dpx.declaration import ConfigError, require
-from dpx.privacy import closed_form, event_json, events, gaussian_losses, loss_grid
+from dpx.privacy import cache, closed_form, event_json, events, gaussian_losses, loss_grid
 from dpx.privacy.events import Release
 
 Charges = list[tuple[Release, int]]
@@ -190,6 +191,7 @@ def compose(
     if any(release.event is not None for release, _ in charges):
         _check_known(charges, accountant, adjacency)
     event = events.composed(charges, adjacency, accountant)
+    merged = tuple(events.merge(charges))
     if accountant == "pld":
         grid = interval or loss_grid.coarser(charges, adjacency, coarse)
         require(
@@ -198,13 +200,38 @@ def compose(
             "the noise is so small that its privacy losses exceed the range of the grid",
             "Use accountant=deterministic or rdp, or more noise",
         )
-        rounding, merged = loss_grid.rounding(charges), tuple(events.merge(charges))
         # A composition with an interval is needed once: in the cache it would displace the compositions that statements need again.
-        composed = _composed_losses if interval is None else _compose_losses
-        return composed(merged, adjacency, grid, rounding)
-    if accountant == "deterministic":
-        return closed_form.Gaussians(event)
-    return renyi(event, adjacency, proved_orders(charges, orders))
+        made = partial(_composed_losses if interval is None else _compose_losses, merged, adjacency, grid, loss_grid.rounding(charges))
+        by = {"grid": grid}
+    elif accountant == "deterministic":
+        made, by = partial(closed_form.Gaussians, event), {}
+    else:
+        proved = proved_orders(charges, orders)
+        made, by = partial(renyi, event, adjacency, proved), {"orders": None if proved is None else list(proved)}
+    # The compositions of a search for noise have an interval: its result is kept instead.
+    if interval is not None or not cache.is_keeping():
+        return made()
+    # Every field, since the repr of a release leaves out the event of a package.
+    content = [[asdict(release), count] for release, count in merged]
+    return _Kept({"charges": content, "by": [accountant, adjacency], **by}, made)
+
+
+class _Kept:
+    """A composition whose epsilons are kept on disk; it is made where one of them is not there yet."""
+
+    def __init__(self, question: dict[str, Any], made: Callable[[], Composition]):
+        self._question, self._made = question, made
+
+    def epsilon(self, delta: float) -> float:
+        question = self._question | {"delta": delta}
+        kept = cache.read("epsilon", question)
+        if kept is None:
+            kept = self._made().epsilon(delta)
+            cache.write("epsilon", question, kept)
+        return kept
+
+    def delta(self, epsilon: float) -> float:
+        return self._made().delta(epsilon)
 
 
 def _check_known(charges: Charges, accountant: str, adjacency: str) -> None:

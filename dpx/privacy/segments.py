@@ -116,7 +116,25 @@ def decode(segments: Iterable[Segment]) -> Iterator[tuple[str, int, LedgerEntry]
 
 def join(*branches: Iterable[Segment]) -> Segments:
     """Joins the charges of several branches: releases that they share (from a common parent) count once."""
-    return encode(release for segments in branches for release in decode(segments))
+    by_event: dict[tuple[str, LedgerEntry], list[tuple[int, int]]] = {}
+    for segments in branches:
+        for segment in segments:
+            by_event.setdefault((segment.origin, segment.entry), []).extend(segment.steps)
+    # Of spans, not of steps: a plan has a few spans for many thousands of steps.
+    joined = ((*event, _union(sorted(spans))) for event, spans in by_event.items())
+    return [Segment(origin=origin, **of_entry(entry), steps=spans) for origin, entry, spans in joined if spans]
+
+
+def _union(spans: list[tuple[int, int]]) -> Spans:
+    """Returns the steps of `spans` `(first, count)`, which are sorted and may overlap, as spans that do not touch."""
+    found: list[tuple[int, int]] = []
+    for first, count in spans:
+        if found and first <= sum(found[-1]):
+            before, most = found[-1]
+            found[-1] = (before, max(most, first + count - before))
+        elif count:
+            found.append((first, count))
+    return tuple(found)
 
 
 def rows_clipped_apart(entry: StepCost) -> int:

@@ -30,7 +30,7 @@ def noise_multiplier(
 ) -> float:
     """Solves for the smallest noise multiplier whose epsilon at `delta` is at most `epsilon`.
 
-    The result is stored on disk (`dpx.privacy.cache`); a stored value is checked before it is used.
+    The result is kept on disk (`dpx.privacy.cache`); a kept value is checked before it is used.
 
     Args:
         stages: Pairs (q, steps), as for `dpx.privacy.epsilon`, and so are all arguments that are not listed here.
@@ -90,16 +90,15 @@ def solve(
     }
     # Left out where it is `None`: what was stored before there was such a width keeps its name.
     question |= {} if coarse is None else {"coarse": coarse}
-    name = cache.key(question)
     fine, rough = _epsilons(charges, delta, accountant, orders, adjacency, interval, coarse)
-    stored = cache.read(name)
-    if stored is not None and fine(stored) <= epsilon:
+    stored = cache.read("calibration", question)
+    if stored and (cache.is_keeping() or fine(stored) <= epsilon):
         return stored
     if accountant == "pld":
         solved = _by_losses(rough, fine, epsilon, _renyi_guess(charges, epsilon, delta, adjacency))
     else:
         solved = _refine(fine, epsilon, *_bracket(fine, epsilon, 1.0, 2.0))
-    cache.write(name, solved, question)
+    cache.write("calibration", question, solved)
     return solved
 
 
@@ -137,8 +136,8 @@ def nearly(charges: Charges, *, epsilon: Real, delta: Real, start: float) -> flo
     `start` is an initial guess. The result is stored on disk. Raises `ConfigError` where `solve` does.
     """
     question = {"charges": [[repr(release), count] for release, count in events.merge(charges)], "nearly": [epsilon, delta]}
-    stored = cache.read(cache.key(question))
-    if stored is not None:
+    stored = cache.read("calibration", question)
+    if stored:
         return stored
 
     # Nearly a straight line, so the secant method converges in three or four evaluations.
@@ -152,7 +151,7 @@ def nearly(charges: Charges, *, epsilon: Real, delta: Real, start: float) -> flo
     except RuntimeError:
         # At an epsilon or delta near 0 the secant leaves the range that a sketch resolves; `solve` gives the result, or an error message.
         solved = solve(charges, epsilon=epsilon, delta=delta)
-    cache.write(cache.key(question), solved, question)
+    cache.write("calibration", question, solved)
     return solved
 
 
@@ -166,7 +165,7 @@ def _renyi_guess(charges: Charges, epsilon: Real, delta: Real, adjacency: str) -
 
     @functools.cache
     def spent(sigma: float) -> float:
-        return accounting.compose(scaled(charges, sigma), "rdp", adjacency).epsilon(delta)
+        return accounting.compose(scaled(charges, sigma), "rdp", adjacency, interval=0.0).epsilon(delta)
 
     try:
         return _refine(spent, epsilon, *_bracket(spent, epsilon, 1.0, 2.0), tolerance=1e-2)

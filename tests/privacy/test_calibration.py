@@ -132,7 +132,7 @@ def test_a_calibration_is_named_by_its_question_the_formula_and_the_accountants_
     assert len({name, *others, cache.key(question)}) == 4
 
 
-NO_MULTIPLIER = [f'{{"noise_multiplier": {value}}}' for value in ('"x"', "0.01", "0", "-1", "NaN", "Infinity")]
+NO_MULTIPLIER = [f'{{"value": {value}, "checksum": ""}}' for value in ('"x"', "0.01", "0", "-1", "NaN", "Infinity")]
 
 
 @pytest.mark.parametrize("text", ["", "{", *NO_MULTIPLIER])
@@ -146,7 +146,7 @@ def test_a_damaged_or_wrong_cache_is_not_believed(own_cache, text):
 def test_an_unwritable_cache_is_no_obstacle(monkeypatch):
     monkeypatch.setenv("DPX_CACHE", "/proc/nowhere")
     assert dpx.privacy.noise_multiplier(**claim()) > 0
-    assert cache.read("absent") is None
+    assert cache.read("calibration", {"target": "absent"}) is None
 
 
 @pytest.mark.parametrize("epsilon", [0.0, -1.0, float("inf"), float("nan")])
