@@ -15,7 +15,7 @@ from yaml import MarkedYAMLError
 from dpx import packages
 from dpx.config import hints
 from dpx.config.node import nearest, unknown_key
-from dpx.config.with_hydra import register_search_path
+from dpx.config.with_hydra import set_up_hydra
 from dpx.declaration import ConfigError
 from dpx.extras import missing
 from dpx.packages import conf_directory
@@ -168,7 +168,7 @@ def _siblings(key: str) -> list[str]:
 def _default_config() -> DictConfig:
     if GlobalHydra.instance().is_initialized():
         return compose("config")
-    register_search_path()
+    set_up_hydra()
     with initialize_config_dir(str(conf_directory()), version_base="1.3"):
         return compose("config")
 

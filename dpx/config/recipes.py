@@ -16,7 +16,7 @@ from hydra.errors import MissingConfigException
 from omegaconf import DictConfig, OmegaConf
 
 from dpx.config.instantiate import build
-from dpx.config.with_hydra import register_resolvers, register_search_path
+from dpx.config.with_hydra import register_resolvers, set_up_hydra
 from dpx.packages import conf_directory, names_in
 
 # A recipe may ask for a sweeper that is not installed; a plan does not run it.
@@ -46,7 +46,7 @@ def _started() -> Iterator[None]:
     if GlobalHydra.instance().is_initialized():
         yield
         return
-    register_search_path()
+    set_up_hydra()
     with initialize_config_dir(str(conf_directory()), version_base="1.3"):
         yield
 

@@ -1,7 +1,9 @@
 """Registers with Hydra and OmegaConf what the YAML of dpx needs: its resolvers `${...:}`, and the options of installed packages."""
 
+import os
 from typing import Any
 
+import hydra._internal.hydra as hydra_internal
 from hydra.core.config_search_path import ConfigSearchPath
 from hydra.core.plugins import Plugins
 from hydra.plugins.search_path_plugin import SearchPathPlugin
@@ -10,7 +12,12 @@ from omegaconf import OmegaConf
 from dpx import packages
 from dpx.config import following
 from dpx.config.help_text import help_text
+from dpx.config.hydra_node import ClosedLoader
 from dpx.config.identity import run_name
+from dpx.declaration import require
+
+# The names of environment variables, with commas between, that a config may read in addition to DPX_DATA.
+LISTED = "DPX_ENV"
 
 
 class _Options(SearchPathPlugin):
@@ -27,23 +34,39 @@ class _Options(SearchPathPlugin):
                 search_path.append(package.name, f"file://{package.conf}")
 
 
-def register_search_path() -> None:
-    """Registers the plugin that adds the options of installed packages.
+def set_up_hydra() -> None:
+    """Adds the options of installed packages to Hydra's, and closes Hydra's own node for recipes (`dpx.config.hydra_node`).
 
     Call it before Hydra composes a config of dpx; further calls change nothing.
     """
     Plugins.instance().register(_Options)
+    # Hydra offers no other place where it makes its loader.
+    hydra_internal.ConfigLoaderImpl = ClosedLoader  # pyright: ignore[reportPrivateImportUsage]
 
 
 def register_resolvers() -> None:
     """Registers the resolvers of dpx's YAML; further calls change nothing.
 
-    `${run_name:}` names Hydra's folders, `${one_minus:x}` is for searches, and `${help_text:}` is what `--help` prints. The others are
-    defaults that follow other groups (`dpx.config.following`).
+    `${run_name:}` names Hydra's folders, `${one_minus:x}` is for searches, and `${help_text:}` is what `--help` prints. `${oc.env:NAME}`
+    reads only variables that dpx or the user lists. The others are defaults that follow other groups (`dpx.config.following`).
     """
+    OmegaConf.register_new_resolver("oc.env", _variable, replace=True)
     OmegaConf.register_new_resolver("help_text", help_text, replace=True)
     OmegaConf.register_new_resolver("run_name", lambda *, _root_: run_name(_root_), replace=True)
     for follower in following.RESOLVERS:
         OmegaConf.register_new_resolver(follower.__name__, follower, replace=True)
     # Rounded to twelve digits, as a person would write it: 1 - 0.9 is 0.1 and not 0.09999999999999998.
     OmegaConf.register_new_resolver("one_minus", lambda value: round(1.0 - value, 12), replace=True)
+
+
+def _variable(name: str, default: Any = ...) -> str | None:
+    """Returns an environment variable that a config may read, as OmegaConf's own `oc.env` does.
+
+    Raises `ConfigError` for any other: a recipe would write it into the name and the config of a run.
+    """
+    listed = [one.strip() for one in os.environ.get(LISTED, "").split(",")]
+    reason = f"a config may read only DPX_DATA and the environment variables that {LISTED} lists"
+    require(name in ("DPX_DATA", *listed), f"${{oc.env:{name}}}", reason, f"If you trust the config with it, export {LISTED}={name}")
+    value = os.environ.get(name, default)
+    require(value is not ..., f"${{oc.env:{name}}}", "this environment variable is not set", f"Export {name}, or give a default")
+    return None if value is None else str(value)

@@ -4,12 +4,13 @@ import logging
 import sys
 
 import hydra
+from hydra._internal.utils import get_args_parser
 
 from dpx import config, interruption, packages
 from dpx.config.command_line import as_refused
-from dpx.config.with_hydra import register_search_path
+from dpx.config.with_hydra import set_up_hydra
 from dpx.console import Console, closed_pipe, require_standard_streams, set_form, tell, wide_console
-from dpx.declaration import ConfigError
+from dpx.declaration import ConfigError, require
 from dpx.launch import resolvers, sweep
 from dpx.launch.elsewhere import PointFailed
 from dpx.launch.launcher import CloseStudy, Launcher
@@ -31,6 +32,7 @@ def run() -> None:
     sys.argv[1:] = _without_form(sys.argv[1:])
     try:
         _require_flags(sys.argv[1:])
+        _require_own_config(sys.argv[1:])
         own = place()
     except ConfigError as refused:
         tell(f"error: {refused}")
@@ -62,6 +64,14 @@ def _require_flags(arguments: list[str]) -> None:
         after = arguments[number] if number < len(arguments) else ""
         value = value or (after if after and "=" not in after and not after.startswith("-") else "...")
         raise ConfigError(flag, "is not a flag", f"Write {flag.strip('-').replace('-', '_')}={value}")
+
+
+def _require_own_config(arguments: list[str]) -> None:
+    """Raises `ConfigError` for Hydra's flags that would run what a file says instead of dpx: another main config, or a pickle."""
+    given, _ = get_args_parser().parse_known_args(arguments)
+    fix = "Use --config-dir for a folder with options and recipes of your own"
+    require(given.config_path is None, "--config-path", "would take the place of dpx's own config", fix)
+    require(given.experimental_rerun is None, "--experimental-rerun", "runs code from the file that it names", "Run the same command again")
 
 
 def _as_one_of_several(own: Place) -> int:
@@ -104,7 +114,7 @@ def _run() -> None:
     logging.raiseExceptions = False
     config.register_resolvers()
     resolvers.register_resolvers()
-    register_search_path()
+    set_up_hydra()
     launcher = Launcher()
     CloseStudy.failures = launcher.failures
 

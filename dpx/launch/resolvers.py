@@ -7,6 +7,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from dpx import config
 from dpx.declaration import ConfigError, require
+from dpx.experiment import require_name
 from dpx.launch import search_space
 from dpx.launch.finished import JOBS, has_finished
 from dpx.run_folder import RunFolder
@@ -14,11 +15,12 @@ from dpx.tuning.study import Study, check_charge
 
 
 def register_resolvers() -> None:
-    """Registers `${hydra_files:}` for Hydra's folder, and `${search_storage:}` and `${trials_left:}` for a search.
+    """Registers `${hydra_files:}` for Hydra's folder, and `${search_name:}`, `${search_storage:}` and `${trials_left:}` for a search.
 
     Further calls change nothing.
     """
     OmegaConf.register_new_resolver("hydra_files", lambda *, _root_: _hydra_files(_root_), replace=True)
+    OmegaConf.register_new_resolver("search_name", lambda *, _root_: _name(_root_), replace=True)
     OmegaConf.register_new_resolver("search_storage", lambda *, _root_: _search_storage(_root_), replace=True)
     OmegaConf.register_new_resolver("trials_left", lambda *, _root_: _trials_left(_root_), replace=True)
 
@@ -62,6 +64,13 @@ class NothingLeft(BaseException):
         self.config = config
 
 
+def _name(root: DictConfig) -> str:
+    """Returns the name of the search, which is a part of paths. A recipe may have set it to something else than a name."""
+    name = str(root.name)
+    require_name(name)
+    return name
+
+
 def _search_storage(root: DictConfig) -> str | None:
     """Returns the storage of Optuna's trials; `None` if the trials are not stored.
 
@@ -70,7 +79,7 @@ def _search_storage(root: DictConfig) -> str | None:
     """
     if OmegaConf.select(root, "tune.charge") == "repeat_and_select" or _job(root) != "train":
         return None
-    return f"sqlite:///{root.hydra.sweep.dir}/studies/{root.name}/private/optuna.db"
+    return f"sqlite:///{root.hydra.sweep.dir}/studies/{_name(root)}/private/optuna.db"
 
 
 def _trials_left(root: DictConfig) -> int:
@@ -86,7 +95,7 @@ def _trials_left(root: DictConfig) -> int:
     check_charge(root.hydra.sweeper, tune)
     if _job(root) != "train":
         return tune.trials
-    study = Study(Path(root.hydra.sweep.dir), root.name)
+    study = Study(Path(root.hydra.sweep.dir), _name(root))
     if tune.charge == "repeat_and_select":
         study.settle(tune, search_space.declared(root))
     left = study.left(tune)

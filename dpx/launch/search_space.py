@@ -10,6 +10,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from dpx import config
 from dpx.config import recipes
+from dpx.config.hydra_node import require_no_hydra
 from dpx.declaration import ConfigError, require
 from dpx.tuning.distribution import TrialDistribution, key_of
 
@@ -58,6 +59,7 @@ def require_settled(sweeper: Any) -> None:
 
 def composed(overrides: Sequence[str]) -> dict[str, Any]:
     """Returns the config of `overrides`, in the form of `TrialDistribution.fixed` (`dpx.tuning.distribution.Compose`)."""
+    require_no_hydra(overrides)
     return _fixed(recipes.compose(list(overrides)))
 
 

@@ -1,0 +1,198 @@
+"""Closes Hydra's own node for recipes: Hydra runs what this node names, so a YAML file may set only the keys of `KEYS`, with plain values.
+
+`ClosedLoader` composes every config of dpx: for a run, a sweep and each of its points, `--cfg`, `--info`, `--help`, and for dpx's own use.
+It checks each file when it is loaded, before Hydra sets up logging, makes callbacks or resolves a value. The command line is not checked:
+who types it could run code anyway.
+"""
+
+import re
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from hydra._internal.config_loader_impl import ConfigLoaderImpl
+from hydra.core.config_search_path import ConfigSearchPath
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.types import RunMode
+from omegaconf import DictConfig, OmegaConf
+from omegaconf.errors import GrammarParseError
+from omegaconf.grammar_parser import parse
+
+from dpx.config import following
+from dpx.declaration import ConfigError
+from dpx.packages import conf_directory
+
+PAGE = "dpx/docs/received_files.md"
+
+# What a recipe may set, by the key below `hydra`; * is any name.
+KEYS = {
+    "mode": ("RUN", "MULTIRUN"),
+    "sweeper.params.*": (str, int, float, bool),
+    "sweeper.max_batch_size": (int,),
+    "sweeper.n_trials": (int,),
+    "sweeper.direction": ("minimize", "maximize"),
+    "sweeper.max_failure_rate": (int, float),
+    "sweeper.sampler.*": (int, float, bool),
+    # Of Slurm and of processes of this machine; numbers alone, since texts become lines of a shell script.
+    **{
+        f"launcher.{name}": (int,)
+        for name in ("n_jobs", "timeout_min", "nodes", "tasks_per_node", "cpus_per_task", "gpus_per_node", "mem_gb", "array_parallelism")
+    },
+}
+# The groups of Hydra whose option a recipe may choose; the options are those of Hydra, of its plugins and of dpx, never of the recipe's
+# folder.
+GROUPS = ("hydra/launcher", "hydra/sweeper", "hydra/sweeper/sampler", "hydra/callbacks")
+# The resolvers that a recipe may use: each reads the config alone, except that `oc.env` reads variables that the user has listed, and
+# `of_checkpoint`, `at_most_positions` and `without_checkpoint` the shape of the checkpoint that the config names.
+RESOLVERS = ("oc.select", "oc.dict.keys", "oc.dict.values", "oc.env", "one_minus", *(one.__name__ for one in following.RESOLVERS))
+
+_OF_HYDRA_AND_PLUGINS = ("structured://", "pkg://hydra.conf", "pkg://hydra_plugins.")
+_PARAMS = ("sweeper", "params")
+_WORDS: dict[Any, str] = {str: "text", int: "a whole number", float: "a number", bool: "true or false"}
+_FIX = f"Remove it, or set it on your own command line ({PAGE} lists what a recipe may set)"
+
+
+class ClosedLoader(ConfigLoaderImpl):
+    """Hydra's loader, which refuses what a YAML file may not set. Other Hydra programs of this process load as before."""
+
+    def __init__(self, config_search_path: ConfigSearchPath):
+        super().__init__(config_search_path)
+        self._own = f"file://{conf_directory()}"
+        main = [part.path for part in config_search_path.get_path() if part.provider == "main"]
+        self._is_of_dpx = [_as_url(path) for path in main] == [self._own]
+
+    def load_configuration(
+        self,
+        config_name: str | None,
+        overrides: list[str],
+        run_mode: RunMode,
+        from_shell: bool = True,
+        validate_sweep_overrides: bool = True,
+    ) -> DictConfig:
+        """Returns the composed config. Raises `ConfigError`, which names the key, for what a recipe may not set."""
+        cfg = super().load_configuration(config_name, overrides, run_mode, from_shell, validate_sweep_overrides)
+        if self._is_of_dpx:
+            _require_choices(cfg, overrides)
+        return cfg
+
+    def load_sweep_config(self, master_config: DictConfig, sweep_overrides: list[str]) -> DictConfig:
+        """Returns the config of one point; the recipe's `hydra.sweeper.params` may have given its overrides."""
+        if self._is_of_dpx:
+            require_no_hydra(sweep_overrides)
+        return super().load_sweep_config(master_config, sweep_overrides)
+
+    def _process_config_searchpath(self, config_name: Any, parsed_overrides: Any, repo: Any) -> None:
+        # Hydra imports the packages that it names, before any other file is loaded.
+        primary = repo.load_config(config_path=config_name) if self._is_of_dpx and config_name not in (None, "config") else None
+        if primary is not None:
+            _require_keys(_node_of(primary.config), f"{config_name}.yaml")
+        super()._process_config_searchpath(config_name, parsed_overrides, repo)
+
+    def _load_single_config(self, default: Any, repo: Any) -> Any:
+        if not self._is_of_dpx:
+            return super()._load_single_config(default, repo)
+        path = str(default.config_path)
+        # Hydra would find any file of this machine below one of its folders.
+        if path.startswith("/") or ".." in path.split("/"):
+            raise ConfigError(path, "is outside the folders of configs", "Name an option of a group")
+        file = repo.load_config(config_path=path)
+        is_shipped = self._is_shipped(file.path)
+        if not is_shipped:
+            _require_received(path, file)
+        # An option of Hydra's groups belongs where its folder says, or at `hydra` itself; a recipe could place it elsewhere.
+        is_in_place = path.startswith("hydra/") and default.package in ("hydra", path.rpartition("/")[0].replace("/", "."))
+        # conf/config.yaml, and the user's own defaults beside it.
+        if is_shipped and (is_in_place or path in ("config", "local/default")):
+            return super()._load_single_config(default, repo)
+        _require_keys(_node_of(file.config), f"{path}.yaml")
+        loaded = super()._load_single_config(default, repo)
+        # A package may have placed the file within Hydra's node.
+        _require_keys(_node_of(loaded.config), f"{path}.yaml")
+        return loaded
+
+    def _is_shipped(self, path: str) -> bool:
+        return path.startswith(_OF_HYDRA_AND_PLUGINS) or path == self._own
+
+
+def require_no_hydra(overrides: Sequence[str], place: str = "a recipe") -> None:
+    """Raises `ConfigError` for an override of Hydra's node, except the choice of an option, among overrides that a file gave."""
+    for override in OverridesParser.create().parse_overrides(list(overrides)):
+        is_hydras = "hydra" in (re.split(r"[./]", one or "")[0] for one in (override.key_or_group, override.package))
+        if is_hydras and (override.key_or_group not in GROUPS or override.package is not None):
+            raise ConfigError(f"{override.get_key_element().lstrip('+~')} in {place}", "a recipe may not set this key of Hydra", _FIX)
+
+
+def _as_url(path: str) -> str:
+    return path if "://" in path else f"file://{path}"
+
+
+def _node_of(config: Any) -> Any:
+    """Returns Hydra's node of a loaded file as plain containers, in which nothing is resolved; empty without one."""
+    if not isinstance(config, DictConfig) or "hydra" not in config.keys():
+        return {}
+    plain: Any = OmegaConf.to_container(OmegaConf.masked_copy(config, "hydra"), resolve=False)
+    return plain["hydra"]
+
+
+def _require_received(path: str, file: Any) -> None:
+    """Raises `ConfigError` for an option of Hydra's own groups in a folder of recipes, and for a resolver that a recipe may not use."""
+    place = f"{path}.yaml in {file.path.removeprefix('file://')}"
+    if path.startswith("hydra/"):
+        reason = "options of Hydra's own groups come from Hydra, its plugins and dpx alone"
+        raise ConfigError(place, reason, f"Remove the file ({PAGE})")
+    for key, value in _leaves(OmegaConf.to_container(file.config, resolve=False), (), in_lists=True):
+        for name in _resolvers_in(value) if isinstance(value, str) and "${" in value else ():
+            if name not in RESOLVERS:
+                reason = f"a recipe may not use the resolver {name}, only {', '.join(RESOLVERS)}"
+                raise ConfigError(f"{'.'.join(key)}={value} in {place}", reason, "Write the value itself")
+
+
+def _leaves(node: Any, key: tuple[str, ...], *, in_lists: bool = False) -> Iterator[tuple[tuple[str, ...], Any]]:
+    """Yields every value below `node` with the names that lead to it, which begin with `key`; a list is one value, or `in_lists` many."""
+    items = node.items() if isinstance(node, dict) else enumerate(node) if in_lists and isinstance(node, list) else None
+    if items is None:
+        yield key, node
+    for name, value in items or ():
+        yield from _leaves(value, (*key, str(name)), in_lists=in_lists)
+
+
+def _require_keys(node: Any, place: str) -> None:
+    for key, value in _leaves(node, ()):
+        _require_key(key, value, place)
+
+
+def _require_key(key: tuple[str, ...], value: Any, place: str) -> None:
+    """Raises `ConfigError` unless a recipe, the file `place`, may set the key of Hydra's node that `key` leads to."""
+    shown = ".".join(("hydra", *key))
+    known = ".".join(key) if ".".join(key) in KEYS else ".".join((*key[:-1], "*"))
+    if known not in KEYS or (key[-1].startswith("_") and key[:-1] != _PARAMS):
+        raise ConfigError(f"{shown} in {place}", "a recipe may not set this key of Hydra", _FIX)
+    if isinstance(value, str) and "${" in value:
+        raise ConfigError(f"{shown}={value} in {place}", "a recipe may not compute a value of Hydra", "Write the value itself")
+    if not any(type(value) is one if isinstance(one, type) else value == one for one in KEYS[known]):
+        words = " or ".join(_WORDS.get(one, str(one)) for one in KEYS[known])
+        raise ConfigError(f"{shown}={value} in {place}", f"a recipe may set it to {words} only", _FIX)
+    if key[:-1] == _PARAMS:
+        # The sweeper makes an override of it.
+        require_no_hydra([f"{key[-1]}={value}"], place)
+
+
+def _require_choices(cfg: DictConfig, overrides: Sequence[str]) -> None:
+    """Raises `ConfigError` for an option of one of Hydra's other groups that no override chose, but a recipe."""
+    own = {override.partition("=")[0].lstrip("+~") for override in overrides}
+    for group, option in cfg.hydra.runtime.choices.items():
+        if group.startswith("hydra/") and group not in (*GROUPS, *own) and option != "default":
+            raise ConfigError(f"{group}={option}", "a recipe may not choose an option of this group of Hydra", _FIX)
+
+
+def _resolvers_in(text: str) -> Iterator[str]:
+    """Yields the name of every resolver in an interpolation, also of one within another; a name that is computed is yielded as written."""
+    try:
+        nodes = [parse(text)]
+    except GrammarParseError:
+        # OmegaConf refuses it where it is read.
+        return
+    while nodes:
+        node: Any = nodes.pop()
+        if type(node).__name__ == "ResolverNameContext":
+            yield node.getText()
+        nodes.extend(node.getChildren() if hasattr(node, "getChildren") else ())
