@@ -5,7 +5,6 @@ B: examples (rows), U: units of R rows each (of one, unless said).
 
 import dataclasses
 import inspect
-import math
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -14,13 +13,16 @@ import jax.numpy as jnp
 from jax.core import Tracer
 from jaxtyping import Array, Bool, Float
 
+from dpx.clipping import meshes
 from dpx.clipping import weights as by_norm
 from dpx.clipping.by_example import ByExample, Taken
 from dpx.clipping.methods import check_untracked
+from dpx.clipping.norms import at_least_float32
 from dpx.clipping.result import KEPT_BYTES, batch_size
-from dpx.clipping.rounding import MARGINS, SMALLEST_CLIPPING_NORM
+from dpx.clipping.rounding import LARGEST_CLIPPING_NORM, MARGINS, SMALLEST_CLIPPING_NORM
 from dpx.clipping.units import check_rows, flags
 from dpx.declaration import ConfigError, require
+from dpx.parameter_path import path_name
 
 METHODS = ("book_keeping", "ghost", "vmap")
 # How far one unit can move a clipped sum, in clipping norms.
@@ -96,7 +98,12 @@ class WeightedGrad:
         """
         require(not others, ", ".join(others), "is given by name, so it counts neither as batched nor as shared", "Give it by position")
         split = self._split(args)
-        is_padding_B = flags(is_padding, batch_size(split.batch), "is_padding")
+        is_padding_B = self._refused(flags(is_padding, batch_size(split.batch), "is_padding"))
+        like = split.given_back(split.params)
+        return meshes.summed(self._summed, ClippedGradients, like, split.batch, self.rows_per_unit, is_padding_B, *args)
+
+    def _summed(self, is_padding_B: Any, *args: Any) -> ClippedGradients:
+        split = self._split(args)
         traced = self._traced(split)
         if self.strict:
             traced.check_no_copies()
@@ -121,11 +128,30 @@ class WeightedGrad:
             For each parameter its path, its route, the primitives that read it, the bytes that are kept for one example, and `costs`:
             FLOPs and bytes of each exact way to its norm and sum for one unit, and which one is taken (`dpx.clipping.route_costs`).
         """
+        leaves, tree = jax.tree.flatten(args)
+        # Those without values, in which a loss can use shared arguments too, or whose place on a mesh does not matter here.
+        are_shapes = [isinstance(leaf, jax.ShapeDtypeStruct) or meshes.is_explicit(leaf) for leaf in leaves]
+        found: list[Taken] = []
+
+        def run(shapes: list[Any]) -> None:
+            rest = iter(shapes)
+            given = [next(rest) if is_shape else leaf for leaf, is_shape in zip(leaves, are_shapes, strict=True)]
+            found.extend(self._explained(jax.tree.unflatten(tree, given)))
+
+        pairs = zip(leaves, are_shapes, strict=True)
+        jax.eval_shape(run, [jax.ShapeDtypeStruct(leaf.shape, leaf.dtype) for leaf, is_shape in pairs if is_shape])
+        return found
+
+    def _explained(self, args: tuple[Any, ...]) -> list[Taken]:
         split = self._split(args)
         if batch_size(split.batch) == 0:
             unit = lambda leaf: jax.ShapeDtypeStruct((self.rows_per_unit, *leaf.shape[1:]), leaf.dtype)  # noqa: E731
             split = split._replace(batch=jax.tree.map(unit, split.batch))
         return self._traced(split).routes_taken(self.kept_bytes, self.rows_per_unit)
+
+    def _refused(self, is_padding_B: Any) -> Any:
+        """Returns which rows contribute nothing: padding, or all if a traced setting has a value that would be refused."""
+        return is_padding_B
 
     def _weights(self, is_narrow: bool) -> Any:
         return self.weights
@@ -169,10 +195,21 @@ class WeightedGrad:
         described = f"a {type(returned).__name__} from the loss"
         if self.has_aux:
             require(is_pair, described, "is not a pair of a number and auxiliary output", "Return (loss, aux), or leave out has_aux")
+            self._check_aux(returned[1])
             return returned
         is_tree = isinstance(returned, (tuple, list, dict))
         require(not is_tree, described, "is not one number", "Return a scalar, or (loss, aux) with has_aux=True")
         return returned, {}
+
+    def _check_aux(self, aux: Any) -> None:
+        for path, leaf in jax.tree_util.tree_leaves_with_path(aux):
+            name = "/".join(filter(None, ("aux", path_name(path))))
+            dtype = getattr(leaf, "dtype", None)
+            is_array = dtype is not None or isinstance(leaf, (bool, int, float, complex))
+            require(is_array, name, f"is a {type(leaf).__name__} and not an array", "Return arrays and numbers as auxiliary output")
+            is_key = dtype is not None and jnp.issubdtype(dtype, jax.dtypes.prng_key)
+            reason = f"is a random key, which cannot be added up over the {self.rows_per_unit} rows of a unit"
+            require(not is_key or self.rows_per_unit == 1, name, reason, "Return jax.random.key_data(key), or leave it out")
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -207,12 +244,16 @@ class ClippedGrad(WeightedGrad):
         require(adjacency in MOVES, f"adjacency={adjacency!r}", "no such neighbouring relation", f"Use {', '.join(MOVES)}")
         return MOVES[adjacency] * self.clipping_norm
 
-    def _weights(self, is_narrow: bool) -> Any:
-        limit = self.clipping_norm * (1 - MARGINS["bfloat16" if is_narrow else "float32"])
+    def _refused(self, is_padding_B: Any) -> Any:
         if not isinstance(self.clipping_norm, Tracer):
-            return by_norm.flat(limit)
-        # A norm that nobody could look at: one that would be refused lets nothing through.
-        return by_norm.flat(jnp.where(self.clipping_norm >= SMALLEST_CLIPPING_NORM, limit, 0))
+            return is_padding_B
+        norm = at_least_float32(self.clipping_norm)
+        return is_padding_B | ~((norm >= SMALLEST_CLIPPING_NORM) & (norm <= LARGEST_CLIPPING_NORM))
+
+    def _weights(self, is_narrow: bool) -> Any:
+        # In a narrow type the margin would round away.
+        norm = at_least_float32(self.clipping_norm) if isinstance(self.clipping_norm, Tracer) else float(self.clipping_norm)
+        return by_norm.flat(norm * (1 - MARGINS["bfloat16" if is_narrow else "float32"]))
 
 
 def clipped_grad(
@@ -310,7 +351,8 @@ def _check_norm(norm: Any) -> None:
     is_scalar = dtype is not None and getattr(norm, "shape", None) == () and jnp.issubdtype(dtype, jnp.floating)
     require(is_number or is_scalar, f"clipping_norm={norm!r}", "is not one real number", "Give a number above zero")
     if not isinstance(norm, Tracer):
-        is_in_range, reason = SMALLEST_CLIPPING_NORM <= float(norm) < math.inf, f"must be finite and at least {SMALLEST_CLIPPING_NORM:g}"
+        is_in_range = SMALLEST_CLIPPING_NORM <= float(norm) <= LARGEST_CLIPPING_NORM
+        reason = f"must be at least {SMALLEST_CLIPPING_NORM:g} and at most {LARGEST_CLIPPING_NORM:g}"
         require(is_in_range, f"clipping_norm={norm}", reason, "Scale the loss and the norm")
 
 

@@ -11,7 +11,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from dpx.clipping import norms, reach
+from dpx.clipping import meshes, norms, reach
 from dpx.clipping.by_example import ByExample
 from dpx.clipping.frozen import bound
 from dpx.clipping.methods import check_untracked, sum_by
@@ -63,12 +63,17 @@ def clipped_sum(
             rule for units of several rows. With `frozen` (which may be empty) also for a parameter that is in both trees, or that no path
             from the loss reaches.
     """
-    options: dict[str, Any] = dict(weights=weights, is_padding_B=is_padding_B, kept_bytes=kept_bytes, rows_per_unit=rows_per_unit)
-    if method != "traced":
-        return sum_by(method, losses_fn, params, batch, frozen=frozen, fused=fused, checked=checked, **options)
-    batch_size(batch)
-    check_untracked(params, frozen, batch)
-    return ByExample.trace(_of_one(losses_fn), params, batch, frozen).summed("book_keeping", **options)
+    options: dict[str, Any] = dict(weights=weights, kept_bytes=kept_bytes, rows_per_unit=rows_per_unit)
+
+    def run(params: Any, batch: Any, frozen: Any, is_padding_B: Any) -> ClippedSum:
+        if method != "traced":
+            own = {"frozen": frozen, "is_padding_B": is_padding_B, "fused": fused, "checked": checked}
+            return sum_by(method, losses_fn, params, batch, **own, **options)
+        batch_size(batch)
+        check_untracked(params, frozen, batch)
+        return ByExample.trace(_of_one(losses_fn), params, batch, frozen).summed("book_keeping", is_padding_B=is_padding_B, **options)
+
+    return meshes.summed(run, ClippedSum, params, batch, rows_per_unit, params, batch, frozen, is_padding_B)
 
 
 def plain_sum(
@@ -90,14 +95,22 @@ def plain_sum(
     Returns:
         A `ClippedSum` over the rows that are not padding, with `norms_B` None.
     """
+
+    def run(params: Any, batch: Any, frozen: Any, is_padding_B: Any) -> ClippedSum:
+        return _plain_sum(losses_fn, params, batch, is_padding_B, frozen, fused, rows_per_unit)
+
+    return meshes.summed(run, ClippedSum, params, batch, rows_per_unit, params, batch, frozen, is_padding_B)
+
+
+def _plain_sum(losses_fn: LossesFn, params: Any, batch: Any, is_padding_B: Any, frozen: Any, fused: bool, rows_per_unit: Any) -> ClippedSum:
     examples = batch_size(batch)
     check_untracked(params, frozen, batch)
     check_rows(rows_per_unit)
     is_padding_B = flags(is_padding_B, examples, "is_padding_B")
     units, is_real_B = Units(rows_per_unit, is_padding_B), ~is_padding_B
     if examples == 0:
-        options = {"frozen": frozen, "fused": fused, "rows_per_unit": rows_per_unit}
-        return of_no_rows(lambda batch, padding_B: plain_sum(losses_fn, params, batch, padding_B, **options), batch, rows_per_unit)
+        options = (frozen, fused, rows_per_unit)
+        return of_no_rows(lambda batch, padding_B: _plain_sum(losses_fn, params, batch, padding_B, *options), batch, rows_per_unit)
     program = traced(losses_fn, params, batch, {"kept_bytes": KEPT_BYTES}, examples, frozen) if fused else None
     if program is None:
         reach.check(losses_fn, params, frozen, batch)

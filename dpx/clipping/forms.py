@@ -139,7 +139,7 @@ def formed(form: Form, shape: tuple[int, ...]) -> Array:
         return norms.at_least_float32(form.values).reshape(-1, *shape)
     if isinstance(form, Outer):
         return norms.per_example(form.a, form.g).reshape(-1, *shape)
-    start = jnp.zeros((shape[0], math.prod(shape[1:])), jnp.promote_types(form.g.dtype, jnp.float32))
+    start = jnp.zeros((shape[0], math.prod(shape[1:])), norms.float32_or_wider(form.g.dtype))
     return jax.vmap(lambda id_T, g_Td: start.at[id_T.astype(jnp.int32)].add(g_Td))(form.id, form.g).reshape(-1, *shape)
 
 

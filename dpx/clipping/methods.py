@@ -111,13 +111,14 @@ def _vmap(losses_fn: LossesFn, params: Any, batch: Any, weights: Weights, units:
 
 
 def _leaf_squares(path: str, leaf_B: Array) -> groups.Squares:
-    is_stacked = groups.is_stacked(path)
+    is_stacked = groups.is_stacked(path) and leaf_B.ndim > 1
     values = jnp.square(leaf_B).sum(tuple(range(2 if is_stacked else 1, leaf_B.ndim)))
     return groups.Squares(path, values.T, "each" if is_stacked else None)
 
 
 def _weights(clipped: groups.Clipped, path: str, leaf_B: Array) -> Array:
-    return clipped.weights_of(path, "each", leaf_B.shape[1]) if groups.is_stacked(path) else clipped.weights_of(path, None)
+    is_stacked = groups.is_stacked(path) and leaf_B.ndim > 1
+    return clipped.weights_of(path, "each", leaf_B.shape[1]) if is_stacked else clipped.weights_of(path, None)
 
 
 def _contract(weights: Array, leaf_B: Array) -> Array:

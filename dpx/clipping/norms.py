@@ -14,7 +14,7 @@ B: examples, T: tokens, p: inputs, d: outputs.
 import functools
 import math
 from collections.abc import Callable, Sequence
-from typing import Literal
+from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
@@ -31,9 +31,24 @@ Strip = Callable[..., tuple[Array, ...]]
 BY_ID_FROM = 128
 
 
+def float32_or_wider(*dtypes: Any) -> Any:
+    """Returns the type in which numbers of these types are added up: float32, or a wider one of them."""
+    # Types of 8 bits and less have no promotion.
+    return jnp.promote_types(jnp.result_type(*(jnp.bfloat16 if _is_tiny(dtype) else dtype for dtype in dtypes)), jnp.float32)
+
+
 def at_least_float32(x: Array) -> Array:
     """Returns `x` in float32, or in its own type if that is wider."""
-    return x.astype(jnp.promote_types(x.dtype, jnp.float32))
+    return x.astype(float32_or_wider(x.dtype))
+
+
+def at_least_bfloat16(x: Array) -> Array:
+    """Returns `x`, or if it has a floating-point type of 8 bits or less, the same numbers in bfloat16."""
+    return x.astype(jnp.bfloat16) if _is_tiny(x.dtype) else x
+
+
+def _is_tiny(dtype: Any) -> bool:
+    return jnp.issubdtype(dtype, jnp.floating) and jnp.finfo(dtype).bits <= 8
 
 
 def as_stored(leaf: Array) -> Array:
@@ -51,8 +66,8 @@ def rows(weights_B: Array, x: Array) -> Array:
 
 def product(equation: str, a: Array, b: Array) -> Array:
     """Computes an einsum that accumulates and returns float32 or wider, at full precision on every device."""
-    accumulated = jnp.promote_types(jnp.result_type(a, b), jnp.float32)
-    return jnp.einsum(equation, a, b, precision="highest", preferred_element_type=accumulated)
+    a, b = at_least_bfloat16(a), at_least_bfloat16(b)
+    return jnp.einsum(equation, a, b, precision="highest", preferred_element_type=float32_or_wider(a.dtype, b.dtype))
 
 
 def weighted_product(equation: str, a: Array, b: Array) -> Array:
@@ -250,7 +265,7 @@ def contracted(a_BTp: Array, g_BTd: Array, precision: str | None = None) -> Floa
     In float32 the narrower factor comes first: XLA's CPU backend writes out the first one transposed, together with the operations that
     compute it.
     """
-    at_least_f32 = jnp.promote_types(a_BTp.dtype, jnp.float32)
+    at_least_f32 = float32_or_wider(a_BTp.dtype)
     if a_BTp.dtype == at_least_f32 and a_BTp.shape[-1] > g_BTd.shape[-1]:
         return jnp.einsum("btd,btp->dp", g_BTd, a_BTp, precision=precision, preferred_element_type=at_least_f32).T
     return jnp.einsum("btp,btd->pd", a_BTp, g_BTd, precision=precision, preferred_element_type=at_least_f32)

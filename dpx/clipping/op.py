@@ -126,9 +126,14 @@ class Op:
         """
         return {}
 
+    def backward(self, leaves: Any, residuals: Any, cotangent: Any) -> tuple[tuple, Any]:
+        """Returns `input_cotangent`, with numbers of 8 bits in the record as bfloat16, which holds them exactly."""
+        inputs, record = self.input_cotangent(leaves, residuals, cotangent)
+        return inputs, jax.tree.map(norms.at_least_bfloat16, record)
+
     def gradient(self, leaves: Any, residuals: Any, cotangent: Any) -> tuple[tuple, Any]:
         """Returns (cotangents of `inputs`, gradient of `leaves`): the backward pass without clipping."""
-        inputs, record = self.input_cotangent(leaves, residuals, cotangent)
+        inputs, record = self.backward(leaves, residuals, cotangent)
         return inputs, self.weighted_sum(leaves, record, self.ones(cotangent))
 
     def ones(self, cotangent: Any) -> tuple[Array, ...]:

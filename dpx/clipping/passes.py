@@ -39,7 +39,7 @@ def _backward(op: Op, kind: Pass, saved: Any, cotangent: Any) -> Any:
     if kind == "plain":
         inputs, gradient = op.gradient(values, residuals, cotangent)
         return None, inputs, None, _of_wanted(op, values, gradient, wanted)
-    inputs, record = op.input_cotangent(values, residuals, cotangent)
+    inputs, record = op.backward(values, residuals, cotangent)
     if kind == "weighted":
         # Not above zero: a weight may be negative.
         keep_U = jnp.stack([jnp.any(part.reshape(-1, part.shape[-1]) != 0, axis=0) for part in weights]).any(0)

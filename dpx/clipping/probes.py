@@ -144,7 +144,8 @@ def shapes_of(params: Any) -> dict[str, tuple[int, ...]]:
     for path, leaf in jax.tree_util.tree_leaves_with_path(params):
         name = path_name(path)
         require(name not in shapes, name, "is the path of two parameters", "Rename one of them")
-        require(hasattr(leaf, "shape"), name, f"is a {type(leaf).__name__} and not an array", "Give arrays")
+        fix = "Give arrays; split a model from its other values by eqx.partition(model, eqx.is_inexact_array) or nnx.split"
+        require(hasattr(leaf, "shape"), name, f"is a {type(leaf).__name__} and not an array", fix)
         shapes[name] = leaf.shape
     require(bool(shapes), "params", "contain no parameter", "Give arrays to differentiate by")
     return shapes

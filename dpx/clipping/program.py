@@ -17,7 +17,7 @@ from jax.extend.core import primitives
 from jaxtyping import Array
 
 from dpx.clipping import frozen as frozen_part
-from dpx.clipping import passes, readers
+from dpx.clipping import norms, passes, readers
 from dpx.clipping.probes import ELSEWHERE, ProbeSession, evaluated, shapes_of, wrap
 from dpx.clipping.readers import Scope
 from dpx.clipping.sites import Site
@@ -135,7 +135,7 @@ def zero_sums(params: Any) -> Any:
 
     Cotangents of bfloat16 parameters would be rounded to bfloat16 after they were weighted, beyond the clipping norm.
     """
-    return jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, jnp.promote_types(leaf.dtype, jnp.float32)), params)
+    return jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, norms.float32_or_wider(leaf.dtype)), params)
 
 
 def _evaluate(

@@ -79,6 +79,8 @@ SLACK = 2.0**-11
 
 # The smallest clipping norm. Beside a smaller one, what float32 loses below its smallest normal number could count.
 SMALLEST_CLIPPING_NORM = 1e-6
+# The largest number of float32: beyond it a clip weight would be infinity divided by infinity.
+LARGEST_CLIPPING_NORM = (2 - 2.0**-23) * 2.0**127
 
 # Terms that are added one after another, at most: in a block of an inner product; in another sum on CPUs, for each level of its tree;
 # and in another sum elsewhere.

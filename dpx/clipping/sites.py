@@ -93,7 +93,7 @@ def made(op: Op, values: Any, inputs: tuple, leaves: tuple, loops: tuple[int, ..
 
     def record_of(values, inputs):
         outputs, residuals = op.forward(values, inputs)
-        return *op.input_cotangent(values, residuals, jax.tree.map(jnp.zeros_like, outputs)), (outputs, residuals)
+        return *op.backward(values, residuals, jax.tree.map(jnp.zeros_like, outputs)), (outputs, residuals)
 
     cotangents, one, on_the_way = jax.eval_shape(record_of, values, inputs)
     for given, back in zip(inputs, cotangents, strict=True):

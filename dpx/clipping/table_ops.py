@@ -61,7 +61,7 @@ class Lookup(_Reading, ByRow):
 
     def weighted_sum(self, leaves, record, weights):
         g_BTd, table = rows(weights[0], record["g"]), leaves["table"]
-        start = jnp.zeros(table.shape, jnp.promote_types(table.dtype, F32))
+        start = jnp.zeros(table.shape, norms.float32_or_wider(table.dtype))
         return {"table": start.at[record["id"].astype(jnp.int32)].add(g_BTd)}
 
 
@@ -104,7 +104,7 @@ class Decode(Op):
 
     def forward(self, leaves, inputs):
         (h_BMd,) = inputs
-        at_least_f32 = jnp.promote_types(h_BMd.dtype, F32)
+        at_least_f32 = norms.float32_or_wider(h_BMd.dtype)
         logits_BMV = jnp.einsum("bmd,vd->bmv", h_BMd, leaves["table"].astype(h_BMd.dtype), preferred_element_type=at_least_f32)
         return logits_BMV + leaves["bias"] if "bias" in leaves else logits_BMV, h_BMd
 

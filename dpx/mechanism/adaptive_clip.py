@@ -9,7 +9,7 @@ from typing import Any, ClassVar, Literal
 
 import numpy as np
 
-from dpx.clipping.rounding import SMALLEST_CLIPPING_NORM
+from dpx.clipping.rounding import LARGEST_CLIPPING_NORM, SMALLEST_CLIPPING_NORM
 from dpx.declaration import declaration, require
 from dpx.mechanism.clip import Clip, Weights, flat_weights
 from dpx.randomness import RootSecret
@@ -91,7 +91,8 @@ class AdaptiveClip(Clip):
         noise = COUNT_SENSITIVITY * self.count_noise_multiplier * gaussian(key, 1, 1)[0, 0]
         within = (centred + noise) / expected_batch + 0.5
         moved = state * jnp.exp(-self.learning_rate * (within - self.target_quantile))
-        return jnp.clip(moved, max(self.clipping_norm / RANGE, SMALLEST_CLIPPING_NORM), self.clipping_norm * RANGE)
+        largest = min(self.clipping_norm * RANGE, LARGEST_CLIPPING_NORM)
+        return jnp.clip(moved, max(self.clipping_norm / RANGE, SMALLEST_CLIPPING_NORM), largest)
 
     def ledger_fields(self) -> dict[str, Any]:
         """Returns the ledger fields of the noisy count. The entry has no norm, since each step has its own."""

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import numpy as np
 
-from dpx.clipping.rounding import SMALLEST_CLIPPING_NORM
+from dpx.clipping.rounding import LARGEST_CLIPPING_NORM, SMALLEST_CLIPPING_NORM
 from dpx.declaration import declaration, require
 from dpx.randomness import RootSecret
 
@@ -102,6 +102,12 @@ class Clip:
             f"clip.clipping_norm={self.clipping_norm}",
             "float32 cannot clip gradients to such a small norm" if self.clipping_norm > 0 else "the clipping norm must be positive",
             f"Give a norm of {SMALLEST_CLIPPING_NORM:g} or more",
+        )
+        require(
+            self.clipping_norm <= LARGEST_CLIPPING_NORM,
+            f"clip.clipping_norm={self.clipping_norm}",
+            "is larger than the largest number of float32",
+            f"Give a norm of {LARGEST_CLIPPING_NORM:g} or less",
         )
 
 

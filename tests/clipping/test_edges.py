@@ -1,0 +1,196 @@
+"""Edges of `dpx.clipped_grad`: norms and parameters of narrow types, meshes with Explicit axes, what a loss may return beside its value.
+
+B: examples, D: width.
+"""
+
+import equinox
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.sharding import AxisType, NamedSharding
+from jax.sharding import PartitionSpec as P
+
+import dpx
+from dpx.clipping import ops
+from dpx.clipping.rounding import LARGEST_CLIPPING_NORM, MARGINS
+from dpx.declaration import ConfigError
+
+B, D = 8, 4
+METHODS = pytest.mark.parametrize("method", ["book_keeping", "ghost", "vmap"])
+X = jnp.asarray(np.random.default_rng(0).normal(0, 10, (B, D)), jnp.float32)
+K = jnp.asarray(np.random.default_rng(1).normal(0, 1, (D, D)), jnp.float32)
+
+
+def products(k, x):
+    return jnp.sin(x @ k).sum()
+
+
+@pytest.mark.parametrize("dtype", [jnp.bfloat16, jnp.float16, np.float64])
+@pytest.mark.parametrize("is_traced", [False, True], ids=["known", "traced"])
+def test_the_margin_of_a_clipping_norm_in_a_narrow_type_does_not_round_away(dtype, is_traced):
+    rows = jnp.asarray(np.random.default_rng(2).normal(0, 10, (40, 1, D)), jnp.float32)
+
+    def contributions(norm):
+        summed = lambda row: dpx.clipped_grad(jnp.dot, clipping_norm=norm)(jnp.zeros(D), row).total  # noqa: E731
+        return jax.lax.map(summed, rows)
+
+    norm = dtype(1.0)
+    found = jax.jit(contributions)(norm) if is_traced else contributions(norm)
+    lengths = np.linalg.norm(np.asarray(found, np.float64), axis=1)
+    assert np.all(lengths <= 1) and np.all(lengths > 1 - 2 * MARGINS["float32"])
+
+
+@pytest.mark.parametrize("norm", [3.5e38, 1e39, np.inf, np.nan])
+def test_a_clipping_norm_that_float32_cannot_hold_is_refused_or_lets_nothing_through(norm):
+    with pytest.raises(ConfigError, match=r"^clipping_norm=.*: must be at least 1e-06 and at most 3\.40282e\+38"):
+        dpx.clipped_grad(jnp.dot, clipping_norm=norm)
+    # Beyond the largest number of float32 lies infinity.
+    traced = jnp.float32(norm if np.isnan(norm) else np.inf)
+    found = jax.jit(lambda norm: dpx.clipped_grad(jnp.dot, clipping_norm=norm)(jnp.zeros(D), X))(traced)
+    assert not found.is_counted.any()
+    assert all(not jnp.any(field) for field in (found.total, found.norms, found.losses))
+
+
+def test_the_largest_clipping_norm_clips_nothing():
+    found = dpx.clipped_grad(jnp.dot, clipping_norm=LARGEST_CLIPPING_NORM)(jnp.zeros(D), X)
+    np.testing.assert_allclose(found.total, X.sum(0), rtol=1e-5)
+    assert found.is_counted.all()
+
+
+@METHODS
+def test_a_scalar_under_layers_is_clipped_with_the_others(method):
+    def loss(p, x):
+        return jnp.dot(p["w"], x) * p["layers"]["gain"] * p["layers"]["stack"].sum()
+
+    params = {"layers": {"gain": jnp.float32(2.0), "stack": jnp.ones(3)}, "w": jnp.ones(D)}
+    gradients = [jax.grad(loss)(params, x) for x in X]
+    norms = [float(np.sqrt(sum(np.square(leaf).sum() for leaf in jax.tree.leaves(one)))) for one in gradients]
+    found = dpx.clipped_grad(loss, clipping_norm=1.0, method=method)(params, X)
+    np.testing.assert_allclose(found.norms, norms, rtol=1e-5)
+    for found_leaf, *each in zip(*map(jax.tree.leaves, (found.total, *gradients)), strict=True):
+        weights = [(1 - MARGINS["float32"]) / max(norm, 1) for norm in norms]
+        terms = [w * np.asarray(one) for w, one in zip(weights, each, strict=True)]
+        np.testing.assert_allclose(found_leaf, sum(terms), atol=1e-5)
+
+
+def explicit(*axes):
+    return jax.make_mesh((2, 2), axes, axis_types=(AxisType.Explicit,) * 2, devices=jax.devices()[:4])
+
+
+def on(mesh, x, *spec):
+    return jax.device_put(x, NamedSharding(mesh, P(*spec)))
+
+
+def close(found, expected):
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(np.asarray(a), np.asarray(b), rtol=1e-5, atol=1e-5), found, expected)
+
+
+@METHODS
+@pytest.mark.parametrize("rows_per_unit", [1, 8])
+def test_an_explicit_mesh_gives_the_same_and_leaves_arrays_where_they_were(method, rows_per_unit):
+    loss = lambda k, x, gain: (products(k, x) * gain, {"x": x})  # noqa: E731
+    options = {"clipping_norm": 1.0, "shared_argnums": (2,), "method": method, "rows_per_unit": rows_per_unit}
+    gradient, mesh, gain = dpx.clipped_grad(loss, 0, True, **options), explicit("rows", "columns"), jnp.float32(0.5)
+    found = jax.jit(gradient)(on(mesh, K, None, "columns"), on(mesh, X, "rows"), on(mesh, gain))
+    close(found, gradient(K, X, gain))
+    assert found.total.sharding.spec == P(None, "columns")
+    place = "rows" if rows_per_unit == 1 else None
+    assert found.norms.sharding.spec == P(place) and found.aux["x"].sharding.spec == P(place, None)
+
+
+def test_an_explicit_mesh_without_jit_under_set_mesh_and_explained():
+    gradient, mesh = dpx.clipped_grad(products, clipping_norm=1.0), explicit("rows", "columns")
+    k, x = on(mesh, K), on(mesh, X, "rows")
+    close(gradient(k, x), gradient(K, X))
+    with jax.set_mesh(mesh):
+        close(jax.jit(gradient)(k, x), gradient(K, X))
+        assert [taken.route for taken in gradient.explain(k, x)] == ["product"]
+    assert [taken.route for taken in gradient.explain(k, x)] == ["product"]
+
+
+@pytest.mark.parametrize("method", ["book_keeping", "ghost", "vmap", "traced", "plain"])
+def test_sums_of_batches_on_an_explicit_mesh(method):
+    losses = lambda p, b: (jnp.sin(ops.dense(b["x"], p["k"])).sum(-1), {})  # noqa: E731
+
+    def summed(k, x):
+        if method == "plain":
+            return dpx.plain_sum(losses, {"k": k}, {"x": x})
+        return dpx.clipped_sum(losses, {"k": k}, {"x": x}, weights=lambda norms: 1 / jnp.maximum(norms, 1), method=method)
+
+    mesh = explicit("rows", "columns")
+    close(jax.jit(summed)(on(mesh, K, None, "columns"), on(mesh, X, "rows")), summed(K, X))
+
+
+def test_an_array_of_an_explicit_mesh_that_the_loss_closes_over_is_named():
+    mesh = explicit("rows", "columns")
+    gain = on(mesh, jnp.ones(D))
+    with pytest.raises(ConfigError, match="^the loss: closes over an array that lies on an Explicit mesh.*shared_argnums"):
+        dpx.clipped_grad(lambda k, x: products(k * gain, x), clipping_norm=1.0)(K, on(mesh, X, "rows"))
+
+
+def test_shapes_of_shared_arguments_are_enough_to_explain():
+    shapes = [jax.ShapeDtypeStruct(leaf.shape, leaf.dtype) for leaf in (K, X, jnp.ones(D))]
+    gradient = dpx.clipped_grad(lambda k, x, gain: products(k, x * gain), clipping_norm=1.0, shared_argnums=(2,))
+    assert [taken.route for taken in gradient.explain(*shapes)] == ["product"]
+
+
+NARROW = jnp.float8_e4m3fn
+# Each reads a parameter of eight bits; its gradient is that of the same number in float32.
+IN_EIGHT_BITS = {
+    "product": lambda k, x: jnp.sin(x @ k.astype(jnp.float32)).sum(),
+    "product_of_a_layer": lambda k, x: jnp.sin(jnp.outer(x, x) @ k.astype(jnp.float32)).sum(),
+    "elementwise": lambda k, x: jnp.sin(x * k.astype(jnp.float32)).sum(),
+    "several": lambda k, x: jnp.sin(jnp.sin(x @ k.astype(jnp.float32)) @ k.astype(jnp.float32)).sum(),
+}
+
+
+@pytest.mark.parametrize("name", IN_EIGHT_BITS)
+@pytest.mark.parametrize("options", [{}, {"method": "ghost"}, {"kept_bytes": 0}], ids=["book_keeping", "ghost", "grams"])
+def test_parameters_of_eight_bits_have_sums_of_float32(name, options):
+    loss, narrow = IN_EIGHT_BITS[name], K.astype(NARROW)
+    found = dpx.clipped_grad(loss, clipping_norm=1.0, **options)(narrow, X)
+    expected = dpx.clipped_grad(loss, clipping_norm=1.0, method="vmap")(narrow.astype(jnp.float32), X)
+    assert found.total.dtype == jnp.float32
+    np.testing.assert_allclose(found.norms, expected.norms, rtol=1e-5)
+    np.testing.assert_allclose(found.total, expected.total, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("options", [{}, {"method": "ghost"}, {"kept_bytes": 0}], ids=["book_keeping", "ghost", "grams"])
+def test_a_product_of_eight_bits_counts_its_factors_as_they_are_stored(options):
+    rows = jnp.asarray(np.random.default_rng(3).normal(0, 1, (B, 6, D)), jnp.float32)
+
+    def loss(k, x):
+        return (jax.lax.dot(x.astype(NARROW), k.astype(NARROW), preferred_element_type=jnp.float32) ** 2).sum()
+
+    found = dpx.clipped_grad(loss, clipping_norm=1.0, **options)(K, rows)
+    a, k = np.asarray(rows.astype(NARROW), np.float64), np.asarray(K.astype(NARROW), np.float64)
+    gradients = np.einsum("btp,btd->bpd", a, 2 * a @ k)
+    norms = np.sqrt(np.square(gradients).sum((1, 2)))
+    np.testing.assert_allclose(found.norms, norms, rtol=1e-4)
+    weights = (1 - MARGINS["bfloat16"]) / np.maximum(norms, 1)
+    np.testing.assert_allclose(found.total, np.einsum("b,bpd->pd", weights, gradients), rtol=1e-4, atol=1e-4)
+
+
+@METHODS
+def test_what_a_loss_returns_beside_its_value_is_refused_by_name(method):
+    gradient = lambda aux, **options: dpx.clipped_grad(  # noqa: E731
+        lambda k, x, key: (products(k, x), aux(key)), has_aux=True, clipping_norm=1.0, method=method, **options
+    )
+    keys = jax.random.split(jax.random.key(0), B)
+    with pytest.raises(ConfigError, match="^aux/name: is a str and not an array"):
+        gradient(lambda key: {"name": "text"})(K, X, keys)
+    with pytest.raises(ConfigError, match="^aux: is a random key, which cannot be added up over the 2 rows of a unit"):
+        gradient(lambda key: key, rows_per_unit=2)(K, X, keys)
+    assert gradient(lambda key: key)(K, X, keys).aux.shape == (B,)
+    found = gradient(lambda key: {"count": 3, "nothing": None}, rows_per_unit=2)(K, X, keys).aux
+    np.testing.assert_array_equal(found["count"], [6] * (B // 2))
+
+
+def test_a_module_with_values_that_are_no_arrays_is_refused_with_the_line_that_works():
+    module = equinox.nn.MLP(D, 1, 3, 1, key=jax.random.key(0))
+    with pytest.raises(ConfigError, match=r"^activation: is a .* not an array. .*eqx.partition\(model, eqx.is_inexact_array\)"):
+        dpx.clipped_grad(lambda module, x: module(x)[0], clipping_norm=1.0)(module, X)
+    arrays, others = equinox.partition(module, equinox.is_inexact_array)
+    found = dpx.clipped_grad(lambda arrays, x: equinox.combine(arrays, others)(x)[0], clipping_norm=1.0)(arrays, X)
+    assert jax.tree.structure(found.total) == jax.tree.structure(arrays)
