@@ -2,10 +2,10 @@
 
 import dataclasses
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from dpx import config
-from dpx.claim.seals import STATEMENT, read_statement
+from dpx.claim.seals import STATEMENT
 from dpx.declaration import require
 from dpx.experiment import Experiment
 from dpx.records import to_json
@@ -20,12 +20,14 @@ class Loaded:
         params: The released weights, a nested dict of arrays whose paths and shapes are the model's `parameter_shapes`.
         privacy: The content of `privacy.json`.
         is_checked: Whether the release was compared with the run's ledger; false for a copy of `release/` without `private/`.
+        checked_by: What it was compared with: "ledger", in a copy "manifest" (then it is the word of its sender), or `None`.
     """
 
     experiment: Experiment
     params: Any
     privacy: dict[str, Any]
     is_checked: bool
+    checked_by: Literal["ledger", "manifest"] | None
 
 
 def load(run: str | Path) -> Loaded:
@@ -39,15 +41,15 @@ def load(run: str | Path) -> Loaded:
 
     Raises:
         ConfigError: If the run does not exist or released no weights, if its statement is missing, or if its files disagree with its
-            ledger.
+            ledger, or a copy of them with its manifest.
     """
     cfg, path = config.load(str(run))
     require((path / "release" / "params").exists(), f"run={path}", "contains no released parameters", "Let it train to its end")
     require((path / "release" / STATEMENT).exists(), f"run={path}", "contains no statement", f"Restore its release/{STATEMENT}")
-    from dpx.claim import agreement
+    from dpx.claim import received
     from dpx.training.checkpoint import released
 
-    is_checked = agreement.check(path) is not None
+    found = received.read(path)
     experiment, _ = config.build(cfg)
-    params, privacy = released(path / "release" / "params"), to_json(read_statement(path / "release" / STATEMENT))
-    return Loaded(experiment, params, privacy, is_checked)
+    params, privacy = released(path / "release" / "params"), to_json(found.statement)
+    return Loaded(experiment, params, privacy, found.checked_by == "ledger", found.checked_by)

@@ -1,4 +1,5 @@
-"""The JSON Schemas of `privacy.json`, `plan.json` and `chain.json`, and the page of their fields, made from the records.
+"""The JSON Schemas of `privacy.json`, `plan.json`, `chain.json` and `dpx_manifest.json`, and the page of their fields, made from the
+records.
 
 `python -m tests.record_pages` writes them into `dpx/docs/`; a test makes them again and compares.
 """
@@ -15,19 +16,20 @@ from pydantic import TypeAdapter
 
 import dpx
 from dpx.chain import document as chain_document
-from dpx.claim import document
+from dpx.claim import document, manifest
 from dpx.job import plan_records
 from dpx.records import TAG, ordered
 from tests import config_page
 
 DOCS = Path(dpx.__file__).parent / "docs"
 FILES: dict[str, Any] = {"privacy": document.Statement, "plan": plan_records.PlanDocument, "chain": chain_document.ChainStatement}
-INTRODUCTION = """# The fields of privacy.json, plan.json and chain.json
+FILES |= {"dpx_manifest": manifest.ReleaseManifest}
+INTRODUCTION = """# The fields of privacy.json, plan.json, chain.json and dpx_manifest.json
 
 Made from the records in the code by `python -m tests.record_pages`; not edited by hand. The same fields as JSON Schemas:
-[schemas/privacy.schema.json](schemas/privacy.schema.json), [schemas/plan.schema.json](schemas/plan.schema.json) and
-[schemas/chain.schema.json](schemas/chain.schema.json). A file is one of the records that its section lists first, told apart by `kind`;
-every field is written, and a field that is not listed is refused.
+[schemas/privacy.schema.json](schemas/privacy.schema.json), [schemas/plan.schema.json](schemas/plan.schema.json),
+[schemas/chain.schema.json](schemas/chain.schema.json) and [schemas/dpx_manifest.schema.json](schemas/dpx_manifest.schema.json). A file is
+one of the records that its section lists first, told apart by `kind`; every field is written, and a field that is not listed is refused.
 """
 
 

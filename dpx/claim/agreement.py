@@ -11,8 +11,9 @@ for a copy of its `release/`. The statement lists what cannot be detected.
 import json
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
+from dpx.claim import manifest
 from dpx.claim.seals import STATEMENT, read_node, seal
 from dpx.declaration import ConfigError, require, several
 from dpx.durable import write_durably
@@ -39,16 +40,20 @@ Found = tuple[str, Mark | None, Any]
 def check(folder: Path) -> Ledger | None:
     """Returns the ledger of the run in `folder`, after a check of every part of the folder against it.
 
-    Returns `None` if the private tree holds nothing of a run: a copied release/ is checked only against the seals beside its weights.
-    Raises `ConfigError`, naming the file, if the ledger ends before a line that another file names, or if a statement or a config was not
-    sealed.
+    Returns `None` if the private tree holds nothing of a run: a copied release/ is checked only against its manifest and the seals beside
+    its weights. Raises `ConfigError`, naming the file, if the ledger ends before a line that another file names, or if a statement or a
+    config was not sealed.
     """
+    return checked(folder)[0]
+
+
+def checked(folder: Path) -> tuple[Ledger | None, Literal["ledger", "manifest"] | None]:
+    """Returns what `check` does, and what the folder was checked against: `None` for a copied release/ without a manifest."""
     artefacts = list(_artefacts(folder))
     if not (folder / LEDGER).is_file():
         held = [name for name, _, _ in artefacts] + _held_in_private(folder)
         if all(name.startswith("release/") for name in held):
-            check_copy(folder / "release")
-            return None
+            return None, "manifest" if check_copy(folder / "release") else None
         raise _disagreement(folder, "is missing", held)
     ledger = Ledger(folder / LEDGER)
     for name, mark, _ in artefacts:
@@ -56,7 +61,7 @@ def check(folder: Path) -> Ledger | None:
         if missing:
             raise _disagreement(folder, missing, [name])
     _require_sealed(folder, ledger, artefacts)
-    return ledger
+    return ledger, "ledger"
 
 
 def before_training(folder: Path) -> Ledger | None:
@@ -78,14 +83,15 @@ def before_training(folder: Path) -> Ledger | None:
     return ledger
 
 
-def check_copy(release: Path) -> None:
-    """Raises `ConfigError` if the statement or the config in a copy of `release/` is not the one that its weights were released with.
+def check_copy(release: Path) -> bool:
+    """Returns whether a copy of `release/` agrees with its manifest; `False` without one.
 
-    A release without weights cannot be checked.
+    Raises `ConfigError` if it does not, and if its statement or its config is not the one that its weights were released with. A release
+    without weights cannot be checked.
     """
     weights, statement, config = release / "params", release / STATEMENT, release / CONFIG
     if not weights.is_dir():
-        return
+        return False
     told = _facts_beside(weights)
     if statement.is_file():
         fits = told.get("statement") == seal(read_node(statement, OR_COPY))
@@ -93,6 +99,7 @@ def check_copy(release: Path) -> None:
     if config.is_file():
         fits = told.get("config") == seal(config.read_text(errors="replace"))
         require(fits, config, "differs from the config that these weights were trained with", OR_COPY)
+    return manifest.check(release)
 
 
 def seal_winner(release: Path, document: dict[str, Any]) -> None:
@@ -105,6 +112,7 @@ def seal_winner(release: Path, document: dict[str, Any]) -> None:
         told = read_json(metadata)
         facts = _dict(told, "custom_metadata") | {"statement": seal(document)}
         write_durably(metadata, json.dumps(told | {"custom_metadata": facts}))
+        manifest.write(release)
 
 
 def _require_sealed(folder: Path, ledger: Ledger, artefacts: Sequence[Found]) -> None:

@@ -10,7 +10,9 @@ import jax.numpy as jnp
 
 from dpx import file_checksums
 from dpx.checkpoint_folder import weight_files
-from dpx.claim.seals import STATEMENT, read_statement, seal
+from dpx.claim import received
+from dpx.claim.received import Received
+from dpx.claim.seals import seal
 from dpx.data.declarations import Data
 from dpx.data.prepare import vocabulary_place
 from dpx.data.tokenizer import TextTokenizer, of_path
@@ -31,7 +33,7 @@ from dpx.training.evaluation import require_vocabulary, store_of
 class Weights:
     """A causal decoder that is not loaded yet.
 
-    `style` says how its training rows begin, `checksum` identifies its weights, `guarantee` is that of the statement beside them, if any.
+    `style` says how its training rows begin, `checksum` identifies its weights, `received` is what is stated beside them, if anything.
     """
 
     model: AnyDecoder
@@ -39,7 +41,7 @@ class Weights:
     tokenizer: TextTokenizer
     style: Style
     checksum: str
-    guarantee: str | None
+    received: Received
     load: Callable[[], Any]
 
     @property
@@ -49,8 +51,8 @@ class Weights:
         return tuple(sorted({self.tokenizer.special.sep_id} | ({named} if named is not None else set())))
 
 
-def of_run(model: AnyModel, task: Task, data: Data, privacy: Privacy, vocabulary_size: int, release: Path) -> Weights:
-    """Returns the released weights of a run; adapters are merged when they are loaded.
+def of_run(model: AnyModel, task: Task, data: Data, privacy: Privacy, vocabulary_size: int, release: Path, found: Received) -> Weights:
+    """Returns the released weights of a run, `found` in its `release`; adapters are merged when they are loaded.
 
     Its rows are not read if its vocabulary was given. Raises `ConfigError` for another model or task, and for another vocabulary than that
     of the weights.
@@ -62,9 +64,9 @@ def of_run(model: AnyModel, task: Task, data: Data, privacy: Privacy, vocabulary
         folder = vocabulary_place(data.vocabulary.path)
         tokenizer = of_path(folder, data.vocabulary.size)
         require_vocabulary(place, tokenizer.checksum, folder)
-    checksum, guarantee = seal(facts_beside(place).get("weights")), read_statement(release / STATEMENT).guarantee
+    checksum = seal(facts_beside(place).get("weights"))
     load = lambda: merge_adapters(released(place))  # noqa: E731
-    return Weights(model, vocabulary_size, tokenizer, Style.of_rows(data.source), checksum, guarantee, load)
+    return Weights(model, vocabulary_size, tokenizer, Style.of_rows(data.source), checksum, found, load)
 
 
 def of_checkpoint(path: str) -> Weights:
@@ -73,11 +75,10 @@ def of_checkpoint(path: str) -> Weights:
     model = _decoder(checkpoint.model, task, checkpoint.asked)
     size = model.vocabulary_size or 0
     tokenizer, selected = of_path(checkpoint.folder, size), checkpoint.select(task.parameter_shapes(model, size))
-    statement = checkpoint.folder / STATEMENT
-    guarantee = read_statement(statement).guarantee if statement.is_file() else None
+    found = received.read(checkpoint.folder)
     checksum = seal({name: file_checksums.of_file(checkpoint.folder / name) for name in weight_files(checkpoint.folder)})
     load = lambda: jax.tree.map(jnp.asarray, nested(checkpoint.leaves(selected)))  # noqa: E731
-    return Weights(model, size, tokenizer, Style(), checksum, guarantee, load)
+    return Weights(model, size, tokenizer, Style(), checksum, found, load)
 
 
 def _decoder(model: AnyModel, task: Task, where: str = "run") -> AnyDecoder:

@@ -5,7 +5,8 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from dpx.checkpoint_folder import called
+from dpx.checkpoint_folder import called, folder_of
+from dpx.claim import received
 from dpx.data import tokenizer
 from dpx.data.declarations import Data
 from dpx.data.store import VOCABULARY, Store
@@ -16,7 +17,7 @@ from dpx.init.declarations import FromCheckpoint, FromFile, FromRun, Init
 from dpx.init.parent import Parent, of_fork, open_parent
 from dpx.init.relation import contradictions, declared_disjoint, is_same_data, learnt_from_protected, noted_alone, relation
 from dpx.interop.checkpoint import Checkpoint
-from dpx.interop.trained_on import among, named_by_card
+from dpx.interop.trained_on import among, is_card_of_dpx, named_by_card
 from dpx.models.shape import AnyModel
 from dpx.models.trained import OutputLayer, Trained
 from dpx.optimizer import Optimizer
@@ -245,8 +246,8 @@ def _is_same_optimizer(one: Optimizer, other: Optimizer) -> bool:
 
 
 def _of_checkpoint(init: FromCheckpoint, receiver: Receiver, store: Store | None) -> Origin:
+    require_not_exported(init)
     checkpoint = Checkpoint(init.path)
-    require_not_exported(checkpoint)
     _require_same_function(checkpoint.asked, checkpoint.model, receiver.model, "model=hf")
     selected = checkpoint.select(receiver.shapes, receiver.model)
     _require_trained(selected.made_new, receiver.train)
@@ -274,10 +275,11 @@ def _require_trained(made_new: Iterable[str], train: Trained) -> None:
     require(not frozen, f"train={train.kind}", f"{', '.join(frozen[:2])} would be initialised at random and never trained", fix)
 
 
-def require_not_exported(checkpoint: Checkpoint) -> None:
-    """Raises `ConfigError` for weights that a run of dpx trained: their privacy cost must be charged."""
-    of_run = checkpoint.config.get("dpx")
-    require(of_run is None, checkpoint.asked, "contains weights that a run of dpx trained and exported", f"Use init=run init.run={of_run}")
+def require_not_exported(init: FromCheckpoint) -> None:
+    """Raises `ConfigError` for weights that a run of dpx trained, or that were saved again from such weights: their privacy cost must be
+    charged. Adapters that PEFT merged and saved without the export's tokenizer and card have no mark of dpx left."""
+    folder, asked = folder_of(init.path), f"init.path={init.path}"
+    received.require_not_of_dpx(folder, asked, is_card_of_dpx(folder))
 
 
 def _require_own_tokenizer(checkpoint: Checkpoint, store: Store) -> None:

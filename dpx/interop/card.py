@@ -13,11 +13,13 @@ from pathlib import Path
 import yaml
 
 from dpx.checkpoint_folder import hub_name
+from dpx.claim import manifest, received
 from dpx.claim.document import PlainStatement, RunStatement, Statement, StudyStatement
 from dpx.init.declarations import FromCheckpoint, Init
-from dpx.interop.trained_on import license_named_by_card
+from dpx.interop.trained_on import RELEASE, license_named_by_card
 from dpx.places import told
 from dpx.privacy.origins import VERDICTS, in_words
+from dpx.records import to_json
 from dpx.task.declarations import CausalLanguageModel, Classification, MaskedLanguageModel, MultipleChoice, Task
 
 # The hub's names of tasks; the first three are those of a pipeline of transformers too.
@@ -56,15 +58,23 @@ class Model:
     published: Published
 
 
-def card(statement: Statement, model: Model, training: str | None, exporting: str, changed: Sequence[str] = ()) -> str:
+def card(
+    statement: Statement,
+    model: Model,
+    training: str | None,
+    exporting: str,
+    changed: Sequence[str] = (),
+    checked_by: received.CheckedBy = "ledger",
+) -> str:
     """Returns Markdown, with the front matter that model hubs read.
 
-    `training` and `exporting` are the commands that made the run and this folder; `changed` says what training changed.
+    `training` and `exporting` are the commands that made the run and this folder; `changed` says what training changed, `checked_by` what
+    the statement was checked against (`dpx.claim.received`).
     """
     kind = f"A {model.architecture}" if model.base is None else f"Adapters of `{model.base}` as a {model.architecture}"
-    lines = [*_front_matter(model, statement.guarantee), f"# {model.name}", ""]
+    lines = [*_front_matter(model, statement), f"# {model.name}", ""]
     lines += [f"{kind}, trained with dpx (train={model.trained}).", "", "## Usage", "", "```python", *_usage(model), "```", ""]
-    lines += ["## Privacy", "", f"guarantee: **{statement.guarantee}**", ""]
+    lines += ["## Privacy", "", f"guarantee: **{statement.guarantee}**{received.said(checked_by)}", ""]
     lines += _claim(statement)
     lines += _listed("Reasons", statement.reasons)
     begins_from = () if isinstance(statement, StudyStatement) else statement.init.origins
@@ -102,7 +112,7 @@ def _told_override(override: str) -> str:
     return f"{key}={value[: len(value) - len(value.lstrip('['))]}{','.join(parts)}{value[len(value.rstrip(']')) :]}"
 
 
-def _front_matter(model: Model, guarantee: str) -> list[str]:
+def _front_matter(model: Model, statement: Statement) -> list[str]:
     """Returns the lines that hubs read; the licence is `unknown` if neither the user nor the checkpoint's card names one."""
     tag, base = _TAGS.get(type(model.task)), model.published.base
     return [
@@ -111,7 +121,8 @@ def _front_matter(model: Model, guarantee: str) -> list[str]:
         f"license: {json.dumps(model.published.license or 'unknown')}",
         *([f"base_model: {json.dumps(base)}"] if base else []),
         *([f"pipeline_tag: {tag}"] if tag else []),
-        *("tags:", "- differential-privacy", f"- guarantee-{guarantee}", "---", ""),
+        f"{RELEASE}: {json.dumps(manifest.release_id(to_json(statement)))}",
+        *("tags:", "- differential-privacy", f"- guarantee-{statement.guarantee}", "---", ""),
     ]
 
 

@@ -15,9 +15,9 @@ from safetensors import SafetensorError
 from tokenizers import Tokenizer
 from tokenizers.processors import TemplateProcessing
 
-from dpx.claim import agreement
+from dpx.claim import manifest, received
 from dpx.claim.document import Statement
-from dpx.claim.seals import STATEMENT, read_statement
+from dpx.claim.seals import STATEMENT
 from dpx.data import tokenizer as text_tokenizer
 from dpx.data.store import VOCABULARY, Store
 from dpx.data.vocabulary import SpecialIds
@@ -32,7 +32,7 @@ from dpx.interop.written import Written, written
 from dpx.models.decoder import AnyDecoder
 from dpx.models.lora import merge_adapters
 from dpx.models.shape import AnyModel, Bert
-from dpx.run_folder import CONFIG, RunFolder
+from dpx.run_folder import CONFIG, RunFolder, read_json
 from dpx.task.declarations import Classification, Task
 from dpx.training.checkpoint import on_host
 from dpx.training.evaluation import store_of
@@ -60,7 +60,7 @@ def export(
     `format="peft"` also for a run without adapters of a checkpoint.
     """
     require(not to.exists() and not to.is_symlink(), to, "already exists", "Delete it, or name another folder with job.to")
-    agreement.check(folder)
+    found = received.read(folder)
     RunFolder(folder).require_no_links()
     release, published = folder / "release", (published or Published()).with_defaults(experiment.init)
     model, task, tree = experiment.model, experiment.task, _released(release / PARAMS)
@@ -72,19 +72,23 @@ def export(
         leaves, special = _with_padding(model, task, by_path(_merged(tree)), store)
         converted = written(model, task, leaves, max(experiment.vocabulary_size, special.pad_id + 1), experiment.data.labels, special)
     assert isinstance(model, Bert | AnyDecoder)
-    require((release / STATEMENT).is_file(), release, "contains weights but not their statement", f"Restore its {STATEMENT}")
-    statement = read_statement(release / STATEMENT)
+    if (statement := found.statement) is None:
+        raise ConfigError(release, "contains weights but not their statement", f"Restore its {STATEMENT}")
+    mark = received.mark(folder.name, release)
     shown = Model(experiment.name, converted.architecture, task, experiment.train.kind, converted.base, published)
     with _written_whole(to) as unfinished:
         tensors.write(unfinished / converted.weights_file, converted.tensors)
-        # A later init=hf is refused by this: these weights have a privacy cost. Adapters alone cannot start a run.
-        config = converted.config | ({"dpx": folder.name} if converted.base is None else {})
+        config = converted.config | (mark if converted.base is None else received.adapters_mark(converted.config, mark))
         (unfinished / converted.config_file).write_text(json.dumps(config, indent=2) + "\n")
         _write_tokenizer(unfinished, store, special, model.segments, experiment.data.sequence_length)
+        settings = unfinished / "tokenizer_config.json"
+        settings.write_text(json.dumps(read_json(settings) | mark, indent=2) + "\n")
         shutil.copyfile(release / STATEMENT, unfinished / STATEMENT)
         shutil.copyfile(release / CONFIG, unfinished / "dpx_config.yaml")
         command = f"python -m dpx job=export job.format={format} run=outputs/{folder.name}"
-        (unfinished / "README.md").write_text(card(statement, shown, training_command(folder / "private"), command, changed(statement)))
+        told = card(statement, shown, training_command(folder / "private"), command, changed(statement), found.checked_by)
+        (unfinished / "README.md").write_text(told)
+        manifest.write(unfinished)
     return converted
 
 

@@ -12,6 +12,8 @@ from typing import Any
 
 import yaml
 
+# In the front matter of a card that dpx wrote: the random id of the release.
+RELEASE = "dpx_release"
 _FRONT = re.compile(r"\A\s*---[ \t]*\n(.*?)\n---[ \t]*(?:\n|\Z)", re.DOTALL)
 _HEADING = re.compile(r"^(#+)\s+(.*)$")
 _LINK = re.compile(r"\[([^\]]+)\]\(")
@@ -34,14 +36,24 @@ def named_by_card(folder: Path) -> list[str]:
 
 def license_named_by_card(path: str) -> str | None:
     """Returns the licence in the front matter of the model card of the checkpoint in the folder `path`; `None` if it names none."""
-    card = Path(path) / "README.md"
+    named = _facts_of_card(Path(path)).get("license")
+    return named if isinstance(named, str) else None
+
+
+def is_card_of_dpx(folder: Path) -> bool:
+    """Returns whether the model card in `folder` was written by an export of dpx."""
+    return RELEASE in _facts_of_card(folder)
+
+
+def _facts_of_card(folder: Path) -> dict[str, Any]:
+    """Returns the front matter of a model card; empty without a card, and for what is not valid YAML."""
+    card = folder / "README.md"
     match = _FRONT.match(card.read_text(encoding="utf-8-sig", errors="replace").replace("\r\n", "\n")) if card.is_file() else None
     try:
         facts = yaml.safe_load(match.group(1)) if match else None
     except (yaml.YAMLError, ValueError):
-        return None
-    named = facts.get("license") if isinstance(facts, dict) else None
-    return named if isinstance(named, str) else None
+        return {}
+    return facts if isinstance(facts, dict) else {}
 
 
 def _of_front_matter(text: str) -> list[str]:

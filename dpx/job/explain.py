@@ -25,6 +25,10 @@ from dpx.records import to_json
 from dpx.run_folder import RunFolder, write_json
 from dpx.table import Table
 
+AS_STATED = (
+    "AS ITS SENDER STATES: the private/ folder of the run is missing; the files agree with the sender's manifest, but the statement is "
+    "trusted without a ledger, and steps may be missing from it."
+)
 POINTS = (0.1, 0.25, 0.5, 0.75, 1.0)
 
 NEIGHBOURS = {
@@ -63,24 +67,24 @@ class Explain:
         if self.chain is not None:
             _explain_chain(self.chain, experiment, folder)
             return
-        said, is_checked = self.said(experiment, folder)
-        document = said.as_json() | {"is_checked": is_checked}
+        said, checked_by = self.said(experiment, folder)
+        document = said.as_json() | {"is_checked": checked_by == "ledger", "checked_by": checked_by}
         write_json(folder.made_release() / "explain.json", document)
         answer(document)
         _show(said)
         _show_utility(folder.path)
 
-    def said(self, experiment: Experiment, folder: RunFolder) -> tuple[Explanation, bool]:
-        """Returns the explanation of the config or the run, and whether the run's folder was checked against its ledger."""
+    def said(self, experiment: Experiment, folder: RunFolder) -> tuple[Explanation, str | None]:
+        """Returns the explanation of the config or the run, and what the run's folder was checked against (`dpx.claim.received`)."""
         from dpx.claim import agreement
 
-        is_checked, stated = agreement.check(folder.path) is not None, _statement(folder.path)
+        (_, checked_by), stated = agreement.checked(folder.path), _statement(folder.path)
         begins_from = () if stated is not None else _planned_start(experiment, self.size is None, folder.fork)
         said = explain(experiment, self._size(experiment, stated), stated, begins_from)
         said = _with_change(said, experiment, folder.release, stated)
-        if stated is not None and not is_checked:
-            said = dataclasses.replace(said, words=(UNCHECKED, *said.words))
-        return said, is_checked
+        if stated is not None and checked_by != "ledger":
+            said = dataclasses.replace(said, words=(AS_STATED if checked_by else UNCHECKED, *said.words))
+        return said, checked_by
 
     def _size(self, experiment: Experiment, stated: AnyRun | None) -> int:
         """Returns the number that was given, or stated (less the places of canaries, which are counted in again), or counted; 0 if it is

@@ -87,7 +87,7 @@ class Generate:
         reason = f"leaves no position of the model's {weights.model.positions} for a prompt"
         require(room > 0, f"generate.max_new_tokens={self.max_new_tokens}", reason, "Lower it")
         prompts = read(file, style, weights.tokenizer, room, self.limit)
-        path, covered = self._path(folder, file), self._covered(weights.guarantee)
+        path, covered = self._path(folder, file), self._covered(weights.received)
         facts = covered | {MADE_FROM: self._made_from() | {"weights": weights.checksum, "prompts": file_checksums.of_file(file)["sha256"]}}
         rule = Rule(self.max_new_tokens, weights.ends, self.temperature, self.top_p, self.beams)
         keep_compiled_programs()
@@ -118,13 +118,13 @@ class Generate:
             require(not folder.has_begun, both, "only one of them can complete the prompts", "Remove one of them")
             require(self.output is not None, "generate.output=null", "a checkpoint is not a run with a folder", "Name a .jsonl file")
             return of_checkpoint(self.checkpoint)
-        from dpx.claim import agreement
+        from dpx.claim import received
 
         began = (folder.release / "params").is_dir()
         require(began, "run", "no finished run is named", "Add run=<folder>, or generate.checkpoint=<folder>")
-        agreement.check(folder.path)
+        found = received.read(folder.path)
         parts = experiment.model, experiment.task, experiment.data, experiment.privacy, experiment.vocabulary_size
-        return of_run(*parts, folder.release)
+        return of_run(*parts, folder.release, found)
 
     def _path(self, folder: RunFolder, prompts: Path) -> Path:
         """Returns the file that is written. Raises `ConfigError` for completions of protected prompts in a folder that may be shared."""
@@ -146,11 +146,11 @@ class Generate:
         # Nothing is drawn without a temperature.
         return {name: getattr(self, name) for name in names} | ({"seed": self.seed} if self.temperature > 0 else {})
 
-    def _covered(self, guarantee: str | None) -> dict[str, Any]:
-        """Returns the guarantee of the weights, and a sentence on what it covers of the completions."""
-        of_weights = f"the weights' guarantee is {guarantee}" if guarantee else "the weights have no statement of dpx"
+    def _covered(self, found: Any) -> dict[str, Any]:
+        """Returns the guarantee of the weights (`dpx.claim.received.Received`), and a sentence on what it covers of the completions."""
+        of_weights = f"the weights' guarantee is {found.in_words()}" if found.statement else "the weights have no statement of dpx"
         if self.prompts_provenance == "public":
             covers = "completions have the same: prompts are declared public, and only weights are read (post-processing)"
         else:
             covers = "it does not cover this file: prompts may be protected, and completions show them"
-        return {"guarantee": guarantee, "prompts_provenance": self.prompts_provenance, "covers": f"{of_weights}; {covers}"}
+        return found.facts | {"prompts_provenance": self.prompts_provenance, "covers": f"{of_weights}; {covers}"}

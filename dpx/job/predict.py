@@ -55,11 +55,11 @@ class Predict:
         if self.checkpoint is not None:
             classifier = of_checkpoint(self.checkpoint)
         else:
-            from dpx.claim import agreement
+            from dpx.claim import received
 
             began = (folder.release / "params").is_dir()
             require(began, "run", "no finished run is named", "Add run=<folder>, or job.checkpoint=<exported folder>")
-            agreement.check(folder.path)
+            received.read(folder.path)
             classifier = of_run(experiment, folder.release / "params")
         columns = self._columns(trained_on, classifier.choices)
         texts = (columns.read_texts(where, row) for where, row in records(read))

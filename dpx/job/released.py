@@ -6,7 +6,6 @@ from typing import Literal
 from rich.table import Table
 
 from dpx.checkpoint_folder import is_hub_id
-from dpx.claim.seals import STATEMENT, read_statement
 from dpx.console import Console, answer, wide_console
 from dpx.declaration import declaration, require
 from dpx.experiment import Experiment
@@ -24,10 +23,10 @@ class Evaluate:
         require(
             params_path.exists(), f"run={folder.path}", "contains no released parameters", "Let it train to its end, or name another run"
         )
-        from dpx.claim import agreement
+        from dpx.claim import received
         from dpx.training.evaluation import of_released
 
-        is_checked = agreement.check(folder.path) is not None
+        found = received.read(folder.path)
         results = of_released(experiment, params_path)
         baselines = {f"{name}_accuracy": value for name, value in results.baselines.items()}
         write_json(folder.made_private() / "evaluation.json", results.heldout | baselines | {"rows": results.rows})
@@ -37,10 +36,8 @@ class Evaluate:
         for baseline in not_above(results):
             table.add_row("not above", baseline)
         Console().print(table)
-        claim = read_statement(folder.release / STATEMENT)
-        answer(results.heldout | baselines | {"rows": results.rows, "guarantee": claim.guarantee, "is_checked": is_checked})
-        unchecked = "" if is_checked else " (unchecked: the folder has no private/ to compare it with)"
-        Console().print(f"guarantee: {claim.guarantee}{unchecked}", highlight=False)
+        answer(results.heldout | baselines | {"rows": results.rows} | found.facts)
+        Console().print(f"guarantee: {found.in_words()}", highlight=False)
 
 
 @declaration

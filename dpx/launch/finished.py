@@ -6,13 +6,14 @@ from typing import Any, cast
 from omegaconf import OmegaConf
 
 from dpx import config
+from dpx.claim.manifest import MANIFEST
 from dpx.claim.seals import STATEMENT, read_run_statement
 from dpx.places import without_places
 from dpx.results import read_results
 from dpx.run_folder import Status
 
 # The files that a run writes at its end; if one of them is removed, the same command makes it again.
-_LEFT = ("release/params", f"release/{STATEMENT}", "private/results.json")
+_LEFT = ("release/params", f"release/{STATEMENT}", f"release/{MANIFEST}", "private/results.json")
 JOBS = ("train", "resume")
 
 

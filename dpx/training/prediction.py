@@ -16,6 +16,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from dpx.claim import received
 from dpx.data.length_buckets import in_batches, widths_of
 from dpx.data.rows import marked_examples
 from dpx.data.tokenizer import TextTokenizer, of_path
@@ -96,6 +97,7 @@ def of_checkpoint(path: str) -> Classifier:
     Raises `ConfigError` if it is not a complete classifier, or has no tokenizer.
     """
     checkpoint = Checkpoint(path, "job.checkpoint")
+    received.read(checkpoint.folder)
     named = checkpoint.config.get("id2label")
     require(
         isinstance(named, dict) and len(named) > 1,

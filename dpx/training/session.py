@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 from dpx import interruption
 from dpx.audit.objective import without
-from dpx.claim import outside_code, seals, statement
+from dpx.claim import manifest, outside_code, seals, statement
 from dpx.claim.document import AnyRun, RunStatement, headline
 from dpx.claim.spending import Spending
 from dpx.clipping.frozen import merged
@@ -120,6 +120,7 @@ class Session:
         together.write_weights(
             place, state, self.runtime.step, self.folder.private, lambda params, trained: beside | weights.facts(params, trained)
         )
+        manifest.write(self.folder.release)
         metric = experiment.task.metric
         results = Results(
             steps=done,

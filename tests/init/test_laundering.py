@@ -16,6 +16,7 @@ import dpx
 from dpx.claim import agreement
 from dpx.claim.agreement import CHECKPOINTS
 from dpx.claim.calibration import calibrate
+from dpx.claim.manifest import MANIFEST
 from dpx.claim.sources import read
 from dpx.claim.spent import planned_end, require_bound
 from dpx.console import Console
@@ -275,6 +276,9 @@ def test_weights_that_were_exchanged_are_found(place, parent, handed, tmp_path):
 
     export(tmp_path / "other", nested(moved), {})
     shutil.copytree(tmp_path / "other" / "state", state)
+    with pytest.raises(ConfigError, match="params/state.*dpx_manifest.json"):
+        began(place, "init=run", f"init.run={handed}")
+    (handed / MANIFEST).unlink()
     with pytest.raises(ConfigError, match="other weights than the run released"):
         began(place, "init=run", f"init.run={handed}")
 
@@ -484,6 +488,9 @@ def test_a_run_that_cannot_be_begun_from(place, parent, copied, handed, tmp_path
         began(place, "init=run", f"init.run={copied}", "init.step=1")
     (damaged,) = [path for path in (handed / PARAMS / "state" / "d").iterdir()][:1]
     damaged.write_bytes(damaged.read_bytes()[:100])
+    with pytest.raises(ConfigError, match="differs from the file that was released"):
+        began(place, "init=run", f"init.run={handed}")
+    (handed / MANIFEST).unlink()
     with pytest.raises(ConfigError, match="incomplete or damaged"):
         began(place, "init=run", f"init.run={handed}")
     with pytest.raises(ConfigError, match="incomplete or damaged"):

@@ -66,6 +66,7 @@ def test_a_folder_holds_all_that_transformers_reads(exported: Path, run: Path):
         "privacy.json",
         "dpx_config.yaml",
         "README.md",
+        "dpx_manifest.json",
     }
     declared = json.loads((exported / "config.json").read_text())
     assert declared["architectures"] == ["BertForSequenceClassification"] and declared["label2id"] == {"0": 0, "1": 1}

@@ -11,6 +11,7 @@ import pytest
 from omegaconf import OmegaConf
 
 from dpx import config
+from dpx.claim.manifest import MANIFEST
 from dpx.declaration import ConfigError
 from dpx.job.predict import _write
 from dpx.run_folder import RunFolder
@@ -52,6 +53,7 @@ def test_a_run_and_its_export_predict_alike(run: Path, place: Path, tmp_path: Pa
     np.testing.assert_allclose(scores[0], scores[1], atol=1e-5)
     assert of_checkpoint(str(run / "release" / "hf")).sequence_length == experiment.data.sequence_length, "longer texts are cut alike"
     named = run / "release" / "hf" / "config.json"
+    (named.parent / MANIFEST).unlink()
     for labels in ({"first": "0", "second": "1"}, {"0": "1", "1": "1"}, {"1": "0", "2": "1"}):
         named.write_text(json.dumps(json.loads(named.read_text()) | {"id2label": labels}))
         with pytest.raises(ConfigError, match="does not name each class once under id2label"):

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 import dpx
+from dpx.claim.manifest import MANIFEST
 from dpx.declaration import ConfigError
 from dpx.job.account import Account
 from dpx.job.explain import Explain
@@ -261,10 +262,13 @@ def test_a_release_that_was_handed_on_is_answered_for_and_called_unchecked(data,
         assert "UNCHECKED" not in capsys.readouterr().out
     assert dpx.load(copy).is_checked
     shutil.rmtree(copy / "private")
-    for look in (Account(accountant="rdp"), Explain()):
+    for look, word in ((Account(accountant="rdp"), "UNCHECKED"), (Explain(), "AS ITS SENDER STATES")):
         look(experiment, RunFolder(copy))
-        assert "UNCHECKED" in capsys.readouterr().out
-    assert not dpx.load(copy).is_checked
+        assert word in capsys.readouterr().out
+    assert (dpx.load(copy).is_checked, dpx.load(copy).checked_by) == (False, "manifest")
+    (copy / "release" / MANIFEST).unlink()
+    Explain()(experiment, RunFolder(copy))
+    assert "UNCHECKED" in capsys.readouterr().out and dpx.load(copy).checked_by is None
     assert not (copy / "private").exists()
 
 

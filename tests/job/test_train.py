@@ -43,7 +43,7 @@ def trained(tmp_path_factory):
 
 def test_the_run_folder_holds_what_the_design_names(trained):
     _, folder = trained
-    assert {path.name for path in folder.release.iterdir()} == {"config.yaml", "params", "privacy.json"}
+    assert {path.name for path in folder.release.iterdir()} == {"config.yaml", "dpx_manifest.json", "params", "privacy.json"}
     assert {"ledger", "root_secret_0", "checkpoints", "metrics.jsonl", "tensorboard", "results.json"} <= {
         p.name for p in folder.private.iterdir()
     }
