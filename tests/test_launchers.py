@@ -2,24 +2,33 @@
 
 import importlib.util
 import json
+import os
 import pickle
+import signal
 import subprocess
 import sys
+import time
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
+from hydra._internal.callbacks import Callbacks
 from hydra.conf import HydraConf, JobConf
 from hydra.errors import MissingConfigException
-from omegaconf import OmegaConf
+from hydra.types import HydraContext
+from omegaconf import DictConfig, OmegaConf
 
-from dpx import console, extras
+from dpx import console, extras, interruption
 from dpx.config.command_line import as_refused
 from dpx.declaration import ConfigError
-from dpx.launch import command
-from dpx.launch.elsewhere import PointFailed
+from dpx.interruption import Interrupted
+from dpx.launch import command, side_by_side
+from dpx.launch.elsewhere import PointFailed, Told
 from dpx.launch.launcher import Launcher
 from dpx.launch.refused import NoteFolders
+from dpx.launch.side_by_side import Processes
+from dpx.launch.sweep import Outcome
 from tests.composed import in_command
 from tests.processes import environment, micro_run
 
@@ -78,6 +87,142 @@ def test_a_point_that_outlives_its_command_leaves_no_file(sweep: Path) -> None:
     assert not list(sweep.iterdir())
 
 
+# Point 0 finishes, point 1 is killed, point 2 ends with an error before it tells anything; each is told where to leave its file.
+PLAYED = """
+import os, pathlib, pickle, signal, sys
+number, path, text = pickle.load(sys.stdin.buffer)
+if number == 1:
+    os.kill(os.getpid(), signal.SIGKILL)
+if number == 2:
+    sys.exit(3)
+pathlib.Path(path).write_text(text)
+if number == 3:
+    sys.stdin.buffer.read()
+"""
+
+
+class Played(Processes):
+    """Points that a program without dpx plays, since starting dpx takes seconds."""
+
+    def _payload(self, composed: DictConfig) -> bytes:
+        number, command = composed.hydra.job.num, self.launcher.elsewhere()
+        outcome = Outcome(command.outcomes.parent / f"p{number}", (f"steps={number}",), "finished", 0.5)
+        command.tell(number, Told(outcome, None, None, is_trial=False))
+        path = command.outcomes / f"{number}.json"
+        text = path.read_text()
+        path.unlink()
+        return pickle.dumps((number, str(path), text))
+
+
+@pytest.fixture
+def played(sweep: Path, monkeypatch: pytest.MonkeyPatch) -> Played:
+    """A launcher of a sweep whose points are `PLAYED`, two at once."""
+    monkeypatch.setattr(side_by_side, "_PROGRAM", ("-I", "-S", "-c", PLAYED))
+    monkeypatch.setattr(Processes, "launcher", Launcher(), raising=False)
+    config = OmegaConf.create({"hydra": {"sweep": {"dir": str(sweep)}}})
+
+    class Loader:
+        def load_sweep_config(self, master: DictConfig, overrides: list[str]) -> DictConfig:
+            number = overrides[0].partition("=")[2]
+            node = {"sweep": {"dir": str(sweep), "subdir": f"p{number}"}, "job": {}, "overrides": {"task": overrides}}
+            return OmegaConf.create({"hydra": node | {"runtime": {"choices": {"job": "train"}}}})
+
+    own, context = Played(n_jobs=2), HydraContext(config_loader=cast(Any, Loader()), callbacks=Callbacks())
+    own.setup(hydra_context=context, task_function=print, config=config)
+    return own
+
+
+def test_a_point_that_is_killed_is_a_failed_row_and_the_others_go_on(played: Played, sweep: Path, capsys: Any) -> None:
+    returned = played.launch([["steps=0"], ["steps=1"], ["steps=2"]], 0)
+    assert [one.return_value for one in returned] == [0.5, 0.0, 0.0]
+    played.launcher.gather()
+    assert [(one.folder.name, one.state, one.error) for one in played.launcher.outcomes] == [
+        ("p0", "finished", None),
+        ("p1", "failed", "p1: its process ended (SIGKILL)"),
+        ("p2", "failed", "p2: its process ended (exit code 3)"),
+    ]
+    assert [command._answer(error) for error in played.launcher.failures] == [1, 1]
+    assert capsys.readouterr().err.splitlines()[0] == (
+        "error: p1: its process ended (SIGKILL). The same command resumes it; if memory ran out, use hydra.launcher.n_jobs=1"
+    )
+    assert not list(sweep.iterdir())
+
+
+def test_a_signal_is_handed_to_every_point_and_no_point_is_called_failed(played: Played, monkeypatch: pytest.MonkeyPatch) -> None:
+    looked = []
+
+    def interrupted(seconds: float) -> None:
+        time_sleep(seconds)
+        looked.append(1)
+        if len(list(played.launcher.elsewhere().outcomes.iterdir())) == 1:
+            raise Interrupted
+
+    time_sleep = side_by_side.time.sleep
+    monkeypatch.setattr(side_by_side.time, "sleep", interrupted)
+    monkeypatch.setattr(interruption, "received", lambda: signal.SIGTERM)
+    with pytest.raises(Interrupted) as stopped:
+        # Point 3 waits for its command, and would for ever.
+        played.launch([["steps=3"], ["steps=3"]], 3)
+    assert stopped.value.how == "the same command resumes the sweep" and looked
+    played.launcher.gather()
+    assert {one.state for one in played.launcher.outcomes} == {"finished"} and not played.launcher.failures
+
+
+@pytest.mark.parametrize("most", [0, -1])
+def test_a_number_of_points_at_once_is_one_or_more(played: Played, most: int) -> None:
+    played._most = most
+    with pytest.raises(ConfigError, match=f"hydra.launcher.n_jobs={most}: is not"):
+        played.launch([["steps=0"]], 0)
+
+
+def _training(outputs: Path) -> dict[str, int]:
+    """The processes of points that train in `outputs`, by folder."""
+    found = {}
+    for path in outputs.glob("*/private/status.json"):
+        entry = json.loads(path.read_text()).get("train", {})
+        if entry.get("state") == "running" and (path.parent / "ledger").exists():
+            found[path.parent.parent.name] = entry["pid"]
+    return found
+
+
+def _awaited(found: Callable[[], Any]) -> Any:
+    for _ in range(2400):
+        if value := found():
+            return value
+        time.sleep(0.05)
+    raise AssertionError("nothing happened for two minutes")
+
+
+@pytest.mark.slow
+def test_killed_points_and_a_killed_command_lose_nothing_else(tmp_path: Path) -> None:
+    line = ["hydra/launcher=processes", *micro_run(60), "seed=1", "noise.noise_multiplier=2,3,4"]
+
+    def started(name: str) -> subprocess.Popen[str]:
+        (tmp_path / name).mkdir()
+        arguments = [sys.executable, "-m", "dpx", "-m", *line]
+        pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+        return subprocess.Popen(arguments, cwd=tmp_path / name, env=environment(COLUMNS="160"), text=True, **pipes)
+
+    one = started("point")
+    point = _awaited(lambda: _training(tmp_path / "point/outputs"))
+    name, pid = next(iter(point.items()))
+    os.kill(pid, signal.SIGKILL)
+    shown, told = one.communicate(timeout=500)
+    assert one.returncode == 1 and shown.count(" finished ") == 2 and f"error: {name}: its process ended (SIGKILL). " in told
+    assert json.loads((tmp_path / "point/outputs" / name / "private/status.json").read_text())["train"]["state"] == "failed"
+
+    whole = started("command")
+    points = _awaited(lambda: len(found := _training(tmp_path / "command/outputs")) == 2 and found)
+    whole.kill()
+    whole.communicate()
+    _awaited(lambda: not any(Path(f"/proc/{pid}").exists() for pid in points.values()))
+    for name in ("point", "command"):
+        again = subprocess.run(
+            [sys.executable, "-m", "dpx", "-m", *line], cwd=tmp_path / name, env=environment(COLUMNS="160"), capture_output=True, text=True
+        )
+        assert again.returncode == 0 and again.stdout.count(" finished ") == 3, again.stderr
+
+
 def test_a_launcher_that_is_missing_names_its_extra() -> None:
     refused = as_refused(MissingConfigException("", "hydra/launcher/joblib"))
     assert str(refused).startswith(
@@ -101,12 +246,12 @@ def _swept(folder: Path, *arguments: str) -> tuple[int, list[str], list[str]]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("launcher", ["joblib", "submitit_local"])
+@pytest.mark.parametrize("launcher", ["processes", "submitit_local"])
 def test_a_sweep_and_its_study_are_the_same_under_a_launcher_of_other_processes(tmp_path: Path, launcher: str) -> None:
-    plugin = f"hydra_{launcher.partition('_')[0]}_launcher"
-    if not extras.is_installed("hydra_plugins") or importlib.util.find_spec(f"hydra_plugins.{plugin}") is None:
+    is_missing = not extras.is_installed("hydra_plugins") or importlib.util.find_spec("hydra_plugins.hydra_submitit_launcher") is None
+    if launcher == "submitit_local" and is_missing:
         pytest.skip("needs the extra launchers")
-    chosen = ["hydra/launcher=processes"] if launcher == "joblib" else [f"hydra/launcher={launcher}"]
+    chosen = [f"hydra/launcher={launcher}"]
     search = ["tune=search", "tune.trials=3", "hydra/sweeper=basic", "hydra/callbacks=search"]
     line = [*micro_run(1), "seed=1", *search, "lr_schedule.learning_rate=0.01,-1,0.02"]
     alone, apart = _swept(tmp_path / "alone", *line), _swept(tmp_path / "apart", *chosen, *line)

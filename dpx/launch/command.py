@@ -5,6 +5,7 @@ import sys
 
 import hydra
 from hydra._internal.utils import get_args_parser
+from hydra.core.plugins import Plugins
 
 from dpx import config, interruption, packages
 from dpx.config.command_line import as_refused
@@ -12,9 +13,10 @@ from dpx.config.with_hydra import set_up_hydra
 from dpx.console import Console, closed_pipe, require_standard_streams, set_form, tell, wide_console
 from dpx.declaration import ConfigError, require
 from dpx.launch import resolvers, sweep
-from dpx.launch.elsewhere import PointFailed
+from dpx.launch.elsewhere import PointFailed, PointLost
 from dpx.launch.launcher import CloseStudy, Launcher
 from dpx.launch.refused import remove_sweep_if_new
+from dpx.launch.side_by_side import Processes
 from dpx.processes import Place, liveness, place, supervisor, team
 from dpx.processes.team import LOST, PeerLost, as_lost, disconnect, join, leave
 from dpx.training.follower import follow
@@ -117,6 +119,9 @@ def _run() -> None:
     set_up_hydra()
     launcher = Launcher()
     CloseStudy.failures = launcher.failures
+    Processes.launcher = launcher
+    # Hydra instantiates launchers of the package hydra_plugins alone.
+    Plugins.instance().class_name_to_class["hydra_plugins.dpx_processes.Processes"] = Processes
 
     def one_job(cfg):
         return launcher(cfg)
@@ -165,6 +170,9 @@ def _answer(error: Exception) -> int:
         tell(f"error: {refused}")
         return LOST if isinstance(refused, PeerLost) else 2
     words = " ".join(str(error).split()) or "no message"
+    if isinstance(error, PointLost):
+        tell(f"error: {words}. The same command resumes it; if memory ran out, use hydra.launcher.n_jobs=1")
+        return 1
     name = "" if isinstance(error, PointFailed) else f"{type(error).__name__}: "
     tell(f"error: {name}{words}. The traceback is in the run's private/dpx.log.")
     return 1

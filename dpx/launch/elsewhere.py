@@ -1,4 +1,4 @@
-"""Brings the outcomes of points that a launcher such as joblib or submitit runs in other processes to the command that launched them.
+"""Brings the outcomes of points that a launcher such as `processes` or submitit runs in other processes to the command that launched them.
 
 Such a launcher pickles the function that runs a point. The copy carries what the point needs to know of the command, and each point leaves
 one file, on a file system that all processes share: in the folder of the sweep, since a refused point keeps no folder.
@@ -23,6 +23,10 @@ from dpx.launch.sweep import Outcome
 
 class PointFailed(Exception):
     """An error of a point in another process, as text with the name of its class."""
+
+
+class PointLost(PointFailed):
+    """A point whose process ended before it told anything."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -65,18 +69,33 @@ class Command:
             "outcome": dataclasses.asdict(told.outcome) | {"folder": str(told.outcome.folder)},
             "answer": told.answer,
             "refused": None if refused is None else [str(refused.value), refused.reason, refused.fix],
-            "failed": None if error is None or refused is not None else f"{type(error).__name__}: {' '.join(str(error).split())}",
+            "failed": None if error is None or refused is not None else _in_one_line(error),
+            "is_lost": isinstance(error, PointLost),
             "is_trial": told.is_trial,
         }
         if self.outcomes.is_dir():
             write_durably(self.outcomes / f"{number}.json", json.dumps(node))
+
+    def has_told(self, number: int) -> bool:
+        """Returns whether point `number` has left its file."""
+        return (self.outcomes / f"{number}.json").exists()
+
+    def score(self, number: int) -> float:
+        """Returns the score that a search maximises of a point that has told: 0 without one."""
+        return json.loads((self.outcomes / f"{number}.json").read_text())["outcome"]["score"] or 0.0
 
     def gathered(self) -> Iterator[Told]:
         """Yields what the points told, in the order of the launch, and then removes the folder."""
         for path in sorted(self.outcomes.glob("*.json"), key=lambda path: int(path.stem)):
             node = json.loads(path.read_text())
             outcome = Outcome(**node["outcome"] | {"folder": Path(node["outcome"]["folder"]), "point": tuple(node["outcome"]["point"])})
-            error = ConfigError(*node["refused"]) if node["refused"] else PointFailed(node["failed"]) if node["failed"] else None
+            failed = PointLost if node["is_lost"] else PointFailed
+            error = ConfigError(*node["refused"]) if node["refused"] else failed(node["failed"]) if node["failed"] else None
             yield Told(outcome, node["answer"], error, node["is_trial"])
         with contextlib.suppress(OSError):
             shutil.rmtree(self.outcomes)
+
+
+def _in_one_line(error: Exception) -> str:
+    words = " ".join(str(error).split())
+    return words if isinstance(error, PointLost) else f"{type(error).__name__}: {words}"

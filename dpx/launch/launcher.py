@@ -57,7 +57,7 @@ _OF_A_CHAIN = ("experiment", "base", "job", "chain", "name", "replicate", "point
 class Launcher:
     """Runs what Hydra composes. `failures` and `outcomes` are in the order of the launch.
 
-    A launcher such as joblib pickles it; a copy in another process belongs to `command`, and tells it what its points came to.
+    A launcher of other processes pickles it; a copy in another process belongs to `command`, and tells it what its points came to.
     """
 
     def __init__(self, command: Command | None = None) -> None:
@@ -72,8 +72,12 @@ class Launcher:
         self._job = ""
 
     def __reduce__(self) -> tuple[type["Launcher"], tuple[Command]]:
+        return Launcher, (self.elsewhere(),)
+
+    def elsewhere(self) -> Command:
+        """Returns what other processes know of this command, and where they tell what their points came to."""
         self._command = self._command or Command.of_this_process()
-        return Launcher, (self._command,)
+        return self._command
 
     def gather(self) -> None:
         """Adds the outcomes and failures of points that ran in other processes."""

@@ -1,8 +1,8 @@
-"""Keeps solved accounting problems on disk, by their content, in `$DPX_CACHE` or `~/.cache/dpx`. Losing the folder costs minutes, so every
-failure is ignored.
+"""Keeps solved accounting problems on disk, by their content, in `$DPX_CACHE` or `~/.cache/dpx`. Losing the folder costs minutes, so
+every failure is ignored.
 
-Noise multipliers are kept always, and `dpx.privacy.solve` checks one before it is used. Epsilons are kept inside `keeping` alone, where many
-plans are listed: a run, a statement and a plan of its own compose theirs again.
+Noise multipliers are kept always, and `dpx.privacy.solve` checks one before it is used. Epsilons are kept inside `keeping` alone, where
+many plans are listed: a run, a statement and a plan of its own compose theirs again.
 """
 
 import contextlib

@@ -32,7 +32,7 @@ def supervise(work: Callable[[], int]) -> int:
     """Returns the exit code of `work` in the working process; the process that a launcher started runs the same command again as one."""
     handle = os.environ.pop(LIFELINE, "")
     if handle.isdecimal():
-        threading.Thread(target=_end_with_supervisor, args=(int(handle),), daemon=True, name="lifeline").start()
+        threading.Thread(target=end_with, args=(int(handle),), daemon=True, name="lifeline").start()
         return work()
     return _watch()
 
@@ -79,7 +79,7 @@ def _run(number: int, received: list[int]) -> tuple[int, int]:
         return LOST, heard.restarts
     if code in _OWN:
         return code, heard.restarts
-    tell(f"error: process lost: a process of this job ended ({_how(code)}). {_RESUMES}")
+    tell(f"error: process lost: a process of this job ended ({how_ended(code)}). {_RESUMES}")
     return LOST, heard.restarts
 
 
@@ -120,7 +120,7 @@ def _forward(worker: "subprocess.Popen[bytes]", number: int, received: list[int]
         worker.send_signal(number)
 
 
-def _how(code: int) -> str:
+def how_ended(code: int) -> str:
     """Returns how a process ended, as text."""
     number = -code if code < 0 else code - 128
     try:
@@ -129,7 +129,7 @@ def _how(code: int) -> str:
         return f"exit code {code}"
 
 
-def _end_with_supervisor(handle: int) -> None:
-    """Ends this process when its supervisor, the only writer of the pipe, is gone."""
+def end_with(handle: int) -> None:
+    """Ends this process when the process that started it, the only writer of the pipe, is gone."""
     os.read(handle, 1)
     os._exit(LOST)
