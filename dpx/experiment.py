@@ -120,6 +120,13 @@ class Experiment:
         require(self.seed is None or self.seed >= 0, f"seed={self.seed}", "a seed is not negative", "Use 0 or more, or null")
         require(self.replicate >= 0, f"replicate={self.replicate}", "repeats are numbered from 0", "Use 0 or more")
         self.data.require_fits(self.privacy)
+        # A protected unit is something that the source holds: copies of its text that dpx makes are rows of one unit.
+        require(
+            not self.is_private or self.data.cuts in (None, 1) or self.privacy.unit != "row",
+            f"data.cuts={self.data.cuts} with privacy.unit=row",
+            f"the text of each document is in {self.data.cuts} rows, and epsilon of one row would not protect it",
+            f"Use privacy.unit=document with privacy.rows_per_unit_max={self.data.cuts}, or data.cuts=null",
+        )
         self._require_audit_fits()
         require(
             self.microbatch == "auto" or self.microbatch > 0,

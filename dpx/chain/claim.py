@@ -1,8 +1,9 @@
-"""What a chain protects: the charges and the reasons of its stages, joined where stages share units or may share them.
+"""What a chain protects: for each private stage, what a run would claim that begins from everything that the other stages release.
 
-Whoever sees the last stage's weights may see those of every other stage too. So the claim about one stage's text covers all stages that
-may hold the same units: private ones are composed, and one without privacy leaves nothing to claim. Only the user's word separates two
-stages (`disjoint_from`, `provenance=public`).
+Whoever sees the last stage's weights may see those of every other stage too. So the other stages, with all that they come from, are origins
+of the claim about one stage's text, as the origins in a run's own ledger are: the same rules (`dpx.init.start.related`,
+`dpx.privacy.origins`) decide what is composed and what leaves no guarantee. Only the user's word separates two stages (`disjoint_from`,
+`provenance=public`), and it covers the data of these two stages alone, not that of what they come from.
 """
 
 import dataclasses
@@ -12,42 +13,50 @@ from dpx.chain.declarations import Chain
 from dpx.chain.document import ChainClaim, Protected
 from dpx.claim import outside_code
 from dpx.claim.spent import Spent
-from dpx.data.declarations import Data
+from dpx.init.relation import are_same
+from dpx.init.start import Held, related
 from dpx.interop.trained_on import among
-from dpx.privacy.declarations import Accountant, Privacy
+from dpx.privacy.declarations import Accountant
 from dpx.privacy.ledger import join
+from dpx.privacy.origins import Origin, charged, merged, reasons_of
 from dpx.privacy.segments import Segments
-from dpx.privacy.unit_facts import UnitFacts, unlike
+from dpx.privacy.unit_facts import UnitFacts
 
 
 @dataclasses.dataclass(frozen=True)
-class StageCharge:
-    """One run of a stage as the join reads it.
+class StageRelease:
+    """One run of a stage as the joint claim reads it, from its ledger, or from its plan before it has run.
 
-    `segments` are its charges, those of runs that it starts from included; `units` what they protect, `None` without privacy; `reasons`
-    say why it has no guarantee by itself. `is_planned`: nothing has run, so these are its plan. `trains`: it does more than prepare text.
+    `origins` are the run itself first and then what it comes from; a stage that prepared text alone has none, since others release what
+    they took from it. `texts` are the identities of its own text, from which others may have a vocabulary. `segments` are all its
+    charges, those of its origins included; `units` are what they protect, `None` without privacy; `reasons` say why it has no guarantee by
+    itself.
     """
 
     stage: str
     label: str
-    data: Data
-    privacy: Privacy
+    held: Held
     accountant: Accountant
     is_private: bool
-    segments: Segments
-    units: UnitFacts | None
+    origins: tuple[Origin, ...]
+    texts: tuple[str, ...] = ()
+    segments: Segments = dataclasses.field(default_factory=list)
+    units: UnitFacts | None = None
     reasons: tuple[str, ...] = ()
-    is_planned: bool = False
-    trains: bool = True
+
+    @property
+    def identities(self) -> set[str]:
+        """The identities under which its own data is an origin of other runs: its ledger and its text."""
+        return {*self.texts, *(one.identity for one in self.origins[:1])}
 
 
-def claim(chain: Chain, charges: Sequence[StageCharge], missing: Sequence[str] = ()) -> ChainClaim:
+def claim(chain: Chain, releases: Sequence[StageRelease], missing: Sequence[str] = ()) -> ChainClaim:
     """Returns the claim of all stages together; `missing` are stages that have not run, of which nothing can be claimed yet."""
-    protects = tuple(_protected(chain, one, charges, missing) for one in charges if one.is_private)
+    protects = tuple(_protected(chain, one, releases, missing) for one in releases if one.is_private)
     reasons = tuple(dict.fromkeys(f"{one.stage}: {reason}" for one in protects for reason in one.reasons))
     by = outside_code.joined(*(outside_code.packages_of_guarantee(one.guarantee) or () for one in protects))
     public = [name for name, stage in chain.stages.items() if stage.provenance == "public"]
-    bare = list(dict.fromkeys(one.stage for one in charges if one.trains and not one.is_private and one.stage not in public))
+    bare = list(dict.fromkeys(one.stage for one in releases if one.origins and not one.is_private and one.stage not in public))
     return ChainClaim(
         guarantee=outside_code.guarantee(bool(protects), list(reasons), by),
         reasons=reasons if protects else ("no stage adds noise",),
@@ -57,79 +66,56 @@ def claim(chain: Chain, charges: Sequence[StageCharge], missing: Sequence[str] =
     )
 
 
-def _protected(chain: Chain, own: StageCharge, charges: Sequence[StageCharge], missing: Sequence[str]) -> Protected:
-    others = [one for one in charges if one.label != own.label and one.trains]
-    sharing = [one for one in others if not chain.are_disjoint(own.stage, one.stage)]
-    reasons = [*own.reasons, *_against(chain, own, charges, sharing)]
+def _protected(chain: Chain, own: StageRelease, releases: Sequence[StageRelease], missing: Sequence[str]) -> Protected:
+    others = [one for one in releases if one.label != own.label]
+    seen = _seen_beside(chain, own, others)
+    stages = {first.identity: one.stage for one in others for first in one.origins[:1] if not chain.are_disjoint(own.stage, one.stage)}
+    fixes = {name: f" (declare chain.stages.{stage}.disjoint_from=[{own.stage}] if they share no unit)" for name, stage in stages.items()}
+    found = [f"{reason}{fixes.get(one.identity, '')}" for one in seen for reason in reasons_of(one)]
+    reasons = [*own.reasons, *found, *_of_names(chain, own, others)]
     if missing:
         reasons.append(f"the stages {', '.join(missing)} have not run, and what they will release is not charged")
-    composed = [one for one in sharing if one.is_private]
-    segments = join(own.segments, *(one.segments for one in composed))
+    segments = join(own.segments, *charged(seen))
     by = outside_code.packages_of_segments(segments)
-    spent = None if reasons or by else Spent(own.accountant, own.privacy, segments)
+    spent = None if reasons or by else Spent(own.accountant, own.held.privacy, segments)
     epsilon = {} if spent is None else {name: spent.epsilon(name) for name in spent.accountants}
     if spent is not None and epsilon[spent.accountants[0]] is None:
         reasons, epsilon = [f"accountant={own.accountant.name} finds no finite epsilon at this delta"], {}
     assert own.units is not None
+    composed = {one.identity for one in seen if one.is_composed and one.segments}
     return Protected(
         stage=own.label,
         protects=own.units.in_words(),
         unit=own.units,
-        delta=own.privacy.delta,
+        delta=own.held.privacy.delta,
         accountant=spent.accountants[0] if spent is not None else own.accountant.name,
-        composed_with=tuple(one.label for one in composed),
+        composed_with=tuple(one.label for one in others if one.is_private and composed & {first.identity for first in one.origins[:1]}),
         guarantee=outside_code.guarantee(True, reasons, by),
         reasons=tuple(dict.fromkeys(reasons)),
         epsilon=epsilon,
     )
 
 
-def _against(chain: Chain, own: StageCharge, charges: Sequence[StageCharge], sharing: Sequence[StageCharge]) -> Iterator[str]:
-    """Yields the reasons why other stages leave the text of `own` without a guarantee."""
-    for one in sharing:
-        word = f"declare chain.stages.{one.stage}.disjoint_from=[{own.stage}] if they share no unit"
-        if not one.is_private:
-            yield f"{one.stage} trains without privacy on rows that may be among its text ({word})"
-            continue
-        unlike_units = unlike([_comparable(own), _comparable(one)])
-        if one.reasons:
-            yield f"{one.label} may hold the same units and has no guarantee: {'; '.join(one.reasons)}"
-        elif unlike_units:
-            yield f"{one.label} may hold the same text and protects other units ({'; '.join(unlike_units)}): costs do not add up ({word})"
-    for one in charges:
-        same = among(own.data.known_as, one.data.known_as) if one.label != own.label and one not in sharing else ()
+def _seen_beside(chain: Chain, own: StageRelease, others: Sequence[StageRelease]) -> list[Origin]:
+    """Returns the origins of everything that is released beside `own`, related to its data; what it comes from itself is among them."""
+    declared = {one.identity for one in own.origins[1:] if one.relation == "disjoint"}
+    declared |= {name for one in others if chain.are_disjoint(own.stage, one.stage) for name in one.identities}
+    found: list[Origin] = []
+    for one in (own, *others):
+        first, further = one.origins[:1], one.origins[1:]
+        # What another run on the same data was declared to share no unit with shares none with these data either.
+        is_holders = are_same(first[0].data, own.held.checksums) if first else False
+        found += [related(origin, own.held, declared, False) for origin in first]
+        found += [related(origin, own.held, declared, is_holders) for origin in further]
+    return [one for one in merged([], found) if one.identity != own.origins[0].identity]
+
+
+def _of_names(chain: Chain, own: StageRelease, others: Sequence[StageRelease]) -> Iterator[str]:
+    """Yields the reasons why a stage that is declared to share no unit with `own` may share them: both have data of one name."""
+    for one in others:
+        same = among(own.held.data.known_as, one.held.data.known_as) if chain.are_disjoint(own.stage, one.stage) else ()
         if same:
             yield f"{one.stage} is declared to share no unit with it, but both are {same[0]}"
-    yield from _of_vocabulary(chain, own, charges)
-
-
-def _comparable(charge: StageCharge) -> UnitFacts | None:
-    """Returns the record without what may differ between stages whose costs add up.
-
-    That weights fit the vocabulary is checked when they are read.
-    """
-    if charge.units is None:
-        return None
-    facts = {"unit_mode": "", "rows_per_unit_max": 0, "vocabulary_source": ""}
-    return dataclasses.replace(charge.units, **facts, vocabulary_sha256="" if charge.is_planned else charge.units.vocabulary_sha256)
-
-
-def _of_vocabulary(chain: Chain, own: StageCharge, charges: Sequence[StageCharge]) -> Iterator[str]:
-    """Yields the reason why a vocabulary that another stage fitted reveals text of `own`.
-
-    Weights carry their vocabulary's origin themselves.
-    """
-    fed = chain.stages[own.stage].vocabulary
-    source = next((one for one in charges if one.stage == fed), None)
-    if source is None or chain.are_disjoint(own.stage, source.stage) or source.data.vocabulary.path is not None:
-        return
-    split = source.data.vocabulary.fit_on
-    names = ("source", "split_salt", "public_fraction", "heldout_fraction", "heldout_by")
-    is_split_alike = (
-        all(getattr(source.data, name) == getattr(own.data, name) for name in names) and own.privacy.unit == source.privacy.unit
-    )
-    if split == "protected" or not is_split_alike:
-        yield f"its vocabulary was fitted on {split} text of {source.stage}, which may be protected here"
 
 
 def _assumptions(chain: Chain, private: Sequence[str]) -> Iterator[str]:

@@ -19,8 +19,11 @@ from dpx import config
 from dpx.chain.declarations import Chain, Shared, Stage
 from dpx.config import recipes
 from dpx.config.command_line import as_refused
+from dpx.data.declarations import RandomRows, Source
+from dpx.data.sources import open_source, parts_of
 from dpx.declaration import ConfigError, require
 from dpx.experiment import Experiment
+from dpx.init.relation import require_other_text
 from dpx.init.weights import of_another_task, require_shapes
 
 # Under a stage's private/: the vocabulary that it fitted, for the stages that it feeds.
@@ -64,6 +67,7 @@ def composed(chain: Chain, name: str, replicate: int, outputs: Path) -> Runs:
             place = f"chain.stages.{stage}"
             value = refused.value if str(refused.value).startswith(place) else f"{place}: {refused.value}"
             raise ConfigError(value, refused.reason, refused.fix) from error
+    _require_words_hold(chain, runs)
     meshes = {run.experiment.mesh for each in runs.values() for run in each}
     require(len(meshes) == 1, "chain.stages", "one process can use one mesh only", "Set the mesh in chain.common.options")
     return runs
@@ -129,13 +133,55 @@ def _feed(cfg: DictConfig, chain: Chain, name: str, before: Runs) -> None:
     source = stage.vocabulary or stage.init
     if source is None or _select(cfg, _PATH) is not None:
         return
-    given = before[source][0]
-    brought = given.experiment.data.vocabulary
-    cfg.data.vocabulary.path = brought.path or os.path.relpath(given.folder / "private" / VOCABULARY)
-    if brought.fit_on == "protected" and not chain.are_disjoint(name, source):
-        cfg.data.vocabulary.fit_on = "protected"
+    brought = before[source][0].experiment.data.vocabulary
+    fitted = fitted_by(chain, source, before)
+    if fitted is None:
+        cfg.data.vocabulary.path, cfg.data.vocabulary.fit_on = brought.path, brought.fit_on
+    else:
+        text = before[fitted][0]
+        cfg.data.vocabulary.path = os.path.relpath(text.folder / "private" / VOCABULARY)
+        if chain.are_disjoint(name, fitted):
+            cfg.data.vocabulary.disjoint_from = [text.experiment.name]
+        elif text.experiment.data.vocabulary.fit_on == "protected":
+            cfg.data.vocabulary.fit_on = "protected"
     if "size" not in (_select(OmegaConf.create(stage.values), "data.vocabulary") or {}):
         cfg.data.vocabulary.size = brought.size
+
+
+def fitted_by(chain: Chain, name: str, runs: Runs) -> str | None:
+    """Returns the stage that fitted the vocabulary of the stage `name`, over any number of stages; `None` if that is from a file."""
+    place = runs[name][0].experiment.data.vocabulary.path
+    if place is None:
+        return name
+    fed = chain.stages[name].vocabulary or chain.stages[name].init
+    fitted = None if fed is None else fitted_by(chain, fed, runs)
+    if fitted is None or Path(place) != Path(os.path.relpath(runs[fitted][0].folder / "private" / VOCABULARY)):
+        return None
+    return fitted
+
+
+def _require_words_hold(chain: Chain, runs: Runs) -> None:
+    """Raises `ConfigError` where stages that are declared to share no unit read a whole file in common, and one of them protects it."""
+    named = list(chain.stages)
+    for place, name in enumerate(named):
+        for other in named[place + 1 :]:
+            both = [run.experiment for run in (runs[name][0], runs[other][0])]
+            if not chain.are_disjoint(name, other) or not any(one.is_private for one in both):
+                continue
+            public = next((one for one in (name, other) if chain.stages[one].provenance == "public"), None)
+            said = public or next(one for one in (name, other) if {name, other} - {one} <= set(chain.stages[one].disjoint_from))
+            key = "provenance=public" if public else "disjoint_from"
+            (whose,) = {name, other} - {said}
+            files, theirs = (_parts(one.data.source) for one in both)
+            require_other_text(f"chain.stages.{said}.{key}", files, theirs, f"the stage {whose}", "Remove it, or name other text")
+
+
+def _parts(source: Source) -> list[str]:
+    """Returns the checksums of the files of a source; none where they are not there yet."""
+    try:
+        return [] if isinstance(source, RandomRows) else parts_of(open_source(source))
+    except ConfigError:
+        return []
 
 
 def _select(cfg: Any, key: str) -> Any:

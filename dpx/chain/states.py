@@ -9,14 +9,19 @@ from omegaconf import OmegaConf
 
 from dpx import config
 from dpx.chain import seal
-from dpx.chain.claim import StageCharge
-from dpx.chain.composition import Runs, StageRun
+from dpx.chain.claim import StageRelease
+from dpx.chain.composition import VOCABULARY, Runs, StageRun
 from dpx.chain.declarations import Chain
 from dpx.chain.document import STATEMENT, StageFacts
 from dpx.claim import agreement, seals
 from dpx.claim.document import AnyRun, RunStatement
+from dpx.data import learnt_from
 from dpx.data.prepare import prepare
 from dpx.declaration import ConfigError, require
+from dpx.durable import make_private, write_durably
+from dpx.init.declarations import FromRun
+from dpx.init.parent import open_parent
+from dpx.init.start import Held
 from dpx.job.train import Train
 from dpx.launch.finished import has_finished
 
@@ -109,35 +114,49 @@ def facts(chain: Chain, run: StageRun) -> StageFacts:
     )
 
 
-def charge_of(run: StageRun) -> StageCharge:
-    """Returns the charges of a finished run; a run that only prepared text has rows and no charges."""
+def release_of(run: StageRun) -> StageRelease:
+    """Returns what is seen of a finished run, from its ledger."""
     experiment = run.experiment
-    entered, stated = agreement.check(run.folder), statement_of(run)
-    is_private = isinstance(stated, RunStatement)
+    if not _trains(run):
+        own = Held(experiment.data, experiment.privacy)
+        return StageRelease(run.stage, run.label, own, experiment.accountant, False, (), texts_of(run))
+    seen, stated = open_parent(FromRun(run=str(run.folder)), run.label), statement_of(run)
+    entered, is_private = agreement.check(run.folder), isinstance(stated, RunStatement)
     known = [] if entered is None else [one for one in entered.units if one is not None]
-    return StageCharge(
+    return StageRelease(
         stage=run.stage,
         label=run.label,
-        data=experiment.data,
-        privacy=experiment.privacy,
+        held=Held(experiment.data, experiment.privacy, seen.origins[0].data),
         accountant=experiment.accountant,
         is_private=is_private,
+        origins=seen.origins,
+        texts=texts_of(run),
         segments=[] if entered is None or not is_private else entered.segments(),
         units=known[-1] if known and is_private else None,
         reasons=stated.reasons if isinstance(stated, RunStatement) else (),
-        trains=_trains(run),
     )
 
 
+def texts_of(run: StageRun) -> tuple[str, ...]:
+    """Returns the identities of the text of a stage, from which other stages may have their vocabulary: before and after it is kept."""
+    kept = run.folder / "private" / VOCABULARY
+    return (planned_text(run), *(one.identity for one in (learnt_from.learnt_from(kept) if kept.is_file() else ())))
+
+
+def planned_text(run: StageRun) -> str:
+    """Returns the identity of a stage's text before it is prepared."""
+    return f"text of {run.folder.name}"
+
+
 def keep_vocabulary(run: StageRun, to: Path) -> None:
-    """Writes the vocabulary that a stage fitted to `to`, for the stages that it feeds; a file that is there stays."""
+    """Writes the vocabulary that a stage fitted to `to`, for the stages that it feeds, and what it was learnt from; a file that is there
+    stays."""
     if to.is_file() or run.experiment.data.vocabulary.path is not None:
         return
-    from dpx.data.store import VOCABULARY
-    from dpx.durable import make_private, write_durably
-
     make_private(to.parent)
-    write_durably(to, (prepare(run.experiment.data, run.experiment.privacy).folder / VOCABULARY).read_text(encoding="utf-8"))
+    store = prepare(run.experiment.data, run.experiment.privacy)
+    learnt_from.write(to, learnt_from.of_store(store.manifest, run.experiment.name))
+    write_durably(to, (store.folder / VOCABULARY).read_text(encoding="utf-8"))
 
 
 def _each(runs: Runs) -> Iterator[StageRun]:

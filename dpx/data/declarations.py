@@ -19,13 +19,21 @@ class Vocabulary:
         size: Rows of the embedding table; a file may hold fewer tokens.
         path: File with one token a line; null fits the vocabulary.
         fit_on: Split on which it is fitted, or was; protected is allowed and makes the guarantee none.
+        disjoint_from: Texts that the file was learnt from, by name, which share no unit with this data, by the user's word.
     """
 
     size: int
     path: str | None = None
     fit_on: Literal["public", "protected"] = "public"
+    disjoint_from: Sequence[str] = ()
 
     def __post_init__(self) -> None:
+        require(
+            self.path is not None or not self.disjoint_from,
+            "data.vocabulary.disjoint_from",
+            "a vocabulary that is fitted on this run's own data shares its units",
+            "Remove it, or name a file with data.vocabulary.path",
+        )
         # A vocabulary that is given, such as a checkpoint's own, has the size that it has.
         require(
             self.size >= 64 or (self.path is not None and self.size >= 1),

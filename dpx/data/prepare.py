@@ -7,6 +7,7 @@ by its id, and no row holds text of two units.
 import errno
 import hashlib
 import json
+import secrets
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack
 from dataclasses import asdict
@@ -23,22 +24,25 @@ from dpx.data.declarations import Data
 from dpx.data.documents import Document, Example, Prompted, Source
 from dpx.data.keyed import KeyedHash, Split
 from dpx.data.labelled import Table
+from dpx.data.learnt_from import learnt_from
 from dpx.data.left_out import LeftOut
 from dpx.data.rows import RowCutter, UnitDocument
 from dpx.data.schema import Schema, as_json
-from dpx.data.sources import open_source
-from dpx.data.store import MANIFEST, VOCABULARY, Manifest, Store, open_store
+from dpx.data.sources import open_source, parts_of
+from dpx.data.store import LEARNT_FROM, MANIFEST, VOCABULARY, Manifest, Store, open_store
 from dpx.data.tokenizer import CHAT_TEMPLATE, DEFINITION, TextTokenizer, as_lines, fingerprint, of_path, of_vocabulary
 from dpx.data.vocabulary import SpecialIds, fit
 from dpx.data.writer import HashedFile, SplitWriter
 from dpx.declaration import ConfigError, require
 from dpx.durable import draft_of, make_private, put_in_place
 from dpx.privacy.declarations import Privacy
+from dpx.privacy.unit_facts import UnitFacts
+from dpx.records import to_json
 
 Progress = Callable[[str, int], None]  # (stage, documents so far): "vocabulary" and "rows", each from 0 on
 _REPORTED_DOCUMENTS = 200
 # Raised whenever the same text under the same settings gives other rows or another manifest: the text is then prepared again.
-FORMAT = 2
+FORMAT = 3
 _NEEDED: tuple[Split, ...] = ("protected", "heldout", "test")
 
 
@@ -110,6 +114,7 @@ class _Preparation:
         data = self._data
         return Manifest(
             key=key,
+            name=secrets.token_hex(8),
             rows={split: writer.row_count for split, writer in writers.items()},
             units={split: writer.unit_count for split, writer in writers.items()},
             columns=as_json(columns),
@@ -123,6 +128,8 @@ class _Preparation:
             unit=self._privacy.unit,
             rows_per_unit_max=self._privacy.rows_per_unit_max,
             settings=settings,
+            protects=to_json(UnitFacts.from_data(data, self._privacy)),
+            read_from=parts_of(self._source),
             files=files,
         ).with_checksum()
 
@@ -255,7 +262,8 @@ def _settings(data: Data, privacy: Privacy, source: Source) -> dict[str, Any]:
     # How a table describes its rows does not change them; whether there is a test set is in the fingerprint of its files.
     for name in ("paths", "test_paths", "split", "test_split", "subset", "unit_note", "known_as"):
         declared["source"].pop(name, None)
-    declared["vocabulary"].pop("path")
+    for name in ("path", "disjoint_from"):
+        declared["vocabulary"].pop(name)
     # Stores from before these keys keep their names.
     for name, usual in (("cuts", None), ("heldout_by", "hash")):
         if declared[name] == usual:
@@ -264,12 +272,15 @@ def _settings(data: Data, privacy: Privacy, source: Source) -> dict[str, Any]:
         if isinstance(data.source, Table) and not data.source.has_completions:
             declared["source"].pop(name)
     vocabulary = vocabulary_place(data.vocabulary.path) if data.vocabulary.path else None
+    known = [] if vocabulary is None else [to_json(one) for one in learnt_from(vocabulary)]
     return {
         "data": json.loads(json.dumps(declared, default=list)),
         "unit": privacy.unit,
         "rows_per_unit_max": privacy.rows_per_unit_max,
         "source": source.fingerprint(),
         "vocabulary": None if vocabulary is None else fingerprint(vocabulary),
+        # Equal tokens of another origin are another store, so that no origin is lost.
+        **({LEARNT_FROM: json.loads(json.dumps(known))} if known else {}),
         "format": FORMAT,
         "tokenizers": metadata.version("tokenizers"),
     }

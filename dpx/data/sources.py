@@ -31,6 +31,11 @@ class _OfPackage:
         return f"{kind.__module__}.{kind.__qualname__} {version} {self._source.fingerprint()}"
 
 
+def parts_of(source: Source) -> list[str]:
+    """Returns a checksum of each whole file that a source reads; that of the whole source if it does not read files."""
+    return source.parts() if isinstance(source, TextFilesSource | TableSource) else [source.fingerprint()]
+
+
 def open_source(declared: DeclaredSource) -> Source:
     """Returns the reader of a declared source."""
     match declared:

@@ -32,6 +32,8 @@ from dpx.privacy.declarations import Privacy
 
 MANIFEST = "manifest.json"
 VOCABULARY = "vocabulary.txt"
+# The setting that names the texts of a given vocabulary; it is missing where none is known.
+LEARNT_FROM = "vocabulary_learnt_from"
 # Above this size, read-ahead fetches hundreds of pages for each record: 8 s against 0.03 s for 2,048 of 346M rows.
 _READ_AHEAD_BYTES = 2**30
 # The number of examples whose rows are found together if only their lengths are requested.
@@ -43,11 +45,13 @@ class Manifest:
     """Describes the contents of a store. `checksum` covers every array, the form of the rows and the privacy settings that shaped them.
 
     `columns` is the schema of the rows, as JSON (`dpx.data.schema`). `vocabulary_size` is the declared size of the embedding table;
-    `ids_in_use` counts the vocabulary's tokens. `most_frequent_public_token_id` is counted over the rows of the public split, without
-    special tokens (None if that split is empty). `documents_per_row` is 2 if false pairs take their second segment from another document.
+    `ids_in_use` counts the vocabulary's tokens. `name` is random, `protects` describes the units and splits, as JSON, and `read_from` has
+    the checksum of each file of the source. `most_frequent_public_token_id` is counted over the rows of the public split, without special
+    tokens (None if that split is empty). `documents_per_row` is 2 if false pairs take their second segment from another document.
     """
 
     key: str
+    name: str
     rows: dict[str, int]
     units: dict[str, int]
     columns: dict[str, Any]
@@ -65,6 +69,8 @@ class Manifest:
     unit: str
     rows_per_unit_max: int
     settings: dict[str, Any]
+    protects: dict[str, Any]
+    read_from: list[str]
     files: dict[str, dict[str, Any]]
     checksum: str = ""
 
@@ -79,7 +85,8 @@ class Manifest:
     def with_checksum(self) -> "Manifest":
         """Returns this manifest with `checksum` filled in; fields that describe only the origin of the content are left out of the
         checksum."""
-        content = {name: value for name, value in asdict(self).items() if name not in {"key", "settings", "checksum"}}
+        about = {"key", "name", "settings", "protects", "read_from", "checksum"}
+        content = {name: value for name, value in asdict(self).items() if name not in about}
         digest = hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
         return replace(self, checksum=digest)
 
@@ -87,6 +94,11 @@ class Manifest:
     def vocabulary_checksum(self) -> str:
         """The SHA-256 of the vocabulary, one token a line."""
         return self.files[VOCABULARY]["sha256"]
+
+    @property
+    def learnt_from(self) -> list[Any]:
+        """The texts that a given vocabulary was learnt from (`dpx.data.learnt_from`), as JSON."""
+        return self.settings.get(LEARNT_FROM, [])
 
     def write(self, path: Path) -> None:
         write_durably(path, json.dumps(asdict(self), indent=1, sort_keys=True) + "\n")

@@ -5,6 +5,7 @@ As in text files, rows without a named unit are named by their content and not b
 
 import hashlib
 from collections.abc import Iterator, Mapping
+from functools import cached_property
 from typing import Any
 
 from dpx.data.completions import halves, messages_of
@@ -27,11 +28,19 @@ class TableSource:
     def fingerprint(self) -> str:
         """Returns a hash of the bytes of every file, in the order read, and of the name and revision of a data set on the hub."""
         whole = hashlib.sha256()
-        for group in (self._training, self._test):
+        for group in self._digests:
             whole.update(len(group).to_bytes(8, "little"))
-            for one in group:
-                whole.update(one.digest())
+            for digest in group:
+                whole.update(digest)
         return whole.hexdigest()
+
+    def parts(self) -> list[str]:
+        """Returns the checksum of every file and data set."""
+        return [digest.hex() for group in self._digests for digest in group]
+
+    @cached_property
+    def _digests(self) -> list[list[bytes]]:
+        return [[one.digest() for one in group] for group in (self._training, self._test)]
 
     def documents(self) -> Iterator[Example] | Iterator[Prompted]:
         """Returns the rows. Raises `ConfigError`, naming file and row, for a row that lacks a column, a text or a declared label."""

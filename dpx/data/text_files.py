@@ -3,6 +3,7 @@
 import hashlib
 import re
 from collections.abc import Iterator
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -38,10 +39,15 @@ class TextFilesSource:
 
     def fingerprint(self) -> str:
         """Returns a hash of the bytes of every file, in the order read."""
-        whole = hashlib.sha256()
-        for file in self._files:
-            whole.update(digest_of(file))
-        return whole.hexdigest()
+        return hashlib.sha256(b"".join(self._digests)).hexdigest()
+
+    def parts(self) -> list[str]:
+        """Returns the SHA-256 of every file."""
+        return [digest.hex() for digest in self._digests]
+
+    @cached_property
+    def _digests(self) -> list[bytes]:
+        return [digest_of(file) for file in self._files]
 
     def documents(self) -> Iterator[Document]:
         """Yields the documents.

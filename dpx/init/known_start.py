@@ -22,13 +22,13 @@ from dpx.init.parent_weights import parameters_of
 from dpx.init.start import ADAPTERS, Receiver, taken_from
 from dpx.init.weights import Leaves, checksum, nested, read_file
 from dpx.interop.checkpoint import Checkpoint
-from dpx.privacy.origins import Released
+from dpx.privacy.origins import ReleasedFile, ReleasedRun
 from dpx.task.objective import objective as make_objective
 from dpx.training import frozen
 from dpx.training.change import NotCompared
 
 
-def known_start(init: Init, receiver: Receiver, origins: Sequence[Released]) -> Leaves:
+def known_start(init: Init, receiver: Receiver, origins: Sequence[ReleasedRun | ReleasedFile]) -> Leaves:
     """Returns, by path, the initial values of trained parameters that do not depend on the run's secret.
 
     `origins` are in the run's statement. Raises `NotCompared` if the weights that the run began from are missing or changed, or were never
@@ -57,7 +57,7 @@ def _independent(drawn: Callable[[Any, Any], dict[str, Any]], start: Any) -> lis
     return [path for path, is_read in zip(sorted(shapes), reads_key, strict=True) if not is_read]
 
 
-def _loaded(init: Init, receiver: Receiver, origin: Released) -> Leaves:
+def _loaded(init: Init, receiver: Receiver, origin: ReleasedRun | ReleasedFile) -> Leaves:
     """Returns the weights that a run began from. Raises `NotCompared` for others than the origin in its statement describes."""
     value = f"init={init.kind}"
     # A fork declares random parameters.

@@ -94,6 +94,7 @@ def open_parent(init: FromRun, asked: str) -> Parent:
             claim=_claim(experiment.data, experiment.privacy, stated, audit_state(experiment.audit, entered.verdict)),
             vocabulary=VocabularyFacts(source=vocabulary_source(experiment.data.vocabulary, None), sha256=_vocabulary(known, stated)),
             data=tuple(entered.data),
+            files=tuple(dict.fromkeys(file for one in known for file in one.read_from)),
             is_checked=True,
         )
         trained = (experiment.model, experiment.task, experiment.trained, experiment.vocabulary_size, experiment.optimizer)

@@ -1,7 +1,8 @@
 """Determines the relation of an origin's data to the data of the run that starts from it: from declarations, never from the data.
 
-The text of both is compared only to contradict a user's declaration (`dpx.data.overlap`); the result is printed on the console and written
-under `private/`, and changes nothing that is released.
+A declaration that two texts share nothing is refused where dpx knows that a whole file or store is in both. Single rows are compared too
+(`dpx.data.overlap`); what is found is shown to the owner and written under `private/`. It changes nothing that is released, and refuses
+nothing: a refusal would tell whether a row is protected.
 """
 
 import dataclasses
@@ -12,7 +13,7 @@ from dpx.data import manifests
 from dpx.data.overlap import are_comparable, found_rows
 from dpx.data.store import Store
 from dpx.declaration import require
-from dpx.privacy.origins import Origin, Relation
+from dpx.privacy.origins import Origin, Relation, learnt_from
 from dpx.privacy.unit_facts import UnitFacts
 from dpx.run_folder import write_json
 
@@ -21,20 +22,28 @@ CONTRADICTIONS = "declared_disjoint.json"
 DIGITS = 8
 
 
-def declared_disjoint(origins: Sequence[Origin], names: Iterable[str]) -> frozenset[str]:
-    """Returns the identities of the `origins` that `names` (init.disjoint_from) name.
+def declared_disjoint(origins: Sequence[Origin], names: Iterable[str], key: str = "init.disjoint_from") -> frozenset[str]:
+    """Returns the identities of the `origins` that `names` (the values of `key`) name.
 
-    Raises `ConfigError` for a name that matches no origin, or several.
+    Raises `ConfigError` for a name that matches no origin, or several runs.
     """
-    chosen = set()
+    chosen, known = set(), [one for one in origins if one.kind != "file"]
     for name in names:
-        meant = {one.identity for one in origins if one.kind == "run" and _is_called(one, name)}
-        known = ", ".join(f"{one.name} {one.identity}" for one in origins if one.kind == "run")
-        value = f"init.disjoint_from={name}"
-        require(bool(meant), value, f"this run does not start from a run with this name (it starts from: {known})", "Name one of these")
-        require(len(meant) == 1, value, f"several runs have this name ({known})", "Give the name of the run's ledger instead")
-        chosen |= meant
+        meant = [one for one in known if _is_called(one, name)]
+        runs, value = {one.identity for one in meant if one.kind == "run"}, f"{key}={name}"
+        there = ", ".join(f"{one.name} {one.identity}" for one in known)
+        require(bool(meant), value, f"this run does not start from a run with this name (it starts from: {there})", "Name one of these")
+        require(len(runs) <= 1, value, f"several runs have this name ({there})", "Give the name of the run's ledger instead")
+        chosen |= {one.identity for one in meant}
     return frozenset(chosen)
+
+
+def require_other_text(value: str, own: Iterable[str], theirs: Iterable[str], whose: str, fix: str) -> None:
+    """Raises `ConfigError` for a user's word that two texts share nothing if a whole file is in both.
+
+    `value` is the word, `own` and `theirs` are checksums of whole files or stores, and `whose` names the other text.
+    """
+    require(not set(own) & set(theirs), value, f"a whole file of this text is also in that of {whose}", fix)
 
 
 def _is_called(origin: Origin, name: str) -> bool:
@@ -51,27 +60,26 @@ def relation(origin: Origin, disjoint: Iterable[str], is_holders_data: bool) -> 
     return "disjoint" if inherits or origin.identity in set(disjoint) else "unknown"
 
 
-def is_same_data(checksums: Sequence[str | None], store: Store | None) -> bool:
-    """Returns whether `checksums` (of a run's prepared data) are only of `store`."""
-    return store is not None and set(checksums) == {store.manifest.checksum}
+def are_same(one: Sequence[str | None], other: Sequence[str | None]) -> bool:
+    """Returns whether two lists of checksums of prepared data name the same data; unknown data is never the same."""
+    return bool(one) and None not in one and set(one) == set(other)
 
 
-def learnt_from_protected(origin: Origin, own: UnitFacts, store: Store | None) -> str | None:
+def learnt_from_protected(origin: Origin, own: UnitFacts, own_data: Sequence[str | None]) -> str | None:
     """Returns the reason, as text, why the vocabulary of `origin` may have been learnt from data that is protected now.
 
-    This run loads that vocabulary from a file. Returns `None` if declared facts exclude it.
+    `own_data` are checksums of the data that is protected now, as far as they are known. Returns `None` if declared facts exclude it.
     """
-    source = origin.vocabulary.source
-    if store is None or store.manifest.vocabulary_source != "file" or source == "file" or is_same_data(origin.data, store):
+    source, theirs = origin.vocabulary.source, origin.claim.units
+    # The vocabulary of a file has origins of its own.
+    if source == "file" or not origin.may_share or (origin.kind == "text" and origin.reasons) or are_same(origin.data, own_data):
         return None
-    if origin.relation == "disjoint":
-        return None
-    theirs = origin.claim.units
     # A unit's split is a function of its name, the salt and the fractions: a unit that was public there is public here.
     if source == "public_split" and theirs is not None and _split_alike(theirs, own):
         return None
-    split = {"protected": "protected", "public_split": "public"}.get(str(source), "unknown")
-    return f"the vocabulary was learnt from the {split} split of {origin.name}, which may contain text that is protected in this run"
+    return (
+        f"the vocabulary was learnt from the {learnt_from(origin)} of {origin.name}, which may contain text that is protected in this run"
+    )
 
 
 def _split_alike(one: UnitFacts, other: UnitFacts) -> bool:
@@ -85,20 +93,21 @@ def contradictions(origins: Sequence[Origin], store: Store, private: Path | None
     `own_private`.
 
     `private` holds manifests of the origins' data. Raises `ConfigError` if the declaration cannot be true: the run draws from the same
-    prepared data, or most of its rows are in the other data.
+    prepared data, or a whole file is in both.
     """
     told, noted = [], []
     for origin in origins:
-        if origin.kind != "run" or origin.relation != "disjoint":
+        if origin.kind == "file" or origin.relation != "disjoint":
             continue
-        value, fix = f"init.disjoint_from: {origin.name}", "Remove it; then the steps of that run are also charged here"
+        key = "init" if origin.kind == "run" else "data.vocabulary"
+        value, fix = f"{key}.disjoint_from: {origin.name}", "Remove it; then what was done with that text counts here too"
         require(store.manifest.checksum not in origin.data, value, "this run draws from the same prepared data", fix)
+        require_other_text(value, store.manifest.read_from, origin.files, origin.name, fix)
         others = [manifests.store(private, one) if private is not None and one else None for one in origin.data]
         searched = [other for other in others if other is not None and are_comparable(store, other)]
         found = [found_rows(store, other) for other in searched]
         most, rows = max((one["any"] for one in found), default=0), store.manifest.rows["protected"]
         noted.append({"origin": origin.label, "rows": rows, "found": found, "not_searched": len(others) - len(searched)})
-        require(2 * most <= rows, value, f"{most} of this run's {rows} protected rows have text that also occurs in that run's data", fix)
         if most:
             told.append(f"{origin.label}, declared disjoint: {most} of {rows} protected rows have text that also occurs in its data")
         if len(searched) < len(others):

@@ -9,13 +9,15 @@ from dpx.checkpoint_folder import called, folder_of
 from dpx.claim import received
 from dpx.data import tokenizer
 from dpx.data.declarations import Data
+from dpx.data.learnt_from import learnt_from
+from dpx.data.prepare import vocabulary_place
 from dpx.data.store import VOCABULARY, Store
 from dpx.declaration import ConfigError, require
 from dpx.experiment import Experiment
 from dpx.init import weights
 from dpx.init.declarations import FromCheckpoint, FromFile, FromRun, Init
 from dpx.init.parent import Parent, of_fork, open_parent
-from dpx.init.relation import contradictions, declared_disjoint, is_same_data, learnt_from_protected, noted_alone, relation
+from dpx.init.relation import are_same, contradictions, declared_disjoint, learnt_from_protected, noted_alone, relation
 from dpx.interop.checkpoint import Checkpoint
 from dpx.interop.trained_on import among, is_card_of_dpx, named_by_card
 from dpx.models.shape import AnyModel
@@ -23,7 +25,7 @@ from dpx.models.trained import OutputLayer, Trained
 from dpx.optimizer import Optimizer
 from dpx.privacy.declarations import Privacy
 from dpx.privacy.lines import Plan
-from dpx.privacy.origins import UNREAD, CheckpointFacts, Origin, require_same_relation, unit_mismatch
+from dpx.privacy.origins import UNREAD, CheckpointFacts, Origin, merged, require_same_relation, unit_mismatch
 from dpx.privacy.unit_facts import UnitFacts
 from dpx.task.declarations import Classification, MultipleChoice, Task
 
@@ -118,13 +120,13 @@ def start(init: Init, receiver: Receiver, store: Store, outputs: Iterable[Path],
     origins, parent = _decided(init, receiver, store)
     if isinstance(init, FromFile):
         leaves = weights.read_file(Path(init.file))
-        return _from_elsewhere(f"init.file={init.file}", origins[0], leaves, outputs)
+        return _from_elsewhere(f"init.file={init.file}", origins, leaves, outputs)
     if isinstance(init, FromCheckpoint):
         checkpoint = Checkpoint(init.path)
         selected = checkpoint.select(receiver.shapes, receiver.model)
-        return _from_elsewhere(checkpoint.asked, origins[0], checkpoint.leaves(selected), outputs, selected.in_words())
+        return _from_elsewhere(checkpoint.asked, origins, checkpoint.leaves(selected), outputs, selected.in_words())
     if parent is None:
-        return RANDOM
+        return Start(origins, messages=tuple(contradictions(origins, store, own_private, own_private)))
     assert isinstance(init, FromRun)
     from dpx.init.parent_weights import parameters_of
 
@@ -153,25 +155,42 @@ def taken_from(parent: Parent, receiver: Receiver, is_fork: bool = False) -> tup
     return taken
 
 
-def _from_elsewhere(asked: str, origin: Origin, leaves: weights.Leaves, outputs: Iterable[Path], messages: tuple[str, ...] = ()) -> Start:
-    """Returns the start from weights without a known training run."""
+def _from_elsewhere(
+    asked: str, origins: Sequence[Origin], leaves: weights.Leaves, outputs: Iterable[Path], messages: tuple[str, ...] = ()
+) -> Start:
+    """Returns the start from weights without a known training run, the first of `origins`."""
     weights.require_no_known_release(asked, leaves, outputs)
     weights.require_finite(asked, leaves)
     digest = weights.checksum(leaves)
-    return Start((dataclasses.replace(origin, identity=digest, weights=digest),), weights.nested(leaves), messages=messages)
+    first = dataclasses.replace(origins[0], identity=digest, weights=digest)
+    return Start((first, *origins[1:]), weights.nested(leaves), messages=messages)
 
 
-def related(origin: Origin, receiver: Receiver, store: Store | None, disjoint: Iterable[str], is_holders_data: bool) -> Origin:
-    """Returns `origin` with its relation to the data of the run that starts from it.
+@dataclasses.dataclass(frozen=True)
+class Held:
+    """The data that a run protects; `checksums` are those of its prepared data, as far as they are known."""
+
+    data: Data
+    privacy: Privacy
+    checksums: tuple[str | None, ...] = ()
+
+
+def held_by(receiver: Receiver, store: Store | None) -> Held:
+    """Returns the data of a run; `store` is `None` before they are prepared."""
+    return Held(receiver.data, receiver.privacy, () if store is None else (store.manifest.checksum,))
+
+
+def related(origin: Origin, held: Held, disjoint: Iterable[str], is_holders_data: bool) -> Origin:
+    """Returns `origin` with its relation to the data of a run that starts from it, or whose release is seen beside it.
 
     `disjoint` are the identities that the run declares to share no unit with it; `is_holders_data` says that it draws from the same
     prepared data as the run that held this record before.
     """
     if origin.kind == "file":
-        return dataclasses.replace(origin, against=tuple(dict.fromkeys([*origin.against, *_of_overlap(origin, receiver.data.known_as)])))
+        return dataclasses.replace(origin, against=tuple(dict.fromkeys([*origin.against, *_of_overlap(origin, held.data.known_as)])))
     origin = dataclasses.replace(origin, relation=relation(origin, disjoint, is_holders_data), against=())
-    mismatch = unit_mismatch(origin, receiver.data, receiver.privacy, is_same_data(origin.data, store))
-    learnt = learnt_from_protected(origin, UnitFacts.from_data(receiver.data, receiver.privacy), store)
+    mismatch = unit_mismatch(origin, held.data, held.privacy, are_same(origin.data, held.checksums))
+    learnt = learnt_from_protected(origin, UnitFacts.from_data(held.data, held.privacy), held.checksums)
     return dataclasses.replace(origin, against=tuple(reason for reason in (mismatch, learnt) if reason))
 
 
@@ -180,8 +199,22 @@ def related_again(noted: Sequence[Origin], receiver: Receiver, init: Init, store
 
     Its data (`drawn_from` so far) may have been prepared again.
     """
-    disjoint = declared_disjoint(noted, init.disjoint_from) if isinstance(init, FromRun) else ()
-    return [related(origin, receiver, store, disjoint, is_same_data(drawn_from, store)) for origin in noted]
+    known = merged(noted, vocabulary_of(receiver.data))
+    disjoint = _declared(init, receiver, known)
+    held = held_by(receiver, store)
+    return [related(origin, held, disjoint, are_same(drawn_from, held.checksums)) for origin in known]
+
+
+def vocabulary_of(data: Data) -> tuple[Origin, ...]:
+    """Returns the texts that a given vocabulary was learnt from, as far as dpx knows; empty for one that the run fits."""
+    place = None if data.vocabulary.path is None else vocabulary_place(data.vocabulary.path)
+    return learnt_from(place) if place is not None and place.exists() else ()
+
+
+def _declared(init: Init, receiver: Receiver, origins: Sequence[Origin]) -> frozenset[str]:
+    """Returns the identities of the origins that the run declares to share no unit with it."""
+    by_vocabulary = declared_disjoint(origins, receiver.data.vocabulary.disjoint_from, "data.vocabulary.disjoint_from")
+    return by_vocabulary | (declared_disjoint(origins, init.disjoint_from) if isinstance(init, FromRun) else frozenset())
 
 
 def _of_overlap(origin: Origin, known_as: Iterable[str]) -> Iterator[str]:
@@ -195,14 +228,18 @@ def _of_overlap(origin: Origin, known_as: Iterable[str]) -> Iterator[str]:
 
 
 def _decided(init: Init, receiver: Receiver, store: Store | None) -> tuple[tuple[Origin, ...], Parent | None]:
+    """Returns the origins of a run that has not begun, those of its weights first, and the run that it starts from, if any."""
+    if isinstance(init, FromRun):
+        return _of_run(init, receiver, store, f"init.run={init.run}")
+    texts = vocabulary_of(receiver.data)
+    disjoint = _declared(init, receiver, texts)
+    learnt = [related(one, held_by(receiver, store), disjoint, False) for one in texts]
     if isinstance(init, FromFile):
         weights.require_shapes(f"init.file={init.file}", receiver.shapes, weights.of_file(Path(init.file)))
-        return (Origin(kind="file", name=Path(init.file).name, identity=UNREAD, provenance=init.provenance),), None
+        return (Origin(kind="file", name=Path(init.file).name, identity=UNREAD, provenance=init.provenance), *learnt), None
     if isinstance(init, FromCheckpoint):
-        return (_of_checkpoint(init, receiver, store),), None
-    if not isinstance(init, FromRun):
-        return (), None
-    return _of_run(init, receiver, store, f"init.run={init.run}")
+        return (_of_checkpoint(init, receiver, store), *learnt), None
+    return tuple(learnt), None
 
 
 def _of_run(init: FromRun, receiver: Receiver, store: Store | None, asked: str) -> tuple[tuple[Origin, ...], Parent]:
@@ -213,12 +250,12 @@ def _of_run(init: FromRun, receiver: Receiver, store: Store | None, asked: str) 
     head = ("classifier", "pool") if isinstance(receiver.task, Classification | MultipleChoice) else ()
     _require_same_function(parent.asked, parent.model, receiver.model, f"model={parent.model.name}", head)
     taken_from(parent, receiver, is_fork)
-    disjoint = declared_disjoint(parent.origins, init.disjoint_from)
-    its_data = parent.origins[0].data
-    first, *further = parent.origins if is_fork else noted_alone(parent.origins)
+    its_data, held = parent.origins[0].data, held_by(receiver, store)
+    first, *further = merged(parent.origins if is_fork else noted_alone(parent.origins), vocabulary_of(receiver.data))
+    disjoint = _declared(init, receiver, (first, *further))
     origins = (
-        related(dataclasses.replace(first, is_fork=is_fork), receiver, store, disjoint, False),
-        *(related(origin, receiver, store, disjoint, is_same_data(its_data, store)) for origin in further),
+        related(dataclasses.replace(first, is_fork=is_fork), held, disjoint, False),
+        *(related(origin, held, disjoint, are_same(its_data, held.checksums)) for origin in further),
     )
     _require_same_vocabulary(parent, origins[0], store)
     if receiver.is_private:
@@ -263,7 +300,7 @@ def _of_checkpoint(init: FromCheckpoint, receiver: Receiver, store: Store | None
         names=tuple(sorted({name, *([called(str(in_config))] if in_config else ())})),
     )
     origin = Origin(kind="file", name=name, identity=UNREAD, provenance=init.provenance, checkpoint=facts)
-    return related(origin, receiver, store, (), False)
+    return related(origin, held_by(receiver, store), (), False)
 
 
 def _require_trained(made_new: Iterable[str], train: Trained) -> None:
@@ -324,7 +361,7 @@ def _require_same_vocabulary(parent: Parent, origin: Origin, store: Store | None
 
     It is unknown before the data is prepared.
     """
-    if store is None or is_same_data(origin.data, store):
+    if store is None or are_same(origin.data, (store.manifest.checksum,)):
         return
     theirs = origin.vocabulary.sha256
     if theirs is None:

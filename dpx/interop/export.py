@@ -18,6 +18,7 @@ from tokenizers.processors import TemplateProcessing
 from dpx.claim import manifest, received
 from dpx.claim.document import Statement
 from dpx.claim.seals import STATEMENT
+from dpx.data import learnt_from
 from dpx.data import tokenizer as text_tokenizer
 from dpx.data.store import VOCABULARY, Store
 from dpx.data.vocabulary import SpecialIds
@@ -80,6 +81,7 @@ def export(
         tensors.write(unfinished / converted.weights_file, converted.tensors)
         config = converted.config | (mark if converted.base is None else received.adapters_mark(converted.config, mark))
         (unfinished / converted.config_file).write_text(json.dumps(config, indent=2) + "\n")
+        learnt_from.write(unfinished, learnt_from.of_store(store.manifest, experiment.name), released=True)
         _write_tokenizer(unfinished, store, special, model.segments, experiment.data.sequence_length)
         settings = unfinished / "tokenizer_config.json"
         settings.write_text(json.dumps(read_json(settings) | mark, indent=2) + "\n")

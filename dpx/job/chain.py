@@ -95,11 +95,11 @@ def _state(chain: Chain, runs: Runs, experiment: Experiment, folder: RunFolder) 
     """Writes the statement of what has run so far."""
     facts = [states.facts(chain, run) for each in runs.values() for run in each]
     is_over = {one.folder for one in facts if one.state == "finished"}
-    charges = [states.charge_of(run) for each in runs.values() for run in each if run.folder.name in is_over]
+    releases = [states.release_of(run) for each in runs.values() for run in each if run.folder.name in is_over]
     stated = ChainStatement(
         name=experiment.name,
         replicate=experiment.replicate,
-        claim=claim.claim(chain, charges, states.not_run(facts)),
+        claim=claim.claim(chain, releases, states.not_run(facts)),
         stages=tuple(facts),
     )
     seal.write(folder, stated)

@@ -1,25 +1,28 @@
 """The plan of a chain: a plan of each stage, and what all of them together would protect."""
 
 import dataclasses
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from rich.table import Table
 
 from dpx.chain import claim, states
-from dpx.chain.claim import StageCharge
-from dpx.chain.composition import Runs, StageRun, composed
+from dpx.chain.claim import StageRelease
+from dpx.chain.composition import Runs, StageRun, composed, fitted_by
 from dpx.chain.declarations import Chain, declared
 from dpx.chain.document import ChainClaim
 from dpx.claim.calibration import calibrate, planned_segments
 from dpx.console import Console, duration, figure
+from dpx.data import learnt_from
 from dpx.data.prepare import prepare
 from dpx.data.store import VOCABULARY
 from dpx.experiment import Experiment
-from dpx.init.declarations import RandomStart
+from dpx.init.declarations import FromRun, RandomStart
+from dpx.init.start import Held, planned_start, receiver_of
 from dpx.job.plan_records import ChainPlan, RunPlan, StagePlan
-from dpx.privacy.unit_facts import UnitFacts
+from dpx.privacy.origins import Origin, ParentClaim, VocabularyFacts
+from dpx.privacy.unit_facts import UnitFacts, vocabulary_source
 
 PlanOf = Callable[[Experiment], RunPlan]
 
@@ -30,12 +33,13 @@ def plan_of_chain(node: Any, experiment: Experiment, plan_of: PlanOf, outputs: P
     Raises `ConfigError` as the chain itself does, and where a stage cannot be planned."""
     chain = declared(node)
     runs = composed(chain, experiment.name, experiment.replicate, outputs)
-    stages, charges = [], []
+    stages: list[StagePlan] = []
+    releases: dict[str, StageRelease] = {}
     for run in (run for each in runs.values() for run in each):
         one = chain.stages[run.stage]
         is_over, alone = states.is_finished(run), alone_of(chain, run, runs)
         planned = None if one.job == "prepare" else plan_of(alone)
-        charges.append(states.charge_of(run) if is_over else _charge(run, alone, planned))
+        releases[run.label] = states.release_of(run) if is_over else _planned(chain, run, alone, planned, runs, releases)
         stages.append(
             StagePlan(
                 stage=run.stage,
@@ -49,7 +53,7 @@ def plan_of_chain(node: Any, experiment: Experiment, plan_of: PlanOf, outputs: P
             )
         )
     hours = sum((one.plan.device_hours for one in stages if one.plan is not None and one.state == "to_run"), 0.0)
-    return ChainPlan(name=experiment.name, device_hours=hours, claim=claim.claim(chain, charges), stages=tuple(stages))
+    return ChainPlan(name=experiment.name, device_hours=hours, claim=claim.claim(chain, list(releases.values())), stages=tuple(stages))
 
 
 def stages_alone(node: Any, experiment: Experiment, outputs: Path) -> Iterator[tuple[str, Experiment, Path]]:
@@ -72,33 +76,67 @@ def alone_of(chain: Chain, run: StageRun, runs: Runs) -> Experiment:
     if fed is None or vocabulary.path is None or Path(vocabulary.path).exists() or experiment.data.declared_size is not None:
         return experiment
     source = alone_of(chain, runs[fed][0], runs)
-    path = prepare(source.data, source.privacy).folder / VOCABULARY
-    data = dataclasses.replace(experiment.data, vocabulary=dataclasses.replace(vocabulary, path=str(path)))
+    store = prepare(source.data, source.privacy)
+    # What is declared of a text that a stage keeps is declared of the text itself.
+    apart = [store.manifest.name] if vocabulary.disjoint_from else []
+    found = dataclasses.replace(vocabulary, path=str(store.folder / VOCABULARY), disjoint_from=apart)
+    data = dataclasses.replace(experiment.data, vocabulary=found)
     return dataclasses.replace(experiment, data=data)
 
 
-def _charge(run: StageRun, alone: Experiment, planned: RunPlan | None) -> StageCharge:
-    """Returns the charges that a stage would have, before it has run."""
-    is_private = planned is not None and alone.is_private
+def _planned(
+    chain: Chain, run: StageRun, alone: Experiment, planned: RunPlan | None, runs: Runs, before: Mapping[str, StageRelease]
+) -> StageRelease:
+    """Returns what would be seen of a stage that has not run; `before` are the stages that feed it."""
+    own = Held(run.experiment.data, alone.privacy)
+    release = StageRelease(run.stage, run.label, own, alone.accountant, False, (), states.texts_of(run))
+    if planned is None:
+        return release
     segments = []
-    if is_private:
-        assert planned is not None
+    if alone.is_private:
         calibrated = calibrate(alone, planned.protected_rows - alone.audit.places(alone.privacy))
         assert calibrated.noise_multiplier is not None
         segments = planned_segments(alone, calibrated.batch_stages, calibrated.size, calibrated.noise_multiplier, run.folder.name)
-    return StageCharge(
-        stage=run.stage,
-        label=run.label,
-        data=run.experiment.data,
-        privacy=alone.privacy,
-        accountant=alone.accountant,
-        is_private=is_private,
-        segments=segments,
-        units=UnitFacts.from_data(alone.data, alone.privacy) if is_private else None,
-        reasons=planned.reasons if planned is not None and is_private else (),
-        is_planned=True,
-        trains=planned is not None,
+    units, source = UnitFacts.from_data(alone.data, alone.privacy), vocabulary_source(run.experiment.data.vocabulary, None)
+    without = () if alone.is_private else (f"mechanism={alone.mechanism.name} adds no noise",)
+    origin = Origin(
+        kind="run",
+        name=run.experiment.name,
+        identity=run.folder.name,
+        segments=tuple(segments),
+        reasons=planned.reasons if alone.is_private else without,
+        claim=ParentClaim(unit=alone.privacy.unit, adjacency=alone.privacy.adjacency, delta=alone.privacy.delta, units=units),
+        vocabulary=VocabularyFacts(source=source),
     )
+    return dataclasses.replace(
+        release,
+        is_private=alone.is_private,
+        origins=(origin, *_planned_origins(chain, run, alone, runs, before)),
+        segments=segments,
+        units=units if alone.is_private else None,
+        reasons=planned.reasons if alone.is_private else (),
+    )
+
+
+def _planned_origins(chain: Chain, run: StageRun, alone: Experiment, runs: Runs, before: Mapping[str, StageRelease]) -> Iterator[Origin]:
+    """Yields what a stage that has not run would come from: the stage before it, another run or file, and the text of its vocabulary."""
+    stage = chain.stages[run.stage]
+    if stage.init is not None:
+        yield from before[runs[stage.init][0].label].origins
+    if stage.init is None or isinstance(alone.init, FromRun):
+        yield from planned_start(alone.init, receiver_of(alone)).origins
+    fitted = fitted_by(chain, run.stage, runs)
+    if fitted is not None and fitted != run.stage:
+        text = runs[fitted][0]
+        data, is_protected = text.experiment.data, text.experiment.data.vocabulary.fit_on == "protected"
+        yield Origin(
+            kind="text",
+            name=text.experiment.name,
+            identity=states.planned_text(text),
+            reasons=(learnt_from.PROTECTED,) if is_protected else (),
+            claim=ParentClaim(units=UnitFacts.from_data(data, text.experiment.privacy)),
+            vocabulary=VocabularyFacts(source=vocabulary_source(data.vocabulary, None)),
+        )
 
 
 def show(document: ChainPlan, console: Console) -> None:

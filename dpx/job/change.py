@@ -57,7 +57,7 @@ def change_of(experiment: Experiment, release: Path, stated: RunStatement) -> Ch
     deviation_T, optimizer = _deviations(experiment, release, stated), experiment.optimizer
     if not noise_alone.is_coordinatewise(optimizer):
         raise NotCompared(f"optimizer={optimizer.name}", "its update of a number reads other numbers, which is not simulated")
-    known = known_start(experiment.init, receiver_of(experiment), stated.init.origins)
+    known = known_start(experiment.init, receiver_of(experiment), stated.init.of_weights)
     if not known:
         raise NotCompared(f"init={experiment.init.kind}", "all trained parameters were drawn from the run's secret")
     return compare(known, _trained(experiment.trained, release), noise_alone.moments(optimizer, known, deviation_T, _rates(experiment)))

@@ -20,7 +20,7 @@ from dpx.experiment import Experiment
 from dpx.init.weights import PARAMS
 from dpx.job.account import UNCHECKED
 from dpx.job.summary import accuracy_of
-from dpx.privacy.origins import VERDICTS, charged_in, in_words
+from dpx.privacy.origins import VERDICTS, ReleasedText, charged_in, in_words
 from dpx.records import to_json
 from dpx.run_folder import RunFolder, write_json
 from dpx.table import Table
@@ -163,7 +163,7 @@ def _statement(path: Path) -> AnyRun | None:
 
 def _planned_start(experiment: Experiment, is_prepared: bool, fork: str | None) -> Sequence[Any]:
     """Returns the origins of a run that has not begun."""
-    if experiment.init.is_random and fork is None:
+    if experiment.init.is_random and fork is None and experiment.data.vocabulary.path is None:
         return ()
     from dpx.data.prepare import prepare
     from dpx.init.start import planned_start, receiver_of
@@ -275,10 +275,17 @@ def _stated_epsilon(statement: RunStatement, accountant: str) -> float:
 
 def _start(origins: Sequence[Any], alone: float) -> list[str]:
     """Returns the lines about the origins of the run."""
-    if not origins:
-        return []
-    sentences = [f"It does not start from random parameters but from {in_words(one)}." for one in origins]
-    return [*sentences, f"Its own steps alone have epsilon {alone:.3g}; noise.epsilon, if set, is the target for these steps alone."]
+    vocabulary = [f"Its vocabulary was {in_words(one)}." for one in origins if isinstance(one, ReleasedText)]
+    sentences = [
+        f"It does not start from random parameters but from {in_words(one)}." for one in origins if not isinstance(one, ReleasedText)
+    ]
+    if not sentences:
+        return vocabulary
+    return [
+        *sentences,
+        *vocabulary,
+        f"Its own steps alone have epsilon {alone:.3g}; noise.epsilon, if set, is the target for these steps alone.",
+    ]
 
 
 def _audit(audit: Any) -> list[str]:

@@ -85,13 +85,13 @@ def show(results: Results, claim: AnyRun, folder: Path) -> None:
         shown = accuracy_in_words(value, results.test_rows) if name == metric else f"{value:.4g}"
         table.add_row(f"test set {name.replace('_', ' ')}", shown)
     # Random weights have nothing that a part of them could be added to.
-    can_train_less = claim.train is None and bool(claim.init.origins)
+    can_train_less = claim.train is None and bool(claim.init.of_weights)
     if (nothing := nothing_learnt(results, folder / "private", can_train_less)) is not None:
         table.add_row("learnt nothing", nothing)
     if results.best_step is not None:
         table.add_row("weights", f"of step {results.best_step}, the best of {results.steps} steps by held-out rows")
     for origin in claim.init.origins:
-        table.add_row("started from", in_words(origin))
+        table.add_row("vocabulary from" if origin.kind == "text" else "started from", in_words(origin))
     table.add_row("guarantee", ", ".join([claim.guarantee, *claim.reasons]))
     if isinstance(claim, RunStatement):
         _show_claim(claim, table)

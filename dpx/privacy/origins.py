@@ -1,11 +1,11 @@
-"""Keeps the privacy cost of a run's starting parameters.
+"""Keeps the origins of a run: the runs, files and texts that its starting parameters and its vocabulary come from.
 
-It is that of the runs and files they come from, as recorded in the run's ledger and statement.
+They are recorded in the run's ledger and statement, with their charges and with the reasons why they have no guarantee.
 
 A guarantee does not end where a run ends: further training of its weights on the same data costs more. So a run that starts from another
 one, by a fork or by `init=run`, inherits the charges of all runs before it. It composes its own charges with them unless the user declares
 that their data share no unit with its own (`init.disjoint_from`). A run that starts from one without a guarantee, on data that may be
-shared, has no guarantee.
+shared, has no guarantee. A vocabulary is read from a text without noise, so the text that it was learnt from is an origin as well.
 """
 
 import dataclasses
@@ -73,13 +73,16 @@ class CheckpointFacts:
     names: tuple[str, ...] = described("Its name, and the one in its own config, often that of the weights that it began from.")
 
 
+Kind = Literal["run", "file", "text"]
+
+
 @record
 class Origin:
-    """A run or a file that a run's starting parameters come from, directly or through earlier runs, as a ledger holds it."""
+    """What a run's starting parameters or vocabulary come from, directly or through earlier runs, as a ledger holds it."""
 
-    kind: Literal["run", "file"] = described("Whether it is a run of dpx or a file of weights.")
+    kind: Kind = described("A run of dpx, a file of weights, or a prepared text that a vocabulary was learnt from.")
     name: str = described("Its name.")
-    identity: str = described("Name of its ledger; of a file, the checksum of its values.")
+    identity: str = described("Name of its ledger; of a file, the checksum of its values; of a text, the random name of its prepared rows.")
     relation: Relation = described("Relation of its data to the data of the run that holds this record.", default="unknown")
     is_fork: bool = described("Whether the run resumes from its state, and so keeps the canaries of its audit.", default=False)
     weights: str = described("Checksum of the weights that were loaded from it; empty for an earlier origin.", default="")
@@ -92,6 +95,7 @@ class Origin:
     data: tuple[str | None, ...] = described(
         "Checksums of its prepared data, null for unknown data; they never leave private/.", default=(None,)
     )
+    files: tuple[str, ...] = described("Checksums of the files that its data was read from; they never leave private/.", default=())
     is_checked: bool = described("Whether its ledger was checked against everything that follows from it.", default=False)
     provenance: str | None = described("The user's word for where a file is from; null of a run.", default=None)
 
@@ -103,15 +107,22 @@ class Origin:
         return f"{self.name} ({self.identity[:8]})"
 
     @property
+    def may_share(self) -> bool:
+        """Returns whether its data may hold units of the run that holds this record; what a file was made from is another question."""
+        return self.kind != "file" and self.relation != "disjoint"
+
+    @property
     def is_composed(self) -> bool:
         """Returns whether its charges are composed with those of the run that holds this record."""
-        return self.kind == "run" and self.relation != "disjoint"
+        return self.kind == "run" and self.may_share
 
     def as_released(self) -> "Released":
         """Returns the record of the origin for a statement, without checksums of the data."""
         if self.kind == "file":
             word = "the user vouches that no protected data was used to make it" if self.provenance == "public" else None
             return ReleasedFile(**{name: getattr(self, name) for name in _OF_FILE}, word=word)
+        if self.kind == "text":
+            return ReleasedText(**{name: getattr(self, name) for name in _OF_TEXT})
         return ReleasedRun(**{name: getattr(self, name) for name in _OF_RUN}, composed=self.is_composed)
 
 
@@ -147,12 +158,31 @@ class ReleasedRun:
     composed: bool = described("Whether its charges are composed with those of this run.")
 
 
-Released = ReleasedRun | ReleasedFile
+@record
+class ReleasedText:
+    """A text that the vocabulary was learnt from."""
+
+    kind: Literal["text"] = "text"
+    name: str = described("Its name.")
+    identity: str = described("Random name of its prepared rows.")
+    relation: Relation = described("Relation of the text to the data of this run: unknown, or declared disjoint.")
+    reasons: tuple[str, ...] = described("Why the vocabulary has no guarantee on it.")
+    against: tuple[str, ...] = described("Other reasons why this run has no guarantee.")
+    claim: ParentClaim = described("The units of the text.")
+    vocabulary: VocabularyFacts = described("The split that the vocabulary was learnt from.")
+
+
+Released = ReleasedRun | ReleasedFile | ReleasedText
 
 _OF_FILE = ("name", "identity", "weights", "provenance", "checkpoint")
 _OF_RUN = tuple(field.name for field in dataclasses.fields(ReleasedRun) if field.name not in ("kind", "composed"))
-# What a statement says of an origin that holds for any run that starts from it.
-_LASTING = ("name", "identity", "weights", "segments", "reasons", "claim", "vocabulary")
+_OF_TEXT = tuple(field.name for field in dataclasses.fields(ReleasedText) if field.name != "kind")
+# What a statement says of an origin that holds for any run that starts from it, by kind.
+_LASTING = {
+    "run": ("name", "identity", "weights", "segments", "reasons", "claim", "vocabulary"),
+    "file": _OF_FILE,
+    "text": ("name", "identity", "reasons", "claim", "vocabulary"),
+}
 
 
 @record
@@ -161,7 +191,12 @@ class Beginning:
 
     kind: Literal["random", "fork", "run", "file"] = described("Random parameters, a fork, the weights of another run, or a file.")
     meaning: str | None = described("What the headline covers then; null for random parameters.")
-    origins: tuple[Released, ...] = described("The runs and files they come from, nearest first.")
+    origins: tuple[Released, ...] = described("The runs and files they come from, nearest first, and texts that a vocabulary comes from.")
+
+    @property
+    def of_weights(self) -> "tuple[ReleasedRun | ReleasedFile, ...]":
+        """Returns the runs and files that the starting parameters come from, nearest first."""
+        return tuple(one for one in self.origins if not isinstance(one, ReleasedText))
 
 
 # As JSON, where a statement says nothing of its parameters.
@@ -170,8 +205,7 @@ RANDOM = {"kind": "random", "meaning": None, "origins": []}
 
 def of_released(released: Released) -> Origin:
     """Returns the origin of a released record, for a run that has no other facts about it: its data counts as unknown."""
-    names = _OF_FILE if isinstance(released, ReleasedFile) else _LASTING
-    return Origin(kind=released.kind, **{name: getattr(released, name) for name in names})
+    return Origin(kind=released.kind, **{name: getattr(released, name) for name in _LASTING[released.kind]})
 
 
 def merged(known: Iterable[Origin], further: Iterable[Origin]) -> list[Origin]:
@@ -189,6 +223,7 @@ def merged(known: Iterable[Origin], further: Iterable[Origin]) -> list[Origin]:
                 reasons=_all_of(other.reasons, origin.reasons),
                 against=_all_of(other.against, origin.against),
                 data=_all_of(other.data, origin.data),
+                files=_all_of(other.files, origin.files),
                 is_checked=other.is_checked and origin.is_checked,
                 provenance=other.provenance if other.provenance == origin.provenance else None,
             )
@@ -205,16 +240,21 @@ def charged(origins: Iterable[Origin]) -> list[Segments]:
     return [list(origin.segments) for origin in origins if origin.is_composed]
 
 
+# The part of a config by which each kind of origin comes into a run.
+_KEYS = {"run": "init", "file": "init", "text": "vocabulary"}
+
+
 def reasons(origins: Iterable[Origin]) -> list[str]:
-    """Returns the reasons why a run that starts from `origins` has no guarantee."""
-    against = []
-    for origin in origins:
-        if origin.kind == "file" and origin.provenance != "public":
-            against.append(f"init: {origin.label} is of unknown provenance")
-        if origin.is_composed and origin.reasons:
-            against.append(f"init: {origin.label} has no guarantee on {WORDS[origin.relation]}: {'; '.join(origin.reasons)}")
-        against += [f"init: {reason}" for reason in origin.against]
-    return against
+    """Returns the reasons why a run that starts from `origins` has no guarantee, each with the part of its config."""
+    return [f"{_KEYS[origin.kind]}: {reason}" for origin in origins for reason in reasons_of(origin)]
+
+
+def reasons_of(origin: Origin) -> list[str]:
+    """Returns the reasons why a run has no guarantee if its release depends on `origin`, or is seen together with one that does."""
+    against = [f"{origin.label} is of unknown provenance"] if origin.kind == "file" and origin.provenance != "public" else []
+    if origin.may_share and origin.reasons:
+        against.append(f"{origin.label} has no guarantee on {WORDS[origin.relation]}: {'; '.join(origin.reasons)}")
+    return [*against, *origin.against]
 
 
 def assumptions(origins: Iterable[Origin]) -> list[str]:
@@ -223,6 +263,10 @@ def assumptions(origins: Iterable[Origin]) -> list[str]:
     for origin in origins:
         if origin.kind == "file":
             premises.append(f"init: the user vouches (init.provenance=public) that no protected data was used to make {origin.label}")
+            continue
+        if origin.kind == "text":
+            word = "the user vouches (data.vocabulary.disjoint_from) that no unit of this run's protected data is in the text of"
+            premises += [] if origin.may_share else [f"vocabulary: {word} {origin.label}"]
             continue
         if origin.is_fork:
             seen = "did not depend on its results, or no further branch will be made"
@@ -240,10 +284,13 @@ def assumptions(origins: Iterable[Origin]) -> list[str]:
 
 def facts(origins: Sequence[Origin]) -> Beginning:
     """Returns the field `init` of a statement and of a plan."""
-    if not origins:
-        return Beginning(kind="random", meaning=None, origins=())
-    kind = "fork" if origins[0].is_fork else origins[0].kind
-    return Beginning(kind=kind, meaning=MEANING, origins=tuple(origin.as_released() for origin in origins))
+    known = tuple(origin.as_released() for origin in origins)
+    of_weights = [origin for origin in origins if origin.kind != "text"]
+    if not of_weights:
+        return Beginning(kind="random", meaning=None, origins=known)
+    first = of_weights[0]
+    kind: Any = "fork" if first.is_fork else first.kind
+    return Beginning(kind=kind, meaning=MEANING, origins=known)
 
 
 def are_composed(beginning: Beginning) -> bool:
@@ -260,6 +307,8 @@ def in_words(released: Released) -> str:
     """Returns one of the `origins` of a statement as text."""
     if isinstance(released, ReleasedFile):
         return f"{of_released(released).label}; {released.word or 'its provenance is unknown'}"
+    if isinstance(released, ReleasedText):
+        return f"{of_released(released).label}, {WORDS[released.relation]}: the vocabulary was learnt from its {learnt_from(released)}"
     stated, audit = released.claim.guarantee or "not stated yet", released.claim.audit
     charged_here = (
         "its steps are included in this claim"
@@ -268,6 +317,12 @@ def in_words(released: Released) -> str:
     )
     audited = "" if audit is None else f"; its audit {VERDICTS.get(audit, audit)}"
     return f"{of_released(released).label}, trained on {WORDS[released.relation]}: {charged_here}{audited}"
+
+
+def learnt_from(origin: "Origin | ReleasedText") -> str:
+    """Returns the split that a vocabulary was learnt from, as text."""
+    split = {"protected": "protected", "public_split": "public"}.get(str(origin.vocabulary.source), "unknown")
+    return f"{split} split"
 
 
 # The relation of charges, and that of a claim which may hold them: a claim for the text of a unit is weaker than one for all of it.

@@ -174,8 +174,6 @@ def _start(init: Init, receiver: Receiver, store: Store, folder: RunFolder, know
         return _going_on(init, receiver, store, folder, known)
     if folder.fork is not None:
         return start_of_fork(folder.fork, receiver, store, folder.private)
-    if init.is_random:
-        return RANDOM
     begins_from = start(init, receiver, store, {folder.path.parent, Path("outputs")}, folder.private)
     require(
         not has_begun or same_weights(begins_from.origins, known.origins if known else ()),

@@ -79,7 +79,8 @@ def test_without_the_users_word_the_second_stage_leaves_no_guarantee(place):
     folder = run(node(classify={key: value for key, value in CLASSIFY.items() if key != "disjoint_from"}))
     claim = statement(folder)["claim"]
     assert claim["guarantee"] == "none" and claim["protects"][0]["epsilon"] == {}
-    assert claim["reasons"][0].startswith("pretrain: classify trains without privacy on rows that may be among its text")
+    assert claim["reasons"][0].startswith("pretrain: two_classify") and "mechanism=none adds no noise" in claim["reasons"][0]
+    assert "declare chain.stages.classify.disjoint_from=[pretrain]" in claim["reasons"][0]
 
 
 def test_after_a_change_later_stages_are_named_stale_and_trained_anew(place, capsys):

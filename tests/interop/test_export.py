@@ -63,6 +63,7 @@ def test_a_folder_holds_all_that_transformers_reads(exported: Path, run: Path):
         "model.safetensors",
         "tokenizer.json",
         "tokenizer_config.json",
+        "vocabulary_learnt_from.json",
         "privacy.json",
         "dpx_config.yaml",
         "README.md",
