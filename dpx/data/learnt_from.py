@@ -21,7 +21,7 @@ from dpx.run_folder import read_json
 RECORD = "vocabulary_learnt_from.json"
 _FIX = "Restore the file, or write the folder again"
 # What marks a folder as written by a run of dpx, which then has the record.
-_STATEMENT, _CONFIG = "privacy.json", "config.json"
+_STATEMENT, _MARKED = "privacy.json", ("config.json", "tokenizer_config.json", "adapter_config.json")
 PROTECTED = "a vocabulary was learnt from its protected text without noise"
 _UNKNOWN = f"a run of dpx wrote its vocabulary, and {RECORD} beside it is missing"
 
@@ -50,7 +50,7 @@ def learnt_from(place: Path) -> tuple[Origin, ...]:
     record = place.with_name(f"{place.stem}_learnt_from.json") if place.is_file() else folder / RECORD
     if record.is_file():
         return from_json(LearntFrom, read_json(record, _FIX), record, _FIX).origins
-    if (folder / _STATEMENT).is_file() or "dpx" in _config(folder / _CONFIG):
+    if (folder / _STATEMENT).is_file() or any("dpx" in _config(folder / name) for name in _MARKED):
         return (Origin(kind="text", name=folder.name, identity=f"unknown {folder.name}", reasons=(_UNKNOWN,)),)
     return ()
 
