@@ -39,6 +39,12 @@ def manifest(private: Path, checksum: str) -> Manifest | None:
         return None
 
 
+def files_of(private: Path) -> list[str]:
+    """Returns the checksums of the files that the data of a run, and of the runs before it, was read from, as far as they are known."""
+    held = (manifest(private, path.stem) for path in sorted((private / FOLDER).glob("*.json")))
+    return [file for one in held if one is not None for file in one.read_from]
+
+
 def store(private: Path, checksum: str) -> Store | None:
     """Returns the prepared data with that checksum if it is still in place and unchanged; else `None`."""
     if manifest(private, checksum) is None:

@@ -72,14 +72,20 @@ class Generate:
         require(is_named, f"generate.output={self.output}", "is not the name of a file of JSON lines", "Let it end in .jsonl")
 
     def __call__(self, experiment: Experiment, folder: RunFolder) -> None:
+        from dpx.data import manifests
         from dpx.generation.completer import completed
         from dpx.generation.decoding import Rule
         from dpx.generation.output import MADE_FROM, lines_of
         from dpx.generation.prompts import Style, read, require_rows
+        from dpx.init.relation import require_other_text
         from dpx.training.compile_cache import keep_compiled_programs
 
         file = Path(self.prompts).expanduser()
         require_rows(file)
+        if self.prompts_provenance == "public" and self.checkpoint is None:
+            text, read_from = file_checksums.of_file(file)["sha256"], manifests.files_of(folder.path / "private")
+            fix = "Remove it: completions of the run's own rows show them"
+            require_other_text("generate.prompts_provenance=public", [text], read_from, "the run", fix)
         weights = self._weights(experiment, folder)
         by_template = weights.style if self.template is None else Style.of_columns(self.template)
         style = by_template if self.messages_field is None else Style(messages_field=self.messages_field)

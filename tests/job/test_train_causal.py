@@ -9,6 +9,8 @@ from omegaconf import OmegaConf
 from dpx import config
 from dpx.claim import agreement
 from dpx.config import recipes
+from dpx.data import manifests
+from dpx.data.prepare import prepare
 from dpx.declaration import ConfigError
 from dpx.job.generate import Generate
 from dpx.job.released import Evaluate
@@ -65,6 +67,17 @@ def test_a_run_completes_prompts_and_says_what_its_statement_covers(trained, tmp
     refused = Generate(prompts=str(tmp_path / "asked.jsonl"), max_new_tokens=3, output=str(folder.release / "own.jsonl"))
     with pytest.raises(ConfigError, match="own.jsonl: completions of protected prompts show these prompts, and release/ may be shared"):
         refused(experiment, folder)
+
+
+def test_the_runs_own_rows_are_not_public_prompts(tmp_path):
+    rows = tmp_path / "rows.jsonl"
+    rows.write_text("".join(f'{{"text": "a text of its own, number {number}", "prompt": "its own"}}\n' for number in range(40)))
+    read = (f"data.source.paths={rows}", "data=text", f"data.directory={tmp_path}/data", "data.vocabulary.size=128")
+    experiment = config.build(recipes.compose(["model=micro", *read, "data.public_fraction=0.5"]))[0]
+    folder = RunFolder(tmp_path / "run")
+    manifests.keep(folder.made_private(), prepare(experiment.data, experiment.privacy))
+    with pytest.raises(ConfigError, match="prompts_provenance=public: a whole file of this text is also in that of the run"):
+        Generate(prompts=str(rows), prompts_provenance="public")(experiment, folder)
 
 
 def test_a_plan_counts_every_position_of_the_head():
