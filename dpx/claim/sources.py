@@ -42,6 +42,48 @@ class Source(NamedTuple):
     reasons: tuple[str, ...] = ()
 
 
+class Together(NamedTuple):
+    """Holds what several sources guarantee together: their charges, common steps once, and what these are accounted at.
+
+    `before` are the charges of runs that they start from, `by` the packages that the claim trusts, and `reasons` say, with the name of a
+    source, why there is no guarantee.
+    """
+
+    is_checked: bool
+    segments: Segments
+    before: Segments
+    delta: float
+    adjacency: str
+    by: tuple[str, ...]
+    unit: UnitFacts | None
+    reasons: tuple[str, ...]
+
+
+def together(
+    sources: Sequence[Source], delta: float | None = None, adjacency: str | None = None, otherwise: Privacy | None = None
+) -> Together:
+    """Returns what several sources guarantee together, at the smallest delta that one of them states.
+
+    Raises `ConfigError` if nothing is charged, for sources that do not protect the same units, and for an `adjacency` under which charges
+    are not proved; `otherwise` is used where no source states delta and relation.
+    """
+    segments = ledger.join(*(one.segments for one in sources))
+    named = ", ".join(one.name for one in sources)
+    require(bool(segments), named, "its ledger contains no charged step", "Name a private run that has begun")
+    require_one_unit(sources, adjacency)
+    delta, adjacency = stated_at(sources, delta, adjacency, otherwise)
+    return Together(
+        is_checked=all(one.is_checked for one in sources),
+        segments=segments,
+        before=ledger.join(*(list(one.before) for one in sources)),
+        delta=delta,
+        adjacency=adjacency,
+        by=outside_code.joined(outside_code.packages_of_segments(segments), *(one.by for one in sources)),
+        unit=unit_of(sources, adjacency),
+        reasons=tuple(f"{Path(one.name).name}: {why}" for one in sources for why in one.reasons),
+    )
+
+
 def read(path: Path) -> Source:
     """Returns the charged steps of a run folder, a ledger file or a statement.
 
@@ -188,16 +230,19 @@ def relation_of(source: Source) -> str | None:
     return source.adjacency if newest is None else newest.adjacency
 
 
-def stated_at(sources: Sequence[Source], delta: float | None, adjacency: str | None, otherwise: Privacy) -> tuple[float, str]:
+def stated_at(sources: Sequence[Source], delta: float | None, adjacency: str | None, otherwise: Privacy | None) -> tuple[float, str]:
     """Returns the delta and the neighbouring relation that `sources` are accounted at.
 
     They are the given values, else the values that the sources state (the smallest delta), else those of `otherwise`. Raises `ConfigError`
     if their charges are not proved under that relation.
     """
     deltas = [one.delta for one in sources if one.delta is not None]
-    relation = adjacency or next((stated for one in sources if (stated := relation_of(one))), otherwise.adjacency)
+    relation = adjacency or next((stated for one in sources if (stated := relation_of(one))), otherwise and otherwise.adjacency)
+    smallest = delta if delta is not None else min(deltas, default=otherwise and otherwise.delta)
+    if relation is None or smallest is None:
+        raise ConfigError(sources[0].name, "states neither delta nor the neighbouring relation", "Name job.delta and job.adjacency")
     require_proved(sources, relation)
-    return delta if delta is not None else min(deltas, default=otherwise.delta), relation
+    return smallest, relation
 
 
 def require_proved(sources: Sequence[Source], adjacency: str) -> None:

@@ -47,29 +47,22 @@ class Account:
     adjacency: str | None = None
 
     def __call__(self, experiment: Experiment, folder: RunFolder) -> None:
-        from dpx.claim.sources import read, require_one_unit, stated_at, unit_of
-        from dpx.privacy import ledger
+        from dpx.claim.sources import read, together
 
         has_run = any((folder.path / place).exists() for place in ("private/ledger", f"release/{STATEMENT}"))
         what = folder.path if folder.has_begun else "run"
         reason = "its ledger contains no charged step" if folder.has_begun else "this job needs a run to account for, and no run is named"
         require(has_run or bool(self.ledgers), what, reason, "Add run=<folder>, or job.ledgers=[...]")
         sources = [_place(path) for path in self.ledgers] or [folder.path]
-        read_sources = [read(path) for path in sources]
-        segments = ledger.join(*(one.segments for one in read_sources))
-        require(bool(segments), ", ".join(map(str, sources)), "its ledger contains no charged step", "Name a private run that has begun")
-        require_one_unit(read_sources, self.adjacency)
-        delta, adjacency = stated_at(read_sources, self.delta, self.adjacency, experiment.privacy)
-        before = ledger.join(*(list(one.before) for one in read_sources))
-        tables = account(segments, self.accountant, delta, adjacency, before)
+        joint = together([read(path) for path in sources], self.delta, self.adjacency, experiment.privacy)
+        delta, adjacency, by, unit = joint.delta, joint.adjacency, joint.by, joint.unit
+        tables = account(joint.segments, self.accountant, delta, adjacency, joint.before)
         folder.made_release()
         document = {"sources": [path.name for path in sources], "accountant": self.accountant, "delta": delta, "adjacency": adjacency}
-        by = outside_code.joined(outside_code.packages_of_segments(segments), *(one.by for one in read_sources))
         document |= {"outside_code": list(by)} if by else {}
-        unit = unit_of(read_sources, adjacency)
         document["unit"] = None if unit is None else to_json(unit)
-        document["is_checked"] = all(one.is_checked for one in read_sources)
-        document["no_guarantee"] = [f"{path.name}: {why}" for path, one in zip(sources, read_sources, strict=True) for why in one.reasons]
+        document["is_checked"] = joint.is_checked
+        document["no_guarantee"] = list(joint.reasons)
         document |= {"tables": [table.as_json() for table in tables]}
         write_json(folder.release / "account.json", document)
         answer(document)

@@ -160,6 +160,7 @@ def _show_sweep(launcher: Launcher) -> None:
     if launcher.is_sweep and not launcher.is_search:
         sweep.show_plans(launcher.outcomes, Console(soft_wrap=True))
         sweep.show(launcher.outcomes, wide_console())
+        sweep.show_together(launcher.outcomes, wide_console())
 
 
 def _answer(error: Exception) -> int:

@@ -8,8 +8,12 @@ from pathlib import Path
 from rich.markup import escape
 from rich.table import Table
 
-from dpx.console import Console
+from dpx.console import Console, figure
+from dpx.declaration import ConfigError
 from dpx.job.summary import accuracy_of, epsilon_of
+
+# That of `job=account`.
+_ACCOUNTANT = "pld"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -55,6 +59,37 @@ def show(outcomes: list[Outcome], console: Console) -> None:
         table.add_row(escape(point), outcome.state, score, epsilon, outcome.folder.name, escape(outcome.error or ""))
     console.print(table)
     _show_replicates(outcomes, console)
+
+
+def show_together(outcomes: list[Outcome], console: Console) -> None:
+    """Prints what the points that were charged guarantee together, to whoever sees all of them; nothing for fewer than two.
+
+    It is what `job=account` composes: there is no discount for a choice of the best one.
+    """
+    from dpx.claim import outside_code
+    from dpx.claim.agreement import LEDGER
+    from dpx.claim.sources import read, together
+    from dpx.privacy import accounting, ledger
+
+    folders = list(dict.fromkeys(one.folder for one in outcomes if (one.folder / LEDGER).is_file()))
+    counted = f"these {len(folders)} points together"
+    try:
+        sources = [read(folder) for folder in folders]
+        if len(sources) < 2 or not any(one.segments for one in sources):
+            return
+        joint = together(sources)
+        if joint.reasons or joint.by:
+            why = "; ".join(joint.reasons or outside_code.sentences(joint.by))
+            told = f"{counted} have no joint guarantee: {why}"
+        else:
+            epsilon = accounting.compose(accounting.bucketed(ledger.releases(joint.segments)), _ACCOUNTANT, joint.adjacency).epsilon(
+                joint.delta
+            )
+            unit = "one unit" if joint.unit is None else joint.unit.in_words()
+            told = f"{counted}: epsilon {figure(epsilon)} ({_ACCOUNTANT}) at delta {joint.delta:.2e} for {unit}, whichever is chosen"
+    except ConfigError as refused:
+        told = f"{counted} have no joint guarantee: {refused.value}: {refused.reason}"
+    console.print(told, highlight=False, markup=False)
 
 
 def _show_replicates(outcomes: list[Outcome], console: Console) -> None:

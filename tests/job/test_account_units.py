@@ -1,6 +1,8 @@
 """Charges of several ledgers are added up only for one unit, and under another relation only where they are proved there."""
 
+import contextlib
 import dataclasses
+import io
 import json
 import shutil
 from pathlib import Path
@@ -9,20 +11,23 @@ import pytest
 
 from dpx import config
 from dpx.claim import calibration, caveats, seals, statement
-from dpx.claim.sources import read, stated_at
+from dpx.claim.sources import read, stated_at, together
 from dpx.config import recipes
+from dpx.console import Console, figure
 from dpx.declaration import ConfigError
 from dpx.durable import put_in_place
 from dpx.job.account import Account
+from dpx.launch.sweep import Outcome, show_together
 from dpx.mechanism import places
-from dpx.privacy import events, relations
+from dpx.privacy import accounting, events, ledger, relations
 from dpx.privacy.declarations import Privacy
 from dpx.privacy.ledger import Ledger, LedgerEntry, NoiseEpoch
+from dpx.privacy.lines import Part, Plan, PlanParts
 from dpx.privacy.unit_facts import UnitFacts
 from dpx.records import to_json
 from dpx.run_folder import RunFolder
 from tests.composed import composed
-from tests.made_statement import made_statement
+from tests.made_statement import made_plain, made_statement
 from tests.privacy.test_ledger import forked
 from tests.privacy.test_unit_facts import MANIFEST, changed, facts_of
 from tests.sealed import refuting
@@ -239,3 +244,29 @@ def test_another_relation_is_asked_of_every_source(place, tmp_path):
     assert "is not a neighbouring relation" in refusal(tmp_path, sources, adjacency="nearby")
     assert stated_at([read(one) for one in sources], None, "replace_one", EXPERIMENT.privacy)[1] == "replace_one"
     assert stated_at([read(sources[0])], None, None, EXPERIMENT.privacy)[1] == "replace_one"
+
+
+def test_a_sweep_ends_with_what_its_points_guarantee_together(tmp_path):
+    folders = [source(tmp_path / name, FACTS) for name in ("one", "other")]
+    nothing = Part(values={}, at_default=())
+    parts = PlanParts(noise=nothing, privacy=Part(values={"delta": 1e-6}, at_default=()), accountant=nothing, audit=nothing)
+    with contextlib.closing(Ledger(folders[0] / "private" / "ledger")) as entered:
+        entered.declare_plan(Plan(declared=parts))
+    joint = together([read(folder) for folder in folders])
+    charges = accounting.bucketed(ledger.releases(joint.segments))
+    epsilon = figure(accounting.compose(charges, "pld", joint.adjacency).epsilon(joint.delta))
+    said = f"these 2 points together: epsilon {epsilon} (pld) at delta {joint.delta:.2e} for {FACTS.in_words()}, whichever is chosen"
+    assert sum(count for _, count in charges) == 4 and _told(folders) == said
+    assert _told(folders[:1]) == ""
+    assert "have no joint guarantee" in _told([*folders, source(tmp_path / "documents", DOCUMENTS)])
+    bare = tmp_path / "bare"
+    with contextlib.closing(Ledger(bare / "private" / "ledger")) as entered:
+        entered.note_units(FACTS)
+        seals.write_statement(RunFolder(bare), entered, made_plain(entered))
+    assert "have no joint guarantee: bare: mechanism=none" in _told([*folders, bare])
+
+
+def _told(folders: list[Path]) -> str:
+    shown = io.StringIO()
+    show_together([Outcome(folder, (folder.name,), "finished") for folder in folders], Console(file=shown, width=1000))
+    return shown.getvalue().strip()
