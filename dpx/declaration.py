@@ -7,14 +7,9 @@ import dataclasses
 from collections.abc import Sequence
 from typing import Any, TypeVar, dataclass_transform
 
-from beartype import BeartypeConf, beartype
-
 Cls = TypeVar("Cls", bound=type)
 
 _MARK = "__declaration__"
-
-# YAML writes `1` where a float is meant; the numeric tower accepts it.
-_CHECK = beartype(conf=BeartypeConf(is_pep484_tower=True))
 
 
 class ConfigError(ValueError):
@@ -42,7 +37,12 @@ def declaration(cls: Cls) -> Cls:
     Returns:
         The class that a `_target_` in YAML may name.
     """
-    declared = _CHECK(dataclasses.dataclass(frozen=True, kw_only=True)(cls))
+    # Imported here: a command that ends before anything is declared raises only a `ConfigError`.
+    from beartype import BeartypeConf, beartype
+
+    # YAML writes `1` where a float is meant; the numeric tower accepts it.
+    check = beartype(conf=BeartypeConf(is_pep484_tower=True))
+    declared = check(dataclasses.dataclass(frozen=True, kw_only=True)(cls))
     setattr(declared, _MARK, declared)
     return declared
 

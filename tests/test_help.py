@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 from dpx import packages
-from dpx.config import help_text, reference
+from dpx.config import help_text, recipes, reference
+from dpx.experiment import Experiment
 from tests.processes import answers, environment
 
 
@@ -31,6 +32,17 @@ def test_keys_are_those_of_the_declaration_with_the_values_of_the_option() -> No
     by_path = {key.path: key for key in reference.keys(option)}
     assert list(by_path) == ["clip.clipping_norm", "clip.target_quantile", "clip.learning_rate", "clip.count_noise_multiplier"]
     assert (by_path["clip.target_quantile"].type, by_path["clip.target_quantile"].value) == ("a number", "0.5")
+
+
+def test_the_default_keys_are_those_that_hydra_composes() -> None:
+    composed, read = recipes.compose([]), reference.default_keys()
+    assert set(read) == {str(key) for key in composed}
+    for group in reference.defaults().keys() & read.keys():
+        assert read[group].keys() - {"defaults"} == {str(key) for key in composed[group]}, group
+
+
+def test_the_fields_of_the_experiment_are_read_as_python_declares_them() -> None:
+    assert reference.meanings() == reference.attributes(Experiment) | reference.BESIDE_THE_EXPERIMENT
 
 
 def test_a_key_without_a_sentence_is_found() -> None:

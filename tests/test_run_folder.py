@@ -25,7 +25,7 @@ from dpx.init.parent import open_parent
 from dpx.interop.export import export
 from dpx.job.account import Account
 from dpx.job.explain import Explain
-from dpx.launch.resolvers import _hydra_files
+from dpx.launch.resolvers import hydra_files
 from dpx.launch.same_run import require_same_claim, require_same_run
 from dpx.pages import pictures
 from dpx.places import as_printed, without_places
@@ -101,7 +101,7 @@ def test_private_folders_are_so_whatever_the_umask_and_whoever_makes_them(tmp_pa
     tmp_path.chmod(0o777)
     before = os.umask(umask)
     try:
-        _hydra_files(hydra_of(tmp_path / "hydra"))
+        hydra_files(hydra_of(tmp_path / "hydra"))
         Status(tmp_path / "status", "train").write("running")
         with RunFolder(tmp_path / "claimed").claimed(), opened(tmp_path, tmp_path / "studies" / "s"):
             pass
@@ -117,8 +117,8 @@ def test_private_folders_are_so_whatever_the_umask_and_whoever_makes_them(tmp_pa
 
 # What opens a run's folder to write there, and how.
 WRITERS: dict[str, Callable[[Path], Any]] = {
-    "hydra": lambda path: _hydra_files(hydra_of(path)),
-    "hydra, train": lambda path: _hydra_files(hydra_of(path, "train")),
+    "hydra": lambda path: hydra_files(hydra_of(path)),
+    "hydra, train": lambda path: hydra_files(hydra_of(path, "train")),
     "status": lambda path: Status(path, "train").write("running"),
     "claimed": lambda path: RunFolder(path).claimed().__enter__(),
     "release": lambda path: RunFolder(path).made_release(),
@@ -146,7 +146,7 @@ def test_no_link_in_a_runs_folder_is_followed_by_whoever_writes_there(tmp_path: 
 
 
 def test_the_refusal_of_a_link_reaches_the_user_through_hydra(tmp_path: Path) -> None:
-    OmegaConf.register_new_resolver("linked", lambda *, _root_: _hydra_files(_root_), replace=True)
+    OmegaConf.register_new_resolver("linked", lambda *, _root_: hydra_files(_root_), replace=True)
     (tmp_path / "private").symlink_to(tmp_path)
     cfg = OmegaConf.merge(hydra_of(tmp_path), {"place": "${linked:}"})
     with pytest.raises(Exception) as raised:

@@ -15,6 +15,7 @@ from dpx.chain.declarations import Chain
 from dpx.chain.document import STATEMENT, StageFacts
 from dpx.claim import agreement, seals
 from dpx.claim.document import AnyRun, RunStatement
+from dpx.config.identity import identity
 from dpx.data import learnt_from
 from dpx.data.prepare import prepare
 from dpx.declaration import ConfigError, require
@@ -83,7 +84,7 @@ def stale(run: StageRun, outputs: Path) -> list[str]:
 
 
 def _own_values(plain: Any) -> dict[str, Any]:
-    kept = OmegaConf.create(config.identity(plain))
+    kept = OmegaConf.create(identity(plain))
     for key in _FED:
         if OmegaConf.select(kept, key) is not None:
             OmegaConf.update(kept, key, None)

@@ -2,7 +2,7 @@
 
 import errno
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from hydra import compose, initialize_config_dir
@@ -13,8 +13,8 @@ from omegaconf.errors import OmegaConfBaseException
 from yaml import MarkedYAMLError
 
 from dpx import packages
-from dpx.config import hints
-from dpx.config.node import nearest, unknown_key
+from dpx.config import hints, reference
+from dpx.config.hints import nearest, unknown_key
 from dpx.config.with_hydra import set_up_hydra
 from dpx.declaration import ConfigError
 from dpx.extras import missing
@@ -159,9 +159,9 @@ def _impossible_override(error: ConfigCompositionException) -> ConfigError:
 
 def _siblings(key: str) -> list[str]:
     """Returns the keys of the default config at the level of `key`."""
-    cfg = _default_config()
-    parent = OmegaConf.select(cfg, key.rpartition(".")[0]) if "." in key else cfg
-    beside = parent if isinstance(parent, DictConfig) else cfg
+    cfg = reference.default_keys()
+    parent = OmegaConf.select(OmegaConf.create(cfg), key.rpartition(".")[0]) if "." in key else cfg
+    beside = parent if isinstance(parent, Mapping) else cfg
     return [str(name) for name in beside if not str(name).startswith("_")]
 
 

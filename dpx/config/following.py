@@ -3,7 +3,7 @@
 Each takes the default without that group, and the root of the config.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
@@ -53,17 +53,6 @@ def no_labels_of_completions(*, _root_: DictConfig) -> str | None:
 def by_trained(rates: Mapping[str, float], otherwise: float, *, _root_: DictConfig) -> float:
     """Returns the value for what is trained; `rates` has names of classes in `dpx.models.trained`."""
     return rates.get(str(_selected(_root_, "train._target_")).rpartition(".")[2], otherwise)
-
-
-RESOLVERS: tuple[Callable[..., Any], ...] = (
-    of_checkpoint,
-    without_checkpoint,
-    at_most_positions,
-    none_if_causal,
-    number_of_labels,
-    no_labels_of_completions,
-    by_trained,
-)
 
 
 def _selected(root: DictConfig, key: str) -> Any:

@@ -44,7 +44,7 @@ _LAST = """\
 
 
 def help_text() -> str:
-    """Returns the text as a template of Hydra: a dollar sign is doubled."""
+    """Returns the text, as wide as the terminal and at most 140 columns."""
     width = min(shutil.get_terminal_size((140, 24)).columns, 140)
     listed = [group for group in reference.groups() if group not in _TOLD_ELSEWHERE]
     told = reference.meanings()
@@ -54,7 +54,7 @@ def help_text() -> str:
         parts += [f"{group}: {told[group]}", _lines(group, width)]
     parts += ["== Recipes: +experiment=<name>; * also as laptop/<name>; dpx job=list says what each is ==", _recipes(width)]
     docs = Path(dpx.__file__).parent / "docs"
-    return "\n".join([*parts, packages.described(), _LAST.format(docs=docs)]).replace("$", "$$")
+    return "\n".join([*parts, packages.described(), _LAST.format(docs=docs)])
 
 
 def _lines(group: str, width: int) -> str:

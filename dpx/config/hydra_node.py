@@ -17,7 +17,6 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import GrammarParseError
 from omegaconf.grammar_parser import parse
 
-from dpx.config import following
 from dpx.declaration import ConfigError
 from dpx.packages import conf_directory
 
@@ -41,9 +40,14 @@ KEYS = {
 # The groups of Hydra whose option a recipe may choose; the options are those of Hydra, of its plugins and of dpx, never of the recipe's
 # folder.
 GROUPS = ("hydra/launcher", "hydra/sweeper", "hydra/sweeper/sampler", "hydra/callbacks")
+# The functions of `dpx.config.following` that YAML calls.
+FOLLOWERS = (
+    *("of_checkpoint", "without_checkpoint", "at_most_positions", "none_if_causal", "number_of_labels", "no_labels_of_completions"),
+    "by_trained",
+)
 # The resolvers that a recipe may use: each reads the config alone, except that `oc.env` reads variables that the user has listed, and
 # `of_checkpoint`, `at_most_positions` and `without_checkpoint` the shape of the checkpoint that the config names.
-RESOLVERS = ("oc.select", "oc.dict.keys", "oc.dict.values", "oc.env", "one_minus", *(one.__name__ for one in following.RESOLVERS))
+RESOLVERS = ("oc.select", "oc.dict.keys", "oc.dict.values", "oc.env", "one_minus", *FOLLOWERS)
 
 _OF_HYDRA_AND_PLUGINS = ("structured://", "pkg://hydra.conf", "pkg://hydra_plugins.")
 _PARAMS = ("sweeper", "params")

@@ -12,8 +12,9 @@ from typing import Any
 from omegaconf import DictConfig, OmegaConf
 
 from dpx import packages
+from dpx.config.hints import unknown_key
 from dpx.config.identity import resolved
-from dpx.config.node import checked_arguments, unknown_key
+from dpx.config.node import checked_arguments
 from dpx.declaration import ConfigError, is_declaration, require
 from dpx.experiment import Experiment
 from dpx.run_folder import RunFolder

@@ -2,42 +2,20 @@
 
 import collections.abc
 import dataclasses
-import difflib
 import re
 import types
 import typing
-from collections.abc import Iterable
 from typing import Any
 
 from beartype import BeartypeConf
 from beartype.door import is_bearable
 
 from dpx.config import hints
+from dpx.config.hints import unknown_key
 from dpx.declaration import ConfigError
 
 _TOWER = BeartypeConf(is_pep484_tower=True)
 _INFINITY = re.compile(r"[+-]?\.?inf", re.IGNORECASE)
-
-
-def nearest(key: str, known: Iterable[str]) -> str:
-    """Returns `, such as x` if a known name is close to `key`; else the empty string."""
-    close = difflib.get_close_matches(key, list(known), n=1, cutoff=0.5)
-    return f", such as {close[0]}" if close else ""
-
-
-def unknown_key(path: str, known: Iterable[str], value: str = "...") -> ConfigError:
-    """Returns the error for an unknown key with `value`, with what was probably meant: `dpx.config.hints`, or the nearest known key."""
-    parent, _, key = path.rpartition(".")
-    known = sorted(known)
-    close = difflib.get_close_matches(key, known, n=1, cutoff=0.5)
-    meant = hints.of_key(path, known, value)
-    if meant is not None:
-        return ConfigError(path, "unknown key", meant)
-    if close:
-        return ConfigError(path, "unknown key", f"Did you mean {parent}.{close[0]}?".replace(" .", " "))
-    if not known:
-        return ConfigError(path, "unknown key", f"{parent} has no keys here; python -m dpx --cfg job shows the existing ones")
-    return ConfigError(path, "unknown key", f"The keys here are {', '.join(known)}")
 
 
 def checked_arguments(declared: type, arguments: dict[str, Any], path: str) -> dict[str, Any]:

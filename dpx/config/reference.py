@@ -4,6 +4,7 @@ Each sentence is read from the place where it is written: that of an option from
 `Attributes` of its declaration; that of a group from the same section of `dpx.experiment.Experiment`.
 """
 
+import ast
 import dataclasses
 import functools
 import importlib
@@ -16,9 +17,8 @@ from typing import Any
 
 import yaml
 
+import dpx
 from dpx import packages
-from dpx.config.node import type_in_words
-from dpx.experiment import Experiment
 
 # Groups and keys that a command has beside the experiment.
 BESIDE_THE_EXPERIMENT = {
@@ -54,19 +54,34 @@ class Option:
 def groups() -> list[str]:
     """Returns the groups of dpx, in the order of the experiment's fields, then the others."""
     folders = sorted(path.name for path in packages.conf_directory().iterdir() if path.is_dir() and path.name != "hydra")
-    fields = [field.name for field in dataclasses.fields(Experiment)]
+    fields = _of_the_experiment()
     return [name for name in fields if name in folders] + [name for name in folders if name not in fields]
 
 
 def meanings() -> dict[str, str]:
     """Returns the meaning of every group and of every key at the root of a config."""
-    return attributes(Experiment) | BESIDE_THE_EXPERIMENT
+    return _of_the_experiment() | BESIDE_THE_EXPERIMENT
+
+
+@functools.cache
+def _of_the_experiment() -> dict[str, str]:
+    """Returns the fields of `dpx.experiment.Experiment` and their meanings, from its source: importing it takes longer than `--help`."""
+    source = (Path(dpx.__file__).parent / "experiment.py").read_text()
+    (declared,) = [node for node in ast.parse(source).body if isinstance(node, ast.ClassDef) and node.name == "Experiment"]
+    return _sentences(ast.get_docstring(declared) or "")
 
 
 def defaults() -> dict[str, str]:
     """Returns the option that the default config takes of each group."""
     listed = _content(packages.conf_directory() / "config.yaml")["defaults"]
     return {group: option for one in listed if isinstance(one, dict) for group, option in one.items() if option}
+
+
+def default_keys() -> dict[str, Any]:
+    """Returns the keys of the default config with their values as written, read from its files: to compose it takes ten times as long."""
+    root = _content(packages.conf_directory() / "config.yaml")
+    of_groups = {group: _content(_file(group, option)) for group, option in defaults().items() if not group.startswith("optional ")}
+    return of_groups | {key: value for key, value in root.items() if key not in ("defaults", "hydra")}
 
 
 def options(group: str) -> list[Option]:
@@ -84,6 +99,8 @@ def keys(option: Option) -> list[Key]:
 
 def _keys(node: dict[str, Any], path: str, root: dict[str, Any]) -> Iterator[Key]:
     declared = _declared(str(node["_target_"]))
+    from dpx.config.node import type_in_words
+
     told, types_of = attributes(declared), typing.get_type_hints(declared)
     for field in settable(declared):
         value, full = node.get(field.name, _default(field)), f"{path}.{field.name}"
@@ -113,10 +130,14 @@ def attributes(declared: type) -> dict[str, str]:
     """Returns by field what the section `Attributes` of the docstring says of it, or that of a base class."""
     told: dict[str, str] = {}
     for kind in reversed(declared.__mro__):
-        _, _, section = inspect.cleandoc(vars(kind).get("__doc__") or "").partition("Attributes:\n")
-        for name, sentence in re.findall(r"^    (\w+): (.*(?:\n {8}.*)*)", section, re.MULTILINE):
-            told[name] = " ".join(sentence.split())
+        told |= _sentences(inspect.cleandoc(vars(kind).get("__doc__") or ""))
     return told
+
+
+def _sentences(docstring: str) -> dict[str, str]:
+    _, _, section = docstring.partition("Attributes:\n")
+    found = re.findall(r"^    (\w+): (.*(?:\n {8}.*)*)", section, re.MULTILINE)
+    return {name: " ".join(sentence.split()) for name, sentence in found}
 
 
 def about(file: Path) -> str:

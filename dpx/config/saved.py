@@ -10,7 +10,7 @@ import yaml
 from omegaconf import DictConfig, OmegaConf
 
 from dpx.claim import agreement
-from dpx.config.node import nearest
+from dpx.config.hints import nearest
 from dpx.declaration import ConfigError, require
 from dpx.run_folder import CONFIG
 

@@ -1,19 +1,17 @@
 """Registers with Hydra and OmegaConf what the YAML of dpx needs: its resolvers `${...:}`, and the options of installed packages."""
 
 import os
+from importlib import import_module
 from typing import Any
 
 import hydra._internal.hydra as hydra_internal
 from hydra.core.config_search_path import ConfigSearchPath
 from hydra.core.plugins import Plugins
 from hydra.plugins.search_path_plugin import SearchPathPlugin
-from omegaconf import OmegaConf
+from omegaconf import DictConfig, OmegaConf
 
 from dpx import packages
-from dpx.config import following
-from dpx.config.help_text import help_text
-from dpx.config.hydra_node import ClosedLoader
-from dpx.config.identity import run_name
+from dpx.config.hydra_node import FOLLOWERS, ClosedLoader
 from dpx.declaration import require
 
 # The names of environment variables, with commas between, that a config may read in addition to DPX_DATA.
@@ -47,16 +45,23 @@ def set_up_hydra() -> None:
 def register_resolvers() -> None:
     """Registers the resolvers of dpx's YAML; further calls change nothing.
 
-    `${run_name:}` names Hydra's folders, `${one_minus:x}` is for searches, and `${help_text:}` is what `--help` prints. `${oc.env:NAME}`
-    reads only variables that dpx or the user lists. The others are defaults that follow other groups (`dpx.config.following`).
+    `${run_name:}` names Hydra's folders and `${one_minus:x}` is for searches. `${oc.env:NAME}` reads only variables that dpx or the user
+    lists. The others are defaults that follow other groups (`dpx.config.following`). The functions are imported for the first value: to
+    compose a config reads none.
     """
     OmegaConf.register_new_resolver("oc.env", _variable, replace=True)
-    OmegaConf.register_new_resolver("help_text", help_text, replace=True)
-    OmegaConf.register_new_resolver("run_name", lambda *, _root_: run_name(_root_), replace=True)
-    for follower in following.RESOLVERS:
-        OmegaConf.register_new_resolver(follower.__name__, follower, replace=True)
+    OmegaConf.register_new_resolver("run_name", lambda *, _root_: import_module("dpx.config.identity").run_name(_root_), replace=True)
+    for name in FOLLOWERS:
+        OmegaConf.register_new_resolver(name, _follower(name), replace=True)
     # Rounded to twelve digits, as a person would write it: 1 - 0.9 is 0.1 and not 0.09999999999999998.
     OmegaConf.register_new_resolver("one_minus", lambda value: round(1.0 - value, 12), replace=True)
+
+
+def _follower(name: str) -> Any:
+    def resolver(*arguments: Any, _root_: DictConfig) -> Any:
+        return getattr(import_module("dpx.config.following"), name)(*arguments, _root_=_root_)
+
+    return resolver
 
 
 def _variable(name: str, default: Any = ...) -> str | None:

@@ -1,4 +1,4 @@
-"""Runs the command line after all imports: it composes, runs, and reports an invalid config with one line. Starts no jax."""
+"""Runs the command line: it composes, runs, and reports an invalid config with one line. Starts no jax."""
 
 import logging
 import sys
@@ -12,14 +12,10 @@ from dpx.config.command_line import as_refused
 from dpx.config.with_hydra import set_up_hydra
 from dpx.console import Console, closed_pipe, require_standard_streams, set_form, tell, wide_console
 from dpx.declaration import ConfigError, require
-from dpx.launch import resolvers, sweep
-from dpx.launch.elsewhere import PointFailed, PointLost
-from dpx.launch.launcher import CloseStudy, Launcher
+from dpx.launch.late import LateLauncher, NothingLeft, register_resolvers
 from dpx.launch.refused import remove_sweep_if_new
-from dpx.launch.side_by_side import Processes
-from dpx.processes import Place, liveness, place, supervisor, team
+from dpx.processes import Place, place, team
 from dpx.processes.team import LOST, PeerLost, as_lost, disconnect, join, leave
-from dpx.training.follower import follow
 
 # Hydra's flags; `_without_form` takes away dpx's own.
 FLAGS = (
@@ -40,7 +36,14 @@ def run() -> None:
         tell(f"error: {refused}")
         sys.exit(2)
     if own.count > 1:
+        from dpx.processes import supervisor
+
         sys.exit(supervisor.supervise(lambda: _as_one_of_several(own)))
+    if _asks_for_help(sys.argv[1:]):
+        from dpx.config.help_text import help_text
+
+        Console(soft_wrap=True, markup=False, highlight=False).print(help_text(), end="")
+        return
     interruption.install()
     try:
         _run()
@@ -76,8 +79,15 @@ def _require_own_config(arguments: list[str]) -> None:
     require(given.experimental_rerun is None, "--experimental-rerun", "runs code from the file that it names", "Run the same command again")
 
 
+def _asks_for_help(arguments: list[str]) -> bool:
+    """Returns whether `--help` is among the arguments. It is answered without Hydra, which would first list every group of the config."""
+    return any(one == "-h" or (len(one) > 3 and "--help".startswith(one)) for one in arguments)
+
+
 def _as_one_of_several(own: Place) -> int:
     """Runs this process of a job of several. Process 0 runs the command line, the others do what it tells; returns the exit code."""
+    from dpx.processes import liveness
+
     interruption.install()
     code = 1
     try:
@@ -91,6 +101,8 @@ def _as_one_of_several(own: Place) -> int:
             _run()
             code = 0
         else:
+            from dpx.training.follower import follow
+
             with interruption.deferred():
                 code = follow(joined)
     except SystemExit as ended:
@@ -115,13 +127,15 @@ def _run() -> None:
     # A log that cannot be written (a full disk) must not hide the one line below.
     logging.raiseExceptions = False
     config.register_resolvers()
-    resolvers.register_resolvers()
+    register_resolvers()
     set_up_hydra()
-    launcher = Launcher()
-    CloseStudy.failures = launcher.failures
-    Processes.launcher = launcher
+    launcher = LateLauncher()
+
+    def processes(**settings):
+        return launcher.processes(**settings)
+
     # Hydra instantiates launchers of the package hydra_plugins alone.
-    Plugins.instance().class_name_to_class["hydra_plugins.dpx_processes.Processes"] = Processes
+    Plugins.instance().class_name_to_class["hydra_plugins.dpx_processes.Processes"] = processes  # pyright: ignore[reportArgumentType]
 
     def one_job(cfg):
         return launcher(cfg)
@@ -135,10 +149,13 @@ def _run() -> None:
         try:
             part()
         except interruption.Interrupted as interrupted:
-            launcher.gather()
+            launcher.get().gather()
             tell(str(interrupted))
             sys.exit(interrupted.exit_code)
-        except resolvers.NothingLeft as complete:
+        except NothingLeft as complete:
+            from dpx.launch.launcher import CloseStudy
+
+            launcher.get()
             CloseStudy().on_multirun_end(complete.config)
         except BrokenPipeError:
             launcher.failures.append(closed_pipe())
@@ -149,11 +166,17 @@ def _run() -> None:
         sys.exit(max(_answer(error) for error in {str(error): error for error in launcher.failures}.values()))
 
 
-def _show_sweep(launcher: Launcher) -> None:
+def _show_sweep(launched: LateLauncher) -> None:
     """Prints the points of a sweep that is not a search; a search ends with a table of all trials, including those of earlier launches.
 
     A sweep that was refused at every point leaves no file.
     """
+    launcher = launched.made
+    if launcher is None:
+        remove_sweep_if_new()
+        return
+    from dpx.launch import sweep
+
     launcher.gather()
     if not any(outcome.folder.exists() for outcome in launcher.outcomes):
         remove_sweep_if_new()
@@ -171,6 +194,8 @@ def _answer(error: Exception) -> int:
         tell(f"error: {refused}")
         return LOST if isinstance(refused, PeerLost) else 2
     words = " ".join(str(error).split()) or "no message"
+    from dpx.launch.elsewhere import PointFailed, PointLost
+
     if isinstance(error, PointLost):
         tell(f"error: {words}. The same command resumes it; if memory ran out, use hydra.launcher.n_jobs=1")
         return 1

@@ -8,6 +8,7 @@ from omegaconf import OmegaConf
 from dpx import config
 from dpx.claim.manifest import MANIFEST
 from dpx.claim.seals import STATEMENT, read_run_statement
+from dpx.config.identity import identity
 from dpx.places import without_places
 from dpx.results import read_results
 from dpx.run_folder import Status
@@ -37,7 +38,7 @@ def is_of(folder: Path, plain: dict[str, Any]) -> bool:
     text = OmegaConf.to_yaml(OmegaConf.create(plain))
     # A copy of release/ does not contain the paths of the machine that it was made on.
     named = OmegaConf.to_container(OmegaConf.create(text if place.parent.name == "private" else without_places(text)))
-    return config.identity(held) == config.identity(cast(dict[str, Any], named))
+    return identity(held) == identity(cast(dict[str, Any], named))
 
 
 def say(folder: Path) -> None:

@@ -1,4 +1,4 @@
-"""Registers resolvers for Hydra's own node in dpx's YAML: the folder of its files, the storage of a search, and the trials that are
+"""Resolvers for Hydra's own node in dpx's YAML: the folder of its files, the storage of a search, and the trials that are
 left."""
 
 from pathlib import Path
@@ -10,22 +10,12 @@ from dpx.declaration import ConfigError, require
 from dpx.experiment import require_name
 from dpx.launch import search_space
 from dpx.launch.finished import JOBS, has_finished
+from dpx.launch.late import NothingLeft
 from dpx.run_folder import RunFolder
 from dpx.tuning.study import Study, check_charge
 
 
-def register_resolvers() -> None:
-    """Registers `${hydra_files:}` for Hydra's folder, and `${search_name:}`, `${search_storage:}` and `${trials_left:}` for a search.
-
-    Further calls change nothing.
-    """
-    OmegaConf.register_new_resolver("hydra_files", lambda *, _root_: _hydra_files(_root_), replace=True)
-    OmegaConf.register_new_resolver("search_name", lambda *, _root_: _name(_root_), replace=True)
-    OmegaConf.register_new_resolver("search_storage", lambda *, _root_: _search_storage(_root_), replace=True)
-    OmegaConf.register_new_resolver("trials_left", lambda *, _root_: _trials_left(_root_), replace=True)
-
-
-def _hydra_files(root: DictConfig) -> str | None:
+def hydra_files(root: DictConfig) -> str | None:
     """Returns the folder, below the run's, where Hydra stores the composed config.
 
     It is `None` for a finished run, which must not change. Hydra resolves it before it writes there, so the private folder is made here.
@@ -54,24 +44,14 @@ def _job(root: DictConfig) -> str:
     return str(OmegaConf.select(root, "hydra.runtime.choices.job", default="train"))
 
 
-class NothingLeft(BaseException):
-    """Raised if a search has no trial left when it is launched. `config` is its base config, with Hydra's own node.
-
-    It is not an `Exception`, which OmegaConf would wrap; it must end the launch, since Optuna fails if it draws no trial."""
-
-    def __init__(self, config: DictConfig):
-        super().__init__("all trials of the search are done")
-        self.config = config
-
-
-def _name(root: DictConfig) -> str:
+def search_name(root: DictConfig) -> str:
     """Returns the name of the search, which is a part of paths. A recipe may have set it to something else than a name."""
     name = str(root.name)
     require_name(name)
     return name
 
 
-def _search_storage(root: DictConfig) -> str | None:
+def search_storage(root: DictConfig) -> str | None:
     """Returns the storage of Optuna's trials; `None` if the trials are not stored.
 
     They are not stored for independent trials, since settings can be added to a stored study by hand, and for a job that does not train,
@@ -79,10 +59,10 @@ def _search_storage(root: DictConfig) -> str | None:
     """
     if OmegaConf.select(root, "tune.charge") == "repeat_and_select" or _job(root) != "train":
         return None
-    return f"sqlite:///{root.hydra.sweep.dir}/studies/{_name(root)}/private/optuna.db"
+    return f"sqlite:///{root.hydra.sweep.dir}/studies/{search_name(root)}/private/optuna.db"
 
 
-def _trials_left(root: DictConfig) -> int:
+def trials_left(root: DictConfig) -> int:
     """Returns the number of trials that the recipe's study still has to begin: a search launched again continues up to its number, not
     beyond.
 
@@ -95,7 +75,7 @@ def _trials_left(root: DictConfig) -> int:
     check_charge(root.hydra.sweeper, tune)
     if _job(root) != "train":
         return tune.trials
-    study = Study(Path(root.hydra.sweep.dir), _name(root))
+    study = Study(Path(root.hydra.sweep.dir), search_name(root))
     if tune.charge == "repeat_and_select":
         study.settle(tune, search_space.declared(root))
     left = study.left(tune)

@@ -10,6 +10,7 @@ from omegaconf import DictConfig, OmegaConf
 from dpx import config
 from dpx.claim import agreement
 from dpx.config import build
+from dpx.config.identity import identity
 from dpx.declaration import require, several
 from dpx.experiment import Experiment
 from dpx.launch import finished
@@ -40,8 +41,8 @@ def require_same_claim(experiment: Experiment, cfg: DictConfig, path: Path, over
     held = config.read(config.place_of(path))
     if claim_checksum(build(held)[0]) == claim_checksum(experiment):
         return
-    before = config.identity(cast(dict[str, Any], OmegaConf.to_container(held)))
-    changed = several(sorted(_differing(before, config.identity(config.resolved(cfg)), "")), most=6)
+    before = identity(cast(dict[str, Any], OmegaConf.to_container(held)))
+    changed = several(sorted(_differing(before, identity(config.resolved(cfg)), "")), most=6)
     steps = [int(one.name) for one in (path / "private" / agreement.CHECKPOINTS).glob("[0-9]*") if one.name.isdigit()]
     own = [shlex.quote(one) for one in overrides if one.lstrip("+~").partition("=")[0] not in _OF_THIS_FOLDER]
     branch = " ".join(["python -m dpx", *own, shlex.quote(f"fork={os.path.relpath(path)}@{max(steps, default=0)}")])

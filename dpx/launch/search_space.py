@@ -11,6 +11,7 @@ from omegaconf import DictConfig, OmegaConf
 from dpx import config
 from dpx.config import recipes
 from dpx.config.hydra_node import require_no_hydra
+from dpx.config.identity import identity
 from dpx.declaration import ConfigError, require
 from dpx.tuning.distribution import TrialDistribution, key_of
 
@@ -66,7 +67,7 @@ def composed(overrides: Sequence[str]) -> dict[str, Any]:
 def _fixed(cfg: DictConfig) -> dict[str, Any]:
     """Returns the settings that decide a trial's result and score, without the replicate number and the settings of how it is computed."""
     plain = config.resolved(cfg)
-    told = {key: value for key, value in config.identity(plain).items() if key != "replicate"}
+    told = {key: value for key, value in identity(plain).items() if key != "replicate"}
     told["schedule"] = {"evaluation_rows": (plain.get("schedule") or {}).get("evaluation_rows")}
     return json.loads(json.dumps(told, default=str))
 

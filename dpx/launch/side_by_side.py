@@ -26,8 +26,8 @@ from omegaconf import DictConfig, OmegaConf, open_dict
 from dpx import config, interruption
 from dpx.config.with_hydra import set_up_hydra
 from dpx.declaration import require
-from dpx.launch import resolvers
 from dpx.launch.elsewhere import Command, PointLost, Told
+from dpx.launch.late import register_resolvers
 from dpx.launch.launcher import Launcher
 from dpx.launch.sweep import Outcome
 from dpx.processes.supervisor import end_with, how_ended
@@ -155,7 +155,7 @@ def main() -> None:
 
 def _run() -> None:
     config.register_resolvers()
-    resolvers.register_resolvers()
+    register_resolvers()
     set_up_hydra()
     name, loader, callbacks, launcher, composed = pickle.load(sys.stdin.buffer)
     lifeline = os.dup(0)

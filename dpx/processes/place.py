@@ -8,9 +8,12 @@ give numbers without an address, which `JAX_COORDINATOR_ADDRESS` then gives.
 import dataclasses
 import os
 from collections.abc import Mapping
+from typing import TYPE_CHECKING
 
 from dpx.declaration import ConfigError, require
-from dpx.mesh import Mesh
+
+if TYPE_CHECKING:
+    from dpx.mesh import Mesh
 
 COORDINATOR = "JAX_COORDINATOR_ADDRESS"
 # (variable with the number of processes, variables with the number of this process), by launcher, in the order in which they are read.
@@ -98,7 +101,7 @@ def _of_slurm(variables: Mapping[str, str]) -> str | None:
     return f"{first}:{_SLURM_PORTS[number % len(_SLURM_PORTS)]}"
 
 
-def require_processes(mesh: Mesh, count: int) -> None:
+def require_processes(mesh: "Mesh", count: int) -> None:
     """Raises `ConfigError` if `mesh` names another number of processes than this job has, or asks one process to be supervised."""
     if mesh.processes not in ("auto", count):
         raise ConfigError(

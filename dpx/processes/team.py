@@ -11,12 +11,14 @@ import sys
 import threading
 import time
 from collections.abc import Iterable
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from dpx import interruption
 from dpx.declaration import ConfigError, require
 from dpx.processes.place import ALONE, Place, place
-from dpx.sampler.protocol import Part
+
+if TYPE_CHECKING:
+    from dpx.sampler.protocol import Part
 
 HEARTBEAT_SECONDS = 20
 # How long a process waits for one message before it looks for failures.
@@ -67,7 +69,9 @@ class Team:
         return self.place.count == 1
 
     @property
-    def part(self) -> Part:
+    def part(self) -> "Part":
+        from dpx.sampler.protocol import Part
+
         return Part(self.place.index, self.place.count)
 
     def require_joined(self) -> None:

@@ -16,6 +16,7 @@ from dpx import config
 from dpx.claim.document import RunStatement
 from dpx.claim.seals import STATEMENT, read_run_statement
 from dpx.config import recipes
+from dpx.config.identity import identity
 from dpx.declaration import ConfigError
 from dpx.records import to_json
 from dpx.report import chains
@@ -161,7 +162,7 @@ def _points_of(name: str) -> list[dict[str, str]]:
     sweep = recipes.compose([f"+experiment={recipe}", "hydra/sweeper=basic"], with_hydra=True).hydra.sweeper.params
     searched = any("interval" in str(value) for value in (sweep or {}).values())
     left_out = _SEARCHED if searched else ()
-    return [{key: value for key, value in knobs_of(config.identity(one)).items() if not key.startswith(left_out)} for one in configs]
+    return [{key: value for key, value in knobs_of(identity(one)).items() if not key.startswith(left_out)} for one in configs]
 
 
 def _stray(knobs: dict[str, str], wanted: list[dict[str, str]]) -> str | None:

@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from dpx.config.node import nearest
+from dpx.config.hints import nearest
 from dpx.declaration import ConfigError, declaration, require
 from dpx.report.analyses import Tables
 from dpx.report.rows import Published, Run

@@ -12,7 +12,7 @@ from yaml import YAMLError
 
 from dpx import config
 from dpx.config import recipes
-from dpx.config.node import nearest
+from dpx.config.hints import nearest
 from dpx.declaration import ConfigError, declaration, require
 from dpx.picture import Lines, Picture
 from dpx.report import rules

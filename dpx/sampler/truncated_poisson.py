@@ -7,7 +7,6 @@ import math
 from typing import Any, ClassVar, Literal
 
 import numpy as np
-from scipy.stats import binom
 
 from dpx.declaration import declaration, require
 from dpx.sampler import poisson
@@ -43,6 +42,9 @@ class TruncatedPoisson(Sampler):
     def cap(self, size: int, sampling_probability: float) -> int:
         """Returns the largest number of rows of one step, which depends on public numbers only."""
         deviation = math.sqrt(size * sampling_probability * (1 - sampling_probability))
+        # Half of what every command would import.
+        from scipy.stats import binom
+
         enough = int(binom.isf(self.slack, size, sampling_probability)) + 1
         return min(size, max(enough, math.ceil(size * sampling_probability + 6 * deviation)))
 

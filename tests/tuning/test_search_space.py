@@ -9,7 +9,7 @@ from omegaconf import DictConfig, OmegaConf, open_dict
 from dpx import config
 from dpx.config import recipes
 from dpx.declaration import ConfigError
-from dpx.launch import resolvers, search_space
+from dpx.launch import late, resolvers, search_space
 from dpx.packages import conf_directory
 from dpx.tuning.rules import _SAMPLER, _SWEEPER
 from dpx.tuning.study import Study
@@ -101,7 +101,7 @@ def test_a_trials_own_overrides_lead_to_its_folder_with_and_without_its_search()
 
 
 def test_no_optuna_study_is_stored_where_trials_are_drawn_anew(tmp_path: Path) -> None:
-    resolvers.register_resolvers()
+    late.register_resolvers()
     for charge, stored in (("composition", True), ("uncharged", True), ("repeat_and_select", False)):
         root = OmegaConf.create(
             {"name": "s", "tune": {"charge": charge}, "hydra": {"sweep": {"dir": str(tmp_path)}}, "storage": "${search_storage:}"}
@@ -112,19 +112,19 @@ def test_no_optuna_study_is_stored_where_trials_are_drawn_anew(tmp_path: Path) -
 def test_the_launch_settles_everything_and_a_later_one_that_differs_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("dpx.privacy.selection.draw", lambda mean, shape: 4)
     root = _root(sweep_dir=tmp_path)
-    assert resolvers._trials_left(root) == 4
+    assert resolvers.trials_left(root) == 4
     before = (tmp_path / "studies" / root.name / "private" / "trials").read_bytes()
     assert b"draws_from" in before and b'"number": 4' in before
     with pytest.raises(ConfigError, match="tune.trials=7, tune.shape=1.0: the number of trials of the study .* was already drawn"):
-        resolvers._trials_left(_root("tune.trials=7", sweep_dir=tmp_path))
+        resolvers.trials_left(_root("tune.trials=7", sweep_dir=tmp_path))
     with pytest.raises(
         ConfigError, match="hydra.sweeper.params.batch_schedule.size: repetitions of one mechanism must have the same value of this setting"
     ):
-        resolvers._trials_left(_root(params={"batch_schedule.size": "choice(16, 32)"}, sweep_dir=tmp_path))
+        resolvers.trials_left(_root(params={"batch_schedule.size": "choice(16, 32)"}, sweep_dir=tmp_path))
     with pytest.raises(ConfigError, match="sampler.seed=3"):
         changed = _root(sweep_dir=tmp_path)
         changed.hydra.sweeper.sampler.seed = 3
-        resolvers._trials_left(changed)
+        resolvers.trials_left(changed)
     assert (tmp_path / "studies" / root.name / "private" / "trials").read_bytes() == before
 
 
@@ -139,16 +139,16 @@ def test_a_launch_that_gives_its_own_number_of_trials_is_refused() -> None:
 
 
 def test_a_plan_of_a_search_settles_and_stores_nothing(tmp_path: Path) -> None:
-    resolvers.register_resolvers()
+    late.register_resolvers()
     for trials in (8, 9):
         root = _root(f"tune.trials={trials}", "job=plan", sweep_dir=tmp_path)
-        assert resolvers._trials_left(root) == trials and resolvers._search_storage(root) is None
+        assert resolvers.trials_left(root) == trials and resolvers.search_storage(root) is None
     assert not (tmp_path / "studies").exists()
 
 
 def test_a_search_that_has_had_all_its_trials_ends_before_a_sweeper_is_asked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("dpx.privacy.selection.draw", lambda mean, shape: 0)
-    with pytest.raises(resolvers.NothingLeft) as ended:
-        resolvers._trials_left(_root("tune.shape=.inf", sweep_dir=tmp_path))
+    with pytest.raises(late.NothingLeft) as ended:
+        resolvers.trials_left(_root("tune.shape=.inf", sweep_dir=tmp_path))
     assert ended.value.config.name == "laptop_anil_tune_32k" and not isinstance(ended.value, Exception)
     assert Study(tmp_path, "laptop_anil_tune_32k").trials() == []
