@@ -10,6 +10,7 @@ from dpx.extras import is_installed
 from dpx.run_folder import read_json
 
 WEIGHTS, INDEX, CONFIG = "model.safetensors", "model.safetensors.index.json", "config.json"
+GENERATION = "generation_config.json"
 _COPY = "Copy the file again"
 _PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl", ".pickle", ".h5", ".msgpack")
 # The files that a model and its tokenizer are read from.
@@ -63,6 +64,16 @@ def config_of(folder: Path) -> dict[str, Any]:
     """Returns the config of the checkpoint in `folder`. Raises `ConfigError` if it is missing or is not a JSON object."""
     require((folder / CONFIG).is_file(), folder, f"contains no {CONFIG}", "Name the folder of a checkpoint")
     return read_json(folder / CONFIG, _COPY)
+
+
+def ends_of(folder: Path) -> tuple[int, ...]:
+    """Returns the tokens at which transformers ends a text: those of `generation_config.json`, or of `config.json` if it names none."""
+    for file in (folder / GENERATION, folder / CONFIG):
+        named = read_json(file, _COPY).get("eos_token_id") if file.is_file() else None
+        ids = named if isinstance(named, list) else [named]
+        if ends := tuple(one for one in ids if isinstance(one, int) and not isinstance(one, bool)):
+            return ends
+    return ()
 
 
 def weight_files(folder: Path) -> dict[str, list[str]]:

@@ -30,7 +30,7 @@ from dpx.data.rows import RowCutter, UnitDocument
 from dpx.data.schema import Schema, as_json
 from dpx.data.sources import open_source, parts_of
 from dpx.data.store import LEARNT_FROM, MANIFEST, VOCABULARY, Manifest, Store, open_store
-from dpx.data.tokenizer import CHAT_TEMPLATE, DEFINITION, TextTokenizer, as_lines, fingerprint, of_path, of_vocabulary
+from dpx.data.tokenizer import AS_IT_CAME, DEFINITION, TextTokenizer, as_lines, files_of, fingerprint, of_path, of_vocabulary
 from dpx.data.vocabulary import SpecialIds, fit
 from dpx.data.writer import HashedFile, SplitWriter
 from dpx.declaration import ConfigError, require
@@ -42,7 +42,7 @@ from dpx.records import to_json
 Progress = Callable[[str, int], None]  # (stage, documents so far): "vocabulary" and "rows", each from 0 on
 _REPORTED_DOCUMENTS = 200
 # Raised whenever the same text under the same settings gives other rows or another manifest: the text is then prepared again.
-FORMAT = 3
+FORMAT = 4
 _NEEDED: tuple[Split, ...] = ("protected", "heldout", "test")
 
 
@@ -103,11 +103,14 @@ class _Preparation:
                 opened.callback(writer.release)
             self.near_equal = unit_names.near_equal(self._write_rows(cutter, writers))
             files = {name: known for writer in writers.values() for name, known in writer.finish().items()}
-        files[VOCABULARY] = self._write(VOCABULARY, as_lines(tokenizer.vocabulary))
+        files[VOCABULARY] = self._write(VOCABULARY, as_lines(tokenizer.vocabulary).encode())
         if tokenizer.definition is not None:
-            files[DEFINITION] = self._write(DEFINITION, tokenizer.definition)
-        if tokenizer.chat_template is not None:
-            files[CHAT_TEMPLATE] = self._write(CHAT_TEMPLATE, tokenizer.chat_template)
+            files[DEFINITION] = self._write(DEFINITION, tokenizer.definition.encode())
+        given = {} if self._data.vocabulary.path is None else files_of(vocabulary_place(self._data.vocabulary.path))
+        for name, file in given.items():
+            name = f"{AS_IT_CAME}/{name}"
+            (self._folder / name).parent.mkdir(parents=True, exist_ok=True)
+            files[name] = self._write(name, file.read_bytes())
         unit_names.write_near_equal(self._folder, self.near_equal)
         self._require_usable(writers)
         left_out.write(self._folder, {split: _left_out(cutter, split, writer) for split, writer in writers.items()})
@@ -216,9 +219,9 @@ class _Preparation:
     def _priority(self, document: UnitDocument, row: int) -> int:
         return self._keyed.number("surplus", document.unit_id, document.content, row) >> 64
 
-    def _write(self, name: str, text: str) -> dict[str, Any]:
+    def _write(self, name: str, content: bytes) -> dict[str, Any]:
         file = HashedFile(self._folder / name)
-        file.write(text.encode())
+        file.write(content)
         return file.close()
 
     def _require_usable(self, writers: dict[Split, SplitWriter]) -> None:
@@ -254,6 +257,12 @@ def vocabulary_place(vocabulary: str) -> Path:
     place = Path(vocabulary).expanduser()
     is_id = not place.exists() and is_hub_id(vocabulary) and place.suffix not in (".txt", ".json")
     return folder_of(vocabulary, "data.vocabulary.path") if is_id else place
+
+
+def vocabulary_folder(vocabulary: str | None) -> Path | None:
+    """Returns the folder of the checkpoint whose tokenizer is given; `None` for another vocabulary."""
+    place = None if vocabulary is None else vocabulary_place(vocabulary)
+    return None if place is None or not files_of(place) else place if place.is_dir() else place.parent
 
 
 def _settings(data: Data, privacy: Privacy, source: Source) -> dict[str, Any]:

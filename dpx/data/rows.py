@@ -128,14 +128,16 @@ class RowCutter:
     def _prompted(self, split: Split, source: Prompted, prompt: Tokens, completion: Tokens) -> Columns:
         """Returns one row: the prompt, cut from its left, and the completion, cut at its end if it does not fit alone.
 
-        A template's texts are put between [CLS] and [SEP], and the second mark is learnt as the completion's end. A chat template writes
-        its own marks; a [CLS] with which it begins is kept.
+        A template's prompt has before it what the tokenizer puts before a text, and the mark that ends a text is learnt as the
+        completion's end. A chat template writes its own marks; a [CLS] with which it begins is kept.
         """
         special, length = self._tokenizer.special, self._data.sequence_length
         require(len(completion) > 0, source.where, "has an empty completion: the tokenizer reads no token in it", "Remove the row")
         if self._chat is None:
-            prompt, completion = [special.cls_id, *prompt], [*completion, special.sep_id]
-        begin = prompt[:1] if prompt[:1] == [special.cls_id] else []
+            begin, completion = list(self._tokenizer.begins), [*completion, special.sep_id]
+            prompt = [*begin, *prompt]
+        else:
+            begin = prompt[:1] if prompt[:1] == [special.cls_id] else []
         answer = completion[: length - len(begin)]
         context = prompt[len(begin) :]
         room = length - len(begin) - len(answer)

@@ -1,7 +1,7 @@
 """Converts text to token ids: WordPiece over a list of tokens, or a checkpoint's own tokenizer with its own special tokens."""
 
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -14,10 +14,16 @@ from dpx.data.vocabulary import SPECIAL_TOKENS, SpecialIds, read, special_ids, t
 from dpx.declaration import ConfigError, require
 from dpx.run_folder import read_json
 
-DEFINITION = "tokenizer.json"
+DEFINITION, SETTINGS = "tokenizer.json", "tokenizer_config.json"
+# The folder of a store, or of a checkpoint's copy, that holds a tokenizer's files as they came.
+AS_IT_CAME = "tokenizer"
 # How a conversation becomes one text, in the language of Jinja.
 CHAT_TEMPLATE = "chat_template.jinja"
 _TOKENS_FILE = "vocab.txt"
+_MORE_TEMPLATES = "additional_chat_templates"
+# What is read beside a definition, and what is only kept for an export: transformers reads it where there is no definition.
+_READ = (SETTINGS, "special_tokens_map.json", CHAT_TEMPLATE)
+_KEPT = ("added_tokens.json", "chat_template.json", _TOKENS_FILE, "vocab.json", "merges.txt", "tokenizer.model")
 # The names of the marks if a checkpoint does not give them; GPT-2 has one mark for all.
 _END_OF_TEXT = "<|endoftext|>"
 _ROLES = {
@@ -36,14 +42,15 @@ _OF_DECODERS = {"cls_id": "bos_token", "sep_id": "eos_token"}
 class TextTokenizer:
     """Converts texts to token ids.
 
-    `vocabulary` holds its tokens by id. It also has the ids of the marks, the number of separators between the texts of a pair, and, for a
-    checkpoint's own tokenizer, its `definition`, the text of a `tokenizer.json`, its `chat_template`, if it has one, and the texts of its
-    `marks`, such as `bos_token`, which that template may name.
+    `vocabulary` holds its tokens by id. It also has the ids of the marks, the ids `begins` that it puts before a text, the number of
+    separators between the texts of a pair, and, for a checkpoint's own tokenizer, its `definition`, the text of a `tokenizer.json`, its
+    `chat_template`, if it has one, and the texts of its `marks`, such as `bos_token`, which that template may name.
     """
 
     tokenizer: Tokenizer
     vocabulary: list[str]
     special: SpecialIds
+    begins: tuple[int, ...]
     separators: int = 1
     definition: str | None = None
     chat_template: str | None = None
@@ -57,7 +64,8 @@ class TextTokenizer:
 
 def of_vocabulary(vocabulary: list[str]) -> TextTokenizer:
     """Returns the lower-casing BERT tokenizer of a vocabulary."""
-    return TextTokenizer(tokenizer_of(vocabulary), vocabulary, special_ids(vocabulary))
+    special = special_ids(vocabulary)
+    return TextTokenizer(tokenizer_of(vocabulary), vocabulary, special, (special.cls_id,))
 
 
 def of_path(path: Path, size: int) -> TextTokenizer:
@@ -79,7 +87,20 @@ def fingerprint(path: Path) -> str | None:
     files = _of_checkpoint(path)
     if files is None:
         return hashlib.sha256(path.read_bytes()).hexdigest() if path.is_file() else None
-    return hashlib.sha256(b"".join(hashlib.sha256(file.read_bytes()).digest() for file in files if file.is_file())).hexdigest()
+    named = (f"{name}\0{hashlib.sha256(file.read_bytes()).hexdigest()}\n" for name, file in files_of(path).items())
+    return hashlib.sha256("".join(named).encode()).hexdigest()
+
+
+def files_of(path: Path) -> dict[str, Path]:
+    """Returns the files of the checkpoint's tokenizer at `path`, by the names that they have in a checkpoint's folder; empty for a file of
+    tokens."""
+    found = _of_checkpoint(path)
+    if found is None:
+        return {}
+    first, folder = found[0], found[0].parent
+    files = {DEFINITION if first.suffix == ".json" else first.name: first}
+    files |= {name: folder / name for name in (*_READ, *_KEPT) if name not in files and (folder / name).is_file()}
+    return files | {f"{_MORE_TEMPLATES}/{file.name}": file for file in sorted((folder / _MORE_TEMPLATES).glob("*.jinja"))}
 
 
 def vocabulary_checksum(folder: Path) -> str:
@@ -100,8 +121,7 @@ def _of_checkpoint(path: Path) -> tuple[Path, ...] | None:
     candidates = [path / DEFINITION, path / _TOKENS_FILE] if path.is_dir() else [path] if path.suffix == ".json" else []
     for file in candidates:
         if file.is_file():
-            names = ("tokenizer_config.json", "special_tokens_map.json", CHAT_TEMPLATE)
-            return file, *(file.with_name(name) for name in names)
+            return file, *(file.with_name(name) for name in _READ)
     require(not path.is_dir(), path, f"contains neither {DEFINITION} nor {_TOKENS_FILE}", "Name a checkpoint's folder, or a file of tokens")
     return None
 
@@ -124,7 +144,20 @@ def _loaded(file: Path, *beside: Path) -> TextTokenizer:
     own = template.read_text(encoding="utf-8") if template.is_file() else facts.get("chat_template")
     chat_template = own if isinstance(own, str) else None
     marks = {key: text for key, value in facts.items() if key.endswith("_token") and isinstance(text := _text(value), str)}
-    return TextTokenizer(tokenizer, vocabulary, special, separators_of(tokenizer), tokenizer.to_str(), chat_template, marks)
+    begins = around(tokenizer, vocabulary)[0]
+    return TextTokenizer(tokenizer, vocabulary, special, begins, separators_of(tokenizer), tokenizer.to_str(), chat_template, marks)
+
+
+def around(tokenizer: Tokenizer, vocabulary: Sequence[str]) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """Returns the ids that the tokenizer puts before and after a text: transformers reads them from the definition, whatever the settings
+    say of `add_bos_token`."""
+    plain = (tokenizer.encode(text, add_special_tokens=False) for text in ("a", *vocabulary))
+    text = next((one for one in plain if one.ids), None)
+    if text is None:
+        return (), ()
+    whole = tokenizer.post_process(text, add_special_tokens=True)
+    places = [place for place, number in enumerate(whole.sequence_ids) if number is not None]
+    return tuple(whole.ids[: places[0]]), tuple(whole.ids[places[-1] + 1 :])
 
 
 def _of_vocab_txt(file: Path, facts: Mapping[str, Any]) -> Tokenizer:

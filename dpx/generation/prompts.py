@@ -95,7 +95,7 @@ def read(file: Path, style: Style, tokenizer: TextTokenizer, room: int, limit: i
     by_text = dict(itertools.islice(by_text.items(), limit))
     encodings = tokenizer.tokenizer.encode_batch_fast(list(by_text), add_special_tokens=False)
     # A chat template writes its own marks.
-    begin = [tokenizer.special.cls_id] if chat is None else []
+    begin = tokenizer.begins if chat is None else ()
     prompts = [Prompt(row, text, [*begin, *one.ids]) for (text, (row, _)), one in zip(by_text.items(), encodings, strict=True)]
     for prompt, (_, where) in zip(prompts, by_text.values(), strict=True):
         reason = f"has a prompt of {len(prompt.ids)} tokens; with generate.max_new_tokens the model has positions for {room}"

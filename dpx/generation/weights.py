@@ -9,17 +9,18 @@ import jax
 import jax.numpy as jnp
 
 from dpx import file_checksums
-from dpx.checkpoint_folder import weight_files
+from dpx.checkpoint_folder import ends_of, weight_files
 from dpx.claim import received
 from dpx.claim.received import Received
 from dpx.claim.seals import seal
 from dpx.data.declarations import Data
-from dpx.data.prepare import vocabulary_place
+from dpx.data.prepare import vocabulary_folder, vocabulary_place
 from dpx.data.tokenizer import TextTokenizer, of_path
 from dpx.declaration import ConfigError
 from dpx.generation.prompts import Style
 from dpx.init.weights import PARAMS, facts_beside, nested
 from dpx.interop.checkpoint import Checkpoint
+from dpx.interop.tokenizer_files import ends_of_rows
 from dpx.models.decoder import AnyDecoder
 from dpx.models.lora import merge_adapters
 from dpx.models.shape import AnyModel
@@ -34,6 +35,7 @@ class Weights:
     """A causal decoder that is not loaded yet.
 
     `style` says how its training rows begin, `checksum` identifies its weights, `received` is what is stated beside them, if anything.
+    `ends` has the tokens at which a text ends, for its rows or for the checkpoint that its tokenizer is from.
     """
 
     model: AnyDecoder
@@ -43,12 +45,7 @@ class Weights:
     checksum: str
     received: Received
     load: Callable[[], Any]
-
-    @property
-    def ends(self) -> tuple[int, ...]:
-        """The tokens at which a text ends: the mark that rows of a template have, and the end that the tokenizer names for chats."""
-        named = self.tokenizer.tokenizer.token_to_id(self.tokenizer.marks.get("eos_token", ""))
-        return tuple(sorted({self.tokenizer.special.sep_id} | ({named} if named is not None else set())))
+    ends: tuple[int, ...]
 
 
 def of_run(model: AnyModel, task: Task, data: Data, privacy: Privacy, vocabulary_size: int, release: Path, found: Received) -> Weights:
@@ -66,7 +63,8 @@ def of_run(model: AnyModel, task: Task, data: Data, privacy: Privacy, vocabulary
         require_vocabulary(place, tokenizer.checksum, folder)
     checksum = seal(facts_beside(place).get("weights"))
     load = lambda: merge_adapters(released(place))  # noqa: E731
-    return Weights(model, vocabulary_size, tokenizer, Style.of_rows(data.source), checksum, found, load)
+    ends = _ends(tokenizer, vocabulary_folder(data.vocabulary.path))
+    return Weights(model, vocabulary_size, tokenizer, Style.of_rows(data.source), checksum, found, load, ends)
 
 
 def of_checkpoint(path: str) -> Weights:
@@ -78,7 +76,11 @@ def of_checkpoint(path: str) -> Weights:
     found = received.read(checkpoint.folder)
     checksum = seal({name: file_checksums.of_file(checkpoint.folder / name) for name in weight_files(checkpoint.folder)})
     load = lambda: jax.tree.map(jnp.asarray, nested(checkpoint.leaves(selected)))  # noqa: E731
-    return Weights(model, size, tokenizer, Style(), checksum, found, load)
+    return Weights(model, size, tokenizer, Style(), checksum, found, load, _ends(tokenizer, checkpoint.folder))
+
+
+def _ends(tokenizer: TextTokenizer, folder: Path | None) -> tuple[int, ...]:
+    return tuple(sorted({*ends_of_rows(tokenizer), *(ends_of(folder) if folder is not None else ())}))
 
 
 def _decoder(model: AnyModel, task: Task, where: str = "run") -> AnyDecoder:

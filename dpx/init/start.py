@@ -11,7 +11,7 @@ from dpx.data import tokenizer
 from dpx.data.declarations import Data
 from dpx.data.learnt_from import learnt_from
 from dpx.data.prepare import vocabulary_place
-from dpx.data.store import VOCABULARY, Store
+from dpx.data.store import Store
 from dpx.declaration import ConfigError, require
 from dpx.experiment import Experiment
 from dpx.init import weights
@@ -326,9 +326,7 @@ def _require_own_tokenizer(checkpoint: Checkpoint, store: Store) -> None:
     """
     known, fix = tokenizer.vocabulary_checksum(checkpoint.folder), f"Add data.vocabulary.path={checkpoint.folder}"
     _require_vocabulary_of(store, checkpoint.asked, known, fix)
-    definition = store.folder / tokenizer.DEFINITION
-    cut_by = tokenizer.of_path(definition if definition.is_file() else store.folder / VOCABULARY, store.manifest.vocabulary_size)
-    is_cut_alike = _normalised(cut_by) == _normalised(tokenizer.of_path(checkpoint.folder, store.manifest.vocabulary_size))
+    is_cut_alike = _normalised(store.tokenizer()) == _normalised(tokenizer.of_path(checkpoint.folder, store.manifest.vocabulary_size))
     reason = "treats case, accents or Chinese characters differently from the tokenizer of this run's data"
     require(is_cut_alike, checkpoint.asked, reason, fix)
 

@@ -65,11 +65,12 @@ def card(
     exporting: str,
     changed: Sequence[str] = (),
     checked_by: received.CheckedBy = "ledger",
+    anew: Sequence[str] = (),
 ) -> str:
     """Returns Markdown, with the front matter that model hubs read.
 
     `training` and `exporting` are the commands that made the run and this folder; `changed` says what training changed, `checked_by` what
-    the statement was checked against (`dpx.claim.received`).
+    the statement was checked against (`dpx.claim.received`), `anew` which of the checkpoint's files differ for another reason.
     """
     kind = f"A {model.architecture}" if model.base is None else f"Adapters of `{model.base}` as a {model.architecture}"
     lines = [*_front_matter(model, statement), f"# {model.name}", ""]
@@ -84,6 +85,7 @@ def card(
     unsupported = () if isinstance(statement, PlainStatement) else statement.unsupported
     lines += _listed("Not bounds for this run", [f"{one.name} = {one.value}: {one.reason}" for one in unsupported])
     lines += _listed("What training changed", changed)
+    lines += _listed("Written anew by the export", anew)
     lines += ["## How it was made", "", "The whole config is `dpx_config.yaml`, the whole statement `privacy.json`."]
     lines += ["Paths are shortened to their last names. Trained and exported by", ""]
     return "\n".join([*lines, "```bash", *([training] if training else []), exporting, "```", ""])

@@ -12,21 +12,20 @@ from typing import Any, Literal
 import jax
 import numpy as np
 from safetensors import SafetensorError
-from tokenizers import Tokenizer
-from tokenizers.processors import TemplateProcessing
 
 from dpx.claim import manifest, received
 from dpx.claim.document import Statement
 from dpx.claim.seals import STATEMENT
 from dpx.data import learnt_from
-from dpx.data import tokenizer as text_tokenizer
-from dpx.data.store import VOCABULARY, Store
+from dpx.data.prepare import vocabulary_folder
+from dpx.data.store import Store
+from dpx.data.tokenizer import SETTINGS
 from dpx.data.vocabulary import SpecialIds
 from dpx.declaration import ConfigError, require
 from dpx.durable import draft_of
 from dpx.experiment import Experiment
 from dpx.init.weights import PARAMS, Leaves, by_path
-from dpx.interop import tensors
+from dpx.interop import tensors, tokenizer_files
 from dpx.interop.adapters import adapters
 from dpx.interop.card import Model, Published, card, training_command
 from dpx.interop.written import Written, written
@@ -34,13 +33,9 @@ from dpx.models.decoder import AnyDecoder
 from dpx.models.lora import merge_adapters
 from dpx.models.shape import AnyModel, Bert
 from dpx.run_folder import CONFIG, RunFolder, read_json
-from dpx.task.declarations import Classification, Task
+from dpx.task.declarations import CausalLanguageModel, Classification, Task
 from dpx.training.checkpoint import on_host
 from dpx.training.evaluation import store_of
-
-_MARKS = {"pad_token": "pad_id", "unk_token": "unk_id", "cls_token": "cls_id", "sep_token": "sep_id", "mask_token": "mask_id"}
-_PADDING = "<|pad|>"
-
 
 Format = Literal["hf", "peft"]
 
@@ -79,16 +74,21 @@ def export(
     shown = Model(experiment.name, converted.architecture, task, experiment.train.kind, converted.base, published)
     with _written_whole(to) as unfinished:
         tensors.write(unfinished / converted.weights_file, converted.tensors)
-        config = converted.config | (mark if converted.base is None else received.adapters_mark(converted.config, mark))
+        anew = tokenizer_files.write(unfinished, store, special, model, task, experiment.data.sequence_length)
+        config = converted.config
+        if converted.base is None and isinstance(task, CausalLanguageModel):
+            origin = vocabulary_folder(experiment.data.vocabulary.path)
+            config, endings = tokenizer_files.write_endings(unfinished, config, origin, store.tokenizer())
+            anew += endings
+        config |= mark if converted.base is None else received.adapters_mark(config, mark)
         (unfinished / converted.config_file).write_text(json.dumps(config, indent=2) + "\n")
         learnt_from.write(unfinished, learnt_from.of_store(store.manifest, experiment.name), released=True)
-        _write_tokenizer(unfinished, store, special, model.segments, experiment.data.sequence_length)
-        settings = unfinished / "tokenizer_config.json"
-        settings.write_text(json.dumps(read_json(settings) | mark, indent=2) + "\n")
+        settings = unfinished / SETTINGS
+        settings.write_text(json.dumps(read_json(settings) | mark, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
         shutil.copyfile(release / STATEMENT, unfinished / STATEMENT)
         shutil.copyfile(release / CONFIG, unfinished / "dpx_config.yaml")
         command = f"python -m dpx job=export job.format={format} run=outputs/{folder.name}"
-        told = card(statement, shown, training_command(folder / "private"), command, changed(statement), found.checked_by)
+        told = card(statement, shown, training_command(folder / "private"), command, changed(statement), found.checked_by, anew)
         (unfinished / "README.md").write_text(told)
         manifest.write(unfinished)
     return converted
@@ -134,36 +134,3 @@ def _with_padding(model: AnyModel, task: Task, leaves: Leaves, store: Store) -> 
     is_full = special.pad_id == len(table_VH)
     padded_VH = np.concatenate([table_VH, np.zeros_like(table_VH[:1])]) if is_full else table_VH
     return leaves | {"embeddings/word": padded_VH}, special
-
-
-def _write_tokenizer(to: Path, store: Store, special: SpecialIds, segments: int, length: int) -> None:
-    """Writes `tokenizer.json` with the marks of the rows, and the file that says how it is used: for texts of the trained `length`."""
-    path = store.folder / text_tokenizer.DEFINITION
-    vocabulary = store.vocabulary()
-    if path.is_file():
-        own = Tokenizer.from_file(str(path))
-    else:
-        own = text_tokenizer.of_path(store.folder / VOCABULARY, len(vocabulary)).tokenizer
-        own.add_special_tokens([vocabulary[getattr(store.manifest, role)] for role in _MARKS.values()])
-    if special.pad_id == len(vocabulary):
-        own.add_special_tokens([_PADDING])
-        reason = "has no free id for padding"
-        require(own.token_to_id(_PADDING) == special.pad_id, path, reason, f"Name a tokenizer without unused ids and {_PADDING}")
-        vocabulary = [*vocabulary, _PADDING]
-    marks = {name: vocabulary[getattr(special, role)] for name, role in _MARKS.items()}
-    first, last = (marks["cls_token"], store.manifest.cls_id), (marks["sep_token"], store.manifest.sep_id)
-    between = " ".join([f"{last[0]}:0"] * text_tokenizer.separators_of(own))
-    # The second text has segment 1 if the model has two segments; most RoBERTa models have one.
-    second = 1 if segments == 2 else 0
-    own.post_processor = TemplateProcessing(  # type: ignore[assignment]
-        single=f"{first[0]}:0 $A:0 {last[0]}:0",
-        pair=f"{first[0]}:0 $A:0 {between} $B:{second} {last[0]}:{second}",
-        special_tokens=sorted({first, last}),
-    )
-    own.save(str(to / text_tokenizer.DEFINITION))
-    template = store.folder / text_tokenizer.CHAT_TEMPLATE
-    if template.is_file():
-        shutil.copyfile(template, to / template.name)
-    inputs = ["input_ids", "token_type_ids", "attention_mask"] if second else ["input_ids", "attention_mask"]
-    settings = marks | {"tokenizer_class": "PreTrainedTokenizerFast", "model_max_length": length, "model_input_names": inputs}
-    (to / "tokenizer_config.json").write_text(json.dumps(settings, indent=2) + "\n")

@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from tokenizers import ByteLevelBPETokenizer
+from tokenizers.processors import TemplateProcessing
 
 from dpx.data import left_out
 from dpx.data.completions import ChatTemplate, halves
@@ -41,7 +42,9 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("checkpoint")
     trained = ByteLevelBPETokenizer()
     trained.train_from_iterator([WORDS] * 3, vocab_size=300, special_tokens=["<pad>", "<s>", "</s>"], show_progress=False)
-    trained._tokenizer.save(str(folder / "tokenizer.json"))
+    own = trained._tokenizer
+    own.post_processor = TemplateProcessing(single="<s>:0 $A:0", pair="<s>:0 $A:0 <s>:1 $B:1", special_tokens=[("<s>", 1)])
+    own.save(str(folder / "tokenizer.json"))
     marks = {"pad_token": "<pad>", "bos_token": {"__type": "AddedToken", "content": "<s>"}, "eos_token": "</s>"}
     (folder / "tokenizer_config.json").write_text(json.dumps(marks))
     (folder / "chat_template.jinja").write_text(CHAT)

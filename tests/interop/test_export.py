@@ -22,8 +22,9 @@ from dpx.data.store import Store
 from dpx.data.vocabulary import SpecialIds
 from dpx.declaration import ConfigError
 from dpx.init.weights import nested
+from dpx.interop import tokenizer_files
 from dpx.interop.checkpoint import Checkpoint
-from dpx.interop.export import _with_padding, _write_tokenizer
+from dpx.interop.export import _with_padding
 from dpx.interop.written import family_of, written
 from dpx.models.shape import Bert, Decoder
 from dpx.run_folder import RunFolder
@@ -63,6 +64,7 @@ def test_a_folder_holds_all_that_transformers_reads(exported: Path, run: Path):
         "model.safetensors",
         "tokenizer.json",
         "tokenizer_config.json",
+        "vocab.txt",
         "vocabulary_learnt_from.json",
         "privacy.json",
         "dpx_config.yaml",
@@ -179,6 +181,9 @@ class OneMark(Store):
         self.folder, self.manifest = folder, SpecialIds(pad_id=0, unk_id=0, cls_id=0, sep_id=0, mask_id=0)  # type: ignore[assignment]
         self.size = trained.get_vocab_size()
 
+    def tokenizer(self) -> text_tokenizer.TextTokenizer:
+        return text_tokenizer.of_path(self.folder / "tokenizer.json", self.size)
+
     def vocabulary(self) -> list[str]:
         ids = Tokenizer.from_file(str(self.folder / "tokenizer.json")).get_vocab()
         return sorted(ids, key=lambda token: ids[token])
@@ -193,7 +198,7 @@ def test_where_padding_is_the_last_mark_a_classifier_gets_padding_of_its_own(spa
     assert special.pad_id == store.size and len(padded["embeddings/word"]) == max(store.size + 1, store.size + spare)
     np.testing.assert_array_equal(padded["embeddings/word"][: store.size], leaves["embeddings/word"][: store.size])
     (tmp_path / "out").mkdir()
-    _write_tokenizer(tmp_path / "out", store, special, 0, 16)
+    tokenizer_files.write(tmp_path / "out", store, special, model, Classification(classes=2), 16)
     again = text_tokenizer.of_path(tmp_path / "out", store.size + 1)
     assert again.special == special and len(again.vocabulary) == store.size + 1
     rows = marked_examples(again, [([5, 6], [])], 8)
@@ -207,7 +212,8 @@ def test_where_padding_is_the_last_mark_a_classifier_gets_padding_of_its_own(spa
 def test_a_second_text_is_of_segment_1_where_the_model_has_it(segments: int, tmp_path: Path):
     store = OneMark(tmp_path)
     (tmp_path / "out").mkdir()
-    _write_tokenizer(tmp_path / "out", store, SpecialIds.from_ids(store.manifest), segments, 16)
+    special, model = SpecialIds.from_ids(store.manifest), Bert(**FLAT, segments=segments)
+    tokenizer_files.write(tmp_path / "out", store, special, model, Classification(classes=2), 16)
     told = json.loads((tmp_path / "out" / "tokenizer_config.json").read_text())
     assert ("token_type_ids" in told["model_input_names"]) is (segments == 2)
     assert max(Tokenizer.from_file(str(tmp_path / "out" / "tokenizer.json")).encode("a", "b").type_ids) == int(segments == 2)
@@ -272,6 +278,8 @@ def test_a_decoder_goes_out_with_its_tokenizer_and_chat_template(place: Path, tm
     rows = prepare(experiment.data, experiment.privacy).rows("protected", np.arange(4))
     first = rows["tokens"][0, : rows["length"][0]].tolist()
     assert first[0] == 1 and first[-1] == 2
+    # A prompt has no mark before it: its tokenizer puts none there, and the export keeps it.
+    assert (exported / "tokenizer.json").read_bytes() == (folder / "tokenizer.json").read_bytes()
     checkpoint = Checkpoint(str(exported))
     leaves = checkpoint.leaves(checkpoint.select(CausalLanguageModel().parameter_shapes(experiment.model, VOCABULARY)))
     changed = {path for path, leaf in leaves.items() if not np.array_equal(leaf, _read(folder, experiment.model)[path])}
