@@ -1,13 +1,18 @@
-"""A page as Markdown blocks and figures: README.md as it is, and one HTML page that makes no network request and runs no script."""
+"""A page as Markdown blocks and figures: README.md as it is, and one HTML page that makes no network request and runs no script.
+
+What comes from a record is text: `escaped` and `code` write it so that neither Markdown nor HTML reads anything else in it, as is done here
+for titles, summaries and captions. In Markdown, HTML and pictures are text, and links lead to this page or to files beside it.
+"""
 
 import dataclasses
 import itertools
 import re
 from collections.abc import Mapping, Sequence
-from html import escape
 from pathlib import Path
+from typing import Any
 
 from markdown_it import MarkdownIt
+from markdown_it.common.utils import escapeHtml
 
 # Colours of pages and figures, as CSS variables with a light and a dark value.
 _LIGHT = {
@@ -28,10 +33,18 @@ SERIES = tuple(_LIGHT[f"s{number}"] for number in range(1, 6))
 INK, SOFT, RULE = _LIGHT["ink"], _LIGHT["soft"], _LIGHT["rule"]
 MARKERS = ("o", "s", "^", "D", "v")
 DASHES = ("-", (0, (5, 1.5)), (0, (1.5, 1.2)), (0, (6, 1.5, 1.5, 1.5)), (0, (3, 1, 1, 1, 1, 1)))
+# What a browser may do with a page: use the styles in it and its empty icon, nothing else.
+_POLICY = "default-src 'none'; style-src 'unsafe-inline'; img-src data:; base-uri 'none'; form-action 'none'"
+# Characters that mean something in Markdown, HTML or an attribute: anywhere, at the start of a line, or beside certain others.
+_MEANING = re.compile(
+    r"""[\\`<>|~$"&]|^[#+*=-]|(?<=^\d)[.)](?=\s|$)|(?<=^\d\d)[.)](?=\s|$)|](?=[(\[])|\*(?=\S)|(?<=\S)\*|(?<!\w)_|_(?!\w)"""
+)
+_NAMED = {"&": "&amp;", "<": "&lt;", ">": "&gt;", '"': "&quot;"}
+_BESIDE = re.compile(r"(?:[\w.&-]+/)*(?:[\w.&-]*)(?:#[\w.-]+)?")
 # Not by colour alone.
 _SIGNS = {"pass": "✅ pass", "fail": "❌ fail", "not run": "◻️ not run"}
 # Not every machine has a font with the pictures.
-_TEXT_SIGNS = {"✅": '<b class="good">✓</b>', "❌": '<b class="bad">✗</b>', "◻️": "○"}
+_SHOWN = {_SIGNS["pass"]: '<b class="good">✓</b> pass', _SIGNS["fail"]: '<b class="bad">✗</b> fail', _SIGNS["not run"]: "○ not run"}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -45,11 +58,22 @@ class Figure:
 
 
 @dataclasses.dataclass(frozen=True)
+class Folded:
+    """Markdown that is folded away under its summary, which is text, until a reader opens it."""
+
+    summary: str
+    text: str
+
+
+Block = str | Folded | Figure
+
+
+@dataclasses.dataclass(frozen=True)
 class Section:
-    """`blocks` are Markdown without HTML, and figures; `anchor` is the target of links within the page."""
+    """`blocks` are Markdown without HTML, and figures; `title` is text, and `anchor` the target of links within the page."""
 
     title: str
-    blocks: Sequence[str | Figure]
+    blocks: Sequence[Block]
     anchor: str
 
 
@@ -64,55 +88,93 @@ class Document:
         return [block for section in self.sections for block in section.blocks if isinstance(block, Figure)]
 
 
-def grid(columns: Sequence[str], rows: Sequence[Sequence[str]], summary: str = "") -> str:
-    """Returns a table as Markdown; a cell that is a verdict (`pass`, `fail`, `not run`) gets its sign."""
+def escaped(value: Any) -> str:
+    """Returns any value as one line of text, for Markdown, HTML and the value of an attribute: entities, which are never read as syntax."""
+    return _MEANING.sub(lambda found: _NAMED.get(found[0], f"&#{ord(found[0])};"), one_line(value))
+
+
+def code(value: Any) -> str:
+    """Returns any value as one line in the letters of code, as Markdown."""
+    line = one_line(value)
+    longest = max((len(run) for run in re.findall("`+", line)), default=0)
+    fence, space = "`" * (longest + 1), " " if line.startswith("`") or line.endswith("`") else ""
+    return f"{fence}{space}{line}{space}{fence}" if line else ""
+
+
+def one_line(value: Any) -> str:
+    """Returns any value as one line of letters that can be shown."""
+    return " ".join("".join(letter if letter.isprintable() else " " for letter in str(value)).split())
+
+
+def grid(columns: Sequence[str], rows: Sequence[Sequence[str]], summary: str = "") -> str | Folded:
+    """Returns a table, its cells as Markdown; a cell that is a verdict (`pass`, `fail`, `not run`) gets its sign."""
     lines = [columns, ["---"] * len(columns), *rows]
     cells = ([str(_SIGNS.get(cell, cell)).replace("|", "\\|").replace("\n", " ") for cell in line] for line in lines)
-    return folded("\n".join(f"| {' | '.join(line)} |" for line in cells), summary)
+    return _folded("\n".join(f"| {' | '.join(line)} |" for line in cells), summary)
 
 
-def items(lines: Sequence[str], summary: str = "") -> str:
-    """Returns a list as Markdown."""
-    return folded("\n".join(f"- {line}" for line in lines), summary)
+def items(lines: Sequence[str], summary: str = "") -> str | Folded:
+    """Returns a list of lines of Markdown."""
+    return _folded("\n".join(f"- {line}" for line in lines), summary)
 
 
-def folded(text: str, summary: str) -> str:
-    """Returns Markdown that is folded away under its summary until a reader opens it; without a summary the text itself."""
-    return f"<details><summary>{summary}</summary>\n\n{text}\n\n</details>" if summary else text
+def _folded(text: str, summary: str) -> str | Folded:
+    return Folded(summary, text) if summary else text
 
 
 def markdown(document: Document) -> str:
     """Returns the whole page as Markdown, its figures in `figures/` beside it."""
-    parts = [f"# {document.title}", *document.lead]
+    parts = [f"# {escaped(document.title)}", *document.lead]
     for section in document.sections:
-        parts.append(f'<a id="{section.anchor}"></a>\n\n## {section.title}')
-        for block in section.blocks:
-            is_text = isinstance(block, str)
-            parts.append(block if is_text else f"![{block.caption}](figures/{block.name}.svg)\n\n*{block.caption}*")
+        parts.append(f'<a id="{escaped(section.anchor)}"></a>\n\n## {escaped(section.title)}')
+        parts += map(_as_markdown, section.blocks)
     return "\n\n".join(parts) + "\n"
 
 
+def _as_markdown(block: Block) -> str:
+    if isinstance(block, Folded):
+        return f"<details><summary>{escaped(block.summary)}</summary>\n\n{block.text}\n\n</details>"
+    if isinstance(block, Figure):
+        caption = escaped(block.caption)
+        return f"![{caption}](figures/{block.name}.svg)\n\n*{caption}*"
+    return block
+
+
 def html(document: Document, links: Mapping[str, str] | None = None) -> str:
-    """Returns the page's Markdown as one HTML file that holds its figures, light or dark by the reader's setting; a name in the letters of
-    code leads to its address in `links`."""
-    # Tags within a paragraph or a cell are text; only the lines of `folded` and of anchors become tags.
-    body = MarkdownIt("commonmark").enable("table").disable("html_inline").render(markdown(document))
-    body = re.sub(r"<p>&lt;a id=&quot;([^&]+)&quot;&gt;&lt;/a&gt;</p>\n<h2>", r'<h2 id="\1">', body)
-    for name, address in (links or {}).items():
-        body = body.replace(f"<code>{name}</code>", f'<a href="{escape(address)}"><code>{name}</code></a>')
-    for sign, shown in _TEXT_SIGNS.items():
-        body = body.replace(sign, shown)
-    body = re.sub(r"<table>.*?</table>", _table, body, flags=re.S)
-    drawings = {figure.name: figure.svg for figure in document.figures}
-    image = r'<p><img src="figures/([^"]+)\.svg"[^>]*></p>\n<p><em>(.*?)</em></p>'
-    body = re.sub(image, lambda found: f"<figure>{drawings[found[1]]}<figcaption>{found[2]}</figcaption></figure>", body)
-    contents = "".join(f'<a href="#{section.anchor}">{escape(section.title)}</a>' for section in document.sections)
+    """Returns the page as one HTML file that holds its figures, light or dark by the reader's setting; a name in the letters of code leads
+    to its address in `links`."""
+    contents = "".join(f'<a href="#{escaped(section.anchor)}">{escaped(section.title)}</a>' for section in document.sections)
+    body = [f"<h1>{escaped(document.title)}</h1>", *(_of_markdown(text, links or {}) for text in document.lead), f"<nav>{contents}</nav>"]
+    for section in document.sections:
+        body.append(f'<h2 id="{escaped(section.anchor)}">{escaped(section.title)}</h2>')
+        body += [_as_html(block, links or {}) for block in section.blocks]
     style = f"{COLOURS}\n{(Path(__file__).parent / 'page.css').read_text()}"
     # An empty icon: otherwise a browser asks the server for one.
-    head = '<meta charset="utf-8"><meta name="viewport" content="width=device-width, initial-scale=1"><link rel="icon" href="data:,">'
-    head += f"<title>{escape(document.title)}</title><style>{style}</style>"
-    body = body.replace("<h2", f"<nav>{contents}</nav>\n<h2", 1)
-    return f'<!doctype html>\n<html lang="en"><head>{head}</head>\n<body>\n{body}</body></html>\n'
+    head = f'<meta charset="utf-8"><meta http-equiv="Content-Security-Policy" content="{_POLICY}">'
+    head += '<meta name="viewport" content="width=device-width, initial-scale=1"><link rel="icon" href="data:,">'
+    head += f"<title>{escaped(document.title)}</title><style>{style}</style>"
+    lines = "\n".join(part.strip() for part in body)
+    return f'<!doctype html>\n<html lang="en"><head>{head}</head>\n<body>\n{lines}\n</body></html>\n'
+
+
+def _as_html(block: Block, links: Mapping[str, str]) -> str:
+    if isinstance(block, Folded):
+        return f"<details><summary>{escaped(block.summary)}</summary>\n{_of_markdown(block.text, links)}</details>"
+    if isinstance(block, Figure):
+        return f"<figure>{block.svg}<figcaption>{escaped(block.caption)}</figcaption></figure>"
+    return _of_markdown(block, links)
+
+
+def _of_markdown(text: str, links: Mapping[str, str]) -> str:
+    """Returns Markdown as HTML, in which HTML and pictures are text, and links lead to this page or to files beside it."""
+    reader = MarkdownIt("commonmark", {"html": False}).enable("table").disable(["image", "autolink", "reference"])
+    reader.validateLink = lambda address: _BESIDE.fullmatch(address) is not None  # pyright: ignore[reportAttributeAccessIssue]
+    body = reader.render(text)
+    for name, address in links.items():
+        body = body.replace(f"<code>{escapeHtml(name)}</code>", f'<a href="{escaped(address)}"><code>{escapeHtml(name)}</code></a>')
+    for sign, shown in _SHOWN.items():
+        body = body.replace(f"<td>{sign}</td>", f"<td>{shown}</td>")
+    return re.sub(r"<table>.*?</table>", _table, body, flags=re.S)
 
 
 def _table(found: re.Match[str]) -> str:
@@ -133,8 +195,7 @@ def themed(svg: str, name: str, label: str) -> str:
     # As wide as drawn where there is room; the height follows from the view box.
     pixels = r' width="([\d.]+)pt" height="[^"]*"'
     svg = re.sub(pixels, lambda found: f' style="max-width: {float(found[1]) * 4 / 3:.0f}px"', svg, count=1)
-    safe = escape(label, quote=False).replace('"', "&quot;")
-    return svg.replace("<svg", f'<svg role="img" aria-label="{safe}"', 1)
+    return svg.replace("<svg", f'<svg role="img" aria-label="{escaped(label)}"', 1)
 
 
 def standalone(svg: str) -> str:

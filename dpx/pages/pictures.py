@@ -9,7 +9,7 @@ from typing import Any
 
 from dpx.declaration import ConfigError
 from dpx.extras import require_extra
-from dpx.pages.document import DASHES, INK, MARKERS, RULE, SERIES, SOFT, Figure, standalone, themed
+from dpx.pages.document import DASHES, INK, MARKERS, RULE, SERIES, SOFT, Figure, one_line, standalone, themed
 from dpx.picture import Arrows, Cells, Lines, Picture
 from dpx.places import as_printed
 from dpx.report.shape import mean_curve
@@ -94,7 +94,13 @@ def _lines(panel: Lines, rows: list[Row], axes: Any) -> None:
             points = [(_place(panel, row), row[column]) for row in drawn]
             if not points:
                 continue
-            shown = f"{value:g}" if isinstance(value, float) else f"{value:,}" if isinstance(value, int) else str(value)
+            shown = (
+                f"{value:g}"
+                if isinstance(value, float)
+                else f"{value:,}"
+                if isinstance(value, int)
+                else one_line(value).replace("$", r"\$")
+            )
             parts = [names.get(column, column.replace("_", " "))] * (not panel.by or len(columns) > 1) + [shown] * bool(panel.by)
             label = ", ".join(parts)
             if panel.values:

@@ -9,7 +9,7 @@ from typing import Any
 
 from dpx.declaration import require
 from dpx.pages import pictures
-from dpx.pages.document import Document, Figure, Section, grid
+from dpx.pages.document import Block, Document, Figure, Section, code, escaped, grid
 from dpx.picture import Lines, Picture
 from dpx.report import collect
 from dpx.report.rows import Run
@@ -41,7 +41,7 @@ def document(run: Run, words: Sequence[str], tables: Sequence[Table]) -> Documen
         Section("What it guarantees", [_in_words(words), *drawn, *map(_grid, tables)], "guarantee"),
         Section("Curves", figures([run]), "curves"),
         Section("Results", [_results([run])], "results"),
-        Section("Config", [grid(("key", "value"), [(f"`{key}`", f"`{value}`") for key, value in sorted(run.config.items())])], "config"),
+        Section("Config", [grid(("key", "value"), [(code(key), code(value)) for key, value in sorted(run.config.items())])], "config"),
     ]
     return Document(f"Run {run.experiment}-{run.run}", [_PRIVATE], [one for one in sections if one.blocks])
 
@@ -51,14 +51,18 @@ def comparison(runs: Sequence[Run]) -> Document:
     names = [label(run) for run in runs]
     keys = sorted({key for run in runs for key in run.config})
     differing = [key for key in keys if len({run.config.get(key) for run in runs}) > 1]
-    settings = [(f"`{key}`", *(f"`{run.config.get(key, '–')}`" for run in runs)) for key in differing]
+    settings = [(code(key), *(code(run.config.get(key, "–")) for run in runs)) for key in differing]
     sections = [
-        Section("Settings that differ", [grid(("key", *names), settings)] if settings else ["None: the runs are replicates."], "settings"),
+        Section(
+            "Settings that differ",
+            [grid(("key", *map(escaped, names)), settings)] if settings else ["None: the runs are replicates."],
+            "settings",
+        ),
         Section("Results and privacy", [_results(runs)], "results"),
         Section("Curves", figures(runs), "curves"),
     ]
     # Not in the heads of tables, which a narrow screen hides: a page gives these names links.
-    lead = [_PRIVATE, f"The runs: {', '.join(f'`{name}`' for name in names)}."]
+    lead = [_PRIVATE, f"The runs: {', '.join(map(code, names))}."]
     return Document(f"{len(runs)} runs side by side", lead, [one for one in sections if one.blocks])
 
 
@@ -70,9 +74,9 @@ def _in_words(words: Sequence[str]) -> str:
     lines: list[str] = []
     for word in words:
         if word.startswith("  ") and not word.startswith("  - ") and lines:
-            lines[-1] += f" {word.strip()}"
+            lines[-1] += f" {escaped(word)}"
         else:
-            lines.append(word if word.startswith("  - ") else f"- {word}")
+            lines.append(f"  - {escaped(word[4:])}" if word.startswith("  - ") else f"- {escaped(word)}")
     return "\n".join(lines)
 
 
@@ -111,19 +115,19 @@ def _epsilon(tables: Sequence[Table]) -> list[Figure]:
     return pictures.draw([Picture("epsilon", table.title.capitalize() + ".", (lines,))], [table]) if accountants else []
 
 
-def _grid(table: Table) -> str:
+def _grid(table: Table) -> Block:
     rows = [tuple(map(_cell, row)) for row in table.rows]
-    return grid(tuple(column.replace("_", " ") for column in table.columns), rows, table.title or table.name)
+    return grid(tuple(escaped(column.replace("_", " ")) for column in table.columns), rows, table.title or table.name)
 
 
 def _cell(value: Any) -> str:
-    return "–" if value is None else f"{value:.4g}" if isinstance(value, float) else str(value)
+    return "–" if value is None else f"{value:.4g}" if isinstance(value, float) else escaped(value)
 
 
-def _results(runs: Sequence[Run]) -> str:
+def _results(runs: Sequence[Run]) -> Block:
     metrics = sorted({key for run in runs for key in run.finals if not key.startswith("weights/")})
     facts = sorted({key for run in runs for key in run.facts if key.startswith("epsilon/")})
     facts = ["guarantee", *facts, "delta", "unit", "noise_multiplier", "seconds", "commit"]
-    lines = [(f"`{key}`", *(f"{run.finals[key]:.4g}" if key in run.finals else "–" for run in runs)) for key in metrics]
-    lines += [(key.replace("_", " "), *(run.facts.get(key, "–") for run in runs)) for key in facts]
-    return grid(("", *map(label, runs)), lines)
+    lines = [(code(key), *(f"{run.finals[key]:.4g}" if key in run.finals else "–" for run in runs)) for key in metrics]
+    lines += [(escaped(key.replace("_", " ")), *(escaped(run.facts.get(key, "–")) for run in runs)) for key in facts]
+    return grid(("", *(escaped(label(run)) for run in runs)), lines)

@@ -4,7 +4,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
-from dpx.pages.document import Document, Section, grid
+from dpx.pages.document import Document, Section, escaped, grid
 from dpx.report import page, shape
 from dpx.report.evidence import Evidence
 from dpx.report.paper import KINDS, Item, Paper
@@ -60,7 +60,7 @@ def _line(item: Item, one: Judged) -> tuple[str, ...]:
     cost = page.not_run(item.hours) if item.kind == "trains" else KINDS[item.kind]
     shown = "; ".join(part.statistic for part in verdict.parts)
     counted = f"[{len(runs)} runs]({one.found.home.name}/page.html#runs): " if runs else ""
-    return (title, f"`{item.experiment}`", verdict.state, cost, counted + _cut(shown), privacy(runs))
+    return (title, f"`{item.experiment}`", verdict.state, cost, counted + escaped(_cut(shown)), escaped(privacy(runs)))
 
 
 def privacy(runs: Sequence[Run]) -> str:

@@ -10,7 +10,7 @@ from typing import Any
 from dpx.config import build, recipes
 from dpx.declaration import ConfigError, require
 from dpx.pages import pictures
-from dpx.pages.document import Document, Figure, Section, grid, items
+from dpx.pages.document import Block, Document, Figure, Section, code, escaped, grid, items
 from dpx.picture import Lines, Picture
 from dpx.report import analyses, chains, privacy, rows, shape, stages
 from dpx.report.evidence import Evidence, cell, column, drawn_tables, row_of
@@ -70,8 +70,8 @@ def _lead(paper: Paper, judged: Sequence[Verdict], found: Evidence) -> list[str]
     count = {state: sum(one.state == state for one in judged) for state in (shape.PASS, shape.FAIL, shape.NOT_RUN)}
     trained = [run for run in found.runs if _is_shown(run, paper)]
     commits, corpora = (sorted({run.facts[key] for run in trained if key in run.facts}) for key in ("commit", "corpus"))
-    made = f" Commits of the runs: {', '.join(f'`{commit}`' for commit in commits)}." if commits else ""
-    text = f" Their text, with the checksum of the prepared rows: {'; '.join(corpora)}." if corpora else ""
+    made = f" Commits of the runs: {', '.join(map(code, commits))}." if commits else ""
+    text = f" Their text, with the checksum of the prepared rows: {'; '.join(map(escaped, corpora))}." if corpora else ""
     command = f"`python -m dpx job=report report.paper={found.home.name}`"
     states = ", ".join(f"{number} {state}" for state, number in count.items())
     return [f"Verdicts: {states}. Made by {command} from {len(trained)} training runs and the tables in this folder.{made}{text}", _COLUMNS]
@@ -82,7 +82,7 @@ def _is_shown(run: Run, paper: Paper) -> bool:
     return paper.headline in run.finals or chains.is_of_chain(run)
 
 
-def _glance(paper: Paper, judged: dict[str, Verdict], found: Evidence) -> str:
+def _glance(paper: Paper, judged: dict[str, Verdict], found: Evidence) -> Block:
     lines = [
         (f"[{item.number}](#{item.number.lower()}) {item.title}", f"`{item.experiment}`", _printed(item, found),
          _full_scale(item, paper, found), judged[item.number].state)
@@ -126,9 +126,9 @@ def _section(paper: Paper, item: Item, judged: Verdict, found: Evidence) -> Sect
     tables = found.tables.get(item.experiment, {}) if item.kind == "trains" else found.analysis(item.experiment)
     command = "No recipe yet" if item.kind == "planned" else f"`{shlex.join(('python', '-m', 'dpx', *item.overrides))}`"
     scale = "full scale" if item.kind == "computed" else "laptop"
-    blocks: list[str | Figure] = [
+    blocks: list[Block] = [
         f"{command}." + f" Passes if: {item.passes}." * bool(item.passes),
-        grid(("claim", "what is found", scale), [(part.claim, part.statistic, part.state) for part in judged.parts]),
+        grid(("claim", "what is found", scale), [(part.claim, escaped(part.statistic), part.state) for part in judged.parts]),
         *found.notes.get(item.number, ()),
         *_figures(paper, item, found, tables),
         *(_table(table) for table in tables.values() if table.name != "verdicts"),
@@ -171,16 +171,16 @@ def _has_data(panel: Any, tables: analyses.Tables) -> bool:
     return any({*panel.y, *panel.marks} <= set(line) and (where is None or line[where[0]] == where[1]) for line in lines)
 
 
-def _table(table: Table) -> str:
+def _table(table: Table) -> Block:
     more = f", {len(table.rows)} rows, the first {SHOWN}" if len(table.rows) > SHOWN else ""
     cells = [tuple(map(_cell, row)) for row in table.rows[:SHOWN]]
-    return grid(tuple(column.replace("_", " ") for column in table.columns), cells, f"{table.title or table.name}{more}")
+    return grid(tuple(escaped(column.replace("_", " ")) for column in table.columns), cells, f"{table.title or table.name}{more}")
 
 
 def _cell(value: Any) -> str:
     if isinstance(value, bool) or value is None:
         return {None: "–", True: "yes", False: "no"}[value]
-    return f"{value:.4g}" if isinstance(value, float) else f"{value:,}" if isinstance(value, int) else str(value)
+    return f"{value:.4g}" if isinstance(value, float) else f"{value:,}" if isinstance(value, int) else escaped(value)
 
 
 def _published(line: Published, item: Item, found: Evidence) -> tuple[str, ...]:
@@ -201,11 +201,11 @@ def ours(line: Published, item: Item, found: Evidence) -> str:
     return "see the tables above" if item.kind == "computed" and found.analysis(item.experiment) else KINDS[item.kind]
 
 
-def _points(runs: Sequence[Run], paper: Paper) -> str:
+def _points(runs: Sequence[Run], paper: Paper) -> Block:
     lines = []
     for point in dict.fromkeys(run.point for run in runs):
         own = [run for run in runs if run.point == point]
-        lines.append((f"`{point}`", *(_mean(own, key) for key in paper.columns), _guarantee(own)))
+        lines.append((code(point), *(_mean(own, key) for key in paper.columns), _guarantee(own)))
     return grid(("point", *paper.columns.values(), "guarantee"), lines, f"laptop runs by point: {len(runs)} in all")
 
 
@@ -217,10 +217,10 @@ def _mean(runs: Sequence[Run], key: str) -> str:
 def _guarantee(runs: Sequence[Run]) -> str:
     names = ", ".join(sorted({run.facts.get("guarantee", "?") for run in runs}))
     bounds = [max(known.values()) for run in runs if (known := privacy.epsilons(run.facts))]
-    return names + (f", ε = {max(bounds):.4g}" if bounds else "")
+    return escaped(names) + (f", ε = {max(bounds):.4g}" if bounds else "")
 
 
-def _norms(runs: Sequence[Run], knob: str) -> list[str]:
+def _norms(runs: Sequence[Run], knob: str) -> list[Block]:
     """Returns the norm of every weight matrix, end over start, by the value of `knob`: means over replicates."""
     matrices = sorted({metric for run in runs for metric in run.finals if metric.startswith("weights/") and metric in run.curves})
     if not knob or not matrices:
@@ -229,22 +229,24 @@ def _norms(runs: Sequence[Run], knob: str) -> list[str]:
     values = sorted(set(column(rows, knob)))
     for metric in matrices:
         growth = [[cell(row, f"{metric}@last/first") for row in rows if row[knob] == value] for value in values]
-        lines.append((f"`{metric.removeprefix('weights/')}`", *(f"{statistics.fmean(ratios):.3g}" for ratios in growth)))
-    return [grid(("matrix", *(f"{knob} = {name(value)}" for value in values)), lines, "norm of every weight matrix, end over start")]
+        lines.append((code(metric.removeprefix("weights/")), *(f"{statistics.fmean(ratios):.3g}" for ratios in growth)))
+    return [
+        grid(("matrix", *(escaped(f"{knob} = {name(value)}") for value in values)), lines, "norm of every weight matrix, end over start")
+    ]
 
 
-def _privacy(item: Item, runs: Sequence[Run]) -> list[str | Figure]:
+def _privacy(item: Item, runs: Sequence[Run]) -> list[Block]:
     if found := [f"Privacy: {line}" for line in privacy.lines(runs)]:
         # One line is shown, several (a sweep over epsilon, for example) are folded.
         return [items(found, f"privacy of these runs, {len(found)} kinds" if len(found) > 1 else "")]
     return ["Privacy: nothing was trained for this item, so no ε is spent."] if item.kind in ("trains", "computed") else []
 
 
-def _all_runs(paper: Paper, found: Evidence) -> str:
+def _all_runs(paper: Paper, found: Evidence) -> Block:
     lines = [
-        (run.experiment, f"`{run.point}`", str(run.replicate),
+        (escaped(run.experiment), code(run.point), str(run.replicate),
          "a chain" if chains.is_of_chain(run) else _mean([run], paper.headline),
-         run.facts.get("seconds", "–"), f"`{run.facts.get('commit', 'unknown')}`", f"`{run.run}`")
+         escaped(run.facts.get("seconds", "–")), code(run.facts.get("commit", "unknown")), code(run.run))
         for run in found.runs
         if _is_shown(run, paper)
     ]  # fmt: skip

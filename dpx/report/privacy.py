@@ -3,6 +3,7 @@
 import json
 from collections.abc import Mapping, Sequence
 
+from dpx.pages.document import escaped
 from dpx.report.chains import KIND, is_of_chain
 from dpx.report.rows import Run
 
@@ -29,7 +30,7 @@ def epsilons(facts: Mapping[str, str], stage: str = "") -> dict[str, float]:
 def bounds(facts: Mapping[str, str], stage: str = "") -> str:
     """Returns the proved bounds as text, empty without any. A large bound of a chain has a note."""
     note = ", which limits nothing" * (facts.get("kind") == KIND)
-    return ", ".join(f"{value:.4g} ({name}{note * (value > LARGE)})" for name, value in epsilons(facts, stage).items())
+    return ", ".join(f"{value:.4g} ({escaped(name)}{note * (value > LARGE)})" for name, value in epsilons(facts, stage).items())
 
 
 def _line(run: Run) -> str:
@@ -39,12 +40,15 @@ def _line(run: Run) -> str:
     bound = bounds(facts) or ("" if is_chain else "none")
     unsupported = [(one["name"], one["value"], one["reason"]) for one in json.loads(facts.get("unsupported", "[]"))]
     parts = [
-        f"**{facts['guarantee']}**{' for the chain as a whole' * is_chain}" + f", ε = {bound}" * bool(bound),
-        *[f"protects {one}" for one in json.loads(facts.get("protects", "[]"))],
+        f"**{escaped(facts['guarantee'])}**{' for the chain as a whole' * is_chain}" + f", ε = {bound}" * bool(bound),
+        *[f"protects {escaped(one)}" for one in json.loads(facts.get("protects", "[]"))],
         *([] if is_chain else _settings(run)),
-        *[f"no guarantee because {reason}" for reason in json.loads(facts.get("reasons", "[]"))],
-        *[f"not a bound: {name} = {'infinite' if value is None else f'{value:.4g}'} ({reason})" for name, value, reason in unsupported],
-        *[line for line in json.loads(facts.get("assumptions", "[]")) if "vocabulary" in line],
+        *[f"no guarantee because {escaped(reason)}" for reason in json.loads(facts.get("reasons", "[]"))],
+        *[
+            f"not a bound: {escaped(name)} = {'infinite' if value is None else f'{value:.4g}'} ({escaped(reason)})"
+            for name, value, reason in unsupported
+        ],
+        *[escaped(line) for line in json.loads(facts.get("assumptions", "[]")) if "vocabulary" in line],
     ]
     if not is_chain:
         parts.append(_NOT_COVERED)
@@ -56,7 +60,7 @@ def _line(run: Run) -> str:
 def _settings(run: Run) -> list[str]:
     facts, sampler, assumed = run.facts, run.config.get("sampler", "?"), run.config.get("sampler.assumed", "null")
     return [
-        "; ".join(f"{key.replace('_', ' ')} {facts[key]}" for key in _ORDER if key in facts),
-        f"sampler assumed {sampler if assumed == 'null' else assumed}, used {sampler}",
+        "; ".join(f"{key.replace('_', ' ')} {escaped(facts[key])}" for key in _ORDER if key in facts),
+        f"sampler assumed {escaped(sampler if assumed == 'null' else assumed)}, used {escaped(sampler)}",
         f"σ {float(facts['noise_multiplier']):.4g}" if "noise_multiplier" in facts else "",
     ]

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from dpx.pages.document import grid
+from dpx.pages.document import Block, code, escaped, grid
 from dpx.report import shape
 from dpx.report.chains import HELD_OUT
 from dpx.report.privacy import bounds
@@ -11,7 +11,7 @@ from dpx.report.rows import Run
 _TEST_SET = "the test set itself"
 
 
-def tables(runs: Sequence[Run]) -> list[str]:
+def tables(runs: Sequence[Run]) -> list[Block]:
     """Returns the results of the stages of chains, replicates together, and those of every point of their sweeps."""
     columns = ("point", "stage", "setting chosen", "before", "held-out rows", "test set", "guarantee of the stage")
     chosen, all_points = [], []
@@ -19,7 +19,7 @@ def tables(runs: Sequence[Run]) -> list[str]:
         own = [run for run in runs if run.point == point]
         for label in stages_of(own):
             name, bracket, setting = label.partition(" (")
-            all_points.append(_line(own, label, name, f"`{setting.rstrip(')')}`" if setting else "–"))
+            all_points.append(_line(own, label, name, code(setting.rstrip(")")) if setting else "–"))
             if not bracket:
                 chosen.append(all_points[-1])
         chosen += [_line(own, name, name, _chosen(own, name)) for name in _swept(own)]
@@ -43,11 +43,11 @@ def _swept(runs: Sequence[Run]) -> list[str]:
 
 
 def _line(runs: Sequence[Run], label: str, name: str, setting: str) -> tuple[str, ...]:
-    return (f"`{runs[0].point}`", name, setting, *_scores(runs, label), _guarantee(runs, label))
+    return (code(runs[0].point), escaped(name), setting, *_scores(runs, label), _guarantee(runs, label))
 
 
 def _chosen(runs: Sequence[Run], name: str) -> str:
-    settings = ", ".join(dict.fromkeys(f"`{run.facts[f'{name}/chosen']}`" for run in runs if f"{name}/chosen" in run.facts))
+    settings = ", ".join(dict.fromkeys(code(run.facts[f"{name}/chosen"]) for run in runs if f"{name}/chosen" in run.facts))
     return settings + " (chosen on the test set)" * any(run.facts.get(f"{name}/compared_by") == _TEST_SET for run in runs)
 
 
@@ -59,17 +59,17 @@ def _scores(runs: Sequence[Run], label: str) -> tuple[str, str, str]:
     on = f" on {rows}" if rows and rows != HELD_OUT else ""
     before = _score(runs, f"{label}/before", shown, f"{label}/heldout/rows" if rows == HELD_OUT else "")
     heldout, test = (_score(runs, f"{label}/{place}/{shown}", shown, f"{label}/{place}/rows") for place in ("heldout", "test"))
-    return before + on, heldout, test
+    return before + escaped(on), heldout, test
 
 
 def _score(runs: Sequence[Run], key: str, metric: str, rows: str) -> str:
     known = [run.finals for run in runs if key in run.finals]
     if not known:
         return "–"
-    return f"{metric.replace('_', ' ')} {shape.of_rows([finals[key] for finals in known], metric, known[0].get(rows))}"
+    return f"{escaped(metric.replace('_', ' '))} {shape.of_rows([finals[key] for finals in known], metric, known[0].get(rows))}"
 
 
 def _guarantee(runs: Sequence[Run], label: str) -> str:
     told = ", ".join(dict.fromkeys(run.facts.get(f"{label}/guarantee", "-") for run in runs))
     known = bounds(runs[0].facts, f"{label}/")
-    return told + f", ε = {known}" * bool(known)
+    return escaped(told) + f", ε = {known}" * bool(known)
