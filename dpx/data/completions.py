@@ -3,7 +3,10 @@
 The two texts are tokenized separately: the tokens of a prompt are then the same whether or not its completion is known.
 """
 
+import functools
+import json
 from collections.abc import Mapping, Sequence
+from datetime import datetime
 from string import Formatter
 from typing import Any
 
@@ -67,28 +70,36 @@ def conversation(where: str, record: Mapping[str, Any], field: str) -> tuple[Mes
 
 
 class ChatTemplate:
-    """Writes conversations as text, as `apply_chat_template` of transformers does, except that the template cannot ask for the time.
+    """Writes conversations as text, as `apply_chat_template` of transformers does, without tools and documents.
 
-    Rows would otherwise depend on the day on which they are prepared; templates have a fixed date for this case.
+    A template that asks for the time gets the declared `date` (YYYY-MM-DD): rows would otherwise depend on the day of preparation.
     """
 
-    def __init__(self, tokenizer: TextTokenizer):
+    def __init__(self, tokenizer: TextTokenizer, date: str | None = None):
         require(
             tokenizer.chat_template is not None,
             "data.source.messages_field",
-            f"the checkpoint has no chat template ({CHAT_TEMPLATE}, or chat_template in tokenizer_config.json)",
-            "Name an instruction-tuned checkpoint, or use prompt_field and completion_field with a template",
+            f"the checkpoint has no chat template ({CHAT_TEMPLATE}, or chat_template in tokenizer_config.json)"
+            if not tokenizer.named_templates
+            else f"the checkpoint has the chat templates {', '.join(tokenizer.named_templates)}, and none is named default",
+            "Name an instruction-tuned checkpoint, or use prompt_field and completion_field with a template"
+            if not tokenizer.named_templates
+            else f"Copy the one to use to {CHAT_TEMPLATE}",
         )
         require_extra("data.source.messages_field", "chat")
+        from jinja2 import TemplateSyntaxError
         from jinja2.sandbox import ImmutableSandboxedEnvironment
 
-        environment = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols"])
-        environment.policies["json.dumps_kwargs"] = {"ensure_ascii": False}
+        extensions = ["jinja2.ext.loopcontrols", _generation_blocks()]
+        environment = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True, extensions=extensions)
+        environment.filters["tojson"] = _to_json
         environment.globals["raise_exception"] = _refuse
+        environment.globals["strftime_now"] = functools.partial(_formatted, date)
         try:
             self._template = environment.from_string(str(tokenizer.chat_template))
-        except Exception as error:
-            raise ConfigError(CHAT_TEMPLATE, f"is not a template of Jinja ({_first_line(error)})", "Copy the checkpoint again") from None
+        except TemplateSyntaxError as error:
+            reason = f"is not a template of Jinja (line {error.lineno}: {_first_line(error)})"
+            raise ConfigError(CHAT_TEMPLATE, reason, "Correct the checkpoint's template") from None
         self._marks = tokenizer.marks
 
     def texts(self, where: str, messages: Sequence[Message]) -> tuple[str, str]:
@@ -106,15 +117,59 @@ class ChatTemplate:
         return self._text(where, messages, True)
 
     def _text(self, where: str, messages: Sequence[Message], begins_answer: bool) -> str:
+        given = {"messages": [_with_reasoning(one) for one in messages], "tools": None, "documents": None}
         try:
-            return self._template.render(messages=list(messages), add_generation_prompt=begins_answer, **self._marks)
-        except Exception as error:  # a template is a program: it may raise anything
+            return self._template.render(given, add_generation_prompt=begins_answer, **self._marks)
+        except ConfigError:
+            raise
+        except _Refused as error:
             fix = "Correct the roles and their order, or remove the row"
             raise ConfigError(where, f"the chat template refuses the messages ({_first_line(error)})", fix) from None
+        except Exception as error:  # a template is a program: it may raise anything
+            fix = "Give the messages what the template reads, or correct the checkpoint's template"
+            reason = f"the chat template fails on the messages ({type(error).__name__}: {_first_line(error)})"
+            raise ConfigError(where, reason, fix) from None
+
+
+class _Refused(Exception):
+    """Is raised by a template that refuses messages."""
+
+
+def _generation_blocks() -> Any:
+    """Returns the extension of Jinja for `{% generation %}`, with which a template marks what the assistant wrote: it is read as its
+    content."""
+    from jinja2 import nodes
+    from jinja2.ext import Extension
+
+    class GenerationBlocks(Extension):
+        tags: set[str] = {"generation"}  # noqa: RUF012
+
+        def parse(self, parser: Any) -> Any:
+            line = next(parser.stream).lineno
+            return nodes.Scope(parser.parse_statements(("name:endgeneration",), drop_needle=True)).set_lineno(line)
+
+    return GenerationBlocks
+
+
+def _to_json(value: Any, ensure_ascii: bool = False, indent: int | None = None, separators: Any = None, sort_keys: bool = False) -> str:
+    """Returns JSON as templates of transformers have it: Jinja's own filter escapes HTML."""
+    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
+
+
+def _formatted(date: str | None, form: str) -> str:
+    reason = "the checkpoint's chat template writes the date, and rows would depend on the day on which they are prepared"
+    require(date is not None, "data.source.chat_date=null", reason, "Declare it, as in data.source.chat_date=2026-01-31")
+    return datetime.fromisoformat(str(date)).strftime(form)
+
+
+def _with_reasoning(message: Message) -> Message:
+    """Returns a message with its reasoning under every name by which templates read it."""
+    reasoning = next((message[key] for key in ("reasoning_content", "thinking", "reasoning") if message.get(key) is not None), None)
+    return message if reasoning is None else {"thinking": reasoning, **message, "reasoning_content": reasoning}
 
 
 def _refuse(message: str) -> None:
-    raise ValueError(message)
+    raise _Refused(message)
 
 
 def _first_line(error: Exception) -> str:

@@ -1,6 +1,8 @@
 """Declares labelled rows, or prompts with completions, of the user's files."""
 
+import re
 from collections.abc import Sequence
+from datetime import datetime
 from functools import cached_property
 from typing import Literal
 
@@ -8,7 +10,7 @@ from dpx.data.completions import halves
 from dpx.data.hub_rows import HUB
 from dpx.data.records import RowSet, TextColumns, labels_in, row_sets
 from dpx.data.schema import Schema, classes, texts
-from dpx.declaration import declaration, require
+from dpx.declaration import ConfigError, declaration, require
 
 
 @declaration
@@ -47,6 +49,7 @@ class Table:
             break; the prompt ends before {completion} and the spaces before it.
         messages_field: Column of a .jsonl or .parquet file with a conversation, a list of {"role", "content"}, written by the checkpoint's
             chat template; the completion is the last message, which is the assistant's.
+        chat_date: Date (YYYY-MM-DD) that the chat template writes where it asks for today's; null refuses such a template.
         unit_field: Column that names the unit (a document, an author); without it each row is a unit.
         unit_note: A sentence for the statement on what a row is, if a reader could assume more.
         known_as: Names under which these rows are known, which are searched in the training data of a checkpoint.
@@ -76,6 +79,7 @@ class Table:
     completion_field: str | None = None
     template: str = "{prompt}\\n{completion}"
     messages_field: str | None = None
+    chat_date: str | None = None
     kind: Literal["table"] = "table"
 
     def __post_init__(self) -> None:
@@ -99,6 +103,7 @@ class Table:
         self._require_choices()
 
     def _require_completions(self) -> None:
+        self._require_date()
         value = f"data.source.prompt_field={self.prompt_field}, completion_field={self.completion_field}"
         fix = "Give both, or messages_field alone"
         require((self.prompt_field is None) == (self.completion_field is None), value, "a prompt and a completion are needed", fix)
@@ -112,6 +117,14 @@ class Table:
         reason = "rows of prompts and completions have neither labels nor second texts"
         require(not given, f"data.source.{(given or [''])[0]}", reason, "Leave it out")
         halves(self.template)
+
+    def _require_date(self) -> None:
+        value, fix = f"data.source.chat_date={self.chat_date}", "Write it as 2026-01-31, in quotation marks"
+        require(self.chat_date is None or re.fullmatch(r"\d{4}-\d\d-\d\d", self.chat_date) is not None, value, "is not a date", fix)
+        try:
+            datetime.fromisoformat(self.chat_date or "2000-01-01")
+        except ValueError as error:
+            raise ConfigError(value, f"is not a date ({error})", fix) from None
 
     def _require_choices(self) -> None:
         value = f"data.source.choices={self.choices}"

@@ -277,7 +277,7 @@ def _settings(data: Data, privacy: Privacy, source: Source) -> dict[str, Any]:
     for name, usual in (("cuts", None), ("heldout_by", "hash")):
         if declared[name] == usual:
             declared.pop(name)
-    for name in ("prompt_field", "completion_field", "messages_field", "template"):
+    for name in ("prompt_field", "completion_field", "messages_field", "template", "chat_date"):
         if isinstance(data.source, Table) and not data.source.has_completions:
             declared["source"].pop(name)
     vocabulary = vocabulary_place(data.vocabulary.path) if data.vocabulary.path else None

@@ -56,8 +56,9 @@ class RowCutter:
         self._last: dict[Split, Sequence[Tokens]] = {}
         self.texts: Counter[Split] = Counter()
         self.texts_cut: Counter[Split] = Counter()
-        has_messages = isinstance(data.source, Table) and data.source.messages_field is not None
-        self._chat = ChatTemplate(tokenizer) if has_messages else None
+        source = data.source
+        has_messages = isinstance(source, Table) and source.messages_field is not None
+        self._chat = ChatTemplate(tokenizer, source.chat_date) if isinstance(source, Table) and has_messages else None
 
     def cut(self, documents: Iterable[tuple[Split, UnitDocument]]) -> Iterator[tuple[Split, UnitDocument, Columns]]:
         """Yields each document's rows, as columns of the data's schema [n, ...]."""

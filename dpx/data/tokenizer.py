@@ -44,7 +44,8 @@ class TextTokenizer:
 
     `vocabulary` holds its tokens by id. It also has the ids of the marks, the ids `begins` that it puts before a text, the number of
     separators between the texts of a pair, and, for a checkpoint's own tokenizer, its `definition`, the text of a `tokenizer.json`, its
-    `chat_template`, if it has one, and the texts of its `marks`, such as `bos_token`, which that template may name.
+    `chat_template`, if it has one, the names of its chat templates, if they have names, and the texts of its `marks`, such as `bos_token`,
+    which a template may name.
     """
 
     tokenizer: Tokenizer
@@ -54,6 +55,7 @@ class TextTokenizer:
     separators: int = 1
     definition: str | None = None
     chat_template: str | None = None
+    named_templates: tuple[str, ...] = ()
     marks: Mapping[str, str] = field(default_factory=dict)
 
     @property
@@ -141,11 +143,26 @@ def _loaded(file: Path, *beside: Path) -> TextTokenizer:
     by_id = {number: token for token, number in tokenizer.get_vocab(with_added_tokens=True).items()}
     vocabulary = [by_id.get(number, "") for number in range(max(by_id) + 1)]
     special = _special(file, tokenizer, facts)
-    own = template.read_text(encoding="utf-8") if template.is_file() else facts.get("chat_template")
-    chat_template = own if isinstance(own, str) else None
+    by_name = _templates(template, facts)
     marks = {key: text for key, value in facts.items() if key.endswith("_token") and isinstance(text := _text(value), str)}
     begins = around(tokenizer, vocabulary)[0]
-    return TextTokenizer(tokenizer, vocabulary, special, begins, separators_of(tokenizer), tokenizer.to_str(), chat_template, marks)
+    return TextTokenizer(
+        tokenizer, vocabulary, special, begins, separators_of(tokenizer), tokenizer.to_str(), by_name.get("default"), tuple(by_name), marks
+    )
+
+
+def _templates(file: Path, facts: Mapping[str, Any]) -> dict[str, str]:
+    """Returns the chat templates by name: of files, which come first as in transformers, or of the settings."""
+    more = sorted((file.parent / _MORE_TEMPLATES).glob("*.jinja"))
+    files = {"default": file} if file.is_file() else {}
+    files |= {one.stem: one for one in more}
+    if files:
+        return {name: one.read_text(encoding="utf-8") for name, one in files.items()}
+    declared = facts.get("chat_template")
+    if isinstance(declared, str):
+        return {"default": declared}
+    listed = [one for one in declared if isinstance(one, dict)] if isinstance(declared, list) else []
+    return {str(one.get("name")): str(one["template"]) for one in listed if isinstance(one.get("template"), str)}
 
 
 def around(tokenizer: Tokenizer, vocabulary: Sequence[str]) -> tuple[tuple[int, ...], tuple[int, ...]]:

@@ -32,6 +32,7 @@ class Style:
     template: str = "{prompt}"
     columns: Mapping[str, str] = field(default_factory=lambda: {"prompt": "prompt"})
     messages_field: str | None = None
+    chat_date: str | None = None
     before: str = ""
     after: str = ""
 
@@ -41,10 +42,10 @@ class Style:
         if not isinstance(source, Table) or not source.has_completions:
             return Style()
         if source.messages_field is not None:
-            return Style(messages_field=source.messages_field)
+            return Style(messages_field=source.messages_field, chat_date=source.chat_date)
         first, second = halves(source.template)
         before, _, after = second.format(completion="\0").partition("\0")
-        return Style(first, {"prompt": str(source.prompt_field)}, None, before, after)
+        return Style(first, {"prompt": str(source.prompt_field)}, before=before, after=after)
 
     @staticmethod
     def of_columns(template: str) -> "Style":
@@ -88,7 +89,7 @@ def read(file: Path, style: Style, tokenizer: TextTokenizer, room: int, limit: i
 
     Raises `ConfigError`, naming the row, for a row without its columns, and for one of these prompts that has more than `room` tokens.
     """
-    chat = ChatTemplate(tokenizer) if style.messages_field is not None else None
+    chat = ChatTemplate(tokenizer, style.chat_date) if style.messages_field is not None else None
     by_text: dict[str, tuple[int, str]] = {}
     for row, (where, record) in enumerate(records(file), start=1):
         by_text.setdefault(style.text(where, record, chat), (row, where))

@@ -88,7 +88,7 @@ class Generate:
             require_other_text("generate.prompts_provenance=public", [text], read_from, "the run", fix)
         weights = self._weights(experiment, folder)
         by_template = weights.style if self.template is None else Style.of_columns(self.template)
-        style = by_template if self.messages_field is None else Style(messages_field=self.messages_field)
+        style = by_template if self.messages_field is None else Style(messages_field=self.messages_field, chat_date=weights.style.chat_date)
         room = weights.model.positions - self.max_new_tokens
         reason = f"leaves no position of the model's {weights.model.positions} for a prompt"
         require(room > 0, f"generate.max_new_tokens={self.max_new_tokens}", reason, "Lower it")

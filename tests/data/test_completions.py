@@ -1,6 +1,7 @@
 """Prompts and completions: as a template or a chat template writes them, cut by one rule, learnt alone, refused in one line."""
 
 import json
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -225,3 +226,80 @@ def test_the_completion_alone_is_learnt_and_clipped_exactly():
     for gradient in given.gradients[3:]:
         assert not any(np.any(leaf) for leaf in jax.tree.leaves(gradient))
     assert_exact(given)
+
+
+ANSWERS = "{% for m in messages %}<s>{% if m['role'] == 'assistant' %}{% generation %}{{ m['content'] }}{% endgeneration %}{% endif %}"
+ANSWERS += "{{ '' if m['role'] == 'assistant' else m['content'] }}</s>{% endfor %}{% if add_generation_prompt %}<s>{% endif %}"
+MARKED = "{% for m in messages %}<s>{{ m['content'] | tojson }}</s>{% endfor %}{% if add_generation_prompt %}<s>{% endif %}"
+BRANCHES = (
+    "{% if tools is not none %}tools{% endif %}{% if documents is not none %}papers{% endif %}{% if nothing is defined %}x{% endif %}"
+)
+
+
+class Today(datetime):
+    @classmethod
+    def now(cls, tz: Any = None) -> "Today":
+        return cls(2026, 1, 31)
+
+
+@pytest.mark.parametrize(
+    "template", [ANSWERS, MARKED, BRANCHES + MARKED, "{{ bos_token }}" + MARKED, "{{ strftime_now('%d %b %Y') }}" + MARKED], ids=range(5)
+)
+def test_templates_have_what_transformers_gives_them(tmp_path, checkpoint, template, monkeypatch):
+    pytest.importorskip("jinja2")
+    transformers = pytest.importorskip("transformers")
+    place = beside(tmp_path, checkpoint, template)
+    monkeypatch.setattr("transformers.utils.chat_template_utils.datetime", Today)
+    own, other = ChatTemplate(of_path(place, 300), "2026-01-31"), transformers.PreTrainedTokenizerFast.from_pretrained(place)
+    turns = [("system", "river"), ("user", "a<b & 'c'"), ("assistant", 'b>"a" é'), ("user", "stone"), ("assistant", "</s>garden")]
+    for messages in ([{"role": role, "content": text} for role, text in turns[first:last]] for first, last in ((1, 3), (0, 3), (0, 5))):
+        prompt, completion = own.texts("row", messages)
+        assert prompt == other.apply_chat_template(messages[:-1], tokenize=False, add_generation_prompt=True)
+        assert prompt + completion == other.apply_chat_template(messages, tokenize=False)
+
+
+def beside(tmp_path: Path, checkpoint: Path, template: str | None, **settings: Any) -> Path:
+    """The checkpoint's tokenizer with another chat template."""
+    place = tmp_path / "other"
+    place.mkdir()
+    (place / "tokenizer.json").write_bytes((checkpoint / "tokenizer.json").read_bytes())
+    (place / "tokenizer_config.json").write_text(json.dumps(json.loads((checkpoint / "tokenizer_config.json").read_text()) | settings))
+    if template is not None:
+        (place / "chat_template.jinja").write_text(template)
+    return place
+
+
+def test_of_named_templates_the_default_is_read_and_files_come_first(tmp_path, checkpoint):
+    named = [{"name": "tool_use", "template": "x"}, {"name": "default", "template": MARKED}]
+    place = beside(tmp_path, checkpoint, None, chat_template=named)
+    assert of_path(place, 300).chat_template == MARKED
+    (place / "chat_template.jinja").write_text(ANSWERS)
+    (place / "additional_chat_templates").mkdir()
+    (place / "additional_chat_templates" / "tool_use.jinja").write_text("y")
+    assert of_path(place, 300).chat_template == ANSWERS and of_path(place, 300).named_templates == ("default", "tool_use")
+    (place / "chat_template.jinja").unlink()
+    pytest.importorskip("jinja2")
+    with pytest.raises(ConfigError, match="has the chat templates tool_use, and none is named default. Copy the one to use to"):
+        ChatTemplate(of_path(place, 300))
+
+
+@pytest.mark.parametrize(
+    ("template", "line"),
+    [
+        ("{% nonsense %}", "chat_template.jinja: is not a template of Jinja (line 1: Encountered unknown tag 'nonsense'"),
+        ("{{ strftime_now('%Y') }}", "data.source.chat_date=null: the checkpoint's chat template writes the date"),
+        ("{{ messages[0].content.nothing.more }}", "the chat template fails on the messages (UndefinedError: "),
+        ("{{ raise_exception('no') }}", "the chat template refuses the messages (no)"),
+    ],
+)
+def test_a_refusal_of_a_template_says_what_is_wrong(tmp_path, checkpoint, template, line):
+    pytest.importorskip("jinja2")
+    with pytest.raises(ConfigError) as refused:
+        ChatTemplate(of_path(beside(tmp_path, checkpoint, template), 300)).texts("rows.jsonl:1", chats(1)[0]["messages"])
+    assert line in str(refused.value) and "\n" not in str(refused.value)
+
+
+def test_a_date_is_a_date():
+    for date in ("2026-13-01", "today"):
+        with pytest.raises(ConfigError, match=f"data.source.chat_date={date}: is not a date"):
+            Table(paths="x", labels=None, messages_field="m", chat_date=date)
