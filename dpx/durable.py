@@ -5,7 +5,9 @@ A file that grows line by line is appended to and synced by its owner instead: `
 
 import contextlib
 import fcntl
+import glob
 import os
+import re
 import secrets
 import shutil
 from collections.abc import Callable, Iterator
@@ -37,6 +39,43 @@ def draft_of(path: Path, put: Callable[[Path, Path], None] | None = None) -> Ite
         shutil.rmtree(draft, ignore_errors=True)
         with contextlib.suppress(OSError):
             draft.unlink()
+
+
+@contextlib.contextmanager
+def draft_folder_of(path: Path, make: Callable[[Path], None], put: Callable[[Path, Path], None] | None = None) -> Iterator[Path]:
+    """Yields a new folder, which `make` makes, for what `draft_of` puts at `path`.
+
+    It is locked while this process lives, so that `remove_drafts` knows which folders a killed process left.
+    """
+    make_folder(path.parent)
+    # The lock is held until the folder has its name.
+    with contextlib.ExitStack() as stack, draft_of(path, put) as draft:
+        # On a file system without locks nobody takes the folder for that of a killed process either.
+        with contextlib.ExitStack() as beside:
+            with contextlib.suppress(OSError):
+                beside.enter_context(held(path.parent))
+            make(draft)
+            with contextlib.suppress(OSError):
+                stack.enter_context(held(draft))
+        yield draft
+
+
+def remove_drafts(path: Path) -> list[Path]:
+    """Removes the drafts of the folder `path` that processes left which live no more, and returns them.
+
+    A folder that a process has locked stays, and so does one that cannot be locked here.
+    """
+    removed: list[Path] = []
+    if not path.parent.is_dir():
+        return removed
+    with contextlib.suppress(OSError), held(path.parent):
+        for draft in sorted(path.parent.glob(f".{glob.escape(path.name)}.*")):
+            if not re.fullmatch(r"\d+\.[0-9a-f]{8}", draft.name.removeprefix(f".{path.name}.")) or draft.is_symlink() or not draft.is_dir():
+                continue
+            with contextlib.suppress(OSError), held(draft, fcntl.LOCK_EX | fcntl.LOCK_NB):
+                shutil.rmtree(draft)
+                removed.append(draft)
+    return removed
 
 
 @contextlib.contextmanager
@@ -122,11 +161,14 @@ def _locked_handle(path: Path, operation: int) -> int:
 
 
 @contextlib.contextmanager
-def held(folder: Path) -> Iterator[None]:
-    """Makes other processes that would hold `folder` wait while its content is read, changed and written back."""
+def held(folder: Path, operation: int = fcntl.LOCK_EX) -> Iterator[None]:
+    """Makes other processes that would hold `folder` wait while its content is read, changed and written back.
+
+    Raises `BlockingIOError` if another process holds it and `operation` does not wait.
+    """
     handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
     try:
-        fcntl.flock(handle, fcntl.LOCK_EX)
+        fcntl.flock(handle, operation)
         yield
     finally:
         os.close(handle)

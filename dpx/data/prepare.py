@@ -34,7 +34,7 @@ from dpx.data.tokenizer import AS_IT_CAME, DEFINITION, TextTokenizer, as_lines, 
 from dpx.data.vocabulary import SpecialIds, fit
 from dpx.data.writer import HashedFile, SplitWriter
 from dpx.declaration import ConfigError, require
-from dpx.durable import draft_of, make_private, put_in_place
+from dpx.durable import draft_folder_of, make_private, put_in_place, remove_drafts
 from dpx.privacy.declarations import Privacy
 from dpx.privacy.unit_facts import UnitFacts
 from dpx.records import to_json
@@ -65,11 +65,11 @@ def prepare(data: Data, privacy: Privacy, progress: Progress | None = None) -> S
     settings = _settings(data, privacy, source)
     key = hashlib.sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest()
     folder = Path(data.directory) / f"{data.name}-{key[:12]}"
+    _remove_unfinished(folder)
     if folder.exists():
         return open_store(folder, key)
     try:
-        with draft_of(folder, _put_first) as unfinished:
-            make_private(unfinished)
+        with draft_folder_of(folder, make_private, _put_first) as unfinished:
             preparation = _Preparation(data, privacy, source, unfinished, progress)
             manifest = preparation.run(key, settings)
             manifest.write(unfinished / MANIFEST)
@@ -80,6 +80,12 @@ def prepare(data: Data, privacy: Privacy, progress: Progress | None = None) -> S
     if preparation.near_equal:
         stage(unit_names.in_words(folder, preparation.near_equal))
     return open_store(folder, key)
+
+
+def _remove_unfinished(folder: Path) -> None:
+    """Removes what preparations of this store left that were killed: it holds protected text."""
+    for draft in remove_drafts(folder):
+        stage(f"{draft}: removed the text that a preparation left which was killed")
 
 
 class _Preparation:

@@ -16,13 +16,14 @@ from safetensors import SafetensorError
 from dpx.claim import manifest, received
 from dpx.claim.document import Statement
 from dpx.claim.seals import STATEMENT
+from dpx.console import stage
 from dpx.data import learnt_from
 from dpx.data.prepare import vocabulary_folder
 from dpx.data.store import Store
 from dpx.data.tokenizer import SETTINGS
 from dpx.data.vocabulary import SpecialIds
 from dpx.declaration import ConfigError, require
-from dpx.durable import draft_of
+from dpx.durable import draft_folder_of, remove_drafts
 from dpx.experiment import Experiment
 from dpx.init.weights import PARAMS, Leaves, by_path
 from dpx.interop import tensors, tokenizer_files
@@ -98,8 +99,9 @@ def export(
 def _written_whole(to: Path) -> Iterator[Path]:
     """Yields a folder to write into, which is at `to`, on disk, when the block ends. Raises `ConfigError` if none can be made."""
     try:
-        with draft_of(to) as unfinished:
-            unfinished.mkdir(parents=True)
+        for draft in remove_drafts(to):
+            stage(f"{draft}: removed what an export left that was killed")
+        with draft_folder_of(to, Path.mkdir) as unfinished:
             yield unfinished
     except (OSError, SafetensorError) as error:
         reason = f"cannot be written ({getattr(error, 'strerror', None) or type(error).__name__})"

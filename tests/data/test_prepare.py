@@ -2,6 +2,7 @@ import dataclasses
 import errno
 import json
 import os
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable
@@ -191,6 +192,21 @@ def test_what_a_killed_process_of_the_same_number_left_is_in_nobodys_way(tmp_pat
     folder = prepared(tmp_path, records(60)).folder
     folder.rename(folder.with_name(f".{folder.name}.{os.getpid()}"))
     assert prepared(tmp_path, records(60)).folder == folder
+
+
+def test_what_a_killed_preparation_left_is_removed_by_the_next_command_and_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    folder = prepared(tmp_path, records(60)).folder
+    for _ in range(2):
+        draft = folder.with_name(f".{folder.name}.{os.getpid()}.0123abcd")
+        draft.mkdir()
+        (draft / "protected.tokens").write_text("protected")
+        capsys.readouterr()
+        # The store may be there already: another process has made it since.
+        assert prepared(tmp_path, records(60)).folder == folder
+        assert [path.name for path in folder.parent.iterdir()] == [folder.name]
+        said = " ".join(capsys.readouterr().err.split())
+        assert draft.name in said and "removed the text that a preparation left which was killed" in said
+        shutil.rmtree(folder)
 
 
 def test_a_full_disk_is_one_line_and_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):

@@ -24,7 +24,7 @@ from dpx.declaration import ConfigError
 from dpx.init.weights import nested
 from dpx.interop import tokenizer_files
 from dpx.interop.checkpoint import Checkpoint
-from dpx.interop.export import _with_padding
+from dpx.interop.export import _with_padding, _written_whole
 from dpx.interop.written import family_of, written
 from dpx.models.shape import Bert, Decoder
 from dpx.run_folder import RunFolder
@@ -311,3 +311,14 @@ def test_transformers_computes_the_same_logits(exported: Path, run: Path):
     with torch.no_grad():
         theirs = model(**tokenizer(texts, padding=True, return_tensors="pt")).logits.numpy()
     np.testing.assert_allclose(own, theirs, atol=1e-5)
+
+
+def test_what_a_killed_export_left_is_removed_by_the_next_one_and_said(tmp_path, capsys):
+    left = tmp_path / ".out.7.0123abcd"
+    left.mkdir()
+    (left / "tokenizer.json").write_text("{}")
+    with _written_whole(tmp_path / "out") as unfinished:
+        (unfinished / "config.json").write_text("{}")
+        assert sorted(path.name for path in tmp_path.iterdir()) == [unfinished.name]
+    assert [path.name for path in tmp_path.rglob("*")] == ["out", "config.json"]
+    assert "removed what an export left that was killed" in " ".join(capsys.readouterr().err.split())
