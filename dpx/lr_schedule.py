@@ -80,7 +80,7 @@ class WarmUpThen(_Peak):
             in_steps(self.warmup_steps, steps) <= steps,
             f"lr_schedule.warmup_steps={self.warmup_steps}",
             f"the run of {steps} steps would end before its warm-up",
-            f"Set lr_schedule.warmup_steps={steps} or less, or raise steps",
+            f"Set lr_schedule.warmup_steps={max(1, steps // 10)}, or a fraction such as 0.1, or raise steps",
         )
 
     def at(self, step: int, steps: int) -> float:

@@ -32,6 +32,12 @@ from .composed import composed
         (["model=7"], "command line: a config group is set to a value that is not the name of an option."),
         (["steps"], "steps: is not of the form key=value. Quote values"),
         (["plan"], "plan: is not of the form key=value. Write job=plan."),
+        (["name=a=b"], """name=a=b: is not of the form key=value. Write 'name="a=b"', with both quotes."""),
+        (["name=\u00fc"], """name=\u00fc: is not of the form key=value. Write 'name="\u00fc"', with both quotes."""),
+        (
+            ["data.source.paths=~/a.csv"],
+            """data.source.paths=~/a.csv: is not of the form key=value. Write 'data.source.paths="~/a.csv"', with""",
+        ),
         (["data.source.paths=[a"], "data.source.paths=[a: is not of the form key=value."),
     ],
 )

@@ -226,6 +226,18 @@ def test_no_golden_config_is_left_over() -> None:
         (["+stepz=3"], "stepz: unknown key. Did you mean steps?"),
         (["+optimizer.bta1=0.1"], "optimizer.bta1: unknown key. Did you mean optimizer.beta1?"),
         (["steps=2.5"], "steps=2.5: expected a whole number. Correct the value."),
+        (
+            ["steps='4'"],
+            "steps='4': expected a whole number, and this is text, as from quotes or an environment variable. Write steps=4 without quotes.",
+        ),
+        (
+            ["noise=multiplier", "noise.noise_multiplier=inf"],
+            "noise.noise_multiplier=inf: no sum can be released with infinite noise. Give a finite value.",
+        ),
+        (
+            ["clip.clipping_norm=inf"],
+            "clip.clipping_norm=inf: is larger than the largest number of float32. Give a norm of 3.40282e+38 or less.",
+        ),
         (["steps=true"], "steps=True: expected a whole number. Correct the value."),
         (["microbatch=many"], "microbatch=many: expected a whole number or auto. Correct the value."),
         (["clip.clipping_norm=abc"], "clip.clipping_norm=abc: expected a number. Correct the value."),

@@ -14,7 +14,7 @@ from dpx.lr_schedule import Cosine, OneCycle, Polynomial, WarmUpStableDecay, War
 def test_a_warm_up_longer_than_the_run_does_not_fit():
     schedule = WarmUpThen(learning_rate=1.0, warmup_steps=300, decay="linear")
     schedule.require_fits(300)
-    fix = "Set lr_schedule.warmup_steps=250 or less, or raise steps"
+    fix = "Set lr_schedule.warmup_steps=25, or a fraction such as 0.1, or raise steps"
     with pytest.raises(ConfigError, match=f"^lr_schedule.warmup_steps=300: the run of 250 steps would end before its warm-up. {fix}"):
         schedule.require_fits(250)
 

@@ -71,13 +71,14 @@ def little_data(size: int, drawn: str, batch: int, delta: float) -> list[str]:
         fixes.append("more text")
     if batch > _LARGE_Q * size:
         found.append(f"a step draws {batch / size:.0%} of the {drawn}s")
-        # A smaller batch would not do: with the same steps and epsilon its noise is larger, relative to the batch.
-        fixes.append("fewer steps")
+        # Neither a smaller batch (at the same steps and epsilon its noise is larger, relative to the batch) nor fewer steps, which a design
+        # may have chosen, mends that there is little data.
+        fixes.append("more text")
     if delta * size > _LARGE_DELTA:
         found.append(f"delta is {delta * size:.2g} of 1/N")
         fixes.append("a smaller privacy.delta")
     what = "the noise may be larger than the signal in the gradients" if fixes != ["a smaller privacy.delta"] else "the guarantee is weak"
-    return [f"{' and '.join(found)}: {what}. Use {' or '.join(fixes)}."] if found else []
+    return [f"{' and '.join(found)}: {what}. Use {' or '.join(dict.fromkeys(fixes))}."] if found else []
 
 
 def of_table(data: Data) -> list[str]:

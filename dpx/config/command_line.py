@@ -7,6 +7,7 @@ from pathlib import Path
 
 from hydra import compose, initialize_config_dir
 from hydra.core.global_hydra import GlobalHydra
+from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.errors import ConfigCompositionException, HydraException, MissingConfigException, OverrideParseException
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
@@ -84,7 +85,18 @@ def _meant_by_a_word(word: str) -> str:
         return f"Write job={word}"
     if re.fullmatch(r"[\w./-]+", word) and (Path(word).is_dir() or any(Path("outputs").glob(f"{Path(word).name}-*"))):
         return f"Write run={word}"
-    return "Quote values that hold commas, spaces or brackets"
+    key, _, value = word.partition("=")
+    quoted = f'{key}="{value}"'
+    if value and not re.search(r"[\"'\[\]{}]", value) and _is_override(quoted):
+        return f"Write '{quoted}', with both quotes"
+    return "Quote values that hold other characters than letters, digits and -_./:@%+"
+
+
+def _is_override(written: str) -> bool:
+    try:
+        return OverridesParser.create().parse_override(written) is not None
+    except HydraException:
+        return False
 
 
 def _unknown_option(error: MissingConfigException) -> ConfigError:

@@ -33,6 +33,10 @@ def checked_arguments(declared: type, arguments: dict[str, Any], path: str) -> d
         value = _with_infinities(value, types_of[key])
         if not _fits(value, types_of[key]):
             mend = hints.of_value(full, value) or _mend(value)
+            is_number = isinstance(value, str) and re.fullmatch(r"[+-]?[\d.]+(e[+-]?\d+)?", value) is not None
+            if is_number and {int, float} & set(_parts(types_of[key])):
+                reason = f"expected {type_in_words(types_of[key])}, and this is text, as from quotes or an environment variable"
+                raise ConfigError(f"{full}='{value}'", reason, f"Write {full}={value} without quotes")
             raise ConfigError(f"{full}={_shown(value)}", f"expected {type_in_words(types_of[key])}", mend)
         parts = _parts(types_of[key])
         checked[key] = float(value) if type(value) is int and float in parts and int not in parts else value

@@ -160,6 +160,10 @@ class Table:
         if self.labels is not None:
             return tuple(map(str, self.labels))
         labels = labels_in(self.training_sets(), self.label_field)
+        measured = [label for label in labels if re.fullmatch(r"[+-]?\d*\.\d+(e[+-]?\d+)?", label)]
+        reason = f"its values are {len(labels)} numbers with decimals, such as {measured[0] if measured else ''}, and dpx trains on classes"
+        fix = "Name a column of classes, or write a class for each range of the numbers"
+        require(len(measured) < len(labels) or not labels, f"data.source.label_field={self.label_field}", reason, fix)
         require(
             len(labels) >= 2, "data.source.labels=null", f"the training rows have {len(labels)} labels", "Check data.source.label_field"
         )

@@ -57,5 +57,5 @@ def open_source(declared: DeclaredSource) -> Source:
             raise ConfigError(
                 "data.source.kind=random",
                 "random rows contain nothing that a model can learn",
-                "Use job=benchmark or job=plan, or another data",
+                "Use job=benchmark, job=plan with data.declared_size=<rows>, or another data",
             )

@@ -57,7 +57,7 @@ class AdaptiveClip(Clip):
             "Use a value in (0, 1]",
         )
         require(
-            self.count_noise_multiplier > 0,
+            0 < self.count_noise_multiplier < float("inf"),
             f"clip.count_noise_multiplier={self.count_noise_multiplier}",
             "a count without noise has no guarantee",
             "Give a value above 0",

@@ -28,6 +28,7 @@ def _require_noise(name: str, value: float) -> None:
     require(
         value > 0, f"noise.{name}={value}", "private training needs a positive amount of noise", "Give a value above 0, or mechanism=none"
     )
+    require(value < float("inf"), f"noise.{name}={value}", "no sum can be released with infinite noise", "Give a finite value")
 
 
 @declaration

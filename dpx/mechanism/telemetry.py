@@ -74,7 +74,7 @@ class ReleasedTelemetry(Telemetry):
 
     def __post_init__(self) -> None:
         require(
-            self.noise_multiplier > 0,
+            0 < self.noise_multiplier < float("inf"),
             f"telemetry.noise_multiplier={self.noise_multiplier}",
             "released values need a positive amount of noise",
             "Give a value above 0, or telemetry=secret",

@@ -318,7 +318,7 @@ def check_delta(delta: Real, accountant: str) -> None:
         delta >= SMALLEST_DELTA.get(accountant, 0.0),
         f"delta={delta}",
         f"accountant={accountant} rounds at about 1e-15, so it cannot resolve this delta",
-        "Use accountant=rdp, or a delta of 1e-13 or more",
+        "Use accountant=rdp",
     )
 
 
@@ -375,10 +375,11 @@ def epsilon(
         adjacency: "zero_out", "add_remove" or "replace_one".
 
     Returns:
-        Epsilon; `math.inf` if no finite bound is found.
+        Epsilon; `math.inf` if no accountant finds a finite bound.
 
     Raises:
-        ConfigError: For a delta that the accountant cannot resolve, for another sampler, and if the accountant has no bound.
+        ConfigError: For a delta that the accountant cannot resolve over so many steps, for another sampler, and if the accountant has no
+            bound.
 
     Example:
         >>> import dpx
@@ -387,7 +388,13 @@ def epsilon(
         2.1
     """
     check_delta(delta, accountant)
-    return compose(charges_of(stages, noise_multiplier, sampler), accountant, adjacency, orders).epsilon(delta)
+    charges = charges_of(stages, noise_multiplier, sampler)
+    found = compose(charges, accountant, adjacency, orders).epsilon(delta)
+    if math.isinf(found) and accountant == "pld":
+        by_rdp = compose(charges, "rdp", adjacency, orders).epsilon(delta)
+        reason = f"its grid cannot resolve delta={delta:g} over these steps, and accountant=rdp finds epsilon {by_rdp:.4g}"
+        require(math.isinf(by_rdp), f"accountant={accountant}", reason, "Use accountant=rdp")
+    return found
 
 
 @contextlib.contextmanager

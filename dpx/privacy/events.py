@@ -65,7 +65,7 @@ class Release:
 
     def __post_init__(self) -> None:
         require(
-            self.noise_multiplier > 0,
+            0 < self.noise_multiplier < float("inf"),
             f"noise_multiplier={self.noise_multiplier}",
             "private training needs a positive noise multiplier",
             "Give a value above 0",

@@ -89,6 +89,12 @@ def test_pairs_choices_and_labels_that_are_numbers(tmp_path: Path):
     assert table(tmp_path / "a.tsv", labels=None).classes == ("1" * 5000, "2")
 
 
+def test_labels_that_are_measurements_are_refused(tmp_path: Path):
+    (tmp_path / "a.csv").write_text("text,label\n" + "".join(f"row {n},{n}.25\n" for n in range(9)))
+    with pytest.raises(ConfigError, match="9 numbers with decimals, such as .*25, and dpx trains on classes. Name a column of classes"):
+        _ = table(tmp_path / "a.csv", labels=None).classes
+
+
 @pytest.mark.parametrize(
     ("content", "settings", "message"),
     [

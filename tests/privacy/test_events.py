@@ -149,3 +149,16 @@ def test_noise_too_small_for_a_distribution_is_refused_by_pld_and_bounded_by_the
     with pytest.raises(ConfigError, match="accountant=pld"):
         accounting.compose(charges, "pld")
     assert accounting.compose(charges, "deterministic").epsilon(DELTA) > 2.0**59
+
+
+def test_an_epsilon_that_the_grid_cannot_resolve_is_refused_with_the_accountant_that_can():
+    stages, noise = [(1e-4, 10_000)], {"noise_multiplier": 1.0, "delta": 1e-13}
+    by_rdp = accounting.epsilon(stages, accountant="rdp", **noise)
+    assert math.isfinite(by_rdp)
+    with pytest.raises(ConfigError, match=rf"accountant=pld: its grid cannot resolve .* epsilon {by_rdp:.4g}. Use accountant=rdp"):
+        accounting.epsilon(stages, **noise)
+
+
+def test_infinite_noise_is_not_a_release():
+    with pytest.raises(ConfigError, match="noise_multiplier=inf"):
+        accounting.epsilon([(0.01, 1)], noise_multiplier=math.inf, delta=1e-5)

@@ -244,7 +244,7 @@ HIDDEN = "the noise may be larger than the signal in the gradients"
     ("size", "batch", "delta", "words"),
     [
         (355, 64, 1e-6, f"only 355 rows are protected: {HIDDEN}. Use more text."),
-        (1000, 500, 1e-6, f"only 1,000 rows are protected and a step draws 50% of the rows: {HIDDEN}. Use more text or fewer steps."),
+        (1000, 500, 1e-6, f"only 1,000 rows are protected and a step draws 50% of the rows: {HIDDEN}. Use more text."),
         (118_611, 1024, 1e-6, None),
         (10_000, 64, 5e-5, "delta is 0.5 of 1/N: the guarantee is weak. Use a smaller privacy.delta."),
     ],
