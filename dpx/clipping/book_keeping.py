@@ -14,8 +14,7 @@ from jaxtyping import Array
 
 from dpx.clipping import bounds, forms, groups, joint
 from dpx.clipping.joint import Key, Norms
-from dpx.clipping.norms import as_stored
-from dpx.clipping.op import one_by_one
+from dpx.clipping.norms import as_stored, contracted_units
 from dpx.clipping.passed_on import without_copies
 from dpx.clipping.passes import by_leaf
 from dpx.clipping.probes import leaf_names
@@ -95,22 +94,23 @@ def is_finite(records: dict[Site, Any], units: int) -> Array:
 
 
 def _totals(params: Any, program: Program, leaves: Any, records: Any, parts: Any, kept: Kept, keep_U: Array | None) -> Any:
-    totals = dict(zip(program.paths, jax.tree.leaves(zero_sums(params)), strict=True))
-    is_met: set[str] = set()
+    by_path = dict(zip(program.paths, jax.tree.leaves(params), strict=True))
+    totals: dict[str, Array] = {}
 
     def add(reference: Reference, leaf: Array) -> None:
         index = reference.indices and tuple(slice(None) if not isinstance(entry, int) else entry for entry in reference.selected)
+        before = totals.get(reference.path)
         if index:
-            totals[reference.path] = totals[reference.path].at[index].add(leaf)
+            before = zero_sums(by_path[reference.path]) if before is None else before
+            totals[reference.path] = before.at[index].add(leaf)
         else:
-            totals[reference.path] = totals[reference.path] + leaf if reference.path in is_met else leaf
-        is_met.add(reference.path)
+            totals[reference.path] = leaf if before is None else before + leaf
 
     is_added: set[Key] = set()
     for site in program.sites:
         trained = {(reference.path, reference.indices): reference for reference in site.leaves if reference is not None}
         for key in trained.keys() & (kept.keys() - is_added):
-            add(trained[key], _contracted(*kept[key], keep_U))
+            add(trained[key], contracted_units(*kept[key], keep_U))
             is_added.add(key)
         if trained.keys() <= kept.keys():
             continue
@@ -120,16 +120,6 @@ def _totals(params: Any, program: Program, leaves: Any, records: Any, parts: Any
                 assert leaf is not None
                 add(reference, leaf)
     return jax.tree.unflatten(jax.tree.structure(params), [totals[path] for path in program.paths])
-
-
-def _contracted(gradient: Array, weights_U: Array, keep_U: Array | None) -> Array:
-    """Returns the weighted sum of a gradient [U, ...] over the units that are kept."""
-
-    def of_units(gradient: Array, weights_U: Array, keep_U: Array | None) -> Array:
-        gradient = gradient if keep_U is None else zero_unless(keep_U, gradient)
-        return jnp.tensordot(weights_U, gradient, 1, precision="highest")
-
-    return of_units(gradient, weights_U, None) if keep_U is None else one_by_one(of_units, gradient, weights_U, keep_U)
 
 
 def _site_total(site: Site, leaves: Any, record: Any, parts: tuple[Array, ...], keep_U: Array | None) -> Any:

@@ -3,8 +3,9 @@
 B: examples, T: tokens, d: numbers in a row.
 """
 
+import functools
 import math
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -34,8 +35,11 @@ def upper(part: Array | Bounded) -> Array:
 
     A plain array is the squared norm of a gradient that is kept, whose error is within the margin.
     """
-    if not isinstance(part, Bounded):
-        return part
+    return _upper(part) if isinstance(part, Bounded) else part
+
+
+@jax.jit
+def _upper(part: Bounded) -> Array:
     most = jnp.sqrt(jnp.maximum(part.square + part.of_square, 0)) + part.of_norm
     return jnp.maximum(part.square, jnp.square((1 - SLACK) * most))
 
@@ -52,6 +56,7 @@ def together(part: Array | Bounded, axis: int) -> Array | Bounded:
     return Bounded(part.square.sum(axis), part.of_square.sum(axis), jnp.sqrt(jnp.square(part.of_norm).sum(axis)))
 
 
+@functools.partial(jax.jit, static_argnames="tells_zeros")
 def lengths(x: Array, squares: Array | None = None, tells_zeros: bool = True) -> Float[Array, "..."]:
     """Returns the norms of the rows of `x` [..., d], rounded so that they are never too small.
 
@@ -63,7 +68,7 @@ def lengths(x: Array, squares: Array | None = None, tells_zeros: bool = True) ->
     x = x.astype(jnp.promote_types(x.dtype, jnp.float32))
     squares = jnp.square(x).sum(-1) if squares is None else squares
     lost = x.shape[-1] * jnp.finfo(x.dtype).tiny
-    return jnp.sqrt(squares + (jnp.where(jnp.abs(x).max(-1) > 0, lost, 0) if tells_zeros else lost))
+    return jnp.sqrt(squares + (lost * (jnp.abs(x).max(-1) > 0) if tells_zeros else lost))
 
 
 def unit(*factors: Array) -> float:
@@ -96,6 +101,10 @@ def sum_depth(terms: int) -> float | Array:
     """Returns the largest number of roundings of one term of a sum that is not a matrix product."""
     on_cpu = min(terms, SUM_WINDOW * math.ceil(math.log(max(terms, 2), SUM_WINDOW)))
     elsewhere = min(terms, SUM_CHAIN)
-    if on_cpu == elsewhere:
-        return float(terms)
-    return jax.lax.platform_dependent(cpu=lambda: jnp.float32(on_cpu), default=lambda: jnp.float32(elsewhere))
+    return float(terms) if on_cpu == elsewhere else _by_platform(float(on_cpu), float(elsewhere))
+
+
+@jax.jit
+def _by_platform(on_cpu: Any, elsewhere: Any) -> Array:
+    both = jnp.float32(on_cpu), jnp.float32(elsewhere)
+    return jax.lax.platform_dependent(*both, cpu=lambda on_cpu, _: on_cpu, default=lambda _, elsewhere: elsewhere)

@@ -8,6 +8,7 @@ B: examples.
 """
 
 import dataclasses
+from collections.abc import Callable
 from typing import Any, Literal
 
 import jax
@@ -51,6 +52,29 @@ class Followed:
 
 
 @dataclasses.dataclass
+class Joined:
+    """Arrays and followed parameters that are concatenated along an axis, such as the kernels of a recurrent cell's gates."""
+
+    parts: list[Any]
+    axis: int
+
+    @property
+    def value(self) -> Any:
+        """Returns the values of the parts."""
+        return _arrays(self.parts)
+
+    def then(self, eqn: Any) -> "Joined":
+        """Returns the parts after a cast of the whole."""
+
+        def cast(part: Any) -> Any:
+            if not isinstance(part, Followed):
+                return evaluated(eqn, [part])[0]
+            return dataclasses.replace(part, view=View((*part.view.steps, eqn), part.view.shape, eqn.outvars[0].aval.dtype))
+
+        return Joined([cast(part) for part in self.parts], self.axis)
+
+
+@dataclasses.dataclass
 class Tracer:
     """Evaluates a loss of one example with ops in place of the equations that read parameters.
 
@@ -83,11 +107,22 @@ class Tracer:
 
     def plain(self, value: Any, primitive: str) -> Any:
         """Returns `value` itself, or a copy for each example if it is a parameter that is still followed."""
+        if isinstance(value, Joined):
+            return jax.lax.concatenate(self._by_part(value, lambda part: self.plain(part, primitive)), value.axis)
         if not isinstance(value, Followed):
             return value
         route = "elementwise" if primitive in {p.name for p in ELEMENTWISE} else "copies"
         self._read(value, Reader(route, primitive, value.is_repeated, False))
         return self._copy(value, route)
+
+    def _by_part(self, value: Joined, run: Callable[[Any], Any]) -> list[Any]:
+        """Returns `run` of each part; two parts of one parameter have different places."""
+        results = []
+        for number, part in enumerate(value.parts):
+            self.at.append(number)
+            results.append(run(part))
+            self.at.pop()
+        return results
 
     def _copy(self, value: Followed, route: Route) -> Any:
         return self._bind(Copied(value.view, name=route), value, "parameter", ())
@@ -102,9 +137,13 @@ class Tracer:
         return one_p.bind(value.value, *inputs, self.tick, **settings)[0]
 
     def _equation(self, eqn: Any, given: list[Any]) -> list[Any]:
-        followed = [value for value in given if isinstance(value, Followed)]
+        followed = [value for value in given if isinstance(value, Followed | Joined)]
         if not followed:
             return evaluated(eqn, given)
+        if any(isinstance(value, Joined) for value in followed):
+            return self._of_joined(eqn, given)
+        if eqn.primitive is primitives.concatenate_p and jnp.issubdtype(eqn.outvars[0].aval.dtype, jnp.floating):
+            return [Joined(given, eqn.params["dimension"])]
         if eqn.primitive is primitives.stop_gradient_p:
             return [given[0].view(eqn.primitive.bind(given[0].value))]
         if eqn.primitive in VIEWS and jnp.issubdtype(eqn.outvars[0].aval.dtype, jnp.floating):
@@ -115,6 +154,28 @@ class Tracer:
             return [self._convolution(eqn, given)]
         if eqn.primitive is primitives.gather_p and isinstance(given[0], Followed) and is_lookup(eqn, given[0].view):
             return [self._lookup(eqn, given)]
+        rebuilt = self._bodies(eqn, given)
+        return evaluated(eqn, [self.plain(value, eqn.primitive.name) for value in given]) if rebuilt is None else rebuilt
+
+    def _of_joined(self, eqn: Any, given: list[Any]) -> list[Any]:
+        """Evaluates an equation that reads concatenated parameters: a product with each part in turn, or with copies."""
+        (first, *_), is_float = given, jnp.issubdtype(eqn.outvars[0].aval.dtype, jnp.floating)
+        if eqn.primitive is primitives.convert_element_type_p and is_float:
+            return [first.then(eqn)]
+        if eqn.primitive is primitives.dot_general_p and _is_product(eqn):
+            place = next(place for place, value in enumerate(given) if isinstance(value, Joined))
+            axis, other = _output_axis(eqn, place, given[place].axis), given[1 - place]
+            if axis is not None and not isinstance(other, Followed | Joined):
+
+                def of_part(part: Any) -> Any:
+                    if isinstance(part, Followed) and 0 in part.view.shape:
+                        part = self.plain(part, eqn.primitive.name)
+                    pair = [part, other] if place == 0 else [other, part]
+                    return self._product(eqn, pair) if isinstance(part, Followed) else evaluated(eqn, pair)[0]
+
+                return [jax.lax.concatenate(self._by_part(given[place], of_part), axis)]
+        if eqn.primitive not in (primitives.jit_p, primitives.closed_call_p, primitives.call_p, primitives.scan_p, primitives.remat_p):
+            given = [self.plain(value, eqn.primitive.name) if isinstance(value, Joined) else value for value in given]
         rebuilt = self._bodies(eqn, given)
         return evaluated(eqn, [self.plain(value, eqn.primitive.name) for value in given]) if rebuilt is None else rebuilt
 
@@ -173,10 +234,13 @@ class Tracer:
     def _within(self, body: core.ClosedJaxpr, given: list[Any], arrays: Any, changes: list[dict] | None = None) -> list[Any]:
         """Returns the outputs of the body as plain values; `arrays` replace the values of `given`."""
         changed = changes or [{}] * len(given)
-        inner = [
-            dataclasses.replace(value, value=array, **change) if isinstance(value, Followed) else array
-            for value, array, change in zip(given, arrays, changed, strict=True)
-        ]
+
+        def inside(value: Any, array: Any, change: dict) -> Any:
+            if isinstance(value, Joined):
+                return Joined([inside(*part, change) for part in zip(value.parts, array, strict=True)], value.axis)
+            return dataclasses.replace(value, value=array, **change) if isinstance(value, Followed) else array
+
+        inner = [inside(*each) for each in zip(given, arrays, changed, strict=True)]
         return [self.plain(value, "return") for value in self.run(body.jaxpr, body.consts, inner)]
 
     def _loop(self, eqn: Any, given: list[Any]) -> list[Any]:
@@ -184,9 +248,9 @@ class Tracer:
         start = consts + count
         body = eqn.params["jaxpr"]
         carry = [self.plain(value, "scan") for value in given[consts:start]]
-        along = [self.plain(value, "scan") if isinstance(value, Followed) and not value.view.is_cast else value for value in given[start:]]
+        along = [value if isinstance(value, Followed) and value.view.is_cast else self.plain(value, "scan") for value in given[start:]]
         inner = [*given[:consts], *carry, *along]
-        changes: list[dict] = [{"is_repeated": True} if isinstance(value, Followed) else {} for value in inner]
+        changes: list[dict] = [{"is_repeated": True} if isinstance(value, Followed | Joined) else {} for value in inner]
         for place, value in enumerate(along, start):
             if isinstance(value, Followed):
                 # A view of the whole stack only casts; that of one layer does the same.
@@ -208,13 +272,23 @@ def _is_product(eqn: Any) -> bool:
     return all(aval.size and jnp.issubdtype(aval.dtype, jnp.floating) for aval in avals)
 
 
+def _output_axis(eqn: Any, place: int, axis: int) -> int | None:
+    """Returns the axis of a product that is this axis of its factor number `place`, or None for a contracted or a batch axis."""
+    contracted, batch = eqn.params["dimension_numbers"]
+    summed = [{*own, *shared} for own, shared in zip(contracted, batch, strict=True)]
+    if axis in summed[place]:
+        return None
+    free = [[other for other in range(var.aval.ndim) if other not in gone] for var, gone in zip(eqn.invars, summed, strict=True)]
+    return len(batch[0]) + place * len(free[0]) + free[place].index(axis)
+
+
 def _is_convolution(eqn: Any, given: list[Any]) -> bool:
     """Returns whether a parameter is the kernel of the convolution, and every number of the output is of one image."""
     return isinstance(given[1], Followed) and eqn.params["batch_group_count"] == 1
 
 
 def _arrays(given: list[Any]) -> list[Any]:
-    return [value.value if isinstance(value, Followed) else value for value in given]
+    return [value.value if isinstance(value, Followed | Joined) else value for value in given]
 
 
 def _tuples(dimensions: Any) -> Any:

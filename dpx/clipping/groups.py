@@ -32,7 +32,7 @@ class Squares(NamedTuple):
     @property
     def total_B(self) -> Array:
         """Returns the squared norms summed over all axes but the last, [B]."""
-        return self.values.sum(tuple(range(self.values.ndim - 1)))
+        return self.values.sum(tuple(range(self.values.ndim - 1))) if self.values.ndim > 1 else self.values
 
 
 class Clipped(NamedTuple):

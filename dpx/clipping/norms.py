@@ -59,6 +59,7 @@ def as_stored(leaf: Array) -> Array:
     return jax.lax.optimization_barrier(leaf) if leaf.dtype.itemsize < 4 else leaf
 
 
+@jax.jit
 def rows(weights_B: Array, x: Array) -> Array:
     """Returns each example's rows multiplied by its weight, in float32 or wider."""
     return at_least_float32(x) * weights_B.reshape((-1,) + (1,) * (x.ndim - 1))
@@ -127,9 +128,13 @@ def over_triangle(strip: Strip, *arrays: Array, whole: bool = False) -> tuple[Fl
 def _counted_twice(strip_Bij: Array) -> Float[Array, " B"]:
     """Returns the sum of a strip whose first block lies on the diagonal; entries right of that block count twice, by symmetry."""
     i = strip_Bij.shape[1]
+    if i == strip_Bij.shape[2]:
+        return strip_Bij.sum((1, 2))
     return strip_Bij[:, :, :i].sum((1, 2)) + 2 * strip_Bij[:, :, i:].sum((1, 2))
 
 
+# A norm is a program of hundreds of lines. Under `jax.jit` it is traced and written down once for all parameters of the same shapes.
+@functools.partial(jax.jit, static_argnames="tells_zeros")
 def symmetric(a_BTp: Array, *others: Array, tells_zeros: bool = True) -> tuple[Bounded, ...]:
     """Returns the squared norm sum_ts (A A^T)_ts (G G^T)_ts of A^T G, for each G [B,T,d] of `others`.
 
@@ -199,6 +204,7 @@ def _error_of_g(g_BTd: Array, by_vector: bool = False) -> float | Array:
     return bounds.product_depth(g_BTd.shape[2], by_vector) * bounds.unit(g_BTd)
 
 
+@functools.partial(jax.jit, static_argnums=(1, 3))
 def _lost(alpha_B: Array, p: int, gamma_B: Array, d: int) -> Float[Array, " B"]:
     """Bounds what inner products below the smallest normal number may take from a squared norm.
 
@@ -206,9 +212,10 @@ def _lost(alpha_B: Array, p: int, gamma_B: Array, d: int) -> Float[Array, " B"]:
     """
     tiny = 4 * float(jnp.finfo(alpha_B.dtype).tiny)
     lost_B = jnp.square(math.sqrt(tiny * p) * gamma_B) + jnp.square(math.sqrt(tiny * d) * alpha_B)
-    return jnp.where((alpha_B > 0) & (gamma_B > 0), lost_B, 0)
+    return jax.lax.select((alpha_B > 0) & (gamma_B > 0), lost_B, jnp.zeros_like(lost_B))
 
 
+@jax.jit
 def gram(a_BTp: Array, g_BTd: Array) -> Bounded:
     """Returns |A^T G|^2 by the centred Gram form."""
     has_parts, stored_BTd, g_BTd = in_parts.is_narrow(a_BTp) and a_BTp.shape[2] < WIDE_ROWS, g_BTd, at_least_float32(g_BTd)
@@ -238,6 +245,7 @@ def gram(a_BTp: Array, g_BTd: Array) -> Bounded:
     return Bounded(square_B + 2 * (along_BT * against_BT).sum(1) + flat_B, of_square_B, of_norm_B)
 
 
+@jax.jit
 def formed(a_BTp: Array, g_BTd: Array, gradient_Bpd: Array) -> Bounded:
     """Returns the squared norm of the gradient itself, which is formed again for the sum."""
     square_B = squares(gradient_Bpd)
@@ -269,6 +277,22 @@ def contracted(a_BTp: Array, g_BTd: Array, precision: str | None = None) -> Floa
     if a_BTp.dtype == at_least_f32 and a_BTp.shape[-1] > g_BTd.shape[-1]:
         return jnp.einsum("btd,btp->dp", g_BTd, a_BTp, precision=precision, preferred_element_type=at_least_f32).T
     return jnp.einsum("btp,btd->pd", a_BTp, g_BTd, precision=precision, preferred_element_type=at_least_f32)
+
+
+@jax.jit
+def contracted_units(gradient: Array, weights_U: Array, keep_U: Array | None = None) -> Array:
+    """Returns sum_u w_u gradient_u of gradients [U, ...]; those of units that are not kept may hold any values.
+
+    A masked copy of all gradients would take as much memory as the gradients, so they are then masked one by one.
+    """
+    if keep_U is None:
+        return jnp.tensordot(weights_U, gradient, 1, precision="highest")
+
+    def add(total: Array, unit: tuple[Array, Array, Array]) -> tuple[Array, None]:
+        own, weight, is_kept = unit
+        return total + weight * jnp.where(is_kept, own, 0), None
+
+    return jax.lax.scan(add, jnp.zeros(gradient.shape[1:], gradient.dtype), (gradient, weights_U, keep_U))[0]
 
 
 def per_example(a_BTp: Array, g_BTd: Array) -> Float[Array, "B p d"]:
@@ -313,6 +337,7 @@ def outer(x_BMV: Array, y_BNV: Array) -> Float[Array, "B M N"]:
     return jax.lax.platform_dependent(x_BMV, y_BNV, cpu=one_by_one, default=functools.partial(cut, "bmv,bnv->bmn"))
 
 
+@functools.partial(jax.jit, static_argnums=2)
 def lookup(id_BT: Array, g_BTd: Array, rows_of_table: int) -> Bounded:
     """Returns the squared norm of a table's gradient, in which the cotangents of equal ids add up before they are squared.
 

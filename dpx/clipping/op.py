@@ -152,6 +152,10 @@ class Op:
         """Returns `weighted_sum` over the kept rows only; the other rows may hold any values."""
         if not self.holds_gradients():
             return self.weighted_sum(leaves, self.masked(record, keep_B), weights)
+        if self.parts == 1 and not self.stacked:
+            # Gradients are linear in their sum: it is the gradient of one unit of weight one.
+            summed = jax.tree.map(lambda leaf: norms.contracted_units(leaf, weights[0], keep_B)[None], record)
+            return self.weighted_sum(leaves, summed, (jnp.ones_like(weights[0][:1]),))
         return one_by_one(
             lambda record, keep_1, *weights: self.weighted_sum(leaves, self.masked(record, keep_1), weights), record, keep_B, *weights
         )

@@ -125,8 +125,10 @@ class Product(Op):
         return {name: x.reshape(x.shape[0] * x.shape[1], *x.shape[2:]) for name, x in record.items()}
 
     def squared_norm(self, leaves, record):
-        square = norms.of_recorded(self.form, self._flat(record))
-        by_batch_axis = jax.tree.map(lambda x: x.reshape(-1, self.sizes()[0]), square)
+        square, (E, *_) = norms.of_recorded(self.form, self._flat(record)), self.sizes()
+        if E == 1:
+            return (square,)
+        by_batch_axis = jax.tree.map(lambda x: x.reshape(-1, E), square)
         return (bounds.together(by_batch_axis, 1),)
 
     def weighted_sum(self, leaves, record, weights):

@@ -16,7 +16,7 @@ from dpx.clipping.forms import Form, Outer, Rows
 from dpx.clipping.joint import Key, Norms, Part, form_shapes
 from dpx.clipping.program import Program
 
-Way = Literal["kept", "gram", "recomputed", "pairs", "by_id", "formed"]
+Way = Literal["kept", "gram", "recomputed", "pairs", "by_id", "formed", "vmap"]
 
 
 class RouteCost(NamedTuple):
@@ -24,6 +24,7 @@ class RouteCost(NamedTuple):
 
     `kept` forms the gradient once, for the norm and the sum; `gram` takes the norm from products between positions and forms the sum;
     `recomputed` forms both. A lookup's cotangents are compared in `pairs`, or added up `by_id`. `formed` is a gradient that autodiff forms.
+    `vmap`, never taken, is what `method="vmap"` adds for this parameter: it forms the gradient and holds all of it.
     """
 
     way: Way
@@ -33,7 +34,10 @@ class RouteCost(NamedTuple):
 
 
 def of_parameter(path: str, program: Program, sources: Norms) -> tuple[RouteCost, ...]:
-    """Returns the ways to the norm and sum of the parameter at `path`; the ways of different uses, or layers, are added up."""
+    """Returns the ways to the norm and sum of the parameter at `path`; the ways of different uses, or layers, are added up.
+
+    The last one is `vmap`.
+    """
     found: list[RouteCost] = []
     for key, uses in sources.shared.items():
         if key[0] == path:
@@ -45,7 +49,9 @@ def of_parameter(path: str, program: Program, sources: Norms) -> tuple[RouteCost
     for cost in found:
         known = added.get((cost.way, cost.is_taken), cost._replace(flops=0, bytes=0))
         added[cost.way, cost.is_taken] = known._replace(flops=known.flops + cost.flops, bytes=known.bytes + cost.bytes)
-    return tuple(added.values())
+    # A lookup's gradient is formed by additions alone.
+    products = sum(cost.flops for cost in added.values() if cost.way == "kept")
+    return (*added.values(), RouteCost("vmap", products, 4 * math.prod(program.session.shapes[path]), False))
 
 
 def of_matrix(T: int, p: int, d: int, taken: Way, times: int = 1) -> list[RouteCost]:

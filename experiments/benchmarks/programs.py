@@ -154,9 +154,14 @@ def bert_tiny(T: int = 128, V: int = 30_522, H: int = 128, A: int = 2, F: int = 
     return Subject(loss, shapes, (T,), 16, ids=V)
 
 
-def llama(T: int = 128, V: int = 8192, H: int = 256, A: int = 4, F: int = 688, layers: int = 2) -> Subject:
+def llama(
+    T: int = 128, V: int = 8192, H: int = 256, A: int = 4, F: int = 688, layers: int = 2, is_scanned: bool = False
+) -> Subject:
     of_layer = {"qkv": (H, 3 * H), "out": (H, H), "gate": (H, F), "up": (H, F), "down": (F, H), "norm": (H,), "norm_2": (H,)}
-    shapes = {f"{name}_{at}": shape for at in range(layers) for name, shape in of_layer.items()} | {"word": (V, H), "norm": (H,)}
+    shapes = {f"{name}_{at}": shape for at in range(layers) for name, shape in of_layer.items()}
+    if is_scanned:
+        shapes = {f"layer_{name}": (layers, *shape) for name, shape in of_layer.items()}
+    shapes |= {"word": (V, H), "norm": (H,)}
 
     def rotated(x_TAD: Any) -> Any:
         half = x_TAD.shape[-1] // 2
@@ -165,13 +170,18 @@ def llama(T: int = 128, V: int = 8192, H: int = 256, A: int = 4, F: int = 688, l
         first, second = x_TAD[..., :half], x_TAD[..., half:]
         return jnp.concatenate([first * cos - second * sin, first * sin + second * cos], -1)
 
+    def layer(x_TH: Any, p: Any) -> tuple[Any, None]:
+        q, k, v = (x.reshape(T, A, -1) for x in jnp.split(scaled(x_TH, p["norm"]) @ p["qkv"], 3, -1))
+        x_TH = x_TH + attended(rotated(q), rotated(k), v, is_causal=True) @ p["out"]
+        h_TH = scaled(x_TH, p["norm_2"])
+        return x_TH + (jax.nn.silu(h_TH @ p["gate"]) * (h_TH @ p["up"])) @ p["down"], None
+
     def loss(p: Any, id_T: Any) -> Any:
         x_TH = p["word"][id_T]
-        for at in range(layers):
-            q, k, v = (x.reshape(T, A, -1) for x in jnp.split(scaled(x_TH, p[f"norm_{at}"]) @ p[f"qkv_{at}"], 3, -1))
-            x_TH = x_TH + attended(rotated(q), rotated(k), v, is_causal=True) @ p[f"out_{at}"]
-            h_TH = scaled(x_TH, p[f"norm_2_{at}"])
-            x_TH = x_TH + (jax.nn.silu(h_TH @ p[f"gate_{at}"]) * (h_TH @ p[f"up_{at}"])) @ p[f"down_{at}"]
+        if is_scanned:
+            x_TH, _ = jax.lax.scan(layer, x_TH, {name: p[f"layer_{name}"] for name in of_layer})
+        for at in range(0 if is_scanned else layers):
+            x_TH, _ = layer(x_TH, {name: p[f"{name}_{at}"] for name in of_layer})
         return cross_entropy((scaled(x_TH, p["norm"]) @ p["word"].T)[:-1], id_T[1:])
 
     return Subject(loss, shapes, (T,), 16, ids=V)

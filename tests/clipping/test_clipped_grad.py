@@ -4,6 +4,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from flax import linen
 
 import dpx
 from dpx.clipping.rounding import MARGINS
@@ -92,6 +93,38 @@ ODD = {
     "stopped": (drawn(kernel=(D, D)), lambda p, e: (jnp.sin(e["x"] @ p["kernel"]) * jax.lax.stop_gradient(p["kernel"]).sum()).sum()),
     "not_read": (drawn(kernel=(D, D), other=(3,)), lambda p, e: jnp.sin(e["x"] @ p["kernel"]).sum()),
     "by_a_rule_of_its_own": (drawn(bias=(D,)), lambda p, e: (e["x"] * jax.nn.relu(p["bias"])).sum()),
+    "joined": (
+        drawn(a=(D, 2), b=(D, 3), bias=(5,)),
+        lambda p, e: jnp.sin(
+            e["x"] @ jnp.concatenate([p["a"], p["b"], jnp.zeros((D, 0))], 1) + jnp.concatenate([p["bias"][:2], p["bias"][2:]])
+        ).sum(),
+    ),
+    "joined_first_and_twice": (
+        drawn(a=(2, D), b=(3, D)),
+        lambda p, e: jnp.exp(
+            jnp.sin(jnp.concatenate([p["a"], p["b"], p["a"], jnp.ones((1, D))]) @ e["x"].T * jnp.arange(8.0)[:, None])
+        ).sum(),
+    ),
+    "joined_along_what_is_contracted": (
+        drawn(a=(3, D), b=(D - 3, D)),
+        lambda p, e: jnp.sin(e["x"] @ jnp.concatenate([p["a"], p["b"]])).sum() + jnp.sin(e["x"] @ p["a"].T).sum(),
+    ),
+    "joined_outside_a_loop": (
+        drawn(a=(D, 3), b=(D, D - 3), bias=(3,)),
+        lambda p, e: (
+            lambda kernel, bias: jax.lax.scan(
+                jax.checkpoint(lambda c, x: (jnp.tanh(c @ kernel + x @ kernel + bias), None)), jnp.ones(D), e["x"]
+            )[0].sum()
+        )(jnp.concatenate([p["a"], p["b"]], 1), jnp.concatenate([p["bias"], jnp.ones(D - 3)])),
+    ),
+    "joined_in_one_branch_and_stopped": (
+        drawn(a=(D, 3), b=(D, D - 3)),
+        lambda p, e: (
+            lambda kernel: (
+                jax.lax.cond(e["x"].sum() > 0, lambda x: jnp.sin(x @ kernel), jnp.cos, e["x"]) * jax.lax.stop_gradient(kernel).sum()
+            ).sum()
+        )(jnp.concatenate([p["a"], p["b"]], 1)),
+    ),
     "looked_up_past_the_end": (drawn(table=(5, D)), lambda p, e: jnp.sin(jnp.take(p["table"], e["id"], axis=0, mode="clip")).sum()),
     "looked_up_one_by_one": (drawn(table=(stock.V, D)), lambda p, e: jax.lax.map(lambda id: jnp.sin(p["table"][id]), e["id"]).sum()),
     "looked_up_on_another_axis": (drawn(table=(D, stock.V)), lambda p, e: jnp.sin(jnp.take(p["table"], e["id"], axis=1)).sum()),
@@ -108,6 +141,16 @@ def test_odd_readers_are_exact(name):
         np.testing.assert_allclose(found.norms, one_at_a_time(loss, params, rows)[0], rtol=2e-2)
     else:
         assert_exact(loss, params, rows)
+
+
+def test_gates_of_a_cell_that_are_joined_in_each_round_are_not_copied():
+    cell = linen.RNN(linen.OptimizedLSTMCell(D))
+    rows = {"x": stock.batch()["x"]}
+    params = cell.init(jax.random.key(0), rows["x"][0])
+    loss = lambda p, e: sum(jnp.square(leaf).sum() for leaf in jax.tree.leaves(cell.apply(p, e["x"])))  # noqa: E731
+    assert_exact(loss, params, rows)
+    taken = dpx.clipped_grad(loss, clipping_norm=LIMIT).explain(params, rows)
+    assert {one.path.split("/")[-1]: one.route for one in taken} == {"kernel": "product", "bias": "elementwise"}
 
 
 def test_units_of_rows_padding_and_counts():

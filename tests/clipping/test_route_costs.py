@@ -1,5 +1,7 @@
 """What `explain` says each way to a norm would cost, from shapes."""
 
+import itertools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -28,8 +30,9 @@ def test_ways_of_a_matrix_and_of_a_gain():
         "kept": RouteCost("kept", product, 4 * D * D, True),
         "gram": RouteCost("gram", product + int(norms.gram_flops(T, D, D)), 8 * T * D, False),
         "recomputed": RouteCost("recomputed", 2 * product, 8 * T * D, False),
+        "vmap": RouteCost("vmap", product, 4 * D * D, False),
     }
-    assert found["gain"] == {"formed": RouteCost("formed", 0, 4 * D, True)}
+    assert found["gain"] == {"formed": RouteCost("formed", 0, 4 * D, True), "vmap": RouteCost("vmap", 0, 4 * D, False)}
 
 
 def test_memory_decides_which_way_is_taken():
@@ -57,8 +60,11 @@ def test_layers_of_a_loop_and_lookups():
         return jnp.square(h).sum()
 
     found = costs(loss, {"table": (V, D), "layers": (3, D, D)}, {"id": ((T,), jnp.int32)})
-    assert list(found["layers"].values()) == of_matrix(T, D, D, "kept", 3)
-    assert list(found["table"].values()) == of_lookup(T, D, V) and found["table"]["pairs"].is_taken
+    product = 2 * T * D * D
+    assert list(found["layers"].values()) == [*of_matrix(T, D, D, "kept", 3), RouteCost("vmap", 3 * product, 3 * 4 * D * D, False)]
+    assert (
+        list(found["table"].values()) == [*of_lookup(T, D, V), RouteCost("vmap", 0, 4 * V * D, False)] and found["table"]["pairs"].is_taken
+    )
     assert [cost.is_taken for cost in of_lookup(T, D, T)] == [False, True] == [cost.is_taken for cost in of_lookup(256, D, V)]
 
 
@@ -69,4 +75,12 @@ def test_a_tied_table_has_ways_of_both_uses():
     found = costs(loss, {"table": (V, D)}, {"id": ((T,), jnp.int32)})["table"]
     assert {way for way, cost in found.items() if cost.is_taken} == {"gram", "pairs"}
     gradient = np.prod((V, D)) * 4
-    assert found["kept"].bytes == gradient and found["gram"].flops < found["recomputed"].flops
+    assert found["kept"].bytes == found["vmap"].bytes == gradient and found["gram"].flops < found["recomputed"].flops
+
+
+def test_with_enough_memory_no_matrix_costs_more_than_by_vmap():
+    """The Gram form is then taken only where it holds less, and adds at most 6 % of the product that forms the gradient."""
+    for T, p, d in itertools.product((1, 4, 16, 64, 256, 1024), (8, 64, 512, 4096), (8, 64, 512, 4096)):
+        (taken,) = [cost for cost in of_matrix(T, p, d, norms.choose(T, p, d, True)) if cost.is_taken]
+        by_vmap = RouteCost("vmap", 2 * T * p * d, 4 * p * d, False)
+        assert taken.bytes <= by_vmap.bytes and taken.flops <= 1.06 * by_vmap.flops

@@ -1,0 +1,98 @@
+"""How the programs of `dpx.clipped_grad` grow with depth, by lines and equations and not by seconds.
+
+T: positions, D: width, F: width between.
+"""
+
+import jax
+import jax.numpy as jnp
+import pytest
+from jax.extend import core
+
+import dpx
+from tests.clipping.test_programs_cost import programs
+
+T, D, F = 64, 128, 256
+# The default memory keeps the gradients of this many rows for about seven layers of a Llama; the norms of the others take other ways.
+ROWS = 16
+MOST_BESIDE_GRAD, MOST_FOR_THREE_TIMES_THE_DEPTH = 3.0, 3.3
+
+
+def llama(layers):
+    return programs.llama(T=T, V=512, H=D, A=4, F=F, layers=layers)
+
+
+def residual(layers):
+    """Two products and a gain a layer: little to trace."""
+    shapes = {f"{name}_{at}": shape for at in range(layers) for name, shape in {"up": (D, F), "down": (F, D), "gain": (D,)}.items()}
+
+    def loss(p, x):
+        for at in range(layers):
+            x = x + jnp.tanh(programs.scaled(x, p[f"gain_{at}"]) @ p[f"up_{at}"]) @ p[f"down_{at}"]
+        return jnp.square(x).sum()
+
+    return programs.Subject(loss, shapes, (T, D), ROWS)
+
+
+def scanned(layers):
+    shapes = {"up": (layers, D, F), "down": (layers, F, D), "gain": (layers, D), "shared": (D, D)}
+
+    def loss(p, x):
+        layer = lambda x, q: (x + jnp.tanh(programs.scaled(x, q["gain"]) @ q["up"]) @ q["down"] + jnp.sin(x @ p["shared"]), None)  # noqa: E731
+        return jnp.square(jax.lax.scan(layer, x, {name: p[name] for name in ("up", "down", "gain")})[0]).sum()
+
+    return programs.Subject(loss, shapes, (T, D), ROWS)
+
+
+def equations(jaxpr, seen):
+    """Those of a program, with a body that several equations call counted once."""
+    if id(jaxpr) in seen:
+        return 0
+    seen[id(jaxpr)] = jaxpr
+    return len(jaxpr.eqns) + sum(equations(body, seen) for eqn in jaxpr.eqns for body in bodies(eqn))
+
+
+def bodies(eqn):
+    for value in jax.tree.leaves(list(eqn.params.values()), is_leaf=lambda leaf: isinstance(leaf, core.ClosedJaxpr | core.Jaxpr)):
+        if isinstance(value, core.ClosedJaxpr | core.Jaxpr):
+            yield value.jaxpr if isinstance(value, core.ClosedJaxpr) else value
+
+
+def size(subject, way, **options):
+    """(lines, equations) of the traced program."""
+    given = jax.eval_shape(subject.params), jax.eval_shape(subject.batch)
+    ours = lambda p, b: dpx.clipped_grad(subject.loss, clipping_norm=1.0, **options)(p, b).total  # noqa: E731
+    traced = jax.jit(ours if way == "dpx" else programs.ways(subject)["plain"]).trace(*given)
+    return traced.lower().as_text().count("\n"), equations(traced.jaxpr.jaxpr, {})
+
+
+def of_two_more_layers(**options):
+    """Lines and equations that they add."""
+    few, many = (size(residual(layers), "dpx", **options) for layers in (2, 4))
+    return [b - a for a, b in zip(few, many, strict=True)]
+
+
+def test_layers_past_what_memory_keeps_add_hardly_more_than_layers_before_it():
+    """Each layer whose norm is of products between positions is a call of a program that is written down once."""
+    kept = of_two_more_layers(kept_bytes=2**40)
+    of_products = of_two_more_layers(kept_bytes=0)
+    assert all(b <= 1.25 * a for a, b in zip(kept, of_products, strict=True))
+
+
+def test_lines_of_a_llama_beside_a_gradient():
+    ours, plain = (size(llama(6), way) for way in ("dpx", "plain"))
+    assert ours[0] <= MOST_BESIDE_GRAD * plain[0]
+
+
+@pytest.mark.parametrize("kept_bytes", [0, 2**40], ids=["of_products", "kept"])
+def test_a_loop_over_layers_is_as_long_for_any_number_of_them(kept_bytes):
+    few, many = (size(scanned(layers), "dpx", kept_bytes=kept_bytes) for layers in (8, 48))
+    assert few == many
+
+
+@pytest.mark.slow
+def test_lines_of_a_llama_of_many_layers_beside_a_gradient():
+    ours = {layers: size(llama(layers), "dpx") for layers in (8, 24, 48)}
+    plain = {layers: size(llama(layers), "plain") for layers in ours}
+    assert all(ours[layers][0] <= MOST_BESIDE_GRAD * plain[layers][0] for layers in ours)
+    assert all(b <= MOST_FOR_THREE_TIMES_THE_DEPTH * a for a, b in zip(ours[8], ours[24], strict=True))
+    assert all(b <= 2.2 * a for a, b in zip(ours[24], ours[48], strict=True))
