@@ -6,9 +6,11 @@ from typing import Any, cast
 from omegaconf import OmegaConf
 
 from dpx import config
+from dpx.claim import manifest
 from dpx.claim.manifest import MANIFEST
 from dpx.claim.seals import STATEMENT, read_run_statement
 from dpx.config.identity import identity
+from dpx.declaration import ConfigError
 from dpx.places import without_places
 from dpx.results import read_results
 from dpx.run_folder import Status
@@ -42,12 +44,21 @@ def is_of(folder: Path, plain: dict[str, Any]) -> bool:
 
 
 def say(folder: Path) -> None:
-    """Checks the folder against its ledger, then shows the results of the run; raises `ConfigError` if its parts do not agree."""
+    """Checks the folder against its ledger and its manifest, then shows the results of the run.
+
+    Raises `ConfigError` if its parts do not agree, or if a part of what was released is missing.
+    """
     from dpx.claim import agreement
     from dpx.console import stage
     from dpx.job.train import show
 
     agreement.check(folder)
+    release = folder / "release"
+    try:
+        manifest.check(release)
+    except ConfigError as damaged:
+        fix = f"Restore it, or remove {release / manifest.PARAMS} and run the same command, which releases the weights again"
+        raise ConfigError(damaged.value, damaged.reason, fix) from damaged
     results, claim = read_results(folder / "private"), read_run_statement(folder / "release" / STATEMENT)
     stage("this run has finished; nothing was done. With replicate=1 it is run again, with fresh noise and its own cost.")
     show(results, claim, folder)

@@ -19,6 +19,8 @@ def state(run: Path) -> dict[str, tuple[int, str]]:
 # Code that runs between the command lines, in their process: a second process would import and compile everything again.
 LOOK = "import pathlib, tests.job.test_finished as t; print(t.state(next(pathlib.Path('outputs').glob('main-*'))))"
 TAKE = "import pathlib; next(pathlib.Path('outputs').glob('main-*/private/results.json')).unlink()"
+LOSE = "import pathlib; next(path for path in pathlib.Path('outputs').glob('main-*/release/params/**/*') if path.is_file()).unlink()"
+DROP = "import pathlib, shutil; shutil.rmtree(next(pathlib.Path('outputs').glob('main-*/release/params')))"
 CUT = "import pathlib; path = next(pathlib.Path('outputs').glob('main-*/private/ledger')); path.write_bytes(path.read_bytes()[:-200])"
 AGAIN = [RUN, ["job=resume", "run=main"], [*RUN, "schedule.checkpoint_every=1"]]
 
@@ -26,7 +28,8 @@ AGAIN = [RUN, ["job=resume", "run=main"], [*RUN, "schedule.checkpoint_every=1"]]
 @pytest.fixture(scope="module")
 def answered(tmp_path_factory: pytest.TempPathFactory) -> list[Answer]:
     place = tmp_path_factory.mktemp("finished")
-    done, *answered = answers([(place, line) for line in [RUN, LOOK, *AGAIN, LOOK, TAKE, RUN, LOOK, CUT, RUN]], trains_alike=True)
+    lines = [RUN, LOOK, *AGAIN, LOOK, TAKE, RUN, LOOK, LOSE, RUN, DROP, RUN, RUN, CUT, RUN]
+    done, *answered = answers([(place, line) for line in lines], trains_alike=True)
     assert done.returncode == 0, done.stderr
     return answered
 
@@ -40,7 +43,15 @@ def test_it_says_so_and_touches_nothing(answered: list[Answer]) -> None:
 
 
 def test_what_was_taken_away_is_made_again_and_a_cut_ledger_is_refused(answered: list[Answer]) -> None:
-    taken, again, state, _, refused = answered[len(AGAIN) + 2 :]
+    taken, again, state, *_, refused = answered[len(AGAIN) + 2 :]
     assert taken.returncode == again.returncode == 0 and "nothing was done" not in again.stderr
     assert "private/results.json" in state.stdout
     assert refused.returncode == 2 and "nothing was done" not in refused.stderr and len(refused.stderr.splitlines()) == 1
+
+
+def test_a_lost_part_of_the_released_weights_is_named_and_the_line_that_it_gives_mends_it(answered: list[Answer]) -> None:
+    lost, dropped, mended, after = (answered[len(AGAIN) + 2 :][place] for place in (4, 5, 6, 7))
+    assert lost.returncode == 2 and "nothing was done" not in lost.stderr and len(lost.stderr.splitlines()) == 1
+    assert "is missing, and dpx_manifest.json lists it. Restore it, or remove " in lost.stderr
+    assert dropped.returncode == mended.returncode == 0 and "nothing was done" not in mended.stderr
+    assert after.returncode == 0 and "this run has finished; nothing was done" in after.stderr
