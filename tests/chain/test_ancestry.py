@@ -1,0 +1,276 @@
+"""Drawn graphs of runs, and what dpx claims of them beside an oracle that reads the graph alone. Nothing is trained: releases are stubs.
+
+Weights travel as a run's folder or a copy of its `release/`; a vocabulary as a store's file, as the file that a chain keeps, or as an
+export's folder. Every graph is judged twice: each private run by its own statement, and all runs together as a chain.
+"""
+
+import contextlib
+import dataclasses
+import functools
+import random
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+from omegaconf import OmegaConf
+
+from dpx import config
+from dpx.chain import states
+from dpx.chain.claim import claim
+from dpx.chain.composition import VOCABULARY, StageRun
+from dpx.chain.declarations import declared
+from dpx.claim import calibration, manifest, seals, statement
+from dpx.claim.agreement import METADATA
+from dpx.config import recipes
+from dpx.data import learnt_from, manifests
+from dpx.data.prepare import prepare
+from dpx.init.parent import open_parent
+from dpx.init.start import Start, planned_start, receiver_of
+from dpx.job.train import Prepare, Train
+from dpx.privacy.ledger import Ledger
+from dpx.privacy.lines import NoiseEpoch
+from dpx.privacy.origins import Origin
+from dpx.privacy.unit_facts import UnitFacts
+from dpx.records import from_json
+from dpx.run_folder import RunFolder, write_json
+from dpx.training.fingerprint import claim_checksum
+from dpx.training.run_start import facts_of
+from tests.processes import COARSE
+
+from . import oracle
+from .oracle import Node
+
+GRAPHS = 25
+DELTA = 1e-3
+TEXTS = 3
+
+
+def drawn(seed: int) -> list[Node]:
+    """A graph of two to five nodes whose last one is private."""
+    draw, graph = random.Random(f"graph {seed}"), list[Node]()
+    count = draw.randint(2, 5)
+    for number in range(count):
+        kind: Any = "private" if number == count - 1 else draw.choice(["private", "private", "bare", "bare", "prepare"])
+        trained = [one for one in range(number) if graph[one].kind != "prepare"]
+        weights = draw.choice(trained) if kind != "prepare" and trained and draw.random() < 0.6 else None
+        words = weights if weights is not None else draw.choice(range(number)) if number and draw.random() < 0.6 else None
+        text = draw.randrange(TEXTS)
+        others = [one for one in range(number) if graph[one].text != text]
+        apart = frozenset(one for one in others if draw.random() < 0.6)
+        graph.append(
+            Node(
+                kind=kind,
+                text=text,
+                salt="another" if draw.random() < 0.15 else "dpx",
+                length=16 if draw.random() < 0.15 else 32,
+                fit=None if words is not None else "protected" if draw.random() < 0.3 else "public",
+                weights=weights,
+                words=words,
+                apart=apart,
+                steps=draw.randint(1, 9),
+                noise_multiplier=draw.choice([1.0, 1.5, 2.0]),
+                weights_by="release" if draw.random() < 0.4 else "folder",
+                words_by=draw.choice(["store", "kept", "export"]),
+            )
+        )
+    return graph
+
+
+@functools.cache
+def _base() -> Any:
+    return recipes.compose(
+        [
+            *("model=micro", "model.layers=1", "data=text", "data.source.document_per=line", "data.vocabulary.size=96", "steps=1"),
+            *("data.public_fraction=0.3", "data.heldout_fraction=0.1", "batch_schedule.size=4", "microbatch=4", "noise=multiplier"),
+            *("noise.noise_multiplier=1", "accountant=rdp", f"privacy.delta={DELTA}", "data.source.paths=x", "data.pairs=none", COARSE),
+        ]
+    )
+
+
+class World:
+    """The folders of a graph's nodes, below `root`."""
+
+    def __init__(self, graph: list[Node], root: Path):
+        self.graph, self.root = graph, root
+        self.stores: list[Any] = []
+        self.runs: list[StageRun] = []
+        self.sampling: dict[int, float] = {}
+        for text in range(TEXTS):
+            draw = random.Random(f"text {text}")
+            lines = [" ".join("".join(draw.choices("abcdefgh", k=3)) for _ in range(24)) for _ in range(60)]
+            (root / f"{text}.txt").write_text("\n".join(lines) + "\n")
+        for number in range(len(graph)):
+            self._make(number)
+
+    def _make(self, number: int) -> None:
+        node, folder = self.graph[number], self.root / f"node{number}"
+        experiment, cfg = self._declared(number, ())
+        store = prepare(experiment.data, experiment.privacy)
+        self.stores.append(store)
+        if node.kind == "prepare":
+            self.runs.append(StageRun(f"node{number}", cfg, experiment, Prepare(), folder, ""))
+        else:
+            # What is there to be declared apart is known once the run was asked without a word.
+            there = planned_start(experiment.init, receiver_of(experiment), store).origins
+            experiment, cfg = self._declared(number, [one.identity for one in there if self._node_of(one) in node.apart])
+            start = planned_start(experiment.init, receiver_of(experiment), store)
+            self.runs.append(StageRun(f"node{number}", cfg, experiment, Train(), folder, ""))
+            self._release(number, start)
+        self._keep_words(number)
+
+    def _node_of(self, origin: Origin) -> int:
+        by_identity = {store.manifest.name: number for number, store in enumerate(self.stores)}
+        by_identity |= {self._identity(number): number for number, run in enumerate(self.runs) if isinstance(run.job, Train)}
+        return by_identity[origin.identity]
+
+    def _identity(self, number: int) -> str:
+        with contextlib.closing(Ledger(self.root / f"node{number}" / "private" / "ledger")) as entered:
+            return entered.identity
+
+    def _declared(self, number: int, apart: Any) -> tuple[Any, Any]:
+        node, cfg = self.graph[number], _base().copy()
+        OmegaConf.set_struct(cfg, False)
+        cfg.name, cfg.steps = f"node{number}", node.steps
+        cfg.noise.noise_multiplier = node.noise_multiplier
+        cfg.data.source.paths, cfg.data.directory = str(self.root / f"{node.text}.txt"), str(self.root / "data")
+        cfg.data.split_salt, cfg.data.sequence_length = node.salt, node.length
+        if node.kind == "bare":
+            cfg.mechanism = {"_target_": "dpx.mechanism.declarations.NoPrivacy"}
+        if node.words is None:
+            cfg.data.vocabulary.fit_on = node.fit
+        else:
+            cfg.data.vocabulary.path = str(self._words(node))
+        if node.weights is not None:
+            place = self.root / f"node{node.weights}"
+            copy = self.root / f"copy{number}"
+            if node.weights_by == "release":
+                shutil.copytree(place / "release", copy, dirs_exist_ok=True)
+            cfg.init = {"_target_": "dpx.init.declarations.FromRun", "run": str(copy if node.weights_by == "release" else place)}
+            cfg.init.disjoint_from = list(apart)
+        elif node.words is not None:
+            cfg.data.vocabulary.disjoint_from = list(apart)
+        return config.build(cfg)[0], cfg
+
+    def _words(self, node: Node) -> Path:
+        assert node.words is not None
+        by: Any = node.words_by
+        if by == "kept" and self.graph[node.words].words is not None:
+            by = "store"
+        store, place = self.stores[node.words], self.root / f"node{node.words}"
+        return {"store": store.folder, "kept": place / "private", "export": place / "export"}[by] / VOCABULARY
+
+    def _keep_words(self, number: int) -> None:
+        states.keep_vocabulary(self.runs[number], self.root / f"node{number}" / "private" / VOCABULARY)
+        export, store = self.root / f"node{number}" / "export", self.stores[number]
+        export.mkdir(parents=True)
+        shutil.copyfile(store.folder / VOCABULARY, export / VOCABULARY)
+        learnt_from.write(export / VOCABULARY, learnt_from.of_store(store.manifest, f"node{number}"), released=True)
+
+    def _release(self, number: int, start: Start) -> None:
+        """Writes what a run leaves behind, without weights."""
+        run, store = self.runs[number], self.stores[number]
+        experiment, text = run.experiment, OmegaConf.to_yaml(OmegaConf.create(config.resolved(run.cfg)))
+        folder = RunFolder(run.folder, text)
+        calibrated = calibration.calibrate(experiment, experiment.privacy.population(store.manifest))
+        with contextlib.closing(Ledger(folder.made_private() / "ledger")) as entered:
+            manifests.keep(folder.private, store)
+            if start.private is not None:
+                manifests.inherit(folder.private, start.private)
+            entered.declare_plan(calibration.plan_of(experiment, calibrated))
+            entered.note_origins(start.origins)
+            entered.note_units(UnitFacts.from_data(experiment.data, experiment.privacy, store.manifest))
+            facts = {"claim": claim_checksum(experiment), "data": store.manifest.checksum}
+            known = {"number": 0, "name": "first", "from_step": 0, "start": None, "secret_tag": "", "why": "the run begins"}
+            entered.open_noise_epoch(NoiseEpoch(**known, secret_place=1, fingerprint=facts))
+            if experiment.is_private:
+                assert calibrated.noise_multiplier is not None
+                entry = calibration.entry(experiment, calibrated.size, calibrated.noise_multiplier, 4, 0, "first")
+                self.sampling[number] = entry.q
+                for step in range(experiment.steps):
+                    entered.append(step, entry)
+            folder.made_release()
+            seals.write_config(folder, entered)
+            stated = statement.build(experiment, store.manifest, calibrated, entered, job=run.job)
+            seals.write_statement(folder, entered, stated)
+            beside = facts_of(entered) | seals.beside_weights(folder, stated)
+        params = folder.release / "params"
+        params.mkdir()
+        write_json(params / METADATA, {"custom_metadata": beside})
+        manifest.write(folder.release)
+
+
+def judge(graph: list[Node], world: World) -> list[str]:
+    """How dpx's claims differ from the oracle's, in sentences."""
+    wrong, releases = [], [states.release_of(run) for run in world.runs]
+    stages = {
+        run.stage: {"disjoint_from": [f"node{one}" for one in sorted(node.apart)]} for run, node in zip(world.runs, graph, strict=True)
+    }
+    together = {one.stage: one for one in claim(declared({"stages": stages}), releases).protects}
+    everything = [number for number, node in enumerate(graph) if node.kind != "prepare"]
+    for number, node in enumerate(graph):
+        if node.kind != "private":
+            continue
+        stated = states.statement_of(world.runs[number])
+        assert stated is not None
+        for what, found, seen in (("run", stated, [number]), ("chain", together[f"node{number}"], everything)):
+            least, most = (oracle.epsilon(graph, number, seen, world.sampling, DELTA, is_least) for is_least in (True, False))
+            is_dp, where = found.guarantee == "dp", f"{what} of node {number}: {found.guarantee}, {found.reasons}"
+            if is_dp and oracle.leaks(graph, number, seen):
+                wrong.append(f"{where}: protected rows reach it without noise")
+            if oracle.proves(graph, number, seen) and not is_dp:
+                wrong.append(f"{where}: there is a proof")
+            epsilon = found.epsilon.get("rdp")
+            if is_dp and (epsilon is None or not least * 0.999 <= epsilon <= most * 1.001):
+                wrong.append(f"{where}: epsilon {epsilon}, not between {least} and {most}")
+    return wrong
+
+
+def _first(parent: Any) -> Any:
+    return dataclasses.replace(parent, origins=parent.origins[:1])
+
+
+# Each leaves out one way in which data flows: (what is replaced, by what, a graph in which it matters).
+MUTANTS: dict[str, tuple[str, Any, int]] = {
+    "the text of a given vocabulary": ("dpx.init.start.vocabulary_of", lambda data: (), 0),
+    "what a copied release began from": ("dpx.init.parent._stated_further", lambda statement: [], 0),
+    "what a run began from": ("dpx.init.start.open_parent", lambda *given: _first(open_parent(*given)), 0),
+    "what a stage began from": ("dpx.chain.states.open_parent", lambda *given: _first(open_parent(*given)), 0),
+    "training without noise": ("dpx.privacy.origins.reasons_of", lambda origin: list(origin.against), 0),
+    "training without noise, beside a stage": ("dpx.chain.claim.reasons_of", lambda origin: list(origin.against), 0),
+    "the split that a vocabulary was learnt from": ("dpx.init.start.learnt_from_protected", lambda *given: None, 0),
+    "charges of earlier runs": ("dpx.privacy.ledger.charged", lambda origins: [], 0),
+    "charges of other stages": ("dpx.chain.claim.charged", lambda origins: [], 0),
+    "the units of earlier runs": ("dpx.init.start.unit_mismatch", lambda *given: None, 0),
+    "texts over a store": ("dpx.data.store.Manifest.learnt_from", (), 0),
+    "texts over a released record": ("dpx.data.learnt_from.from_json", lambda kind, *given: _without_texts(kind, *given), 0),
+}
+
+
+def _without_texts(kind: Any, *given: Any) -> Any:
+    found = from_json(kind, *given)
+    return learnt_from.LearntFrom(origins=()) if kind is learnt_from.LearntFrom else found
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("left_out", MUTANTS)
+def test_a_channel_that_is_left_out_is_noticed(left_out, tmp_path, monkeypatch):
+    where, instead, seed = MUTANTS[left_out]
+    monkeypatch.setattr(where, instead)
+    graph = drawn(seed)
+    assert judge(graph, World(graph, tmp_path)), graph
+
+
+@pytest.mark.slow
+def test_more_graphs(tmp_path):
+    for seed in range(GRAPHS, 300):
+        graph, place = drawn(seed), tmp_path / str(seed)
+        place.mkdir()
+        assert judge(graph, World(graph, place)) == [], (seed, graph)
+        shutil.rmtree(place)
+
+
+@pytest.mark.parametrize("seed", range(GRAPHS))
+def test_what_is_claimed_of_a_graph_is_what_the_oracle_proves(seed, tmp_path):
+    graph = drawn(seed)
+    assert judge(graph, World(graph, tmp_path)) == [], graph
