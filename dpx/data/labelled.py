@@ -53,6 +53,8 @@ class Table:
         unit_field: Column that names the unit (a document, an author); without it each row is a unit.
         unit_note: A sentence for the statement on what a row is, if a reader could assume more.
         known_as: Names under which these rows are known, which are searched in the training data of a checkpoint.
+        equal_rows: Whether training rows of equal content, without a named unit, stay separate rows, each a unit (keep), or count as one
+            row and one unit (remove).
         allow_unseen_labels: Whether a declared label that no training row has is accepted.
         split: Split of a data set that is trained on.
         test_split: Split of a data set that is the test set.
@@ -71,6 +73,7 @@ class Table:
     unit_field: str | None = None
     unit_note: str | None = None
     known_as: Sequence[str] = ()
+    equal_rows: Literal["keep", "remove"] = "keep"
     allow_unseen_labels: bool = False
     split: str = "train"
     test_split: str = "test"

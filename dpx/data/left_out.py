@@ -3,6 +3,7 @@
 Counts of the public split may be published. All others depend on private texts without noise: they are for a console and `private/` alone.
 """
 
+import dataclasses
 import json
 from pathlib import Path
 
@@ -28,6 +29,7 @@ class LeftOut:
     texts_cut: int = described(
         "Texts of these examples longer than `data.sequence_length`, so that their ends, or the beginnings of prompts, are not read."
     )
+    texts_repeated: int = described("Texts or rows left out because an equal one, which is the same unit, is before them.", default=0)
     rows: int = described("Rows of all units, before the limit.")
     rows_dropped: int = described("Rows beyond `privacy.rows_per_unit_max`.")
 
@@ -65,6 +67,9 @@ def in_words(one: LeftOut, split: str, verb: str) -> list[str]:
         found.append(
             f"{one.texts_cut:,} of {one.texts:,} {split} texts are longer than data.sequence_length and are cut; a larger one reads more"
         )
+    if one.texts_repeated:
+        left = "are" if verb == "are" else "would be"
+        found.append(f"{one.texts_repeated:,} {split} texts or rows {left} left out: each repeats an equal one, and both are one unit")
     if one.rows_dropped:
         found.append(f"{one.rows_dropped:,} of {one.rows:,} {split} rows {verb} dropped by privacy.rows_per_unit_max")
     return found
@@ -82,4 +87,4 @@ def of_public(store: Store, privacy: Privacy) -> LeftOut | None:
     if privacy.unit != "row":
         rows_U = np.bincount(store.unit_of_rows("public", np.arange(one.rows)))
         surplus = int(np.maximum(rows_U - privacy.rows_per_unit_max, 0).sum())
-    return LeftOut(texts=one.texts, texts_cut=one.texts_cut, rows=one.rows, rows_dropped=surplus)
+    return dataclasses.replace(one, rows_dropped=surplus)

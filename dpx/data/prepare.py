@@ -8,6 +8,7 @@ import errno
 import hashlib
 import json
 import secrets
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack
 from dataclasses import asdict
@@ -42,7 +43,7 @@ from dpx.records import to_json
 Progress = Callable[[str, int], None]  # (stage, documents so far): "vocabulary" and "rows", each from 0 on
 _REPORTED_DOCUMENTS = 200
 # Raised whenever the same text under the same settings gives other rows or another manifest: the text is then prepared again.
-FORMAT = 4
+FORMAT = 5
 _NEEDED: tuple[Split, ...] = ("protected", "heldout", "test")
 
 
@@ -95,6 +96,8 @@ class _Preparation:
         self._keyed = KeyedHash(data.split_salt)
         self._first_heldout = self._count_heldout()
         self._read, self._is_read_whole = 0, False  # documents in the current pass, and whether the pass reached the end
+        self._keeps_equal = isinstance(data.source, Table) and data.source.equal_rows == "keep"
+        self.repeated: Counter[Split] = Counter()  # documents that an equal one before them stands for
         self.near_equal: list[list[tuple[str, str]]] = []  # (split, name of a unit) in groups
 
     def run(self, key: str, settings: dict[str, Any]) -> Manifest:
@@ -119,7 +122,7 @@ class _Preparation:
             files[name] = self._write(name, file.read_bytes())
         unit_names.write_near_equal(self._folder, self.near_equal)
         self._require_usable(writers)
-        left_out.write(self._folder, {split: _left_out(cutter, split, writer) for split, writer in writers.items()})
+        left_out.write(self._folder, {split: _left_out(cutter, split, writer, self.repeated[split]) for split, writer in writers.items()})
         data = self._data
         return Manifest(
             key=key,
@@ -143,10 +146,13 @@ class _Preparation:
         ).with_checksum()
 
     def _documents(self, name: str) -> Iterator[tuple[Split, UnitDocument]]:
-        """Yields documents with the split and the name of their unit; a document that is named by its content is yielded once."""
+        """Yields documents with the split and the name of their unit.
+
+        Of equal documents that are named by their content, one is yielded; of equal rows of a table, all, unless it removes them.
+        """
         self._progress(name, 0)
         self._is_read_whole = False
-        seen: set[int] = set()
+        seen: Counter[int] = Counter()
         for number, document in enumerate(self._source.documents(), start=1):
             if number % _REPORTED_DOCUMENTS == 0:
                 self._progress(name, number)
@@ -157,9 +163,14 @@ class _Preparation:
                 unit_names.require_name(f"data={self._data.name}", unit_id, where, fix)
             split = self._split(unit_id, document, number)
             if document.unit_id is None and not _is_test(document):
-                if int(content, 16) in seen:
+                seen[int(content, 16)] += 1
+                again = seen[int(content, 16)]
+                if again > 1 and not self._keeps_equal:
+                    self.repeated[split] += name == "rows"
                     continue
-                seen.add(int(content, 16))
+                # The split of an equal row is that of the first, so that no text is both protected and held out. Equal rows may
+                # exchange their names: without one of them, the others are the same set of units.
+                unit_id = content if again == 1 else f"{content}-{again}"
             yield split, UnitDocument(unit_id, content, document)
         self._is_read_whole = True
 
@@ -245,9 +256,9 @@ class _Preparation:
             )
 
 
-def _left_out(cutter: RowCutter, split: Split, writer: SplitWriter) -> LeftOut:
-    rows, dropped = writer.row_count, writer.dropped_rows
-    return LeftOut(texts=cutter.texts[split], texts_cut=cutter.texts_cut[split], rows=rows + dropped, rows_dropped=dropped)
+def _left_out(cutter: RowCutter, split: Split, writer: SplitWriter, repeated: int) -> LeftOut:
+    rows, dropped, cut = writer.row_count, writer.dropped_rows, cutter.texts_cut[split]
+    return LeftOut(texts=cutter.texts[split], texts_cut=cut, texts_repeated=repeated, rows=rows + dropped, rows_dropped=dropped)
 
 
 def _is_test(document: Document | Example | Prompted) -> bool:

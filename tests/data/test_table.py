@@ -183,11 +183,39 @@ def data(folder: Path, source: Table) -> Data:
 def test_a_test_set_is_a_split_of_its_own_or_what_is_held_out(tmp_path: Path):
     train, test = write_csv(tmp_path / "train.csv", rows(60) + rows(3)), write_csv(tmp_path / "test.csv", rows(4) * 2)
     dev = prepare(data(tmp_path, table(train, test_paths=str(test))), PRIVACY).manifest
-    assert dev.rows["protected"] + dev.rows["heldout"] == 60, "equal rows are one unit"
+    assert dev.rows["protected"] + dev.rows["heldout"] == 63, "equal rows stay rows"
     assert dev.rows["heldout"] > 5 and dev.rows["test"] == 8, "every row of a test set counts"
     store = prepare(data(tmp_path, table(train, test_paths=str(test), select="test")), PRIVACY)
-    assert store.manifest.rows == {"protected": 60, "heldout": 8, "public": 0}
+    assert store.manifest.rows == {"protected": 63, "heldout": 8, "public": 0}
     assert store.rows("heldout", np.arange(8))["label"].tolist() == [0, 1, 0, 1, 0, 1, 0, 1]
+
+
+def test_equal_rows_are_units_in_one_split_or_are_removed_and_counted(tmp_path: Path):
+    train = write_csv(tmp_path / "train.csv", rows(60) + rows(20) + rows(5))
+    kept, removed = (prepare(data(tmp_path, table(train, equal_rows=which)), PRIVACY) for which in ("keep", "remove"))
+    assert sum(kept.manifest.rows.values()) == sum(kept.manifest.units.values()) == 85 and sum(removed.manifest.rows.values()) == 60
+    named = {split: kept.unit_ids(split) for split in ("protected", "heldout")}
+    contents = {split: {one.partition("-")[0] for one in names} for split, names in named.items()}
+    assert not contents["protected"] & contents["heldout"], "no text is both protected and held out"
+    assert all(len(set(names)) == len(names) for names in named.values())
+    assert {one for split in named for one in removed.unit_ids(split)} == contents["protected"] | contents["heldout"]
+    counts = left_out.read(removed.folder)
+    assert sum(one.texts_repeated for one in counts.values()) == 25 == 85 - sum(one.rows for one in counts.values())
+    assert (
+        "protected texts or rows are left out: each repeats an equal one, and both are one unit"
+        in left_out.in_words(counts["protected"], "protected", "are")[-1]
+    )
+    assert not any(one.texts_repeated for one in left_out.read(kept.folder).values())
+
+
+def test_without_one_of_several_equal_rows_the_others_are_the_same_units(tmp_path: Path):
+    """The neighbouring table of the claim: each row is a unit, wherever its equals stand in the file."""
+    all_rows = rows(60) + rows(9)
+    whole = prepare(data(tmp_path, table(write_csv(tmp_path / "a.csv", all_rows))), PRIVACY)
+    for gone in (2, 62):
+        fewer = prepare(data(tmp_path, table(write_csv(tmp_path / f"b{gone}.csv", all_rows[:gone] + all_rows[gone + 1 :]))), PRIVACY)
+        of = lambda store: {one for split in ("protected", "heldout") for one in store.unit_ids(split)}  # noqa: E731
+        assert of(fewer) < of(whole) and len(of(whole) - of(fewer)) == 1
 
 
 def test_a_unit_of_several_rows_is_whole_in_one_split_but_for_the_test_set(tmp_path: Path):
