@@ -176,8 +176,9 @@ def held(folder: Path, operation: int = fcntl.LOCK_EX) -> Iterator[None]:
 
 def sync(path: str | os.PathLike[str]) -> None:
     """Writes a file's content, or a directory's entries, to disk, so that they survive a power cut."""
-    handle = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
+    with naming(Path(path)):
+        handle = os.open(path, os.O_RDONLY)
+        try:
+            os.fsync(handle)
+        finally:
+            os.close(handle)

@@ -1,7 +1,9 @@
 """Hydra's own errors, said as value, reason and fix."""
 
 import contextlib
+import errno
 import importlib
+import os
 import re
 from pathlib import Path
 
@@ -12,6 +14,7 @@ from omegaconf import OmegaConf
 from dpx.config import recipes
 from dpx.config.command_line import as_refused
 from dpx.declaration import ConfigError
+from dpx.durable import sync
 from dpx.launch import command
 from dpx.launch.launcher import _check_noise
 
@@ -126,3 +129,36 @@ def test_noise_beside_a_mechanism_without_noise_is_refused(overrides: list[str],
 
 def test_paths_with_two_dots_survive() -> None:
     assert str(ConfigError("../a.txt", "no such file.", "Name a file that exists.")) == "../a.txt: no such file. Name a file that exists."
+
+
+@pytest.mark.parametrize(
+    ("number", "file", "line"),
+    [
+        (errno.ENOLCK, "a/.lock", "a/.lock: no locks available. Name a folder on a file system that has locks."),
+        (errno.EINVAL, "a", "a: invalid argument. Its file system cannot put it on disk safely (fsync); name a folder on another one."),
+        (errno.EMFILE, None, "this machine: too many open files. Raise the limit of open files, as with ulimit -n 4096, and run the same"),
+        (errno.ENFILE, "a", "a: too many open files in system. Close other programs"),
+    ],
+)
+def test_what_the_system_refuses_is_a_line_with_its_fix(number: int, file: str | None, line: str) -> None:
+    assert str(as_refused(OSError(number, os.strerror(number), file))).startswith(line)
+
+
+def test_an_invalid_argument_of_no_file_is_a_defect() -> None:
+    assert as_refused(OSError(errno.EINVAL, "Invalid argument")) is None
+
+
+def test_a_folder_that_is_not_put_on_disk_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refused(handle: int) -> None:
+        raise OSError(errno.EINVAL, "Invalid argument")
+
+    monkeypatch.setattr(os, "fsync", refused)
+    with pytest.raises(OSError) as raised:
+        sync(tmp_path)
+    assert str(as_refused(raised.value)).startswith(f"{tmp_path}: invalid argument. ")
+
+
+def test_a_working_folder_that_reads_as_an_interpolation_is_refused(tmp_path: Path) -> None:
+    command._require_plain_place(str(tmp_path / "$x {y}"))
+    with pytest.raises(ConfigError, match="is read as an interpolation. Start from another folder"):
+        command._require_plain_place(str(tmp_path / "${x}"))

@@ -28,6 +28,15 @@ _OF_A_PLACE = {
 # Errors from a disk that is full, fails or is gone.
 _OF_A_DISK = {getattr(errno, name) for name in ("ENOSPC", "EDQUOT", "EFBIG", "EIO", "ESTALE", "ENODEV", "ENXIO", "ENOTCONN", "EREMOTEIO")}
 
+# What else the system may refuse, with the fix.
+_OF_THE_SYSTEM = {
+    errno.ENOLCK: "Name a folder on a file system that has locks",
+    errno.EINVAL: "Its file system cannot put it on disk safely (fsync); name a folder on another one",
+    errno.EOPNOTSUPP: "Name a folder on a file system that has locks and fsync",
+    errno.EMFILE: "Raise the limit of open files, as with ulimit -n 4096, and run the same command",
+    errno.ENFILE: "Close other programs, or raise the system's limit of open files, and run the same command",
+}
+
 _ALL_RECIPES = "python -m dpx job=list shows every recipe"
 
 
@@ -56,6 +65,8 @@ def as_refused(error: BaseException, overrides: Sequence[str] = ()) -> ConfigErr
             return ConfigError(
                 place, (link.strerror or "cannot be used").lower(), "Free space or repair the disk, and run the same command"
             )
+        if isinstance(link, OSError) and link.errno in _OF_THE_SYSTEM and (link.filename or link.errno != errno.EINVAL):
+            return ConfigError(link.filename or "this machine", (link.strerror or "refused").lower(), _OF_THE_SYSTEM[link.errno])
         if isinstance(link, OSError) and link.filename is not None and link.errno in _OF_A_PLACE:
             return ConfigError(link.filename, (link.strerror or "cannot be used").lower(), "Name a folder that can be made and written to")
     for link in chain:

@@ -88,10 +88,9 @@ class ChatTemplate:
         )
         require_extra("data.source.messages_field", "chat")
         from jinja2 import TemplateSyntaxError
-        from jinja2.sandbox import ImmutableSandboxedEnvironment
 
         extensions = ["jinja2.ext.loopcontrols", _generation_blocks()]
-        environment = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True, extensions=extensions)
+        environment = _counting_environment(extensions)
         environment.filters["tojson"] = _to_json
         environment.globals["raise_exception"] = _refuse
         environment.globals["strftime_now"] = functools.partial(_formatted, date)
@@ -100,7 +99,7 @@ class ChatTemplate:
         except TemplateSyntaxError as error:
             reason = f"is not a template of Jinja (line {error.lineno}: {_first_line(error)})"
             raise ConfigError(CHAT_TEMPLATE, reason, "Correct the checkpoint's template") from None
-        self._marks = tokenizer.marks
+        self._marks, self._environment = tokenizer.marks, environment
 
     def texts(self, where: str, messages: Sequence[Message]) -> tuple[str, str]:
         """Returns the text before the last message, with the mark that begins an answer, and the rest.
@@ -118,6 +117,7 @@ class ChatTemplate:
 
     def _text(self, where: str, messages: Sequence[Message], begins_answer: bool) -> str:
         given = {"messages": [_with_reasoning(one) for one in messages], "tools": None, "documents": None}
+        self._environment.steps = 0
         try:
             return self._template.render(given, add_generation_prompt=begins_answer, **self._marks)
         except ConfigError:
@@ -133,6 +133,46 @@ class ChatTemplate:
 
 class _Refused(Exception):
     """Is raised by a template that refuses messages."""
+
+
+# Loops and calls of one conversation; templates of usual checkpoints need some thousands.
+_MOST_STEPS = 1_000_000
+
+
+def _counting_environment(extensions: list[Any]) -> Any:
+    """Returns Jinja's sandbox, which refuses a template that takes more than `_MOST_STEPS`, and what draws by chance: equal conversations
+    have equal rows."""
+    from jinja2 import nodes
+    from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+    class Counting(ImmutableSandboxedEnvironment):
+        steps = 0
+
+        def _generate(self, source: Any, *given: Any, **named: Any) -> str:
+            for loop in source.find_all(nodes.For):
+                loop.iter = nodes.Filter(loop.iter, "counted", [], [], None, None, lineno=loop.lineno)
+            return super()._generate(source, *given, **named)
+
+        def call(*given: Any, **named: Any) -> Any:  # a template may give an argument any name
+            given[0].count()
+            return ImmutableSandboxedEnvironment.call(*given, **named)
+
+        def count(self) -> None:
+            self.steps += 1
+            if self.steps > _MOST_STEPS:
+                reason = f"takes more than {_MOST_STEPS:,} steps for one conversation"
+                raise ConfigError(CHAT_TEMPLATE, reason, "Correct the checkpoint's template")
+
+        def counted(self, iterable: Any) -> Any:
+            for one in iterable:
+                self.count()
+                yield one
+
+    environment = Counting(trim_blocks=True, lstrip_blocks=True, extensions=extensions)
+    environment.filters["counted"] = environment.counted
+    # Each draws by chance.
+    del environment.filters["random"], environment.globals["lipsum"]
+    return environment
 
 
 def _generation_blocks() -> Any:

@@ -14,6 +14,8 @@ from dpx.data.unit_names import unit_name
 from dpx.declaration import ConfigError, require
 
 _SUFFIXES = (".txt", ".txt.gz", ".jsonl", ".jsonl.gz")
+# A short .gz file may hold a line that no memory holds.
+_LONGEST = 1 << 26
 _BLANK_LINE = re.compile(r"\n[ \t]*\n")
 
 
@@ -63,17 +65,17 @@ class TextFilesSource:
 
     def _documents(self, file: Path) -> Iterator[Document]:
         if file.name.endswith((".jsonl", ".jsonl.gz")):
-            for number, line in lines(file):
+            for number, line in lines(file, longest=_LONGEST):
                 document = self._record(f"{file}:{number}", line)
                 if self._declared.document_per == "paragraph":
                     yield from (Document((paragraph,), document.unit_id) for paragraph in document.paragraphs)
                 else:
                     yield document
         elif self._declared.document_per == "line":
-            for _, line in lines(file):
+            for _, line in lines(file, longest=_LONGEST):
                 yield Document(paragraphs=(line,))
         else:
-            text = "\n".join(line for _, line in lines(file, keep_blank=True))
+            text = "\n".join(line for _, line in lines(file, keep_blank=True, longest=_LONGEST))
             blocks = _BLANK_LINE.split(text) if _BLANK_LINE.search(text) else text.split("\n")
             paragraphs = tuple(" ".join(block.split()) for block in blocks if block.strip())
             if paragraphs:

@@ -1,6 +1,7 @@
 """Runs the command line: it composes, runs, and reports an invalid config with one line. Starts no jax."""
 
 import logging
+import os
 import sys
 
 import hydra
@@ -31,6 +32,7 @@ def run() -> None:
     try:
         _require_flags(sys.argv[1:])
         _require_own_config(sys.argv[1:])
+        _require_plain_place(os.getcwd())
         own = place()
     except ConfigError as refused:
         tell(f"error: {refused}")
@@ -69,6 +71,11 @@ def _require_flags(arguments: list[str]) -> None:
         after = arguments[number] if number < len(arguments) else ""
         value = value or (after if after and "=" not in after and not after.startswith("-") else "...")
         raise ConfigError(flag, "is not a flag", f"Write {flag.strip('-').replace('-', '_')}={value}")
+
+
+def _require_plain_place(place: str) -> None:
+    """Raises `ConfigError` for a working folder whose name Hydra would read as an interpolation."""
+    require("${" not in place, place, "the name of this folder holds ${, which is read as an interpolation", "Start from another folder")
 
 
 def _require_own_config(arguments: list[str]) -> None:

@@ -12,7 +12,7 @@ import pytest
 from tokenizers import ByteLevelBPETokenizer
 from tokenizers.processors import TemplateProcessing
 
-from dpx.data import left_out
+from dpx.data import completions, left_out
 from dpx.data.completions import ChatTemplate, halves
 from dpx.data.declarations import Data, Vocabulary
 from dpx.data.labelled import Table
@@ -261,7 +261,7 @@ def test_templates_have_what_transformers_gives_them(tmp_path, checkpoint, templ
 def beside(tmp_path: Path, checkpoint: Path, template: str | None, **settings: Any) -> Path:
     """The checkpoint's tokenizer with another chat template."""
     place = tmp_path / "other"
-    place.mkdir()
+    place.mkdir(parents=True)
     (place / "tokenizer.json").write_bytes((checkpoint / "tokenizer.json").read_bytes())
     (place / "tokenizer_config.json").write_text(json.dumps(json.loads((checkpoint / "tokenizer_config.json").read_text()) | settings))
     if template is not None:
@@ -303,3 +303,33 @@ def test_a_date_is_a_date():
     for date in ("2026-13-01", "today"):
         with pytest.raises(ConfigError, match=f"data.source.chat_date={date}: is not a date"):
             Table(paths="x", labels=None, messages_field="m", chat_date=date)
+
+
+@pytest.mark.parametrize(
+    "template",
+    [
+        "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}",
+        "{% macro f(n) %}{% if n %}{{ f(n - 1) }}{{ f(n - 1) }}{% endif %}{% endmacro %}{{ f(60) }}",
+    ],
+)
+def test_a_chat_template_that_never_ends_is_ended(tmp_path, checkpoint, template, monkeypatch):
+    pytest.importorskip("jinja2")
+    monkeypatch.setattr(completions, "_MOST_STEPS", 2_000)
+    own = ChatTemplate(of_path(beside(tmp_path, checkpoint, template), 300))
+    for _ in range(2):
+        with pytest.raises(ConfigError, match="takes more than 2,000 steps for one conversation"):
+            own.prompt("rows.jsonl:1", chats(1)[0]["messages"])
+
+
+def test_a_chat_template_draws_nothing_and_its_steps_are_counted_for_each_conversation(tmp_path, checkpoint, monkeypatch):
+    pytest.importorskip("jinja2")
+    with pytest.raises(ConfigError, match="No filter named 'random'"):
+        ChatTemplate(of_path(beside(tmp_path / "one", checkpoint, "{{ messages | random }}"), 300))
+    own = ChatTemplate(of_path(beside(tmp_path / "two", checkpoint, "{{ lipsum() }}"), 300))
+    with pytest.raises(ConfigError, match="'lipsum' is undefined"):
+        own.prompt("rows.jsonl:1", chats(1)[0]["messages"])
+    monkeypatch.setattr(completions, "_MOST_STEPS", 4)
+    text = "{% for m in messages %}{{ loop.index }} of {{ loop.length }}{% if not loop.last %}, {% endif %}{% endfor %}"
+    own = ChatTemplate(of_path(beside(tmp_path / "three", checkpoint, text), 300))
+    messages = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]
+    assert [own.prompt("row", messages) for _ in range(5)] == ["1 of 2, 2 of 2"] * 5

@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 
+from dpx.data import text_files
 from dpx.data.declarations import TextFiles
 from dpx.data.text_files import TextFilesSource
 from dpx.declaration import ConfigError
@@ -119,3 +120,12 @@ def test_the_fingerprint_is_of_the_content(tmp_path: Path):
     assert fingerprint(first) == fingerprint(second)
     write_records(second, records(4))
     assert fingerprint(first) != fingerprint(second)
+
+
+def test_a_line_that_no_memory_holds_is_refused_before_it_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(text_files, "_LONGEST", 1000)
+    for name, document_per in (("a.txt.gz", "file"), ("b.txt.gz", "line"), ("c.jsonl.gz", "record")):
+        path = tmp_path / name
+        path.write_bytes(gzip.compress(b"short\n" * (document_per != "record") + b"x" * 100_000, mtime=0))
+        with pytest.raises(ConfigError, match=r"gz:\d: the line has more than 1000 bytes"):
+            read(path, **({} if document_per == "record" else {"document_per": document_per}))
