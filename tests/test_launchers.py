@@ -200,8 +200,8 @@ def test_killed_points_and_a_killed_command_lose_nothing_else(tmp_path: Path) ->
     def started(name: str) -> subprocess.Popen[str]:
         (tmp_path / name).mkdir()
         arguments = [sys.executable, "-m", "dpx", "-m", *line]
-        pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
-        return subprocess.Popen(arguments, cwd=tmp_path / name, env=environment(COLUMNS="160"), text=True, **pipes)
+        own = environment(COLUMNS="160")
+        return subprocess.Popen(arguments, cwd=tmp_path / name, env=own, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
 
     one = started("point")
     point = _awaited(lambda: _training(tmp_path / "point/outputs"))

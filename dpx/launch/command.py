@@ -101,8 +101,8 @@ def _as_one_of_several(own: Place) -> int:
         joined = join(own)
     except ConfigError as refused:
         tell(f"error: {refused}")
-        # The processes of before may not all have ended yet.
-        return LOST if liveness.restart() else 2
+        # The processes of before may not all have ended yet; and jax's exit handlers would wait for those that never came.
+        leave(LOST if liveness.restart() or isinstance(refused, PeerLost) else 2)
     try:
         if own.is_owner:
             _run()

@@ -1,16 +1,22 @@
 """The console script `dpx-launch -n 4 <overrides>`: starts several processes of one job on this machine.
 
-A scheduler does the same on several machines (`dpx/docs/processes.md`). It is for a machine with several GPUs, and for tests.
+A scheduler does the same on several machines (`dpx/docs/processes.md`). It is for a machine with several GPUs, and for tests. The processes
+meet at a Unix socket, in a folder that this user alone can open, where the key of the job lies too.
 """
 
 import argparse
 import os
+import secrets
 import signal
-import socket
 import subprocess
 import sys
+import tempfile
+from pathlib import Path
 
 from dpx.interruption import SIGNALS
+from dpx.processes.place import COORDINATOR, UNIX
+from dpx.processes.signing import KEY, KEY_FILE
+from dpx.processes.team import BIND
 
 
 def main() -> None:
@@ -27,20 +33,21 @@ def main() -> None:
 
 def launch(processes: int, overrides: list[str], module: str = "dpx") -> int:
     """Starts the processes, each with `module` as its program, and waits for them; signals are handed on to all."""
-    shared = os.environ | {"JAX_COORDINATOR_ADDRESS": f"localhost:{_free_port()}", "JAX_NUM_PROCESSES": str(processes)}
-    started = [
-        subprocess.Popen([sys.executable, "-m", module, *overrides], env=shared | {"JAX_PROCESS_ID": str(index)}, process_group=0)
-        for index in range(processes)
-    ]
-    for number in SIGNALS:
-        signal.signal(number, lambda received, _: [one.send_signal(received) for one in started if one.poll() is None])
-    return max(one.wait() for one in started)
-
-
-def _free_port() -> int:
-    with socket.socket() as listener:
-        listener.bind(("localhost", 0))
-        return listener.getsockname()[1]
+    # A socket's path has about a hundred characters, and the folder for temporary files may have a long one.
+    with tempfile.TemporaryDirectory(prefix="dpx-", dir="/tmp") as folder:
+        key = Path(folder) / "key"
+        key.touch(0o600)
+        key.write_text(secrets.token_hex(32))
+        shared = os.environ | {COORDINATOR: f"{UNIX}{folder}/store", "JAX_NUM_PROCESSES": str(processes), KEY_FILE: str(key)}
+        for name in (KEY, BIND):
+            shared.pop(name, None)
+        started = [
+            subprocess.Popen([sys.executable, "-m", module, *overrides], env=shared | {"JAX_PROCESS_ID": str(index)}, process_group=0)
+            for index in range(processes)
+        ]
+        for number in SIGNALS:
+            signal.signal(number, lambda received, _: [one.send_signal(received) for one in started if one.poll() is None])
+        return max(one.wait() for one in started)
 
 
 if __name__ == "__main__":

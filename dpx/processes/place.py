@@ -16,6 +16,8 @@ if TYPE_CHECKING:
     from dpx.mesh import Mesh
 
 COORDINATOR = "JAX_COORDINATOR_ADDRESS"
+# An address that begins so is a Unix socket, of processes on one machine.
+UNIX = "unix:"
 # (variable with the number of processes, variables with the number of this process), by launcher, in the order in which they are read.
 _NUMBERED = (
     ("JAX_NUM_PROCESSES", ("JAX_PROCESS_ID", "JOB_COMPLETION_INDEX")),

@@ -1,12 +1,14 @@
 """Passes messages between the processes of a job, beside the devices: process 0 tells what is done next, the others hear and do it.
 
 Messages are JSON in the key-value store of `jax.distributed`, one round trip of about a millisecond. No device takes part in them, so
-they do not wait for a step that is still being computed. A process that fails leaves one line there, which the others report.
+they do not wait for a step that is still being computed. A process that fails leaves one line there, which the others report. Whoever
+reaches the store may write there, so each message is signed (`dpx.processes.signing`), and one that is not is never obeyed.
 """
 
 import contextlib
-import json
+import math
 import os
+import secrets
 import sys
 import threading
 import time
@@ -14,8 +16,11 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from dpx import interruption
+from dpx.console import stage
 from dpx.declaration import ConfigError, require
-from dpx.processes.place import ALONE, Place, place
+from dpx.processes import signing
+from dpx.processes.place import ALONE, UNIX, Place, place
+from dpx.processes.signing import NotSigned, Signer
 
 if TYPE_CHECKING:
     from dpx.sampler.protocol import Part
@@ -35,8 +40,20 @@ _ALONE = "each process of one job would draw its own noise for the same rows"
 _JOIN = "Start the processes by dpx-launch or another launcher of python -m dpx, which connects them"
 
 
+_FIX = "Run the same command: it resumes from the last checkpoint"
+_PAGE = "dpx/docs/processes.md"
+
+
 class PeerLost(ConfigError):
     """Says that another process of the job has ended; the run can be resumed by the same command."""
+
+
+class Forged(PeerLost):
+    """Says that a message of the job was written by somebody without its key."""
+
+    def __init__(self, name: str, how: str = "does not bear the signature of this job"):
+        reason = f"{how}: another program writes into the job's store"
+        super().__init__(f"message {name}", reason, f"Close the job's port to strangers ({_PAGE}). {_FIX}")
 
 
 class Command(NamedTuple):
@@ -49,12 +66,36 @@ class Command(NamedTuple):
 class Team:
     """The processes of one job. For one process every method is local: `tell` says nothing and `gather` returns its own value."""
 
-    def __init__(self, own: Place = ALONE, client: Any = None):
-        self.place, self._client = own, client
+    def __init__(self, own: Place = ALONE, client: Any = None, signer: Signer | None = None):
+        self.place, self._client, self._signer = own, client, signer
         self._told, self._gathered = 0, 0
         self._storage_fault: str | None = None
+        # When this process stops waiting for a message.
+        self._until = math.inf
         # How often this process made progress (`dpx.processes.liveness`).
         self.progress = 0
+
+    def meet(self, key: bytes) -> None:
+        """Agrees with all processes on the nonce that the signatures of this job cover; every process calls it first, with the same key.
+
+        Each other process asks with a number of its own, so that messages of an earlier job are no answer. Raises `ConfigError` if another
+        key is used.
+        """
+        self._signer, own = Signer(key), secrets.token_hex(16)
+        try:
+            if self.is_owner:
+                nonce, asked = secrets.token_hex(16), [self._await(f"hello/{index}") for index in range(1, self.count)]
+                self._put("welcome", {"nonce": nonce, "asked": asked})
+            else:
+                self._put(f"hello/{self.place.index}", own)
+                answer = self._await("welcome")
+                nonce = answer["nonce"]
+                if answer["asked"][self.place.index - 1] != own:
+                    raise Forged("welcome")
+        except Forged as forged:
+            fix = f"Give all processes the same {signing.KEY} or {signing.KEY_FILE}, or start them in one folder"
+            raise ConfigError("the key of this job", "is not the same in all processes, or a stranger answers", fix) from forged
+        self._signer = Signer(key, nonce)
 
     @property
     def count(self) -> int:
@@ -129,6 +170,14 @@ class Team:
         self._put(f"{topic}/{self.place.index}", value)
         return self._await(all_of)
 
+    def meet_within(self, seconds: float) -> None:
+        """Waits until all processes have come here. Raises `PeerLost` if that takes longer than `seconds`."""
+        self._until = time.monotonic() + seconds
+        try:
+            self.gather(None)
+        finally:
+            self._until = math.inf
+
     def agree(self, sums: Iterable[str]) -> set[str]:
         """Does the one small all-reduce of a step, before its noise: joins the checksums `sums` that the processes hold of the step's sum,
         whether one of them was asked to stop, and whether one of them could not write its part of a checkpoint.
@@ -159,8 +208,8 @@ class Team:
         until = time.monotonic() + wait_s
         while True:
             with contextlib.suppress(Exception):
-                for key, line in self._client.key_value_dir_get(f"{_PREFIX}/failed/"):
-                    return f"process {key.rpartition('/')[2]} ended: {json.loads(line)}"
+                for index, line in self._listed("failed").items():
+                    return f"process {index} ended: {line}"
             if time.monotonic() >= until:
                 return None
             time.sleep(0.1)
@@ -171,7 +220,7 @@ class Team:
         until = time.monotonic() + _FAREWELL_SECONDS
         while time.monotonic() < until:
             with contextlib.suppress(Exception):
-                if len(self._client.key_value_dir_get(f"{_PREFIX}/ended/")) >= self.count - 1:
+                if len(self._listed("ended")) >= self.count - 1:
                     return
             time.sleep(0.02)
         leave(code)
@@ -187,14 +236,28 @@ class Team:
     def is_compiling(self) -> bool:
         """Returns whether some process of the job compiles."""
         with contextlib.suppress(Exception):
-            return bool(self._client.key_value_dir_get(f"{_PREFIX}/compiling/"))
+            return bool(self._listed("compiling"))
         return False
 
     def say_ended(self) -> None:
         self._put(f"ended/{self.place.index}", True)
 
     def _put(self, key: str, value: Any) -> None:
-        self._client.key_value_set(f"{_PREFIX}/{key}", json.dumps(value))
+        assert self._signer is not None
+        try:
+            self._client.key_value_set(f"{_PREFIX}/{key}", self._signer.signed(key, value))
+        except Exception as error:
+            raise (Forged(key, "is there already") if "ALREADY_EXISTS" in str(error) else lost(self)) from error
+
+    def _listed(self, topic: str) -> dict[str, Any]:
+        """Returns the messages of a topic, by the number of the process that left each; those that are not signed are left out."""
+        assert self._signer is not None
+        found = {}
+        for path, message in self._client.key_value_dir_get(f"{_PREFIX}/{topic}/"):
+            index = path.rpartition("/")[2]
+            with contextlib.suppress(NotSigned):
+                found[index] = self._signer.value(f"{topic}/{index}", message)
+        return found
 
     def _forget(self, key: str) -> None:
         with contextlib.suppress(Exception):
@@ -203,28 +266,41 @@ class Team:
     def _await(self, key: str) -> Any:
         while True:
             try:
-                return json.loads(self._client.blocking_key_value_get(f"{_PREFIX}/{key}", _WAIT_MS))
+                assert self._signer is not None
+                return self._signer.value(key, self._client.blocking_key_value_get(f"{_PREFIX}/{key}", _WAIT_MS))
+            except NotSigned as error:
+                raise Forged(key) from error
             except Exception as error:
                 if "DEADLINE_EXCEEDED" not in str(error):
                     raise lost(self) from error
             line = self.failure()
+            if line is None and time.monotonic() > self._until:
+                line = "not all processes were ready to connect their devices in time (mesh.deadline_s, by default 600 s)"
             if line is not None:
                 raise PeerLost("process lost", line, _FIX)
 
 
-_FIX = "Run the same command: it resumes from the last checkpoint"
-
-
 # Words in the errors of jax for a process that does not answer any more.
-_OF_A_LOST_PEER = ("gloo", "coordination", "unavailable", "connection", "nccl")
+_OF_A_LOST_PEER = ("gloo", "coordination", "unavailable", "connection", "nccl", "barrier", "deadline_exceeded", "heartbeat")
+# Those of them that nothing else says: Orbax, TensorStore and Python raise what they hear from jax as errors of their own.
+_OF_ANY_CLASS = ("gloo", "coordination service", "barrier", "deadline_exceeded", "heartbeat")
 
 
-def as_lost(error: Exception, team: Team) -> PeerLost | None:
-    """Returns the error for a lost process if `error` is how jax reports one, from a collective of the devices; else `None`."""
-    is_of_jax = type(error).__name__ in ("JaxRuntimeError", "XlaRuntimeError")
-    if team.is_alone or not is_of_jax or not any(word in str(error).lower() for word in _OF_A_LOST_PEER):
-        return None
-    return lost(team)
+def as_lost(error: BaseException, team: Team) -> PeerLost | None:
+    """Returns the error for a lost process if `error`, or one that caused it, says that a process does not answer; else `None`."""
+    return lost(team) if not team.is_alone and tells_of_a_loss(error) else None
+
+
+def tells_of_a_loss(error: BaseException) -> bool:
+    """Returns whether `error`, or one that caused it, says that another process does not answer."""
+    chain = [error]
+    for one in chain:
+        words = _OF_A_LOST_PEER if type(one).__name__ in ("JaxRuntimeError", "XlaRuntimeError") else _OF_ANY_CLASS
+        if isinstance(one, PeerLost) or any(word in str(one).lower() for word in words):
+            return True
+        more = (one.__cause__, one.__context__, *getattr(one, "exceptions", ()))
+        chain += [found for found in more if found is not None and found not in chain]
+    return False
 
 
 def lost(team: Team) -> PeerLost:
@@ -249,20 +325,58 @@ def join(own: Place) -> Team:
 
     # Its service would take SIGTERM from `dpx.interruption`.
     jax.config.update("jax_enable_preemption_service", False)
+    address = own.coordinator
+    assert address is not None
+    key = signing.job_key()
     try:
         jax.distributed.initialize(
-            own.coordinator, own.count, own.index, heartbeat_timeout_seconds=HEARTBEAT_SECONDS, cluster_detection_method="deactivate"
+            address,
+            own.count,
+            own.index,
+            # jax alone would listen on all interfaces.
+            coordinator_bind_address=os.environ.get(BIND) or address,
+            heartbeat_timeout_seconds=HEARTBEAT_SECONDS,
+            cluster_detection_method="deactivate",
         )
     except RuntimeError as error:
-        reason = f"not all {own.count} processes have met there within five minutes"
-        raise ConfigError(
-            f"coordinator={own.coordinator}", reason, "Start all of them, and check that the address can be reached"
-        ) from error
+        is_unbound = "Failed to start RPC server" in str(error)
+        reason = "is no free address of this host" if is_unbound else f"not all {own.count} processes have met there within five minutes"
+        fix = f"Start all of them, check that the address can be reached, and set {BIND} where this host has another one"
+        raise ConfigError(f"coordinator={address}", reason, fix) from error
     # jax has no public name for the store that its processes share.
     from jax._src.distributed import global_state
 
-    _current = Team(own, global_state.client)
+    if address.startswith(UNIX):
+        _keep_gloo_on_this_machine(global_state.client)
+    joined = Team(own, global_state.client)
+    joined.meet(key)
+    _current = joined
+    if own.is_owner:
+        stage(_where(address, own.count))
     return _current
+
+
+# jax's own variable.
+BIND = "JAX_COORDINATOR_BIND_ADDRESS"
+
+
+def _where(address: str, count: int) -> str:
+    """Returns the line that says where the processes meet, and who else could."""
+    if address.startswith(UNIX):
+        return f"{count} processes meet at a Unix socket that this user alone can open; their devices exchange on loopback ({_PAGE})"
+    opened = f"{count} processes meet at {address}: dpx signs its messages, but jax's store, barriers and Gloo know no authentication"
+    return f"{opened}. Let a firewall close all ports between these hosts to others ({_PAGE})"
+
+
+def _keep_gloo_on_this_machine(client: Any) -> None:
+    """Lets the collectives of processors listen on loopback; on their own they listen at the address of the host's name."""
+    from jax._src import xla_bridge
+    from jaxlib import _jax  # pyright: ignore[reportAttributeAccessIssue]
+
+    def made() -> Any:
+        return xla_bridge.make_cpu_client(_jax.make_gloo_tcp_collectives(distributed_client=client, hostname="127.0.0.1"))
+
+    xla_bridge.register_backend_factory("cpu", made, priority=0, fail_quietly=False)
 
 
 def disconnect(code: int) -> None:

@@ -28,6 +28,7 @@ from dpx.durable import put_in_place, write_durably
 from dpx.init.weights import by_path, facts_beside
 from dpx.init.weights import checksums as weight_checksums
 from dpx.processes import team
+from dpx.processes.team import tells_of_a_loss
 from dpx.training.checksum import checksums
 from dpx.training.state import State, restored
 
@@ -136,7 +137,7 @@ class Checkpoints:
 
     def _note_fault(self, ended: Future[Any]) -> None:
         """Lets the other processes know of a save that failed before they would wait for this process to commit its part."""
-        if (fault := ended.exception()) is not None:
+        if (fault := ended.exception()) is not None and not tells_of_a_loss(fault):
             reason = (str(fault) or type(fault).__name__).splitlines()[0][:200]
             team().note_storage_fault(f"could not save its part of a checkpoint in {self.directory} ({reason})")
 

@@ -16,13 +16,19 @@ from omegaconf import DictConfig, OmegaConf
 from dpx import config
 from dpx.claim.calibration import Calibrated
 from dpx.data.prepare import prepare
-from dpx.declaration import ConfigError
+from dpx.declaration import ConfigError, require
 from dpx.mesh import simulate_devices
 from dpx.processes import liveness
 from dpx.processes.team import Command, Team
 from dpx.randomness import RootSecret
 from dpx.run_folder import RunFolder
 from dpx.training import same_run
+
+# What a process obeys between "begin" and "close", and nothing else (`dpx/docs/processes.md` says what each does).
+COMMANDS = (
+    *("open", "plant", "init", "load", "start", "step", "new_noise_epoch", "evaluate", "save", "wait"),
+    *("write_frozen", "place_frozen", "read", "gather", "gather_whole", "export"),
+)
 
 
 def follow(team: Team) -> int:
@@ -39,19 +45,26 @@ def follow(team: Team) -> int:
         elif run is not None and command.name == "close":
             run.close()
             run = None
-        elif run is not None:
+        elif run is not None and command.name in COMMANDS:
             run.do(command)
+        else:
+            raise ConfigError(
+                f"command {command.name}", "is none that a process of a job obeys", "Start the same version of dpx everywhere"
+            )
 
 
 class _Followed:
     """A run that this process takes part in."""
 
     def __init__(self, team: Team, config_yaml: str, folder: str, fork: str | None):
-        self._team, self._fork, self._private = team, fork, RunFolder(Path(folder)).private
+        from dpx.training.meeting import connect
+
+        self._team, self._fork, self._folder, self._private = team, fork, Path(folder), RunFolder(Path(folder)).private
         self._experiment = config.build(cast(DictConfig, OmegaConf.create(config_yaml)))[0]
         simulate_devices(self._experiment.mesh, self._experiment.mesh.simulated_here(team.count))
         # jax starts in all processes at once.
         team.require_jax()
+        connect(team, self._experiment.mesh.make(), self._experiment.mesh.deadline_s)
         self._checkpoints: dict[str, Any] = {}
         self._state: Any = None
         self._first_step = 0
@@ -173,13 +186,21 @@ class _Followed:
     def _do_export(self, directory: str, facts: dict[str, Any]) -> None:
         from dpx.training.checkpoint import export
 
-        export(Path(directory), self._params, facts)
+        export(self._own(directory), self._params, facts)
+
+    def _own(self, directory: str) -> Path:
+        """Returns `directory`, in which this process is to write. Raises `ConfigError` if it is not in the run's folder."""
+        path = Path(directory)
+        require(
+            path.resolve().is_relative_to(self._folder.resolve()), path, f"is not in the run's folder {self._folder}", "Nothing is written"
+        )
+        return path
 
     def _of(self, directory: str) -> Any:
         from dpx.training.checkpoint import Checkpoints
 
         if directory not in self._checkpoints:
-            self._checkpoints[directory] = Checkpoints(Path(directory), self._experiment.schedule.checkpoints_kept)
+            self._checkpoints[directory] = Checkpoints(self._own(directory), self._experiment.schedule.checkpoints_kept)
         return self._checkpoints[directory]
 
     def _secret(self, epoch: int, tag: str) -> RootSecret:

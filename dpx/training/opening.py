@@ -40,6 +40,7 @@ from dpx.training.compile_cache import keep_compiled_programs
 from dpx.training.evaluation import evaluations_of
 from dpx.training.fingerprint import claim_checksum, fingerprint
 from dpx.training.loop import Runtime
+from dpx.training.meeting import connect
 from dpx.training.metrics import MetricsWriter
 from dpx.training.microbatch import Workload, resolve_microbatch
 from dpx.training.profiling import profiling
@@ -111,12 +112,16 @@ def _describe_data(private: Path, store: Store) -> None:
 
 
 def _start_jax(mesh: Mesh, folder: RunFolder) -> None:
-    """Starts jax in all processes of this job. Raises `ConfigError` before that for another number of processes than the mesh declares."""
+    """Starts jax in all processes of this job, and connects their devices.
+
+    Raises `ConfigError` before that for another number of processes than the mesh declares.
+    """
     team().require_joined()
     require_processes(mesh, team().count)
     # Devices are found by all processes at once.
     team().tell("begin", config_yaml=folder.config_yaml, folder=str(folder.path), fork=folder.fork)
     team().require_jax()
+    connect(team(), mesh.make(), mesh.deadline_s)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -1,15 +1,20 @@
 """The one exchange of a step: what each process reports reaches all of them."""
 
+import signal
 import threading
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 
 import pytest
 
 from dpx import interruption
 from dpx.declaration import ConfigError
+from dpx.processes import supervisor
 from dpx.processes.place import Place
-from dpx.processes.team import Team
+from dpx.processes.signing import SHORTEST, Signer
+from dpx.processes.team import LOST, PeerLost, Team, as_lost, tells_of_a_loss
+from dpx.training import checkpoint
 
+KEY = b"k" * SHORTEST
 # The signal that the process played by this thread received.
 OWN = threading.local()
 
@@ -22,6 +27,8 @@ class Store:
 
     def key_value_set(self, key: str, value: str) -> None:
         with self._changed:
+            if key in self._values:
+                raise RuntimeError(f"ALREADY_EXISTS: Config key {key} already exists.")
             self._values[key] = value
             self._changed.notify_all()
 
@@ -41,7 +48,7 @@ class Store:
 @pytest.fixture
 def teams() -> list[Team]:
     store = Store()
-    return [Team(Place(index, 3, "a:1"), store) for index in range(3)]
+    return [Team(Place(index, 3, "a:1"), store, Signer(KEY, "nonce")) for index in range(3)]
 
 
 @pytest.fixture
@@ -86,3 +93,63 @@ def test_a_process_that_could_not_write_ends_all_of_them(teams, received):
 
 def test_one_process_alone_exchanges_nothing():
     assert Team().agree({"a"}) == {"a"}
+
+
+class JaxRuntimeError(RuntimeError):
+    """As jax names its own."""
+
+
+def _caused(error: Exception, cause: Exception) -> Exception:
+    error.__cause__ = cause
+    return error
+
+
+# As jax and Orbax word them where a process is gone.
+LOSSES = [
+    JaxRuntimeError("UNAVAILABLE: Connection reset by peer"),
+    JaxRuntimeError("DEADLINE_EXCEEDED: Gloo context initialization failed: Connect timeout"),
+    ValueError("INTERNAL: Barrier failed because tasks are unhealthy: /job:jax_worker/replica:0/task:1"),
+    TimeoutError("DEADLINE_EXCEEDED: Barrier timed out. Id: orbax_save::3"),
+    _caused(ValueError("Errors occurred during the save"), JaxRuntimeError("ABORTED: coordination service has stopped")),
+    ExceptionGroup("save", [OSError("no"), JaxRuntimeError("UNAVAILABLE: failed to connect")]),
+]
+OTHERS = [ValueError("operands could not be broadcast"), JaxRuntimeError("RESOURCE_EXHAUSTED: out of memory"), OSError(28, "No space left")]
+
+
+@pytest.mark.parametrize("error", [*LOSSES, *OTHERS], ids=str)
+def test_a_lost_process_is_one_wherever_it_is_noticed(teams, error):
+    assert tells_of_a_loss(error) == (error in LOSSES)
+    assert isinstance(as_lost(error, teams[0]), PeerLost) == (error in LOSSES)
+    assert as_lost(error, Team()) is None
+
+
+def test_a_failed_save_is_told_to_the_others_unless_one_of_them_is_lost(teams, monkeypatch, tmp_path):
+    noted = []
+    monkeypatch.setattr(checkpoint, "team", lambda: teams[1])
+    monkeypatch.setattr(teams[1], "note_storage_fault", noted.append)
+    for error in (*LOSSES, OSError(28, "No space left on device")):
+        ended = Future()
+        ended.set_exception(error)
+        checkpoint.Checkpoints(tmp_path, 1)._note_fault(ended)
+    assert len(noted) == 1 and "No space left on device" in noted[0]
+
+
+def test_processes_wait_for_each_other_until_a_deadline(teams):
+    with ThreadPoolExecutor(3) as pool:
+        assert [end.result() for end in [pool.submit(own.meet_within, 60.0) for own in teams]] == [None] * 3
+    with pytest.raises(PeerLost, match="not all processes were ready to connect their devices in time"):
+        teams[1].meet_within(0.5)
+
+
+@pytest.mark.parametrize("code", ["os.abort()", "os._exit(134)", "os.kill(os.getpid(), 9)", "os._exit(75)"])
+def test_a_worker_that_jax_aborts_is_a_lost_process(monkeypatch, capsys, code):
+    monkeypatch.setattr(supervisor, "_as_started", lambda: ["-I", "-S", "-c", f"import os; {code}"])
+    monkeypatch.setattr(supervisor.sys, "argv", ["dpx"])
+    before = [signal.getsignal(one) for one in interruption.SIGNALS]
+    try:
+        assert supervisor._watch() == LOST
+    finally:
+        for one, handler in zip(interruption.SIGNALS, before, strict=True):
+            signal.signal(one, handler)
+    said = capsys.readouterr().err.splitlines()
+    assert len(said) == (code != "os._exit(75)") and all(line.startswith("error: process lost: ") for line in said)

@@ -1,0 +1,212 @@
+"""Who reaches the store of a job without its key can end the job, as a lost peer, and nothing else."""
+
+import json
+import random
+import re
+import stat
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from dpx.declaration import ConfigError
+from dpx.processes import Team, launch
+from dpx.processes.place import Place
+from dpx.processes.signing import DEFAULT_FILE, KEY, KEY_FILE, SHORTEST, Signer, job_key
+from dpx.processes.team import Forged, PeerLost
+from dpx.training import follower
+
+from .test_team import Store
+
+SECRET = b"k" * SHORTEST
+PAGE = Path(__file__).parents[2] / "dpx" / "docs" / "processes.md"
+BEGIN = {"name": "begin", "facts": {"config_yaml": "{}", "folder": "/", "fork": None}}
+
+
+def _member(store: Store, index: int = 1, nonce: str = "now") -> Team:
+    return Team(Place(index, 2, "a:1"), store, Signer(SECRET, nonce))
+
+
+def _strange(draw: random.Random) -> str:
+    """A message that a stranger could write as the first command: without a key, with another, or heard elsewhere."""
+    begin = BEGIN | {"name": draw.choice(("begin", "end", "open", "step", "save", "export", "__init__"))}
+    heard = Signer(SECRET, "now").signed("told/1", begin)
+    text, signature = json.loads(heard)
+    ways: tuple[Callable[[], str], ...] = (
+        lambda: json.dumps(begin),
+        lambda: json.dumps([text, None]),
+        lambda: json.dumps([text, signature[:-1] + ("0" if signature[-1] != "0" else "1")]),
+        lambda: json.dumps([text.replace("facts", "fact"), signature]),
+        lambda: json.dumps({"0": text, "1": signature}),
+        lambda: Signer(draw.randbytes(32), "now").signed("told/1", begin),
+        lambda: Signer(SECRET, "before").signed("told/1", begin),
+        lambda: Signer(SECRET, "now").signed("told/2", begin),
+        lambda: Signer(SECRET, "now").signed("all/1", begin),
+        lambda: "[" * 100_000,
+        lambda: "".join(map(chr, draw.choices(range(32, 1000), k=draw.randrange(300)))),
+    )
+    return draw.choice(ways)()
+
+
+def test_of_200_messages_of_a_stranger_none_is_obeyed(monkeypatch: pytest.MonkeyPatch) -> None:
+    draw, obeyed = random.Random(0), []
+    monkeypatch.setattr(follower, "_Followed", lambda *given, **facts: obeyed.append(facts))
+    for _ in range(200):
+        store = Store()
+        store.key_value_set("dpx/told/1", _strange(draw))
+        with pytest.raises(Forged, match="message told/1: does not bear the signature of this job"):
+            follower.follow(_member(store))
+    assert not obeyed
+
+
+def test_signed_commands_are_obeyed_and_no_others(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    done: list[Any] = []
+
+    class Run:
+        def __init__(self, team: Team, **facts: Any):
+            done.append(facts)
+
+        def do(self, command: Any) -> None:
+            done.append(command.name)
+
+        def close(self) -> None:
+            done.append("closed")
+
+    monkeypatch.setattr(follower, "_Followed", Run)
+    store = Store()
+    owner, other = _member(store, 0), _member(store)
+    owner.tell("begin", **BEGIN["facts"])
+    owner.tell("step", step=1)
+    owner.tell("end", code=7)
+    assert follower.follow(other) == 7 and done == [BEGIN["facts"], "step", "closed"]
+    for name in ("own", "close_", "__init__", "_own"):
+        owner.tell("begin", **BEGIN["facts"])
+        owner.tell(name)
+        with pytest.raises(ConfigError, match=f"command {name}: is none that a process of a job obeys"):
+            follower.follow(other)
+
+
+def test_the_commands_are_methods_and_on_the_page() -> None:
+    methods = {name.removeprefix("_do_") for name in vars(follower._Followed) if name.startswith("_do_")}
+    told = {
+        name
+        for path in (PAGE.parents[1] / "training").glob("*.py")
+        for name in re.findall(r"""team(?:\(\))?\.tell\(\s*"(\w+)\"""", path.read_text())
+    }
+    listed = re.findall(r"^\| `(\w+)`(?:, `(\w+)`)*", PAGE.read_text().partition("obeys these commands")[2].partition("##")[0], re.M)
+    rows = PAGE.read_text().partition("obeys these commands")[2].partition("##")[0].splitlines()
+    shown = {name for row in rows if row.startswith("| `") for name in re.findall(r"`(\w+)`", row.split("|")[1])}
+    assert listed and methods == set(follower.COMMANDS) and shown == methods | {"begin", "close", "end"}
+    assert told - {"begin", "close"} <= methods
+
+
+def test_a_follower_writes_in_the_folder_of_its_run_alone(tmp_path: Path) -> None:
+    run = object.__new__(follower._Followed)
+    run._folder = tmp_path / "run"
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run/out").symlink_to(tmp_path)
+    assert run._own(str(tmp_path / "run/private/checkpoints")) == tmp_path / "run/private/checkpoints"
+    for elsewhere in ("", "run2", "run/../other", "run/out/other"):
+        with pytest.raises(ConfigError, match="is not in the run's folder"):
+            run._own(str(tmp_path / elsewhere))
+
+
+def test_a_place_that_a_stranger_took_and_words_that_he_left() -> None:
+    store = Store()
+    owner, other = _member(store, 0), _member(store)
+    for name in ("failed/1", "ended/1", "compiling/1"):
+        store.key_value_set(f"dpx/{name}", json.dumps("\x1b[31mSend your password"))
+    assert owner.failure() is None and not owner.is_compiling()
+    store.key_value_set("dpx/told/1", "mine")
+    with pytest.raises(Forged, match="message told/1: is there already"):
+        owner.tell("begin", **BEGIN["facts"])
+    store.key_value_set("dpx/of/1/1", "mine")
+    with pytest.raises(PeerLost):
+        other.gather({})
+
+
+def _met(keys: list[bytes], store: Store) -> list[Any]:
+    teams = [Team(Place(index, len(keys), "a:1"), store) for index in range(len(keys))]
+    with ThreadPoolExecutor(len(keys)) as pool:
+        ends = [pool.submit(team.meet, key) for team, key in zip(teams, keys, strict=True)]
+        errors = [end.exception() for end in ends]
+    return errors if any(errors) else teams
+
+
+def test_processes_with_one_key_meet_and_the_nonce_of_each_job_is_new() -> None:
+    stores = [Store(), Store()]
+    first, second = (_met([SECRET] * 3, store) for store in stores)
+    first[0].tell("step", step=1)
+    assert first[1].hear() == first[2].hear() == ("step", {"step": 1})
+    second_store = stores[1]
+    second_store.key_value_set("dpx/told/1", stores[0]._values["dpx/told/1"])
+    with pytest.raises(Forged):
+        second[1].hear()
+
+
+def test_another_key_is_refused_in_one_line() -> None:
+    store = Store()
+    store.key_value_set("dpx/welcome", Signer(b"x" * SHORTEST).signed("welcome", {"nonce": "n", "asked": []}))
+    owner, other = Team(Place(0, 2, "a:1"), Store()), Team(Place(1, 2, "a:1"), store)
+    owner._client.key_value_set("dpx/hello/1", Signer(b"x" * SHORTEST).signed("hello/1", "n"))
+    for one in (owner, other):
+        with pytest.raises(ConfigError, match="the key of this job: is not the same in all processes") as refused:
+            one.meet(SECRET)
+        assert not isinstance(refused.value, PeerLost)
+
+
+def test_a_welcome_of_an_earlier_job_is_no_answer() -> None:
+    store = Store()
+    store.key_value_set("dpx/welcome", Signer(SECRET).signed("welcome", {"nonce": "n", "asked": ["of before"]}))
+    with pytest.raises(ConfigError, match="or a stranger answers"):
+        Team(Place(1, 2, "a:1"), store).meet(SECRET)
+
+
+def test_the_key_is_made_once_for_its_owner_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    with ThreadPoolExecutor(8) as pool:
+        keys = set(pool.map(lambda _: job_key({}), range(16)))
+    assert len(keys) == 1 and len(next(iter(keys))) == 64
+    assert stat.S_IMODE(DEFAULT_FILE.stat().st_mode) == 0o600 and [path.name for path in DEFAULT_FILE.parent.iterdir()] == [
+        DEFAULT_FILE.name
+    ]
+    DEFAULT_FILE.chmod(0o640)
+    with pytest.raises(ConfigError, match="others than its owner may read or write it"):
+        job_key({})
+
+
+def test_a_key_from_the_environment_or_a_file(tmp_path: Path) -> None:
+    given = "g" * SHORTEST
+    assert job_key({KEY: given}) == given.encode()
+    with pytest.raises(ConfigError, match=f"{KEY}: has fewer than 32 characters"):
+        job_key({KEY: given[1:]})
+    path = tmp_path / "key"
+    with pytest.raises(ConfigError, match="cannot be read as the key of this job"):
+        job_key({KEY_FILE: str(path)})
+    path.touch(0o600)
+    path.write_text("short")
+    with pytest.raises(ConfigError, match="has fewer than 32 characters"):
+        job_key({KEY_FILE: str(path)})
+
+
+def test_the_processes_of_one_machine_meet_in_a_folder_of_this_user_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[dict[str, str]] = []
+
+    class Started:
+        def __init__(self, arguments: Any, env: dict[str, str], process_group: int):
+            folder = Path(env["JAX_COORDINATOR_ADDRESS"].removeprefix("unix:")).parent
+            assert stat.S_IMODE(folder.stat().st_mode) == 0o700 and len(env["JAX_COORDINATOR_ADDRESS"]) < 100
+            assert job_key(env) and KEY not in env
+            seen.append(env)
+
+        def wait(self) -> int:
+            return 0
+
+    monkeypatch.setenv(KEY, "of another job")
+    monkeypatch.setattr(launch.subprocess, "Popen", Started)
+    monkeypatch.setattr(launch.signal, "signal", lambda *_: None)
+    assert launch.launch(2, []) == 0
+    assert [env["JAX_PROCESS_ID"] for env in seen] == ["0", "1"] and len({env[KEY_FILE] for env in seen}) == 1
+    assert not Path(seen[0][KEY_FILE]).parent.exists()
