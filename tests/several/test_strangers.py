@@ -3,7 +3,10 @@
 import json
 import random
 import re
+import socket
 import stat
+import subprocess
+import sys
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -18,6 +21,7 @@ from dpx.processes.signing import DEFAULT_FILE, KEY, KEY_FILE, SHORTEST, Signer,
 from dpx.processes.team import Forged, PeerLost
 from dpx.training import follower
 
+from ..processes import environment
 from .test_team import Store
 
 SECRET = b"k" * SHORTEST
@@ -95,10 +99,9 @@ def test_the_commands_are_methods_and_on_the_page() -> None:
         for path in (PAGE.parents[1] / "training").glob("*.py")
         for name in re.findall(r"""team(?:\(\))?\.tell\(\s*"(\w+)\"""", path.read_text())
     }
-    listed = re.findall(r"^\| `(\w+)`(?:, `(\w+)`)*", PAGE.read_text().partition("obeys these commands")[2].partition("##")[0], re.M)
     rows = PAGE.read_text().partition("obeys these commands")[2].partition("##")[0].splitlines()
     shown = {name for row in rows if row.startswith("| `") for name in re.findall(r"`(\w+)`", row.split("|")[1])}
-    assert listed and methods == set(follower.COMMANDS) and shown == methods | {"begin", "close", "end"}
+    assert methods == set(follower.COMMANDS) and shown == methods | {"begin", "close", "end"}
     assert told - {"begin", "close"} <= methods
 
 
@@ -210,3 +213,52 @@ def test_the_processes_of_one_machine_meet_in_a_folder_of_this_user_alone(monkey
     assert launch.launch(2, []) == 0
     assert [env["JAX_PROCESS_ID"] for env in seen] == ["0", "1"] and len({env[KEY_FILE] for env in seen}) == 1
     assert not Path(seen[0][KEY_FILE]).parent.exists()
+
+
+# The store of a job at a TCP port. A stranger joins it as process 0 and leaves the commands that he is given, one a line; then process 1
+# hears them, and says how many it refused and what it obeyed.
+REACHED = """
+import json, sys, threading
+from jaxlib import _jax
+from dpx.processes import Team
+from dpx.processes.place import Place
+from dpx.processes.signing import Signer
+from dpx.processes.team import Forged
+from dpx.training import follower
+address = sys.argv[1]
+service = _jax.get_distributed_runtime_service(address, 2, heartbeat_timeout=60, shutdown_timeout=5)
+stranger, client = (_jax.get_distributed_runtime_client(address, index, init_timeout=60, heartbeat_timeout=60) for index in range(2))
+joining = threading.Thread(target=stranger.connect)
+joining.start()
+client.connect()
+joining.join()
+messages = [json.loads(line) for line in sys.stdin]
+for number, message in enumerate(messages, 1):
+    stranger.key_value_set(f"dpx/told/{number}", message)
+obeyed, refused = [], 0
+follower._Followed = lambda *given, **facts: obeyed.append(facts)
+for number in range(len(messages)):
+    team = Team(Place(1, 2, address), client, Signer(b"k" * 32, "now"))
+    team._told = number
+    try:
+        follower.follow(team)
+    except Forged:
+        refused += 1
+print(refused, obeyed, flush=True)
+leaving = threading.Thread(target=stranger.shutdown)
+leaving.start()
+client.shutdown()
+leaving.join()
+service.shutdown()
+"""
+
+
+def test_of_200_messages_at_a_tcp_port_none_is_obeyed() -> None:
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        port = listener.getsockname()[1]
+    draw = random.Random(1)
+    messages = "".join(json.dumps(_strange(draw)) + "\n" for _ in range(200))
+    started = [sys.executable, "-c", REACHED, f"127.0.0.1:{port}"]
+    done = subprocess.run(started, env=environment(), input=messages, capture_output=True, text=True, timeout=120)
+    assert (done.returncode, done.stdout) == (0, "200 []\n"), done.stderr[-2000:]
