@@ -139,7 +139,10 @@ def _run() -> None:
     launcher = LateLauncher()
 
     def processes(**settings):
-        return launcher.processes(**settings)
+        from dpx.launch.side_by_side import Processes
+
+        Processes.launcher = launcher.get()
+        return Processes(**settings)
 
     # Hydra instantiates launchers of the package hydra_plugins alone.
     Plugins.instance().class_name_to_class["hydra_plugins.dpx_processes.Processes"] = processes  # pyright: ignore[reportArgumentType]

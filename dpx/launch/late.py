@@ -56,10 +56,3 @@ class LateLauncher:
             self.made = Launcher()
             self.made.failures = CloseStudy.failures = self.failures
         return self.made
-
-    def processes(self, **settings: Any) -> Any:
-        """Returns the launcher that runs the points of a sweep side by side (`dpx.launch.side_by_side`)."""
-        from dpx.launch.side_by_side import Processes
-
-        Processes.launcher = self.get()
-        return Processes(**settings)
