@@ -8,7 +8,7 @@ from typing import Literal
 
 from dpx.data.completions import halves
 from dpx.data.hub_rows import HUB
-from dpx.data.records import RowSet, TextColumns, labels_in, row_sets
+from dpx.data.records import RowSet, TextColumns, label_text, labels_in, row_sets
 from dpx.data.schema import Schema, classes, texts
 from dpx.declaration import ConfigError, declaration, require
 
@@ -161,7 +161,7 @@ class Table:
         if self.has_completions:
             return ()
         if self.labels is not None:
-            return tuple(map(str, self.labels))
+            return tuple(map(label_text, self.labels))
         labels = labels_in(self.training_sets(), self.label_field)
         measured = [label for label in labels if re.fullmatch(r"[+-]?\d*\.\d+(e[+-]?\d+)?", label)]
         reason = f"its values are {len(labels)} numbers with decimals, such as {measured[0] if measured else ''}, and dpx trains on classes"

@@ -5,6 +5,8 @@ Each record has its place, for error messages, and its fields by column.
 
 import csv
 import importlib
+import itertools
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -78,12 +80,17 @@ def value_of(where: str, record: Mapping[str, Any], field: str) -> Any:
 
 
 def label_of(where: str, record: Mapping[str, Any], field: str) -> str:
-    """Returns a record's label as text. Raises `ConfigError` if it is missing, or neither text nor a whole number."""
+    """Returns a record's label as text (`label_text`). Raises `ConfigError` if it is missing, or neither text nor a whole number."""
     value = value_of(where, record, field)
     require(value is not None and value != "", where, f"has no label under {field!r}", "Give every row its label")
-    is_label = isinstance(value, str | int) and not isinstance(value, bool)
+    is_label = (isinstance(value, str | int) and not isinstance(value, bool)) or (isinstance(value, float) and value.is_integer())
     require(is_label, where, f"has the label {value!r}, which is not text and not a whole number", "Write labels as text")
-    return str(value)
+    return label_text(value)
+
+
+def label_text(value: object) -> str:
+    """Returns a label as text; a whole number that was written as a float (`1.0`), as pandas does, is that number."""
+    return re.sub(r"^(-?\d+)\.0$", r"\1", str(value))
 
 
 def text_of(where: str, record: Mapping[str, Any], field: str) -> str:
@@ -149,9 +156,17 @@ def _tsv(file: Path) -> Iterator[Record]:
 
 
 def _csv(file: Path) -> Iterator[Record]:
-    """Yields rows of comma-separated fields; a field in quotation marks may hold commas, line ends and doubled quotation marks."""
+    """Yields rows of comma-separated fields, or of fields separated by semicolons or tabs if the header has these and no comma.
+
+    A field in quotation marks may hold the separator, line ends and doubled quotation marks.
+    """
     csv.field_size_limit(LONGEST_LINE)
-    read = csv.reader((line + "\n" for _, line in lines(file, keep_blank=True, longest=LONGEST_LINE)), strict=True)
+    of_file = lines(file, keep_blank=True, longest=LONGEST_LINE)
+    first = next(of_file, None)
+    header = "" if first is None else first[1]
+    separator = "," if "," in header else next((one for one in ";\t" if one in header), ",")
+    whole = of_file if first is None else itertools.chain([first], of_file)
+    read = csv.reader((line + "\n" for _, line in whole), strict=True, delimiter=separator)
 
     def rows() -> Iterator[tuple[int, list[str]]]:
         try:

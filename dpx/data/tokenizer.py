@@ -79,9 +79,20 @@ def of_path(path: Path, size: int) -> TextTokenizer:
     if files is None:
         return of_vocabulary(read(path, size))
     loaded = _loaded(*files)
+    _require_table_fits(files[0], len(loaded.vocabulary))
     fix = f"Set data.vocabulary.size={len(loaded.vocabulary)}"
     require(len(loaded.vocabulary) <= size, path, f"has {len(loaded.vocabulary)} tokens, but data.vocabulary.size={size}", fix)
     return loaded
+
+
+def _require_table_fits(file: Path, tokens: int) -> None:
+    """Raises `ConfigError` for a tokenizer with tokens for which the weights beside it have no row: no size is right for both."""
+    config = file.with_name("config.json")
+    rows = read_json(config, "Copy the file again").get("vocab_size") if config.is_file() else None
+    is_whole = isinstance(rows, int) and not isinstance(rows, bool)
+    reason = f"has {tokens} tokens, but the table of the weights beside it has {rows} rows (vocab_size in {config.name})"
+    fix = f"Remove the added tokens, or add rows with transformers: model.resize_token_embeddings({tokens})"
+    require(not is_whole or tokens <= int(str(rows)), file, reason, fix)
 
 
 def fingerprint(path: Path) -> str | None:

@@ -17,6 +17,7 @@ from dpx.data.declarations import Data, Vocabulary
 from dpx.data.documents import Example
 from dpx.data.labelled import Table
 from dpx.data.prepare import prepare
+from dpx.data.records import records as records_of
 from dpx.data.table import TableSource
 from dpx.declaration import ConfigError
 
@@ -194,11 +195,11 @@ def test_equal_rows_are_units_in_one_split_or_are_removed_and_counted(tmp_path: 
     train = write_csv(tmp_path / "train.csv", rows(60) + rows(20) + rows(5))
     kept, removed = (prepare(data(tmp_path, table(train, equal_rows=which)), PRIVACY) for which in ("keep", "remove"))
     assert sum(kept.manifest.rows.values()) == sum(kept.manifest.units.values()) == 85 and sum(removed.manifest.rows.values()) == 60
-    named = {split: kept.unit_ids(split) for split in ("protected", "heldout")}
+    named = {split: kept.unit_ids(split) for split in kept.manifest.splits if split != "public"}
     contents = {split: {one.partition("-")[0] for one in names} for split, names in named.items()}
     assert not contents["protected"] & contents["heldout"], "no text is both protected and held out"
     assert all(len(set(names)) == len(names) for names in named.values())
-    assert {one for split in named for one in removed.unit_ids(split)} == contents["protected"] | contents["heldout"]
+    assert {one for split in removed.manifest.splits for one in removed.unit_ids(split)} == contents["protected"] | contents["heldout"]
     counts = left_out.read(removed.folder)
     assert sum(one.texts_repeated for one in counts.values()) == 25 == 85 - sum(one.rows for one in counts.values())
     assert (
@@ -214,7 +215,7 @@ def test_without_one_of_several_equal_rows_the_others_are_the_same_units(tmp_pat
     whole = prepare(data(tmp_path, table(write_csv(tmp_path / "a.csv", all_rows))), PRIVACY)
     for gone in (2, 62):
         fewer = prepare(data(tmp_path, table(write_csv(tmp_path / f"b{gone}.csv", all_rows[:gone] + all_rows[gone + 1 :]))), PRIVACY)
-        of = lambda store: {one for split in ("protected", "heldout") for one in store.unit_ids(split)}  # noqa: E731
+        of = lambda store: {one for split in store.manifest.splits for one in store.unit_ids(split)}  # noqa: E731
         assert of(fewer) < of(whole) and len(of(whole) - of(fewer)) == 1
 
 
@@ -300,3 +301,19 @@ def test_texts_that_are_longer_than_a_row_are_counted(tmp_path: Path):
         f"{found.texts_cut} of {found.texts} protected texts are longer than data.sequence_length and are cut; a larger one reads more"
     ]
     assert left_out.of_public(store, PRIVACY) is None, "without a public split, no count may be published"
+
+
+@pytest.mark.parametrize("labels", [["0", "1"], ["0.0", "1.0"], None])
+def test_whole_numbers_that_pandas_wrote_as_floats_are_these_numbers(tmp_path: Path, labels: list[str] | None):
+    written = write_csv(tmp_path / "a.csv", [row | {"label": f"{number % 2}.0"} for number, row in enumerate(rows(40))])
+    (tmp_path / "b.jsonl").write_text("".join(json.dumps(row | {"label": float(n % 2)}) + "\n" for n, row in enumerate(rows(40, 40))))
+    source = table(written, tmp_path / "b.jsonl", labels=labels)
+    assert tuple(source.classes) == ("0", "1") and sum(prepare(data(tmp_path, source), PRIVACY).manifest.rows.values()) == 80
+
+
+@pytest.mark.parametrize("separator", [";", "\t"])
+def test_a_csv_of_semicolons_or_tabs_is_recognised_by_its_header(tmp_path: Path, separator: str):
+    lines = ["text", "label"], ["a, b", "x"], [f'"c{separator} d"', "y"]
+    (tmp_path / "a.csv").write_text("".join(separator.join(line) + "\n" for line in lines))
+    found = [record for _, record in records_of(tmp_path / "a.csv")]
+    assert found == [{"text": "a, b", "label": "x"}, {"text": f"c{separator} d", "label": "y"}]

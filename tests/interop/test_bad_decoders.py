@@ -48,7 +48,7 @@ BAD = {
     "a prompt longer than the window": (
         GENERATE,
         ["generate.prompts=long.jsonl"],
-        r"long.jsonl:2: has a prompt of 21 tokens; .* for 12",
+        r"long.jsonl:2: has a prompt of 20 tokens; .* for 12",
     ),
     "a field that the rows lack": (GENERATE, ["generate.template='On {topic}'"], r"asked.jsonl:1: has no column 'topic'; its columns"),
     "completions without a tokenizer's padding": (GENERATE, ["generate.checkpoint=unpadded"], r"has no pad token\. Name it in tokenizer_"),
