@@ -4,6 +4,7 @@ A prepared store says so in its manifest, every other folder into which dpx writ
 A file from elsewhere says nothing, and a folder that a run of dpx exported without this record is of unknown origin.
 """
 
+import contextlib
 import json
 from collections.abc import Iterable
 from dataclasses import replace
@@ -34,10 +35,11 @@ class LearntFrom:
     origins: tuple[Origin, ...] = described("The texts; empty for a vocabulary from elsewhere.")
 
 
-def learnt_from(place: Path) -> tuple[Origin, ...]:
+def learnt_from(place: Path, stores: Path | None = None) -> tuple[Origin, ...]:
     """Returns the texts that the vocabulary at `place`, a file or a checkpoint's folder, was learnt from, as far as dpx knows.
 
-    Raises `ConfigError` for a vocabulary that is not the one which the manifest beside it lists.
+    A file that was copied away from its store is known by its content, if the store is in the folder `stores`. Raises `ConfigError` for a
+    vocabulary that is not the one which the manifest beside it lists.
     """
     folder = place if place.is_dir() else place.parent
     if (folder / MANIFEST).is_file():
@@ -45,14 +47,29 @@ def learnt_from(place: Path) -> tuple[Origin, ...]:
         named = place.name if place.is_file() else DEFINITION if DEFINITION in manifest.files else VOCABULARY
         is_own = named in manifest.files and file_checksums.of_file(folder / named) == manifest.files[named]
         require(is_own, place, f"is not the vocabulary that {MANIFEST} beside it lists", "Restore it, or move it to another folder")
-        # Its folder's name ends with a checksum of the data.
-        return of_store(manifest, folder.name.rpartition("-")[0] or folder.name)
+        return of_store(manifest, _name_of(folder))
     record = place.with_name(f"{place.stem}_learnt_from.json") if place.is_file() else folder / RECORD
     if record.is_file():
         return from_json(LearntFrom, read_json(record, _FIX), record, _FIX).origins
     if (folder / _STATEMENT).is_file() or any("dpx" in _config(folder / name) for name in _MARKED):
         return (Origin(kind="text", name=folder.name, identity=f"unknown {folder.name}", reasons=(_UNKNOWN,)),)
-    return ()
+    return _by_content(place, stores) if stores is not None and place.is_file() else ()
+
+
+def _by_content(file: Path, stores: Path) -> tuple[Origin, ...]:
+    own, found = file_checksums.of_file(file), dict[str, Origin]()
+    for place in sorted(stores.glob(f"*/{MANIFEST}")):
+        with contextlib.suppress(ConfigError):
+            manifest = Manifest.read(place.parent)
+            known = of_store(manifest, _name_of(place.parent)) if own in manifest.files.values() else ()
+            # A store that was given this vocabulary names the same text again.
+            found = {one.identity: one for one in known} | found
+    return tuple(found.values())
+
+
+def _name_of(store: Path) -> str:
+    """Returns the name of a store's folder without its end, a checksum of the data."""
+    return store.name.rpartition("-")[0] or store.name
 
 
 def _config(path: Path) -> dict[str, object]:

@@ -300,7 +300,7 @@ def _settings(data: Data, privacy: Privacy, source: Source) -> dict[str, Any]:
         if isinstance(data.source, Table) and not data.source.has_completions:
             declared["source"].pop(name)
     vocabulary = vocabulary_place(data.vocabulary.path) if data.vocabulary.path else None
-    known = [] if vocabulary is None else [to_json(one) for one in learnt_from(vocabulary)]
+    known = [] if vocabulary is None else [to_json(one) for one in learnt_from(vocabulary, Path(data.directory))]
     return {
         "data": json.loads(json.dumps(declared, default=list)),
         "unit": privacy.unit,

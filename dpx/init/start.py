@@ -208,7 +208,7 @@ def related_again(noted: Sequence[Origin], receiver: Receiver, init: Init, store
 def vocabulary_of(data: Data) -> tuple[Origin, ...]:
     """Returns the texts that a given vocabulary was learnt from, as far as dpx knows; empty for one that the run fits."""
     place = None if data.vocabulary.path is None else vocabulary_place(data.vocabulary.path)
-    return learnt_from(place) if place is not None and place.exists() else ()
+    return learnt_from(place, Path(data.directory)) if place is not None and place.exists() else ()
 
 
 def _declared(init: Init, receiver: Receiver, origins: Sequence[Origin]) -> frozenset[str]:

@@ -80,6 +80,12 @@ def test_a_vocabulary_beside_a_manifest_that_says_protected_has_no_guarantee(wor
     own = composed(*base, f"data.vocabulary.path={file}")[0]
     found = planned_start(own.init, receiver_of(own), prepare(own.data, own.privacy)).origins
     assert [one.kind for one in found] == ["text"] and "learnt from its protected text" in origins.reasons(found)[0]
+    # A copy of the file somewhere else is known by its content.
+    away = working / "away.txt"
+    away.write_text(file.read_text())
+    copied = composed(*base, f"data.vocabulary.path={away}")[0]
+    assert planned_start(copied.init, receiver_of(copied)).origins[0].identity == store.manifest.name
+    assert prepare(copied.data, copied.privacy).folder == prepare(copied.data, copied.privacy).folder
     # The second store keeps what the first one says, so a third run that takes the file from there knows it too.
     again = composed(*base, f"data.vocabulary.path={prepare(own.data, own.privacy).folder}/vocabulary.txt")[0]
     assert planned_start(again.init, receiver_of(again)).origins == found
