@@ -15,6 +15,7 @@ from typing import Any, cast
 import pytest
 from hydra._internal.callbacks import Callbacks
 from hydra.conf import HydraConf, JobConf
+from hydra.core.plugins import Plugins
 from hydra.errors import MissingConfigException
 from hydra.types import HydraContext
 from omegaconf import DictConfig, OmegaConf
@@ -25,10 +26,12 @@ from dpx.declaration import ConfigError
 from dpx.interruption import Interrupted
 from dpx.launch import command, side_by_side
 from dpx.launch.elsewhere import PointFailed, Told
+from dpx.launch.late import LateLauncher
 from dpx.launch.launcher import Launcher
 from dpx.launch.refused import NoteFolders
 from dpx.launch.side_by_side import Processes
 from dpx.launch.sweep import Outcome
+from dpx.packages import conf_directory
 from tests.composed import in_command
 from tests.processes import environment, micro_run
 
@@ -166,6 +169,16 @@ def test_a_signal_is_handed_to_every_point_and_no_point_is_called_failed(played:
     assert stopped.value.how == "the same command resumes the sweep" and looked
     played.launcher.gather()
     assert {one.state for one in played.launcher.outcomes} == {"finished"} and not played.launcher.failures
+
+
+def test_hydra_makes_the_launcher_of_processes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(command, "_launcher", None)
+    monkeypatch.setattr(Processes, "launcher", None, raising=False)
+    own = LateLauncher()
+    command.register_processes(own)
+    node = OmegaConf.load(conf_directory() / "hydra" / "launcher" / "processes.yaml")
+    made: Any = Plugins.instance()._instantiate(cast(Any, node))
+    assert isinstance(made, Processes) and made._most == 2 and Processes.launcher is own.get()
 
 
 @pytest.mark.parametrize("most", [0, -1])

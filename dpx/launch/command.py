@@ -3,6 +3,7 @@
 import logging
 import os
 import sys
+from typing import Any
 
 import hydra
 from hydra._internal.utils import get_args_parser
@@ -130,6 +131,26 @@ def _as_one_of_several(own: Place) -> int:
     return code
 
 
+_launcher: LateLauncher | None = None
+
+
+def register_processes(launcher: LateLauncher) -> None:
+    """Lets `hydra/launcher=processes` run the points of `launcher`, without importing what it needs."""
+    global _launcher
+    _launcher = launcher
+    # Hydra instantiates launchers of the package hydra_plugins alone, and finds what stands for one by its module and name.
+    Plugins.instance().class_name_to_class["hydra_plugins.dpx_processes.Processes"] = processes  # pyright: ignore[reportArgumentType]
+
+
+def processes(**settings: Any) -> Any:
+    """Returns the launcher that Hydra asks for (`dpx.launch.side_by_side`)."""
+    from dpx.launch.side_by_side import Processes
+
+    assert _launcher is not None
+    Processes.launcher = _launcher.get()
+    return Processes(**settings)
+
+
 def _run() -> None:
     # A log that cannot be written (a full disk) must not hide the one line below.
     logging.raiseExceptions = False
@@ -138,14 +159,7 @@ def _run() -> None:
     set_up_hydra()
     launcher = LateLauncher()
 
-    def processes(**settings):
-        from dpx.launch.side_by_side import Processes
-
-        Processes.launcher = launcher.get()
-        return Processes(**settings)
-
-    # Hydra instantiates launchers of the package hydra_plugins alone.
-    Plugins.instance().class_name_to_class["hydra_plugins.dpx_processes.Processes"] = processes  # pyright: ignore[reportArgumentType]
+    register_processes(launcher)
 
     def one_job(cfg):
         return launcher(cfg)
