@@ -158,7 +158,14 @@ def test_a_folder_that_is_not_put_on_disk_is_named(tmp_path: Path, monkeypatch: 
     assert str(as_refused(raised.value)).startswith(f"{tmp_path}: invalid argument. ")
 
 
-def test_a_working_folder_that_reads_as_an_interpolation_is_refused(tmp_path: Path) -> None:
-    command._require_plain_place(str(tmp_path / "$x {y}"))
+def test_a_working_folder_that_reads_as_an_interpolation_or_is_gone_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("$x {y}", "${x}"):
+        (tmp_path / name).mkdir()
+    monkeypatch.chdir(tmp_path / "$x {y}")
+    command._require_plain_place()
+    monkeypatch.chdir(tmp_path / "${x}")
     with pytest.raises(ConfigError, match="is read as an interpolation. Start from another folder"):
-        command._require_plain_place(str(tmp_path / "${x}"))
+        command._require_plain_place()
+    (tmp_path / "${x}").rmdir()
+    with pytest.raises(ConfigError, match="the working folder: does not exist any more"):
+        command._require_plain_place()

@@ -2,6 +2,7 @@
 
 import itertools
 import os
+import pickle
 import random
 import re
 import subprocess
@@ -237,7 +238,9 @@ def test_a_recipe_gives_no_overrides_of_hydra_to_a_point_or_a_stage() -> None:
         with pytest.raises(ConfigError, match=r"hydra.* in a recipe: a recipe may not set this key"):
             search_space.composed(["steps=3", override])
         with hydra.initialize_config_dir(str(packages.conf_directory()), version_base="1.3"):
-            loader, master = GlobalHydra.instance().config_loader(), hydra.compose("config", return_hydra_config=True)
+            master = hydra.compose("config", return_hydra_config=True)
+            # As launchers of other processes have it.
+            loader = pickle.loads(pickle.dumps(GlobalHydra.instance().config_loader()))
             with pytest.raises(ConfigError, match="a recipe may not set this key"):
                 loader.load_sweep_config(master, ["steps=3", override])
             assert loader.load_sweep_config(master, ["steps=3"]).steps == 3

@@ -33,7 +33,7 @@ def run() -> None:
     try:
         _require_flags(sys.argv[1:])
         _require_own_config(sys.argv[1:])
-        _require_plain_place(os.getcwd())
+        _require_plain_place()
         own = place()
     except ConfigError as refused:
         tell(f"error: {refused}")
@@ -74,8 +74,12 @@ def _require_flags(arguments: list[str]) -> None:
         raise ConfigError(flag, "is not a flag", f"Write {flag.strip('-').replace('-', '_')}={value}")
 
 
-def _require_plain_place(place: str) -> None:
-    """Raises `ConfigError` for a working folder whose name Hydra would read as an interpolation."""
+def _require_plain_place() -> None:
+    """Raises `ConfigError` for a working folder that was removed, or whose name Hydra would read as an interpolation."""
+    try:
+        place = os.getcwd()
+    except OSError:
+        raise ConfigError("the working folder", "does not exist any more", "Start from another folder") from None
     require("${" not in place, place, "the name of this folder holds ${, which is read as an interpolation", "Start from another folder")
 
 
