@@ -86,7 +86,7 @@ def _protected(chain: Chain, own: StageRelease, releases: Sequence[StageRelease]
     return Protected(
         stage=own.label,
         protects=own.units.in_words(),
-        unit=own.units,
+        unit=own.units.as_released(tells_words=False),
         delta=own.held.privacy.delta,
         accountant=spent.accountants[0] if spent is not None else own.accountant.name,
         composed_with=tuple(one.label for one in others if one.is_private and composed & {first.identity for first in one.origins[:1]}),

@@ -79,7 +79,7 @@ def build(
         mechanism=mechanism_facts(experiment, calibrated),
         assumptions=tuple(assumptions(experiment, manifest, calibrated.size, entered, begins_from)),
         audit=audit_facts(experiment, verdict),
-        units=units_of(experiment, manifest, entered),
+        units=units_of(experiment, manifest, entered, begins_from),
         **_claim(experiment, calibrated, entered, begins_from, reasons, job),
     )
 
@@ -94,13 +94,14 @@ def _of_any_run(experiment: Experiment, manifest: Any, begins_from: Sequence[Ori
         "outside_code": tuple(OutsideCode(**facts) for facts in outside_code.facts(experiment, job)),
         "train": None if experiment.train.is_all else experiment.train.kind,
         "init": origins.facts(begins_from),
-        "vocabulary": vocabulary_facts(experiment, manifest),
+        "vocabulary": vocabulary_facts(experiment, manifest, begins_from),
     }
 
 
-def units_of(experiment: Experiment, manifest: Any, entered: Ledger | None) -> tuple[UnitFacts | None, ...]:
+def units_of(experiment: Experiment, manifest: Any, entered: Ledger | None, begins_from: Sequence[Origin]) -> tuple[UnitFacts | None, ...]:
     """Returns the records of what the charged steps protect (`dpx.privacy.unit_facts`); without a ledger, the record of the run itself."""
-    return tuple(entered.units) if entered is not None else (UnitFacts.from_data(experiment.data, experiment.privacy, manifest),)
+    own = [UnitFacts.from_data(experiment.data, experiment.privacy, manifest)] if entered is None else entered.units
+    return tuple(one and one.as_released(origins.have_public_words(begins_from)) for one in own)
 
 
 def _claim(
@@ -143,10 +144,11 @@ _OF_A_TRIAL = {
 }
 
 
-def vocabulary_facts(experiment: Experiment, manifest: Any) -> VocabularyFacts:
-    """Returns the source of the vocabulary and its checksum: weights have no meaning with another vocabulary."""
+def vocabulary_facts(experiment: Experiment, manifest: Any, begins_from: Sequence[Origin]) -> VocabularyFacts:
+    """Returns the source of the vocabulary and, if it is public, its checksum: weights have no meaning with another vocabulary."""
     source = vocabulary_source(experiment.data.vocabulary, manifest)
-    return VocabularyFacts(source=source, sha256=manifest.vocabulary_checksum if manifest is not None else None)
+    own = VocabularyFacts(source=source, sha256=manifest.vocabulary_checksum if manifest is not None else None)
+    return own.as_released(origins.have_public_words(begins_from))
 
 
 def tuning_facts(experiment: Experiment, entered: Ledger | None) -> Tuning | None:

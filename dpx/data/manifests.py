@@ -45,6 +45,12 @@ def files_of(private: Path) -> list[str]:
     return [file for one in held if one is not None for file in one.read_from]
 
 
+def vocabularies(private: Path) -> set[str]:
+    """Returns the checksums of the vocabularies of all data that a run or its parents drew from."""
+    found = [manifest(private, path.stem) for path in (private / FOLDER).glob("*.json")]
+    return {one.vocabulary_checksum for one in found if one is not None}
+
+
 def store(private: Path, checksum: str) -> Store | None:
     """Returns the prepared data with that checksum if it is still in place and unchanged; else `None`."""
     if manifest(private, checksum) is None:

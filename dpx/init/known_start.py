@@ -67,6 +67,8 @@ def _loaded(init: Init, receiver: Receiver, origin: ReleasedRun | ReleasedFile) 
         leaves = _read(init, receiver)
     except ConfigError as error:
         raise NotCompared(value, "the weights that the run began from cannot be read", str(error)) from error
+    if not origin.weights:
+        raise NotCompared(value, "the statement holds no checksum of weights of unknown provenance", "Vouch with init.provenance=public")
     if checksum(leaves) != origin.weights:
         raise NotCompared(value, "other weights are now in the place of the run's first ones", "Restore them")
     return leaves

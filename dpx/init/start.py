@@ -137,7 +137,7 @@ def start(init: Init, receiver: Receiver, store: Store, outputs: Iterable[Path],
     own = {path: (leaf.shape, leaf.dtype) for path, leaf in leaves.items() if not path.startswith(ADAPTERS)}
     weights.require_shapes(parent.asked, {path: receiver.shapes[path] for path in taken}, own)
     weights.require_finite(parent.asked, leaves)
-    first = dataclasses.replace(origins[0], weights=weights.checksum(leaves))
+    first = dataclasses.replace(origins[0], weights=weights.checksum(leaves), step=parent.step)
     made_new = [path for path in receiver.shapes if path not in taken]
     told = [f"of {parent.asked} {len(leaves)} parameters were loaded; made new: {', '.join(sorted(made_new))}"] if made_new else []
     told += contradictions(origins, store, parent.private, own_private)

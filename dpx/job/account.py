@@ -60,7 +60,7 @@ class Account:
         folder.made_release()
         document = {"sources": [path.name for path in sources], "accountant": self.accountant, "delta": delta, "adjacency": adjacency}
         document |= {"outside_code": list(by)} if by else {}
-        document["unit"] = None if unit is None else to_json(unit)
+        document["unit"] = None if unit is None else to_json(unit.as_released(tells_words=False))
         document["is_checked"] = joint.is_checked
         document["no_guarantee"] = list(joint.reasons)
         document |= {"tables": [table.as_json() for table in tables]}

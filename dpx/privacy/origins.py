@@ -17,7 +17,7 @@ from dpx.declaration import ConfigError
 from dpx.privacy import relations
 from dpx.privacy.declarations import Privacy
 from dpx.privacy.segments import Segment, Segments, join
-from dpx.privacy.unit_facts import UnitFacts
+from dpx.privacy.unit_facts import PUBLIC_SOURCES, UnitFacts, released_checksum
 from dpx.records import described, record
 
 # Declared, never computed from data: a relation that one row of the data could change would reveal something about that row.
@@ -45,7 +45,13 @@ class VocabularyFacts:
     """The vocabulary of a run; weights have no meaning with another one."""
 
     source: str | None = described("Where it is from: a file, the public split, or protected text; null if that is unknown.", default=None)
-    sha256: str | None = described("Checksum of its word pieces; null before the data is prepared.", default=None)
+    sha256: str | None = described(
+        "Checksum of its word pieces; null before the data is prepared, and in a released file if it is not public.", default=None
+    )
+
+    def as_released(self, tells_words: bool = True) -> "VocabularyFacts":
+        """Returns the record for a file that may leave the machine; `tells_words` as in `UnitFacts.as_released`."""
+        return dataclasses.replace(self, sha256=released_checksum(self.source, self.sha256) if tells_words else None)
 
 
 @record
@@ -98,10 +104,16 @@ class Origin:
     files: tuple[str, ...] = described("Checksums of the files that its data was read from; they never leave private/.", default=())
     is_checked: bool = described("Whether its ledger was checked against everything that follows from it.", default=False)
     provenance: str | None = described("The user's word for where a file is from; null of a run.", default=None)
+    step: int | None = described("Steps of the checkpoint that was loaded of a run; null for what it released.", default=None)
 
     @property
     def label(self) -> str:
-        """Returns its name and identity; for a run the identity is the first 8 digits of the name of its ledger."""
+        """Returns its name and identity; for a run the identity is the first 8 digits of the name of its ledger.
+
+        A file of unknown provenance may hold what was learnt from protected text, so its checksum is not among what may be released.
+        """
+        if self.kind == "file" and self.provenance != "public":
+            return self.name
         if self.kind == "file":
             return f"{self.name} ({self.identity if self.identity != UNREAD else 'its checksum is noted when the run starts'})"
         return f"{self.name} ({self.identity[:8]})"
@@ -116,14 +128,24 @@ class Origin:
         """Returns whether its charges are composed with those of the run that holds this record."""
         return self.kind == "run" and self.may_share
 
-    def as_released(self) -> "Released":
-        """Returns the record of the origin for a statement, without checksums of the data."""
+    def as_released(self, tells_words: bool = True) -> "Released":
+        """Returns the record of the origin for a statement, without checksums of data, and of weights that are neither public nor
+        released."""
         if self.kind == "file":
-            word = "the user vouches that no protected data was used to make it" if self.provenance == "public" else None
-            return ReleasedFile(**{name: getattr(self, name) for name in _OF_FILE}, word=word)
+            is_public = self.provenance == "public"
+            word = "the user vouches that no protected data was used to make it" if is_public else None
+            told = self if is_public else dataclasses.replace(self, identity=UNREAD, weights="")
+            return ReleasedFile(**{name: getattr(told, name) for name in _OF_FILE}, word=word)
+        units = None if self.claim.units is None else self.claim.units.as_released(tells_words)
+        told = dataclasses.replace(
+            self,
+            weights="" if self.step else self.weights,
+            vocabulary=self.vocabulary.as_released(tells_words),
+            claim=dataclasses.replace(self.claim, units=units),
+        )
         if self.kind == "text":
-            return ReleasedText(**{name: getattr(self, name) for name in _OF_TEXT})
-        return ReleasedRun(**{name: getattr(self, name) for name in _OF_RUN}, composed=self.is_composed)
+            return ReleasedText(**{name: getattr(told, name) for name in _OF_TEXT})
+        return ReleasedRun(**{name: getattr(told, name) for name in _OF_RUN}, composed=self.is_composed)
 
 
 @record
@@ -132,8 +154,8 @@ class ReleasedFile:
 
     kind: Literal["file"] = "file"
     name: str = described("Its name.")
-    identity: str = described("Checksum of its values.")
-    weights: str = described("Checksum of the weights that were loaded from it.")
+    identity: str = described("Checksum of its values; empty for one of unknown provenance, which may hold what protected text taught.")
+    weights: str = described("Checksum of the weights that were loaded from it; empty for one of unknown provenance.")
     provenance: str | None = described("Where it is from: `public` is the user's word.")
     word: str | None = described("What the user's word says; null without it.")
     checkpoint: CheckpointFacts | None = described("What was taken from a checkpoint; null of a plain file.")
@@ -148,7 +170,7 @@ class ReleasedRun:
     identity: str = described("Name of its ledger.")
     relation: Relation = described("Relation of its data to that of this run: unknown, or declared disjoint.")
     is_fork: bool = described("Whether this run resumes from its state.")
-    weights: str = described("Checksum of the weights that were loaded from it; empty for an earlier run.")
+    weights: str = described("Checksum of the released weights that were loaded from it; empty for a checkpoint and an earlier run.")
     segments: tuple[Segment, ...] = described("Its charges.")
     reasons: tuple[str, ...] = described("Why it has no guarantee.")
     against: tuple[str, ...] = described("Other reasons why this run has no guarantee.")
@@ -282,9 +304,18 @@ def assumptions(origins: Iterable[Origin]) -> list[str]:
     return premises
 
 
+def have_public_words(origins: Iterable[Origin]) -> bool:
+    """Returns whether no run and no text among `origins` has a vocabulary that was learnt from protected or unknown text.
+
+    A run that starts from such a run reads the same vocabulary, from a file.
+    """
+    return all(origin.kind == "file" or origin.vocabulary.source in PUBLIC_SOURCES for origin in origins)
+
+
 def facts(origins: Sequence[Origin]) -> Beginning:
     """Returns the field `init` of a statement and of a plan."""
-    known = tuple(origin.as_released() for origin in origins)
+    tells_words = have_public_words(origins)
+    known = tuple(origin.as_released(tells_words) for origin in origins)
     of_weights = [origin for origin in origins if origin.kind != "text"]
     if not of_weights:
         return Beginning(kind="random", meaning=None, origins=known)

@@ -16,6 +16,9 @@ from dpx.records import described, record
 _OF_PRIVACY = ("unit", "unit_mode", "rows_per_unit_max", "adjacency")
 _OF_SPLITS = ("split_salt", "public_fraction", "heldout_fraction", "heldout_by", "test_split")
 _VOCABULARY = "data.vocabulary"
+# Sources of a vocabulary that is public. The checksum of any other is that of words counted in protected text without noise: whoever
+# guesses the text could test the guess by it.
+PUBLIC_SOURCES = ("file", "public_split")
 
 
 @record
@@ -35,7 +38,9 @@ class UnitFacts:
     adjacency: str = described("The neighbouring relation: how two data sets differ that the claim compares.")
     definition: dict[str, Any] = described("How a unit is named, found in the data and cut into rows.")
     vocabulary_source: str = described("Where the vocabulary is from: a file, the public split, or protected text.")
-    vocabulary_sha256: str | None = described("Checksum of the vocabulary; null before the data is prepared.")
+    vocabulary_sha256: str | None = described(
+        "Checksum of the vocabulary; null before the data is prepared, and in a released file if it is not public."
+    )
     split_salt: str = described("Salt of the hash that puts a unit into a split.")
     public_fraction: float = described("Fraction of units in the public split.")
     heldout_fraction: float = described("Fraction of units in the held-out split.")
@@ -56,6 +61,14 @@ class UnitFacts:
             vocabulary_sha256=None if manifest is None else manifest.vocabulary_checksum,
         )
 
+    def as_released(self, tells_words: bool = True) -> "UnitFacts":
+        """Returns the record for a file that may leave the machine: without the checksum of a vocabulary that is not public.
+
+        `tells_words` is false where an origin of the run says that the vocabulary of its file is not public either.
+        """
+        checksum = released_checksum(self.vocabulary_source, self.vocabulary_sha256) if tells_words else None
+        return dataclasses.replace(self, vocabulary_sha256=checksum)
+
     def in_words(self) -> str:
         """Returns the unit and its neighbouring relation as text for people."""
         most = f" of at most {self.rows_per_unit_max} rows" if self.unit != "row" else ""
@@ -66,14 +79,12 @@ class UnitFacts:
     def differences(self, other: "UnitFacts") -> list[str]:
         """Returns the facts that differ or are unknown, each as its config key with both values.
 
-        It is empty if the charges of both may be added up.
+        It is empty if the charges of both may be added up. The text may be released.
         """
         ours, theirs = self._by_key(), other._by_key()
-        found = [
-            f"{key} ({ours.get(key, 'nothing')} and {theirs.get(key, 'nothing')})"
-            for key in dict.fromkeys([*ours, *theirs])
-            if ours.get(key) != theirs.get(key)
-        ]
+        differing = [key for key in dict.fromkeys([*ours, *theirs]) if ours.get(key) != theirs.get(key)]
+        ours, theirs = self.as_released()._by_key(), other.as_released()._by_key()
+        found = [f"{key} ({ours.get(key, 'nothing')} and {theirs.get(key, 'nothing')})" for key in differing]
         if self.vocabulary_sha256 is None or other.vocabulary_sha256 is None:
             return [*(one for one in found if not one.startswith(_VOCABULARY)), f"{_VOCABULARY} (the checksum of one of them is not known)"]
         return found
@@ -87,9 +98,14 @@ class UnitFacts:
 
     def _keyed(self) -> Iterator[tuple[str, Any]]:
         yield from ((f"privacy.{name}", getattr(self, name)) for name in _OF_PRIVACY)
-        yield _VOCABULARY, f"{self.vocabulary_source} {self.vocabulary_sha256}"
+        yield _VOCABULARY, f"{self.vocabulary_source} {self.vocabulary_sha256 or 'with other words'}"
         yield from ((f"data.{name}", getattr(self, name)) for name in _OF_SPLITS)
         yield from _flat("", self.definition)
+
+
+def released_checksum(source: str | None, checksum: str | None) -> str | None:
+    """Returns the checksum of a vocabulary from `source` as a released file may hold it: `None` unless the vocabulary is public."""
+    return checksum if source in PUBLIC_SOURCES else None
 
 
 def unlike(units: Sequence[UnitFacts | None]) -> list[str]:

@@ -17,7 +17,7 @@ from jax.sharding import PartitionSpec as P
 
 from dpx.claim.document import StudyStatement
 from dpx.claim.seals import STATEMENT, read_statement
-from dpx.data import length_buckets
+from dpx.data import length_buckets, manifests
 from dpx.data.declarations import Data
 from dpx.data.keyed import Split
 from dpx.data.prepare import prepare
@@ -156,8 +156,7 @@ def spread(there: int, count: int) -> np.ndarray:
 def store_of(data: Data, privacy: Privacy, params: Path) -> Store:
     """Returns the prepared data of a run, whose vocabulary the weights in `params` use.
 
-    Raises `ConfigError` if the vocabulary is not the one that the statement next to the weights names: every token would be read as another
-    token.
+    Raises `ConfigError` if the vocabulary is known to be another one: every token would be read as another token.
     """
     store = prepare(data, privacy)
     require_vocabulary(params, store.manifest.vocabulary_checksum, store.folder)
@@ -165,12 +164,17 @@ def store_of(data: Data, privacy: Privacy, params: Path) -> Store:
 
 
 def require_vocabulary(params: Path, checksum: str, where: Path) -> None:
-    """Raises `ConfigError`, naming `where`, if the statement next to the weights in `params` names a vocabulary of another checksum."""
+    """Raises `ConfigError`, naming `where`, if the run of the weights in `params` read a vocabulary of another checksum.
+
+    It is in the statement next to the weights, or, if the vocabulary is not public, in the run's private tree alone: a copy of `release/`
+    cannot tell.
+    """
     place = params.parent / STATEMENT
     statement = read_statement(place) if place.is_file() else None
     stated = None if statement is None or isinstance(statement, StudyStatement) else statement.vocabulary.sha256
+    known = {stated} if stated else manifests.vocabularies(place.parent.parent / "private")
     require(
-        stated in (None, checksum),
+        not known or checksum in known,
         where,
         "has another vocabulary than the weights were trained with: the data, or the file that data.vocabulary.path names, has changed",
         f"Restore it, or add data.vocabulary.path=<{VOCABULARY} of the data prepared for the run>",

@@ -73,7 +73,7 @@ def build(search: Search, record: Record, winner: Trial | None) -> StudyStatemen
         unit=search.privacy.unit,
         adjacency=search.privacy.adjacency,
         delta=search.privacy.delta,
-        units=tuple(_units(costs)),
+        units=tuple(one and one.as_released() for one in _units(costs)),
         epsilon={} if why else epsilon,
         unsupported=tuple(numbers),
         # Where the claim trusts a package, the epsilon spent so far is not proved either.

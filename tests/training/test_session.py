@@ -133,7 +133,7 @@ def test_a_finished_run_states_everything_and_releases_no_telemetry(uninterrupte
     claim = json.loads((path / "release" / "privacy.json").read_text())
     assert claim["guarantee"] == "none" and any("fixed_seed" in reason for reason in claim["reasons"])
     assert claim["spent"]["steps"] == 6
-    assert sorted(found.name for found in (path / "release").iterdir()) == ["config.yaml", "params", "privacy.json"]
+    assert sorted(found.name for found in (path / "release").iterdir()) == ["config.yaml", "dpx_manifest.json", "params", "privacy.json"]
     last = json.loads((path / "private" / "metrics.jsonl").read_text().splitlines()[-1])
     for name in (
         "train/loss",
