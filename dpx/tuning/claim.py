@@ -24,7 +24,7 @@ from dpx.claim.reasons import unlike_in_words
 from dpx.claim.seals import FORMAT, STATEMENT, read_statement
 from dpx.claim.spent import counted
 from dpx.declaration import ConfigError
-from dpx.privacy import accounting, ledger, selection
+from dpx.privacy import accounting, ledger, origins, selection
 from dpx.privacy.accounting import Charges
 from dpx.privacy.segments import Segment
 from dpx.privacy.unit_facts import UnitFacts, unlike
@@ -73,7 +73,7 @@ def build(search: Search, record: Record, winner: Trial | None) -> StudyStatemen
         unit=search.privacy.unit,
         adjacency=search.privacy.adjacency,
         delta=search.privacy.delta,
-        units=tuple(one and one.as_released() for one in _units(costs)),
+        units=tuple(one and one.as_released(_tells_words(search)) for one in _units(costs)),
         epsilon={} if why else epsilon,
         unsupported=tuple(numbers),
         # Where the claim trusts a package, the epsilon spent so far is not proved either.
@@ -89,6 +89,16 @@ def build(search: Search, record: Record, winner: Trial | None) -> StudyStatemen
         ledger=StudyLedger(repeated=_repeated_events(search, record)) if secret else StudyLedger(segments=_segments(costs)),
         record=RecordFacts(mark=_mark(record, secret)),
     )
+
+
+def _tells_words(search: Search) -> bool:
+    """Returns whether the vocabulary that the trials read is public, as far as is known (`dpx.privacy.origins.have_public_words`)."""
+    from dpx.data.learnt_from import learnt_from
+    from dpx.data.prepare import vocabulary_place
+
+    path = search.declared.get("data", {}).get("vocabulary", {}).get("path")
+    place = None if path is None else vocabulary_place(path)
+    return place is None or not place.exists() or origins.have_public_words(learnt_from(place))
 
 
 def _draws(record: Record, secret: bool) -> DrawsFrom | None:

@@ -7,6 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from dpx.data import learnt_from
 from dpx.data.prepare import prepare
 from dpx.declaration import ConfigError
 from dpx.init.declarations import FromRun
@@ -16,7 +17,7 @@ from dpx.init.weights import by_path, checksum
 from dpx.job.account import Account
 from dpx.job.explain import Explain
 from dpx.job.plan import Plan
-from dpx.job.released import Evaluate
+from dpx.job.released import Evaluate, Export
 from dpx.privacy.origins import Origin
 from dpx.run_folder import RunFolder
 from dpx.training.checkpoint import released
@@ -56,6 +57,24 @@ def test_a_release_holds_no_digest_of_its_data(place: Place, parent: Path, fitte
     assert len(data) > 4 and held(release, data) == []
     assert (words in (release / "privacy.json").read_text()) == bool(public)
     Evaluate()(experiment, RunFolder(path))
+    Export(to=str(tmp_path / "exported"))(experiment, RunFolder(path))
+    found = unexplained(tmp_path / "exported", [path / "private"], [*public, store.manifest.name])
+    assert found == {} and held(tmp_path / "exported", data) == []
+
+
+def test_a_file_of_words_of_protected_text_has_no_digest_over_two_hops(place: Place, fitted: Path, tmp_path: Path):
+    """Its record names the text, also where the user declares it disjoint: the words are of that text still."""
+    experiment = place.declared(*PROTECTED)
+    store, file = prepare(experiment.data, experiment.privacy), tmp_path / "words.txt"
+    shutil.copyfile(store.folder / "vocabulary.txt", file)
+    learnt_from.write(file, learnt_from.of_store(store.manifest, "one"))
+    overrides = (f"data.vocabulary.path={file}", "++data.vocabulary.disjoint_from=[one]")
+    for name, further in (("digests_words", ()), ("digests_words_again", ("init=run", f"init.run={place.root}/outputs/digests_words"))):
+        path = place.train(name, *overrides, *further, text="other")
+        privates = [path / "private", place.root / "outputs" / "digests_words" / "private"]
+        assert unexplained(path / "release", privates, [store.manifest.name]) == {}
+        assert held(path / "release", of_data(store, place.root / "one.txt")) == []
+        assert statement(path)["guarantee"] == "dp" and statement(path)["vocabulary"] == {"source": "file", "sha256": None}
 
 
 def test_one_row_changes_no_released_digest_but_those_of_released_files(place: Place, fitted: Path):
