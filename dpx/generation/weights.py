@@ -13,6 +13,7 @@ from dpx.checkpoint_folder import ends_of, weight_files
 from dpx.claim import received
 from dpx.claim.received import Received
 from dpx.claim.seals import seal
+from dpx.console import stage
 from dpx.data.declarations import Data
 from dpx.data.prepare import vocabulary_folder, vocabulary_place
 from dpx.data.tokenizer import TextTokenizer, of_path
@@ -73,6 +74,8 @@ def of_checkpoint(path: str) -> Weights:
     model = _decoder(checkpoint.model, task, checkpoint.asked)
     size = model.vocabulary_size or 0
     tokenizer, selected = of_path(checkpoint.folder, size), checkpoint.select(task.parameter_shapes(model, size))
+    for note in selected.notes:
+        stage(note)
     found = received.read(checkpoint.folder)
     checksum = seal({name: file_checksums.of_file(checkpoint.folder / name) for name in weight_files(checkpoint.folder)})
     load = lambda: jax.tree.map(jnp.asarray, nested(checkpoint.leaves(selected)))  # noqa: E731

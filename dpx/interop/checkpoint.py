@@ -13,7 +13,7 @@ from dpx.declaration import require, several
 from dpx.init.weights import Leaves, Shapes
 from dpx.interop.families import LAYOUTS, ROTARY
 from dpx.interop.layouts import Layout, Part
-from dpx.interop.shape import model_of
+from dpx.interop.shape import as_stored, model_of
 from dpx.interop.tensors import Tensors
 from dpx.models.shape import AnyModel, Bert, Model
 
@@ -23,14 +23,18 @@ _OLD_NAMES = {"LayerNorm.gamma": "LayerNorm.weight", "LayerNorm.beta": "LayerNor
 
 @dataclass(frozen=True)
 class Taken:
-    """Lists by path the `parts` of a model's parameters that a checkpoint holds, the parameters `made_new`, and the tensors `left_out`."""
+    """Lists by path the `parts` of a model's parameters that a checkpoint holds, the parameters `made_new`, and the tensors `left_out`.
+
+    `notes` are sentences on where its weights and its config disagree.
+    """
 
     parts: Mapping[str, Part]
     made_new: tuple[str, ...]
     left_out: tuple[str, ...]
+    notes: tuple[str, ...] = ()
 
     def in_words(self) -> tuple[str, ...]:
-        words = [f"loaded {len(self.parts)} parameters"]
+        words = [f"loaded {len(self.parts)} parameters", *self.notes]
         words += [f"made new: {', '.join(self.made_new)}"] if self.made_new else []
         words += [f"left out: {several(self.left_out, 4)}"] if self.left_out else []
         return tuple(words)
@@ -42,7 +46,10 @@ class Checkpoint:
     def __init__(self, path: str, key: str = "init.path"):
         self.asked = f"{key}={path}"
         self.folder = folder_of(path, key)
-        self.config = config_of(self.folder)
+        declared = config_of(self.folder)
+        self.config = as_stored(declared, self.folder)
+        head = "" if self.config == declared else self.layout.decoder.names[0]
+        self._notes = (f"{CONFIG} ties the head to the table, but the weights hold another {head}, which is used",) if head else ()
 
     @cached_property
     def model(self) -> Model:
@@ -94,7 +101,7 @@ class Checkpoint:
         # With all layers taken, a tensor of a layer that is left is one that the config does not declare.
         undeclared = [name for name in left_out if self.config["model_type"] in ROTARY and name.startswith(f"{prefix}layers.")]
         require(not undeclared, self.asked, f"contains {several(undeclared, 1)}, which its config does not declare", _FIX)
-        return Taken(used_parts, tuple(sorted(path for path in expected if path not in used_parts)), tuple(left_out))
+        return Taken(used_parts, tuple(sorted(path for path in expected if path not in used_parts)), tuple(left_out), self._notes)
 
     def leaves(self, selected: Taken) -> Leaves:
         """Returns the taken parameters, by path, as float32."""

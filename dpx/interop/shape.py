@@ -6,12 +6,16 @@ The families of decoders with rotary positions read their own (`families.py`); B
 """
 
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Any, Literal
+
+import numpy as np
 
 from dpx.checkpoint_folder import CONFIG, config_of, folder_of
 from dpx.declaration import ConfigError, declaration, require
 from dpx.interop.config_values import number, read_sizes, require_values, whole
-from dpx.interop.families import ROTARY
+from dpx.interop.families import LAYOUTS, ROTARY
+from dpx.interop.tensors import Tensors
 from dpx.models.protocol import COMPUTATION, Attention, Rematerialize
 from dpx.models.shape import Bert, Decoder, Model
 
@@ -49,7 +53,8 @@ TARGET = f"{OfCheckpoint.__module__}.{OfCheckpoint.__qualname__}"
 def written_out(declared: OfCheckpoint) -> dict[str, Any]:
     """Returns the node of a config that declares the checkpoint's model by itself."""
     folder = folder_of(declared.path)
-    kind, values = declared_shape(config_of(folder), str(folder / CONFIG))
+    config = as_stored(config_of(folder), folder)
+    kind, values = declared_shape(config, str(folder / CONFIG))
     values |= {name: getattr(declared, name) for name in ("dtype", "scan", *COMPUTATION)}
     if kind in (Bert, Decoder):
         values["dropout"] = declared.dropout
@@ -73,6 +78,26 @@ def model_of(config: Mapping[str, Any], where: str) -> Model:
     """Returns the model that a `config.json` declares."""
     kind, values = declared_shape(config, where)
     return kind(**values)
+
+
+def as_stored(config: dict[str, Any], folder: Path) -> dict[str, Any]:
+    """Returns the config of the checkpoint in `folder`, with an untied head if the config ties it and the weights hold another one.
+
+    As in transformers, the file's values are kept. Raises `ConfigError` for a head of another shape.
+    """
+    if not any(folder.glob("*.safetensors")) or not model_of(config, str(folder / CONFIG)).tied:
+        return config
+    layout, tensors = LAYOUTS[config["model_type"]], Tensors(folder)
+    (head,), (word,) = layout.decoder.names, next(part.names for part in layout.body if part.path == "embeddings/word")
+    table = next((name for name in (layout.prefix + word, word) if name in tensors.shapes), None)
+    if head not in tensors.shapes or table is None:
+        return config
+    found, wanted = tensors.shapes[head], tensors.shapes[table]
+    reason = f"ties the head to the table, but the weights hold {head} of shape {found} beside a table of shape {wanted}"
+    fix = "Copy the checkpoint again, or set tie_word_embeddings to false in it if the head is meant"
+    require(found == wanted, folder / CONFIG, reason, fix)
+    values = dict(tensors.read([head, table]))
+    return config if np.array_equal(values[head], values[table]) else config | {"tie_word_embeddings": False}
 
 
 def declared_shape(config: Mapping[str, Any], where: str) -> tuple[type[Model], dict[str, Any]]:
