@@ -27,6 +27,7 @@ _READ_FROM_AN_EXPORT = frozenset(
     {
         *("config.json", "adapter_config.json", "model.safetensors.index.json", "tokenizer.json", "tokenizer_config.json", "vocab.txt"),
         *("vocab.json", "merges.txt", "special_tokens_map.json", "added_tokens.json", "chat_template.jinja", "dpx_config.yaml"),
+        *("generation_config.json", "vocabulary_learnt_from.json"),
     }
 )
 
