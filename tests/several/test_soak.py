@@ -13,6 +13,7 @@ import subprocess
 import time
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from dpx.privacy.chain import Chain
@@ -107,3 +108,36 @@ def test_nothing_is_lost_and_no_key_meets_two_sums(tmp_path):
         ended(started(tmp_path / str(runs), (1, "data")), within_s=LONGEST_SECONDS)
         keys += require_whole(tmp_path / str(runs))
     print(f"in all: {kills} kills, {changes} such resumes, {keys} keys of noise, none on two sums")
+
+
+PEER_STEPS, PEER_KILLS = 40, int(os.environ.get("DPX_PEER_KILLS", "20"))
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(LONGEST_SECONDS * (PEER_KILLS + 1))
+def test_a_peer_that_is_killed_at_any_moment_ends_the_job_with_75_or_it_starts_again(tmp_path):
+    """A checkpoint follows every second step, so many of the kills meet a save. DPX_PEER_KILLS is their number, 20 by default."""
+    draw = random.Random(int(os.environ.get("DPX_SOAK_SEED", "0")))
+    common = (*TWO, "schedule.checkpoint_every=2")
+    ended(several(tmp_path / "whole", 2, *common, steps=PEER_STEPS), within_s=LONGEST_SECONDS)
+    whole, *_ = outcome(tmp_path / "whole")
+    for kill_number in range(PEER_KILLS):
+        folder, victim, restarts = tmp_path / str(kill_number), draw.randrange(2), draw.randrange(2)
+        run = several(folder, 2, *common, f"mesh.restarts={restarts}", steps=PEER_STEPS)
+        awaited, pause = draw.randrange(1, PEER_STEPS), draw.random()
+        began = time.monotonic()
+        while len(lines(folder)) < awaited and run.poll() is None:
+            assert time.monotonic() - began < LONGEST_SECONDS
+            time.sleep(0.02)
+        time.sleep(0.5 * pause)
+        with contextlib.suppress(OSError):
+            os.kill(worker_of(run.pid, victim), signal.SIGKILL)
+        out, errors = run.communicate(timeout=LONGEST_SECONDS)
+        said = f"kill {kill_number} of process {victim} after {awaited} lines, {restarts} restarts: {run.returncode}"
+        print(said, flush=True)
+        assert run.returncode == (0 if restarts or "process lost" not in errors else 75), said + out[-2000:] + errors[-3000:]
+        assert "Traceback" not in errors, said + errors[-3000:]
+        if run.returncode:
+            ended(several(folder, 2, *common, "mesh.restarts=0", steps=PEER_STEPS), within_s=LONGEST_SECONDS)
+        params, *_ = outcome(folder)
+        assert params.keys() == whole.keys() and all(np.array_equal(params[path], whole[path]) for path in whole), said
