@@ -29,6 +29,7 @@ from dpx.training.prediction import of_checkpoint
 
 from ..composed import composed
 from ..generation.conftest import checkpoint as checkpoint
+from ..released_digests import unexplained
 from .conftest import train
 
 AS_STATED = "dp (as its sender states: "
@@ -71,6 +72,11 @@ def test_a_manifest_lists_every_file_and_repeats_the_random_id_of_the_statement(
         assert set(held["files"]) == files and held["format"] == manifest.FORMAT and held["release"] == identity
         assert manifest.release_id(json.loads((place / "privacy.json").read_text())) == identity
         assert manifest.check(place)
+    # The base model and its vocabulary are public by the user's word, and nothing else has a digest that is not of these files.
+    stated = json.loads((run / "release" / "privacy.json").read_text())
+    public = [stated["vocabulary"]["sha256"], stated["init"]["origins"][0]["weights"].removeprefix("sha256:")]
+    for place in (run / "release", folder, adapters):
+        assert unexplained(place, [run / "private"], public) == {}
 
 
 def test_a_finished_run_that_ends_again_keeps_its_id_and_its_weights(run: Path, place: Path):
