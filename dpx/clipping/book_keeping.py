@@ -132,9 +132,37 @@ def _site_total(site: Site, leaves: Any, record: Any, parts: tuple[Array, ...], 
             return site.op.weighted_sum(leaves, record, parts)
         return site.op.masked_sum(leaves, record, parts, keep_U)
 
+    if _is_one_product(site):
+        return _of_all_rounds(site, record, parts, keep_U)
     for depth in reversed(range(len(site.loops))):
         one = _along(site, depth, one)
     return one(leaves, record, parts)
+
+
+def _is_one_product(site: Site) -> bool:
+    """Returns whether a matrix that is read in every round of a loop has few enough rounds and positions for one product over all of them.
+
+    Its weighted cotangents are then no larger than one unit's gradient for each unit.
+    """
+    reference, *others = site.leaves
+    if not site.loops or others or reference is None or reference.depths:
+        return False
+    found = list(jax.eval_shape(partial(_forms_of_all_rounds, site), site.record).values())
+    return len(found) == 1 and isinstance(found[0], forms.Outer) and found[0].g.shape[1] <= found[0].a.shape[-1]
+
+
+def _forms_of_all_rounds(site: Site, record: Any) -> dict[str, forms.Form]:
+    by_leaf = site.over_loops(partial(site.op.gradients, site.shapes))(record)
+    return {name: forms.merged(form, len(site.loops)) for name, form in by_leaf.items()}
+
+
+def _of_all_rounds(site: Site, record: Any, parts: tuple[Array, ...], keep_U: Array | None) -> Any:
+    if keep_U is not None:
+        record = site.over_loops(lambda record: site.op.masked(record, keep_U))(record)
+    (form,), (shape,) = _forms_of_all_rounds(site, record).values(), jax.tree.leaves(site.shapes)
+    # Rounds of one loop have one weight.
+    weights_U = parts[0][(0,) * len(site.loops)]
+    return jax.tree.unflatten(jax.tree.structure(site.shapes), [forms.summed(form, weights_U, shape.shape)])
 
 
 def _along(site: Site, depth: int, inner: Any) -> Any:

@@ -292,7 +292,8 @@ def contracted_units(gradient: Array, weights_U: Array, keep_U: Array | None = N
         own, weight, is_kept = unit
         return total + weight * jnp.where(is_kept, own, 0), None
 
-    return jax.lax.scan(add, jnp.zeros(gradient.shape[1:], gradient.dtype), (gradient, weights_U, keep_U))[0]
+    start = jnp.zeros(gradient.shape[1:], jnp.result_type(gradient, weights_U))
+    return jax.lax.scan(add, start, (gradient, weights_U, keep_U))[0]
 
 
 def per_example(a_BTp: Array, g_BTd: Array) -> Float[Array, "B p d"]:

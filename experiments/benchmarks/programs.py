@@ -114,6 +114,26 @@ def lstm(T: int = 64, V: int = 2048, H: int = 128) -> Subject:
     return Subject(loss, shapes, (T,), 16, ids=V)
 
 
+def gates(T: int = 64, V: int = 2048, H: int = 128) -> Subject:
+    """An LSTM that has a kernel for each gate and concatenates them in each round, as flax's `OptimizedLSTMCell` does."""
+    of_gate = {"into": (H, H), "across": (H, H), "bias": (H,)}
+    shapes = {f"{name}_{gate}": shape for gate in "ifgo" for name, shape in of_gate.items()} | {"word": (V, H), "head": (H, V)}
+
+    def loss(p: Any, id_T: Any) -> Any:
+        def cell(carried: Any, x_H: Any) -> Any:
+            h_H, c_H = carried
+            into, across, bias = (jnp.concatenate([p[f"{name}_{gate}"] for gate in "ifgo"], -1) for name in of_gate)
+            i, f, g, o = jnp.split(x_H @ into + h_H @ across + bias, 4)
+            c_H = jax.nn.sigmoid(f) * c_H + jax.nn.sigmoid(i) * jnp.tanh(g)
+            h_H = jax.nn.sigmoid(o) * jnp.tanh(c_H)
+            return (h_H, c_H), h_H
+
+        _, h_TH = jax.lax.scan(cell, (jnp.zeros(H), jnp.zeros(H)), p["word"][id_T])
+        return cross_entropy(h_TH[:-1] @ p["head"], id_T[1:])
+
+    return Subject(loss, shapes, (T,), 16, ids=V)
+
+
 def attended(q_THD: Any, k_THD: Any, v_THD: Any, is_causal: bool) -> Any:
     scores = jnp.einsum("tad,sad->ats", q_THD, k_THD) / np.sqrt(q_THD.shape[-1])
     T = scores.shape[-1]
@@ -187,7 +207,15 @@ def llama(
     return Subject(loss, shapes, (T,), 16, ids=V)
 
 
-SUBJECTS = {"convolutional": convolutional, "bytes": bytes_, "lstm": lstm, "experts": experts, "bert_tiny": bert_tiny, "llama": llama}
+SUBJECTS = {
+    "convolutional": convolutional,
+    "bytes": bytes_,
+    "lstm": lstm,
+    "gates": gates,
+    "experts": experts,
+    "bert_tiny": bert_tiny,
+    "llama": llama,
+}
 
 
 def ways(subject: Subject) -> dict[str, Callable[[Any, Any], Any]]:

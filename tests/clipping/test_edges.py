@@ -59,6 +59,15 @@ def test_the_largest_clipping_norm_clips_nothing():
 
 
 @METHODS
+def test_weights_in_float64_with_a_row_that_is_not_finite(method):
+    with jax.enable_x64(True):
+        weights = lambda norms: 1 / jnp.maximum(norms.astype(jnp.float64), 1)  # noqa: E731
+        found = dpx.weighted_grad(products, weights=weights, method=method)(K, X.at[1].set(jnp.nan))
+    np.testing.assert_array_equal(found.is_counted, np.arange(B) != 1)
+    assert bool(jnp.isfinite(found.total).all())
+
+
+@METHODS
 def test_a_scalar_under_layers_is_clipped_with_the_others(method):
     def loss(p, x):
         return jnp.dot(p["w"], x) * p["layers"]["gain"] * p["layers"]["stack"].sum()

@@ -89,6 +89,23 @@ def test_a_loop_over_layers_is_as_long_for_any_number_of_them(kept_bytes):
     assert few == many
 
 
+def batched_in_loops(jaxpr, is_inside=False):
+    """The number of products in loops that have a factor of its own for each example."""
+    found = 0
+    for eqn in jaxpr.eqns:
+        found += is_inside and eqn.primitive.name == "dot_general" and any(eqn.params["dimension_numbers"][1])
+        found += sum(batched_in_loops(body, is_inside or eqn.primitive.name == "scan") for body in bodies(eqn))
+    return found
+
+
+@pytest.mark.parametrize("name", ["lstm", "gates"])
+def test_the_rounds_of_a_recurrent_net_multiply_all_examples_by_one_kernel(name):
+    subject = programs.SUBJECTS[name]()
+    given = jax.eval_shape(subject.params), jax.eval_shape(subject.batch)
+    counts = {way: batched_in_loops(jax.make_jaxpr(programs.ways(subject)[way])(*given).jaxpr) for way in ("plain", "dpx")}
+    assert counts == {"plain": 0, "dpx": 0}
+
+
 @pytest.mark.slow
 def test_lines_of_a_llama_of_many_layers_beside_a_gradient():
     ours = {layers: size(llama(layers), "dpx") for layers in (8, 24, 48)}
