@@ -228,7 +228,8 @@ def test_no_golden_config_is_left_over() -> None:
         (["steps=2.5"], "steps=2.5: expected a whole number. Correct the value."),
         (
             ["steps='4'"],
-            "steps='4': expected a whole number, and this is text, as from quotes or an environment variable. Write steps=4 without quotes.",
+            "steps='4': expected a whole number, and this is text, as from quotes or an environment variable. "
+            "Write steps=4 without quotes.",
         ),
         (
             ["noise=multiplier", "noise.noise_multiplier=inf"],

@@ -152,11 +152,11 @@ def test_noise_too_small_for_a_distribution_is_refused_by_pld_and_bounded_by_the
 
 
 def test_an_epsilon_that_the_grid_cannot_resolve_is_refused_with_the_accountant_that_can():
-    stages, noise = [(1e-4, 10_000)], {"noise_multiplier": 1.0, "delta": 1e-13}
-    by_rdp = accounting.epsilon(stages, accountant="rdp", **noise)
+    stages = [(1e-4, 10_000)]
+    by_rdp = accounting.epsilon(stages, noise_multiplier=1.0, delta=1e-13, accountant="rdp")
     assert math.isfinite(by_rdp)
     with pytest.raises(ConfigError, match=rf"accountant=pld: its grid cannot resolve .* epsilon {by_rdp:.4g}. Use accountant=rdp"):
-        accounting.epsilon(stages, **noise)
+        accounting.epsilon(stages, noise_multiplier=1.0, delta=1e-13)
 
 
 def test_infinite_noise_is_not_a_release():
