@@ -15,6 +15,7 @@ _MODULES = {
     "ClippedGradients": "dpx.clipping.clipped_grad",
     "add_noise": "dpx.mechanism.tree_noise",
     "load": "dpx.load_run",
+    "runs": "dpx.run_table",
 }
 
 

@@ -5,7 +5,7 @@ import errno
 import json
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any, Literal, NoReturn
 
 import rich.console
@@ -38,7 +38,7 @@ def _discard(stream: Any) -> None:
 
 def closed_pipe() -> ConfigError:
     """Returns the error to report if the reader of standard output has closed it (`| head`), and discards all later output."""
-    _discard(sys.stdout)
+    _discard(_answers or sys.stdout)
     return ConfigError("standard output", "was closed before everything was written", "Read all of it, or write it to a file")
 
 
@@ -46,6 +46,8 @@ def closed_pipe() -> ConfigError:
 Form = Literal["text", "json", "quiet"]
 _form: Form = "text"
 _answer: Any = None
+# Where answers go while `answers_alone` holds standard output.
+_answers: Any = None
 
 
 def set_form(form: Form) -> None:
@@ -76,9 +78,24 @@ def tell_answer(**facts: Any) -> None:
     """Prints, under `--json` alone, one line: `facts` about a run, with the answer of its job."""
     if _form == "json":
         try:
-            print(json.dumps(facts), flush=True)
+            print(json.dumps(facts), flush=True, file=_answers or sys.stdout)
         except BrokenPipeError:
             raise closed_pipe() from None
+
+
+@contextlib.contextmanager
+def answers_alone() -> Iterator[None]:
+    """Within it, under `--json`, standard output receives answers alone: whatever else is written there goes to standard error."""
+    global _answers
+    if _form != "json":
+        yield
+        return
+    _answers = sys.stdout
+    try:
+        with contextlib.redirect_stdout(sys.stderr):
+            yield
+    finally:
+        _answers = None
 
 
 class Console(rich.console.Console):

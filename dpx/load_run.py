@@ -4,7 +4,7 @@ import dataclasses
 from pathlib import Path
 from typing import Any, Literal
 
-from dpx import config
+from dpx import config, run_table
 from dpx.claim.seals import STATEMENT
 from dpx.declaration import require
 from dpx.experiment import Experiment
@@ -20,6 +20,7 @@ class Loaded:
         params: The released weights, a nested dict of arrays whose paths and shapes are the model's `parameter_shapes`.
         privacy: The content of `privacy.json`.
         is_checked: Whether the release was compared with the run's ledger; false for a copy of `release/` without `private/`.
+        folder: The run's folder.
         checked_by: What it was compared with: "ledger", in a copy "manifest" (then it is the word of its sender), or `None`.
     """
 
@@ -28,6 +29,14 @@ class Loaded:
     privacy: dict[str, Any]
     is_checked: bool
     checked_by: Literal["ledger", "manifest"] | None
+    folder: Path
+
+    def metrics(self) -> run_table.Records:
+        """Returns the measurements of training, one record for each step that was measured, with `to_pandas()`.
+
+        They are private: they depend on the data without noise. Raises `ConfigError` for a copy of `release/` alone.
+        """
+        return run_table.metrics(self.folder)
 
 
 def load(run: str | Path) -> Loaded:
@@ -52,4 +61,4 @@ def load(run: str | Path) -> Loaded:
     found = received.read(path)
     experiment, _ = config.build(cfg)
     params, privacy = released(path / "release" / "params"), to_json(found.statement)
-    return Loaded(experiment, params, privacy, found.checked_by == "ledger", found.checked_by)
+    return Loaded(experiment, params, privacy, found.checked_by == "ledger", found.checked_by, path)

@@ -8,7 +8,7 @@ from typing import Literal
 
 from rich.table import Table
 
-from dpx import config, packages
+from dpx import config, packages, run_table
 from dpx.config import recipes, reference
 from dpx.config.command_line import as_refused
 from dpx.console import Console, answer, duration, progress_console, wide_console
@@ -33,16 +33,23 @@ class List:
         match: Pattern of the names, such as anil_*.
         plan: Whether every point of every recipe is planned too.
         what: recipes, or runs: the runs in the output folder.
+        to: A file for the table of runs, with numbers as numbers: .csv, .json or .parquet. It holds held-out metrics, which are private.
     """
 
     match: str
     plan: bool
     what: Literal["recipes", "runs"] = "recipes"
+    to: str | None = None
+
+    def __post_init__(self) -> None:
+        if self.to is not None:
+            require(self.what == "runs", f"list.to={self.to}", "a table is written of runs", "Add list.what=runs, or leave list.to out")
+            run_table.require_format(Path(self.to))
 
     def __call__(self, experiment: Experiment, folder: RunFolder) -> None:
         del experiment
         if self.what == "runs":
-            _show_runs(folder.path.parent.parent, self.match)
+            _show_runs(folder.path.parent.parent, self.match, self.to)
             return
         names = recipes.names(self.match)
         everything = recipes.names()
@@ -116,13 +123,16 @@ class Point:
         return PlannedPoint(experiment=self.name, point=" ".join(self.overrides), plan=plan, error=why)
 
 
-def _show_runs(outputs: Path, match: str) -> None:
-    """Prints the runs in `outputs`: their state, metric and epsilon. Metrics are private, so nothing is written."""
+def _show_runs(outputs: Path, match: str, to: str | None) -> None:
+    """Prints the runs in `outputs`: their state, metric and epsilon. Metrics are private, so only a file that was asked for holds them."""
     runs = [run for run in runs_in(outputs) if fnmatch.fnmatchcase(run.name, match)]
     require(bool(runs), f"list.match={match}", f"{outputs} holds no run of this name", "Use list.match='*', or start a run")
     table = Table("run", "state", "held-out metric", "epsilon", title=as_printed(outputs), title_justify="left")
     summaries = [Summary.of(run) for run in runs]
-    answer([{"run": run.folder.name, "state": run.state, "metric": run.metric, "epsilon": run.epsilon} for run in summaries])
+    records = run_table.records_of(runs)
+    answer(list(records))
+    if to is not None:
+        run_table.write(records, Path(to))
     for run in summaries:
         table.add_row(run.folder.name, run.state, run.metric, run.epsilon)
     wide_console().print(table)

@@ -25,7 +25,7 @@ class Summary:
     @classmethod
     def of(cls, folder: Path) -> "Summary":
         """Reads a run's folder. What is missing or damaged is left empty: a table of runs does not check them."""
-        return cls(folder, _state(folder), accuracy_of(folder), epsilon_of(folder))
+        return cls(folder, state_of(folder), accuracy_of(folder), epsilon_of(folder))
 
 
 def runs_in(outputs: Path) -> list[Path]:
@@ -52,7 +52,8 @@ def epsilon_of(folder: Path) -> str:
     return f"guarantee {stated.guarantee}" if epsilon is None else figure(epsilon)
 
 
-def _state(folder: Path) -> str:
+def state_of(folder: Path) -> str:
+    """Returns the state of the newest job that trained in a run's folder."""
     entries = [Status(folder, job).read() for job in _TRAINING]
     states = [(str(entry.get("at", "")), str(entry.get("state", ""))) for entry in entries if entry]
     return max(states)[1] if states else "not trained"

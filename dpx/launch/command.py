@@ -12,7 +12,7 @@ from hydra.core.plugins import Plugins
 from dpx import config, interruption, packages
 from dpx.config.command_line import as_refused
 from dpx.config.with_hydra import set_up_hydra
-from dpx.console import Console, closed_pipe, require_standard_streams, set_form, tell, wide_console
+from dpx.console import Console, answers_alone, closed_pipe, require_standard_streams, set_form, tell, wide_console
 from dpx.declaration import ConfigError, require
 from dpx.launch.late import LateLauncher, NothingLeft, register_resolvers
 from dpx.launch.refused import remove_sweep_if_new
@@ -49,7 +49,8 @@ def run() -> None:
         return
     interruption.install()
     try:
-        _run()
+        with answers_alone():
+            _run()
     finally:
         interruption.release()
 
@@ -110,7 +111,8 @@ def _as_one_of_several(own: Place) -> int:
         leave(LOST if liveness.restart() or isinstance(refused, PeerLost) else 2)
     try:
         if own.is_owner:
-            _run()
+            with answers_alone():
+                _run()
             code = 0
         else:
             from dpx.training.follower import follow
@@ -211,6 +213,7 @@ def _show_sweep(launched: LateLauncher) -> None:
     if launcher.is_sweep and not launcher.is_search:
         sweep.show_plans(launcher.outcomes, Console(soft_wrap=True))
         sweep.show(launcher.outcomes, wide_console())
+        sweep.write_table(launcher.outcomes, wide_console())
         sweep.show_together(launcher.outcomes, wide_console())
 
 

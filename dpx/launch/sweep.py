@@ -11,6 +11,8 @@ from rich.table import Table
 from dpx.console import Console, figure
 from dpx.declaration import ConfigError
 from dpx.job.summary import accuracy_of, epsilon_of
+from dpx.places import as_printed
+from dpx.run_folder import RunFolder
 
 # That of `job=account`.
 _ACCOUNTANT = "pld"
@@ -62,6 +64,18 @@ def show(outcomes: list[Outcome], console: Console) -> None:
         table.add_row(escape(point), outcome.state, score, epsilon, outcome.folder.name, escape(error if told == point else f"as {told}"))
     console.print(table)
     _show_replicates(outcomes, console)
+
+
+def write_table(outcomes: list[Outcome], console: Console) -> None:
+    """Writes the points that trained as a table with numbers as numbers, into the private folder beside them, and says where."""
+    from dpx.run_table import records_of, write
+
+    folders = list(dict.fromkeys(one.folder for one in outcomes if one.score is not None))
+    if len(folders) < 2:
+        return
+    place = RunFolder(folders[0].parent).made_private() / "sweep.csv"
+    write(records_of(folders), place)
+    console.print(f"as numbers: {as_printed(place)}", highlight=False, markup=False)
 
 
 def show_together(outcomes: list[Outcome], console: Console) -> None:

@@ -1,0 +1,154 @@
+"""Tables of runs and of their measurements, with numbers as numbers: for `dpx.runs`, `list.to` and the table beside a sweep."""
+
+import csv
+import fnmatch
+import json
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+from omegaconf import OmegaConf
+
+from dpx.claim.document import headline
+from dpx.claim.seals import STATEMENT, read_run_statement
+from dpx.declaration import ConfigError, require
+from dpx.durable import write_durably
+from dpx.extras import is_installed, missing
+from dpx.job.summary import runs_in, state_of
+from dpx.results import interval, read_results
+from dpx.run_folder import CONFIG
+
+# Differences in these do not make two runs different experiments.
+_LEFT_OUT = ("job", "hydra", "mesh", "schedule", "microbatch", "profile", "run", "list", "plan", "point")
+FORMATS = (".csv", ".json", ".parquet")
+
+
+class Records(list[dict[str, Any]]):
+    """A list of records, one dict each, of numbers, texts, truth values and None."""
+
+    def to_pandas(self) -> Any:
+        """Returns the records as a `pandas.DataFrame`; raises `ConfigError` where pandas is not installed."""
+        if not is_installed("pandas"):
+            raise missing("to_pandas()", "hub", "pandas")
+        import pandas
+
+        return pandas.DataFrame.from_records(self, columns=self.columns)
+
+    @property
+    def columns(self) -> list[str]:
+        """The keys of all records, in the order in which they first appear."""
+        return list(dict.fromkeys(key for record in self for key in record))
+
+
+def runs(outputs: str | Path = "outputs", match: str = "*") -> Records:
+    """Reads the runs of a folder, one record each.
+
+    A record holds `run`, `state`, `steps`, `metric`, its `value` on `rows` held-out rows with the ends `low` and `high` of the 95 %
+    interval, `guarantee`, `epsilon` by the run's accountant and `delta`, then each key of the config that differs between the runs. What
+    a run does not have is None. Metrics depend on held-out rows and are not protected.
+
+    Args:
+        outputs: The folder of the runs.
+        match: Pattern of the names of runs.
+
+    Raises:
+        ConfigError: If no run matches.
+    """
+    folders = [folder for folder in runs_in(Path(outputs)) if fnmatch.fnmatchcase(folder.name, match)]
+    require(bool(folders), f"match={match}", f"{outputs} holds no run of this name", "Use match='*', or start a run")
+    return records_of(folders)
+
+
+def records_of(folders: Iterable[Path]) -> Records:
+    """Returns the records of the runs in `folders`, as `runs` does. What is missing or damaged is None: a table does not check runs."""
+    folders = list(folders)
+    configs = [_flat(_config(folder)) for folder in folders]
+    keys = list(dict.fromkeys(key for one in configs for key in one))
+    differing = [key for key in keys if any(one.get(key) != configs[0].get(key) for one in configs)]
+    return Records(
+        _measured(folder) | _stated(folder) | {key: one.get(key) for key in differing} for folder, one in zip(folders, configs, strict=True)
+    )
+
+
+def metrics(folder: Path) -> Records:
+    """Returns the measurements of a run, one record for each step that was measured; raises `ConfigError` for a run without any."""
+    path = folder / "private" / "metrics.jsonl"
+    require(path.is_file(), path, "holds no measurements", "Train the run on this machine, or restore its private folder")
+    try:
+        return Records(json.loads(line) for line in path.read_text().splitlines() if line)
+    except ValueError as error:
+        raise ConfigError(path, f"is not one JSON object a line ({error})", "Restore the file") from error
+
+
+def write(records: Records, path: Path) -> None:
+    """Writes `records` to `path`, whose ending is one of `FORMATS`.
+
+    Raises `ConfigError` for another ending, a folder that does not exist, or where pyarrow is missing.
+    """
+    ending = path.suffix.lower()
+    require_format(path)
+    require(path.absolute().parent.is_dir(), path, "is in a folder that does not exist", "Name a file in an existing folder")
+    if ending == ".json":
+        write_durably(path, json.dumps(records, indent=1).encode() + b"\n")
+    elif ending == ".csv":
+        with path.open("w", newline="") as file:
+            writer = csv.DictWriter(file, records.columns)
+            writer.writeheader()
+            writer.writerows(records)
+    else:
+        import pyarrow
+        from pyarrow import parquet
+
+        # A key may hold numbers in one run and a text in another.
+        columns = {name: [one.get(name) for one in records] for name in records.columns}
+        parquet.write_table(pyarrow.table({name: _of_one_type(values) for name, values in columns.items()}), path)
+
+
+def require_format(path: Path) -> None:
+    """Raises `ConfigError` for a table that cannot be written here."""
+    ending = path.suffix.lower()
+    require(ending in FORMATS, path, "is not a table that dpx writes", f"End the name with {', '.join(FORMATS)}")
+    if ending == ".parquet" and not is_installed("pyarrow"):
+        raise missing(path, "hub", "pyarrow")
+
+
+def _of_one_type(values: list[Any]) -> list[Any]:
+    kinds = {type(value) for value in values if value is not None}
+    if kinds <= {int, float}:
+        return [None if value is None else float(value) for value in values] if float in kinds else values
+    return values if len(kinds) <= 1 else [None if value is None else str(value) for value in values]
+
+
+def _measured(folder: Path) -> dict[str, Any]:
+    record: dict[str, Any] = {"run": folder.name, "state": state_of(folder)}
+    names = ("steps", "metric", "value", "low", "high", "rows")
+    try:
+        results = read_results(folder / "private")
+        value, rows = results.heldout[results.metric], results.rows
+    except (OSError, ValueError, KeyError, TypeError):
+        return record | dict.fromkeys(names)
+    low, high = interval(value, rows) if rows and 0.0 <= value <= 1.0 else (None, None)
+    return record | dict(zip(names, (results.steps, results.metric, value, low, high, rows), strict=True))
+
+
+def _stated(folder: Path) -> dict[str, Any]:
+    try:
+        stated = read_run_statement(folder / "release" / STATEMENT)
+    except (OSError, ValueError):
+        return dict.fromkeys(("guarantee", "epsilon", "delta"))
+    return {"guarantee": stated.guarantee, "epsilon": headline(stated), "delta": getattr(stated, "delta", None)}
+
+
+def _config(folder: Path) -> Any:
+    try:
+        return OmegaConf.to_container(OmegaConf.load(folder / "release" / CONFIG), resolve=False)
+    except Exception:
+        return {}
+
+
+def _flat(node: Any, path: str = "") -> dict[str, Any]:
+    """Returns the values below a node by dotted key; a list is one text."""
+    if isinstance(node, dict):
+        kept = {str(key): value for key, value in node.items() if path or key not in _LEFT_OUT}
+        return {full: value for key, one in kept.items() for full, value in _flat(one, f"{path}.{key}".lstrip(".")).items()}
+    return {path: json.dumps(node) if isinstance(node, list) else node}

@@ -1,0 +1,112 @@
+"""Tables of runs hold numbers as numbers, and the keys that differ as columns."""
+
+import csv
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import dpx
+from dpx import extras, run_table
+from dpx.console import Console
+from dpx.declaration import ConfigError
+from dpx.launch.sweep import Outcome, write_table
+from dpx.results import Results, interval, write_results
+from dpx.run_folder import RunFolder
+from tests.processes import answers, micro_run
+
+
+@pytest.fixture
+def outputs(tmp_path: Path) -> Path:
+    for number, rate in enumerate((1e-3, 2e-3)):
+        folder = RunFolder(tmp_path / "outputs" / f"run-{number}")
+        folder.made_release()
+        config = f"name: run\nsteps: 5\nlr_schedule: {{learning_rate: {rate}}}\nmodel: {{layers: [1, {number}]}}\nmicrobatch: {number}\n"
+        (folder.release / "config.yaml").write_text(config)
+        accuracy = 0.25 + number / 4
+        results = Results(steps=5, metric="accuracy", heldout={"accuracy": accuracy}, baselines={}, rows=200)
+        write_results(folder.made_private(), results)
+    return tmp_path / "outputs"
+
+
+def test_records_are_numbers_with_intervals_and_the_keys_that_differ(outputs: Path) -> None:
+    first, second = dpx.runs(outputs)
+    low, high = interval(0.25, 200)
+    measured = {
+        "run": "run-0",
+        "state": "not trained",
+        "steps": 5,
+        "metric": "accuracy",
+        "value": 0.25,
+        "low": low,
+        "high": high,
+        "rows": 200,
+    }
+    stated = {"guarantee": None, "epsilon": None, "delta": None}
+    assert first == measured | stated | {"lr_schedule.learning_rate": 1e-3, "model.layers": "[1, 0]"}
+    assert second["value"] == 0.5 and second["lr_schedule.learning_rate"] == 2e-3
+    assert [one["run"] for one in dpx.runs(outputs, "*-1")] == ["run-1"]
+    with pytest.raises(ConfigError, match="holds no run of this name"):
+        dpx.runs(outputs, "other")
+
+
+def test_files_hold_what_the_records_hold(outputs: Path, tmp_path: Path) -> None:
+    records = dpx.runs(outputs)
+    for ending in run_table.FORMATS:
+        run_table.write(records, tmp_path / f"runs{ending}")
+    assert json.loads((tmp_path / "runs.json").read_text()) == records
+    rows: list[dict[str, Any]] = list(csv.DictReader((tmp_path / "runs.csv").read_text().splitlines()))
+    assert [float(one["low"]) for one in rows] == [one["low"] for one in records]
+    from pyarrow import parquet
+
+    assert parquet.read_table(tmp_path / "runs.parquet").to_pylist() == records
+    assert list(records.to_pandas()["value"]) == [0.25, 0.5]
+
+
+def test_what_cannot_be_written_is_one_line(outputs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    records = dpx.runs(outputs)
+    with pytest.raises(ConfigError, match=r"runs.xlsx: is not a table that dpx writes. End the name with .csv, .json, .parquet"):
+        run_table.write(records, tmp_path / "runs.xlsx")
+    monkeypatch.setattr(run_table, "is_installed", lambda package: False)
+    with pytest.raises(ConfigError, match="needs pandas, which is not installed. Install the extra hub"):
+        records.to_pandas()
+    with pytest.raises(ConfigError, match="needs pyarrow, which is not installed. Install the extra hub"):
+        run_table.write(records, tmp_path / "runs.parquet")
+    assert set(extras.PACKAGES) >= {"hub"}
+
+
+def test_list_writes_the_table(outputs: Path) -> None:
+    (listed,) = answers([(outputs.parent, ["--json", "job=list", "list.what=runs", "list.to=runs.csv"])])
+    assert listed.returncode == 0, listed
+    (line,) = listed.stdout.splitlines()
+    table = list(csv.DictReader((outputs.parent / "runs.csv").read_text().splitlines()))
+    assert json.loads(line)["answer"] == dpx.runs(outputs)
+    assert [float(one["lr_schedule.learning_rate"]) for one in table] == [1e-3, 2e-3]
+
+
+def test_a_table_of_recipes_is_refused(tmp_path: Path) -> None:
+    (refused,) = answers([(tmp_path, ["job=list", "list.to=runs.csv"])])
+    assert refused.refusal() == "error: list.to=runs.csv: a table is written of runs. Add list.what=runs, or leave list.to out."
+
+
+def test_under_json_a_sweep_prints_json_lines_alone(tmp_path: Path) -> None:
+    (sweep,) = answers([(tmp_path, ["--json", "-m", *micro_run(2), "job=plan", "replicate=0,1"])])
+    assert sweep.returncode == 0, sweep
+    assert [json.loads(line)["state"] for line in sweep.stdout.splitlines()] == ["finished"] * 2
+    assert "[HYDRA] Launching" in sweep.stderr
+
+
+def test_a_sweep_writes_the_table_beside_its_points(outputs: Path) -> None:
+    points = [Outcome(outputs / f"run-{number}", (f"replicate={number}",), "finished", score=0.5) for number in range(2)]
+    write_table(points, Console())
+    table = list(csv.DictReader((outputs / "private" / "sweep.csv").read_text().splitlines()))
+    assert [one["run"] for one in table] == ["run-0", "run-1"]
+
+
+def test_the_measurements_of_a_run_are_records(outputs: Path) -> None:
+    with pytest.raises(ConfigError, match="holds no measurements"):
+        run_table.metrics(outputs / "run-0")
+    (outputs / "run-0" / "private" / "metrics.jsonl").write_text('{"step": 1, "train/loss": 2.5}\n{"step": 2, "heldout/loss": 2.0}\n')
+    measured = run_table.metrics(outputs / "run-0")
+    assert measured.columns == ["step", "train/loss", "heldout/loss"] and measured[1]["heldout/loss"] == 2.0
