@@ -213,7 +213,7 @@ class _Preparation:
             documents > 1,
             f"data={self._data.name}",
             "the corpus has only one document (or one unit), and it cannot be both trained on and held out",
-            "Add rows: equal rows are one unit"
+            "Add rows of other units"
             if isinstance(self._data.source, Table)
             else "Add documents, or set data.source.document_per=line if each line of the text is a document",
         )
