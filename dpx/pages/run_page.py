@@ -17,7 +17,8 @@ from dpx.table import Table
 
 # Metrics of one picture, with its caption; a metric that no run has is left out.
 PICTURES = (
-    ("learning", "What it learns: held-out accuracy and loss.", ("heldout/mlm_accuracy", "heldout/loss")),
+    ("learning", "What it learns: the task's held-out metric, held-out loss and training loss.",
+     (*collect.HELDOUT, "train/loss")),
     ("signal", "Gradient-SNR, and the share of examples that are clipped.", ("grad/snr", "grad/clipped_fraction")),
     ("norms", "Norms of the noisy gradient, of an example's gradient and of all weight matrices.",
      ("grad/norm", "grad/example_norm", "weights/matrices")),
@@ -85,6 +86,15 @@ def label(run: Run) -> str:
     return f"{run.experiment}-{run.run}"
 
 
+def _by_difference(runs: Sequence[Run]) -> dict[str, str]:
+    """Returns a name for each run in a legend: the settings that differ, such as `noise.epsilon=2`, or its folder's where they are long."""
+    keys = sorted({key for run in runs for key in run.config})
+    differing = [key for key in keys if len({run.config.get(key) for run in runs}) > 1]
+    said = [" ".join(f"{key}={run.config.get(key, '–')}" for key in differing) for run in runs]
+    is_plain = len(set(said)) == len(said) and all(0 < len(one) <= 40 for one in said)
+    return {label(run): one if is_plain else label(run) for run, one in zip(runs, said, strict=True)}
+
+
 def figures(runs: Sequence[Run]) -> list[Any]:
     """Returns the pictures of the runs' curves, a line for each run."""
     tables = {metric: list(_points(runs, metric)) for _, _, metrics in PICTURES for metric in metrics}
@@ -101,8 +111,9 @@ def figures(runs: Sequence[Run]) -> list[Any]:
 
 
 def _points(runs: Sequence[Run], metric: str) -> Iterator[dict[str, Any]]:
+    names = _by_difference(runs)
     for run in runs:
-        yield from ({"run": label(run), "step": step, metric: value} for step, value in run.curves.get(metric, ()))
+        yield from ({"run": names[label(run)], "step": step, metric: value} for step, value in run.curves.get(metric, ()))
 
 
 def _epsilon(tables: Sequence[Table]) -> list[Figure]:
@@ -129,5 +140,5 @@ def _results(runs: Sequence[Run]) -> Block:
     facts = sorted({key for run in runs for key in run.facts if key.startswith("epsilon/")})
     facts = ["guarantee", *facts, "delta", "unit", "noise_multiplier", "seconds", "commit"]
     lines = [(code(key), *(f"{run.finals[key]:.4g}" if key in run.finals else "–" for run in runs)) for key in metrics]
-    lines += [(escaped(key.replace("_", " ")), *(escaped(run.facts.get(key, "–")) for run in runs)) for key in facts]
+    lines += [(escaped(key.replace("_", " ")), *(_cell(run.facts.get(key)) for run in runs)) for key in facts]
     return grid(("", *(escaped(label(run)) for run in runs)), lines)

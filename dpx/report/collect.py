@@ -25,7 +25,8 @@ from dpx.report.rows import Run
 from dpx.results import Results
 
 Curves = dict[str, tuple[tuple[int, float], ...]]
-WINDOWS = {"grad/snr": 40, "grad/norm": 20, "grad/example_norm": 20, "grad/clipped_fraction": 20, "weights/matrices": 20}
+WINDOWS = {"train/loss": 40, "grad/snr": 40, "grad/norm": 20, "grad/example_norm": 20, "grad/clipped_fraction": 20, "weights/matrices": 20}
+HELDOUT = ("heldout/mlm_accuracy", "heldout/next_token_accuracy", "heldout/accuracy", "heldout/loss")
 # What a run is compared by; the rest of a config is the same for all runs of a paper or does not matter to it.
 _KNOBS = ("model", "steps", "batch_schedule", "mechanism", "noise", "clip", "clipping_method", "optimizer", "lr_schedule", "privacy")
 _KNOBS += (
@@ -136,8 +137,9 @@ def _curves(lines: list[dict[str, Any]]) -> Curves:
     for line in lines:
         squares = [value**2 for name, value in line.items() if _is_matrix(name)]
         line |= {"weights/matrices": math.sqrt(sum(squares))} if squares else {}
-    names = ("heldout/mlm_accuracy", "heldout/loss", *WINDOWS)
-    curves = {name: [(line["step"] + 1, line[name]) for line in lines if name in line] for name in names}
+    # An empty draw has no loss.
+    drawn = [line if line.get("train/examples", 1) else {name: one for name, one in line.items() if name != "train/loss"} for line in lines]
+    curves = {name: [(line["step"] + 1, line[name]) for line in drawn if name in line] for name in (*HELDOUT, *WINDOWS)}
     return {name: tuple(windowed(curve, WINDOWS.get(name, len(curve)))) for name, curve in curves.items() if curve}
 
 

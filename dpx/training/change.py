@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
-from scipy.special import gammainc, gammaincc
+from scipy.special import gammainc, gammaincc, gammainccinv
 
 from dpx.declaration import ConfigError
 from dpx.init.weights import Leaves
@@ -24,7 +24,7 @@ ROUNDING = 1e-3
 Verdict = Literal["unmoved", "within", "less", "moved"]
 _SENTENCES = {
     "unmoved": "WARNING: the released weights are the weights that the run began with, so it changed nothing",
-    "within": "WARNING: the change is within what noise alone gives, so the weights do not show that the run learnt anything",
+    "within": "Inconclusive: a change by the data of this size or less is hidden by the noise; held-out rows show whether the run learnt",
     "less": "The change is smaller than noise alone gives, so gradients of the data opposed it; held-out rows show whether the run learnt",
     "moved": "The change is larger than noise alone gives; whether it is an improvement, held-out rows show",
 }
@@ -48,6 +48,7 @@ class Compared:
         noise_alone: Root of the mean squared norm of that difference under noise alone.
         above: Probability that noise alone gives at least this norm.
         below: Probability that noise alone gives at most this norm.
+        shape: Shape of the gamma distribution of the squared norm under noise alone; infinite without variance.
     """
 
     parameter: str
@@ -56,6 +57,13 @@ class Compared:
     noise_alone: float
     above: float
     below: float
+    shape: float = float("inf")
+
+    def seen_from(self, chance: float) -> float | None:
+        """Returns the ratio to `noise_alone` from which the test calls a norm larger at `chance`; `None` where noise gives none."""
+        if not self.noise_alone or self.shape == float("inf"):
+            return None
+        return float(gammainccinv(self.shape, chance) / self.shape) ** 0.5
 
     @property
     def ratio(self) -> float | None:
@@ -87,7 +95,9 @@ class Change:
         lines = [f"What training changed: {of} by the norm {whole.change:.4g}, where noise alone gives {whole.noise_alone:.4g}{ratio}."]
         if whole.numbers < self.trained:
             lines.append("The others were drawn from the run's secret, so where they began is not known.")
-        return [*lines, f"{_SENTENCES[self.verdict]}."]
+        seen = whole.seen_from(CHANCE / (len(self.parts) + 1))
+        power = "" if seen is None or self.verdict == "unmoved" else f" The test sees {seen:.4g} times as much, or more."
+        return [*lines, f"{_SENTENCES[self.verdict]}.{power}"]
 
     def rows(self) -> list[dict[str, Any]]:
         """Returns the rows of a table, by column."""
@@ -141,9 +151,9 @@ class _Sum(NamedTuple):
             raise NotCompared(parameter, "training, or noise alone, leads to values that are not finite")
         # After one step of Adam all coordinates moved alike, up to rounding, which the sample's variance does not show.
         variance = self.variance + (ROUNDING * self.mean) ** 2
-        above, below = float(self.squared == 0), 1.0
+        above, below, shape = float(self.squared == 0), 1.0, float("inf")
         if variance > 0:
             shape = self.mean**2 / variance
             place = self.squared * self.mean / variance
             above, below = float(gammaincc(shape, place)), float(gammainc(shape, place))
-        return Compared(parameter, self.numbers, self.squared**0.5, self.mean**0.5, above, below)
+        return Compared(parameter, self.numbers, self.squared**0.5, self.mean**0.5, above, below, shape)

@@ -174,9 +174,7 @@ def bert_tiny(T: int = 128, V: int = 30_522, H: int = 128, A: int = 2, F: int = 
     return Subject(loss, shapes, (T,), 16, ids=V)
 
 
-def llama(
-    T: int = 128, V: int = 8192, H: int = 256, A: int = 4, F: int = 688, layers: int = 2, is_scanned: bool = False
-) -> Subject:
+def llama(T: int = 128, V: int = 8192, H: int = 256, A: int = 4, F: int = 688, layers: int = 2, is_scanned: bool = False) -> Subject:
     of_layer = {"qkv": (H, 3 * H), "out": (H, H), "gate": (H, F), "up": (H, F), "down": (F, H), "norm": (H,), "norm_2": (H,)}
     shapes = {f"{name}_{at}": shape for at in range(layers) for name, shape in of_layer.items()}
     if is_scanned:
