@@ -54,12 +54,12 @@ def stored(tmp_path: Path, folder: Path) -> Store:
     return prepared(tmp_path, folder, Table(paths=str(path), labels=None, prompt_field="ask", completion_field="say"))
 
 
-def prepared(tmp_path: Path, folder: Path, source: Table) -> Store:
+def prepared(tmp_path: Path, folder: Path, source: Table, size: int = 64, length: int = 24) -> Store:
     data = Data(
         name="asked",
         source=source,
-        vocabulary=Vocabulary(size=64, path=str(folder)),
-        sequence_length=24,
+        vocabulary=Vocabulary(size=size, path=str(folder)),
+        sequence_length=length,
         pairs="none",
         public_fraction=0.0,
         heldout_fraction=0.2,
