@@ -19,7 +19,7 @@ from dpx.declaration import ConfigError, declaration
 from dpx.experiment import Experiment
 from dpx.init.weights import PARAMS
 from dpx.job.account import UNCHECKED
-from dpx.job.summary import accuracy_of
+from dpx.job.summary import accuracy_of, baselines_of
 from dpx.privacy.origins import VERDICTS, ReleasedText, charged_in, in_words
 from dpx.records import to_json
 from dpx.run_folder import RunFolder, write_json
@@ -112,6 +112,8 @@ def _show_utility(path: Path) -> None:
     if measured := accuracy_of(path):
         line = f"What it learnt: {measured} on held-out rows, computed without noise: on this screen and under private/ alone."
         wide_console().print(line, highlight=False)
+        if compared := baselines_of(path):
+            wide_console().print(f"Without learning: {compared}.", highlight=False)
 
 
 def _explain_chain(node: Any, experiment: Experiment, folder: RunFolder) -> None:

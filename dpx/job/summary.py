@@ -6,7 +6,7 @@ from pathlib import Path
 from dpx.claim.document import headline
 from dpx.claim.seals import STATEMENT, read_run_statement
 from dpx.console import figure
-from dpx.results import accuracy_in_words, read_results
+from dpx.results import BASELINES, accuracy_in_words, read_results
 from dpx.run_folder import CONFIG, Status
 
 # Jobs that train, the one that trains most often first.
@@ -40,6 +40,15 @@ def accuracy_of(folder: Path) -> str:
         return accuracy_in_words(results.heldout[results.metric], results.rows)
     except (OSError, ValueError, KeyError, TypeError):
         return ""
+
+
+def baselines_of(folder: Path) -> str:
+    """Returns the metric of trivial models on the same held-out rows of a finished run; empty without any."""
+    try:
+        found = read_results(folder / "private").baselines
+    except (OSError, ValueError, TypeError):
+        return ""
+    return ", ".join(f"{value:.2%} ({BASELINES.get(name, name.replace('_', ' '))})" for name, value in found.items())
 
 
 def epsilon_of(folder: Path) -> str:

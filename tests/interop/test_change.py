@@ -96,7 +96,8 @@ def test_explanation_and_card_repeat_it(runs: Callable[[str, str], Path], capsys
         (rows,) = [table["rows"] for table in document["tables"] if table["name"] == "what_training_changed"]
         assert {row["parameter"] for row in rows} >= {"layers/lora/query/b", "layers/lora/value/b", "all of these"}
         assert sum("Inconclusive" in line for line in document["words"]) == (run == loud)
-    assert "where noise alone gives" in capsys.readouterr().out
+    shown = capsys.readouterr().out
+    assert "where noise alone gives" in shown and "What it learnt: " in shown and "Without learning: " in shown
     Export()(declared(loud), RunFolder(loud))
     card = (loud / "release" / "hf" / "README.md").read_text()
     assert "## What training changed" in card and "- Inconclusive: a change by the data of this size or less is hidden by the noise" in card
