@@ -110,15 +110,16 @@ def test_nothing_is_lost_and_no_key_meets_two_sums(tmp_path):
     print(f"in all: {kills} kills, {changes} such resumes, {keys} keys of noise, none on two sums")
 
 
-PEER_STEPS, PEER_KILLS = 40, int(os.environ.get("DPX_PEER_KILLS", "20"))
+PEER_STEPS, PEER_KILLS = int(os.environ.get("DPX_PEER_STEPS", "40")), int(os.environ.get("DPX_PEER_KILLS", "20"))
 
 
 @pytest.mark.soak
 @pytest.mark.timeout(LONGEST_SECONDS * (PEER_KILLS + 1))
 def test_a_peer_that_is_killed_at_any_moment_ends_the_job_with_75_or_it_starts_again(tmp_path):
-    """A checkpoint follows every second step, so many of the kills meet a save. DPX_PEER_KILLS is their number, 20 by default."""
+    """A checkpoint follows every second step, so many of the kills meet a save. DPX_PEER_KILLS is their number, 20 by default;
+    DPX_PEER_STEPS is the number of steps, 40 by default."""
     draw = random.Random(int(os.environ.get("DPX_SOAK_SEED", "0")))
-    common = (*TWO, "schedule.checkpoint_every=2")
+    common = (*TWO, "seed=1", "schedule.checkpoint_every=2")
     ended(several(tmp_path / "whole", 2, *common, steps=PEER_STEPS), within_s=LONGEST_SECONDS)
     whole, *_ = outcome(tmp_path / "whole")
     for kill_number in range(PEER_KILLS):
@@ -139,5 +140,9 @@ def test_a_peer_that_is_killed_at_any_moment_ends_the_job_with_75_or_it_starts_a
         assert "Traceback" not in errors, said + errors[-3000:]
         if run.returncode:
             ended(several(folder, 2, *common, "mesh.restarts=0", steps=PEER_STEPS), within_s=LONGEST_SECONDS)
-        params, *_ = outcome(folder)
-        assert params.keys() == whole.keys() and all(np.array_equal(params[path], whole[path]) for path in whole), said
+        params, _, ledger, _ = outcome(folder)
+        apart = max(float(np.abs(params[path] - whole[path]).max()) for path in whole)
+        said = f"{said}; {len(ledger.noise_epochs)} noise epochs, parameters apart by {apart:.1g}"
+        print(said, flush=True)
+        # Of another sum under the same key nothing is released: a new noise epoch draws anew, and is charged.
+        assert params.keys() == whole.keys() and (apart < 1e-5 or len(ledger.noise_epochs) > 1), said
