@@ -53,7 +53,7 @@ def drawn(seed: int) -> list[Node]:
     for number in range(count):
         kind: Any = "private" if number == count - 1 else draw.choice(["private", "private", "bare", "bare", "prepare"])
         trained = [one for one in range(number) if graph[one].kind != "prepare"]
-        weights = draw.choice(trained) if kind != "prepare" and trained and draw.random() < 0.6 else None
+        weights = draw.choice(trained) if kind != "prepare" and trained and draw.random() < 0.8 else None
         words = weights if weights is not None else draw.choice(range(number)) if number and draw.random() < 0.6 else None
         text = draw.randrange(TEXTS)
         others = [one for one in range(number) if graph[one].text != text]
@@ -62,8 +62,8 @@ def drawn(seed: int) -> list[Node]:
             Node(
                 kind=kind,
                 text=text,
-                salt="another" if draw.random() < 0.15 else "dpx",
-                length=16 if draw.random() < 0.15 else 32,
+                salt="another" if draw.random() < 0.08 else "dpx",
+                length=16 if draw.random() < 0.08 else 32,
                 fit=None if words is not None else "protected" if draw.random() < 0.3 else "public",
                 weights=weights,
                 words=words,
