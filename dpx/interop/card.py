@@ -79,7 +79,9 @@ def card(
     lines += _claim(statement)
     lines += _listed("Reasons", statement.reasons)
     begins_from = () if isinstance(statement, StudyStatement) else statement.init.origins
-    lines += _listed("Began from", [in_words(origin) for origin in begins_from] or ["random parameters"])
+    of_weights = [in_words(one) for one in begins_from if one.kind != "text"]
+    lines += _listed("Began from", of_weights or ["random parameters"])
+    lines += _listed("Vocabulary", [in_words(one) for one in begins_from if one.kind == "text"])
     lines += _listed("Assumed", () if isinstance(statement, PlainStatement) else statement.assumptions)
     lines += _listed("Not covered", statement.not_covered)
     unsupported = () if isinstance(statement, PlainStatement) else statement.unsupported
