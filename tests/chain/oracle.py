@@ -52,6 +52,18 @@ def leaks(graph: Graph, own: int, seen: Iterable[int]) -> bool:
     return bool(_without_noise(graph, own, set(seen), lambda one: not _are_apart(graph, own, one)))
 
 
+def mixes_units(graph: Graph, own: int, seen: Iterable[int]) -> bool:
+    """Whether steps that protect other units than those of `own` would have to be added to its own."""
+    trained = {before for each in seen for before in trained_before(graph, each)} - {own}
+    return any(
+        graph[one].kind == "private" and not _are_apart(graph, own, one) and _units(graph, own) != _units(graph, one) for one in trained
+    )
+
+
+def _units(graph: Graph, number: int) -> tuple[int, str]:
+    return graph[number].length, graph[number].salt
+
+
 def proves(graph: Graph, own: int, seen: Iterable[int]) -> bool:
     """Whether the words of `own` suffice to show that it has a guarantee."""
     seen = set(seen)
@@ -60,7 +72,7 @@ def proves(graph: Graph, own: int, seen: Iterable[int]) -> bool:
         return False
     for one in {before for each in seen for before in trained_before(graph, each)} - {own}:
         if graph[one].kind == "private" and shares(one):
-            if (graph[one].length, graph[one].salt) != (graph[own].length, graph[own].salt):
+            if _units(graph, one) != _units(graph, own):
                 return False
             if not proves(graph, one, [one]):
                 return False
