@@ -55,9 +55,8 @@ def leaks(graph: Graph, own: int, seen: Iterable[int]) -> bool:
 def mixes_units(graph: Graph, own: int, seen: Iterable[int]) -> bool:
     """Whether steps that protect other units than those of `own` would have to be added to its own."""
     trained = {before for each in seen for before in trained_before(graph, each)} - {own}
-    return any(
-        graph[one].kind == "private" and not _are_apart(graph, own, one) and _units(graph, own) != _units(graph, one) for one in trained
-    )
+    sharing = [one for one in trained if graph[one].kind == "private" and not _are_apart(graph, own, one)]
+    return any(_units(graph, own) != _units(graph, one) for one in sharing)
 
 
 def _units(graph: Graph, number: int) -> tuple[int, str]:
