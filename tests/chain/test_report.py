@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from dpx.pages.document import Folded
 from dpx.report import chains, collect, privacy, rows, stages
 
 from .conftest import CLASSIFY, PRETRAIN, node, run
@@ -34,7 +35,8 @@ def test_the_chosen_point_of_a_stage_gives_its_scores(place):
     assert found.facts["classify/chosen"] == f"lr_schedule.learning_rate={max(points, key=lambda rate: points[rate])}"
     assert stages.stages_of([found]) == ["pretrain", *(f"classify (lr_schedule.learning_rate={rate})" for rate in points)]
     chosen, _, every = stages.tables([found])
-    assert chosen.count("| classify |") == 1 and every.count("| classify |") == 2
+    assert isinstance(chosen, str) and isinstance(every, Folded)
+    assert chosen.count("| classify |") == 1 and every.text.count("| classify |") == 2
 
 
 def test_a_chain_whose_points_were_chosen_on_the_test_set_is_marked(place):
