@@ -1,8 +1,8 @@
 """A recipe from somebody else runs nothing: only the listed keys of Hydra's node, only the listed resolvers, and only listed variables."""
 
+import copy
 import itertools
 import os
-import pickle
 import random
 import re
 import subprocess
@@ -240,7 +240,7 @@ def test_a_recipe_gives_no_overrides_of_hydra_to_a_point_or_a_stage() -> None:
         with hydra.initialize_config_dir(str(packages.conf_directory()), version_base="1.3"):
             master = hydra.compose("config", return_hydra_config=True)
             # As launchers of other processes have it.
-            loader = pickle.loads(pickle.dumps(GlobalHydra.instance().config_loader()))
+            loader = copy.deepcopy(GlobalHydra.instance().config_loader())
             with pytest.raises(ConfigError, match="a recipe may not set this key"):
                 loader.load_sweep_config(master, ["steps=3", override])
             assert loader.load_sweep_config(master, ["steps=3"]).steps == 3

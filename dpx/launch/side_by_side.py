@@ -109,9 +109,11 @@ class _Point:
         return self._process.poll() is not None
 
     def end_after(self, error: BaseException) -> None:
-        """Waits for the process; after a signal, which it is handed, it saves first."""
+        """Waits for the process: after a signal, which it is handed, it saves first; after an error it ends as if the command were gone."""
         number = interruption.received()
-        if isinstance(error, interruption.Interrupted) and number is not None and not self.has_ended():
+        if not isinstance(error, interruption.Interrupted):
+            self._close()
+        elif number is not None and not self.has_ended():
             self._process.send_signal(number)
         self._process.wait()
         self._close()

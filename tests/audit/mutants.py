@@ -159,10 +159,10 @@ MUTANTS = (
     ),
     Mutant(
         "padding left in kept gradients",
-        "dpx/clipping/book_keeping.py",
-        "_contracted.of_units",
-        "gradient if keep_U is None else zero_unless(keep_U, gradient)",
-        "gradient",
+        "dpx/clipping/norms.py",
+        "contracted_units.add",
+        "jnp.where(is_kept, own, 0)",
+        "own",
         "tests/clipping/test_kept_uses.py::test_padding_and_rows_that_are_not_finite_contribute_nothing",
     ),
     Mutant(
@@ -643,7 +643,7 @@ MUTANTS = (
     Mutant(
         "parts of a folder not held against its ledger",
         "dpx/claim/agreement.py",
-        "check",
+        "checked",
         "missing = ledger.missing(mark)",
         "missing = None",
         ACCIDENTS + "test_nothing_looks_at_a_run_whose_ledger_falls_short[cut-account]",
