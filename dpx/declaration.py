@@ -4,7 +4,9 @@ Nothing here (or in any declaration) imports jax: a config is checked before an 
 """
 
 import dataclasses
+import re
 from collections.abc import Sequence
+from datetime import datetime
 from typing import Any, TypeVar, dataclass_transform
 
 Cls = TypeVar("Cls", bound=type)
@@ -87,3 +89,13 @@ def require(condition: bool, value: Any, reason: str, fix: str) -> None:
     """Raises `ConfigError(value, reason, fix)` unless `condition` is true."""
     if not condition:
         raise ConfigError(value, reason, fix)
+
+
+def require_date(key: str, date: str | None) -> None:
+    """Raises `ConfigError` unless a date is null or written as 2026-01-31."""
+    value, fix = f"{key}={date}", "Write it as 2026-01-31, in quotation marks"
+    require(date is None or re.fullmatch(r"\d{4}-\d\d-\d\d", date) is not None, value, "is not a date", fix)
+    try:
+        datetime.fromisoformat(date or "2000-01-01")
+    except ValueError as error:
+        raise ConfigError(value, f"is not a date ({error})", fix) from None

@@ -26,7 +26,10 @@ from dpx.picture import Picture
     [
         ("hub", lambda: next(HubSource(Hub(corpora=[{"name": "x"}])).documents())),
         ("hub", lambda: next(TableSource(Table(paths="hf://datasets/x", labels=["a", "b"])).documents())),
-        ("chat", lambda: ChatTemplate(dataclasses.replace(of_vocabulary(list(SPECIAL_TOKENS)), chat_template="{{ messages }}"))),
+        (
+            "chat",
+            lambda: ChatTemplate(dataclasses.replace(of_vocabulary(list(SPECIAL_TOKENS)), chat_templates={"default": "{{ messages }}"})),
+        ),
         ("plots", lambda: pictures.draw([Picture("name", "caption", ())], [])),
         ("bench", lambda: require_installed("opacus_ew")),
         ("correlated", lambda: extras.require_extra("mechanism=banded", "correlated")),

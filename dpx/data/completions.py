@@ -1,16 +1,19 @@
 """Reads prompts with completions, and writes each as two texts: by a template with two fields, or by a checkpoint's chat template.
 
-The two texts are tokenized separately: the tokens of a prompt are then the same whether or not its completion is known.
+A row holds the tokens of both texts as one, which transformers reads too, if these begin with the tokens of the prompt alone, which
+people send (`dpx.data.rows`).
 """
 
+import dataclasses
 import functools
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from datetime import datetime
 from string import Formatter
 from typing import Any
 
-from dpx.data.files import require_characters
+from dpx.data.documents import Conversation
+from dpx.data.files import parsed, require_characters
 from dpx.data.records import value_of
 from dpx.data.tokenizer import CHAT_TEMPLATE, TextTokenizer
 from dpx.declaration import ConfigError, require
@@ -46,80 +49,119 @@ def fields_of(template: str, value: str, fix: str) -> list[str]:
     return [str(name) for _, name, _, _ in fields]
 
 
-def messages_of(where: str, record: Mapping[str, Any], field: str) -> tuple[Message, ...]:
-    """Returns the messages of a record. Raises `ConfigError` as `conversation` does, and unless the last, the completion, is the
-    assistant's and not empty."""
-    messages = conversation(where, record, field)
-    *before, last = messages or ({},)
+def answered(
+    where: str, record: Mapping[str, Any], field: str, tools_field: str | None = None, documents_field: str | None = None
+) -> Conversation:
+    """Returns the conversation of a record. Raises `ConfigError` as `conversation` does, and unless the last message, the completion, is
+    the assistant's and not empty."""
+    found = conversation(where, record, field, tools_field, documents_field)
+    *before, last = found.messages or ({},)
     is_answered = bool(before) and last["role"] == "assistant"
     require(is_answered, where, "does not end in an answer of the assistant to a message before it", "Add it, or remove the row")
-    require(last["content"].strip() != "", where, "has an empty completion: the last message has no text", "Remove the row")
-    return messages
+    has_text = last.get("content", "").strip() != "" or _calls_tools(last)
+    require(has_text, where, "has an empty completion: the last message has no text", "Remove the row")
+    return found
 
 
-def conversation(where: str, record: Mapping[str, Any], field: str) -> tuple[Message, ...]:
-    """Returns the messages of a record. Raises `ConfigError` unless each has a role and text."""
+def conversation(
+    where: str, record: Mapping[str, Any], field: str, tools_field: str | None = None, documents_field: str | None = None
+) -> Conversation:
+    """Returns the conversation of a record, without the keys of messages that have no value, as in transformers.
+
+    Raises `ConfigError` unless each message has a role and text, or calls tools instead, and for tools or documents that are not objects.
+    """
     value = value_of(where, record, field)
     is_list = isinstance(value, list) and all(isinstance(one, dict) for one in value)
     require(is_list, where, f"has no list of messages under {field!r}", 'Write a list of {"role": ..., "content": ...}')
-    for one in value:
-        is_message = isinstance(one.get("role"), str) and isinstance(one.get("content"), str)
+    messages = tuple({key: _plain(one) for key, one in message.items() if one is not None} for message in value)
+    for one in messages:
+        is_message = isinstance(one.get("role"), str) and isinstance(one.get("content", "" if _calls_tools(one) else None), str)
         require(is_message, where, "has a message without a role or a text", 'Give each message "role" and "content", both texts')
-        require_characters(where, one["content"])
-    return tuple(value)
+        require_characters(where, one.get("content", ""))
+    beside = (None if one is None else _objects(where, record, one) for one in (tools_field, documents_field))
+    return Conversation(messages, *beside)
+
+
+def _calls_tools(message: Message) -> bool:
+    return bool(message.get("tool_calls"))
+
+
+def _objects(where: str, record: Mapping[str, Any], field: str) -> tuple[Message, ...] | None:
+    """Returns the list of objects that a record has under `field`, as such or as JSON; `None` for a record without them."""
+    value = record[field] if field in record else None
+    value = parsed(where, value) if isinstance(value, str) else value
+    is_list = value is None or (isinstance(value, list) and all(isinstance(one, dict) for one in value))
+    require(is_list, where, f"has something else than a list of objects under {field!r}", "Write a JSON list of objects, or null")
+    return None if value is None else tuple(map(_plain, value))
+
+
+def _plain(value: Any) -> Any:
+    """Returns a value as JSON has it; of anything else its type, as transformers gives it to templates."""
+    if isinstance(value, Mapping):
+        return {key: _plain(one) for key, one in value.items()}
+    if isinstance(value, list):
+        return [_plain(one) for one in value]
+    return value if value is None or isinstance(value, str | int | float) else f"<{type(value).__name__}>"
 
 
 class ChatTemplate:
-    """Writes conversations as text, as `apply_chat_template` of transformers does, without tools and documents.
+    """Writes conversations as text, as `apply_chat_template` of transformers does.
 
-    A template that asks for the time gets the declared `date` (YYYY-MM-DD): rows would otherwise depend on the day of preparation.
+    A template that asks for the time gets the declared `date` (YYYY-MM-DD): rows would otherwise depend on the day of preparation. `key` is
+    that of the options which refusals name.
     """
 
-    def __init__(self, tokenizer: TextTokenizer, date: str | None = None):
+    def __init__(self, tokenizer: TextTokenizer, date: str | None = None, key: str = "data.source"):
+        self._named = tokenizer.chat_templates
         require(
-            tokenizer.chat_template is not None,
-            "data.source.messages_field",
-            f"the checkpoint has no chat template ({CHAT_TEMPLATE}, or chat_template in tokenizer_config.json)"
-            if not tokenizer.named_templates
-            else f"the checkpoint has the chat templates {', '.join(tokenizer.named_templates)}, and none is named default",
-            "Name an instruction-tuned checkpoint, or use prompt_field and completion_field with a template"
-            if not tokenizer.named_templates
-            else f"Copy the one to use to {CHAT_TEMPLATE}",
+            bool({"default", _WITH_TOOLS} & set(self._named)),
+            f"{key}.messages_field",
+            self._without_default()
+            if self._named
+            else f"the checkpoint has no chat template ({CHAT_TEMPLATE}, or chat_template in tokenizer_config.json)",
+            f"Copy the one to use to {CHAT_TEMPLATE}"
+            if self._named
+            else "Name an instruction-tuned checkpoint, or use prompt_field and completion_field with a template",
         )
-        require_extra("data.source.messages_field", "chat")
+        require_extra(f"{key}.messages_field", "chat")
         from jinja2 import TemplateSyntaxError
 
         extensions = ["jinja2.ext.loopcontrols", _generation_blocks()]
         environment = _counting_environment(extensions)
         environment.filters["tojson"] = _to_json
         environment.globals["raise_exception"] = _refuse
-        environment.globals["strftime_now"] = functools.partial(_formatted, date)
+        environment.globals["strftime_now"] = functools.partial(_formatted, f"{key}.chat_date", date)
+        environment.globals["dict"], environment.globals["namespace"] = _Dict(), _namespace()
         try:
-            self._template = environment.from_string(str(tokenizer.chat_template))
+            self._templates = {name: environment.from_string(text) for name, text in self._named.items()}
         except TemplateSyntaxError as error:
             reason = f"is not a template of Jinja (line {error.lineno}: {_first_line(error)})"
             raise ConfigError(CHAT_TEMPLATE, reason, "Correct the checkpoint's template") from None
         self._marks, self._environment = tokenizer.marks, environment
 
-    def texts(self, where: str, messages: Sequence[Message]) -> tuple[str, str]:
+    def texts(self, where: str, chat: Conversation) -> tuple[str, str]:
         """Returns the text before the last message, with the mark that begins an answer, and the rest.
 
         Raises `ConfigError` for messages that the template refuses, or if it writes no text that begins with that of the messages before.
         """
-        prompt, whole = self.prompt(where, messages[:-1]), self._text(where, messages, False)
+        prompt, whole = self.prompt(where, dataclasses.replace(chat, messages=chat.messages[:-1])), self._text(where, chat, False)
         reason = "the chat template does not write the last message after the text of those before it, so its tokens are not known"
         require(whole.startswith(prompt), where, reason, "Use another checkpoint, or prompt_field and completion_field")
         return prompt, whole[len(prompt) :]
 
-    def prompt(self, where: str, messages: Sequence[Message]) -> str:
+    def prompt(self, where: str, chat: Conversation) -> str:
         """Returns the text of messages and the mark that begins an answer. Raises `ConfigError` for messages that the template refuses."""
-        return self._text(where, messages, True)
+        return self._text(where, chat, True)
 
-    def _text(self, where: str, messages: Sequence[Message], begins_answer: bool) -> str:
-        given = {"messages": [_with_reasoning(one) for one in messages], "tools": None, "documents": None}
+    def _text(self, where: str, chat: Conversation, begins_answer: bool) -> str:
+        beside = {"tools": chat.tools, "documents": chat.documents}
+        given = {name: None if one is None else list(one) for name, one in beside.items()}
+        given["messages"] = [_with_reasoning(one) for one in chat.messages]
+        name = _WITH_TOOLS if chat.tools is not None and _WITH_TOOLS in self._templates else "default"
+        require(name in self._templates, where, self._without_default(), f"Copy the one to use to {CHAT_TEMPLATE}")
         self._environment.steps = 0
         try:
-            return self._template.render(given, add_generation_prompt=begins_answer, **self._marks)
+            return self._templates[name].render(given, add_generation_prompt=begins_answer, **self._marks)
         except ConfigError:
             raise
         except _Refused as error:
@@ -130,11 +172,16 @@ class ChatTemplate:
             reason = f"the chat template fails on the messages ({type(error).__name__}: {_first_line(error)})"
             raise ConfigError(where, reason, fix) from None
 
+    def _without_default(self) -> str:
+        return f"the checkpoint has the chat templates {', '.join(self._named)}, and none is named default"
+
 
 class _Refused(Exception):
     """Is raised by a template that refuses messages."""
 
 
+# The name of the template that transformers takes for a conversation with tools, if there is one.
+_WITH_TOOLS = "tool_use"
 # Loops and calls of one conversation; templates of usual checkpoints need some thousands.
 _MOST_STEPS = 1_000_000
 
@@ -191,14 +238,46 @@ def _generation_blocks() -> Any:
     return GenerationBlocks
 
 
+class _Dict:
+    """Is `dict` in templates, as transformers has it: what it makes is a dict, and nothing else can be reached from it."""
+
+    def __call__(self, *given: Any, **named: Any) -> dict[Any, Any]:
+        return dict(*given, **named)
+
+    def fromkeys(self, *given: Any) -> dict[Any, Any]:
+        return dict.fromkeys(*given)
+
+
+def _namespace() -> Any:
+    """Returns `namespace` of templates, which takes no name that begins with an underscore, as in transformers."""
+    from jinja2.exceptions import SecurityError
+    from jinja2.utils import Namespace
+
+    class OfTemplate(Namespace):
+        def __init__(*given: Any, **named: Any) -> None:  # a template may give an attribute any name
+            for name in (attributes := dict(*given[1:], **named)):
+                _require_plain(name)
+            Namespace.__init__(given[0], attributes)
+
+        def __setitem__(self, name: str, value: Any) -> None:
+            _require_plain(name)
+            Namespace.__setitem__(self, name, value)
+
+    def _require_plain(name: Any) -> None:
+        if isinstance(name, str) and name.startswith("_"):
+            raise SecurityError(f"a namespace takes no attribute that begins with an underscore, such as {name!r}")
+
+    return OfTemplate
+
+
 def _to_json(value: Any, ensure_ascii: bool = False, indent: int | None = None, separators: Any = None, sort_keys: bool = False) -> str:
     """Returns JSON as templates of transformers have it: Jinja's own filter escapes HTML."""
     return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
 
 
-def _formatted(date: str | None, form: str) -> str:
+def _formatted(key: str, date: str | None, form: str) -> str:
     reason = "the checkpoint's chat template writes the date, and rows would depend on the day on which they are prepared"
-    require(date is not None, "data.source.chat_date=null", reason, "Declare it, as in data.source.chat_date=2026-01-31")
+    require(date is not None, f"{key}=null", reason, f"Declare it, as in {key}=2026-01-31")
     return datetime.fromisoformat(str(date)).strftime(form)
 
 

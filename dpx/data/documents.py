@@ -55,30 +55,41 @@ class Example:
 
 
 @dataclass(frozen=True, slots=True)
+class Conversation:
+    """Holds what a chat template writes: messages, and the tools and documents that a row gives it, if any."""
+
+    messages: tuple[Mapping[str, Any], ...]
+    tools: tuple[Mapping[str, Any], ...] | None = None
+    documents: tuple[Mapping[str, Any], ...] | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class Prompted:
     """Holds the content of one row that is a prompt and its completion.
 
     Attributes:
         where: The place of the row, for error messages.
-        texts: The prompt and the completion; empty if `messages` are given.
-        messages: A conversation, whose last message is the completion.
+        texts: The prompt and the completion; empty if a `chat` is given.
+        chat: A conversation, whose last message is the completion.
         unit_id: The name of the unit, as for a `Document`.
         is_test: Whether it is of a test set, as for an `Example`.
     """
 
     where: str
     texts: tuple[str, ...] = ()
-    messages: tuple[Mapping[str, Any], ...] = ()
+    chat: Conversation | None = None
     unit_id: str | None = None
     is_test: bool = False
 
     @property
     def paragraphs(self) -> tuple[str, ...]:
-        return self.texts or tuple(message["content"] for message in self.messages)
+        return self.texts if self.chat is None else tuple(message.get("content") or "" for message in self.chat.messages)
 
     def content(self) -> str:
-        """Returns the 128-bit hash of the texts or messages, as 32 hexadecimal digits."""
-        framed = json.dumps([self.texts, self.messages], sort_keys=True, default=str)
+        """Returns the 128-bit hash of the texts, or of all that the chat template reads, as 32 hexadecimal digits."""
+        chat = self.chat or Conversation(())
+        beside = [] if chat.tools is chat.documents is None else [chat.tools, chat.documents]
+        framed = json.dumps([self.texts, chat.messages, *beside], sort_keys=True, default=str)
         return hashlib.sha256(framed.encode()).hexdigest()[:32]
 
 

@@ -2,7 +2,6 @@
 
 import re
 from collections.abc import Sequence
-from datetime import datetime
 from functools import cached_property
 from typing import Literal
 
@@ -10,7 +9,7 @@ from dpx.data.completions import halves
 from dpx.data.hub_rows import HUB
 from dpx.data.records import RowSet, TextColumns, label_text, labels_in, row_sets
 from dpx.data.schema import Schema, classes, texts
-from dpx.declaration import ConfigError, declaration, require
+from dpx.declaration import declaration, require, require_date
 
 
 @declaration
@@ -49,6 +48,8 @@ class Table:
             break; the prompt ends before {completion} and the spaces before it.
         messages_field: Column of a .jsonl or .parquet file with a conversation, a list of {"role", "content"}, written by the checkpoint's
             chat template; the completion is the last message, which is the assistant's.
+        tools_field: Column with the tools of a conversation, a list of objects or its JSON text, which the chat template reads as `tools`.
+        documents_field: Column with the documents of a conversation, as for tools, which the chat template reads as `documents`.
         chat_date: Date (YYYY-MM-DD) that the chat template writes where it asks for today's; null refuses such a template.
         unit_field: Column that names the unit (a document, an author); without it each row is a unit.
         unit_note: A sentence for the statement on what a row is, if a reader could assume more.
@@ -82,6 +83,8 @@ class Table:
     completion_field: str | None = None
     template: str = "{prompt}\\n{completion}"
     messages_field: str | None = None
+    tools_field: str | None = None
+    documents_field: str | None = None
     chat_date: str | None = None
     kind: Literal["table"] = "table"
 
@@ -106,13 +109,16 @@ class Table:
         self._require_choices()
 
     def _require_completions(self) -> None:
-        self._require_date()
+        require_date("data.source.chat_date", self.chat_date)
         value = f"data.source.prompt_field={self.prompt_field}, completion_field={self.completion_field}"
         fix = "Give both, or messages_field alone"
         require((self.prompt_field is None) == (self.completion_field is None), value, "a prompt and a completion are needed", fix)
         if not self.has_completions:
             return
         require(self.prompt_field is None or self.messages_field is None, value, "the messages already hold the prompt", fix)
+        given = [name for name in ("tools_field", "documents_field") if getattr(self, name) is not None]
+        is_read = self.messages_field is not None or not given
+        require(is_read, f"data.source.{(given or [''])[0]}", "only a chat template reads it", "Name the conversations with messages_field")
         same = self.prompt_field is not None and self.prompt_field == self.completion_field
         require(not same, value, "the same column cannot be two parts of a row", "Name each part's column")
         others = {"labels": self.labels, "pair_field": self.pair_field, "choices_field": self.choices_field}
@@ -120,14 +126,6 @@ class Table:
         reason = "rows of prompts and completions have neither labels nor second texts"
         require(not given, f"data.source.{(given or [''])[0]}", reason, "Leave it out")
         halves(self.template)
-
-    def _require_date(self) -> None:
-        value, fix = f"data.source.chat_date={self.chat_date}", "Write it as 2026-01-31, in quotation marks"
-        require(self.chat_date is None or re.fullmatch(r"\d{4}-\d\d-\d\d", self.chat_date) is not None, value, "is not a date", fix)
-        try:
-            datetime.fromisoformat(self.chat_date or "2000-01-01")
-        except ValueError as error:
-            raise ConfigError(value, f"is not a date ({error})", fix) from None
 
     def _require_choices(self) -> None:
         value = f"data.source.choices={self.choices}"

@@ -43,7 +43,7 @@ from dpx.records import to_json
 Progress = Callable[[str, int], None]  # (stage, documents so far): "vocabulary" and "rows", each from 0 on
 _REPORTED_DOCUMENTS = 200
 # Raised whenever the same text under the same settings gives other rows or another manifest: the text is then prepared again.
-FORMAT = 5
+FORMAT = 6
 _NEEDED: tuple[Split, ...] = ("protected", "heldout", "test")
 
 
@@ -296,7 +296,7 @@ def _settings(data: Data, privacy: Privacy, source: Source) -> dict[str, Any]:
     for name, usual in (("cuts", None), ("heldout_by", "hash")):
         if declared[name] == usual:
             declared.pop(name)
-    for name in ("prompt_field", "completion_field", "messages_field", "template", "chat_date"):
+    for name in ("prompt_field", "completion_field", "messages_field", "tools_field", "documents_field", "template", "chat_date"):
         if isinstance(data.source, Table) and not data.source.has_completions:
             declared["source"].pop(name)
     vocabulary = vocabulary_place(data.vocabulary.path) if data.vocabulary.path else None

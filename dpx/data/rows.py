@@ -38,10 +38,11 @@ class UnitDocument:
     source: Document | Example | Prompted
 
     def texts(self) -> list[str]:
-        """Returns the texts that are tokenized separately: a document's sentences, an example's segments."""
+        """Returns the texts that are tokenized: a document's sentences, an example's segments, or a prompt, its completion, and both."""
         if isinstance(self.source, Document):
             return [one for paragraph in self.source.paragraphs for one in split_sentences(paragraph)]
-        return list(self.source.paragraphs)
+        texts = list(self.source.paragraphs)
+        return [*texts, "".join(texts)] if isinstance(self.source, Prompted) else texts
 
 
 class RowCutter:
@@ -83,8 +84,9 @@ class RowCutter:
     def _texts(self, document: UnitDocument) -> list[str]:
         if self._chat is None:
             return document.texts()
-        assert isinstance(document.source, Prompted)
-        return list(self._chat.texts(document.source.where, document.source.messages))
+        assert isinstance(document.source, Prompted) and document.source.chat is not None
+        texts = self._chat.texts(document.source.where, document.source.chat)
+        return [*texts, "".join(texts)]
 
     def _rows(self, split: Split, document: UnitDocument, sentences: list[Tokens]) -> list[Row]:
         data = self._data
@@ -126,13 +128,22 @@ class RowCutter:
         one = {name: values.reshape(1, *self._schema[name].shape) for name, values in marked.items()}
         return one | {"label": np.array([example.label], np.int32)}
 
-    def _prompted(self, split: Split, source: Prompted, prompt: Tokens, completion: Tokens) -> Columns:
+    def _prompted(self, split: Split, source: Prompted, prompt: Tokens, completion: Tokens, both: Tokens) -> Columns:
         """Returns one row: the prompt, cut from its left, and the completion, cut at its end if it does not fit alone.
+
+        The row has the tokens of `both` as one text if they begin with those of the prompt, which is what people send. A tokenizer may
+        join the end of a prompt to the beginning of its completion: then a conversation is refused, and a completion of a template keeps
+        its own tokens.
 
         A template's prompt has before it what the tokenizer puts before a text, and the mark that ends a text is learnt as the
         completion's end. A chat template writes its own marks; a [CLS] with which it begins is kept.
         """
         special, length = self._tokenizer.special, self._data.sequence_length
+        is_joined = both[: len(prompt)] != prompt
+        reason = "the tokenizer joins the answer to the mark before it, so no row has the tokens of the prompt that people send"
+        fix = "End the chat template's mark of an answer, and begin each answer, without white space; or use prompt_field"
+        require(self._chat is None or not is_joined, source.where, reason, fix)
+        completion = completion if is_joined else both[len(prompt) :]
         require(len(completion) > 0, source.where, "has an empty completion: the tokenizer reads no token in it", "Remove the row")
         if self._chat is None:
             begin, completion = list(self._tokenizer.begins), [*completion, special.sep_id]

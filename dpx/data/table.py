@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping
 from functools import cached_property
 from typing import Any
 
-from dpx.data.completions import halves, messages_of
+from dpx.data.completions import answered, halves
 from dpx.data.documents import Example, Prompted
 from dpx.data.labelled import Table
 from dpx.data.records import label_of, text_of, value_of
@@ -85,7 +85,8 @@ def _example(declared: Table, place: Mapping[str, int], where: str, record: Mapp
 def _prompted(declared: Table, where: str, record: Mapping[str, Any], *, is_test: bool) -> Prompted:
     unit_id = _unit(where, record, declared.unit_field)
     if declared.messages_field is not None:
-        return Prompted(where, messages=messages_of(where, record, declared.messages_field), unit_id=unit_id, is_test=is_test)
+        fields = declared.messages_field, declared.tools_field, declared.documents_field
+        return Prompted(where, chat=answered(where, record, *fields), unit_id=unit_id, is_test=is_test)
     assert declared.prompt_field is not None and declared.completion_field is not None
     first, second = halves(declared.template)
     prompt = first.format(prompt=text_of(where, record, declared.prompt_field))

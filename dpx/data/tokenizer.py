@@ -44,8 +44,8 @@ class TextTokenizer:
 
     `vocabulary` holds its tokens by id. It also has the ids of the marks, the ids `begins` that it puts before a text, the number of
     separators between the texts of a pair, and, for a checkpoint's own tokenizer, its `definition`, the text of a `tokenizer.json`, its
-    `chat_template`, if it has one, the names of its chat templates, if they have names, and the texts of its `marks`, such as `bos_token`,
-    which a template may name.
+    `chat_templates` by name, of which the usual one is `default`, and the texts of its `marks`, such as `bos_token`, which a template may
+    name.
     """
 
     tokenizer: Tokenizer
@@ -54,8 +54,7 @@ class TextTokenizer:
     begins: tuple[int, ...]
     separators: int = 1
     definition: str | None = None
-    chat_template: str | None = None
-    named_templates: tuple[str, ...] = ()
+    chat_templates: Mapping[str, str] = field(default_factory=dict)
     marks: Mapping[str, str] = field(default_factory=dict)
 
     @property
@@ -157,9 +156,7 @@ def _loaded(file: Path, *beside: Path) -> TextTokenizer:
     by_name = _templates(template, facts)
     marks = {key: text for key, value in facts.items() if key.endswith("_token") and isinstance(text := _text(value), str)}
     begins = around(tokenizer, vocabulary)[0]
-    return TextTokenizer(
-        tokenizer, vocabulary, special, begins, separators_of(tokenizer), tokenizer.to_str(), by_name.get("default"), tuple(by_name), marks
-    )
+    return TextTokenizer(tokenizer, vocabulary, special, begins, separators_of(tokenizer), tokenizer.to_str(), by_name, marks)
 
 
 def _templates(file: Path, facts: Mapping[str, Any]) -> dict[str, str]:

@@ -15,6 +15,7 @@ import jax.numpy as jnp
 from jaxtyping import Array
 
 from dpx.clipping import ops
+from dpx.generation.settings import Settings
 from dpx.models import cache
 from dpx.models.decoder import AnyDecoder, DecoderForCausalLM
 from dpx.models.rotary_layers import capped
@@ -28,7 +29,9 @@ class Rule:
     """How the next token is chosen, and when a completion ends: at a token of `ends`, or after `max_new_tokens`.
 
     With `beams` of 1 and `temperature` of 0 it is the most likely token, with a temperature above 0 a draw from the most likely tokens
-    that together have at least the probability `top_p`, of logits divided by the temperature (Holtzman et al. 2020).
+    that together have at least the probability `top_p`, of logits divided by the temperature (Holtzman et al. 2020); before that, only
+    the `top_k` most likely tokens stay, if it is not 0, and after it those with at least `min_p` times the probability of the most likely.
+    `settings` change the logits before all this, in a beam search the logarithms of probabilities.
     """
 
     max_new_tokens: int
@@ -36,6 +39,13 @@ class Rule:
     temperature: float = 0.0
     top_p: float = 1.0
     beams: int = 1
+    top_k: int = 0
+    min_p: float = 0.0
+    settings: Settings = Settings()
+
+    def changed(self, scores_RV: Array, prompts_RW: Array, length_R: Array, new_RN: Array, count: Array) -> Array:
+        """Returns the scores of the next tokens by the settings."""
+        return self.settings.changed(scores_RV, prompts_RW, length_R, new_RN, count, self.ends)
 
 
 class Completions(NamedTuple):
@@ -98,7 +108,8 @@ class Decoding:
         rule, whole = self.rule, jnp.zeros((len(length_B), self.rule.max_new_tokens), jnp.int32)
 
         def chosen(count: Array, logits_BV: Array, done: Completions) -> Completions:
-            token_B = next_tokens(logits_BV, jax.vmap(partial(jax.random.fold_in, data=count))(keys_B), rule)
+            scores_BV = rule.changed(logits_BV, tokens_BW, length_B, done.tokens, count)
+            token_B = next_tokens(scores_BV, jax.vmap(partial(jax.random.fold_in, data=count))(keys_B), rule)
             own_B = jnp.take_along_axis(jax.nn.log_softmax(logits_BV), token_B[:, None], axis=1)[:, 0]
             is_open = ~done.is_ended
             return Completions(
@@ -126,11 +137,13 @@ class Decoding:
         """
         del keys_B
         rule, K = self.rule, self.rule.beams
+        texts = jnp.repeat(tokens_BW, K, axis=0), jnp.repeat(length_B, K)
         beams = Beams.begun(len(length_B), K, rule.max_new_tokens)
 
         def chosen(count: Array, logits_RV: Array, beams: Beams, kept: Any) -> tuple[Beams, Any]:
-            logits_BKV = logits_RV.reshape(len(length_B), K, -1)
-            beams, from_BK = beams.after(count, jax.nn.log_softmax(logits_BKV), rule.ends)
+            new_RN = beams.tokens.reshape(len(length_B) * K, -1)
+            scores_RV = rule.changed(jax.nn.log_softmax(logits_RV), *texts, new_RN, count)
+            beams, from_BK = beams.after(count, scores_RV.reshape(len(length_B), K, -1), rule.ends)
             rows_R = (from_BK + jnp.arange(len(length_B))[:, None] * K).reshape(-1)
             return beams, jax.tree.map(lambda one: one[:, rows_R], kept)
 
@@ -202,7 +215,14 @@ def next_tokens(logits_BV: Array, keys_B: Array, rule: Rule) -> Array:
     """Returns the most likely token of each row, or a draw with the row's key."""
     if rule.temperature == 0:
         return jnp.argmax(logits_BV, axis=-1)
-    return jax.vmap(jax.random.categorical)(keys_B, nucleus(logits_BV / rule.temperature, rule.top_p))
+    kept_BV = logits_BV / rule.temperature
+    if rule.top_k:
+        kept_BV = jnp.where(kept_BV < jax.lax.top_k(kept_BV, min(rule.top_k, kept_BV.shape[1]))[0][:, -1:], -jnp.inf, kept_BV)
+    kept_BV = nucleus(kept_BV, rule.top_p)
+    if rule.min_p:
+        share_BV = jax.nn.softmax(kept_BV)
+        kept_BV = jnp.where(share_BV < rule.min_p * share_BV.max(axis=1, keepdims=True), -jnp.inf, kept_BV)
+    return jax.vmap(jax.random.categorical)(keys_B, kept_BV)
 
 
 def nucleus(logits_BV: Array, top_p: float) -> Array:

@@ -2,7 +2,7 @@
 
 import itertools
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -32,6 +32,8 @@ class Style:
     template: str = "{prompt}"
     columns: Mapping[str, str] = field(default_factory=lambda: {"prompt": "prompt"})
     messages_field: str | None = None
+    tools_field: str | None = None
+    documents_field: str | None = None
     chat_date: str | None = None
     before: str = ""
     after: str = ""
@@ -42,7 +44,8 @@ class Style:
         if not isinstance(source, Table) or not source.has_completions:
             return Style()
         if source.messages_field is not None:
-            return Style(messages_field=source.messages_field, chat_date=source.chat_date)
+            names = ("messages_field", "tools_field", "documents_field", "chat_date")
+            return Style(**{name: getattr(source, name) for name in names})
         first, second = halves(source.template)
         before, _, after = second.format(completion="\0").partition("\0")
         return Style(first, {"prompt": str(source.prompt_field)}, before=before, after=after)
@@ -71,10 +74,10 @@ class Style:
         require(not missing, where, reason, "Name columns of this file with generate.template or generate.messages_field")
         if chat is None or self.messages_field is None:
             return self.template.format(**{name: text_of(where, record, column) for name, column in self.columns.items()})
-        messages = conversation(where, record, self.messages_field)
-        asked = messages[:-1] if messages and messages[-1]["role"] == "assistant" else messages
+        whole = conversation(where, record, self.messages_field, self.tools_field, self.documents_field)
+        asked = whole.messages[:-1] if whole.messages and whole.messages[-1]["role"] == "assistant" else whole.messages
         require(bool(asked), where, "has no message before the assistant's answer", "Add it, or remove the row")
-        return chat.prompt(where, asked)
+        return chat.prompt(where, replace(whole, messages=asked))
 
 
 def require_rows(file: Path) -> None:
@@ -89,7 +92,7 @@ def read(file: Path, style: Style, tokenizer: TextTokenizer, room: int, limit: i
 
     Raises `ConfigError`, naming the row, for a row without its columns, and for one of these prompts that has more than `room` tokens.
     """
-    chat = ChatTemplate(tokenizer, style.chat_date) if style.messages_field is not None else None
+    chat = ChatTemplate(tokenizer, style.chat_date, "generate") if style.messages_field is not None else None
     by_text: dict[str, tuple[int, str]] = {}
     for row, (where, record) in enumerate(records(file), start=1):
         by_text.setdefault(style.text(where, record, chat), (row, where))

@@ -19,6 +19,7 @@ from dpx.data.prepare import vocabulary_folder, vocabulary_place
 from dpx.data.tokenizer import TextTokenizer, of_path
 from dpx.declaration import ConfigError
 from dpx.generation.prompts import Style
+from dpx.generation.settings import OfCheckpoint, of_folder
 from dpx.init.weights import PARAMS, facts_beside, nested
 from dpx.interop.checkpoint import Checkpoint
 from dpx.interop.tokenizer_files import ends_of_rows
@@ -36,7 +37,8 @@ class Weights:
     """A causal decoder that is not loaded yet.
 
     `style` says how its training rows begin, `checksum` identifies its weights, `received` is what is stated beside them, if anything.
-    `ends` has the tokens at which a text ends, for its rows or for the checkpoint that its tokenizer is from.
+    `ends` has the tokens at which a text ends, for its rows or for the checkpoint that its tokenizer is from, and `of_checkpoint` what the
+    files of that checkpoint say of completions.
     """
 
     model: AnyDecoder
@@ -47,6 +49,7 @@ class Weights:
     received: Received
     load: Callable[[], Any]
     ends: tuple[int, ...]
+    of_checkpoint: OfCheckpoint = OfCheckpoint()
 
 
 def of_run(model: AnyModel, task: Task, data: Data, privacy: Privacy, vocabulary_size: int, release: Path, found: Received) -> Weights:
@@ -64,8 +67,9 @@ def of_run(model: AnyModel, task: Task, data: Data, privacy: Privacy, vocabulary
         require_vocabulary(place, tokenizer.checksum, folder)
     checksum = seal(facts_beside(place).get("weights"))
     load = lambda: merge_adapters(released(place))  # noqa: E731
-    ends = _ends(tokenizer, vocabulary_folder(data.vocabulary.path))
-    return Weights(model, vocabulary_size, tokenizer, Style.of_rows(data.source), checksum, found, load, ends)
+    origin = vocabulary_folder(data.vocabulary.path)
+    ends, asked = _ends(tokenizer, origin), of_folder(origin)
+    return Weights(model, vocabulary_size, tokenizer, Style.of_rows(data.source), checksum, found, load, ends, asked)
 
 
 def of_checkpoint(path: str) -> Weights:
@@ -79,7 +83,8 @@ def of_checkpoint(path: str) -> Weights:
     found = received.read(checkpoint.folder)
     checksum = seal({name: file_checksums.of_file(checkpoint.folder / name) for name in weight_files(checkpoint.folder)})
     load = lambda: jax.tree.map(jnp.asarray, nested(checkpoint.leaves(selected)))  # noqa: E731
-    return Weights(model, size, tokenizer, Style(), checksum, found, load, _ends(tokenizer, checkpoint.folder))
+    ends, asked = _ends(tokenizer, checkpoint.folder), of_folder(checkpoint.folder)
+    return Weights(model, size, tokenizer, Style(), checksum, found, load, ends, asked)
 
 
 def _ends(tokenizer: TextTokenizer, folder: Path | None) -> tuple[int, ...]:

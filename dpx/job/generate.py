@@ -1,12 +1,14 @@
 """`job=generate`: completions of prompts by the released weights of a run, or by a checkpoint."""
 
+import json
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
 
 from dpx import file_checksums
 from dpx.console import answer, figure, stage, wide_console
-from dpx.declaration import ConfigError, declaration, require
+from dpx.declaration import ConfigError, declaration, require, require_date
 from dpx.experiment import Experiment
 from dpx.interruption import Interrupted
 from dpx.run_folder import RunFolder
@@ -28,13 +30,18 @@ class Generate:
         template: How a row becomes a prompt, with its columns in braces and \\n for a line break; null writes it as the run's training rows
             begin, or as {prompt}.
         messages_field: Column of a conversation, written by the checkpoint's chat template; null takes the run's.
+        tools_field: Column with the tools of a conversation; null takes the run's.
+        documents_field: Column with the documents of a conversation; null takes the run's.
+        chat_date: Date (YYYY-MM-DD) that the chat template writes where it asks for today's; null takes the run's.
         prompts_provenance: public vouches that no protected row is a prompt, and writes to release/; protected writes to private/.
         output: File that is written, ending in .jsonl; null means generated/<name of prompts>.jsonl of the run. A .json of that name
             says what it was made from.
         max_new_tokens: Most tokens of a completion, its end included.
         temperature: Logits are divided by it before a token is drawn; 0 takes the most likely token.
-        top_p: Tokens are drawn from the fewest most likely ones with this probability together.
-        beams: Beams of a beam search, which returns the completion with the highest mean logarithm of a token's probability.
+        top_k: Tokens are drawn from this many most likely ones, 0 from all; null takes what the checkpoint's files say.
+        top_p: Tokens are drawn from the fewest most likely ones with this probability together; null takes what the files say.
+        beams: Beams of a beam search, which returns the completion with the highest mean logarithm of a token's probability; null takes
+            what the checkpoint's files say, usually 1.
         batch_size: Prompts that are completed together; the completions do not depend on it, except for rounding.
         limit: Number of prompts that are completed, the first ones; null completes all.
         seed: Fixes what is drawn.
@@ -44,12 +51,16 @@ class Generate:
     checkpoint: str | None = None
     template: str | None = None
     messages_field: str | None = None
+    tools_field: str | None = None
+    documents_field: str | None = None
+    chat_date: str | None = None
     prompts_provenance: Literal["public", "protected"] = "protected"
     output: str | None = None
     max_new_tokens: int = 64
     temperature: float = 0.0
-    top_p: float = 1.0
-    beams: int = 1
+    top_k: int | None = None
+    top_p: float | None = None
+    beams: int | None = None
     batch_size: int = 8
     limit: int | None = None
     seed: int = 0
@@ -61,22 +72,25 @@ class Generate:
         require(self.seed >= 0, f"generate.seed={self.seed}", "a seed is not negative", "Use 0 or more")
         temperature = f"generate.temperature={self.temperature}"
         require(0 <= self.temperature < float("inf"), temperature, "is not a temperature", "Use 0 (greedy), or more")
-        require(0 < self.top_p <= 1, f"generate.top_p={self.top_p}", "is not a probability above 0", "Use 0 < top_p <= 1")
+        is_share = self.top_p is None or 0 < self.top_p <= 1
+        require(is_share, f"generate.top_p={self.top_p}", "is not a probability above 0", "Use 0 < top_p <= 1")
+        require(self.top_k is None or self.top_k >= 0, f"generate.top_k={self.top_k}", "is not a number of tokens", "Use 0 or more")
         value, fix = f"generate.beams={self.beams}, {temperature}", "Use generate.temperature=0 or generate.beams=1"
-        require(self.beams == 1 or self.temperature == 0, value, "a beam search draws nothing", fix)
-        reason = "at temperature 0 nothing is drawn"
-        require(self.top_p == 1 or self.temperature > 0, f"generate.top_p={self.top_p}, {temperature}", reason, "Give a temperature")
+        require(self.beams in (None, 1) or self.temperature == 0, value, "a beam search draws nothing", fix)
+        reason, is_drawn = "at temperature 0 nothing is drawn", self.temperature > 0
+        require(self.top_p in (None, 1) or is_drawn, f"generate.top_p={self.top_p}, {temperature}", reason, "Give a temperature")
+        require(self.top_k in (None, 0) or is_drawn, f"generate.top_k={self.top_k}, {temperature}", reason, "Give a temperature")
         both = f"generate.template, generate.messages_field={self.messages_field}"
         require(self.template is None or self.messages_field is None, both, "a chat template writes the whole prompt", "Give one of them")
+        require_date("generate.chat_date", self.chat_date)
         is_named = self.output is None or self.output.endswith(".jsonl")
         require(is_named, f"generate.output={self.output}", "is not the name of a file of JSON lines", "Let it end in .jsonl")
 
     def __call__(self, experiment: Experiment, folder: RunFolder) -> None:
         from dpx.data import manifests
         from dpx.generation.completer import completed
-        from dpx.generation.decoding import Rule
         from dpx.generation.output import MADE_FROM, lines_of
-        from dpx.generation.prompts import Style, read, require_rows
+        from dpx.generation.prompts import read, require_rows
         from dpx.init.relation import require_other_text
         from dpx.training.compile_cache import keep_compiled_programs
 
@@ -87,15 +101,17 @@ class Generate:
             fix = "Remove it: completions of the run's own rows show them"
             require_other_text("generate.prompts_provenance=public", [text], read_from, "the run", fix)
         weights = self._weights(experiment, folder)
-        by_template = weights.style if self.template is None else Style.of_columns(self.template)
-        style = by_template if self.messages_field is None else Style(messages_field=self.messages_field, chat_date=weights.style.chat_date)
+        style = self._style(weights.style)
         room = weights.model.positions - self.max_new_tokens
         reason = f"leaves no position of the model's {weights.model.positions} for a prompt"
         require(room > 0, f"generate.max_new_tokens={self.max_new_tokens}", reason, "Lower it")
         prompts = read(file, style, weights.tokenizer, room, self.limit)
         path, covered = self._path(folder, file), self._covered(weights.received)
-        facts = covered | {MADE_FROM: self._made_from() | {"weights": weights.checksum, "prompts": file_checksums.of_file(file)["sha256"]}}
-        rule = Rule(self.max_new_tokens, weights.ends, self.temperature, self.top_p, self.beams)
+        rule = self._rule(weights)
+        made_from = self._made_from(rule) | {"weights": weights.checksum, "prompts": file_checksums.of_file(file)["sha256"]}
+        facts = covered | {MADE_FROM: json.loads(json.dumps(made_from | {"settings": weights.of_checkpoint.facts()}))}
+        for line in weights.of_checkpoint.lines:
+            stage(line)
         keep_compiled_programs()
         began, tokens = time.monotonic(), 0
         with lines_of(path, facts, [one.row for one in prompts]) as lines:
@@ -115,6 +131,18 @@ class Generate:
         told = f"{path}: {len(prompts)} completions{speed}\n{covered['covers']}"
         wide_console().print(told, highlight=False, markup=False, soft_wrap=True)
 
+    def _style(self, of_rows: Any) -> Any:
+        """Returns how a record becomes a prompt (`dpx.generation.prompts.Style`): as the training rows begin, but for what is declared."""
+        names = ("messages_field", "tools_field", "documents_field", "chat_date")
+        given = {name: getattr(self, name) for name in names if getattr(self, name) is not None}
+        style = of_rows if self.template is None else of_rows.of_columns(self.template)
+        if self.messages_field is not None:
+            style = type(of_rows)(**{name: getattr(of_rows, name) for name in names})
+        style = replace(style, **given)
+        unread = f"generate.{next(iter(given), '')}"
+        require(not given or style.messages_field is not None, unread, "only a chat template reads it", "Add generate.messages_field")
+        return style
+
     def _weights(self, experiment: Experiment, folder: RunFolder) -> Any:
         """Returns the weights, not loaded yet (`dpx.generation.weights.Weights`)."""
         from dpx.generation.weights import of_checkpoint, of_run
@@ -132,6 +160,19 @@ class Generate:
         parts = experiment.model, experiment.task, experiment.data, experiment.privacy, experiment.vocabulary_size
         return of_run(*parts, folder.release, found)
 
+    def _rule(self, weights: Any) -> Any:
+        """Returns how the next token is chosen (`dpx.generation.decoding.Rule`): by the options, and by the checkpoint's files where they
+        are null."""
+        from dpx.generation.decoding import Rule
+        from dpx.generation.settings import without_ends
+
+        asked, is_drawn = weights.of_checkpoint, self.temperature > 0
+        settings = replace(asked.settings, banned=without_ends(asked.settings.banned, weights.ends))
+        beams = 1 if is_drawn else self.beams or asked.beams
+        of_draws = dict(asked.of_draws or {}) if is_drawn else {}
+        of_draws |= {name: one for name in ("top_k", "top_p") if (one := getattr(self, name)) is not None and is_drawn}
+        return Rule(self.max_new_tokens, weights.ends, self.temperature, beams=beams, settings=settings, **of_draws)
+
     def _path(self, folder: RunFolder, prompts: Path) -> Path:
         """Returns the file that is written. Raises `ConfigError` for completions of protected prompts in a folder that may be shared."""
         is_public = self.prompts_provenance == "public"
@@ -146,11 +187,12 @@ class Generate:
             raise ConfigError(f"generate.output={self.output}", reason, fix)
         return path
 
-    def _made_from(self) -> dict[str, Any]:
-        """Returns the options that decide what the completions are."""
-        names = ("template", "messages_field", "prompts_provenance", "max_new_tokens", "temperature", "top_p", "beams")
-        # Nothing is drawn without a temperature.
-        return {name: getattr(self, name) for name in names} | ({"seed": self.seed} if self.temperature > 0 else {})
+    def _made_from(self, rule: Any) -> dict[str, Any]:
+        """Returns the options that decide what the completions are, as far as they do."""
+        names = ("template", "messages_field", "tools_field", "documents_field", "chat_date", "prompts_provenance")
+        declared = {name: getattr(self, name) for name in names}
+        drawn = {"seed": self.seed, "top_k": rule.top_k, "top_p": rule.top_p, "min_p": rule.min_p} if self.temperature > 0 else {}
+        return declared | {name: getattr(rule, name) for name in ("max_new_tokens", "temperature", "beams")} | drawn
 
     def _covered(self, found: Any) -> dict[str, Any]:
         """Returns the guarantee of the weights (`dpx.claim.received.Received`), and a sentence on what it covers of the completions."""

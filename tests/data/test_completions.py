@@ -15,6 +15,7 @@ from tokenizers.processors import TemplateProcessing
 from dpx.data import completions, left_out
 from dpx.data.completions import ChatTemplate, halves
 from dpx.data.declarations import Data, Vocabulary
+from dpx.data.documents import Conversation
 from dpx.data.labelled import Table
 from dpx.data.prepare import prepare
 from dpx.data.store import Store
@@ -31,10 +32,10 @@ CHAT = """{% for message in messages %}
     {% if not message['content'] %}
         {% continue %}
     {% endif %}
-    {{- bos_token + message['role'] + ' ' + message['content'] + eos_token + '\\n' }}
+    {{- bos_token + message['role'] + '\\n' + message['content'] + eos_token + '\\n' }}
 {%- endfor %}
 {% if add_generation_prompt %}
-    {{- '<s>assistant ' }}
+    {{- '<s>assistant\\n' }}
 {%- endif %}"""
 
 
@@ -62,6 +63,7 @@ def chats(count: int = 24) -> list[dict[str, Any]]:
 
 
 def stored(tmp_path: Path, checkpoint: Path, records: list[dict[str, Any]], length: int = 24, **fields: Any) -> tuple[Store, TextTokenizer]:
+    tmp_path.mkdir(exist_ok=True)
     path = tmp_path / "rows.jsonl"
     path.write_text("".join(json.dumps(record) + "\n" for record in records))
     named = fields or {"prompt_field": "ask", "completion_field": "say"}
@@ -97,7 +99,7 @@ def test_messages_are_written_by_the_checkpoints_template(tmp_path, checkpoint):
     pytest.importorskip("jinja2")
     store, tokenizer = stored(tmp_path, checkpoint, chats(), 64, messages_field="messages")
     found = texts(store, tokenizer)
-    wanted = {(f"<s>user {row['ask']}</s>\n<s>assistant ", f"{row['say']}</s>\n") for row in rows()}
+    wanted = {(f"<s>user\n{row['ask']}</s>\n<s>assistant\n", f"{row['say']}</s>\n") for row in rows()}
     assert len(found) > 10 and set(found) <= wanted
 
 
@@ -108,7 +110,7 @@ def test_a_chat_template_is_written_as_transformers_writes_it(checkpoint):
     other = transformers.PreTrainedTokenizerFast.from_pretrained(checkpoint)
     for record in chats(3):
         messages = record["messages"]
-        prompt, completion = own.texts("row", messages)
+        prompt, completion = own.texts("row", Conversation(tuple(messages)))
         assert prompt == other.apply_chat_template(messages[:-1], tokenize=False, add_generation_prompt=True)
         assert prompt + completion == other.apply_chat_template(messages, tokenize=False)
 
@@ -253,9 +255,80 @@ def test_templates_have_what_transformers_gives_them(tmp_path, checkpoint, templ
     own, other = ChatTemplate(of_path(place, 300), "2026-01-31"), transformers.PreTrainedTokenizerFast.from_pretrained(place)
     turns = [("system", "river"), ("user", "a<b & 'c'"), ("assistant", 'b>"a" é'), ("user", "stone"), ("assistant", "</s>garden")]
     for messages in ([{"role": role, "content": text} for role, text in turns[first:last]] for first, last in ((1, 3), (0, 3), (0, 5))):
-        prompt, completion = own.texts("row", messages)
+        prompt, completion = own.texts("row", Conversation(tuple(messages)))
         assert prompt == other.apply_chat_template(messages[:-1], tokenize=False, add_generation_prompt=True)
         assert prompt + completion == other.apply_chat_template(messages, tokenize=False)
+
+
+WITH_TOOLS = "{% for t in tools or [] %}[{{ t['function']['name'] }}{{ t | tojson }}]{% endfor %}"
+WITH_TOOLS += "{% for d in documents or [] %}({{ d['title'] }}){% endfor %}{% set ns = namespace(last=none) %}"
+WITH_TOOLS += "{% for m in messages %}{% set ns.last = m['role'] %}<s>{{ m['role'] }}{{ m['content'] if 'content' in m else '' }}"
+WITH_TOOLS += "{% for c in m['tool_calls'] or [] %}{{ c | tojson }}{% endfor %}</s>{% endfor %}{{ dict(a=1) | tojson if false }}"
+WITH_TOOLS += "{% if add_generation_prompt %}<s>assistant{% endif %}"
+TOOL = {
+    "type": "function",
+    "function": {"name": "weather<br>", "parameters": {"type": "object", "properties": {"city": {"type": "string"}}}},
+}
+CALL = [{"type": "function", "function": {"name": "weather<br>", "arguments": {"city": "é"}}}]
+
+
+@pytest.mark.parametrize("has_named", [False, True])
+@pytest.mark.parametrize("tools", [None, [], [TOOL]])
+@pytest.mark.parametrize("documents", [None, [{"title": "river", "text": "stone"}]])
+def test_tools_and_documents_of_a_row_are_those_of_transformers(tmp_path, checkpoint, tools, documents, has_named):
+    pytest.importorskip("jinja2")
+    transformers = pytest.importorskip("transformers")
+    named = [{"name": "default", "template": WITH_TOOLS}, {"name": "tool_use", "template": "tools:" + WITH_TOOLS}]
+    place = beside(tmp_path, checkpoint, None, chat_template=named if has_named else WITH_TOOLS)
+    messages = [USER, {"role": "assistant", "content": None, "tool_calls": CALL}, {"role": "tool", "content": "rain"}, ANSWER]
+    record = {"messages": messages, "tools": tools if documents is None else json.dumps(tools), "papers": documents}
+    chat = completions.answered("row", record, "messages", "tools", "papers")
+    own, other = ChatTemplate(of_path(place, 300)), transformers.PreTrainedTokenizerFast.from_pretrained(place)
+    prompt, completion = own.texts("row", chat)
+    given = {"tools": tools, "documents": documents, "tokenize": False}
+    assert prompt == other.apply_chat_template(messages[:-1], add_generation_prompt=True, **given)
+    assert prompt + completion == other.apply_chat_template(messages, **given)
+
+
+def test_a_row_without_tools_has_none_and_tools_change_the_unit(tmp_path, checkpoint):
+    pytest.importorskip("jinja2")
+    place = beside(tmp_path, checkpoint, WITH_TOOLS)
+    records = [one | {"tools": [TOOL]} if number % 2 else one for number, one in enumerate(chats())]
+    store, tokenizer = stored(tmp_path, place, records, 400, messages_field="messages", tools_field="tools")
+    found = [prompt for prompt, _ in texts(store, tokenizer)]
+    assert 0 < sum(prompt.startswith("[weather") for prompt in found) < len(found)
+    twice = [row | {"tools": tools} for row in chats(30)[:20] for tools in (None, [TOOL])]
+    store, _ = stored(tmp_path / "more", place, twice, 400, messages_field="messages", tools_field="tools", equal_rows="remove")
+    assert sum(store.manifest.units.values()) == 40
+    with pytest.raises(ConfigError, match="has something else than a list of objects under 'tools'"):
+        completions.answered("row", {"messages": [USER, ANSWER], "tools": ["x"]}, "messages", "tools")
+    with pytest.raises(ConfigError, match="data.source.tools_field: only a chat template reads it"):
+        Table(paths="x", labels=None, prompt_field="a", completion_field="b", tools_field="tools")
+
+
+def test_a_namespace_takes_no_name_that_begins_with_an_underscore(tmp_path, checkpoint):
+    pytest.importorskip("jinja2")
+    own = ChatTemplate(of_path(beside(tmp_path, checkpoint, "{% set ns = namespace(_x=1) %}"), 300))
+    with pytest.raises(ConfigError, match=r"SecurityError: .* begins with an underscore, such as '_x'"):
+        own.prompt("row", Conversation((USER,)))
+
+
+def test_a_row_has_the_tokens_of_its_whole_text_or_is_refused(tmp_path, checkpoint):
+    """A mark that ends in a space is one token with the word after it, which a prompt that ends in the mark has not."""
+    pytest.importorskip("jinja2")
+    spaced = "{% for m in messages %}<s>{{ m['role'] }}: {{ m['content'] }}</s>{% endfor %}{{ '<s>assistant: ' if add_generation_prompt }}"
+    with pytest.raises(ConfigError, match=r"rows.jsonl:\d: the tokenizer joins the answer to the mark before it, .* End the"):
+        stored(tmp_path / "a", beside(tmp_path / "a", checkpoint, spaced), chats(), messages_field="messages")
+    # A prompt of a template that ends so keeps its tokens, and its completion too.
+    store, tokenizer = stored(
+        tmp_path,
+        checkpoint,
+        [row | {"ask": row["ask"] + " "} for row in rows()],
+        template="{prompt}{completion}",
+        prompt_field="ask",
+        completion_field="say",
+    )
+    assert all(prompt.endswith(" ") for prompt, _ in texts(store, tokenizer))
 
 
 def beside(tmp_path: Path, checkpoint: Path, template: str | None, **settings: Any) -> Path:
@@ -272,15 +345,15 @@ def beside(tmp_path: Path, checkpoint: Path, template: str | None, **settings: A
 def test_of_named_templates_the_default_is_read_and_files_come_first(tmp_path, checkpoint):
     named = [{"name": "tool_use", "template": "x"}, {"name": "default", "template": MARKED}]
     place = beside(tmp_path, checkpoint, None, chat_template=named)
-    assert of_path(place, 300).chat_template == MARKED
+    assert of_path(place, 300).chat_templates["default"] == MARKED
     (place / "chat_template.jinja").write_text(ANSWERS)
     (place / "additional_chat_templates").mkdir()
     (place / "additional_chat_templates" / "tool_use.jinja").write_text("y")
-    assert of_path(place, 300).chat_template == ANSWERS and of_path(place, 300).named_templates == ("default", "tool_use")
+    assert of_path(place, 300).chat_templates["default"] == ANSWERS and tuple(of_path(place, 300).chat_templates) == ("default", "tool_use")
     (place / "chat_template.jinja").unlink()
     pytest.importorskip("jinja2")
     with pytest.raises(ConfigError, match="has the chat templates tool_use, and none is named default. Copy the one to use to"):
-        ChatTemplate(of_path(place, 300))
+        ChatTemplate(of_path(place, 300)).prompt("row", Conversation((USER,)))
 
 
 @pytest.mark.parametrize(
@@ -295,7 +368,9 @@ def test_of_named_templates_the_default_is_read_and_files_come_first(tmp_path, c
 def test_a_refusal_of_a_template_says_what_is_wrong(tmp_path, checkpoint, template, line):
     pytest.importorskip("jinja2")
     with pytest.raises(ConfigError) as refused:
-        ChatTemplate(of_path(beside(tmp_path, checkpoint, template), 300)).texts("rows.jsonl:1", chats(1)[0]["messages"])
+        ChatTemplate(of_path(beside(tmp_path, checkpoint, template), 300)).texts(
+            "rows.jsonl:1", Conversation(tuple(chats(1)[0]["messages"]))
+        )
     assert line in str(refused.value) and "\n" not in str(refused.value)
 
 
@@ -318,7 +393,7 @@ def test_a_chat_template_that_never_ends_is_ended(tmp_path, checkpoint, template
     own = ChatTemplate(of_path(beside(tmp_path, checkpoint, template), 300))
     for _ in range(2):
         with pytest.raises(ConfigError, match="takes more than 2,000 steps for one conversation"):
-            own.prompt("rows.jsonl:1", chats(1)[0]["messages"])
+            own.prompt("rows.jsonl:1", Conversation(tuple(chats(1)[0]["messages"])))
 
 
 def test_a_chat_template_draws_nothing_and_its_steps_are_counted_for_each_conversation(tmp_path, checkpoint, monkeypatch):
@@ -327,9 +402,9 @@ def test_a_chat_template_draws_nothing_and_its_steps_are_counted_for_each_conver
         ChatTemplate(of_path(beside(tmp_path / "one", checkpoint, "{{ messages | random }}"), 300))
     own = ChatTemplate(of_path(beside(tmp_path / "two", checkpoint, "{{ lipsum() }}"), 300))
     with pytest.raises(ConfigError, match="'lipsum' is undefined"):
-        own.prompt("rows.jsonl:1", chats(1)[0]["messages"])
+        own.prompt("rows.jsonl:1", Conversation(tuple(chats(1)[0]["messages"])))
     monkeypatch.setattr(completions, "_MOST_STEPS", 4)
     text = "{% for m in messages %}{{ loop.index }} of {{ loop.length }}{% if not loop.last %}, {% endif %}{% endfor %}"
     own = ChatTemplate(of_path(beside(tmp_path / "three", checkpoint, text), 300))
     messages = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]
-    assert [own.prompt("row", messages) for _ in range(5)] == ["1 of 2, 2 of 2"] * 5
+    assert [own.prompt("row", Conversation(tuple(messages))) for _ in range(5)] == ["1 of 2, 2 of 2"] * 5

@@ -1,0 +1,133 @@
+"""What a checkpoint's `generation_config.json` says of the next token is done as transformers does it, or named."""
+
+import json
+import math
+import shutil
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from dpx.declaration import ConfigError
+from dpx.generation.decoding import Rule
+from dpx.generation.settings import Settings, of_folder, without_ends
+from tests.clipping.batches import VOCABULARY
+
+from .test_decoding import END, NEW, TEXTS, Model
+from .test_generate import generate, write
+
+INF = math.inf
+BIASED = (((9,), 2.0), ((6, 7), -INF))
+SETTINGS = [
+    Settings(repetition_penalty=1.7),
+    Settings(repetition_penalty=0.5),
+    Settings(no_repeat_ngram_size=1),
+    Settings(no_repeat_ngram_size=2, min_new_tokens=4),
+    Settings(bias=BIASED, banned=(((8,), -INF), ((9, 9), -INF))),
+    Settings(suppress_tokens=(5, 9), begin_suppress_tokens=(6, 8), forced_eos_token_id=(END,)),
+    Settings(min_length=12, bias=(((END,), 9.0),)),
+]
+
+
+def _changed(settings: Settings, logits: np.ndarray, text: list[int], count: int) -> np.ndarray:
+    """One text at a time, without arrays of texts: what each setting means."""
+    scores = np.array(logits, np.float64)
+
+    def add(sequences: Any) -> None:
+        for ids, bias in sequences:
+            if len(ids) == 1 or text[-len(ids) + 1 :] == list(ids[:-1]):
+                scores[ids[-1]] += bias
+
+    add(settings.bias)
+    for token in set(text):
+        scores[token] *= settings.repetition_penalty if scores[token] < 0 else 1 / settings.repetition_penalty
+    if size := settings.no_repeat_ngram_size:
+        had = {tuple(text[place : place + size]) for place in range(len(text) - size + 1)}
+        scores[[token for token in range(VOCABULARY) if (*text[len(text) - size + 1 :], token) in had]] = -INF
+    add(settings.banned)
+    if len(text) < settings.min_length or count < settings.min_new_tokens:
+        scores[END] = -INF
+    if settings.forced_eos_token_id and count == NEW - 1:
+        scores[:] = -INF
+        scores[END] = 0
+    scores[list(settings.suppress_tokens)] = -INF
+    scores[list(settings.begin_suppress_tokens) if count == 0 else []] = -INF
+    return scores
+
+
+@pytest.fixture(scope="module")
+def llama() -> Model:
+    return Model("llama")
+
+
+@pytest.mark.parametrize("settings", SETTINGS, ids=range(len(SETTINGS)))
+def test_each_token_is_the_most_likely_one_that_the_settings_leave(llama: Model, settings: Settings):
+    differs = 0
+    plain = llama.complete(Rule(NEW, (END,)))
+    for text, found, before in zip(TEXTS, llama.complete(Rule(NEW, (END,), settings=settings)), plain, strict=True):
+        wanted: list[int] = []
+        while len(wanted) < NEW and END not in wanted:
+            wanted.append(int(_changed(settings, llama.after(text + wanted), text + wanted, len(wanted)).argmax()))
+        assert found.tokens == wanted
+        differs += wanted != before.tokens
+    assert differs > 0
+
+
+def test_draws_are_of_the_most_likely_tokens(llama: Model):
+    for rule in (Rule(NEW, (END,), 2.0, top_k=1), Rule(NEW, (END,), 2.0, min_p=1.0), Rule(NEW, (END,), 1.0, top_p=1e-6)):
+        assert [one.tokens for one in llama.complete(rule)] == [one.tokens for one in llama.complete(Rule(NEW, (END,)))]
+
+
+def test_beams_end_no_sooner_than_the_settings_let_them(llama: Model):
+    ended = llama.complete(Rule(NEW, (END,), beams=3, settings=Settings(bias=(((END,), 99.0),))))
+    assert all(one.tokens == [END] for one in ended)
+    later = llama.complete(Rule(NEW, (END,), beams=3, settings=Settings(bias=(((END,), 99.0),), min_new_tokens=3)))
+    assert all(len(one.tokens) == 4 and one.tokens[-1] == END for one in later)
+
+
+def test_the_files_are_read_as_transformers_reads_them_and_what_is_not_applied_is_named(tmp_path: Path):
+    (tmp_path / "config.json").write_text(json.dumps({"repetition_penalty": 1.5, "model_type": "llama", "vocab_size": 9}))
+    assert of_folder(tmp_path).settings == Settings(repetition_penalty=1.5) and of_folder(None).settings == Settings()
+    told = {"no_repeat_ngram_size": 3, "bad_words_ids": [[4], [2], [4, 5]], "suppress_tokens": None, "num_beams": 2, "length_penalty": 2.0}
+    told |= {"do_sample": True, "temperature": 0.6, "top_k": 7, "guidance_scale": 1.5, "use_cache": True, "forced_eos_token_id": 2}
+    (tmp_path / "generation_config.json").write_text(json.dumps(told))
+    found = of_folder(tmp_path)
+    banned = (((4,), -INF), ((2,), -INF), ((4, 5), -INF))
+    assert found.settings == Settings(no_repeat_ngram_size=3, banned=banned, forced_eos_token_id=(2,)) and found.beams == 2
+    assert without_ends(banned, (2,)) == (banned[0], banned[2]) and dict(found.of_draws or {})["top_k"] == 7
+    assert found.lines == (
+        "generation_config.json: applied no_repeat_ngram_size, bad_words_ids, forced_eos_token_id, num_beams",
+        "generation_config.json: not applied, since dpx does not have it: guidance_scale, length_penalty",
+        "generation_config.json: says how to draw (do_sample, temperature, top_k); dpx draws if generate.temperature is above 0, then by "
+        "its top_k, top_p and min_p",
+    )
+
+
+@pytest.mark.parametrize(
+    "told",
+    [{"repetition_penalty": 0}, {"repetition_penalty": "1"}, {"no_repeat_ngram_size": 1.5}, {"suppress_tokens": [-1]}, {"num_beams": True}]
+    + [{"bad_words_ids": [3]}, {"sequence_bias": [[[], 1.0]]}, {"sequence_bias": {"1": 2}}],
+)
+def test_a_setting_without_meaning_is_refused_in_one_line(tmp_path: Path, told: dict[str, Any]):
+    (tmp_path / "generation_config.json").write_text(json.dumps(told))
+    with pytest.raises(ConfigError, match=f"generation_config.json: has {next(iter(told))}") as refused:
+        of_folder(tmp_path)
+    assert "\n" not in str(refused.value)
+
+
+def test_completions_follow_the_files_and_say_what_they_were_made_with(tmp_path: Path, checkpoint: Path, capsys):
+    write(tmp_path / "prompts.jsonl", [{"prompt": "abab"}, {"prompt": "hello"}])
+    place = Path(shutil.copytree(checkpoint, tmp_path / "checkpoint"))
+    plain = generate(tmp_path, str(place))
+    for name in ("out.jsonl", "out.json"):
+        (tmp_path / name).unlink()
+    (place / "generation_config.json").write_text(json.dumps({"suppress_tokens": list(range(4, 20)), "min_new_tokens": 4}))
+    found = generate(tmp_path, str(place))
+    assert [one["completion"] for one in found] != [one["completion"] for one in plain] and all(one["tokens"] == 4 for one in found)
+    assert not set("abcdefghijklmnop") & set("".join(one["completion"] for one in found))
+    assert json.loads((tmp_path / "out.json").read_text())["made_from"]["settings"]["min_new_tokens"] == 4
+    assert "applied min_new_tokens, suppress_tokens" in capsys.readouterr().err
+    (place / "generation_config.json").unlink()
+    with pytest.raises(ConfigError, match="the completions were made from something else"):
+        generate(tmp_path, str(place))
