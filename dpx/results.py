@@ -5,10 +5,10 @@ They depend on protected and held-out text and are never in `release/`. An accur
 of a token accuracy is rather too wide than too narrow.
 """
 
-import json
 import math
 from pathlib import Path
 
+from dpx import step_metrics
 from dpx.records import described, from_json, record, to_json
 from dpx.run_folder import read_json, write_json
 
@@ -78,10 +78,10 @@ def not_above(results: Results) -> list[str]:
     return [f"{names[name]} ({base:.1%}{rows})" for name, base in results.baselines.items() if not low > base]
 
 
-def late_snr(lines: Path) -> float | None:
-    """Returns the mean gradient-SNR over the last quarter of the steps in a run's `metrics.jsonl`; `None` if none was measured."""
+def late_snr(private: Path) -> float | None:
+    """Returns the mean gradient-SNR over the last quarter of the steps of a run; `None` if none was measured."""
     try:
-        records = [json.loads(line) for line in lines.read_text().splitlines()]
+        records = step_metrics.read(private)
         values = [float(one["grad/snr"]) for one in records[-max(1, len(records) // 4) :] if "grad/snr" in one]
     except (OSError, ValueError, TypeError):
         return None
@@ -97,7 +97,7 @@ def nothing_learnt(results: Results, private: Path, can_train_less: bool) -> str
     baselines = not_above(results)
     if not baselines:
         return None
-    snr = late_snr(private / "metrics.jsonl")
+    snr = late_snr(private)
     measured = "" if snr is None else f"; gradient-SNR {snr:.3g} in the last quarter of the steps"
     raised = "A larger batch_schedule.size raises the SNR"
     if can_train_less:

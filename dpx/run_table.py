@@ -9,9 +9,10 @@ from typing import Any
 
 from omegaconf import OmegaConf
 
+from dpx import step_metrics
 from dpx.claim.document import headline
 from dpx.claim.seals import STATEMENT, read_run_statement
-from dpx.declaration import ConfigError, require
+from dpx.declaration import require
 from dpx.durable import write_durably
 from dpx.extras import is_installed, missing
 from dpx.job.summary import runs_in, state_of
@@ -71,13 +72,8 @@ def records_of(folders: Iterable[Path]) -> Records:
 
 
 def metrics(folder: Path) -> Records:
-    """Returns the measurements of a run, one record for each step that was measured; raises `ConfigError` for a run without any."""
-    path = folder / "private" / "metrics.jsonl"
-    require(path.is_file(), path, "holds no measurements", "Train the run on this machine, or restore its private folder")
-    try:
-        return Records(json.loads(line) for line in path.read_text().splitlines() if line)
-    except ValueError as error:
-        raise ConfigError(path, f"is not one JSON object a line ({error})", "Restore the file") from error
+    """Returns the measurements of a run (`dpx.step_metrics`); raises `ConfigError` for a run without any."""
+    return Records(step_metrics.read(folder / "private"))
 
 
 def write(records: Records, path: Path) -> None:

@@ -21,7 +21,7 @@ class StepProfile:
 
     def __post_init__(self) -> None:
         for step in self.trace_steps:
-            require(step >= 0, f"profile.trace_steps=[{step}]", "steps are numbered from 0", "Use 0 or more")
+            require(step >= 1, f"profile.trace_steps=[{step}]", "steps are numbered from 1", "Use 1 or more")
 
     @property
     def is_on(self) -> bool:
@@ -30,4 +30,4 @@ class StepProfile:
     def require_fits(self, steps: int) -> None:
         """Raises `ConfigError` for a step that the run, which has `steps` steps, never reaches."""
         for step in self.trace_steps:
-            require(step < steps, f"profile.trace_steps=[{step}]", f"the last of {steps} steps is {steps - 1}", f"Use {steps - 1} or less")
+            require(step <= steps, f"profile.trace_steps=[{step}]", f"the run has {steps} steps", f"Use {steps} or less")

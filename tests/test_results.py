@@ -36,11 +36,11 @@ def test_an_older_run_without_a_number_of_rows_is_compared_by_its_value() -> Non
 
 
 def test_the_reason_names_the_snr_and_what_raises_it(tmp_path: Path) -> None:
-    lines = [json.dumps({"step": step, "grad/snr": step / 100}) for step in range(8)]
+    lines = [json.dumps({"step": step, "grad/snr": step / 100}) for step in range(1, 9)]
     (tmp_path / "metrics.jsonl").write_text("\n".join(lines))
-    assert late_snr(tmp_path / "metrics.jsonl") == pytest.approx(0.065)
+    assert late_snr(tmp_path) == pytest.approx(0.075)
     said = nothing_learnt(_results(0.5), tmp_path, True)
-    assert said is not None and "gradient-SNR 0.065" in said
+    assert said is not None and "gradient-SNR 0.075" in said
     assert all(word in said for word in ("batch_schedule.size", "train=lora", "steps", "learning_rate"))
     assert nothing_learnt(_results(0.9), tmp_path, True) is None
     assert "train=" not in str(nothing_learnt(_results(0.5), tmp_path, False))

@@ -144,6 +144,11 @@ class Store:
         values = self._columns[split][name][wanted_n]
         return (values[..., :width] if column.is_text else values).astype(column.read_as)
 
+    @property
+    def holds_text(self) -> bool:
+        """Whether the rows that a step reads are texts."""
+        return any(column.is_text for column in self.manifest.schema.values())
+
     def population(self, privacy: Privacy) -> int:
         """Returns the number of protected records (rows, or whole units) that a step draws from."""
         return privacy.population(self.manifest)

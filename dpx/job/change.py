@@ -90,6 +90,6 @@ def _released_norms(telemetry: Path, steps: int) -> np.ndarray:
     """Returns the clipping norm of each step; of a step that ran in several noise epochs, that of the last one."""
     lines = [json.loads(line) for line in telemetry.read_text().splitlines()] if telemetry.is_file() else []
     norms = {line["step"]: line["clipping_norm"] for line in sorted(lines, key=lambda line: line["epoch"])}
-    if not all(step in norms for step in range(steps)):
+    if not all(step in norms for step in range(1, steps + 1)):
         raise NotCompared(f"release/{TELEMETRY}", "does not hold the clipping norm of every step", "Restore it")
-    return np.array([norms[step] for step in range(steps)])
+    return np.array([norms[step] for step in range(1, steps + 1)])

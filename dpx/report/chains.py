@@ -12,7 +12,7 @@ from typing import Any, cast
 
 from omegaconf import OmegaConf
 
-from dpx import config
+from dpx import config, step_metrics
 from dpx.chain import document, seal
 from dpx.chain.document import ChainClaim, StageFacts
 from dpx.claim import agreement
@@ -97,7 +97,7 @@ class Finished:
         require(known is not None, folder.name, "has no ledger to hold its results against", "Collect from where it ran")
         self.ledger = cast(Ledger, known)
         self.plain = cast(dict[str, Any], OmegaConf.to_container(config.read(config.place_of(folder))))
-        self.lines = [json.loads(line) for line in (folder / "private" / "metrics.jsonl").read_text().splitlines()]
+        self.lines = step_metrics.read(folder / "private")
         self.status = Status(folder, "train").read()
 
     def corpus(self) -> str:
@@ -132,13 +132,13 @@ class Finished:
 
     def curve(self) -> tuple[tuple[int, float], ...]:
         metric = f"heldout/{self.results.metric}"
-        return tuple((line["step"] + 1, line[metric]) for line in self.lines if metric in line)
+        return tuple((line["step"], line[metric]) for line in self.lines if metric in line)
 
     def start(self) -> Start | None:
         """Returns the metric of the weights that it began with, and the rows that it was measured on."""
         if (known := self.results.baselines.get("start")) is not None:
             return known, HELD_OUT
-        first = self.lines[0].get(f"train/{self.results.metric}") if self.lines and self.lines[0].get("step") == 0 else None
+        first = self.lines[0].get(f"train/{self.results.metric}") if self.lines and self.lines[0].get("step") == 1 else None
         return None if first is None else (first, "the rows of the first step, before its update")
 
 

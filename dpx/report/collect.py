@@ -137,9 +137,7 @@ def _curves(lines: list[dict[str, Any]]) -> Curves:
     for line in lines:
         squares = [value**2 for name, value in line.items() if _is_matrix(name)]
         line |= {"weights/matrices": math.sqrt(sum(squares))} if squares else {}
-    # An empty draw has no loss.
-    drawn = [line if line.get("train/examples", 1) else {name: one for name, one in line.items() if name != "train/loss"} for line in lines]
-    curves = {name: [(line["step"] + 1, line[name]) for line in drawn if name in line] for name in (*HELDOUT, *WINDOWS)}
+    curves = {name: [(line["step"], line[name]) for line in lines if name in line] for name in (*HELDOUT, *WINDOWS)}
     return {name: tuple(windowed(curve, WINDOWS.get(name, len(curve)))) for name, curve in curves.items() if curve}
 
 

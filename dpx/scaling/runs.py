@@ -1,12 +1,12 @@
 """Reads measurements from run folders: the mean training loss of every 100 steps, as McKenna et al. 2025 record it (section 3.3)."""
 
-import json
 import math
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from dpx import step_metrics
 from dpx.claim import agreement
 from dpx.claim.document import RunStatement
 from dpx.claim.seals import STATEMENT, read_statement
@@ -84,10 +84,10 @@ def _rows(folder: Path, every: int) -> list[dict[str, Any]]:
 
     agreement.check(folder)
     config = read(place_of(folder))
-    lines = [json.loads(line) for line in (folder / "private" / "metrics.jsonl").read_text().splitlines()]
+    lines = step_metrics.read(folder / "private")
     steps = [line["step"] for line in lines]
-    require(steps == list(range(len(steps))), folder.name, "the record of its losses has gaps", "Resume the run")
-    losses, is_drawn = (np.array([line[name] for line in lines]) for name in ("train/loss", "train/examples"))
+    require(steps == list(range(1, len(steps) + 1)), folder.name, "the record of its losses has gaps", "Resume the run")
+    losses, is_drawn = (np.array([line.get(name, math.nan) for line in lines]) for name in ("train/loss", "train/examples"))
     steps_done, means = record_means(losses, is_drawn > 0, every)
     require(
         bool(np.isfinite(means).all()),

@@ -42,6 +42,10 @@ class WithFeatures(Store):
         self.folder, self.manifest, self._columns = store.folder, store.manifest, store._columns
         self._features_N = features_N
 
+    @property
+    def holds_text(self) -> bool:
+        return False
+
     def rows(self, split: Any, indices: Any, width: int | None = None) -> dict[str, np.ndarray]:
         if split != "protected":
             return super().rows(split, indices, width)

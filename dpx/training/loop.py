@@ -100,7 +100,9 @@ class AnotherSum(ConfigError):
     """
 
     def __init__(self, step: int, reason: str):
-        super().__init__(f"step {step}", reason, "If it happens again, find the machine that computes wrongly; then run the same command")
+        super().__init__(
+            f"step {step + 1}", reason, "If it happens again, find the machine that computes wrongly; then run the same command"
+        )
 
 
 def run(runtime: Runtime, run_start: RunStart, observe: Observer, renew: Renewal) -> State:
@@ -293,21 +295,24 @@ def _readable(runtime: Runtime, values: dict[str, Any], seconds: float) -> dict[
     """Returns the metrics of one step, which took `seconds`, under their public names."""
     counts = {name.removeprefix("count/"): float(v) for name, v in values.items() if name.startswith("count/")}
     examples = counts["examples"]
-    named: dict[str, Any] = {f"train/{name}": value for name, value in runtime.experiment.task.metrics(counts).items()}
+    # What is a mean over examples is missing where none was drawn.
+    of_task = runtime.experiment.task.metrics(counts) if examples else {}
+    named: dict[str, Any] = {f"train/{name}": value for name, value in of_task.items()}
     named |= {
         "train/examples": examples,
         "train/examples_per_s": examples / seconds,
         "train/non_finite_examples": counts["non_finite"],
-        "train/tokens": float(values["tokens"].real),
-        "train/padded_tokens": float(values["tokens"].padded),
     }
+    if runtime.store.holds_text:
+        named |= {"train/tokens": float(values["tokens"].real), "train/padded_tokens": float(values["tokens"].padded)}
     named |= {"train/learning_rate": values["learning_rate"], "train/expected_batch_size": values["expected_batch_size"]}
     named |= {"grad/norm": values["gradient_norm"]}
-    units, mechanism = max(counts["units"], 1.0), runtime.experiment.mechanism
+    units, mechanism = counts["units"], runtime.experiment.mechanism
     if mechanism.clips_gradients:
         named |= {"grad/snr": values["snr"], "grad/noise_norm": values["noise_norm"]}
+    if mechanism.clips_gradients and units:
         named |= {"grad/clipped_fraction": counts["clipped"] / units, "grad/example_norm": counts["norm"] / units}
-    if mechanism.is_forward:
+    if mechanism.is_forward and units:
         named |= {"forward/clipped_fraction": counts["clipped"] / units, "forward/vector_norm": counts["norm"] / units}
     named |= {name: value for name, value in values.items() if name.startswith(_SHOWN_AS_THEY_ARE)}
     return named

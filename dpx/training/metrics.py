@@ -15,10 +15,9 @@ from tensorboardX import summary
 
 from dpx.console import stage
 from dpx.durable import write_durably
+from dpx.step_metrics import LINES, require_counted_from_one
 from dpx.training.lossy_file import EventFile, LossyFile
 from dpx.tuning.distribution import key_of
-
-LINES = "metrics.jsonl"
 
 # TensorBoard sorts groups by name: what a run costs, what it learnt and how fast come first.
 _GROUPS = {
@@ -109,18 +108,19 @@ def _name_shortly(private: Path) -> None:
 
 
 class MetricsWriter:
-    """A writer that appends scalars to `private/tensorboard` and `private/metrics.jsonl`; steps from `first_step` on are written again.
+    """A writer that appends scalars to `private/tensorboard` and `private/metrics.jsonl` for a run that goes on after `steps_done` steps.
 
-    The file numbers steps from 0, as the ledger does, and TensorBoard from 1, as the screen does.
+    What is there of later steps is removed, because a replayed step is measured again. Raises `ConfigError` for a file that counts steps
+    from 0, as an older dpx did.
 
     What cannot be written is dropped, and counted in one line when the writer is closed: a full disk does not stop a run here.
     """
 
-    def __init__(self, private: Path, first_step: int):
-        _keep_before(private / LINES, first_step)
+    def __init__(self, private: Path, steps_done: int):
+        _keep(private / LINES, steps_done)
         _name_shortly(private)
         self._lines = LossyFile(private / LINES)
-        self._events = EventFile(private / "tensorboard", first_step + 1)
+        self._events = EventFile(private / "tensorboard", steps_done + 1)
         self._described: set[str] = set()
 
     def describe(self, config_yaml: str, hparams: dict[str, Any]) -> None:
@@ -142,7 +142,7 @@ class MetricsWriter:
             self._events.add(part.value)
 
     def write(self, step: int, scalars: dict[str, Any]) -> None:
-        """Writes one step's scalars; vectors (one value per layer) become `name/layer_00`, ..."""
+        """Writes the scalars of one step, counted from 1; vectors (one value per layer) become `name/layer_00`, ..."""
         flat = {}
         for name, value in scalars.items():
             array = np.asarray(value, np.float64)
@@ -153,7 +153,7 @@ class MetricsWriter:
         self._lines.append((json.dumps({"step": step, **flat}) + "\n").encode())
         # TensorBoard reads the description with the first value of a curve.
         described = {_shown(name): (value, "" if name in self._described else _description(name)) for name, value in flat.items()}
-        self._events.add_scalars(described, step + 1)
+        self._events.add_scalars(described, step)
         self._described |= flat.keys()
 
     def close(self) -> None:
@@ -168,18 +168,17 @@ class MetricsWriter:
             stage(f"measurements that could not be written were dropped ({' and '.join(lost)} records): {fault}")
 
 
-def _keep_before(path: Path, first_step: int) -> None:
-    """Removes the lines from `first_step` on, because a replayed step is measured again.
-
-    A line cut short by a kill is removed with them.
-    """
+def _keep(path: Path, steps_done: int) -> None:
+    """Keeps the lines up to step `steps_done`; a line cut short by a kill is removed with the later ones."""
     if path.exists():
-        kept = [line for line in path.read_text(errors="replace").splitlines() if _is_before(line, first_step)]
-        write_durably(path, "".join(line + "\n" for line in kept))
+        lines = [(line, _step_of(line)) for line in path.read_text(errors="replace").splitlines()]
+        require_counted_from_one(path, [{"step": step} for _, step in lines])
+        write_durably(path, "".join(line + "\n" for line, step in lines if step is not None and step <= steps_done))
 
 
-def _is_before(line: str, first_step: int) -> bool:
+def _step_of(line: str) -> int | None:
     try:
-        return json.loads(line)["step"] < first_step
+        step = json.loads(line)["step"]
     except (ValueError, TypeError, KeyError):
-        return False
+        return None
+    return step if isinstance(step, int) else None

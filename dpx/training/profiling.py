@@ -66,12 +66,12 @@ class Profiling(Unprofiled):
 
     def steps(self, steps: Iterable[int]) -> Iterator[int]:
         for step in steps:
-            is_traced = step in self._profile.trace_steps
+            is_traced = step + 1 in self._profile.trace_steps
             if self._is_tracing and not is_traced:
                 self._stop_trace()
             if is_traced and not self._is_tracing:
                 self._start_trace()
-            with jax.profiler.StepTraceAnnotation("step", step_num=step):
+            with jax.profiler.StepTraceAnnotation("step", step_num=step + 1):
                 yield step
         self._stop_trace()
 

@@ -54,12 +54,15 @@ class RunProgress:
         """Returns whether a line, and epsilon with it, is due after `done` steps."""
         return done % self._every == 0 or done in (self._first + 1, self._steps)
 
-    def step(self, done: int, examples_per_s: float, loss: float, accuracy: float, epsilon: float | None) -> None:
-        """Shows the state after `done` steps; `epsilon` belongs to these steps, and is `None` if it was not composed."""
+    def step(self, done: int, examples_per_s: float, loss: float | None, accuracy: float | None, epsilon: float | None) -> None:
+        """Shows the state after `done` steps; `epsilon` belongs to these steps, and is `None` if it was not composed.
+
+        `loss` and `accuracy` are `None` for a step that drew no example.
+        """
         now = time.monotonic()
         if epsilon is not None:
             self._epsilon = epsilon, done
-        facts = [f"loss {figure(loss, 2)}", f"accuracy {accuracy:.1%}"]
+        facts = ["no example drawn"] if loss is None or accuracy is None else [f"loss {figure(loss, 2)}", f"accuracy {accuracy:.1%}"]
         if self.planned is not None and self._epsilon is not None:
             spent, at = self._epsilon
             facts.append(f"epsilon {figure(spent, 2)}/{figure(self.planned, 2)}" + ("" if at == done else f" at {at}"))

@@ -8,6 +8,7 @@ from typing import Any
 from dpx.durable import naming, not_following, sync
 from dpx.privacy.chain import Mark
 from dpx.records import to_json
+from dpx.step_metrics import require_counted_from_one
 
 PREFIX = "released/"
 
@@ -15,14 +16,16 @@ PREFIX = "released/"
 class Released:
     """The released values of a run, held back until the statement that charges for them is on disk (`publish`).
 
-    One JSON line per step, with its noise epoch and the ledger line it follows from. Written lines are never removed, since they may have
-    been read; a replayed step would give the same line again.
+    One JSON line per step, counted from 1, with its noise epoch and the ledger line it follows from. Written lines are never removed,
+    since they may have been read; a replayed step would give the same line again.
     """
 
     def __init__(self, path: Path):
         self._path = path
         self._held: list[dict[str, Any]] = []
-        self._published = {(line["epoch"], line["step"]) for line in self._whole_lines()}
+        published = self._whole_lines()
+        require_counted_from_one(path, published)
+        self._published = {(line["epoch"], line["step"]) for line in published}
 
     def hold(self, epoch: int, step: int, metrics: dict[str, Any]) -> None:
         """Keeps the released values among `metrics` for the next `publish`."""

@@ -171,7 +171,7 @@ def start_run(noise_epochs: NoiseEpochs, checkpoints: Checkpoints, step: Step, s
         messages = (f"resuming from step {first_step}",)
     else:
         noise_epoch, secret = noise_epochs.open(first_step, facts, why)
-        messages = (f"{why}: fresh noise from step {first_step} on, charged in addition to what was spent",)
+        messages = (f"{why}: fresh noise from step {first_step + 1} on, charged in addition to what was spent",)
     state = saved.state if saved else together.init(step, secret, noise_epoch, "init", start.parameters)
     state = together.in_a_new_noise_epoch(state) if first_step == noise_epoch.from_step else state
     # A run that has no checkpoint yet may have ended before anything was written.

@@ -225,10 +225,10 @@ class Session:
             if early is not None:
                 early.note(done, self.newest.heldout, state)
             scalars |= {f"heldout/{name}": value for name, value in self.newest.heldout.items()}
-        outputs.writer.write(step, scalars)
-        outputs.released.hold(self.runtime.ledger.noise_epochs[-1].number, step, metrics)
-        accuracy = metrics[f"train/{experiment.task.metric}"]
-        outputs.progress.step(done, metrics["train/examples_per_s"], metrics["train/loss"], accuracy, epsilon)
+        outputs.writer.write(done, scalars)
+        outputs.released.hold(self.runtime.ledger.noise_epochs[-1].number, done, metrics)
+        accuracy = metrics.get(f"train/{experiment.task.metric}")
+        outputs.progress.step(done, metrics["train/examples_per_s"], metrics.get("train/loss"), accuracy, epsilon)
         ends = early if early is not None and done < experiment.steps and early.is_over(done) else None
         if self._is_due(done, experiment.schedule.checkpoint_every) or ends:
             self._save(done, state)

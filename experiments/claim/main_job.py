@@ -4,10 +4,10 @@ Run `python -m dpx` first. Then `python experiments/claim/main_job.py <its folde
 (extra `plots`). The loss of a step depends on the training text without noise; it is shown because that text is public.
 """
 
-import json
 import sys
 from pathlib import Path
 
+from dpx import step_metrics
 from dpx.pages import pictures
 from dpx.pages.document import standalone
 from dpx.picture import Lines, Picture
@@ -22,7 +22,7 @@ PANELS = (
 
 def steps(run: Path) -> Table:
     """The measured loss and the epsilon stated so far, for every step that wrote both."""
-    lines = [json.loads(line) for line in (run / "private" / "metrics.jsonl").read_text().splitlines()]
+    lines = step_metrics.read(run / "private")
     columns = ("step", "train/loss", "privacy/epsilon")
     rows = tuple(tuple(line[column] for column in columns) for line in lines if all(column in line for column in columns))
     return Table("steps", ("step", "loss", "epsilon"), rows)

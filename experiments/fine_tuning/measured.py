@@ -82,7 +82,7 @@ def of_runs(outputs: Path) -> list[Row]:
         task, kind = folder.name.split("_")[1:3]
         values = (task, CHECKPOINT, kind, PARAMETERS[kind], claim["declared_size"], f"{config.noise.epsilon:g}", f"{claim['delta']:g}")
         values += (config.batch_schedule.size, config.steps, f"{config.lr_schedule.learning_rate:g}", 1)
-        values += (f"{claim['mechanism']['noise_multiplier']:.4f}", f"{late_snr(folder / 'private' / 'metrics.jsonl') or 0:.4g}")
+        values += (f"{claim['mechanism']['noise_multiplier']:.4f}", f"{late_snr(folder / 'private') or 0:.4g}")
         values += (f"{results.heldout['accuracy']:.4g}", results.rows, f"{results.baselines['most_frequent_class']:.4f}")
         found.append(dict(zip(COLUMNS, map(str, values), strict=True)))
     return found

@@ -23,7 +23,7 @@ from pathlib import Path
 
 import numpy as np
 
-from dpx import config
+from dpx import config, step_metrics
 from dpx.config import recipes
 from dpx.data.prepare import prepare
 from dpx.data.vocabulary import SpecialIds
@@ -114,8 +114,10 @@ def finals(folder: Path, choice: str) -> list[tuple[int, float]]:
     """(replicate, its mean training loss of the last 100 steps, those without an example left out) of each finished run."""
     found = []
     for results in sorted(folder.glob(f"{choice}_*/private/results.json")):
-        lines = [json.loads(line) for line in (results.parent / "metrics.jsonl").read_text().splitlines()]
-        losses, examples = (np.array([line[name] for line in lines[-RECORD_EVERY:]]) for name in ("train/loss", "train/examples"))
+        lines = step_metrics.read(results.parent)
+        losses, examples = (
+            np.array([line.get(name, np.nan) for line in lines[-RECORD_EVERY:]]) for name in ("train/loss", "train/examples")
+        )
         replicate = int(results.parents[1].name.removeprefix(f"{choice}_"))
         found.append((replicate, float(record_means(losses, examples > 0)[1][0])))
     return found

@@ -108,7 +108,9 @@ def folder(
     results = Results(steps=steps, metric="mlm_accuracy", heldout={"loss": 5.0, "mlm_accuracy": accuracy}, baselines=baselines)
     write_results(made / "private", results)
     (made / "private" / "status.json").write_text(json.dumps({"train": {"state": "finished", "commit": "0123456789ab", "seconds": 9.0}}))
-    (made / "private" / "metrics.jsonl").write_text("".join(json.dumps(_line(step, accuracy, private)) + "\n" for step in range(steps)))
+    (made / "private" / "metrics.jsonl").write_text(
+        "".join(json.dumps(_line(step, accuracy, private)) + "\n" for step in range(1, steps + 1))
+    )
     return made
 
 
@@ -120,7 +122,7 @@ def _claim(entered: Ledger, private: bool) -> AnyRun:
 
 
 def _line(step: int, accuracy: float, private: bool) -> dict[str, Any]:
-    line = {"step": step, "train/examples": 60, "train/expected_batch_size": 64, "train/examples_per_s": 1.0 if step < 2 else 200.0}
+    line = {"step": step, "train/examples": 60, "train/expected_batch_size": 64, "train/examples_per_s": 1.0 if step < 3 else 200.0}
     line |= {
         "grad/norm": 0.5,
         "weights/embeddings/word": 3.0,
@@ -128,7 +130,7 @@ def _line(step: int, accuracy: float, private: bool) -> dict[str, Any]:
         "weights/layers/up/bias/layer_00": 9.0,
     }
     if private:
-        line |= {"grad/snr": 1 / (1 + step), "grad/example_norm": 2.0, "grad/clipped_fraction": 1.0}
-    if (step + 1) % 50 == 0:
-        line |= {"heldout/mlm_accuracy": accuracy * (step + 1) / 100, "heldout/loss": 6.0}
+        line |= {"grad/snr": 1 / step, "grad/example_norm": 2.0, "grad/clipped_fraction": 1.0}
+    if step % 50 == 0:
+        line |= {"heldout/mlm_accuracy": accuracy * step / 100, "heldout/loss": 6.0}
     return line

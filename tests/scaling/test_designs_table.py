@@ -12,9 +12,9 @@ DESIGNS = Path(__file__).parents[2] / "experiments" / "mckenna2025" / "designs.p
 def _finished(folder: Path, losses: list[float]) -> None:
     private = folder / "private"
     private.mkdir(parents=True)
-    lines = [{"step": step, "train/loss": loss, "train/examples": 9.0} for step, loss in enumerate(losses)]
+    lines = [{"step": step, "train/loss": loss, "train/examples": 9.0} for step, loss in enumerate(losses, 1)]
     # A step that drew nobody has no loss.
-    lines[-1] |= {"train/loss": 0.0, "train/examples": 0.0}
+    lines[-1] = {"step": len(losses), "train/examples": 0.0}
     (private / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     (private / "results.json").write_text("{}")
 

@@ -25,7 +25,7 @@ def folder(path, losses, *overrides):
     (path / "release").mkdir(parents=True)
     (path / "private").mkdir()
     (path / "release" / "config.yaml").write_text(released(*overrides))
-    lines = [json.dumps({"step": step, "train/loss": loss, "train/examples": 128.0}) for step, loss in enumerate(losses)]
+    lines = [json.dumps({"step": step, "train/loss": loss, "train/examples": 128.0}) for step, loss in enumerate(losses, 1)]
     (path / "private" / "metrics.jsonl").write_text("\n".join(lines) + "\n")
 
 

@@ -251,7 +251,7 @@ def test_a_process_that_holds_another_sum_meets_a_fresh_key_and_another_draw(tmp
     assert "fresh noise from there on, charged in addition" in ended(run)
     _, stated, ledger, _ = outcome(tmp_path)
     assert [(epoch.number, epoch.from_step) for epoch in ledger.noise_epochs] == [(0, 0), (1, 2)]
-    assert ledger.noise_epochs[1].why == "step 2: devices hold different sums"
+    assert ledger.noise_epochs[1].why == "step 3: devices hold different sums"
     assert [(step, entry.epoch) for step, entry in ledger.entries()] == [(0, 0), (1, 0), (2, 0), (2, 1), (3, 1)]
     first, second = ledger.noise_epochs
     assert first.secret_tag != second.secret_tag and ledger.sum_of(first.name, 2) is None and ledger.sum_of(second.name, 2) is not None

@@ -84,7 +84,7 @@ def test_a_step_adds_noise_for_the_norm_it_clipped_to(whole):
 def test_the_loss_that_is_released_is_the_mean_with_noise(whole):
     secret = RootSecret.from_seed(SEED)
     for released, seen in zip(lines(whole[0], "release/telemetry.jsonl"), lines(whole[0], "private/metrics.jsonl"), strict=True):
-        noise = float(gaussian(jnp.asarray(secret.key("telemetry_noise", released["step"])), 2, 1)[0, 0])
+        noise = float(gaussian(jnp.asarray(secret.key("telemetry_noise", released["step"] - 1)), 2, 1)[0, 0])
         centred = seen["train/examples"] * (seen["train/loss"] - 25)
         assert released["loss"] == pytest.approx((centred + 2**0.5 * 2 * 25 * noise) / 10 + 25, rel=1e-3)
         assert released.keys() == {"epoch", "step", "clipping_norm", "loss", "mlm_accuracy", "ledger"}
@@ -125,7 +125,7 @@ def test_a_replayed_run_has_the_same_norms_and_bits(experiment, whole, tmp_path,
 def test_a_fork_takes_the_norm_along_and_a_parent_without_one_is_refused(experiment, whole, tmp_path):
     train(experiment(steps=3), tmp_path / "fork", fork=f"{whole[0]}@2")
     (forked,) = lines(tmp_path / "fork", "release/telemetry.jsonl")
-    assert forked["step"] == 2 and forked["clipping_norm"] == lines(whole[0], "release/telemetry.jsonl")[2]["clipping_norm"]
+    assert forked["step"] == 3 and forked["clipping_norm"] == lines(whole[0], "release/telemetry.jsonl")[2]["clipping_norm"]
     with pytest.raises(ConfigError, match="does not fit this config, because its clip"):
         train(experiment(steps=3, clip=Flat(clipping_norm=0.1), telemetry=SecretTelemetry()), tmp_path / "flat", fork=f"{whole[0]}@2")
 

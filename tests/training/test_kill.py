@@ -109,4 +109,4 @@ def test_killed_at_any_moment_and_started_again_gives_the_same_bits(tmp_path, ki
     assert _bytes(params) == _bytes(expected_params)
     assert runs == expected_runs == [runs[0]] and runs[0]["steps"] == [[0, STEPS]]
     lines = [json.loads(line) for line in (killed / "run" / "private" / "metrics.jsonl").read_text().splitlines()]
-    assert [line["step"] for line in lines] == list(range(STEPS))
+    assert [line["step"] for line in lines] == list(range(1, STEPS + 1))

@@ -57,8 +57,8 @@ def test_a_norm_that_adapts_is_read_from_what_was_released(tmp_path: Path):
     clip = AdaptiveClip(clipping_norm=0.1, target_quantile=0.5, learning_rate=0.2, count_noise_multiplier=20.0)
     experiment = declare(clip=clip, batch_schedule=Staged(sizes=[10], stage_steps=1))
     stated = stated_of(experiment)
-    lines = [{"epoch": 0, "step": 0, "clipping_norm": 0.1}, {"epoch": 1, "step": 1, "clipping_norm": 0.4}]
-    lines += [{"epoch": 0, "step": step, "clipping_norm": 0.2} for step in (1, 2)]
+    lines = [{"epoch": 0, "step": 1, "clipping_norm": 0.1}, {"epoch": 1, "step": 2, "clipping_norm": 0.4}]
+    lines += [{"epoch": 0, "step": step, "clipping_norm": 0.2} for step in (2, 3)]
     telemetry = tmp_path / "telemetry.jsonl"
     telemetry.write_text("".join(json.dumps(line) + "\n" for line in lines))
     with pytest.raises(ConfigError, match=r"telemetry.jsonl: does not hold the clipping norm of every step"):

@@ -13,6 +13,7 @@ from dpx.experiment import Schedule
 from dpx.privacy.declarations import Privacy
 from dpx.run_folder import RunFolder
 from dpx.training import loop
+from dpx.training.features import WithFeatures
 from dpx.training.opening import open_run
 
 from .conftest import declare
@@ -103,6 +104,24 @@ def test_tokens_are_counted_with_the_padding_of_texts_and_without_that_of_chunks
     assert seen["metrics"]["train/tokens"] == lengths.sum() < seen["metrics"]["train/padded_tokens"] == 16 * len(seen["drawn"])
 
 
+def test_an_empty_draw_has_no_loss_and_features_have_no_tokens(seen, opened):
+    values = {name: value * 0 if name.startswith("count/") else value for name, value in seen["values"].items()}
+    values |= {"learning_rate": 0.1, "expected_batch_size": BATCH, "tokens": loop.Tokens()}
+    runtime = dataclasses.replace(opened.runtime, store=WithFeatures(opened.runtime.store, np.zeros((1, 2), np.float32)))
+    empty = loop._readable(runtime, values, 0.5)
+    missing = {
+        "train/loss",
+        "train/mlm_accuracy",
+        "train/next_sentence_accuracy",
+        "grad/clipped_fraction",
+        "grad/example_norm",
+        "train/tokens",
+        "train/padded_tokens",
+    }
+    assert seen["metrics"].keys() - empty.keys() == missing and empty["train/examples"] == empty["train/examples_per_s"] == 0.0
+    assert {"train/tokens", "train/padded_tokens"} <= loop._readable(opened.runtime, values, 0.5).keys()
+
+
 def test_rows_without_text_count_no_tokens_and_texts_of_a_choice_each_their_own():
     is_padding_B = np.array([False, True])
     choices = {"tokens": np.ones((2, 3, 8), np.int32), "length": np.array([[8, 5, 2], [0, 0, 0]])}
@@ -125,7 +144,7 @@ def test_nothing_runs_ahead_of_an_evaluation_a_checkpoint_or_the_end():
 
 
 def test_before_a_new_epoch_the_step_before_is_shown_in_its_own(opened, monkeypatch):
-    """Metrics are read one step late: the metrics of step 0 are still pending when step 1 gives another sum."""
+    """Metrics are read one step late: those of the first step are still pending when the second gives another sum."""
     first, order = opened.run_start.noise_epoch, []
     second = dataclasses.replace(first, number=first.number + 1, name="second")
 
@@ -142,14 +161,14 @@ def test_before_a_new_epoch_the_step_before_is_shown_in_its_own(opened, monkeypa
     monkeypatch.setattr(loop, "_show", lambda _, noise_epoch, step, *rest: order.append((noise_epoch.number, step)) or 0.0)
     experiment = dataclasses.replace(opened.runtime.experiment, steps=3, schedule=Schedule(evaluate_every=100, checkpoint_every=100))
     loop.run(dataclasses.replace(opened.runtime, experiment=experiment), opened.run_start, lambda *_: None, renew)
-    assert order == [(0, 0), ("renewed", "step 1: it has another sum than before"), (1, 1), (1, 2)]
+    assert order == [(0, 0), ("renewed", "step 2: it has another sum than before"), (1, 1), (1, 2)]
 
 
 def test_before_noise_is_added_all_devices_hold_one_sum(monkeypatch):
     reduced = {"checksum": jax.device_put(np.array([1, 2], np.uint32))}
     for before, other, reason in ((None, "1", "devices hold different sums"), ("1", ONE_SUM, "it has another sum than before")):
         monkeypatch.setattr(loop, "team", lambda other=other: SimpleNamespace(agree=lambda own: own | {other}))
-        with pytest.raises(loop.AnotherSum, match=f"^step 7: {reason}"):
+        with pytest.raises(loop.AnotherSum, match=f"^step 8: {reason}"):
             loop._require_same(7, before, reduced)
     for before in (None, ONE_SUM):
         loop._require_same(7, before, reduced)

@@ -10,7 +10,9 @@ from pathlib import Path
 
 import pytest
 
+from dpx import step_metrics
 from dpx.config.command_line import as_refused
+from dpx.declaration import ConfigError
 from dpx.durable import write_durably
 from dpx.privacy.ledger import Ledger
 from dpx.privacy.lines import Plan
@@ -43,11 +45,11 @@ def test_a_disk_that_is_full_blocks_nothing_and_what_was_dropped_is_counted_in_o
         limit(4000)
         writer = MetricsWriter(tmp_path / "private", 0)
         writer.describe("model: micro", {})
-        for step in range(ENOUGH):
+        for step in range(1, ENOUGH + 1):
             writer.write(step, {"train/loss": 1.0, "weights/word": [1.0, 2.0]})
         limit(resource.RLIM_INFINITY)
         # Space was freed.
-        writer.write(ENOUGH, {"train/loss": 1.0})
+        writer.write(ENOUGH + 1, {"train/loss": 1.0})
         writer.close()
 
     (tmp_path / "private").mkdir()
@@ -58,8 +60,8 @@ def test_a_disk_that_is_full_blocks_nothing_and_what_was_dropped_is_counted_in_o
     assert not thread.is_alive(), "the writer blocks"
     steps = [json.loads(line)["step"] for line in (tmp_path / "private" / "metrics.jsonl").read_text().splitlines()]
     seen = scalars_of(tmp_path / "private" / "tensorboard")
-    for found in (steps, [step - 1 for step in seen]):
-        assert found == [*range(len(found) - 1), ENOUGH] and 10 < len(found) < ENOUGH
+    for found in (steps, seen):
+        assert found == [*range(1, len(found)), ENOUGH + 1] and 10 < len(found) < ENOUGH
     (said,) = capsys.readouterr().err.splitlines()
     counts = f"{ENOUGH + 1 - len(steps)} of metrics.jsonl and {ENOUGH + 1 - len(seen)} of TensorBoard records"
     assert said == f"measurements that could not be written were dropped ({counts}): file too large"
@@ -98,9 +100,9 @@ def test_a_device_that_is_full_is_no_fault_of_the_run():
 def test_a_folder_that_cannot_be_made_is_no_fault_of_the_run(tmp_path, capsys):
     (tmp_path / "tensorboard").write_text("a file")
     writer = MetricsWriter(tmp_path, 0)
-    writer.write(0, {"train/loss": 1.0})
+    writer.write(1, {"train/loss": 1.0})
     writer.close()
-    assert (tmp_path / "metrics.jsonl").read_text() == '{"step": 0, "train/loss": 1.0}\n'
+    assert (tmp_path / "metrics.jsonl").read_text() == '{"step": 1, "train/loss": 1.0}\n'
     assert "(1 of TensorBoard records): " in capsys.readouterr().err
 
 
@@ -108,14 +110,28 @@ def test_a_run_that_goes_on_measures_its_steps_once(tmp_path):
     """TensorBoard forgets the steps that are measured again; a line that was cut or changed is dropped."""
     for first, last in ((0, 5), (3, 8)):
         writer = MetricsWriter(tmp_path, first)
-        for step in range(first, last):
+        for step in range(first + 1, last + 1):
             writer.write(step, {"train/loss": float(step)})
         writer.close()
         with (tmp_path / "metrics.jsonl").open("a") as lines:
             lines.write('[3]\n{"step": "a"}\n{"step": 2, "tr')
     assert scalars_of(tmp_path / "tensorboard") == list(range(1, 9))
     MetricsWriter(tmp_path, 7).close()
-    assert [json.loads(line)["step"] for line in (tmp_path / "metrics.jsonl").read_text().splitlines()] == list(range(7))
+    assert [json.loads(line)["step"] for line in (tmp_path / "metrics.jsonl").read_text().splitlines()] == list(range(1, 8))
+
+
+def test_a_folder_whose_steps_count_from_0_is_one_line_and_stays_as_it_was(tmp_path):
+    """As an older dpx counted: a run that went on would lose a step, or count one twice."""
+    older = '{"epoch": 0, "step": 0, "train/loss": 3.0}\n{"epoch": 0, "step": 1, "train/loss": 2.0}\n'
+    for name, opened in (("metrics.jsonl", lambda path: MetricsWriter(path.parent, 1)), ("telemetry.jsonl", Released)):
+        (tmp_path / name).write_text(older)
+        with pytest.raises(
+            ConfigError, match=rf"{name}: counts its steps from 0, as an older dpx did. Use the dpx that wrote it, or train"
+        ):
+            opened(tmp_path / name)
+        assert (tmp_path / name).read_text() == older
+    with pytest.raises(ConfigError, match="counts its steps from 0"):
+        step_metrics.read(tmp_path)
 
 
 def test_a_file_of_the_claim_that_cannot_be_written_is_named_in_one_line(tmp_path, limit):

@@ -130,7 +130,7 @@ def profiled(tmp_path_factory):
     with pytest.MonkeyPatch.context() as patch:
         told = []
         patch.setattr("dpx.training.progress.RunProgress.say", lambda self, text: told.append(text))
-        return *run(folder, profile=StepProfile(shares=True, trace_steps=[1, 3, 4])), folder, told
+        return *run(folder, profile=StepProfile(shares=True, trace_steps=[2, 4, 5])), folder, told
 
 
 def test_a_profile_changes_no_bit(plain, profiled):
@@ -174,7 +174,7 @@ def test_without_a_profile_nothing_is_wrapped(tmp_path):
     assert nothing.each("data_wait", values) is values
 
 
-@pytest.mark.parametrize(("steps", "message"), [([-1], "numbered from 0"), ([1, 4], "the last of 4 steps is 3")])
+@pytest.mark.parametrize(("steps", "message"), [([0], "numbered from 1"), ([1, 5], "the run has 4 steps")])
 def test_a_step_that_the_run_never_reaches_is_refused(steps, message):
     with pytest.raises(ConfigError, match=message):
         declare(profile=StepProfile(trace_steps=steps))

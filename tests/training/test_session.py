@@ -98,7 +98,7 @@ def test_a_replayed_run_ends_with_the_same_bits_and_ledger(experiment, uninterru
     assert _equal(_train(experiment(seed=5), tmp_path), uninterrupted[1])
     assert _runs(tmp_path) == _runs(uninterrupted[0])
     steps = [json.loads(line)["step"] for line in (tmp_path / "private" / "metrics.jsonl").read_text().splitlines()]
-    assert steps == list(range(6))
+    assert steps == list(range(1, 7))
 
 
 def test_one_row_of_each_document_and_epoch_is_read_and_read_again_after_an_interruption(experiment, tmp_path, monkeypatch):
