@@ -636,8 +636,8 @@ MUTANTS = (
         "values released before the statement that charges for them",
         "dpx/training/session.py",
         "Session._seen",
-        "outputs.released.hold(self.runtime.ledger.noise_epochs[-1].number, step, metrics)",
-        "outputs.released.hold(0, step, metrics); outputs.released.publish(self.runtime.ledger.mark)",
+        "outputs.released.hold(self.runtime.ledger.noise_epochs[-1].number, done, metrics)",
+        "outputs.released.hold(0, done, metrics); outputs.released.publish(self.runtime.ledger.mark)",
         ACCIDENTS + "test_no_value_is_released_ahead_of_the_statement_that_charges_for_it[telemetry]",
     ),
     Mutant(
