@@ -29,6 +29,7 @@ class Lines(_Axes):
 
     `where` selects the rows whose column has that value. `x` may be several columns, joined to a category. `names` renames columns in the
     legend. `runs` is a column that tells replicates apart: each is drawn as a thin line, or as a mark, and their mean as a thick line.
+    `series` are the values of `by` in the order of their colours; the picture then has no legend, because one beside it serves several.
     `values` writes the value of each mark beside it. `level` is the height of a dotted line; on a page, it may be an experiment, and the
     mean of its runs is drawn.
     """
@@ -36,6 +37,7 @@ class Lines(_Axes):
     y: Sequence[str] = ()
     marks: Sequence[str] = ()
     by: str = ""
+    series: Sequence[str] = ()
     where: Sequence[Any] | None = None
     x_scale: Scale = "linear"
     y_scale: Scale = "linear"

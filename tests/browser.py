@@ -1,10 +1,15 @@
-"""An installed Chromium, driven over its debugging pipe with the standard library alone."""
+"""An installed Chromium, driven over its debugging pipe with the standard library alone.
+
+`python -m tests.browser <page.html> <folder>` writes pictures of the whole page, 400 and 1,280 pixels wide, light and dark.
+"""
 
 import base64
 import json
 import os
 import shutil
 import subprocess
+import sys
+import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -76,3 +81,22 @@ class Browser:
     def picture(self) -> bytes:
         """Returns what the window shows, as PNG."""
         return base64.b64decode(self.call("Page.captureScreenshot")["data"])
+
+    def whole_picture(self, width: int) -> bytes:
+        """Returns the page from its top to its end, as PNG."""
+        clip = {"x": 0, "y": 0, "width": width, "height": self.evaluate("document.documentElement.scrollHeight"), "scale": 1}
+        return base64.b64decode(self.call("Page.captureScreenshot", captureBeyondViewport=True, clip=clip)["data"])
+
+
+def _pictures(page: Path, folder: Path) -> None:
+    with tempfile.TemporaryDirectory() as profile:
+        browser = Browser(Path(profile))
+        for width in (400, 1280):
+            for scheme in ("light", "dark"):
+                browser.open(page, width, scheme)
+                (folder / f"{page.stem}_{width}_{scheme}.png").write_bytes(browser.whole_picture(width))
+        browser.close()
+
+
+if __name__ == "__main__":
+    _pictures(Path(sys.argv[1]), Path(sys.argv[2]))

@@ -14,7 +14,7 @@ from typing import Any
 from dpx.claim import outside_code
 from dpx.claim.document import AnyRun, PlainStatement, RunStatement
 from dpx.claim.seals import STATEMENT, read_run_statement
-from dpx.console import answer, wide_console
+from dpx.console import answer, figure, wide_console
 from dpx.declaration import ConfigError, declaration
 from dpx.experiment import Experiment
 from dpx.init.weights import PARAMS
@@ -41,14 +41,20 @@ NEIGHBOURS = {
 
 @dataclasses.dataclass(frozen=True)
 class Explanation:
-    """A claim in sentences and tables."""
+    """A claim in two sentences (`in_short`), in all its sentences, and in tables."""
 
     name: str
+    in_short: str
     words: tuple[str, ...]
     tables: tuple[Table, ...] = ()
 
     def as_json(self) -> dict[str, Any]:
-        return {"name": self.name, "words": list(self.words), "tables": [table.as_json() for table in self.tables]}
+        return {
+            "name": self.name,
+            "in_short": self.in_short,
+            "words": list(self.words),
+            "tables": [table.as_json() for table in self.tables],
+        }
 
 
 @declaration
@@ -101,7 +107,7 @@ class Explain:
 
 def _show(said: Explanation) -> None:
     console = wide_console()
-    for line in said.words:
+    for line in (said.in_short, *said.words):
         console.print(line, highlight=False)
     for table in said.tables:
         console.print(table.shown())
@@ -198,7 +204,7 @@ def explain(experiment: Experiment, size: int, stated: AnyRun | None, begins_fro
 
     if not experiment.is_private or _is_not_private(stated):
         words = ["This run is not private: mechanism=none adds no noise, and the model may repeat any of its training text."]
-        return Explanation(experiment.name, tuple(words))
+        return Explanation(experiment.name, "Guarantee: none. mechanism=none adds no noise.", tuple(words))
     calibrated = calibrate(experiment, size)
     statement = stated or build(experiment, None, calibrated, begins_from=begins_from)
     assert isinstance(statement, RunStatement)
@@ -208,13 +214,28 @@ def explain(experiment: Experiment, size: int, stated: AnyRun | None, begins_fro
     if stated is not None:
         go_by = dataclasses.replace(go_by, title=f"{go_by.title}, by the plan alone")
     tables = (go_by, _neighbouring_settings(experiment, size))
-    return Explanation(experiment.name, tuple(words), tuple(_with_trust(table, by) for table in tables))
+    return Explanation(experiment.name, _in_short(statement), tuple(words), tuple(_with_trust(table, by) for table in tables))
 
 
 def _with_trust(table: Table, by: tuple[str, ...] | None) -> Table:
     """Returns `table`, with a note in its title if its numbers are not proved but trust the packages `by`."""
     trusting = f"{table.title} (not bounds that dpx has proved: they trust {', '.join(by or ())})"
     return dataclasses.replace(table, title=trusting) if by else table
+
+
+def _in_short(statement: RunStatement) -> str:
+    """Returns the guarantee in two sentences."""
+    if statement.guarantee == "none":
+        return f"Guarantee: none, because {'; '.join(statement.reasons)}. The model may repeat any of its training text."
+    epsilon, neighbour = _stated_epsilon(statement, statement.accountant), NEIGHBOURS[statement.adjacency].partition(";")[0]
+    by = outside_code.sentences(outside_code.packages_of_guarantee(statement.guarantee) or ())
+    held = f"Guarantee: none of dpx's own: {by[0]}. If it is right, epsilon is" if by else "Guarantee: epsilon"
+    one = f"one {statement.unit} of the training text"
+    likely = f"{_factor(epsilon)} times as likely with this text as {neighbour.format(unit=statement.unit, drawn=statement.unit)}"
+    return (
+        f"{held} {figure(epsilon)} ({statement.accountant}) at delta {statement.delta:.3g} for {one}. Whatever is in release/ is at most "
+        f"{likely}, except with a probability of at most delta."
+    )
 
 
 def _promise(experiment: Experiment, statement: RunStatement, calibrated: Any) -> list[str]:

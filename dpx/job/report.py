@@ -121,7 +121,7 @@ def _of_run(experiment: Experiment, folder: RunFolder) -> None:
     from dpx.pages import run_page
 
     run, (said, _) = run_page.read(folder.path), Explain().said(experiment, folder)
-    _write_private(run_page.document(run, said.words, said.tables), folder)
+    _write_private(run_page.document(run, said.in_short, said.words, said.tables), folder)
 
 
 def _of_several(named: Sequence[str], folder: RunFolder) -> None:

@@ -57,7 +57,7 @@ def show(outcomes: list[Outcome], console: Console) -> None:
     first: dict[str, str] = {}
     for outcome, point in zip(outcomes, points, strict=True):
         error = outcome.error or ""
-        told = first.setdefault(error, point)
+        told = first.setdefault(error, point) if error else point
         score = "" if outcome.score is None else accuracy_of(outcome.folder) or f"{outcome.score:.2%}"
         epsilon = "" if outcome.score is None else epsilon_of(outcome.folder)
         # Escaped, so that a path in brackets is not read as markup.

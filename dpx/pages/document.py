@@ -65,7 +65,15 @@ class Folded:
     text: str
 
 
-Block = str | Folded | Figure
+@dataclasses.dataclass(frozen=True)
+class Panels:
+    """Figures side by side where the page is wide enough, else below each other; `legend` serves all of them."""
+
+    figures: Sequence[Figure]
+    legend: Figure | None = None
+
+
+Block = str | Folded | Figure | Panels
 
 
 @dataclasses.dataclass(frozen=True)
@@ -85,7 +93,12 @@ class Document:
 
     @property
     def figures(self) -> list[Figure]:
-        return [block for section in self.sections for block in section.blocks if isinstance(block, Figure)]
+        blocks = [block for section in self.sections for block in section.blocks]
+        return [figure for block in blocks if isinstance(block, Figure | Panels) for figure in _figures(block)]
+
+
+def _figures(block: Figure | Panels) -> list[Figure]:
+    return [block] if isinstance(block, Figure) else [*filter(None, (block.legend,)), *block.figures]
 
 
 def escaped(value: Any) -> str:
@@ -134,9 +147,9 @@ def markdown(document: Document) -> str:
 def _as_markdown(block: Block) -> str:
     if isinstance(block, Folded):
         return f"<details><summary>{escaped(block.summary)}</summary>\n\n{block.text}\n\n</details>"
-    if isinstance(block, Figure):
-        caption = escaped(block.caption)
-        return f"![{caption}](figures/{block.name}.svg)\n\n*{caption}*"
+    if isinstance(block, Figure | Panels):
+        named = [(escaped(figure.caption), figure.name) for figure in _figures(block)]
+        return "\n\n".join(f"![{caption}](figures/{name}.svg)\n\n*{caption}*" for caption, name in named)
     return block
 
 
@@ -162,6 +175,9 @@ def _as_html(block: Block, links: Mapping[str, str]) -> str:
         return f"<details><summary>{escaped(block.summary)}</summary>\n{_of_markdown(block.text, links)}</details>"
     if isinstance(block, Figure):
         return f"<figure>{block.svg}<figcaption>{escaped(block.caption)}</figcaption></figure>"
+    if isinstance(block, Panels):
+        legend = _as_html(block.legend, links) if block.legend else ""
+        return f'{legend}<div class="panels">{"".join(_as_html(figure, links) for figure in block.figures)}</div>'
     return _of_markdown(block, links)
 
 

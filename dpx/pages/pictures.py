@@ -3,6 +3,7 @@
 import functools
 import io
 import statistics
+import textwrap
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -57,25 +58,48 @@ def draw(pictures: Sequence[Picture], tables: Sequence[Table]) -> list[Figure]:
     return [_drawn(one, [functools.partial(_draw, panel, rows[panel.table]) for panel in one.panels]) for one in pictures]
 
 
+def legend(name: str, caption: str, series: Sequence[str]) -> Figure:
+    """Draws the legend of pictures whose lines are `series`."""
+
+    def paint(canvas: Any) -> None:
+        from matplotlib.lines import Line2D
+
+        labels = ["\n".join(textwrap.wrap(_plain(one), 44)) for one in series]
+        handles = [Line2D([], [], label=one, **_look(number)) for number, one in enumerate(labels)]
+        canvas.legend(handles=handles, loc="upper left", bbox_to_anchor=(0, 1), fontsize=10, handlelength=4, borderaxespad=0)
+
+    return _saved(name, caption, paint, (0.5, 0.5), bbox_inches="tight", pad_inches=0.02)
+
+
 def _drawn(picture: Picture, paint: Sequence[Callable[[Any], None]]) -> Figure:
     """Returns the figure of panels side by side, for which each function of `paint` draws on the axes of its panel."""
+
+    def panels(canvas: Any) -> None:
+        canvas.set_layout_engine("constrained")
+        for draw, axes in zip(paint, canvas.subplots(1, len(paint), squeeze=False)[0], strict=True):
+            draw(axes)
+
+    return _saved(picture.name, picture.caption, panels, (4.9 * len(paint), 3.3))
+
+
+def _saved(name: str, caption: str, paint: Callable[[Any], None], inches: tuple[float, float], **cut: Any) -> Figure:
+    """Returns what `paint` draws on a canvas of `inches`, as SVG and PNG."""
     require_extra("a picture", "plots")
     import matplotlib
     from matplotlib.figure import Figure as Canvas
     from matplotlib.text import Text
 
     # The salt makes ids, and so the file, a function of the content.
-    with matplotlib.rc_context({**_STYLE, "svg.hashsalt": picture.name}):
-        canvas = Canvas(figsize=(4.9 * len(paint), 3.3), layout="constrained")
-        for draw, axes in zip(paint, canvas.subplots(1, len(paint), squeeze=False)[0], strict=True):
-            draw(axes)
+    with matplotlib.rc_context({**_STYLE, "svg.hashsalt": name}):
+        canvas = Canvas(figsize=inches)
+        paint(canvas)
         written, pixels = io.StringIO(), io.BytesIO()
-        canvas.savefig(written, format="svg", metadata={"Date": None, "Creator": None})
+        canvas.savefig(written, format="svg", metadata={"Date": None, "Creator": None}, **cut)
         # Pixels need an installed font, and this one comes with matplotlib; a page has the fonts of the reader's browser.
         for text in canvas.findobj(Text):
             text.set_fontfamily("DejaVu Sans")
-        canvas.savefig(pixels, format="png", dpi=110, facecolor="white", transparent=False, metadata={"Software": None})
-    return Figure(picture.name, themed(written.getvalue(), picture.name, picture.caption), picture.caption, pixels.getvalue())
+        canvas.savefig(pixels, format="png", dpi=110, facecolor="white", transparent=False, metadata={"Software": None}, **cut)
+    return Figure(name, themed(written.getvalue(), name, caption), caption, pixels.getvalue())
 
 
 def _draw(panel: Lines | Arrows | Cells, rows: list[Row], axes: Any) -> None:
@@ -89,18 +113,13 @@ def _lines(panel: Lines, rows: list[Row], axes: Any) -> None:
     names, number, columns = {column: shown for column, shown in panel.names}, 0, (*panel.y, *panel.marks)
     for value in dict.fromkeys(row[panel.by] for row in kept) if panel.by else (None,):
         own = [row for row in kept if not panel.by or row[panel.by] == value]
+        number = panel.series.index(value) if panel.series else number
         for column in columns:
             drawn = [row for row in own if row[column] is not None]
             points = [(_place(panel, row), row[column]) for row in drawn]
             if not points:
                 continue
-            shown = (
-                f"{value:g}"
-                if isinstance(value, float)
-                else f"{value:,}"
-                if isinstance(value, int)
-                else one_line(value).replace("$", r"\$")
-            )
+            shown = f"{value:g}" if isinstance(value, float) else f"{value:,}" if isinstance(value, int) else _plain(value)
             parts = [names.get(column, column.replace("_", " "))] * (not panel.by or len(columns) > 1) + [shown] * bool(panel.by)
             label = ", ".join(parts)
             if panel.values:
@@ -118,7 +137,7 @@ def _lines(panel: Lines, rows: list[Row], axes: Any) -> None:
     if isinstance(panel.level, int | float):
         axes.axhline(panel.level, color=SOFT, linewidth=1.2, linestyle=":")
     axes.set(**{name: limits for name, limits in (("xlim", panel.x_limits), ("ylim", panel.y_limits)) if limits})
-    if number > 1 and axes.get_legend_handles_labels()[0]:
+    if number > 1 and not panel.series and axes.get_legend_handles_labels()[0]:
         look = {"fontsize": 9, "title_fontsize": 9, "handlelength": 3, "loc": "upper left", "bbox_to_anchor": (1.0, 1.0)}
         axes.legend(title=panel.by.replace("_", " ") or None, **look)
 
@@ -142,10 +161,19 @@ def _scales(panel: Lines, axes: Any) -> None:
 
 
 def _line(axes: Any, number: int, label: str, points: Points, every_mark: bool) -> None:
-    """Draws a thick line; colour, dash and marker by the series' number. From the sixth on colours repeat, with another dash and marker."""
-    look = {"color": SERIES[number % 5], "linestyle": DASHES[(number + number // 5) % 5], "marker": MARKERS[(number + number // 5) % 5]}
     every = 1 if every_mark else max(1, len(points) // 6)
-    axes.plot(*zip(*points, strict=True), linewidth=1.9, label=label, markersize=4.5, markevery=every, **look)
+    axes.plot(*zip(*points, strict=True), label=label, markevery=every, **_look(number))
+
+
+def _look(number: int) -> dict[str, Any]:
+    """Returns a thick line; colour, dash and marker by the number. From the sixth on colours repeat, with another dash and marker."""
+    turned = (number + number // 5) % 5
+    return {"color": SERIES[number % 5], "linestyle": DASHES[turned], "marker": MARKERS[turned], "linewidth": 1.9, "markersize": 4.5}
+
+
+def _plain(value: Any) -> str:
+    """Returns a text as a label, in which matplotlib reads no formula."""
+    return one_line(value).replace("$", r"\$")
 
 
 def _scatter(axes: Any, number: int, points: Points) -> None:

@@ -1,29 +1,41 @@
-"""The page of one run, and of several side by side: the statement as sentences, epsilon by step, curves, norms, results and the config.
+"""The page of one run, and of several side by side: the guarantee in two sentences, what was learnt, curves, results and the config.
 
 Both belong below `private/`, since curves and results depend on the text without noise.
 """
 
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+from dpx.console import figure
 from dpx.declaration import require
 from dpx.pages import pictures
-from dpx.pages.document import Block, Document, Figure, Section, code, escaped, grid
+from dpx.pages.document import Block, Document, Figure, Panels, Section, code, escaped, grid
 from dpx.picture import Lines, Picture
-from dpx.report import collect
+from dpx.report import collect, overview
 from dpx.report.rows import Run
+from dpx.results import BASELINES, accuracy_in_words
 from dpx.table import Table
 
-# Metrics of one picture, with its caption; a metric that no run has is left out.
-PICTURES = (
-    ("learning", "What it learns: the task's held-out metric, held-out loss and training loss.",
-     (*collect.HELDOUT, "train/loss")),
-    ("signal", "Gradient-SNR, and the share of examples that are clipped.", ("grad/snr", "grad/clipped_fraction")),
-    ("norms", "Norms of the noisy gradient, of an example's gradient and of all weight matrices.",
-     ("grad/norm", "grad/example_norm", "weights/matrices")),
-)  # fmt: skip
+# What is drawn, in this order, with the words for it; a metric that no run has is left out.
+CURVES = {
+    "heldout/mlm_accuracy": "accuracy on held-out masked words",
+    "heldout/next_token_accuracy": "accuracy of the next held-out token",
+    "heldout/accuracy": "accuracy on held-out rows",
+    "heldout/loss": "loss on held-out rows",
+    "train/loss": "loss of the rows that a step drew",
+    "grad/snr": "gradient-SNR",
+    "grad/clipped_fraction": "share of examples that are clipped",
+    "grad/norm": "norm of the noisy gradient",
+    "grad/example_norm": "mean norm of an example's gradient",
+    "weights/matrices": "norm of all weight matrices",
+}
 AS_STEPS_GO = "as_steps_go"
+_PRIVATE = "This page depends on the protected text without noise: keep it below `private/`."
+_MANY = "Whoever sees several of these runs learns more than each of them allows: `job=account` composes what they spent."
+# Facts that are numbers; the others are texts, though some look like numbers.
+_NUMBERS = ("delta", "noise_multiplier", "seconds")
 
 
 def read(folder: Path) -> Run:
@@ -35,39 +47,40 @@ def read(folder: Path) -> Run:
     return found[0]
 
 
-def document(run: Run, words: Sequence[str], tables: Sequence[Table]) -> Document:
-    """Returns the page of a run; `words` and `tables` explain its claim (`dpx.job.explain`)."""
+def document(run: Run, in_short: str, words: Sequence[str], tables: Sequence[Table]) -> Document:
+    """Returns the page of a run; `in_short` says what it guarantees, `words` and `tables` explain the claim (`dpx.job.explain`)."""
     drawn: list[Any] = _epsilon(tables)
     sections = [
+        Section("What it learns", _curves([run]), "curves"),
         Section("What it guarantees", [_in_words(words), *drawn, *map(_grid, tables)], "guarantee"),
-        Section("Curves", figures([run]), "curves"),
         Section("Results", [_results([run])], "results"),
         Section("Config", [grid(("key", "value"), [(code(key), code(value)) for key, value in sorted(run.config.items())])], "config"),
     ]
-    return Document(f"Run {run.experiment}-{run.run}", [_PRIVATE], [one for one in sections if one.blocks])
+    lead = [escaped(in_short), *(escaped(line) for line in _learnt(run)), _PRIVATE]
+    return Document(f"Run {run.experiment}-{run.run}", lead, [one for one in sections if one.blocks])
 
 
 def comparison(runs: Sequence[Run]) -> Document:
-    """Returns the page of several runs: the settings that differ, results, what each spends, and their curves together."""
-    names = [label(run) for run in runs]
-    keys = sorted({key for run in runs for key in run.config})
-    differing = [key for key in keys if len({run.config.get(key) for run in runs}) > 1]
-    settings = [(code(key), *(code(run.config.get(key, "–")) for run in runs)) for key in differing]
+    """Returns the page of several runs: what each learns and spends, their curves together, the settings that differ and all numbers."""
+    differing = _differing(runs)
+    settings = [(escaped(label(run)), *(code(run.config.get(key, "–")) for key in differing)) for run in runs]
     sections = [
+        Section("Results and privacy", [_side_by_side(runs)], "results"),
+        Section("Curves", _curves(runs), "curves"),
         Section(
             "Settings that differ",
-            [grid(("key", *map(escaped, names)), settings)] if settings else ["None: the runs are replicates."],
+            [grid(("run", *map(code, differing)), settings)] if differing else ["None: the runs are replicates."],
             "settings",
         ),
-        Section("Results and privacy", [_results(runs)], "results"),
-        Section("Curves", figures(runs), "curves"),
+        Section("All numbers", [_results(runs, "all numbers of each run")], "numbers"),
     ]
-    # Not in the heads of tables, which a narrow screen hides: a page gives these names links.
-    lead = [_PRIVATE, f"The runs: {', '.join(map(code, names))}."]
+    lead = [f"{escaped(f'Guarantee of each run by itself: {overview.privacy(runs)}.')} {_MANY}", _PRIVATE]
     return Document(f"{len(runs)} runs side by side", lead, [one for one in sections if one.blocks])
 
 
-_PRIVATE = "This page depends on the protected text without noise: keep it below `private/`."
+def label(run: Run) -> str:
+    """Returns the name of a run's folder."""
+    return f"{run.experiment}-{run.run}"
 
 
 def _in_words(words: Sequence[str]) -> str:
@@ -81,37 +94,73 @@ def _in_words(words: Sequence[str]) -> str:
     return "\n".join(lines)
 
 
-def label(run: Run) -> str:
-    """Returns the name of a run's folder."""
-    return f"{run.experiment}-{run.run}"
+def _metric(run: Run) -> str | None:
+    """Returns the key of the held-out metric that the run's task measures; `None` without one."""
+    return next((name for name in run.finals if name.startswith("heldout/") and name in CURVES and name != "heldout/loss"), None)
+
+
+def _accuracy(run: Run) -> str:
+    rows = run.finals.get("heldout/rows")
+    return "–" if (metric := _metric(run)) is None else accuracy_in_words(run.finals[metric], None if rows is None else int(rows))
+
+
+def _baselines(run: Run) -> dict[str, float]:
+    return {name.removeprefix("baseline/"): value for name, value in run.finals.items() if name.startswith("baseline/")}
+
+
+def _learnt(run: Run) -> list[str]:
+    """Returns the sentence on what a run learnt, with its interval beside what needs no learning; none without a metric."""
+    if (metric := _metric(run)) is None:
+        return []
+    beside = ", ".join(f"{value:.2%} ({BASELINES.get(name, name.replace('_', ' '))})" for name, value in _baselines(run).items())
+    return [f"{CURVES[metric].capitalize()}: {_accuracy(run)}{f'; without learning {beside}' if beside else ''}."]
+
+
+def _differing(runs: Sequence[Run]) -> list[str]:
+    keys = sorted({key for run in runs for key in run.config})
+    return [key for key in keys if len({run.config.get(key) for run in runs}) > 1]
 
 
 def _by_difference(runs: Sequence[Run]) -> dict[str, str]:
-    """Returns a name for each run in a legend: the settings that differ, such as `noise.epsilon=2`, or its folder's where they are long."""
-    keys = sorted({key for run in runs for key in run.config})
-    differing = [key for key in keys if len({run.config.get(key) for run in runs}) > 1]
-    said = [" ".join(f"{key}={run.config.get(key, '–')}" for key in differing) for run in runs]
-    is_plain = len(set(said)) == len(said) and all(0 < len(one) <= 40 for one in said)
+    """Returns a name for each run: the settings that differ, with short keys, such as `epsilon=2, steps=100`, or its folder's name where
+    they are long or the same."""
+    differing = _differing(runs)
+    ends = Counter(key.rpartition(".")[2] for key in differing)
+    short = {key: end if ends[end := key.rpartition(".")[2]] == 1 else key for key in differing}
+    said = [", ".join(f"{short[key]}={_rounded(run.config.get(key, '–'))}" for key in differing) for run in runs]
+    if len({run.replicate for run in runs}) > 1:
+        said = [", ".join(filter(None, (one, f"replicate={run.replicate}"))) for one, run in zip(said, runs, strict=True)]
+    is_plain = len(set(said)) == len(said) and all(0 < len(one) <= 120 for one in said)
     return {label(run): one if is_plain else label(run) for run, one in zip(runs, said, strict=True)}
 
 
-def figures(runs: Sequence[Run]) -> list[Any]:
-    """Returns the pictures of the runs' curves, a line for each run."""
-    tables = {metric: list(_points(runs, metric)) for _, _, metrics in PICTURES for metric in metrics}
-    known = [Table.from_rows(metric, rows) for metric, rows in tables.items() if rows]
-    named = {table.name for table in known}
-    by = "run" if len(runs) > 1 else ""
-    panels = [(name, caption, [metric for metric in metrics if metric in named]) for name, caption, metrics in PICTURES]
-    drawn = [
-        Picture(name, caption, tuple(Lines(table=one, x="step", y=(one,), by=by, y_label=one) for one in metrics))
-        for name, caption, metrics in panels
-        if metrics
-    ]
-    return list(pictures.draw(drawn, known))
-
-
-def _points(runs: Sequence[Run], metric: str) -> Iterator[dict[str, Any]]:
+def _curves(runs: Sequence[Run]) -> list[Block]:
+    """Returns a picture for each metric with a line for each run, and one legend for all of them."""
     names = _by_difference(runs)
+    by, series = ("run", tuple(names.values())) if len(runs) > 1 else ("", ())
+    drawn, known = [], []
+    for metric, words in CURVES.items():
+        rows = list(_points(runs, names, metric))
+        if not rows:
+            continue
+        level, said = _level(runs, metric)
+        known.append(Table.from_rows(metric, rows))
+        lines = Lines(table=metric, x="step", y=(metric,), by=by, series=series, y_label=metric, level=level)
+        drawn.append(Picture(metric.replace("/", "_"), f"{words[0].upper()}{words[1:]}{said}.", (lines,)))
+    if not drawn:
+        return []
+    return [Panels(pictures.draw(drawn, known), pictures.legend("legend", "The runs, by what differs.", series) if series else None)]
+
+
+def _level(runs: Sequence[Run], metric: str) -> tuple[float | None, str]:
+    """Returns the largest baseline of the task's metric, as the height of a dotted line, and its name; none if runs have different ones."""
+    found = {max(_baselines(run).items(), key=lambda one: one[1], default=None) for run in runs if _metric(run) == metric}
+    if len(found) != 1 or (one := found.pop()) is None:
+        return None, ""
+    return one[1], f"; dotted: {BASELINES.get(one[0], one[0].replace('_', ' '))}"
+
+
+def _points(runs: Sequence[Run], names: dict[str, str], metric: str) -> Iterator[dict[str, Any]]:
     for run in runs:
         yield from ({"run": names[label(run)], "step": step, metric: value} for step, value in run.curves.get(metric, ()))
 
@@ -135,10 +184,36 @@ def _cell(value: Any) -> str:
     return "–" if value is None else f"{value:.4g}" if isinstance(value, float) else escaped(value)
 
 
-def _results(runs: Sequence[Run]) -> Block:
+def _rounded(text: str) -> str:
+    """Returns a long number with three decimal places, or two digits if it is small, and any other text as it is."""
+    try:
+        value = float(text)
+    except ValueError:
+        return text
+    return text if len(text) <= 6 or value.is_integer() else figure(value)
+
+
+def _side_by_side(runs: Sequence[Run]) -> Block:
+    """Returns a row for each run: what differs, what it learnt, and what it guarantees."""
+    names = _by_difference(runs)
+    lines = []
+    for run in runs:
+        loss, accountant = run.finals.get("heldout/loss"), run.facts.get("accountant", "")
+        epsilon = run.facts.get(f"epsilon/{accountant}")
+        spent = "–" if epsilon is None else f"{_rounded(epsilon)} ({accountant})"
+        differs = [] if names[label(run)] == label(run) else [escaped(names[label(run)])]
+        facts = (escaped(run.facts.get("guarantee", "–")), escaped(spent), escaped(_rounded(run.facts.get("delta", "–"))))
+        lines.append((code(label(run)), *differs, escaped(_accuracy(run)), _cell(loss), *facts))
+    what = ["what differs"] if lines and len(lines[0]) == 7 else []
+    return grid(("run", *what, "held-out metric", "held-out loss", "guarantee", "epsilon", "delta"), lines)
+
+
+def _results(runs: Sequence[Run], summary: str = "") -> Block:
     metrics = sorted({key for run in runs for key in run.finals if not key.startswith("weights/")})
-    facts = sorted({key for run in runs for key in run.facts if key.startswith("epsilon/")})
-    facts = ["guarantee", *facts, "delta", "unit", "noise_multiplier", "seconds", "commit"]
+    epsilons = sorted({key for run in runs for key in run.facts if key.startswith("epsilon/")})
+    facts = ["guarantee", *epsilons, "delta", "unit", "noise_multiplier", "seconds", "commit"]
     lines = [(code(key), *(f"{run.finals[key]:.4g}" if key in run.finals else "–" for run in runs)) for key in metrics]
-    lines += [(escaped(key.replace("_", " ")), *(_cell(run.facts.get(key)) for run in runs)) for key in facts]
-    return grid(("", *(escaped(label(run)) for run in runs)), lines)
+    for key in facts:
+        told = (run.facts.get(key, "–") for run in runs)
+        lines.append((escaped(key.replace("_", " ")), *(escaped(_rounded(one) if key in (*_NUMBERS, *epsilons) else one) for one in told)))
+    return grid(("", *(escaped(label(run)) for run in runs)), lines, summary)

@@ -121,7 +121,7 @@ def _documents(text: str, evidence: Path) -> list[Document]:
         text, [escaped(text), code(text)], [Section(text, [items([escaped(text)], text), grid((escaped(text),), [], text)], "a")]
     )
     return [
-        run_page.document(runs[0], words, tables),
+        run_page.document(runs[0], f"said: {text}", words, tables),
         run_page.comparison(runs),
         page.document(declared, found),
         overview.document([overview.judged(declared, found)]),

@@ -1,6 +1,7 @@
 """The page of all items, the page of a run, and runs side by side."""
 
 import dataclasses
+import re
 import shutil
 from pathlib import Path
 
@@ -8,7 +9,7 @@ import pytest
 
 from dpx.declaration import ConfigError
 from dpx.pages import run_page
-from dpx.pages.document import html
+from dpx.pages.document import Panels, html
 from dpx.report import overview, page, rows
 from dpx.table import Table
 from tests.report import made
@@ -52,8 +53,9 @@ def test_the_page_of_a_run_has_words_epsilon_curves_and_config() -> None:
     run = made.run("anil_epsilon_sweep", 0.2, curves=CURVES, noise__epsilon=5.36)
     words = ["How well: a factor,", "  except rarely.", "What is assumed:", "  - the key stays <secret>"]
     by_step = Table(run_page.AS_STEPS_GO, ("steps", "rdp", "gdp"), ((1, 0.5, None), (2, 0.75, None)), "epsilon by step")
-    document = run_page.document(run, words, [by_step])
-    assert [figure.name for figure in document.figures] == ["epsilon", "learning", "signal"]
+    document = run_page.document(run, "Guarantee: epsilon 5.36. It is <small>.", words, [by_step])
+    assert [figure.name for figure in document.figures] == ["heldout_loss", "grad_snr", "epsilon"]
+    assert document.lead[0] == "Guarantee: epsilon 5.36. It is &lt;small&gt;."
     text = html(document)
     assert "How well: a factor, except rarely." in text and "the key stays &lt;secret&gt;" in text
     assert "0.75" in text and "<code>noise.epsilon</code>" in text and "<script" not in text
@@ -62,12 +64,46 @@ def test_the_page_of_a_run_has_words_epsilon_curves_and_config() -> None:
 def test_runs_side_by_side_show_what_differs() -> None:
     runs = [made.run("anil_epsilon_sweep", 0.2, curves=CURVES, noise__epsilon=epsilon) for epsilon in (1.08, 5.36)]
     runs = [dataclasses.replace(run, run=f"run{number}") for number, run in enumerate(runs)]
-    settings, results, curves = run_page.comparison(runs).sections
-    table = str(settings.blocks[0])
-    assert table.count("\n") == 2 and "| `noise.epsilon` | `1.08` | `5.36` |" in table
-    assert "laptop_anil_epsilon_sweep-run0" in str(results.blocks[0]) and len(curves.blocks) == 2
+    results, curves, settings, numbers = run_page.comparison(runs).sections
+    assert "| run | `noise.epsilon` |" in str(settings.blocks[0]) and "| laptop_anil_epsilon_sweep-run0 | `1.08` |" in str(
+        settings.blocks[0]
+    )
+    assert "| `laptop_anil_epsilon_sweep-run1` | epsilon=5.36 |" in str(results.blocks[0]) and len(numbers.blocks) == 1
+    (panels,) = curves.blocks
+    assert isinstance(panels, Panels) and [one.name for one in panels.figures] == ["heldout_loss", "grad_snr"]
     text = html(run_page.comparison(runs), {"laptop_anil_epsilon_sweep-run0": "../a&b/page.html"})
     assert text.count('<a href="../a&amp;b/page.html"><code>laptop_anil_epsilon_sweep-run0</code></a>') == 1
+
+
+def test_all_pictures_of_several_runs_share_one_legend_that_names_what_differs() -> None:
+    runs = [made.run("anil_epsilon_sweep", 0.2, curves=CURVES, noise__epsilon=epsilon) for epsilon in (1.08, 5.36)]
+    runs = [dataclasses.replace(run, run=f"run{number}") for number, run in enumerate(runs)]
+    text = html(run_page.comparison(runs))
+    drawn = "".join(re.findall("<svg.*?</svg>", text, flags=re.DOTALL))
+    assert [drawn.count(f">epsilon={epsilon}</text>") for epsilon in ("1.08", "5.36")] == [1, 1] and "run0" not in drawn
+    # The second run alone has a loss, and keeps the colour of the legend.
+    first = dataclasses.replace(runs[0], curves={"grad/snr": CURVES["grad/snr"]})
+    panels = run_page.comparison([first, runs[1]]).sections[1].blocks[0]
+    assert isinstance(panels, Panels)
+    assert "stroke: var(--s2)" in panels.figures[0].svg and "stroke: var(--s1)" not in panels.figures[0].svg
+
+
+def test_a_page_says_what_was_learnt_beside_what_needs_no_learning_and_rounds() -> None:
+    run = made.run("anil_epsilon_sweep", 0.2)
+    finals = {"heldout/accuracy": 0.75, "heldout/rows": 64.0, "baseline/most_frequent_class": 0.5}
+    facts = run.facts | {"epsilon/rdp": "5.3599998765432109", "noise_multiplier": "0.61234567890123456"}
+    curves = {"heldout/accuracy": ((1, 0.5), (2, 0.75)), "train/loss": ((1, 0.7), (2, 0.6))}
+    document = run_page.document(dataclasses.replace(run, finals=finals, facts=facts, curves=curves), "Guarantee: dp.", [], [])
+    assert (
+        document.lead[1] == "Accuracy on held-out rows: 75.00% (63.2% to 84.0%, 64 rows); without learning 50.00% "
+        "(always answering the most frequent class)."
+    )
+    assert [(one.name, one.caption) for one in document.figures] == [
+        ("heldout_accuracy", "Accuracy on held-out rows; dotted: always answering the most frequent class."),
+        ("train_loss", "Loss of the rows that a step drew."),
+    ]
+    text = re.sub("<svg.*?</svg>", "", html(document), flags=re.DOTALL)
+    assert "5.360" in text and "0.612" in text and not re.search(r"\d\.\d{6}", text)
 
 
 def test_a_run_that_has_not_finished_has_no_page(tmp_path: Path) -> None:
