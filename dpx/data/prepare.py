@@ -31,7 +31,18 @@ from dpx.data.rows import RowCutter, UnitDocument
 from dpx.data.schema import Schema, as_json
 from dpx.data.sources import open_source, parts_of
 from dpx.data.store import LEARNT_FROM, MANIFEST, VOCABULARY, Manifest, Store, open_store
-from dpx.data.tokenizer import AS_IT_CAME, DEFINITION, TextTokenizer, as_lines, files_of, fingerprint, of_path, of_vocabulary
+from dpx.data.tokenizer import (
+    AS_IT_CAME,
+    BUILT_AS,
+    DEFINITION,
+    TextTokenizer,
+    as_lines,
+    class_at,
+    files_of,
+    fingerprint,
+    of_path,
+    of_vocabulary,
+)
 from dpx.data.vocabulary import SpecialIds, fit
 from dpx.data.writer import HashedFile, SplitWriter
 from dpx.declaration import ConfigError, require
@@ -307,6 +318,7 @@ def _settings(data: Data, privacy: Privacy, source: Source) -> dict[str, Any]:
         "rows_per_unit_max": privacy.rows_per_unit_max,
         "source": source.fingerprint(),
         "vocabulary": None if vocabulary is None else fingerprint(vocabulary),
+        **({} if vocabulary is None or (name := class_at(vocabulary)) is None else {BUILT_AS: name}),
         # Equal tokens of another origin are another store, so that no origin is lost.
         **({LEARNT_FROM: json.loads(json.dumps(known))} if known else {}),
         "format": FORMAT,

@@ -23,7 +23,7 @@ from jaxtyping import Int
 
 from dpx.data.keyed import Split
 from dpx.data.schema import Column, Schema, from_json
-from dpx.data.tokenizer import AS_IT_CAME, DEFINITION, TextTokenizer, of_path
+from dpx.data.tokenizer import AS_IT_CAME, BUILT_AS, DEFINITION, TextTokenizer, of_path
 from dpx.data.verified import AGAIN, verify
 from dpx.data.vocabulary import SpecialIds
 from dpx.declaration import ConfigError, require
@@ -246,7 +246,8 @@ class Store:
     def tokenizer(self) -> TextTokenizer:
         """Returns the tokenizer of the rows."""
         places = (self.folder / AS_IT_CAME, self.folder / DEFINITION, self.folder / VOCABULARY)
-        tokenizer = of_path(next(place for place in places if place.exists()), self.manifest.vocabulary_size)
+        built_as = self.manifest.settings.get(BUILT_AS)
+        tokenizer = of_path(next(place for place in places if place.exists()), self.manifest.vocabulary_size, built_as)
         # A definition by itself does not say what the marks are; the manifest does.
         return replace(tokenizer, special=SpecialIds.from_ids(self.manifest))
 

@@ -8,8 +8,8 @@ from typing import Any
 
 from tokenizers import Tokenizer
 from tokenizers.models import BPE
-from tokenizers.normalizers import BertNormalizer
 
+from dpx.data.tokenizer_class import AS_DEFINED, built, class_of, marks_of
 from dpx.data.vocabulary import SPECIAL_TOKENS, SpecialIds, read, special_ids, tokenizer_of
 from dpx.declaration import ConfigError, require
 from dpx.run_folder import read_json
@@ -17,6 +17,8 @@ from dpx.run_folder import read_json
 DEFINITION, SETTINGS = "tokenizer.json", "tokenizer_config.json"
 # The folder of a store, or of a checkpoint's copy, that holds a tokenizer's files as they came.
 AS_IT_CAME = "tokenizer"
+# The setting of a store that names the class of `dpx.data.tokenizer_class` by which its tokenizer was built.
+BUILT_AS = "tokenizer_class"
 # How a conversation becomes one text, in the language of Jinja.
 CHAT_TEMPLATE = "chat_template.jinja"
 _TOKENS_FILE = "vocab.txt"
@@ -44,8 +46,8 @@ class TextTokenizer:
 
     `vocabulary` holds its tokens by id. It also has the ids of the marks, the ids `begins` that it puts before a text, the number of
     separators between the texts of a pair, and, for a checkpoint's own tokenizer, its `definition`, the text of a `tokenizer.json`, its
-    `chat_templates` by name, of which the usual one is `default`, and the texts of its `marks`, such as `bos_token`, which a template may
-    name.
+    `chat_templates` by name, of which the usual one is `default`, the texts of its `marks`, such as `bos_token`, which a template may
+    name, and the class of transformers that it is `built_as`.
     """
 
     tokenizer: Tokenizer
@@ -56,6 +58,7 @@ class TextTokenizer:
     definition: str | None = None
     chat_templates: Mapping[str, str] = field(default_factory=dict)
     marks: Mapping[str, str] = field(default_factory=dict)
+    built_as: str = AS_DEFINED
 
     @property
     def checksum(self) -> str:
@@ -69,15 +72,15 @@ def of_vocabulary(vocabulary: list[str]) -> TextTokenizer:
     return TextTokenizer(tokenizer_of(vocabulary), vocabulary, special, (special.cls_id,))
 
 
-def of_path(path: Path, size: int) -> TextTokenizer:
+def of_path(path: Path, size: int, built_as: str | None = None) -> TextTokenizer:
     """Reads a tokenizer from a file of tokens, one on each line, or from a checkpoint's folder or `tokenizer.json`.
 
-    Raises `ConfigError` for a tokenizer that cannot be used.
+    `built_as` names its class where the model's config is not beside it. Raises `ConfigError` for a tokenizer that cannot be used.
     """
     files = _of_checkpoint(path)
     if files is None:
         return of_vocabulary(read(path, size))
-    loaded = _loaded(*files)
+    loaded = _loaded(*files, built_as=built_as)
     _require_table_fits(files[0], len(loaded.vocabulary))
     fix = f"Set data.vocabulary.size={len(loaded.vocabulary)}"
     require(len(loaded.vocabulary) <= size, path, f"has {len(loaded.vocabulary)} tokens, but data.vocabulary.size={size}", fix)
@@ -87,7 +90,7 @@ def of_path(path: Path, size: int) -> TextTokenizer:
 def _require_table_fits(file: Path, tokens: int) -> None:
     """Raises `ConfigError` for a tokenizer with tokens for which the weights beside it have no row: no size is right for both."""
     config = file.with_name("config.json")
-    rows = read_json(config, "Copy the file again").get("vocab_size") if config.is_file() else None
+    rows = _read(config).get("vocab_size")
     is_whole = isinstance(rows, int) and not isinstance(rows, bool)
     reason = f"has {tokens} tokens, but the table of the weights beside it has {rows} rows (vocab_size in {config.name})"
     fix = f"Remove the added tokens, or add rows with transformers: model.resize_token_embeddings({tokens})"
@@ -122,6 +125,12 @@ def vocabulary_checksum(folder: Path) -> str:
     return _loaded(*files).checksum
 
 
+def class_at(path: Path) -> str | None:
+    """Returns the class that transformers builds the checkpoint's tokenizer at `path` by; `None` for a file of tokens."""
+    files = _of_checkpoint(path)
+    return None if files is None else _class(files[0], _facts(*files[1:-1]))
+
+
 def as_lines(vocabulary: list[str]) -> str:
     """Returns a vocabulary as the text of a file: one token a line, by id."""
     return "\n".join(vocabulary) + "\n"
@@ -138,25 +147,43 @@ def _of_checkpoint(path: Path) -> tuple[Path, ...] | None:
     return None
 
 
-def _loaded(file: Path, *beside: Path) -> TextTokenizer:
+def _loaded(file: Path, *beside: Path, built_as: str | None = None) -> TextTokenizer:
     *about, template = beside
-    facts = {key: value for one in about if one.is_file() for key, value in read_json(one, "Copy the file again").items()}
+    facts = _facts(*about)
     if file.name == _TOKENS_FILE:
-        tokenizer = _of_vocab_txt(file, facts)
+        definition = tokenizer_of(read(file, 1 << 31))
+        definition.add_special_tokens(list(SPECIAL_TOKENS))
     else:
         try:
-            tokenizer = Tokenizer.from_file(str(file))
+            definition = Tokenizer.from_file(str(file))
         except Exception as error:  # the library raises bare exceptions
             raise ConfigError(file, f"is not a tokenizer ({str(error).splitlines()[0][:100]})", "Copy the file again") from None
-    tokenizer.no_truncation()
-    tokenizer.no_padding()
+    definition.no_truncation()
+    definition.no_padding()
+    name = built_as or _class(file, facts)
+    tokenizer = built(name, definition, facts)
     by_id = {number: token for token, number in tokenizer.get_vocab(with_added_tokens=True).items()}
     vocabulary = [by_id.get(number, "") for number in range(max(by_id) + 1)]
     special = _special(file, tokenizer, facts)
-    by_name = _templates(template, facts)
-    marks = {key: text for key, value in facts.items() if key.endswith("_token") and isinstance(text := _text(value), str)}
+    marks, by_name = marks_of(name, facts), _templates(template, facts)
     begins = around(tokenizer, vocabulary)[0]
-    return TextTokenizer(tokenizer, vocabulary, special, begins, separators_of(tokenizer), tokenizer.to_str(), by_name, marks)
+    return TextTokenizer(tokenizer, vocabulary, special, begins, separators_of(tokenizer), tokenizer.to_str(), by_name, marks, name)
+
+
+def _class(file: Path, facts: Mapping[str, Any]) -> str:
+    # From before there were definitions, only BERT's tokenizers are read.
+    is_list = file.name == _TOKENS_FILE
+    return "BertTokenizer" if is_list else class_of(facts, _read(file.with_name("config.json")), file.read_text(encoding="utf-8"))
+
+
+def _facts(settings: Path, special_tokens_map: Path) -> dict[str, Any]:
+    """Returns the settings; a map of special tokens comes before them, unless the settings list all added tokens, as in transformers."""
+    facts = _read(settings)
+    return facts if "added_tokens_decoder" in facts else facts | _read(special_tokens_map)
+
+
+def _read(file: Path) -> dict[str, Any]:
+    return read_json(file, "Copy the file again") if file.is_file() else {}
 
 
 def _templates(file: Path, facts: Mapping[str, Any]) -> dict[str, str]:
@@ -183,20 +210,6 @@ def around(tokenizer: Tokenizer, vocabulary: Sequence[str]) -> tuple[tuple[int, 
     whole = tokenizer.post_process(text, add_special_tokens=True)
     places = [place for place, number in enumerate(whole.sequence_ids) if number is not None]
     return tuple(whole.ids[: places[0]]), tuple(whole.ids[places[-1] + 1 :])
-
-
-def _of_vocab_txt(file: Path, facts: Mapping[str, Any]) -> Tokenizer:
-    """Returns BERT's tokenizer from before there were definitions.
-
-    It lower-cases and separates Chinese characters unless the config says otherwise.
-    """
-    vocabulary = read(file, 1 << 31)
-    is_lower, is_parted = facts.get("do_lower_case", True), facts.get("tokenize_chinese_chars", True)
-    tokenizer = tokenizer_of(vocabulary)
-    normaliser = BertNormalizer(lowercase=is_lower, strip_accents=facts.get("strip_accents"), handle_chinese_chars=is_parted)
-    tokenizer.normalizer = normaliser  # type: ignore[assignment]
-    tokenizer.add_special_tokens(list(SPECIAL_TOKENS))
-    return tokenizer
 
 
 def _special(file: Path, tokenizer: Tokenizer, facts: Mapping[str, Any]) -> SpecialIds:

@@ -48,7 +48,8 @@ class Published:
 
 @dataclass(frozen=True)
 class Model:
-    """The exported model: its class in transformers, its task, what was trained, and for adapters the name of their `base`."""
+    """The exported model: its class in transformers, its task, what was trained, for adapters the name of their `base`, and the class that
+    reads its tokenizer."""
 
     name: str
     architecture: str
@@ -56,6 +57,7 @@ class Model:
     trained: str
     base: str | None
     published: Published
+    read_by: str = "AutoTokenizer"
 
 
 def card(
@@ -137,15 +139,18 @@ def _usage(model: Model) -> list[str]:
     if model.base is not None:
         labels = f", num_labels={outputs}" if outputs > 1 else ""
         loaded = f'PeftModel.from_pretrained({model.architecture}.from_pretrained("{model.base}"{labels}), ".")'
-        imports = ["from peft import PeftModel", f"from transformers import AutoTokenizer, {model.architecture}"]
+        imports = ["from peft import PeftModel", f"from transformers import {model.read_by}, {model.architecture}"]
     elif tag in _EXAMPLES:
         # Longer texts would be refused by the model's positions, or be read at another length than it was trained at.
         cut = ", truncation=True" if tag == "text-classification" else ""
-        return ["from transformers import pipeline", "", f'print(pipeline("{tag}", model=".")("{_EXAMPLES[tag]}"{cut}))']
+        names, own = "pipeline", ""
+        if model.read_by != "AutoTokenizer":
+            names, own = f"{model.read_by}, pipeline", f', tokenizer={model.read_by}.from_pretrained(".")'
+        return [f"from transformers import {names}", "", f'print(pipeline("{tag}", model="."{own})("{_EXAMPLES[tag]}"{cut}))']
     else:
         loaded = f'{model.architecture}.from_pretrained(".")'
-        imports = [f"from transformers import AutoTokenizer, {model.architecture}"]
-    return [*imports, "", f"model = {loaded}", 'tokenizer = AutoTokenizer.from_pretrained(".")']
+        imports = [f"from transformers import {model.read_by}, {model.architecture}"]
+    return [*imports, "", f"model = {loaded}", f'tokenizer = {model.read_by}.from_pretrained(".")']
 
 
 def _claim(statement: Statement) -> list[str]:

@@ -72,7 +72,8 @@ def export(
     if (statement := found.statement) is None:
         raise ConfigError(release, "contains weights but not their statement", f"Restore its {STATEMENT}")
     mark = received.mark(folder.name, release)
-    shown = Model(experiment.name, converted.architecture, task, experiment.train.kind, converted.base, published)
+    read_by = tokenizer_files.reader(store.tokenizer(), converted.config.get("model_type", ""))
+    shown = Model(experiment.name, converted.architecture, task, experiment.train.kind, converted.base, published, read_by)
     with _written_whole(to) as unfinished:
         tensors.write(unfinished / converted.weights_file, converted.tensors)
         anew = tokenizer_files.write(unfinished, store, special, model, task, experiment.data.sequence_length)

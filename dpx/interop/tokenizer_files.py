@@ -12,6 +12,7 @@ from tokenizers.processors import TemplateProcessing
 from dpx.checkpoint_folder import CONFIG, GENERATION, ends_of
 from dpx.data.store import Store
 from dpx.data.tokenizer import AS_IT_CAME, DEFINITION, SETTINGS, TextTokenizer, around, separators_of
+from dpx.data.tokenizer_class import AS_DEFINED, class_of
 from dpx.data.vocabulary import SpecialIds
 from dpx.declaration import require
 from dpx.models.decoder import AnyDecoder
@@ -59,7 +60,9 @@ def write(to: Path, store: Store, special: SpecialIds, model: Bert | AnyDecoder,
     fresh: dict[str, Any] = marks | {"model_max_length": length, "model_input_names": inputs}
     came = read_json(to / SETTINGS) if (to / SETTINGS).is_file() else {}
     known = came | (read_json(to / "special_tokens_map.json") if (to / "special_tokens_map.json").is_file() else {})
-    settings = {"tokenizer_class": "PreTrainedTokenizerFast"} | came
+    settings = {"tokenizer_class": AS_DEFINED} | came
+    if class_of(settings, {}, tokenizer.definition or "") != tokenizer.built_as:
+        settings["tokenizer_class"] = tokenizer.built_as
     if not came:
         settings |= {name: value for name, value in fresh.items() if name not in known}
     elif not is_prompted:
@@ -70,6 +73,15 @@ def write(to: Path, store: Store, special: SpecialIds, model: Bert | AnyDecoder,
     (to / SETTINGS).write_text(json.dumps(settings, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
     differ = sorted(name for name in {*settings, *came} if settings.get(name) != came.get(name))
     return anew if is_own_to_dpx or not differ else [*anew, f"{SETTINGS}: {', '.join(differ)}"]
+
+
+def reader(tokenizer: TextTokenizer, family: str) -> str:
+    """Returns the class of transformers that reads an export's tokenizer as the rows have it.
+
+    It is `AutoTokenizer`, unless that takes another class for the `family` of the model beside it.
+    """
+    taken = class_of({"tokenizer_class": tokenizer.built_as}, {"model_type": family}, tokenizer.definition or "")
+    return "AutoTokenizer" if taken == tokenizer.built_as else tokenizer.built_as
 
 
 def _mark_as_rows(tokenizer: TextTokenizer, vocabulary: Sequence[str], is_prompted: bool, segments: int, rows: Any) -> bool:

@@ -174,6 +174,7 @@ def test_an_empty_file_another_model_and_a_tokenizer_without_an_end_are_refused(
     shutil.copytree(checkpoint, folder / "endless")
     definition = json.loads((checkpoint / "tokenizer.json").read_text().replace("</s>", "<x>").replace("<e>", "<y>"))
     (folder / "endless" / "tokenizer.json").write_text(json.dumps(definition))
+    (folder / "endless" / "tokenizer_config.json").write_text(json.dumps({"pad_token": "<pad>"}))
     with pytest.raises(ConfigError, match="tokenizer.json: has no sep token. Name it in tokenizer_config.json"):
         generate(folder, f"{folder}/endless")
 

@@ -1,6 +1,7 @@
 """Exported weights: bit for bit those of the run, in the layout of transformers, with a statement and without a figure of private text."""
 
 import json
+import re
 import shutil
 from pathlib import Path
 from typing import Any
@@ -81,7 +82,9 @@ def test_its_card_is_the_statement_and_no_figure(exported: Path, run: Path):
     stated = json.loads((run / "release" / "privacy.json").read_text())
     assert f"guarantee: **{stated['guarantee']}**" in card and f"{stated['epsilon']['rdp']:.4g}" in card and "train=lora" in card
     assert all(line in card for line in (*stated["not_covered"], *stated["assumptions"]))
-    assert not any(word in card for word in ("accuracy", "f1", "matthews", str(results["heldout"]["loss"])[:6]))
+    # As a word: the random name of a release may contain it.
+    assert re.search(r"\bf1\b", card) is None
+    assert not any(word in card for word in ("accuracy", "matthews", str(results["heldout"]["loss"])[:6]))
 
 
 def test_its_card_has_what_a_hub_reads_and_no_path(exported: Path, run: Path, place: Path, tmp_path: Path):

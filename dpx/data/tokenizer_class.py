@@ -1,0 +1,196 @@
+"""Builds a checkpoint's tokenizer as transformers does: the class that its files name may replace parts of its definition.
+
+A class keeps the tokens, the merges and (but for BERT and RoBERTa) the marks around a text of `tokenizer.json`. How a text is normalised
+and cut before that, and how tokens become text again, is of the class. They are those of transformers 5.23.
+"""
+
+import json
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from tokenizers import AddedToken, Regex, Tokenizer, decoders, normalizers, pre_tokenizers, processors
+from tokenizers.models import BPE, WordPiece
+
+from dpx.declaration import ConfigError, require
+
+# The class that takes the definition as it is, and the names that transformers also has for it.
+AS_DEFINED = "PreTrainedTokenizerFast"
+_ALSO_AS_DEFINED = ("PreTrainedTokenizer", "TokenizersBackend", "PythonBackend", "BloomTokenizer")
+# The class of a family where the files name none; Llama and VaultGemma have none.
+_OF_FAMILY = {"bert": "BertTokenizer", "distilbert": "BertTokenizer", "roberta": "RobertaTokenizer", "gpt2": "GPT2Tokenizer"}
+_OF_FAMILY |= {"qwen2": "Qwen2Tokenizer", "qwen3": "Qwen2Tokenizer", "gemma2": "GemmaTokenizer", "gemma3_text": "GemmaTokenizer"}
+_OF_FAMILY |= {"mistral": AS_DEFINED}
+# Families for which transformers takes its own class, whatever the files name.
+_FORCED = ("qwen2", "mistral")
+_QWEN = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+_END = "<|endoftext|>"
+_OF_BERT = {"unk_token": "[UNK]", "sep_token": "[SEP]", "pad_token": "[PAD]", "cls_token": "[CLS]", "mask_token": "[MASK]"}
+_OF_ROBERTA = {"bos_token": "<s>", "eos_token": "</s>", "sep_token": "</s>", "cls_token": "<s>", "unk_token": "<unk>"}
+_OF_ROBERTA |= {"pad_token": "<pad>", "mask_token": "<mask>"}
+_OF_GEMMA = {"unk_token": "<unk>", "bos_token": "<bos>", "eos_token": "<eos>", "pad_token": "<pad>", "mask_token": "<mask>"}
+# The marks that a class has where the files name none.
+_MARKS: dict[str, dict[str, str]] = {
+    "BertTokenizer": _OF_BERT,
+    "RobertaTokenizer": _OF_ROBERTA,
+    "GPT2Tokenizer": {"unk_token": _END, "bos_token": _END, "eos_token": _END},
+    "LlamaTokenizer": {"unk_token": "<unk>", "bos_token": "<s>", "eos_token": "</s>"},
+    "Qwen2Tokenizer": {"unk_token": _END, "eos_token": _END, "pad_token": _END},
+    "GemmaTokenizer": _OF_GEMMA,
+}
+_SAME = {"DistilBertTokenizer": "BertTokenizer", "ElectraTokenizer": "BertTokenizer"}
+
+
+def class_of(facts: Mapping[str, Any], config: Mapping[str, Any], definition: str) -> str:
+    """Returns the name of the class that transformers builds the tokenizer by, from its settings and the model's `config.json` beside it.
+
+    Raises `ConfigError` for a class that dpx does not know.
+    """
+    family, given = str(config.get("model_type", "")), facts.get("tokenizer_class") or config.get("tokenizer_class")
+    own = _OF_FAMILY.get(family)
+    if not isinstance(given, str):
+        return own or AS_DEFINED
+    name = given if given == AS_DEFINED else given.removesuffix("Fast")
+    name = AS_DEFINED if name in _ALSO_AS_DEFINED else _SAME.get(name, name)
+    if own is not None and family in _FORCED:
+        return own
+    if name == "LlamaTokenizer" and '"ByteLevel"' in definition:
+        return AS_DEFINED
+    reason = "transformers builds this class in a way that dpx does not follow, so that the tokens of rows could differ"
+    fix = f'Set "tokenizer_class": "{AS_DEFINED}" there, with which both read tokenizer.json as it is'
+    require(name == AS_DEFINED or name in _MARKS, f"tokenizer_config.json: tokenizer_class={given}", reason, fix)
+    return name
+
+
+def marks_of(name: str, facts: Mapping[str, Any]) -> dict[str, str]:
+    """Returns the texts of the marks by their names (`bos_token`): those of the files, else those of the class."""
+    texts = {key: _text(one) for key, one in facts.items() if key.endswith("_token")}
+    return {key: one for key, one in (_MARKS.get(name, {}) | texts).items() if isinstance(one, str)}
+
+
+def built(name: str, definition: Tokenizer, facts: Mapping[str, Any]) -> Tokenizer:
+    """Returns the tokenizer of a definition as the class `name` builds it. Raises `ConfigError` for another kind of model than the class
+    has, and for added tokens without meaning."""
+    marks = marks_of(name, facts)
+    own = definition
+    if name != AS_DEFINED:
+        facts_of_file = json.loads(definition.to_str())
+        kind, needed = facts_of_file["model"].get("type"), "WordPiece" if name == "BertTokenizer" else "BPE"
+        reason = f"is a {kind} model, which the class {name} of transformers does not read"
+        require(kind == needed, "tokenizer.json", reason, f'Set "tokenizer_class": "{AS_DEFINED}" in tokenizer_config.json')
+        own = _BUILDERS[name](facts_of_file["model"], facts, _MARKS[name] | marks)
+        own.post_processor = definition.post_processor  # type: ignore[assignment]
+        listed = facts.get("added_tokens_decoder")
+        came = facts_of_file["added_tokens"] if not isinstance(listed, dict) else []
+        _add(own, [_added({key: one for key, one in token.items() if key != "id"}) for token in came])
+    # A usual mark that the vocabulary lacks would be a new token, for which the weights have no row.
+    named = [facts.get(key, one) for key, one in marks.items() if key in facts or own.token_to_id(one) is not None]
+    _add_of_settings(own, facts, named)
+    if name in ("BertTokenizer", "RobertaTokenizer"):
+        own.post_processor = _around(own, name, facts, _MARKS[name] | marks)
+    own.encode_special_tokens = facts.get("split_special_tokens") is True  # type: ignore[assignment]
+    return own
+
+
+def _add_of_settings(own: Tokenizer, facts: Mapping[str, Any], marks: list[Any]) -> None:
+    """Adds the tokens that the settings name: those of `added_tokens_decoder`, by id, the marks, and `extra_special_tokens`."""
+    listed = facts.get("added_tokens_decoder")
+    by_id = sorted(listed.items(), key=lambda item: int(item[0])) if isinstance(listed, dict) else []
+    known = own.get_added_tokens_decoder().values()
+    have = {repr(one) for one in known}
+    added = [one for one in (_added(token) for _, token in by_id) if repr(one) not in have]
+    more = facts.get("extra_special_tokens") or facts.get("additional_special_tokens") or []
+    named = {one.content for one in (*known, *added)}
+    for mark in (*marks, *(more.values() if isinstance(more, dict) else more)):
+        token = _added(({"content": mark} if isinstance(mark, str) else mark) | {"special": True})
+        if token.content not in named:
+            added.append(token)
+            named.add(token.content)
+    _add(own, added)
+
+
+def _add(own: Tokenizer, tokens: list[AddedToken]) -> None:
+    if tokens:
+        own.add_tokens(tokens)
+
+
+def _added(token: Any) -> AddedToken:
+    try:
+        return AddedToken(**{key: one for key, one in token.items() if key != "__type"})
+    except (AttributeError, TypeError):  # not an object, or another key
+        raise ConfigError("tokenizer_config.json", f"has an added token {str(token)[:60]}", "Copy the file again") from None
+
+
+def _text(mark: Any) -> Any:
+    """Returns the text of a mark, which a checkpoint gives as such or with how it is read."""
+    return mark.get("content") if isinstance(mark, dict) else mark
+
+
+def _byte_pairs(model: Mapping[str, Any], **options: Any) -> Tokenizer:
+    merges: Any = [tuple(one.split(" ")) if isinstance(one, str) else tuple(one) for one in model["merges"]]
+    return Tokenizer(BPE(vocab=model["vocab"], merges=merges, **options))
+
+
+def _bert(model: Mapping[str, Any], facts: Mapping[str, Any], marks: Mapping[str, str]) -> Tokenizer:
+    own = Tokenizer(WordPiece(model["vocab"], unk_token=marks["unk_token"]))
+    own.normalizer = normalizers.BertNormalizer(
+        clean_text=True,
+        handle_chinese_chars=facts.get("tokenize_chinese_chars", True),
+        strip_accents=facts.get("strip_accents"),
+        lowercase=facts.get("do_lower_case", True),
+    )  # type: ignore[assignment]
+    own.pre_tokenizer = pre_tokenizers.BertPreTokenizer()  # type: ignore[assignment]
+    own.decoder = decoders.WordPiece(prefix="##")  # type: ignore[assignment]
+    return own
+
+
+def _gpt2(model: Mapping[str, Any], facts: Mapping[str, Any], marks: Mapping[str, str]) -> Tokenizer:
+    own = _byte_pairs(model, continuing_subword_prefix="", end_of_word_suffix="", fuse_unk=False)
+    own.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=facts.get("add_prefix_space", False))  # type: ignore[assignment]
+    own.decoder = decoders.ByteLevel()  # type: ignore[assignment]
+    return own
+
+
+def _llama(model: Mapping[str, Any], facts: Mapping[str, Any], marks: Mapping[str, str]) -> Tokenizer:
+    own, has_space = _byte_pairs(model, fuse_unk=True, byte_fallback=True), facts.get("add_prefix_space")
+    has_space = True if has_space is None else has_space
+    scheme = "never" if not has_space else "always" if facts.get("legacy") else "first"
+    own.pre_tokenizer = pre_tokenizers.Metaspace(replacement="▁", prepend_scheme=scheme, split=False)  # type: ignore[assignment]
+    steps = [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()]
+    own.decoder = decoders.Sequence([*steps, *([decoders.Strip(content=" ", left=1)] if has_space else [])])  # type: ignore[assignment]
+    return own
+
+
+def _qwen(model: Mapping[str, Any], facts: Mapping[str, Any], marks: Mapping[str, str]) -> Tokenizer:
+    own = _byte_pairs(model, continuing_subword_prefix="", end_of_word_suffix="", fuse_unk=False, byte_fallback=False)
+    own.normalizer = normalizers.NFC()  # type: ignore[assignment]
+    has_space = bool(facts.get("add_prefix_space"))
+    cut = pre_tokenizers.Split(Regex(_QWEN), behavior="isolated", invert=False)
+    own.pre_tokenizer = pre_tokenizers.Sequence([cut, pre_tokenizers.ByteLevel(add_prefix_space=has_space, use_regex=False)])  # type: ignore[assignment]
+    own.decoder = decoders.ByteLevel()  # type: ignore[assignment]
+    return own
+
+
+def _gemma(model: Mapping[str, Any], facts: Mapping[str, Any], marks: Mapping[str, str]) -> Tokenizer:
+    own = _byte_pairs(model, fuse_unk=True, unk_token=marks["unk_token"], byte_fallback=True)
+    own.normalizer = normalizers.Replace(" ", "▁")  # type: ignore[assignment]
+    own.pre_tokenizer = pre_tokenizers.Split(pattern=" ", behavior="merged_with_previous", invert=False)  # type: ignore[assignment]
+    own.decoder = decoders.Sequence([decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()])  # type: ignore[assignment]
+    return own
+
+
+_Builder = Callable[[Mapping[str, Any], Mapping[str, Any], Mapping[str, str]], Tokenizer]
+_BUILDERS: dict[str, _Builder] = {"BertTokenizer": _bert, "RobertaTokenizer": _gpt2, "GPT2Tokenizer": _gpt2}
+_BUILDERS |= {"LlamaTokenizer": _llama, "Qwen2Tokenizer": _qwen, "GemmaTokenizer": _gemma}
+
+
+def _around(own: Tokenizer, name: str, facts: Mapping[str, Any], marks: Mapping[str, str]) -> Any:
+    """Returns the marks around a text that BERT's and RoBERTa's classes have, whatever the definition says."""
+    ids: dict[str, Any] = {mark: own.token_to_id(mark) for mark in (marks["cls_token"], marks["sep_token"])}
+    missing = [mark for mark, number in ids.items() if number is None]
+    require(not missing, "tokenizer.json", f"has no token {' '.join(missing)}, which {name} needs", "Name it in tokenizer_config.json")
+    first, last = marks["cls_token"], marks["sep_token"]
+    if name == "BertTokenizer":
+        single = f"{first}:0 $A:0 {last}:0"
+        return processors.TemplateProcessing(single=single, pair=f"{single} $B:1 {last}:1", special_tokens=list(ids.items()))
+    trims, has_space = facts.get("trim_offsets", True), facts.get("add_prefix_space", False)
+    return processors.RobertaProcessing((last, ids[last]), (first, ids[first]), trims, has_space)
