@@ -5,6 +5,7 @@ The pass stores a record for each op, norms are computed from the records, and o
 U: units.
 """
 
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -107,36 +108,58 @@ def _totals(params: Any, program: Program, leaves: Any, records: Any, parts: Any
             totals[reference.path] = leaf if before is None else before + leaf
 
     is_added: set[Key] = set()
+    trained = {site: {(reference.path, reference.indices): reference for reference in site.leaves if reference} for site in program.sites}
+    summed = _site_totals([site for site in program.sites if not trained[site].keys() <= kept.keys()], leaves, records, parts, keep_U)
     for site in program.sites:
-        trained = {(reference.path, reference.indices): reference for reference in site.leaves if reference is not None}
-        for key in trained.keys() & (kept.keys() - is_added):
-            add(trained[key], contracted_units(*kept[key], keep_U))
+        for key in trained[site].keys() & (kept.keys() - is_added):
+            add(trained[site][key], contracted_units(*kept[key], keep_U))
             is_added.add(key)
-        if trained.keys() <= kept.keys():
+        if site not in summed:
             continue
-        summed = _site_total(site, leaves[site], records[site], parts[site], keep_U)
-        for reference, leaf in zip(site.leaves, by_leaf(site.op, site.shapes, summed), strict=True):
+        for reference, leaf in zip(site.leaves, by_leaf(site.op, site.shapes, summed[site]), strict=True):
             if reference is not None and (reference.path, reference.indices) not in kept:
                 assert leaf is not None
                 add(reference, leaf)
     return jax.tree.unflatten(jax.tree.structure(params), [totals[path] for path in program.paths])
 
 
-def _site_total(site: Site, leaves: Any, record: Any, parts: tuple[Array, ...], keep_U: Array | None) -> Any:
-    """Returns the weighted sum of each leaf: stacked along loops that run along the leaf, added up over other loops."""
+def _site_totals(sites: list[Site], leaves: Any, records: Any, parts: Any, keep_U: Array | None) -> dict[Site, Any]:
+    """Returns the weighted sum of each leaf: stacked along loops that run along the leaf, added up over other loops.
 
-    def one(leaves: Any, record: Any, parts: tuple[Array, ...]) -> Any:
+    Sites in loops of one length share one loop, so that a program has few of them.
+    """
+    totals: dict[Site, Any] = {}
+    together: dict[int, list[Site]] = {}
+    for site in sites:
+        if _is_one_product(site):
+            totals[site] = _of_all_rounds(site, records[site], parts[site], keep_U)
+        elif site.loops:
+            together.setdefault(site.loops[0], []).append(site)
+        else:
+            totals[site] = _of_round(site, keep_U)(leaves[site], records[site], parts[site])
+    for alike in together.values():
+        runs = []
+        for site in alike:
+            run = _of_round(site, keep_U)
+            for depth in reversed(range(1, len(site.loops))):
+                run = _along_one(site, depth, run)
+            runs.append(run)
+        given = ([of[site] for site in alike] for of in (leaves, records, parts))
+        totals |= dict(zip(alike, _along(alike, 0, runs, *given), strict=True))
+    return totals
+
+
+def _of_round(site: Site, keep_U: Array | None) -> Callable[[Any, Any, tuple[Array, ...]], Any]:
+    """Returns the function that gives a site's weighted sums in one round of all loops, from leaves, record and weights."""
+
+    def run(leaves: Any, record: Any, parts: tuple[Array, ...]) -> Any:
         if any(reference is None for reference in site.leaves) and not site.op.frozen:
             return _sum_of_forms(site, record if keep_U is None else site.op.masked(record, keep_U), parts)
         if keep_U is None:
             return site.op.weighted_sum(leaves, record, parts)
         return site.op.masked_sum(leaves, record, parts, keep_U)
 
-    if _is_one_product(site):
-        return _of_all_rounds(site, record, parts, keep_U)
-    for depth in reversed(range(len(site.loops))):
-        one = _along(site, depth, one)
-    return one(leaves, record, parts)
+    return run
 
 
 def _is_one_product(site: Site) -> bool:
@@ -165,33 +188,41 @@ def _of_all_rounds(site: Site, record: Any, parts: tuple[Array, ...], keep_U: Ar
     return jax.tree.unflatten(jax.tree.structure(site.shapes), [forms.summed(form, weights_U, shape.shape)])
 
 
-def _along(site: Site, depth: int, inner: Any) -> Any:
-    """Maps `inner` over the rounds of a loop, one round at a time, because the scaled cotangents of a layer are as large as its record."""
-    along = [reference is not None and depth in reference.depths for reference in site.values]
-    summed_along = [is_along for is_along, name in zip(along, leaf_names(site.shapes), strict=True) if site.op.trains(name)]
+def _along_one(site: Site, depth: int, run: Any) -> Any:
+    """Returns `run` mapped over the rounds of a loop around one site."""
+    return lambda leaves, record, parts: _along([site], depth, [run], [leaves], [record], [parts])[0]
 
-    def run(leaves: Any, record: Any, parts: tuple[Array, ...]) -> Any:
-        flat, tree = jax.tree.flatten(leaves)
-        sliced = [leaf for leaf, is_along in zip(flat, along, strict=True) if is_along]
 
-        def one(sliced: list, record: Any, parts: Any) -> tuple[list, list]:
-            rest = iter(sliced)
-            given = [next(rest) if is_along else leaf for leaf, is_along in zip(flat, along, strict=True)]
-            results = jax.tree.leaves(inner(jax.tree.unflatten(tree, given), record, parts))
-            split = lambda wanted: [leaf for leaf, is_along in zip(results, summed_along, strict=True) if is_along is wanted]  # noqa: E731
-            return split(True), split(False)
+def _along(sites: list[Site], depth: int, runs: list[Any], leaves: list[Any], records: list[Any], parts: list[Any]) -> list[list[Array]]:
+    """Maps the function of each site over the rounds of a loop around all of them.
 
-        def body(total: list, xs: Any) -> tuple[list, list]:
-            stacked, added = one(*xs)
-            return [old + new for old, new in zip(total, added, strict=True)], stacked
+    It takes one round at a time, because the scaled cotangents of a layer are as large as its record.
+    """
+    along = [[reference is not None and depth in reference.depths for reference in site.values] for site in sites]
+    trained = [[site.op.trains(name) for name in leaf_names(site.shapes)] for site in sites]
+    summed_along = [is_along for pair in zip(along, trained, strict=True) for is_along, is_summed in zip(*pair, strict=True) if is_summed]
+    flat = [jax.tree.flatten(own) for own in leaves]
 
-        xs = (sliced, record, parts)
-        shapes = jax.eval_shape(one, *jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape[1:], x.dtype), xs))[1]
-        added, stacked = jax.lax.scan(body, [jnp.zeros(leaf.shape, leaf.dtype) for leaf in shapes], xs)
-        stacked, added = iter(stacked), iter(added)
-        return [next(stacked) if is_along else next(added) for is_along in summed_along]
+    def one(sliced: list[list], records: list[Any], parts: list[Any]) -> tuple[list, list]:
+        results: list[Array] = []
+        for place, ((whole, tree), run) in enumerate(zip(flat, runs, strict=True)):
+            rest = iter(sliced[place])
+            given = [next(rest) if is_along else leaf for leaf, is_along in zip(whole, along[place], strict=True)]
+            results += jax.tree.leaves(run(jax.tree.unflatten(tree, given), records[place], parts[place]))
+        split = lambda wanted: [leaf for leaf, is_along in zip(results, summed_along, strict=True) if is_along is wanted]  # noqa: E731
+        return split(True), split(False)
 
-    return run
+    def body(total: list, xs: Any) -> tuple[list, list]:
+        stacked, added = one(*xs)
+        return [old + new for old, new in zip(total, added, strict=True)], stacked
+
+    sliced = [[leaf for leaf, is_along in zip(whole, own, strict=True) if is_along] for (whole, _), own in zip(flat, along, strict=True)]
+    xs = (sliced, records, parts)
+    shapes = jax.eval_shape(one, *jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape[1:], x.dtype), xs))[1]
+    added, stacked = jax.lax.scan(body, [jnp.zeros(leaf.shape, leaf.dtype) for leaf in shapes], xs)
+    stacked, added = iter(stacked), iter(added)
+    results = iter([next(stacked) if is_along else next(added) for is_along in summed_along])
+    return [[next(results) for is_summed in own if is_summed] for own in trained]
 
 
 def _sum_of_forms(site: Site, record: Any, parts: tuple[Array, ...]) -> Any:

@@ -34,7 +34,7 @@ BY_ID_FROM = 128
 def float32_or_wider(*dtypes: Any) -> Any:
     """Returns the type in which numbers of these types are added up: float32, or a wider one of them."""
     # Types of 8 bits and less have no promotion.
-    return jnp.promote_types(jnp.result_type(*(jnp.bfloat16 if _is_tiny(dtype) else dtype for dtype in dtypes)), jnp.float32)
+    return jnp.promote_types(jnp.result_type(*(jnp.bfloat16 if is_tiny(dtype) else dtype for dtype in dtypes)), jnp.float32)
 
 
 def at_least_float32(x: Array) -> Array:
@@ -44,10 +44,11 @@ def at_least_float32(x: Array) -> Array:
 
 def at_least_bfloat16(x: Array) -> Array:
     """Returns `x`, or if it has a floating-point type of 8 bits or less, the same numbers in bfloat16."""
-    return x.astype(jnp.bfloat16) if _is_tiny(x.dtype) else x
+    return x.astype(jnp.bfloat16) if is_tiny(x.dtype) else x
 
 
-def _is_tiny(dtype: Any) -> bool:
+def is_tiny(dtype: Any) -> bool:
+    """Returns whether it is a floating-point type of 8 bits or less."""
     return jnp.issubdtype(dtype, jnp.floating) and jnp.finfo(dtype).bits <= 8
 
 
@@ -174,7 +175,7 @@ def _symmetric(
     """
     count, of_a = len(others), _error_of_a(a_BTp, has_parts=has_parts)
     own = functools.partial(in_parts.einsum, "bmp,bnp->bmn") if has_parts else outer
-    scaled = [jnp.sqrt(of_a) * alpha_BT, *(jnp.sqrt(_error_of_g(g)) * gamma for g, gamma in zip(others, gammas, strict=True))]
+    scaled = [jnp.sqrt(of_a) * alpha_BT, *(math.sqrt(_error_of_g(g)) * gamma for g, gamma in zip(others, gammas, strict=True))]
 
     def strip(start: int, end: int, a_BTp: Array, *arrays: Array) -> tuple[Array, ...]:
         outer_Bij, sums = own(a_BTp[:, start:end], a_BTp[:, start:]) if outer_BTT is None else outer_BTT, []
@@ -200,18 +201,22 @@ def _error_of_a(a_BTp: Array, by_vector: bool = False, has_parts: bool = False) 
     return in_parts.error(terms, 2) if has_parts else terms * bounds.unit(a_BTp)
 
 
-def _error_of_g(g_BTd: Array, by_vector: bool = False) -> float | Array:
+def _error_of_g(g_BTd: Array, by_vector: bool = False) -> float:
     return bounds.product_depth(g_BTd.shape[2], by_vector) * bounds.unit(g_BTd)
 
 
-@functools.partial(jax.jit, static_argnums=(1, 3))
 def _lost(alpha_B: Array, p: int, gamma_B: Array, d: int) -> Float[Array, " B"]:
     """Bounds what inner products below the smallest normal number may take from a squared norm.
 
     The arguments are sums of row lengths. The bound is exactly zero where a factor is.
     """
     tiny = 4 * float(jnp.finfo(alpha_B.dtype).tiny)
-    lost_B = jnp.square(math.sqrt(tiny * p) * gamma_B) + jnp.square(math.sqrt(tiny * d) * alpha_B)
+    return _lost_of(alpha_B, math.sqrt(tiny * d), gamma_B, math.sqrt(tiny * p))
+
+
+@jax.jit
+def _lost_of(alpha_B: Array, of_alpha: Any, gamma_B: Array, of_gamma: Any) -> Float[Array, " B"]:
+    lost_B = jnp.square(of_gamma * gamma_B) + jnp.square(of_alpha * alpha_B)
     return jax.lax.select((alpha_B > 0) & (gamma_B > 0), lost_B, jnp.zeros_like(lost_B))
 
 
@@ -236,12 +241,12 @@ def gram(a_BTp: Array, g_BTd: Array) -> Bounded:
     of_a, of_g = _error_of_a(centred_BTp, by_vector=True), _error_of_g(g_BTd, by_vector=True)
     of_square_B += 2 * of_a * mean_B * (alpha_BT * jnp.abs(against_BT)).sum(1)
     of_square_B += 2 * of_g * sum_B * (gamma_BT * jnp.abs(along_BT)).sum(1)
-    magnitude_B, row_B = (alpha_BT * gamma_BT).sum(1), mean_B * gamma_BT.sum(1)
+    magnitude_B, gamma_B = (alpha_BT * gamma_BT).sum(1), gamma_BT.sum(1)
     of_square_B += 4 * of_a * of_g * magnitude_B * mean_B * sum_B + 2 * u * (bounds.sum_depth(p) + bounds.sum_depth(d) + 4) * flat_B
-    of_square_B += _lost(mean_B, p, gamma_BT.sum(1), d)
+    of_square_B += _lost(mean_B, p, gamma_B, d)
     # A term goes through one rounding of the centring, T of the cotangents' sum, and T + 1 of the contraction.
     of_sum = bounds.of_terms(T + 1, a_BTp, g_BTd)
-    of_norm_B = (of_sum + u) * magnitude_B + (of_sum + T * u) * row_B
+    of_norm_B = (of_sum + u) * magnitude_B + (of_sum + T * u) * mean_B * gamma_B
     return Bounded(square_B + 2 * (along_BT * against_BT).sum(1) + flat_B, of_square_B, of_norm_B)
 
 

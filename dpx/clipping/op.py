@@ -45,6 +45,8 @@ class Op:
     norm_sees_all = False
     # Whether autodiff keeps the inputs alone and computes the op again, where the op trains nothing.
     is_recomputed = False
+    # Whether the output is the leaf, once for each example.
+    is_copy = False
 
     def of_units(self, rows_per_unit: int) -> "Op":
         """Returns this op for units of that many rows; raises `ConfigError` if it has no rule for their joint gradient."""
@@ -146,7 +148,8 @@ class Op:
 
         It uses `where`, so that NaN does not survive. Leaves may hold units or rows.
         """
-        return jax.tree.map(lambda leaf: zero_unless(jnp.repeat(keep_B, leaf.shape[0] // keep_B.shape[0]), leaf), record)
+        repeated = lambda times: keep_B if times == 1 else jnp.repeat(keep_B, times)  # noqa: E731
+        return jax.tree.map(lambda leaf: zero_unless(repeated(leaf.shape[0] // keep_B.shape[0]), leaf), record)
 
     def masked_sum(self, leaves: Any, record: Any, weights: tuple[Array, ...], keep_B: Array) -> Any:
         """Returns `weighted_sum` over the kept rows only; the other rows may hold any values."""

@@ -116,10 +116,12 @@ class Product(Op):
         E, p, d = self.sizes()
         free = [axis for axis in range(x_B.ndim - 1) if axis not in (*x_b, *x_c)]
         B, R, T = x_B.shape[0], self.rows_per_unit, math.prod(x_B.shape[axis + 1] for axis in free)
-        x_BETp = jnp.transpose(x_B, (0, *(axis + 1 for axis in (*x_b, *free, *x_c)))).reshape(B, E, T, p)
-        g_BETd = g_B.reshape(B, E, T, d) if self.is_first else jnp.swapaxes(g_B.reshape(B, E, d, T), 2, 3)
-        both = (jnp.moveaxis(x.reshape(B // R, R, *x.shape[1:]), 1, 2) for x in (x_BETp, g_BETd))
-        return tuple(x.reshape(B // R * E, R * T, x.shape[-1]) for x in both)
+        ordered_B = jnp.transpose(x_B, (0, *(axis + 1 for axis in (*x_b, *free, *x_c))))
+        g_BETd = g_B if self.is_first else jnp.swapaxes(g_B.reshape(B, E, d, T), 2, 3)
+        both = (ordered_B, p), (g_BETd, d)
+        if R == 1:
+            return tuple(x.reshape(B * E, T, size) for x, size in both)
+        return tuple(jnp.moveaxis(x.reshape(B // R, R, E, T, size), 1, 2).reshape(B // R * E, R * T, size) for x, size in both)
 
     def _flat(self, record):
         return {name: x.reshape(x.shape[0] * x.shape[1], *x.shape[2:]) for name, x in record.items()}
@@ -208,6 +210,7 @@ class Copied(Op):
     """A copy of a view for each example; autodiff forms its gradient, whatever operation uses the copy."""
 
     norm_sees_all = True
+    is_copy = True
     view: View
     name: str = "copied"
     rows_per_unit: int = 1

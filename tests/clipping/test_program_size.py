@@ -17,8 +17,8 @@ ROWS = 16
 MOST_BESIDE_GRAD, MOST_FOR_THREE_TIMES_THE_DEPTH = 3.0, 3.3
 
 
-def llama(layers):
-    return programs.llama(T=T, V=512, H=D, A=4, F=F, layers=layers)
+def llama(layers, **options):
+    return programs.llama(T=T, V=512, H=D, A=4, F=F, layers=layers, **options)
 
 
 def residual(layers):
@@ -61,7 +61,7 @@ def size(subject, way, **options):
     """(lines, equations) of the traced program."""
     given = jax.eval_shape(subject.params), jax.eval_shape(subject.batch)
     ours = lambda p, b: dpx.clipped_grad(subject.loss, clipping_norm=1.0, **options)(p, b).total  # noqa: E731
-    traced = jax.jit(ours if way == "dpx" else programs.ways(subject)["plain"]).trace(*given)
+    traced = jax.jit(ours if way == "dpx" else programs.ways(subject)[way]).trace(*given)
     return traced.lower().as_text().count("\n"), equations(traced.jaxpr.jaxpr, {})
 
 
@@ -81,6 +81,13 @@ def test_layers_past_what_memory_keeps_add_hardly_more_than_layers_before_it():
 def test_lines_of_a_llama_beside_a_gradient():
     ours, plain = (size(llama(6), way) for way in ("dpx", "plain"))
     assert ours[0] <= MOST_BESIDE_GRAD * plain[0]
+
+
+def test_lines_of_a_scanned_llama_beside_a_gradient():
+    """With 48 layers most gradients no longer fit into the default memory."""
+    few, many = (size(llama(layers, is_scanned=True), "dpx")[0] for layers in (8, 48))
+    plain = size(llama(8, is_scanned=True), "plain")[0]
+    assert max(few, many) <= MOST_BESIDE_GRAD * plain and many <= 1.2 * few
 
 
 @pytest.mark.parametrize("kept_bytes", [0, 2**40], ids=["of_products", "kept"])
@@ -108,8 +115,15 @@ def test_the_rounds_of_a_recurrent_net_multiply_all_examples_by_one_kernel(name)
 
 @pytest.mark.slow
 def test_lines_of_a_llama_of_many_layers_beside_a_gradient():
-    ours = {layers: size(llama(layers), "dpx") for layers in (8, 24, 48)}
+    ours = {layers: size(llama(layers), "dpx") for layers in (8, 16, 24, 48)}
     plain = {layers: size(llama(layers), "plain") for layers in ours}
     assert all(ours[layers][0] <= MOST_BESIDE_GRAD * plain[layers][0] for layers in ours)
-    assert all(b <= MOST_FOR_THREE_TIMES_THE_DEPTH * a for a, b in zip(ours[8], ours[24], strict=True))
-    assert all(b <= 2.2 * a for a, b in zip(ours[24], ours[48], strict=True))
+    for few, many in ((8, 24), (16, 48)):
+        assert all(b <= MOST_FOR_THREE_TIMES_THE_DEPTH * a for a, b in zip(ours[few], ours[many], strict=True))
+
+
+@pytest.mark.slow
+def test_lines_of_a_residual_net_of_many_layers_beside_a_gradient():
+    ours = {layers: size(residual(layers), "dpx")[0] for layers in (8, 24, 48)}
+    assert all(ours[layers] <= MOST_BESIDE_GRAD * size(residual(layers), "plain")[0] for layers in ours)
+    assert ours[24] <= MOST_FOR_THREE_TIMES_THE_DEPTH * ours[8]
