@@ -57,6 +57,7 @@ def sum_by(
         return of_no_rows(lambda batch, is_padding_B: run(batch, is_padding_B=is_padding_B), batch, rows_per_unit)
     batch = units.filled(batch)
     if method == "vmap":
+        _check_wide_enough(params)
         reach.check(losses_fn, params, frozen, batch)
         return _vmap(bound(losses_fn, frozen), params, batch, weights, units)
     options = {"kept_bytes": kept_bytes, "fused": fused, "rows_per_unit": rows_per_unit}
@@ -80,6 +81,13 @@ def check_untracked(*trees: Any) -> None:
     axes = sorted({str(axis) for leaf in jax.tree.leaves(trees) for axis in _varying(leaf)})
     reason = "with check_vma=True adds up gradients over devices before they are clipped"
     require(not axes, f"shard_map over {', '.join(axes)}", reason, "Use jax.shard_map(..., check_vma=False)")
+
+
+def _check_wide_enough(params: Any) -> None:
+    """Raises `ConfigError` for a parameter in whose type autodiff would round each example's gradient, or make it infinite."""
+    for path, leaf in jax.tree_util.tree_leaves_with_path(params):
+        reason = f"is of type {leaf.dtype}, to which method=vmap would round each gradient"
+        require(not norms.is_tiny(leaf.dtype), path_name(path), reason, "Give it in float32, or use method='book_keeping'")
 
 
 def _varying(leaf: Any) -> Any:

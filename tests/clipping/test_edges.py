@@ -165,6 +165,11 @@ def test_parameters_of_eight_bits_have_sums_of_float32(name, options):
     np.testing.assert_allclose(found.total, expected.total, rtol=1e-4, atol=1e-4)
 
 
+def test_one_gradient_for_each_example_in_eight_bits_is_refused():
+    with pytest.raises(ConfigError, match="^k: is of type float8_e4m3fn, .*Give it in float32, or use method='book_keeping'.$"):
+        dpx.clipped_grad(lambda p, x: IN_EIGHT_BITS["product"](p["k"], x), clipping_norm=1.0, method="vmap")({"k": K.astype(NARROW)}, X)
+
+
 @pytest.mark.parametrize("options", [{}, {"method": "ghost"}, {"kept_bytes": 0}], ids=["book_keeping", "ghost", "grams"])
 def test_a_product_of_eight_bits_counts_its_factors_as_they_are_stored(options):
     rows = jnp.asarray(np.random.default_rng(3).normal(0, 1, (B, 6, D)), jnp.float32)
