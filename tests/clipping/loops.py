@@ -27,17 +27,17 @@ def squared(y):
     return jnp.square(y).mean()
 
 
-def linen(cell):
-    model = nn.RNN(cell(D))
-    params = jax.eval_shape(model.init, jax.random.key(0), jnp.zeros((1, T, D)))["params"]
-    return of_tree(lambda p, x: squared(model.apply({"params": p}, x[None])), params)
+def linen(cell, has_batch=True):
+    """With an axis of batches, which `nn.RNN` does not need."""
+    x = jnp.zeros((1, T, D) if has_batch else (T, D))
+    params = jax.eval_shape(nn.RNN(cell(D)).init, jax.random.key(0), x)["params"]
 
+    def loss(p: Any, x: Any) -> Any:
+        # The carried state begins in the type of the parameters.
+        model = nn.RNN(cell(D, param_dtype=jax.tree.leaves(p)[0].dtype))
+        return squared(model.apply({"params": p}, x[None] if has_batch else x))
 
-def linen_of_one(cell):
-    """Without an axis of batches, which `nn.RNN` does not need."""
-    model = nn.RNN(cell(D))
-    params = jax.eval_shape(model.init, jax.random.key(0), jnp.zeros((T, D)))["params"]
-    return of_tree(lambda p, x: squared(model.apply({"params": p}, x)), params)
+    return of_tree(loss, params)
 
 
 def nnx_scanned():
@@ -185,7 +185,7 @@ LOOPS = {
     "linen_lstm": lambda: linen(nn.OptimizedLSTMCell),
     "linen_gru": lambda: linen(nn.GRUCell),
     "linen_simple": lambda: linen(nn.SimpleCell),
-    "linen_lstm_of_one": lambda: linen_of_one(nn.LSTMCell),
+    "linen_lstm_of_one": lambda: linen(nn.LSTMCell, has_batch=False),
     "nnx_layers": nnx_scanned,
     "nnx_gru": nnx_cell,
     "haiku_lstm": lambda: haiku(hk.LSTM),
