@@ -11,6 +11,13 @@ from dpx.run_folder import read_json
 
 WEIGHTS, INDEX, CONFIG = "model.safetensors", "model.safetensors.index.json", "config.json"
 GENERATION = "generation_config.json"
+# What `generate` of transformers reads there, or in `config.json` where that file is missing.
+OF_GENERATION = ("sequence_bias", "repetition_penalty", "no_repeat_ngram_size", "bad_words_ids", "min_length", "min_new_tokens")
+OF_GENERATION += ("forced_bos_token_id", "forced_eos_token_id", "suppress_tokens", "begin_suppress_tokens", "num_beams", "do_sample")
+OF_GENERATION += ("temperature", "top_k", "top_p", "min_p", "typical_p", "top_h", "epsilon_cutoff", "eta_cutoff", "max_new_tokens")
+OF_GENERATION += ("max_length", "encoder_repetition_penalty", "encoder_no_repeat_ngram_size", "guidance_scale", "stop_strings")
+OF_GENERATION += ("exponential_decay_length_penalty", "length_penalty", "early_stopping", "renormalize_logits", "num_beam_groups")
+OF_GENERATION += ("diversity_penalty", "penalty_alpha", "watermarking_config", "constraints", "force_words_ids", "dola_layers")
 _COPY = "Copy the file again"
 _PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl", ".pickle", ".h5", ".msgpack")
 # The files that a model and its tokenizer are read from.

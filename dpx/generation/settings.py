@@ -21,11 +21,12 @@ from dpx.run_folder import read_json
 _OF_DRAWS = {"do_sample": False, "temperature": 1.0, "top_k": 50, "top_p": 1.0, "min_p": None, "typical_p": 1.0, "top_h": None}
 _OF_DRAWS |= {"epsilon_cutoff": 0.0, "eta_cutoff": 0.0}
 _IN_WORDS = "top_k, top_p and min_p"
-# What changes completions in transformers and is not applied here, with the values that change nothing.
-_OTHERS = {"encoder_repetition_penalty": 1.0, "encoder_no_repeat_ngram_size": 0, "forced_bos_token_id": None, "guidance_scale": 1}
-_OTHERS |= {"exponential_decay_length_penalty": None, "num_beam_groups": 1, "diversity_penalty": 0.0, "penalty_alpha": 0.0}
-_OTHERS |= {"watermarking_config": None, "stop_strings": None, "constraints": None, "force_words_ids": None, "dola_layers": None}
-_OF_BEAMS = {"length_penalty": 1.0, "early_stopping": False}
+# What would change completions in transformers and is refused here, with the values that change nothing.
+_OTHERS = {"encoder_repetition_penalty": 1.0, "guidance_scale": 1, "exponential_decay_length_penalty": None, "num_beam_groups": 1}
+_OTHERS |= {"diversity_penalty": 0.0, "penalty_alpha": 0.0, "watermarking_config": None, "stop_strings": None, "constraints": None}
+_OTHERS |= {"force_words_ids": None, "dola_layers": None, "prompt_lookup_num_tokens": None, "assistant_early_exit": None}
+_OTHERS |= {"encoder_no_repeat_ngram_size": 0, "token_healing": False}
+_OF_BEAMS = {"length_penalty": 1.0, "early_stopping": False, "renormalize_logits": False}
 _Sequences = tuple[tuple[tuple[int, ...], float], ...]
 
 
@@ -42,6 +43,7 @@ class Settings:
     banned: _Sequences = ()
     min_length: int = 0
     min_new_tokens: int = 0
+    forced_bos_token_id: tuple[int, ...] = ()
     forced_eos_token_id: tuple[int, ...] = ()
     suppress_tokens: tuple[int, ...] = ()
     begin_suppress_tokens: tuple[int, ...] = ()
@@ -61,11 +63,16 @@ class Settings:
         scores_RV = _biased(scores_RV, tokens_RU, total_R, self.banned)
         is_short_R = (total_R < self.min_length) | (count < self.min_new_tokens)
         scores_RV = jnp.where(is_short_R[:, None] & _is_in(scores_RV, ends), -jnp.inf, scores_RV)
+        if self.forced_bos_token_id:
+            only_V = jnp.where(_is_in(scores_RV, self.forced_bos_token_id), 0.0, -jnp.inf)
+            scores_RV = jnp.where(total_R[:, None] == 1, only_V, scores_RV)
         if self.forced_eos_token_id:
             only_V = jnp.where(_is_in(scores_RV, self.forced_eos_token_id), 0.0, -jnp.inf)
             scores_RV = jnp.where(count == new_RN.shape[1] - 1, only_V, scores_RV)
         scores_RV = jnp.where(_is_in(scores_RV, self.suppress_tokens), -jnp.inf, scores_RV)
-        return jnp.where((count == 0) & _is_in(scores_RV, self.begin_suppress_tokens), -jnp.inf, scores_RV)
+        # A first token that is forced comes before the beginning.
+        begins_R = count == jnp.where(length_R == 1, 1, 0) if self.forced_bos_token_id else jnp.broadcast_to(count == 0, length_R.shape)
+        return jnp.where(begins_R[:, None] & _is_in(scores_RV, self.begin_suppress_tokens), -jnp.inf, scores_RV)
 
     def _repeats(self, scores_RV: Array, tokens_RU: Array, total_R: Array) -> Array:
         """Returns the tokens [R,V] with which the text would end in tokens that it has already, `no_repeat_ngram_size` of them."""
@@ -84,13 +91,23 @@ class OfCheckpoint:
     """What the files of a checkpoint say of completions.
 
     `settings` are applied to each completion, `beams` where nothing is drawn, `of_draws` (`top_k`, `top_p`, `min_p`) where something is.
-    `lines` say what is applied and what is not.
+    `lines` say so. `refused` names what dpx does not do, `refused_in_beams` also what it does not do in a beam search.
     """
 
     settings: Settings = Settings()
     beams: int = 1
     of_draws: Mapping[str, int | float] | None = None
+    max_new_tokens: int | None = None
     lines: tuple[str, ...] = ()
+    file: Path | None = None
+    refused: tuple[str, ...] = ()
+    refused_in_beams: tuple[str, ...] = ()
+
+    def require_done(self, beams: int) -> None:
+        """Raises `ConfigError` for settings that would change completions and that dpx does not have."""
+        left = (*self.refused, *(self.refused_in_beams if beams > 1 else ()))
+        reason = f"asks for {', '.join(left)}, which dpx does not do: transformers would complete in another way"
+        require(not left, self.file, reason, "Remove it there, or complete with transformers")
 
     def facts(self) -> dict[str, Any]:
         """Returns the settings that are not at their defaults, by name."""
@@ -124,8 +141,9 @@ def of_folder(folder: Path | None) -> OfCheckpoint:
         repetition_penalty=number("repetition_penalty", 1.0, 1e-9),
         no_repeat_ngram_size=whole("no_repeat_ngram_size", 0, 0),
         banned=_sequences(file, "bad_words_ids", told.get("bad_words_ids")),
-        min_length=whole("min_length", 0, 0),
+        min_length=0 if "min_new_tokens" in told else whole("min_length", 0, 0),
         min_new_tokens=whole("min_new_tokens", 0, 0),
+        forced_bos_token_id=tokens("forced_bos_token_id"),
         forced_eos_token_id=tokens("forced_eos_token_id"),
         suppress_tokens=tokens("suppress_tokens"),
         begin_suppress_tokens=tokens("begin_suppress_tokens"),
@@ -135,19 +153,18 @@ def of_folder(folder: Path | None) -> OfCheckpoint:
         "top_p": number("top_p", 1.0, 1e-9),
         "min_p": number("min_p", 0.0, 0.0),
     }
-    found = OfCheckpoint(settings, whole("num_beams", 1, 1), of_draws)
-    applied = [*found.facts(), *(["num_beams"] if found.beams > 1 else [])]
+    most = whole("max_new_tokens", 1, 1) if "max_new_tokens" in told else None
+    found = OfCheckpoint(settings, whole("num_beams", 1, 1), of_draws, most, file=file)
+    applied = [*found.facts(), *(["num_beams"] if found.beams > 1 else []), *(["max_new_tokens"] if most else [])]
     names = {"bias": "sequence_bias", "banned": "bad_words_ids"}
     lines = [f"{file.name}: applied {', '.join(names.get(name, name) for name in applied)}"] if applied else []
     # Names what differs from the value that changes nothing.
     differ = lambda usual: sorted(name for name in usual if name in told and told[name] not in (usual[name], False, 0))  # noqa: E731
-    if left := differ(_OTHERS | (_OF_BEAMS if found.beams > 1 else {})):
-        lines.append(f"{file.name}: not applied, since dpx does not have it: {', '.join(left)}")
     if left := differ(_OF_DRAWS):
         lines.append(
             f"{file.name}: says how to draw ({', '.join(left)}); dpx draws if generate.temperature is above 0, then by its {_IN_WORDS}"
         )
-    return replace(found, lines=tuple(lines))
+    return replace(found, lines=tuple(lines), refused=tuple(differ(_OTHERS)), refused_in_beams=tuple(differ(_OF_BEAMS)))
 
 
 def without_ends(banned: _Sequences, ends: Sequence[int]) -> _Sequences:

@@ -9,7 +9,7 @@ from typing import Any
 from tokenizers import Tokenizer
 from tokenizers.processors import TemplateProcessing
 
-from dpx.checkpoint_folder import CONFIG, GENERATION, ends_of
+from dpx.checkpoint_folder import CONFIG, GENERATION, OF_GENERATION, ends_of
 from dpx.data.store import Store
 from dpx.data.tokenizer import AS_IT_CAME, DEFINITION, SETTINGS, TextTokenizer, around, separators_of
 from dpx.data.tokenizer_class import AS_DEFINED, class_of
@@ -122,6 +122,8 @@ def write_endings(to: Path, config: Mapping[str, Any], folder: Path | None, toke
     came = read_json(folder / CONFIG)
     told = {name: value for name, value in config.items() if name not in _IDS} | {name: came[name] for name in _IDS if name in came}
     generation = read_json(folder / GENERATION) if (folder / GENERATION).is_file() else None
+    if generation is None:
+        told |= {name: came[name] for name in OF_GENERATION if name in came}
     ends = ends_of(folder)
     added = [number for number in ends_of_rows(tokenizer) if number not in ends]
     if generation is not None and not added:

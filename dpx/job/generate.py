@@ -15,6 +15,7 @@ from dpx.run_folder import RunFolder
 
 # Where completions are written in a run's folder, by the provenance of their prompts.
 _FOLDER = "generated"
+_MOST_NEW_TOKENS = 64
 
 
 @declaration
@@ -36,7 +37,7 @@ class Generate:
         prompts_provenance: public vouches that no protected row is a prompt, and writes to release/; protected writes to private/.
         output: File that is written, ending in .jsonl; null means generated/<name of prompts>.jsonl of the run. A .json of that name
             says what it was made from.
-        max_new_tokens: Most tokens of a completion, its end included.
+        max_new_tokens: Most tokens of a completion, its end included; null takes what the checkpoint's files say, usually 64.
         temperature: Logits are divided by it before a token is drawn; 0 takes the most likely token.
         top_k: Tokens are drawn from this many most likely ones, 0 from all; null takes what the checkpoint's files say.
         top_p: Tokens are drawn from the fewest most likely ones with this probability together; null takes what the files say.
@@ -56,7 +57,7 @@ class Generate:
     chat_date: str | None = None
     prompts_provenance: Literal["public", "protected"] = "protected"
     output: str | None = None
-    max_new_tokens: int = 64
+    max_new_tokens: int | None = None
     temperature: float = 0.0
     top_k: int | None = None
     top_p: float | None = None
@@ -102,12 +103,12 @@ class Generate:
             require_other_text("generate.prompts_provenance=public", [text], read_from, "the run", fix)
         weights = self._weights(experiment, folder)
         style = self._style(weights.style)
-        room = weights.model.positions - self.max_new_tokens
+        rule = self._rule(weights)
+        room = weights.model.positions - rule.max_new_tokens
         reason = f"leaves no position of the model's {weights.model.positions} for a prompt"
-        require(room > 0, f"generate.max_new_tokens={self.max_new_tokens}", reason, "Lower it")
+        require(room > 0, f"generate.max_new_tokens={rule.max_new_tokens}", reason, "Lower it")
         prompts = read(file, style, weights.tokenizer, room, self.limit)
         path, covered = self._path(folder, file), self._covered(weights.received)
-        rule = self._rule(weights)
         made_from = self._made_from(rule) | {"weights": weights.checksum, "prompts": file_checksums.of_file(file)["sha256"]}
         facts = covered | {MADE_FROM: json.loads(json.dumps(made_from | {"settings": weights.of_checkpoint.facts()}))}
         for line in weights.of_checkpoint.lines:
@@ -162,16 +163,18 @@ class Generate:
 
     def _rule(self, weights: Any) -> Any:
         """Returns how the next token is chosen (`dpx.generation.decoding.Rule`): by the options, and by the checkpoint's files where they
-        are null."""
+        are null. Raises `ConfigError` where the files ask for what dpx does not do."""
         from dpx.generation.decoding import Rule
         from dpx.generation.settings import without_ends
 
         asked, is_drawn = weights.of_checkpoint, self.temperature > 0
         settings = replace(asked.settings, banned=without_ends(asked.settings.banned, weights.ends))
         beams = 1 if is_drawn else self.beams or asked.beams
+        asked.require_done(beams)
         of_draws = dict(asked.of_draws or {}) if is_drawn else {}
         of_draws |= {name: one for name in ("top_k", "top_p") if (one := getattr(self, name)) is not None and is_drawn}
-        return Rule(self.max_new_tokens, weights.ends, self.temperature, beams=beams, settings=settings, **of_draws)
+        most = self.max_new_tokens or asked.max_new_tokens or _MOST_NEW_TOKENS
+        return Rule(most, weights.ends, self.temperature, beams=beams, settings=settings, **of_draws)
 
     def _path(self, folder: RunFolder, prompts: Path) -> Path:
         """Returns the file that is written. Raises `ConfigError` for completions of protected prompts in a folder that may be shared."""

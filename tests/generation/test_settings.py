@@ -9,9 +9,11 @@ from typing import Any
 import numpy as np
 import pytest
 
+from dpx.data.tokenizer import of_path
 from dpx.declaration import ConfigError
 from dpx.generation.decoding import Rule
 from dpx.generation.settings import Settings, of_folder, without_ends
+from dpx.interop.tokenizer_files import write_endings
 from tests.clipping.batches import VOCABULARY
 
 from .test_decoding import END, NEW, TEXTS, Model
@@ -27,6 +29,7 @@ SETTINGS = [
     Settings(bias=BIASED, banned=(((8,), -INF), ((9, 9), -INF))),
     Settings(suppress_tokens=(5, 9), begin_suppress_tokens=(6, 8), forced_eos_token_id=(END,)),
     Settings(min_length=12, bias=(((END,), 9.0),)),
+    Settings(forced_bos_token_id=(7,), begin_suppress_tokens=(7, 8, 9)),
 ]
 
 
@@ -48,11 +51,15 @@ def _changed(settings: Settings, logits: np.ndarray, text: list[int], count: int
     add(settings.banned)
     if len(text) < settings.min_length or count < settings.min_new_tokens:
         scores[END] = -INF
+    if settings.forced_bos_token_id and len(text) == 1:
+        scores[:] = -INF
+        scores[list(settings.forced_bos_token_id)] = 0
     if settings.forced_eos_token_id and count == NEW - 1:
         scores[:] = -INF
         scores[END] = 0
     scores[list(settings.suppress_tokens)] = -INF
-    scores[list(settings.begin_suppress_tokens) if count == 0 else []] = -INF
+    begins = count == (len(text) - count == 1) if settings.forced_bos_token_id else count == 0
+    scores[list(settings.begin_suppress_tokens) if begins else []] = -INF
     return scores
 
 
@@ -91,17 +98,21 @@ def test_the_files_are_read_as_transformers_reads_them_and_what_is_not_applied_i
     assert of_folder(tmp_path).settings == Settings(repetition_penalty=1.5) and of_folder(None).settings == Settings()
     told = {"no_repeat_ngram_size": 3, "bad_words_ids": [[4], [2], [4, 5]], "suppress_tokens": None, "num_beams": 2, "length_penalty": 2.0}
     told |= {"do_sample": True, "temperature": 0.6, "top_k": 7, "guidance_scale": 1.5, "use_cache": True, "forced_eos_token_id": 2}
+    told |= {"min_new_tokens": 0, "min_length": 4, "max_new_tokens": 9}
     (tmp_path / "generation_config.json").write_text(json.dumps(told))
     found = of_folder(tmp_path)
     banned = (((4,), -INF), ((2,), -INF), ((4, 5), -INF))
     assert found.settings == Settings(no_repeat_ngram_size=3, banned=banned, forced_eos_token_id=(2,)) and found.beams == 2
     assert without_ends(banned, (2,)) == (banned[0], banned[2]) and dict(found.of_draws or {})["top_k"] == 7
     assert found.lines == (
-        "generation_config.json: applied no_repeat_ngram_size, bad_words_ids, forced_eos_token_id, num_beams",
-        "generation_config.json: not applied, since dpx does not have it: guidance_scale, length_penalty",
+        "generation_config.json: applied no_repeat_ngram_size, bad_words_ids, forced_eos_token_id, num_beams, max_new_tokens",
         "generation_config.json: says how to draw (do_sample, temperature, top_k); dpx draws if generate.temperature is above 0, then by "
         "its top_k, top_p and min_p",
     )
+    assert found.max_new_tokens == 9
+    for beams, names in ((1, "guidance_scale"), (2, "guidance_scale, length_penalty")):
+        with pytest.raises(ConfigError, match=rf"generation_config.json: asks for {names}, which dpx does not do"):
+            found.require_done(beams)
 
 
 @pytest.mark.parametrize(
@@ -131,3 +142,39 @@ def test_completions_follow_the_files_and_say_what_they_were_made_with(tmp_path:
     (place / "generation_config.json").unlink()
     with pytest.raises(ConfigError, match="the completions were made from something else"):
         generate(tmp_path, str(place))
+
+
+ALSO: dict[str, Any] = {"eos_token_id": [3, 9], "max_new_tokens": 7}
+FILES: list[dict[str, Any]] = [
+    {"repetition_penalty": 1.7, "suppress_tokens": [5, 9, 20], "do_sample": True, "temperature": 0.1, "top_k": 2, "top_p": 0.3},
+    {"bad_words_ids": [[8], [9, 9], [3]], "min_length": 6, "sequence_bias": [[[9], 2.0], [[6, 7], -5.0]], "forced_eos_token_id": 5},
+    {"forced_bos_token_id": 7, "begin_suppress_tokens": [6, 8, 21], "no_repeat_ngram_size": 2, "min_new_tokens": 4, "min_length": 30},
+    {"num_beams": 3, "repetition_penalty": 1.3, "min_new_tokens": 2},
+]
+
+
+@pytest.mark.parametrize("told", FILES, ids=range(len(FILES)))
+def test_completions_are_those_of_transformers_with_the_same_files(tmp_path: Path, checkpoint: Path, told: dict[str, Any]):
+    transformers = pytest.importorskip("transformers")
+    pytest.importorskip("torch")
+    rows = write(tmp_path / "prompts.jsonl", [{"prompt": text} for text in ("ab", "hello dog", "d", "abab ab", "dog")])
+    place = Path(shutil.copytree(checkpoint, tmp_path / "checkpoint"))
+    (place / "generation_config.json").write_text(json.dumps(told | ALSO))
+    found = generate(tmp_path, str(place), max_new_tokens=None)
+    tokenizer = transformers.AutoTokenizer.from_pretrained(place)
+    model = transformers.AutoModelForCausalLM.from_pretrained(place).eval()
+    for line, row in zip(found, map(json.loads, rows.read_text().splitlines()), strict=True):
+        given = tokenizer(row["prompt"], return_tensors="pt")
+        whole = model.generate(**given, do_sample=False)[0, given["input_ids"].shape[1] :].tolist()
+        # A completion has no token that ends it, special or not.
+        text = tokenizer.decode(whole[:-1] if whole[-1] in ALSO["eos_token_id"] else whole, skip_special_tokens=True)
+        assert (line["tokens"], line["completion"]) == (len(whole), text)
+
+
+def test_settings_of_an_old_config_go_out_with_an_export(tmp_path: Path, checkpoint: Path):
+    place = Path(shutil.copytree(checkpoint, tmp_path / "checkpoint"))
+    (place / "config.json").write_text(json.dumps(json.loads((place / "config.json").read_text()) | {"repetition_penalty": 1.5}))
+    told, _ = write_endings(tmp_path, {"width": 4}, place, of_path(place, 64))
+    assert told["repetition_penalty"] == 1.5 and "hidden_size" not in told
+    (tmp_path / "config.json").write_text(json.dumps(told))
+    assert of_folder(tmp_path).settings == of_folder(place).settings == Settings(repetition_penalty=1.5)
