@@ -22,6 +22,8 @@ from dpx.clipping.result import ClippedSum, batch_size
 from dpx.clipping.route_costs import RouteCost, of_parameter
 from dpx.declaration import ConfigError, require
 
+# How many times larger the gradients of parts of a parameter may become, each padded to the whole.
+MOST_PADDED = 2
 # The readers of each parameter, by path.
 Readers = Mapping[str, list[Reader]]
 
@@ -178,7 +180,9 @@ def _is_copied(readers: list[Reader]) -> bool:
     """Returns whether the parameter is copied for each example, instead of becoming an op at each of its readers."""
     if len(readers) == 1 and not readers[0].is_repeated:
         return False
-    return not readers or not all(reader.is_matrix for reader in readers)
+    if not readers or not all(reader.is_matrix for reader in readers):
+        return True
+    return len(readers) > MOST_PADDED * sum(reader.share for reader in readers)
 
 
 def _route(readers: list[Reader]) -> Route:

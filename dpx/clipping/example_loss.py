@@ -33,12 +33,13 @@ ELEMENTWISE = (primitives.add_p, primitives.sub_p, primitives.mul_p, primitives.
 
 @dataclasses.dataclass(frozen=True)
 class Reader:
-    """One operation that reads a parameter: its route, its primitive, and whether a loop runs it in each round."""
+    """One operation that reads a parameter: its route and primitive, whether a loop runs it in each round, and the share that it reads."""
 
     route: Route
     primitive: str
     is_repeated: bool
     is_matrix: bool = True
+    share: float = 1.0
 
 
 @dataclasses.dataclass
@@ -148,6 +149,8 @@ class Tracer:
             return [given[0].view(eqn.primitive.bind(given[0].value))]
         if eqn.primitive in VIEWS and jnp.issubdtype(eqn.outvars[0].aval.dtype, jnp.floating):
             return [dataclasses.replace(given[0], view=given[0].view.then(eqn))]
+        if eqn.primitive.name == "split" and given[0].is_repeated:
+            return [dataclasses.replace(given[0], view=view) for view in given[0].view.parts(eqn)]
         if eqn.primitive is primitives.dot_general_p and len(followed) == 1 and _is_product(eqn):
             return [self._product(eqn, given)]
         if eqn.primitive is primitives.conv_general_dilated_p and len(followed) == 1 and _is_convolution(eqn, given):
@@ -187,7 +190,9 @@ class Tracer:
         settings = {name: eqn.params[name] for name in ("precision", "preferred_element_type")}
         form: norms.Form = "gram" if kernel.path in self.shared else "kept"
         op = Product(kernel.view, _tuples(dimensions), is_first, tuple(settings.items()), form)
-        self._read(kernel, Reader("product", eqn.primitive.name, kernel.is_repeated, op.is_matrix))
+        # Padded to the whole, parts take more products than their copies do, which only a loop makes up for.
+        is_matrix = op.is_matrix and (kernel.is_repeated or kernel.view.share == 1)
+        self._read(kernel, Reader("product", eqn.primitive.name, kernel.is_repeated, is_matrix, kernel.view.share))
         return self._bind(op, kernel, "kernel", (x,))
 
     def _convolution(self, eqn: Any, given: list[Any]) -> Any:

@@ -37,6 +37,16 @@ class View:
         """Returns the view after one more equation."""
         return View((*self.steps, eqn), eqn.outvars[0].aval.shape, eqn.outvars[0].aval.dtype)
 
+    def parts(self, split: Any) -> list["View"]:
+        """Returns the views after an equation that splits an axis."""
+        axis, ends = split.params["axis"], np.cumsum(split.params["sizes"])
+        found = []
+        for size, end in zip(split.params["sizes"], ends, strict=True):
+            cut = jax.make_jaxpr(partial(jax.lax.slice_in_dim, start_index=int(end - size), limit_index=int(end), axis=axis))
+            eqns = cut(jax.ShapeDtypeStruct(self.shape, self.dtype)).jaxpr.eqns
+            found.append(self.then(eqns[0]) if eqns else self)
+        return found
+
     def __call__(self, parameter: Array, with_casts: bool = True) -> Array:
         for eqn in self.steps:
             if with_casts or eqn.primitive is not primitives.convert_element_type_p:
@@ -55,14 +65,37 @@ class View:
 
     @cached_property
     def order(self) -> tuple[int, ...] | None:
-        """Returns the parameter's axes in the order of the view's, or None if more than their order changed."""
-        if any(eqn.primitive not in (primitives.transpose_p, primitives.convert_element_type_p) for eqn in self.steps):
+        """Returns the parameter's axes in the order of the view's, or None if more than their order and extent changed."""
+        kept = (primitives.transpose_p, primitives.convert_element_type_p, primitives.slice_p)
+        if any(eqn.primitive not in kept for eqn in self.steps):
             return None
         order = tuple(range(len(self.shape)))
         for eqn in self.steps:
             if eqn.primitive is primitives.transpose_p:
                 order = tuple(order[axis] for axis in eqn.params["permutation"])
         return order
+
+    @cached_property
+    def paddings(self) -> tuple[tuple[tuple[int, int, int], ...], ...]:
+        """Returns how each axis of a view that has an `order` becomes the parameter's: a padding for each slice, the last slice first."""
+        found: list[tuple[tuple[int, int, int], ...]] = [()] * len(self.shape)
+        for eqn in self.steps:
+            if eqn.primitive is primitives.transpose_p:
+                found = [found[axis] for axis in eqn.params["permutation"]]
+            if eqn.primitive is primitives.slice_p:
+                sizes = eqn.invars[0].aval.shape, eqn.outvars[0].aval.shape
+                strides = eqn.params["strides"] or (1,) * len(found)
+                for axis, (whole, part, start, stride) in enumerate(zip(*sizes, eqn.params["start_indices"], strides, strict=True)):
+                    if part != whole:
+                        last = start + (part - 1) * stride
+                        found[axis] = ((start, whole - last - 1, stride - 1), *found[axis])
+        return tuple(found)
+
+    @property
+    def share(self) -> float:
+        """Returns which part of the parameter's numbers slices leave, from 0 to 1."""
+        slices = [eqn for eqn in self.steps if eqn.primitive is primitives.slice_p]
+        return math.prod((eqn.outvars[0].aval.size / eqn.invars[0].aval.size for eqn in slices), start=1.0)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -161,10 +194,23 @@ class Product(Op):
         count = tuple(range(len(self.view.shape)))
         return True if placed[0] + placed[1] == count else False if placed[1] + placed[0] == count else None
 
+    def _whole(self, x_UTn, axes):
+        """Returns a factor of the gradient of the view, whose numbers are those of these axes, as one of the parameter's gradient."""
+        if not any(self.view.paddings[axis] for axis in axes):
+            return x_UTn
+        apart = x_UTn.reshape(*x_UTn.shape[:2], *(self.view.shape[axis] for axis in axes))
+        for place, axis in enumerate(axes, 2):
+            for padding in self.view.paddings[axis]:
+                around = [padding if other == place else (0, 0, 0) for other in range(apart.ndim)]
+                apart = jax.lax.pad(apart, jnp.zeros((), apart.dtype), around)
+        return apart.reshape(*x_UTn.shape[:2], -1)
+
     def gradients(self, shapes, record):
         flat = self._flat(record)
         if self.is_matrix and self.form != "kept":
-            return {"kernel": forms.Outer(flat["a"], flat["g"]) if self._places() else forms.Outer(flat["g"], flat["a"])}
+            _, k_c, k_free, *_ = self.axes
+            a, g = self._whole(flat["a"], k_c), self._whole(flat["g"], k_free)
+            return {"kernel": forms.Outer(a, g) if self._places() else forms.Outer(g, a)}
         kernel = flat["kernel"] if self.form == "kept" else norms.per_example(flat["a"], flat["g"])
         kernel_UEpd = kernel.reshape(-1, *self.sizes())
         return {"kernel": forms.Whole(jax.vmap(lambda one: self._to_parameter(one, shapes["kernel"]))(kernel_UEpd))}

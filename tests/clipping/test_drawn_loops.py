@@ -15,8 +15,8 @@ from tests.clipping.batches import QUICKLY
 B, LIMIT = 3, 0.5
 
 
-def drawn_program(seed):
-    """(shapes, loss of one example, T, D): one to three loops of drawn kinds, whose kernels may be read by several of them."""
+def drawn_program(seed, only=None):
+    """(shapes, loss of one example, T, D): one to three loops of drawn kinds, or of `only` one, whose kernels several of them may read."""
     draw = np.random.default_rng(seed)
     one_of = lambda *values: values[int(draw.integers(len(values)))]  # noqa: E731
     T, D, shapes, steps = one_of(2, 3, 5), one_of(3, 4), {}, []
@@ -30,7 +30,7 @@ def drawn_program(seed):
         return f"kernel_{len(shapes) - 1}"
 
     for _ in range(draw.integers(1, 4)):
-        kind = one_of(*KINDS)
+        kind = only or one_of(*KINDS)
         names = [kernel(*(D if size == "D" else T if size == "T" else size for size in shape)) for shape in KINDS[kind][0]]
         steps.append((kind, names, bool(draw.integers(2))))
 
@@ -95,6 +95,27 @@ def nested(x, kernel):
     return jax.lax.map(lambda row: jax.lax.scan(inner, row, x)[0], x)
 
 
+def in_parts(x, kernel):
+    """Rounds read columns and rows of a kernel, neighbours and every second one."""
+
+    def cell(h, x):
+        left, right = jnp.split(kernel, [1], 1)
+        h = jnp.tanh(jnp.concatenate([h @ left, x @ right]))
+        return h, h
+
+    def by_rows(_, x):
+        x = jnp.concatenate([x @ kernel[:, ::2], x @ kernel[:, 1::2]], -1)
+        return jnp.sin(x[:, :1] @ kernel[:1] + x[:, 1:] @ kernel[1:])
+
+    return jax.lax.fori_loop(0, 2, by_rows, jax.lax.scan(cell, x[0], x)[1])
+
+
+def chosen(x, stack):
+    """Each round reads the layer that its data choose."""
+    cell = lambda h, x: (jnp.tanh((h + x) @ stack[(x[0] > 0).astype(int)]), h)  # noqa: E731
+    return jax.lax.scan(cell, x[0], x)[1]
+
+
 KINDS = {
     "simple": ((("D", "D"), ("D", "D"), ("D",)), simple),
     "gated": ((("D", "D"), ("D", "D"), ("D", "D"), ("D",)), gated),
@@ -103,11 +124,13 @@ KINDS = {
     "indexed": (((2, "D", "D"), ("D", "D")), indexed),
     "state_space": ((("D",), ("D", "D"), ("D", "D")), state_space),
     "nested": ((("D", "D"),), nested),
+    "in_parts": ((("D", "D"),), in_parts),
+    "chosen": (((2, "D", "D"),), chosen),
 }
 
 
-def assert_exact(seed, **options):
-    shapes, loss, T, D = drawn_program(seed)
+def assert_exact(seed, only=None, **options):
+    shapes, loss, T, D = drawn_program(seed, only)
     draw = np.random.default_rng(1000 + seed)
     params = {name: draw.normal(0, 0.6, shape).astype(np.float32) for name, shape in shapes.items()}
     rows = draw.normal(0, 1, (B, T, D)).astype(np.float32)
@@ -134,6 +157,18 @@ def assert_exact(seed, **options):
 @pytest.mark.parametrize("seed", range(3))
 def test_drawn_loops_are_exact(seed):
     assert_exact(seed)
+
+
+@pytest.mark.parametrize("kept_bytes", [0, 2**30], ids=["grams", "kept"])
+@pytest.mark.parametrize("kind", ["in_parts", "chosen"])
+def test_parts_of_a_kernel_are_exact(kind, kept_bytes):
+    assert_exact(1, kind, kept_bytes=kept_bytes)
+
+
+def test_parts_of_a_kernel_are_not_copied():
+    shapes, loss, T, D = drawn_program(0, "in_parts")
+    given = [{name: jnp.zeros(shape) for name, shape in shapes.items()}, jnp.zeros((B, T, D))]
+    assert {taken.route for taken in dpx.clipped_grad(loss, clipping_norm=LIMIT).explain(*given)} == {"product"}
 
 
 @pytest.mark.slow

@@ -13,7 +13,7 @@ from tests.clipping.test_programs_cost import MOST, given, programs, temporary_b
 QUICK = ("linen_gru", "by_hand", "mamba", "experts_taken")
 EACH = pytest.mark.parametrize("name", [name if name in QUICK else pytest.param(name, marks=pytest.mark.slow) for name in LOOPS])
 # Every parameter of these is a kernel of a product, or is added where all rounds read it.
-RECURRENT = [name for name in LOOPS if name.startswith(("linen", "haiku_lstm", "nnx_gru", "by_hand"))]
+RECURRENT = [name for name in LOOPS if name.startswith(("linen", "haiku", "nnx_gru", "by_hand"))]
 
 
 def both(name, count):
