@@ -1,4 +1,4 @@
-"""Counts what prepared rows leave out of the texts: the ends of texts that are longer than a row, and rows beyond a unit's limit.
+"""Counts what prepared rows leave out of the texts, by reason: what does not fit a row, equal texts, and rows beyond a unit's limit.
 
 Counts of the public split may be published. All others depend on private texts without noise: they are for a console and `private/` alone.
 """
@@ -29,7 +29,15 @@ class LeftOut:
     texts_cut: int = described(
         "Texts of these examples longer than `data.sequence_length`, so that their ends, or the beginnings of prompts, are not read."
     )
+    completions_cut: int = described("Prompts with completions of which the end of the completion is not learnt.", default=0)
     texts_repeated: int = described("Texts or rows left out because an equal one, which is the same unit, is before them.", default=0)
+    documents_without_rows: int = described("Documents of running text with too few words for a row.", default=0)
+    tokens: int = described("Tokens of running text.", default=0)
+    tokens_cut: int = described(
+        "Tokens of running text that no row holds in their place: short rests, and what segments have too many together; "
+        "0 with `data.cuts`, where an epoch takes one row of a document.",
+        default=0,
+    )
     rows: int = described("Rows of all units, before the limit.")
     rows_dropped: int = described("Rows beyond `privacy.rows_per_unit_max`.")
 
@@ -62,14 +70,20 @@ def in_words(one: LeftOut, split: str, verb: str) -> list[str]:
 
     `verb` says whether its surplus rows "are" or "would be" dropped.
     """
-    found = []
+    found, left = [], "are" if verb == "are" else "would be"
     if one.texts_cut:
         found.append(
             f"{one.texts_cut:,} of {one.texts:,} {split} texts are longer than data.sequence_length and are cut; a larger one reads more"
         )
+    if one.completions_cut:
+        found.append(f"the ends of {one.completions_cut:,} {split} completions are not learnt: they alone are longer than a row")
     if one.texts_repeated:
-        left = "are" if verb == "are" else "would be"
         found.append(f"{one.texts_repeated:,} {split} texts or rows {left} left out: each repeats an equal one, and both are one unit")
+    if one.documents_without_rows:
+        found.append(f"{one.documents_without_rows:,} {split} documents have too few words for a row and {left} left out")
+    if one.tokens_cut:
+        which = "short rests, and what segments have too many together"
+        found.append(f"{one.tokens_cut:,} of {one.tokens:,} tokens of the {split} text are in no row: {which}")
     if one.rows_dropped:
         found.append(f"{one.rows_dropped:,} of {one.rows:,} {split} rows {verb} dropped by privacy.rows_per_unit_max")
     return found

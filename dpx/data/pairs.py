@@ -6,7 +6,7 @@ document depend on that document and its draws alone.
 
 import random
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import chain
 
 Tokens = list[int]
@@ -15,11 +15,15 @@ LEAST_TOKENS = 4  # a row with fewer words has nothing to predict from
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """Holds token ids without marks; `second` is empty if rows hold one segment."""
+    """Holds token ids without marks; `second` is empty if rows hold one segment.
+
+    `cut` is the number of tokens of the document beside it that no row holds in their place.
+    """
 
     first: Tokens
     second: Tokens
     is_next: bool
+    cut: int = 0
 
 
 def single_rows(sentences: Sequence[Tokens], *, room: int, short_sequence_rate: float, draws: random.Random) -> list[Row]:
@@ -31,7 +35,12 @@ def single_rows(sentences: Sequence[Tokens], *, room: int, short_sequence_rate: 
         target = _target(room, short_sequence_rate, draws)
         rows.append(Row(tokens[start : start + target], [], False))
         start += target
-    return rows
+    return _with_rest(rows, max(0, len(tokens) - start))
+
+
+def _with_rest(rows: list[Row], rest: int) -> list[Row]:
+    """Returns the rows, the last with `rest` more tokens that were cut."""
+    return [*rows[:-1], replace(rows[-1], cut=rows[-1].cut + rest)] if rows and rest else rows
 
 
 def paired_rows(
@@ -43,18 +52,22 @@ def paired_rows(
     other part, the true pair is swapped. Sentences that a false pair did not use start the next row.
     """
     sentences = _fitting(sentences, room)
-    rows = []
-    start = 0
+    rows: list[Row] = []
+    start, cut = 0, 0
     while start < len(sentences):
         target = _target(room, short_sequence_rate, draws)
         end, length = start, 0
         while end < len(sentences) and (end == start or length < target):
             length += len(sentences[end])
             end += 1
-        row, start = _pair(sentences, start, end, target, draws, donor)
+        began = start
+        row, start, is_own = _pair(sentences, start, end, target, draws, donor)
+        cut += sum(map(len, sentences[began:start]))
         if len(row.first) and len(row.second) and len(row.first) + len(row.second) >= LEAST_TOKENS:
-            rows.append(row)
-    return rows
+            # A false second segment is text of another place, which has a row of its own.
+            rows.append(replace(row, cut=cut - len(row.first) - (len(row.second) if is_own else 0)))
+            cut = 0
+    return _with_rest(rows, cut)
 
 
 def one_cut(
@@ -82,8 +95,10 @@ def one_cut(
     return []
 
 
-def _pair(sentences: Sequence[Tokens], start: int, end: int, target: int, draws: random.Random, donor: Sequence[Tokens]) -> tuple[Row, int]:
-    """Returns a row from sentences `start` to `end`, and the sentence at which the next row starts."""
+def _pair(
+    sentences: Sequence[Tokens], start: int, end: int, target: int, draws: random.Random, donor: Sequence[Tokens]
+) -> tuple[Row, int, bool]:
+    """Returns a row from sentences `start` to `end`, the sentence at which the next row starts, and whether both segments are of these."""
     if end - start == 1:
         whole = sentences[start]
         cut = _below(len(whole) - 1, draws) + 1
@@ -95,17 +110,17 @@ def _pair(sentences: Sequence[Tokens], start: int, end: int, target: int, draws:
         elsewhere = start + len(sentences) - middle - 1  # sentences neither in the first segment nor truly next
     is_next = draws.random() < 0.5
     if is_next:
-        return Row(*_trimmed(first, true_second, target, draws), True), end
+        return Row(*_trimmed(first, true_second, target, draws), True), end, True
     wanted = max(1, target - len(first))
     if donor:
         second = _collected(donor, _below(len(donor), draws), len(donor), wanted)
-        return Row(*_trimmed(first, second, target, draws), False), middle
+        return Row(*_trimmed(first, second, target, draws), False), middle, False
     if elsewhere:
         choice = _below(elsewhere, draws)
         second = _collected(sentences, choice, start, wanted) if choice < start else ()
         second = second or _collected(sentences, choice - start + middle + 1, len(sentences), wanted)
-        return Row(*_trimmed(first, second, target, draws), False), middle
-    return Row(*_trimmed(true_second, first, target, draws), False), end
+        return Row(*_trimmed(first, second, target, draws), False), middle, False
+    return Row(*_trimmed(true_second, first, target, draws), False), end, True
 
 
 def _collected(sentences: Sequence[Tokens], start: int, end: int, wanted: int) -> Tokens:

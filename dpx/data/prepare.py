@@ -268,8 +268,17 @@ class _Preparation:
 
 
 def _left_out(cutter: RowCutter, split: Split, writer: SplitWriter, repeated: int) -> LeftOut:
-    rows, dropped, cut = writer.row_count, writer.dropped_rows, cutter.texts_cut[split]
-    return LeftOut(texts=cutter.texts[split], texts_cut=cut, texts_repeated=repeated, rows=rows + dropped, rows_dropped=dropped)
+    return LeftOut(
+        texts=cutter.texts[split],
+        texts_cut=cutter.texts_cut[split],
+        completions_cut=cutter.completions_cut[split],
+        texts_repeated=repeated,
+        documents_without_rows=cutter.documents_without_rows[split],
+        tokens=cutter.tokens[split],
+        tokens_cut=cutter.tokens_cut[split],
+        rows=writer.row_count + writer.dropped_rows,
+        rows_dropped=writer.dropped_rows,
+    )
 
 
 def _is_test(document: Document | Example | Prompted) -> bool:

@@ -48,7 +48,8 @@ class UnitDocument:
 class RowCutter:
     """Cuts documents into rows, some megabytes of text at a time; the order of documents is kept.
 
-    `texts` counts the texts of examples by split, `texts_cut` the texts that do not fit a row.
+    It counts by split the `texts` of examples, those that do not fit a row (`texts_cut`, `completions_cut`), and of running text the
+    documents without a row, the `tokens`, and those in no row (`tokens_cut`).
     """
 
     def __init__(self, data: Data, keyed: KeyedHash, tokenizer: TextTokenizer):
@@ -57,6 +58,10 @@ class RowCutter:
         self._last: dict[Split, Sequence[Tokens]] = {}
         self.texts: Counter[Split] = Counter()
         self.texts_cut: Counter[Split] = Counter()
+        self.completions_cut: Counter[Split] = Counter()
+        self.documents_without_rows: Counter[Split] = Counter()
+        self.tokens: Counter[Split] = Counter()
+        self.tokens_cut: Counter[Split] = Counter()
         source = data.source
         has_messages = isinstance(source, Table) and source.messages_field is not None
         self._chat = ChatTemplate(tokenizer, source.chat_date) if isinstance(source, Table) and has_messages else None
@@ -70,7 +75,12 @@ class RowCutter:
                 elif isinstance(document.source, Prompted):
                     yield split, document, self._prompted(split, document.source, *ids)
                 else:
-                    yield split, document, self._columns(self._rows(split, document, ids))
+                    rows = self._rows(split, document, ids)
+                    self.documents_without_rows[split] += not rows
+                    self.tokens[split] += sum(map(len, ids))
+                    # With cuts, an epoch takes one row of a document by design.
+                    self.tokens_cut[split] += sum(row.cut for row in rows) if self._data.cuts is None else 0
+                    yield split, document, self._columns(rows)
 
     def _tokens(self, block: list[tuple[Split, UnitDocument]]) -> Iterator[list[Tokens]]:
         """Returns the texts of each document as token ids; all texts of a block are tokenized together, in the tokenizer's threads."""
@@ -156,6 +166,7 @@ class RowCutter:
         kept = context[max(0, len(context) - room) :]
         self.texts[split] += 1
         self.texts_cut[split] += len(kept) < len(context) or len(answer) < len(completion)
+        self.completions_cut[split] += len(answer) < len(completion)
         row = [*begin, *kept, *answer]
         tokens = np.full((1, length), special.pad_id, np.int32)
         tokens[0, : len(row)] = row

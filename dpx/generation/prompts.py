@@ -6,6 +6,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from dpx.console import stage
 from dpx.data.completions import ChatTemplate, conversation, fields_of, halves
 from dpx.data.declarations import Source
 from dpx.data.labelled import Table
@@ -94,8 +95,11 @@ def read(file: Path, style: Style, tokenizer: TextTokenizer, room: int, limit: i
     """
     chat = ChatTemplate(tokenizer, style.chat_date, "generate") if style.messages_field is not None else None
     by_text: dict[str, tuple[int, str]] = {}
+    row = 0
     for row, (where, record) in enumerate(records(file), start=1):
         by_text.setdefault(style.text(where, record, chat), (row, where))
+    if repeated := row - len(by_text):
+        stage(f"{file}: left out {repeated:,} of {row:,} rows, whose prompts repeat those of earlier rows")
     by_text = dict(itertools.islice(by_text.items(), limit))
     encodings = tokenizer.tokenizer.encode_batch_fast(list(by_text), add_special_tokens=False)
     # A chat template writes its own marks.

@@ -125,7 +125,10 @@ def test_a_prompt_loses_its_left_and_a_completion_its_end(tmp_path, checkpoint):
     over = [pair for pair in found if "window window" in pair[1]]
     assert all(first == "<s>" and not second.endswith("</s>") for first, second in over)
     assert len(cut) == len(over) == 1
-    assert sum(one.texts_cut for one in left_out.read(store.folder).values()) == 2
+    counts = left_out.read(store.folder).values()
+    assert (sum(one.texts_cut for one in counts), sum(one.completions_cut for one in counts)) == (2, 1)
+    (told,) = (left_out.in_words(one, "public", "would be") for one in counts if one.completions_cut)
+    assert told[1] == "the ends of 1 public completions are not learnt: they alone are longer than a row"
 
 
 def test_a_unit_is_whoever_the_rows_name(tmp_path, checkpoint):

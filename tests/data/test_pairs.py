@@ -78,6 +78,18 @@ def test_a_false_pair_gives_back_what_it_did_not_use():
     assert len(seen) > 0.5 * 1200 and len(rows) > 1200 / ROOM
 
 
+@given(DOCUMENTS, st.integers(0, 100))
+def test_the_tokens_that_no_row_holds_in_their_place_are_counted(lengths: list[int], seed: int):
+    rows = pair(lengths, seed, numbered([5] * 20, start=1000_000))
+    held = [token for row in rows for token in (*row.first, *row.second) if token < 1000_000]
+    assert len(held) == len(set(held)) and (not rows or sum(row.cut for row in rows) == sum(lengths) - len(held))
+    own = pair(lengths, seed)
+    missing = sum(lengths) - len({token for row in own for token in (*row.first, *row.second)})
+    assert not own or missing <= sum(row.cut for row in own) <= sum(lengths)
+    single = single_rows(numbered(lengths), room=ROOM, short_sequence_rate=0.1, draws=random.Random(seed))
+    assert not single or sum(row.cut for row in single) == sum(lengths) - sum(len(row.first) for row in single)
+
+
 def test_single_segments_hold_every_token_once():
     rows = single_rows(numbered([11] * 30), room=ROOM, short_sequence_rate=0.1, draws=random.Random(0))
     assert [token for row in rows for token in row.first] == list(range(330))[: sum(len(row.first) for row in rows)]

@@ -18,6 +18,7 @@ from dpx.data import left_out
 from dpx.data.declarations import Data, Synthetic, Vocabulary
 from dpx.data.documents import Document
 from dpx.data.keyed import SPLITS
+from dpx.data.pairs import LEAST_TOKENS
 from dpx.data.prepare import prepare
 from dpx.data.store import Store
 from dpx.data.writer import SplitWriter
@@ -105,7 +106,27 @@ def test_splits_share_no_unit_and_miss_none(tmp_path: Path):
 
 def test_equal_documents_without_a_name_are_one_unit(tmp_path: Path):
     corpus = [{"text": text(number)} for number in range(40)]
-    assert rows_by_unit(prepared(tmp_path, corpus + corpus[:7])) == rows_by_unit(prepared(tmp_path, corpus))
+    once, again = prepared(tmp_path, corpus), prepared(tmp_path, corpus + corpus[:7])
+    assert rows_by_unit(again) == rows_by_unit(once)
+    assert [sum(one.texts_repeated for one in left_out.read(store.folder).values()) for store in (once, again)] == [0, 7]
+
+
+@pytest.mark.parametrize("pairs", ["none", "same_document"])
+def test_what_no_row_holds_of_running_text_is_counted(tmp_path: Path, pairs: str):
+    corpus = [{"text": text(number) if number % 4 else "the"} for number in range(40)]
+    store = prepared(tmp_path, [*corpus, *({"text": f"the {name}"} for name in "abcdefgh")], pairs=pairs)
+    counts = left_out.read(store.folder)["protected"]
+    lengths = store.lengths("protected", np.arange(counts.rows), 1)
+    assert counts.documents_without_rows > 0 and counts.texts == 0
+    marks = 2 if pairs == "none" else 3
+    short = left_out.in_words(counts, "protected", "are")
+    assert f"{counts.documents_without_rows} protected documents have too few words for a row and are left out" in short
+    if pairs == "none":
+        # The documents without a row have one or two words; their tokens are no rest.
+        assert counts.tokens - counts.tokens_cut - int(lengths.sum() - marks * counts.rows) < LEAST_TOKENS * counts.documents_without_rows
+    else:
+        assert 0 < counts.tokens_cut < counts.tokens
+    assert f"{counts.tokens_cut} of {counts.tokens} tokens of the protected text are in no row" in "".join(short).replace(",", "")
 
 
 @pytest.mark.parametrize("unit", ["document", "author"])
@@ -126,7 +147,7 @@ def test_no_protected_unit_holds_more_rows_than_declared(tmp_path: Path, unit: s
     assert surplus > 10 and (counted.rows_dropped, counted.texts) == (surplus, 0)
     left_out.keep(tmp_path, capped)
     sentence = f"{surplus} of {counted.rows} protected rows are dropped by privacy.rows_per_unit_max"
-    assert left_out.lines(tmp_path) == [sentence]
+    assert left_out.lines(tmp_path)[-1] == sentence
     # The limit drops no public row: the plan says how many it would drop, which nothing private enters.
     public, rows_of = left_out.of_public(capped, PRIVACIES[unit]), [len(rows) for (split, _), rows in found.items() if split == "public"]
     assert public is not None and (public.rows, public.rows_dropped) == (sum(rows_of), sum(max(0, rows - most) for rows in rows_of))

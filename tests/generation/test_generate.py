@@ -41,9 +41,10 @@ def place(tmp_path: Path, checkpoint: Path) -> tuple[Path, str]:
     return tmp_path, str(checkpoint)
 
 
-def test_each_prompt_is_completed_once_and_a_kill_changes_no_line(place, monkeypatch):
+def test_each_prompt_is_completed_once_and_a_kill_changes_no_line(place, monkeypatch, capsys):
     folder, weights = place
     lines = generate(folder, weights, batch_size=2)
+    assert "left out 1 of 5 rows, whose prompts repeat those of earlier rows" in capsys.readouterr().err
     assert [(line["row"], line["prompt"]) for line in lines] == [(1, "ab"), (2, "hello there"), (3, "c"), (5, "dog")]
     for line in lines:
         assert set(line) == {"row", "prompt", "completion", "finish_reason", "tokens", "log_probability"}
