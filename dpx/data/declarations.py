@@ -68,12 +68,15 @@ class TextFiles(_RunningText):
         unit_field: Field of a .jsonl line that names the owner of the document; documents with the same value are one unit.
         document_per: What a document is: of .txt a file or a line; of .jsonl a line of the file, or with paragraph each line of a
             record's text.
+        equal_rows: Whether documents of equal content, without a named unit, count as one document and one unit (remove), or stay separate
+            documents, each a unit, all in one split (keep).
     """
 
     paths: str | Sequence[str]
     text_field: str = "text"
     unit_field: str | None = None
     document_per: Literal["file", "line", "paragraph"] = "file"
+    equal_rows: Literal["keep", "remove"] = "remove"
     kind: Literal["text"] = "text"
 
 
@@ -164,10 +167,12 @@ class Hub(_RunningText):
     Attributes:
         corpora: The corpora, each with name and, where needed, config, split (train), text_field (text), unit_field and revision.
         streaming: Whether rows are read as they arrive instead of downloaded first.
+        equal_rows: Whether rows of equal content are removed but for one, as for text files.
     """
 
     corpora: Sequence[dict[str, str | None]]
     streaming: bool = False
+    equal_rows: Literal["keep", "remove"] = "remove"
     kind: Literal["hub"] = "hub"
 
     def __post_init__(self) -> None:
@@ -248,6 +253,13 @@ class Data:
             f"data.heldout_by={self.heldout_by} with data={self.name}",
             "a unit may have several documents in the files, and one unit cannot be both held out and trained on",
             "Use data.heldout_by=hash, or running text without data.source.unit_field",
+        )
+        keeps_equal = isinstance(self.source, TextFiles | Hub) and self.source.equal_rows == "keep"
+        require(
+            self.heldout_by == "hash" or not keeps_equal,
+            f"data.heldout_by={self.heldout_by}, data.source.equal_rows=keep",
+            "equal documents could be both held out and trained on",
+            "Use data.heldout_by=hash, or data.source.equal_rows=remove",
         )
         require(
             0 <= self.short_sequence_rate <= 1,

@@ -21,7 +21,7 @@ from typing import Any
 from dpx.checkpoint_folder import folder_of, is_hub_id
 from dpx.console import stage
 from dpx.data import left_out, unit_names
-from dpx.data.declarations import Data
+from dpx.data.declarations import Data, Hub, TextFiles
 from dpx.data.documents import Document, Example, Prompted, Source
 from dpx.data.keyed import KeyedHash, Split
 from dpx.data.labelled import Table
@@ -107,7 +107,7 @@ class _Preparation:
         self._keyed = KeyedHash(data.split_salt)
         self._first_heldout = self._count_heldout()
         self._read, self._is_read_whole = 0, False  # documents in the current pass, and whether the pass reached the end
-        self._keeps_equal = isinstance(data.source, Table) and data.source.equal_rows == "keep"
+        self._keeps_equal = isinstance(data.source, Table | TextFiles | Hub) and data.source.equal_rows == "keep"
         self.repeated: Counter[Split] = Counter()  # documents that an equal one before them stands for
         self.near_equal: list[list[tuple[str, str]]] = []  # (split, name of a unit) in groups
 
@@ -159,7 +159,7 @@ class _Preparation:
     def _documents(self, name: str) -> Iterator[tuple[Split, UnitDocument]]:
         """Yields documents with the split and the name of their unit.
 
-        Of equal documents that are named by their content, one is yielded; of equal rows of a table, all, unless it removes them.
+        Of equal documents that are named by their content, one is yielded, or all where `equal_rows` keeps them.
         """
         self._progress(name, 0)
         self._is_read_whole = False

@@ -156,7 +156,7 @@ def _tsv(file: Path) -> Iterator[Record]:
 
 
 def _csv(file: Path) -> Iterator[Record]:
-    """Yields rows of comma-separated fields, or of fields separated by semicolons or tabs if the header has these and no comma.
+    """Yields rows of comma-separated fields, or of fields separated by semicolons or tabs if these separate the header into more names.
 
     A field in quotation marks may hold the separator, line ends and doubled quotation marks.
     """
@@ -164,7 +164,7 @@ def _csv(file: Path) -> Iterator[Record]:
     of_file = lines(file, keep_blank=True, longest=LONGEST_LINE)
     first = next(of_file, None)
     header = "" if first is None else first[1]
-    separator = "," if "," in header else next((one for one in ";\t" if one in header), ",")
+    separator = max(",;\t", key=lambda one: len(next(csv.reader([header], delimiter=one), [])))
     whole = of_file if first is None else itertools.chain([first], of_file)
     read = csv.reader((line + "\n" for _, line in whole), strict=True, delimiter=separator)
 

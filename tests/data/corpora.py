@@ -3,6 +3,7 @@
 import json
 import random
 from pathlib import Path
+from typing import Any
 
 from dpx.data.declarations import Data, TextFiles, Vocabulary
 from dpx.data.vocabulary import SPECIAL_TOKENS
@@ -39,6 +40,7 @@ def write_vocabulary(path: Path) -> Path:
 
 def declared(folder: Path, *paths: Path, vocabulary: Vocabulary | None = None, unit_field: str | None = None, **settings: object) -> Data:
     """Text files prepared under `folder`, at 32 positions a row, a quarter public and a quarter held out."""
-    source = TextFiles(paths=[str(path) for path in paths], unit_field=unit_field, document_per=settings.pop("document_per", "file"))  # type: ignore[arg-type]
+    given: dict[str, Any] = {name: settings.pop(name) for name in ("document_per", "equal_rows") if name in settings}
+    source = TextFiles(paths=[str(path) for path in paths], unit_field=unit_field, **given)
     defaults: dict[str, object] = {"name": "test", "sequence_length": 32, "public_fraction": 0.25, "heldout_fraction": 0.25}
     return Data(source=source, vocabulary=vocabulary or Vocabulary(size=256), directory=str(folder / "stores"), **{**defaults, **settings})  # type: ignore[arg-type]

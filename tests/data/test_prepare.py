@@ -111,6 +111,16 @@ def test_equal_documents_without_a_name_are_one_unit(tmp_path: Path):
     assert [sum(one.texts_repeated for one in left_out.read(store.folder).values()) for store in (once, again)] == [0, 7]
 
 
+def test_equal_documents_that_are_kept_are_units_of_one_split(tmp_path: Path):
+    corpus = [{"text": text(number)} for number in range(40)]
+    once, kept = prepared(tmp_path, corpus), prepared(tmp_path, corpus + corpus[:7], equal_rows="keep")
+    assert sum(kept.manifest.units.values()) == 47 and not any(one.texts_repeated for one in left_out.read(kept.folder).values())
+    names = [{name.split("-")[0] for name in kept.unit_ids(split)} for split in SPLITS]
+    assert names == [set(once.unit_ids(split)) for split in SPLITS]
+    with pytest.raises(ConfigError, match="equal documents could be both held out and trained on"):
+        prepared(tmp_path, corpus, equal_rows="keep", heldout_by="first")
+
+
 @pytest.mark.parametrize("pairs", ["none", "same_document"])
 def test_what_no_row_holds_of_running_text_is_counted(tmp_path: Path, pairs: str):
     corpus = [{"text": text(number) if number % 4 else "the"} for number in range(40)]

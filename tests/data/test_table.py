@@ -313,7 +313,8 @@ def test_whole_numbers_that_pandas_wrote_as_floats_are_these_numbers(tmp_path: P
 
 @pytest.mark.parametrize("separator", [";", "\t"])
 def test_a_csv_of_semicolons_or_tabs_is_recognised_by_its_header(tmp_path: Path, separator: str):
-    lines = ["text", "label"], ["a, b", "x"], [f'"c{separator} d"', "y"]
+    lines = ["text", "label", '"who, when"'], ["a, b", "x", "z"], [f'"c{separator} d"', "y", "z"]
     (tmp_path / "a.csv").write_text("".join(separator.join(line) + "\n" for line in lines))
     found = [record for _, record in records_of(tmp_path / "a.csv")]
-    assert found == [{"text": "a, b", "label": "x"}, {"text": f"c{separator} d", "label": "y"}]
+    rest = {"who, when": "z"}
+    assert found == [{"text": "a, b", "label": "x"} | rest, {"text": f"c{separator} d", "label": "y"} | rest]
