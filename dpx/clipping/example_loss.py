@@ -126,14 +126,14 @@ class Tracer:
         return results
 
     def _copy(self, value: Followed, route: Route) -> Any:
-        return self._bind(Copied(value.view, name=route), value, "parameter", ())
+        outputs = jax.ShapeDtypeStruct(value.view.shape, value.view.dtype)
+        return self._bind(Copied(value.view, name=route), value, "parameter", (), outputs)
 
     def _read(self, value: Followed, reader: Reader) -> None:
         # By place: the body of a loop is traced again where its types settle.
         self.readers.setdefault(value.path, {})[tuple(self.at), value.view] = reader
 
-    def _bind(self, op: Op, value: Followed, leaf: str, inputs: tuple) -> Any:
-        outputs = jax.eval_shape(lambda value, *inputs: _of_one(op, {leaf: value}, inputs), value.value, *inputs)
+    def _bind(self, op: Op, value: Followed, leaf: str, inputs: tuple, outputs: Any) -> Any:
         settings = {"op": op, "leaf": leaf, "path": value.path, "session": self.session, "outputs": (outputs,)}
         return one_p.bind(value.value, *inputs, self.tick, **settings)[0]
 
@@ -174,7 +174,7 @@ class Tracer:
                     if isinstance(part, Followed) and 0 in part.view.shape:
                         part = self.plain(part, eqn.primitive.name)
                     pair = [part, other] if place == 0 else [other, part]
-                    return self._product(eqn, pair) if isinstance(part, Followed) else evaluated(eqn, pair)[0]
+                    return self._product(eqn, pair, is_part=True) if isinstance(part, Followed) else evaluated(eqn, pair)[0]
 
                 return [jax.lax.concatenate(self._by_part(given[place], of_part), axis)]
         if eqn.primitive not in (primitives.jit_p, primitives.closed_call_p, primitives.call_p, primitives.scan_p, primitives.remat_p):
@@ -182,7 +182,8 @@ class Tracer:
         rebuilt = self._bodies(eqn, given)
         return evaluated(eqn, [self.plain(value, eqn.primitive.name) for value in given]) if rebuilt is None else rebuilt
 
-    def _product(self, eqn: Any, given: list[Any]) -> Any:
+    def _product(self, eqn: Any, given: list[Any], is_part: bool = False) -> Any:
+        """Evaluates a product with a parameter, which may be a part of the factor that the equation reads."""
         dimensions, is_first = eqn.params["dimension_numbers"], isinstance(given[1], Followed)
         (kernel, x) = (given[1], given[0]) if is_first else (given[0], given[1])
         if not is_first:
@@ -193,17 +194,20 @@ class Tracer:
         # Padded to the whole, parts take more products than their copies do, which only a loop makes up for.
         is_matrix = op.is_matrix and (kernel.is_repeated or kernel.view.share == 1)
         self._read(kernel, Reader("product", eqn.primitive.name, kernel.is_repeated, is_matrix, kernel.view.share))
-        return self._bind(op, kernel, "kernel", (x,))
+        outputs = _shape(eqn)
+        if is_part:
+            outputs = jax.eval_shape(op.one, *(jax.ShapeDtypeStruct(given.shape, given.dtype) for given in (x, kernel.view)))
+        return self._bind(op, kernel, "kernel", (x,), outputs)
 
     def _convolution(self, eqn: Any, given: list[Any]) -> Any:
         x, kernel = given
         self._read(kernel, Reader("convolution", eqn.primitive.name, kernel.is_repeated, not kernel.is_repeated))
-        return self._bind(Convolution(kernel.view, tuple(eqn.params.items())), kernel, "kernel", (x,))
+        return self._bind(Convolution(kernel.view, tuple(eqn.params.items())), kernel, "kernel", (x,), _shape(eqn))
 
     def _lookup(self, eqn: Any, given: list[Any]) -> Any:
         table, index = given
         self._read(table, Reader("lookup", eqn.primitive.name, table.is_repeated))
-        return self._bind(Gathered(table.view, tuple(eqn.params.items())), table, "table", (index,))
+        return self._bind(Gathered(table.view, tuple(eqn.params.items())), table, "table", (index,), _shape(eqn))
 
     def _bodies(self, eqn: Any, given: list[Any]) -> list[Any] | None:
         """Evaluates the bodies of a call, loop or branch in the same way; returns None for any other equation."""
@@ -300,10 +304,8 @@ def _tuples(dimensions: Any) -> Any:
     return tuple(tuple(tuple(int(axis) for axis in axes) for axes in pair) for pair in dimensions)
 
 
-def _of_one(op: Op, leaves: Any, inputs: tuple) -> Any:
-    """Returns an op's output for one example, computed as a batch of one."""
-    batch = tuple(x[None] for x in inputs) or (jnp.zeros((1,)),)
-    return op.outputs(leaves, batch)[0]
+def _shape(eqn: Any) -> jax.ShapeDtypeStruct:
+    return jax.ShapeDtypeStruct(eqn.outvars[0].aval.shape, eqn.outvars[0].aval.dtype)
 
 
 one_p = Primitive("dpx_op_of_one_example")
@@ -328,7 +330,8 @@ def _batched(given: Any, axes: Any, *, op: Op, leaf: str, path: str, session: Pr
     inputs = tuple(moved[:-1]) or (moved[-1],)
     if isinstance(op, (Product, Convolution)):
         op = dataclasses.replace(op, form=_form(op, outputs[0].size, B, path, session))
-    result = bound(op.of_units(session.rows_per_unit), {leaf: parameter}, (path,), inputs)
+    shape = jax.ShapeDtypeStruct((B, *outputs[0].shape), outputs[0].dtype)
+    result = bound(op.of_units(session.rows_per_unit), {leaf: parameter}, (path,), inputs, shape)
     return [result], [0]
 
 

@@ -177,10 +177,13 @@ def apply(op: Op, leaves: Any, inputs: tuple, session: ProbeSession | None = Non
     return bound(op.of_leaves(frozen), values, named, inputs)
 
 
-def bound(op: Op, values: Any, named: tuple[str | None, ...], inputs: tuple) -> Any:
-    """Returns the op's outputs, marked in the program; `values` are its leaves, and `named` says which parameters they are."""
+def bound(op: Op, values: Any, named: tuple[str | None, ...], inputs: tuple, shapes: Any = None) -> Any:
+    """Returns the op's outputs, marked in the program; `values` are its leaves, and `named` says which parameters they are.
+
+    `shapes` are those of its outputs, where they are known.
+    """
     flat, tree = jax.tree.flatten((values, inputs))
-    outputs, out_tree = jax.tree.flatten(jax.eval_shape(op.outputs, values, inputs))
+    outputs, out_tree = jax.tree.flatten(jax.eval_shape(op.outputs, values, inputs) if shapes is None else shapes)
     results = op_p.bind(*flat, op=op, tree=tree, named=named, outputs=tuple(outputs))
     return jax.tree.unflatten(out_tree, results)
 

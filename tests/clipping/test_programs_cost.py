@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+import dpx
 from dpx.cost.traced import compiled_temporaries, matmul_flops
 
 PATH = Path(__file__).parents[2] / "experiments" / "benchmarks" / "programs.py"
@@ -138,3 +139,20 @@ def test_flops_of_a_hundred_drawn_programs():
 @pytest.mark.parametrize("tens", range(10))
 def test_temporaries_of_a_hundred_drawn_programs(tens):
     assert judged(temporary_bytes, range(10 * tens, 10 * tens + 10)) == {}
+
+
+def beaten(subject, **options):
+    """The parameters for which `vmap` costs fewer FLOPs than the ways that are taken, and holds no more bytes, as `explain` counts them."""
+    found = {}
+    for taken in dpx.clipped_grad(subject.loss, clipping_norm=1.0, **options).explain(*given(subject)):
+        (vmap,) = (cost for cost in taken.costs if cost.way == "vmap")
+        ours = [cost for cost in taken.costs if cost.is_taken]
+        flops, held = sum(cost.flops for cost in ours), sum(cost.bytes for cost in ours)
+        if flops > vmap.flops and held >= vmap.bytes:
+            found[taken.path] = [cost.way for cost in ours]
+    return found
+
+
+@pytest.mark.parametrize("tens", [0, *(pytest.param(tens, marks=pytest.mark.slow) for tens in range(1, 10))])
+def test_where_gradients_fit_no_way_is_taken_that_vmap_beats_in_both_counts(tens):
+    assert {seed: found for seed in range(10 * tens, 10 * tens + 10) if (found := beaten(drawn_program(seed)))} == {}
