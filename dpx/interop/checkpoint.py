@@ -8,6 +8,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 
+import numpy as np
+
 from dpx.checkpoint_folder import CONFIG, config_of, folder_of
 from dpx.declaration import require, several
 from dpx.init.weights import Leaves, Shapes
@@ -73,7 +75,27 @@ class Checkpoint:
             reason = f"contains {today} also under its old name"
             require(today not in by_name, self.asked, reason, "Keep one of them, or copy the checkpoint again")
             by_name[today] = name
+        if self.layout.bias is not None:
+            one, other = self.layout.bias
+            # Where a file has both, the head of transformers reads the second.
+            by_name |= {one: by_name[other]} if other in by_name else {}
         return by_name
+
+    def _notes_on_bias(self) -> tuple[str, ...]:
+        """Returns a sentence if the weights hold two biases of the head. Raises `ConfigError` if one of them cannot be read."""
+        if self.layout.bias is None:
+            return ()
+        (one, other), shapes = self.layout.bias, self._tensors.shapes
+        is_declared_untied = not self._notes and not self.model.tied
+        reason = f"does not tie the head to the table, but the weights lack {other}, which an untied head of transformers reads"
+        there = other in shapes or one not in shapes or self.layout.decoder.names[0] not in shapes or not is_declared_untied
+        require(there, self.folder / CONFIG, reason, _FIX_TIED)
+        if not {one, other} <= set(shapes):
+            return ()
+        reason = f"contains {one} of shape {shapes[one]} and {other} of shape {shapes[other]}, which are one bias"
+        require(shapes[one] == shapes[other], self.asked, reason, "Copy the checkpoint again")
+        values = dict(self._tensors.read([one, other]))
+        return () if np.array_equal(values[one], values[other]) else (f"the weights hold {one} and another {other}, which is used",)
 
     def select(self, expected: Shapes, model: AnyModel | None = None) -> Taken:
         """Returns the `expected` parameters that it holds for a model; without its classifier if `model` has a classifier of another
@@ -91,17 +113,35 @@ class Checkpoint:
             if problem is None:
                 continue
             group = path.split("/")[0]
+            has_head = path == "decoder" or any(part.path.startswith("mlm/") and part.names[0] in stored for part in self.layout.heads)
+            is_lacking = path == self.layout.decoder.path and has_head and problem.startswith("lacks")
+            reason = f"does not tie the head to the table, but the weights lack {self.layout.decoder.names[0]}"
+            require(not is_lacking, self.folder / CONFIG, reason, _FIX_TIED)
             require(group not in ("embeddings", "layers", "final_norm", "decoder"), self.asked, f"{problem} for {path}", _FIX)
             new_groups.add(group)
         used_parts = {path: parts[path] for path in expected if path.split("/")[0] not in new_groups}
         used = {name for part in used_parts.values() for name in part.tensors(layers)}
         # A tied table may be stored twice.
-        ignored = (*self.layout.ignored, *(self.layout.decoder.names if self.model.tied else ()))
+        ignored = (*self.layout.ignored, *(self.layout.decoder.names if self.model.tied else ()), *(self.layout.bias or ()))
         left_out = sorted(name for name in stored if name not in used and not name.endswith(ignored))
         # With all layers taken, a tensor of a layer that is left is one that the config does not declare.
         undeclared = [name for name in left_out if self.config["model_type"] in ROTARY and name.startswith(f"{prefix}layers.")]
         require(not undeclared, self.asked, f"contains {several(undeclared, 1)}, which its config does not declare", _FIX)
-        return Taken(used_parts, tuple(sorted(path for path in expected if path not in used_parts)), tuple(left_out), self._notes)
+        notes = self._notes
+        if not any(path.split("/")[0] == "classifier" for path in expected):
+            self._require_known_head(parts, left_out)
+            notes += self._notes_on_bias()
+        made_new = tuple(sorted(path for path in expected if path not in used_parts))
+        return Taken(used_parts, made_new, tuple(left_out), notes)
+
+    def _require_known_head(self, parts: Mapping[str, Part], left_out: list[str]) -> None:
+        """Raises `ConfigError` for a tensor beside those of the head that gives words, which has no place in the family's model."""
+        named = {name for part in parts.values() for name in part.tensors(self.model.layers)}
+        of_head = [part for path, part in parts.items() if path.split("/")[0] in ("mlm", "decoder")]
+        modules = {name.split(".")[0] for part in of_head for name in part.names}
+        more = [name for name in left_out if name.split(".")[0] in modules and name not in named]
+        reason = f"contains {several(more, 1)} of the head, for which its family has no place"
+        require(not more, self.asked, reason, "Remove it from the weights if it is to be left out, or use another checkpoint")
 
     def leaves(self, selected: Taken) -> Leaves:
         """Returns the taken parameters, by path, as float32."""
@@ -111,6 +151,7 @@ class Checkpoint:
         return {path: part.ours(lambda name: values[self._stored[name]], layers) for path, part in selected.parts.items()}
 
 
+_FIX_TIED = "Set tie_word_embeddings to true in it if the head is the table, or copy the checkpoint again"
 _FIX = "Use model=hf, or a checkpoint of this model; a file may be incomplete or contain tensors under other names"
 
 

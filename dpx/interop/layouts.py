@@ -72,7 +72,8 @@ def dense(path: str, *names: str, is_transposed: bool = True) -> list[Part]:
 class Layout:
     """Lists the tensors of one family. The names of `body` begin with `prefix` in a model with a head; the names of `heads` never do.
 
-    `ignored` are ends of names that hold no parameter. `decoder` is the head's separate embedding table, if it is not tied.
+    `ignored` are ends of names that hold no parameter. `decoder` is the head's separate embedding table, if it is not tied. `bias` are two
+    names of the head's bias: an untied head of transformers reads the second.
     """
 
     prefix: str
@@ -80,6 +81,7 @@ class Layout:
     heads: tuple[Part, ...]
     decoder: Part
     ignored: tuple[str, ...] = ()
+    bias: tuple[str, str] | None = None
 
     def parts(self, prefix: str) -> dict[str, Part]:
         """Returns the body's names with `prefix`, by path."""
@@ -114,7 +116,8 @@ BERT = Layout(
         *dense("classifier", "classifier"),
     ),
     decoder=Part("mlm/decoder", ("cls.predictions.decoder.weight",)),
-    ignored=("position_ids", "cls.predictions.decoder.bias"),
+    ignored=("position_ids",),
+    bias=("cls.predictions.bias", "cls.predictions.decoder.bias"),
 )
 ROBERTA = Layout(
     prefix="roberta.",
@@ -129,7 +132,8 @@ ROBERTA = Layout(
         *dense("classifier", "classifier"),
     ),
     decoder=Part("mlm/decoder", ("lm_head.decoder.weight",)),
-    ignored=("position_ids", "lm_head.decoder.bias"),
+    ignored=("position_ids",),
+    bias=("lm_head.bias", "lm_head.decoder.bias"),
 )
 DISTILBERT = Layout(
     prefix="distilbert.",

@@ -83,14 +83,19 @@ def model_of(config: Mapping[str, Any], where: str) -> Model:
 def as_stored(config: dict[str, Any], folder: Path) -> dict[str, Any]:
     """Returns the config of the checkpoint in `folder`, with an untied head if the config ties it and the weights hold another one.
 
-    As in transformers, the file's values are kept. Raises `ConfigError` for a head of another shape.
+    As in transformers, the file's values are kept. Raises `ConfigError` for a table or a head of another shape than the config says.
     """
-    if not any(folder.glob("*.safetensors")) or not model_of(config, str(folder / CONFIG)).tied:
+    if not any(folder.glob("*.safetensors")):
         return config
+    is_tied = model_of(config, str(folder / CONFIG)).tied
     layout, tensors = LAYOUTS[config["model_type"]], Tensors(folder)
     (head,), (word,) = layout.decoder.names, next(part.names for part in layout.body if part.path == "embeddings/word")
     table = next((name for name in (layout.prefix + word, word) if name in tensors.shapes), None)
-    if head not in tensors.shapes or table is None:
+    if table is not None:
+        rows, said = tensors.shapes[table][0], config.get("vocab_size")
+        reason = f"has vocab_size={said}, but the weights hold a table of {rows} rows ({table})"
+        require(said in (None, rows), folder / CONFIG, reason, f"Set vocab_size to {rows} in it, or copy the checkpoint again")
+    if head not in tensors.shapes or table is None or not is_tied:
         return config
     found, wanted = tensors.shapes[head], tensors.shapes[table]
     reason = f"ties the head to the table, but the weights hold {head} of shape {found} beside a table of shape {wanted}"

@@ -59,6 +59,9 @@ def written(model: AnyModel, task: Task, leaves: Leaves, vocabulary_size: int, l
     unknown = sorted(path for path in leaves if path not in parts)
     require(not unknown, f"model={model.name}", f"{', '.join(unknown[:1])} does not exist in {family}", "Export a model of dpx")
     tensors = {name: values for path, leaf in leaves.items() for name, values in parts[path].theirs(np.asarray(leaf)).items()}
+    if layout.bias is not None and layout.decoder.path in leaves:
+        one, other = layout.bias
+        tensors[other] = tensors[one].copy()
     architecture = architecture_of(model, task, family)
     assert isinstance(model, Bert | Decoder | Rotary)
     config = {"architectures": [architecture], "model_type": family, "torch_dtype": "float32"}

@@ -1,4 +1,5 @@
-"""Writes `logits/`: what transformers computes of small checkpoints. Run once, in an environment with the extra `parity`:
+"""Writes `logits/`: what transformers computes of small checkpoints, in float64 and kept as float32, so that only the rounding of the code
+under test is measured. Run once, in an environment with the extra `parity`:
 
 python -m tests.interop.make_logits
 """
@@ -72,29 +73,34 @@ def computed(model, model_type: str) -> dict[str, Any]:
     if model_type == "bert":
         is_second = (place >= given["segment_start"][:, None]) & (place < given["length"][:, None])
         more = {"token_type_ids": torch.tensor(is_second.astype(np.int64))}
-    mask = torch.tensor((place < given["length"][:, None]).astype(np.int64))
+    if model_type in ("bert", "roberta", "distilbert"):
+        # A token of a decoder reads no padding, which is behind it, and in float64 a mask of a window has no number there.
+        more["attention_mask"] = torch.tensor((place < given["length"][:, None]).astype(np.int64))
     with torch.no_grad():
-        out = model(torch.tensor(given["tokens"].astype(np.int64)), attention_mask=mask, output_hidden_states=True, **more)
+        out = model(torch.tensor(given["tokens"].astype(np.int64)), output_hidden_states=True, **more)
     found = {"hidden": out.hidden_states[-1].numpy()}
     for name in ("logits", "prediction_logits", "seq_relationship_logits"):
         if name in out:
             found[name.replace("prediction_", "").replace("seq_relationship_logits", "next_sentence")] = getattr(out, name).numpy()
-    return found
+    return {name: leaf.astype(np.float32) for name, leaf in found.items()}
 
 
 def main() -> None:
     LOGITS.mkdir(exist_ok=True)
+    torch.set_default_dtype(torch.float64)
     for model_type, heads in HEADS.items():
         for letter, shape in SHAPES.items():
             for head, kind in heads.items():
                 config = transformers.AutoConfig.for_model(
                     model_type, vocab_size=VOCABULARY, num_labels=CLASSES, **config_of(model_type, shape, letter)
                 )
-                model = getattr(transformers, kind)(config).eval()
+                model = getattr(transformers, kind)(config).double().eval()
                 state = model.state_dict()
                 tied = set(getattr(model, "all_tied_weights_keys", {}) or {})
-                kept = {name: tuple(leaf.shape) for name, leaf in state.items() if name not in tied and leaf.dtype == torch.float32}
-                loaded = model.load_state_dict({name: torch.tensor(values(name, at)) for name, at in kept.items()}, strict=False)
+                kept = {name: tuple(leaf.shape) for name, leaf in state.items() if name not in tied and leaf.is_floating_point()}
+                loaded = model.load_state_dict(
+                    {name: torch.tensor(values(name, at), dtype=torch.float64) for name, at in kept.items()}, strict=False
+                )
                 assert not set(loaded.missing_keys) - tied and not loaded.unexpected_keys, loaded
                 model.tie_weights()
                 name = f"{model_type}_{head}_{letter}"

@@ -84,7 +84,7 @@ def test_a_table_of_another_vocabulary(folder: Path):
     held = stored(folder)
     held["embeddings.word_embeddings.weight"] = held["embeddings.word_embeddings.weight"][:-1]
     tensors.write(folder / WEIGHTS, held)
-    assert "has embeddings.word_embeddings.weight of shape (63, 16), not (64, 16)" in refused(folder)
+    assert "has vocab_size=64, but the weights hold a table of 63 rows (embeddings.word_embeddings.weight)" in refused(folder)
 
 
 def test_shards_by_their_index(folder: Path):
@@ -267,7 +267,7 @@ def test_a_config_that_contradicts_its_tensors(tmp_path: Path):
         ({"num_hidden_layers": 1, "layer_types": None}, "contains model.layers.1.input_layernorm.weight"),
         ({"attention_bias": True}, "lacks model.layers.0.self_attn.o_proj.bias"),
         ({"model_type": "llama"}, "contains model.layers.0.self_attn.k_norm.weight"),
-        ({"tie_word_embeddings": False}, "lacks lm_head.weight"),
+        ({"tie_word_embeddings": False}, "does not tie the head to the table, but the weights lack lm_head.weight"),
     ):
         (folder / "config.json").write_text(json.dumps(known | changes))
         checkpoint = Checkpoint(str(folder))
