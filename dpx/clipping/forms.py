@@ -115,6 +115,19 @@ def added_up(forms: Sequence[Form], shape: tuple[int, ...]) -> Array:
     return sum(others, whole)
 
 
+def kept(forms: Sequence[Form], shape: tuple[int, ...]) -> Array:
+    """Returns `added_up` for a gradient that is kept for the sum, so that it may round more often: rows are added to what is there."""
+    rows = [form for form in forms if isinstance(form, Rows)]
+    others = [form for form in forms if not isinstance(form, Rows)]
+    if not others:
+        return added_up(forms, shape)
+    whole = added_up(others, shape).reshape(-1, shape[0], math.prod(shape[1:]))
+    whole = whole.astype(norms.float32_or_wider(whole.dtype, *(form.g.dtype for form in rows)))
+    for form in rows:
+        whole = jax.vmap(lambda own, id_T, g_Td: own.at[id_T.astype(jnp.int32)].add(g_Td.astype(own.dtype)))(whole, form.id, form.g)
+    return whole.reshape(-1, *shape)
+
+
 def _of_uses(square_B: Array, of_square_B: Array, of_norms: list[Array], uses: int) -> Bounded:
     """Returns the bounds of the sum of several uses.
 

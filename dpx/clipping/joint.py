@@ -211,7 +211,7 @@ def squares(
     formed: dict[Key, Array] = {}
     for key, uses in sources.shared.items():
         if key in sources.kept:
-            formed[key] = forms.added_up([_added_up(use, records[use.part.site], cache) for use in uses], _shape_of(uses[0]))
+            formed[key] = forms.kept([_added_up(use, records[use.part.site], cache) for use in uses], _shape_of(uses[0]))
             square_U = norms.squares(formed[key])
         else:
             square_U = _shared_square(uses, records, own, cache)

@@ -5,7 +5,7 @@
 One JSON line for each model and way: FLOPs of products (counted in the traced program, bodies of loops times rounds), equations and lines
 of the program, temporary bytes (only up to `MOST_COMPILED` lines), and with rounds the median processor seconds, all ways by turns (only up
 to `MOST_TIMED` parameters). From a folder that holds `dpx` of another revision beside `tests` and `experiments` of this one, it counts
-that revision.
+that revision. A number among the names is the seed of a program of `tests/clipping/test_programs_cost.py`.
 """
 
 import json
@@ -21,7 +21,7 @@ import jax.numpy as jnp
 from dpx.cost.traced import compiled_temporaries, matmul_flops
 from tests.clipping.loops import LOOPS
 from tests.clipping.test_program_size import llama, size
-from tests.clipping.test_programs_cost import given, programs
+from tests.clipping.test_programs_cost import drawn_program, given, programs
 
 # Programs with more lines are not compiled.
 MOST_COMPILED = 22_000
@@ -81,7 +81,7 @@ def processor_seconds(compiled: dict[str, Any], arguments: Any, rounds: int) -> 
 
 def main(rounds: int = 0, *names: str) -> None:
     for name in names or SUBJECTS:
-        subject, compiled, rows = SUBJECTS[name](), {}, {}
+        subject, compiled, rows = drawn_program(int(name)) if name.isdigit() else SUBJECTS[name](), {}, {}
         for way, run in programs.ways(subject).items():
             lines, equations = size(subject, way)
             rows[way] = {"flops": matmul_flops(run, *given(subject)), "lines": lines, "equations": equations}
