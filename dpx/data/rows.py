@@ -196,14 +196,14 @@ def _marked(tokenizer: TextTokenizer, texts: list[tuple[Tokens, Tokens]], sequen
 def _fitted(first: Tokens, second: Tokens, sequence_length: int, separators: int) -> tuple[Tokens, Tokens]:
     """Returns both segments cut so that they fit `sequence_length` positions with their marks.
 
-    The longer one is cut first, from its end (Devlin et al. 2019).
+    The longer one is cut first, from its end; of two that are equally long the second keeps one more, as in transformers.
     """
     room = _room(second, sequence_length, separators)
     if len(first) + len(second) <= room:
         return first, second
     of_shorter = min(len(first), len(second), room // 2)
     of_longer = room - of_shorter
-    return (first[:of_longer], second[:of_shorter]) if len(first) >= len(second) else (first[:of_shorter], second[:of_longer])
+    return (first[:of_longer], second[:of_shorter]) if len(first) > len(second) else (first[:of_shorter], second[:of_longer])
 
 
 def _room(second: Tokens, sequence_length: int, separators: int) -> int:

@@ -111,6 +111,21 @@ def test_prompts_by_template_and_by_conversation(checkpoint: Path, tmp_path: Pat
     assert [one.text for one in by_chat] == ["<s>hi<e><s>", "<s>yo<e><s>"] and by_chat[0].ids == [1, ids("h"), ids("i"), 3, 1]
 
 
+def test_a_template_reads_tools_documents_and_the_declared_date(checkpoint: Path, tmp_path: Path):
+    pytest.importorskip("jinja2")
+    place = Path(shutil.copytree(checkpoint, tmp_path / "checkpoint"))
+    template = "{% for t in (tools or []) + (documents or []) %}{{ t.name }}{% endfor %}{{ strftime_now('%d').lstrip('0') | length * 'd' }}"
+    (place / "chat_template.jinja").write_text(template + "{% for m in messages %}{{ m.content }}{% endfor %}")
+    row = {"messages": [{"role": "user", "content": "x"}], "tools": [{"name": "ab"}], "papers": '[{"name": "c"}]'}
+    write(tmp_path / "prompts.jsonl", [row])
+    named = {"messages_field": "messages", "tools_field": "tools", "documents_field": "papers"}
+    with pytest.raises(ConfigError, match="generate.chat_date=null: the checkpoint's chat template writes the date"):
+        generate(tmp_path, str(place), **named)
+    assert [line["prompt"] for line in generate(tmp_path, str(place), chat_date="2026-01-31", **named)] == ["abcddx"]
+    with pytest.raises(ConfigError, match="generate.tools_field: only a chat template reads it"):
+        generate(tmp_path, str(place), tools_field="tools")
+
+
 def test_a_first_piece_that_continues_a_word_has_no_mark():
     pieces = Tokenizer(WordPiece({"[END]": 0, "##ing": 1, "##s": 2, "go": 3}, unk_token="[END]"))
     pieces.add_special_tokens(["[END]"])

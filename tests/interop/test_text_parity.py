@@ -15,10 +15,10 @@ from tokenizers.processors import TemplateProcessing
 
 from dpx.data.labelled import Table
 from dpx.data.store import Store
-from dpx.data.vocabulary import SpecialIds
+from dpx.data.vocabulary import SPECIAL_TOKENS, SpecialIds
 from dpx.interop import tokenizer_files
 from dpx.interop.shape import model_of
-from dpx.task.declarations import CausalLanguageModel
+from dpx.task.declarations import CausalLanguageModel, Classification
 from tests.generation.test_generate import generate, write
 
 from . import cases
@@ -28,7 +28,7 @@ from .test_as_it_came import prepared
 pytestmark = pytest.mark.parity
 
 NAMES = [name for name in cases.names() if name.endswith("_lm_a") and not name.startswith(("bert", "roberta", "distilbert"))]
-TOKENS, POSITIONS = 300, 700
+TOKENS, POSITIONS, LENGTH = 300, 700, 24
 WORDS = "river stone bright window carry slowly garden market"
 MARKS = ["<pad>", "<s>", "</s>", "<|q|>", "<unk>", "<mask>", "<bos>", "<eos>", "<|endoftext|>"]
 TEMPLATE = """{% if tools is not none %}<|q|>{{ tools | tojson }}{% endif %}{{ bos_token }}
@@ -150,3 +150,58 @@ def test_completions_are_those_of_transformers(tmp_path: Path, name: str, has_cl
             found = model.generate(**given, do_sample=False, max_new_tokens=12)[0, given["input_ids"].shape[1] :].tolist()
             text = theirs.decode(found[:-1] if found[-1] in (2, 40) else found, skip_special_tokens=True)
             assert (line["tokens"], line["completion"]) == (len(found), text)
+
+
+def wordpieces(folder: Path, name: str) -> Path:
+    """An encoder's checkpoint with a tokenizer of its family's kind, whose class is the family's."""
+    Case.read(name).write(folder)
+    marks = ["<s>", "<pad>", "</s>", "<unk>", "<mask>"]
+    if name.startswith("roberta"):
+        trained = ByteLevelBPETokenizer()
+        trained.train_from_iterator([WORDS] * 3, vocab_size=290, special_tokens=marks, show_progress=False)
+        trained._tokenizer.save(str(folder / "tokenizer.json"))
+        settings: dict[str, Any] = dict(zip(("cls_token", "pad_token", "sep_token", "unk_token", "mask_token"), marks, strict=True))
+    else:
+        letters = [*"abcdefghijklmnopqrstuvwxyz<>&'"]
+        (folder / "vocab.txt").write_text("\n".join([*SPECIAL_TOKENS, *WORDS.split(), *letters, *(f"##{one}" for one in letters)]) + "\n")
+        settings = {"do_lower_case": True}
+    (folder / "tokenizer_config.json").write_text(json.dumps(settings))
+    (folder / "config.json").write_text(json.dumps(json.loads((folder / "config.json").read_text()) | {"vocab_size": TOKENS}))
+    return folder
+
+
+ENCODERS = ["bert_classes_a", "roberta_classes_a", "distilbert_classes_a"]
+LABELLED = [(name, place) for name in ENCODERS for place in ("before", "whole", "adapters")]
+# A text with a label has an end in a decoder, where its classifier reads it: its own tokenizer puts none, that of an export does.
+LABELLED += [(name, place) for name in NAMES for place in ("whole", "adapters")]
+
+
+@pytest.mark.parametrize("pairs", [False, True])
+@pytest.mark.parametrize(("name", "place"), LABELLED)
+def test_labelled_texts_and_pairs_have_the_ids_of_transformers(tmp_path: Path, name: str, place: str, pairs: bool):
+    transformers = pytest.importorskip("transformers")
+    folder = wordpieces(tmp_path / "model", name) if name in ENCODERS else checkpoint(tmp_path / "model", name, True, False)
+    words = WORDS.split()
+    rows = [
+        {"text": f"{one} <b> É & 'x'", "other": f"{words[number - 1]} {' '.join((words + words)[: number * 2])}", "label": str(number % 2)}
+        for number, one in enumerate(words)
+    ]
+    (tmp_path / "a.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    source = Table(paths=str(tmp_path / "a.jsonl"), labels=["0", "1"], pair_field="other" if pairs else None)
+    store = prepared(tmp_path, folder, source, TOKENS, LENGTH)
+    read_from = folder
+    if place != "before":
+        read_from = tmp_path / "out"
+        read_from.mkdir()
+        model: Any = model_of(Case.read(name).config, "config.json")
+        tokenizer_files.write(read_from, store, SpecialIds.from_ids(store.manifest), model, Classification(classes=2), LENGTH)
+        if place == "whole":
+            (read_from / "config.json").write_bytes((folder / "config.json").read_bytes())
+    theirs = transformers.AutoTokenizer.from_pretrained(read_from)
+    found = set()
+    for split in store.manifest.splits:
+        one = store.rows(split, np.arange(store.manifest.rows[split]))
+        found |= {tuple(row[:end].tolist()) for row, end in zip(one["tokens"], one["length"], strict=True)}
+    texts = [(row["text"], row["other"]) if pairs else (row["text"],) for row in rows]
+    assert found == {tuple(theirs(*one, truncation=True, max_length=LENGTH)["input_ids"]) for one in texts}
+    assert any(len(theirs(*one)["input_ids"]) > LENGTH for one in texts) is pairs
