@@ -10,7 +10,7 @@ from dpx.clipping.declarations import ClippingMethod
 from dpx.data.declarations import Data
 from dpx.data.length_buckets import LengthBuckets, widths_of
 from dpx.declaration import declaration, require
-from dpx.init.declarations import Init, RandomStart
+from dpx.init.declarations import Init, MeasuredTable, RandomStart
 from dpx.lr_schedule import LrSchedule
 from dpx.mechanism.declarations import Clip, Mechanism, Noise, NoiseBatchRatio, SecretTelemetry, Telemetry
 from dpx.mesh import Mesh
@@ -107,6 +107,7 @@ class Experiment:
     telemetry: Telemetry = SecretTelemetry()
     train: Trained = Everything()
     init: Init = RandomStart()
+    chosen_by: MeasuredTable | None = None
     replicate: int = 0
     seed: int | None = None
     audit: Audit = NoCanaries()

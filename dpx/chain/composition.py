@@ -162,18 +162,15 @@ def fitted_by(chain: Chain, name: str, runs: Runs) -> str | None:
 
 def _require_words_hold(chain: Chain, runs: Runs) -> None:
     """Raises `ConfigError` where stages that are declared to share no unit read a whole file in common, and one of them protects it."""
-    named = list(chain.stages)
-    for place, name in enumerate(named):
-        for other in named[place + 1 :]:
-            both = [run.experiment for run in (runs[name][0], runs[other][0])]
-            if not chain.are_disjoint(name, other) or not any(one.is_private for one in both):
-                continue
-            public = next((one for one in (name, other) if chain.stages[one].provenance == "public"), None)
-            said = public or next(one for one in (name, other) if {name, other} - {one} <= set(chain.stages[one].disjoint_from))
-            key = "provenance=public" if public else "disjoint_from"
-            (whose,) = {name, other} - {said}
-            files, theirs = (_parts(one.data.source) for one in both)
-            require_other_text(f"chain.stages.{said}.{key}", files, theirs, f"the stage {whose}", "Remove it, or name other text")
+    parts = functools.cache(lambda stage: _parts(runs[stage][0].experiment.data.source))
+    for name, other in itertools.combinations(chain.stages, 2):
+        protects = any(runs[stage][0].experiment.is_private for stage in (name, other))
+        if not protects or not chain.are_disjoint(name, other):
+            continue
+        public = next((stage for stage in (name, other) if chain.stages[stage].provenance == "public"), None)
+        said = public or (name if other in chain.stages[name].disjoint_from else other)
+        whose, key = other if said == name else name, "provenance=public" if public else "disjoint_from"
+        require_other_text(f"chain.stages.{said}.{key}", parts(name), parts(other), f"the stage {whose}", "Remove it, or name other text")
 
 
 def _parts(source: Source) -> list[str]:

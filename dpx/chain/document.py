@@ -3,12 +3,13 @@
 from typing import Literal
 
 from dpx.claim.document import Epsilons
+from dpx.claim.manifest import CHAIN
 from dpx.privacy.unit_facts import UnitFacts
 from dpx.records import described, record
 
-STATEMENT = "chain.json"
-# Format number of the statement of a chain; before 2 it had no seal and did not name the statements of its stages.
-FORMAT = 2
+STATEMENT = CHAIN
+# Format number of the statement of a chain; before 3 it had no release id.
+FORMAT = 3
 
 
 @record
@@ -63,6 +64,7 @@ class ChainStatement:
 
     kind: Literal["chain"] = "chain"
     format: int = described("Format number of this file.", default=FORMAT)
+    release: str = described("Random id of the release, which its manifest repeats; empty before it is written.", default="")
     name: str = described("Name of the chain.")
     replicate: int = described("Number of the repeat.")
     claim: ChainClaim = described("What all stages together protect.")

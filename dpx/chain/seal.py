@@ -5,54 +5,55 @@ chain's own statement look edited, and an older statement that is put back is de
 checksum of each stage's own statement: a stage that was edited, or replaced by another run, is detected too.
 """
 
+import dataclasses
 import json
+import secrets
 from pathlib import Path
 from typing import Any
 
 from dpx.chain.document import FORMAT, STATEMENT, ChainStatement, StageFacts
-from dpx.claim import agreement, seals
+from dpx.claim import agreement, manifest, seals
+from dpx.claim.received import CheckedBy
 from dpx.declaration import ConfigError, require
 from dpx.records import from_json, to_json
 from dpx.run_folder import RunFolder, read_json, write_json
 
 SEALS = "chain_seals.json"
-# Chains of this format were not sealed.
-_UNSEALED = 1
 _AGAIN = "Restore the file, or move it away and run the chain again: it writes a new file and trains nothing that has finished"
 
 
 def write(folder: RunFolder, stated: ChainStatement) -> None:
-    """Seals `stated` and writes it to `release/chain.json`."""
-    node = json.loads(json.dumps(to_json(stated)))
+    """Seals `stated` and writes it to `release/chain.json`, with the manifest of the release."""
+    release = manifest.stated_id(folder.release) or secrets.token_hex(8)
+    node = json.loads(json.dumps(to_json(dataclasses.replace(stated, release=release))))
     place, checksum = folder.made_private() / SEALS, seals.seal(node)
     earlier = _sealed(folder.path)
     write_json(place, {"sealed": list(dict.fromkeys([*earlier, checksum]))})
     write_json(folder.made_release() / STATEMENT, node)
     write_json(place, {"sealed": [checksum]})
+    manifest.write(folder.release)
 
 
-def read(folder: Path) -> tuple[ChainStatement, bool] | None:
-    """Returns the statement in the folder of a chain and whether it was sealed; `None` before there is one.
+def read(folder: Path) -> tuple[ChainStatement, CheckedBy] | None:
+    """Returns the statement in the folder of a chain and what it was checked against; `None` before there is one.
 
-    A copy of `release/` alone, and a file of the format before seals, has no seal. Raises `ConfigError` for a statement that differs from
-    its seal, and for one whose seal is missing.
+    It is the chain's own seal, or for a copy of `release/` alone its manifest. Raises `ConfigError` for a statement that differs from them,
+    and for one whose seal is missing beside the rest of `private/`.
     """
     path = folder / "release" / STATEMENT
     if not path.is_file():
         return None
     node, sealed = read_json(path, _AGAIN), _sealed(folder)
-    has_private = (folder / "private").is_dir()
+    require(node.get("format") == FORMAT, path, f"was written with the format number {node.get('format')}, not {FORMAT}", seals.VERSION)
     if sealed:
         require(seals.seal(node) in sealed, path, f"differs from the statement whose checksum is in private/{SEALS}", _AGAIN)
     else:
-        is_older = node.get("format") == _UNSEALED
-        require(is_older or not has_private, path, f"its checksum is missing: private/{SEALS} is not there", _AGAIN)
-    known = node.get("format") in (_UNSEALED, FORMAT)
-    require(known, path, f"was written with the format number {node.get('format')}, not {FORMAT}", seals.VERSION)
-    return from_json(ChainStatement, node, path, _AGAIN), bool(sealed)
+        require(not (folder / "private").is_dir(), path, f"its checksum is missing: private/{SEALS} is not there", _AGAIN)
+    checked_by: CheckedBy = "ledger" if sealed else "manifest" if manifest.check(path.parent) else None
+    return from_json(ChainStatement, node, path, _AGAIN), checked_by
 
 
-def check(folder: Path) -> tuple[ChainStatement, bool] | None:
+def check(folder: Path) -> tuple[ChainStatement, CheckedBy] | None:
     """Returns what `read` returns, after a check of every finished stage beside the chain's folder against what was stated of it.
 
     Raises `ConfigError` for a stage whose ledger, statement or headline differs; a stage whose folder is not there is not checked.

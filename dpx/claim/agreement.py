@@ -84,15 +84,14 @@ def before_training(folder: Path) -> Ledger | None:
 
 
 def check_copy(release: Path) -> bool:
-    """Returns whether a copy of `release/` agrees with its manifest; `False` without one.
+    """Returns whether a copy of `release/`, or an export, agrees with its manifest; `False` without one.
 
-    Raises `ConfigError` if it does not, and if its statement or its config is not the one that its weights were released with. A release
-    without weights cannot be checked.
+    Raises `ConfigError` if it does not, and if the statement or the config of a copy is not the one that its weights were released with.
     """
     weights, statement, config = release / "params", release / STATEMENT, release / CONFIG
-    if not weights.is_dir():
-        return False
-    told = _facts_beside(weights)
+    told = _facts_beside(weights) if weights.is_dir() else None
+    if told is None:
+        return manifest.check(release)
     if statement.is_file():
         fits = told.get("statement") == seal(read_node(statement, OR_COPY))
         require(fits, statement, "differs from the statement that was released with these weights", OR_COPY)

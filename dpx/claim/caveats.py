@@ -115,7 +115,7 @@ def assumptions(
     if not experiment.train.is_all:
         come = (
             "are copied from the weights that the run begins from (init)"
-            if any(origin.kind != "text" for origin in begins_from)
+            if any(origin.is_of_weights for origin in begins_from)
             else "were drawn at random, before any protected row was read"
         )
         premises.append(f"train={experiment.train.kind}: frozen parameters {come}")

@@ -18,6 +18,8 @@ from dpx.records import described, from_json, record, to_json
 from dpx.run_folder import CONFIG, read_json, write_json
 
 MANIFEST = "dpx_manifest.json"
+# The statement of a chain, whose folder releases nothing else: its stages are runs with folders of their own.
+CHAIN = "chain.json"
 FORMAT = 1
 PARAMS = "params"
 TELEMETRY = "telemetry.jsonl"
@@ -50,10 +52,12 @@ class ReleaseManifest:
 
 
 def release_id(statement: Any) -> str | None:
-    """Returns the random id that a statement holds (its JSON): the name of the run's ledger, or of the search's record.
+    """Returns the random id that a statement holds (its JSON): the name of the run's ledger, of the search's record, or a chain's own.
 
-    It was drawn when the run or the search began, is kept by every resume, and does not depend on data.
+    It was drawn when the run, the search or the chain began, is kept by every resume, and does not depend on data.
     """
+    if isinstance(statement, dict) and isinstance(statement.get("release"), str):
+        return statement["release"]
     for holder in ("ledger", "record"):
         held = statement.get(holder) if isinstance(statement, dict) else None
         mark = held.get("mark") if isinstance(held, dict) else None
@@ -80,7 +84,7 @@ def check(folder: Path) -> bool:
     node = read_json(place, AGAIN)
     require(node.get("format") == FORMAT, place, f"is in format {node.get('format')}, not {FORMAT}", "Use the version of dpx that wrote it")
     manifest = from_json(ReleaseManifest, node, place, AGAIN)
-    require(STATEMENT in manifest.files, place, f"does not list {STATEMENT}", AGAIN)
+    require(_statement(folder).name in manifest.files, place, f"does not list {_statement(folder).name}", AGAIN)
     for name, known in manifest.files.items():
         is_inside = not PurePosixPath(name).is_absolute() and ".." not in PurePosixPath(name).parts
         require(is_inside, place, f"lists {name}, which is not in this folder", AGAIN)
@@ -92,19 +96,26 @@ def check(folder: Path) -> bool:
     added = [name for name in _released(folder) if name not in manifest.files and _is_read(folder, name)]
     require(not added, folder / added[0] if added else folder, f"was not released with the other files: {MANIFEST} does not list it", AGAIN)
     own = stated_id(folder)
-    require(own == manifest.release, folder / STATEMENT, f"has the release id {own}, but {MANIFEST} has {manifest.release}", AGAIN)
+    require(own == manifest.release, _statement(folder), f"has the release id {own}, but {MANIFEST} has {manifest.release}", AGAIN)
     return True
 
 
 def stated_id(folder: Path) -> str | None:
     """Returns the release id in the statement of `folder`; `None` without one."""
-    return release_id(read_json(folder / STATEMENT, AGAIN)) if (folder / STATEMENT).is_file() else None
+    place = _statement(folder)
+    return release_id(read_json(place, AGAIN)) if place.is_file() else None
+
+
+def _statement(folder: Path) -> Path:
+    return folder / (CHAIN if (folder / CHAIN).is_file() else STATEMENT)
 
 
 def _released(folder: Path) -> list[str]:
-    """Returns the paths of what a run released in its `release/`, or of all files of an export."""
+    """Returns the paths of what a run or a chain released in its `release/`, or of all files of an export."""
     params = folder / PARAMS
-    if not params.is_dir():
+    if (folder / CHAIN).is_file():
+        found = [folder / CHAIN]
+    elif not params.is_dir():
         found = [path for path in folder.rglob("*") if path.is_file()]
     else:
         found = [path for name in (STATEMENT, CONFIG, TELEMETRY) if (path := folder / name).is_file()]

@@ -6,6 +6,7 @@ is said wherever its guarantee is printed. A release that contradicts its manife
 """
 
 import dataclasses
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, Literal
 
@@ -51,6 +52,25 @@ class Received:
         return f"{self.guarantee}{said(self.checked_by)}"
 
 
+def weakest(found: Iterable[CheckedBy]) -> CheckedBy:
+    """Returns what all of several releases were checked against, at least."""
+    every = set(found)
+    return None if None in every else "manifest" if "manifest" in every else "ledger"
+
+
+# What precedes a whole explanation or account of a release, where no ledger was compared with it.
+HEADS: dict[CheckedBy, tuple[str, ...]] = {
+    "ledger": (),
+    "manifest": (
+        "AS ITS SENDER STATES: the private/ folder of the run is missing; the files agree with the sender's manifest, but the statement is "
+        "trusted without a ledger, and steps may be missing from it.",
+    ),
+    None: (
+        "UNCHECKED: the private/ folder of the run is missing, so its statement is trusted without a check; steps may be missing from it.",
+    ),
+}
+
+
 def said(checked_by: CheckedBy) -> str:
     """Returns the remark that follows a guarantee wherever it is printed; empty if it was checked against the run's ledger."""
     return _SAID[checked_by]
@@ -66,7 +86,7 @@ def read(folder: Path) -> Received:
         _, checked_by = agreement.checked(folder)
         return _stated(folder / "release", checked_by)
     require_own_mark(folder)
-    return _stated(folder, "manifest" if manifest.check(folder) else None)
+    return _stated(folder, "manifest" if agreement.check_copy(folder) else None)
 
 
 def _stated(folder: Path, checked_by: CheckedBy) -> Received:

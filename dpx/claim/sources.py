@@ -8,9 +8,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from dpx.claim import agreement, outside_code
+from dpx.claim import agreement, outside_code, received
 from dpx.claim.document import PlainStatement, RunStatement
 from dpx.claim.reasons import chosen_late, refuted, seeded, unlike_in_words
+from dpx.claim.received import CheckedBy, weakest
 from dpx.claim.seals import STATEMENT, read_node, read_statement, seal, statement_of
 from dpx.declaration import ConfigError, require
 from dpx.privacy import ledger, origins, relations
@@ -24,7 +25,7 @@ _ALONE = "account for each one separately"
 
 
 class Source(NamedTuple):
-    """Holds the charged steps of one source, whether they were checked against everything that follows from them, and its packages.
+    """Holds the charged steps of one source, what they were checked against (`dpx.claim.received`), and its packages.
 
     `name` is its name in error messages. `before` are the steps of earlier runs whose parameters this run starts from. `delta` and
     `adjacency` are those of its claim, `None` if it does not state them; `units` are what its steps protect, `None` for steps of unknown
@@ -33,7 +34,7 @@ class Source(NamedTuple):
 
     name: str
     segments: Segments
-    is_checked: bool
+    checked_by: CheckedBy
     by: tuple[str, ...] = ()
     before: Segments = []
     delta: float | None = None
@@ -49,7 +50,7 @@ class Together(NamedTuple):
     source, why there is no guarantee.
     """
 
-    is_checked: bool
+    checked_by: CheckedBy
     segments: Segments
     before: Segments
     delta: float
@@ -73,7 +74,7 @@ def together(
     require_one_unit(sources, adjacency)
     delta, adjacency = stated_at(sources, delta, adjacency, otherwise)
     return Together(
-        is_checked=all(one.is_checked for one in sources),
+        checked_by=weakest(one.checked_by for one in sources),
         segments=segments,
         before=ledger.join(*(list(one.before) for one in sources)),
         delta=delta,
@@ -92,7 +93,7 @@ def read(path: Path) -> Source:
     if path.is_dir():
         checked = agreement.check(path)
         if checked is not None:
-            return _of_ledger(checked, True, path, path)
+            return _of_ledger(checked, "ledger", path, path)
         path = path / "release" / STATEMENT
     require(path.is_file(), f"ledger={path}", "this path has no ledger", f"Name a run folder, a ledger file or a {STATEMENT}")
     if path.suffix == ".json":
@@ -100,12 +101,12 @@ def read(path: Path) -> Source:
     # A ledger in the private folder of a run is beside the files that follow from it.
     run = path.parents[1] if path.parent.name == "private" else None
     is_checked = run is not None and agreement.check(run) is not None
-    return _of_ledger(Ledger(path), is_checked, run, path)
+    return _of_ledger(Ledger(path), "ledger" if is_checked else None, run, path)
 
 
 def _of_statement(path: Path) -> Source:
     node = read_node(path, _NAME)
-    _require_sealed(path, node)
+    checked_by = _checked_by(path, node)
     statement = statement_of(node, path, _NAME)
     segments = None if isinstance(statement, PlainStatement) else statement.ledger.segments
     if isinstance(statement, PlainStatement) or segments is None:
@@ -114,7 +115,7 @@ def _of_statement(path: Path) -> Source:
     return Source(
         name=str(path),
         segments=ledger.join(segments),
-        is_checked=False,
+        checked_by=checked_by,
         by=outside_code.packages_of_guarantee(statement.guarantee) or (),
         before=origins.charged_in(statement.init) if isinstance(statement, RunStatement) else [],
         delta=statement.delta,
@@ -124,8 +125,11 @@ def _of_statement(path: Path) -> Source:
     )
 
 
-def _require_sealed(path: Path, document: dict[str, Any]) -> None:
-    """Checks a statement against the folder of the run or the study that holds it, or against the weights beside it."""
+def _checked_by(path: Path, document: dict[str, Any]) -> CheckedBy:
+    """Returns what a statement by itself was checked against: a run or a study may have charged more since it was written.
+
+    Raises `ConfigError` if it is not one of the folder that holds it, or contradicts the release that it belongs to.
+    """
     from dpx.tuning.record import CHAIN, Record
 
     for folder in path.absolute().parents[1:3]:
@@ -144,11 +148,11 @@ def _require_sealed(path: Path, document: dict[str, Any]) -> None:
             f"differs from the statement whose checksum is in {folder.name}",
             f"Restore the file, or name {folder.name} itself",
         )
-        return
-    agreement.check_copy(path.parent)
+        return None
+    return received.read(path.parent).checked_by
 
 
-def _of_ledger(entered: Ledger, is_checked: bool, run: Path | None, path: Path) -> Source:
+def _of_ledger(entered: Ledger, checked_by: CheckedBy, run: Path | None, path: Path) -> Source:
     """Returns the source of a ledger; `run` is the run folder that holds the ledger, whose statement has further facts about it."""
     declared = None if entered.plan is None else entered.plan.declared
     privacy = {} if declared is None else declared.privacy.values
@@ -157,7 +161,7 @@ def _of_ledger(entered: Ledger, is_checked: bool, run: Path | None, path: Path) 
     return Source(
         name=str(path),
         segments=entered.segments(),
-        is_checked=is_checked,
+        checked_by=checked_by,
         before=ledger.join(*origins.charged(entered.origins)),
         delta=privacy.get("delta"),
         adjacency=privacy.get("adjacency"),

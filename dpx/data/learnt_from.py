@@ -48,22 +48,33 @@ def learnt_from(place: Path, stores: Path | None = None) -> tuple[Origin, ...]:
         is_own = named in manifest.files and file_checksums.of_file(folder / named) == manifest.files[named]
         require(is_own, place, f"is not the vocabulary that {MANIFEST} beside it lists", "Restore it, or move it to another folder")
         return of_store(manifest, _name_of(folder))
-    record = place.with_name(f"{place.stem}_learnt_from.json") if place.is_file() else folder / RECORD
+    record = _record_of(place)
     if record.is_file():
         return from_json(LearntFrom, read_json(record, _FIX), record, _FIX).origins
     if (folder / _STATEMENT).is_file() or any("dpx" in _config(folder / name) for name in _MARKED):
         return (Origin(kind="text", name=folder.name, identity=f"unknown {folder.name}", reasons=(_UNKNOWN,)),)
-    return _by_content(place, stores) if stores is not None and place.is_file() else ()
+    return _by_content(place, stores) if stores is not None else ()
 
 
-def _by_content(file: Path, stores: Path) -> tuple[Origin, ...]:
+def _record_of(vocabulary: Path) -> Path:
+    """Returns the path of the record of a list of word pieces, a checkpoint's folder or one of the files of its tokenizer."""
+    if vocabulary.suffix == ".txt" and not vocabulary.is_dir():
+        return vocabulary.with_name(f"{vocabulary.stem}_learnt_from.json")
+    return (vocabulary if vocabulary.is_dir() else vocabulary.parent) / RECORD
+
+
+def _by_content(place: Path, stores: Path) -> tuple[Origin, ...]:
+    within = (place / DEFINITION, place / VOCABULARY) if place.is_dir() else (place,)
+    file = next((one for one in within if one.is_file()), None)
+    if file is None:
+        return ()
     own, found = file_checksums.of_file(file), dict[str, Origin]()
-    for place in sorted(stores.glob(f"*/{MANIFEST}")):
+    for one in sorted(stores.glob(f"*/{MANIFEST}")):
         with contextlib.suppress(ConfigError):
-            manifest = Manifest.read(place.parent)
-            known = of_store(manifest, _name_of(place.parent)) if own in manifest.files.values() else ()
+            manifest = Manifest.read(one.parent)
+            known = of_store(manifest, _name_of(one.parent)) if own in manifest.files.values() else ()
             # A store that was given this vocabulary names the same text again.
-            found = {one.identity: one for one in known} | found
+            found = {text.identity: text for text in known} | found
     return tuple(found.values())
 
 
@@ -100,7 +111,7 @@ def of_store(manifest: Manifest, name: str) -> tuple[Origin, ...]:
 
 def write(vocabulary: Path, origins: Iterable[Origin], released: bool = False) -> Path:
     """Writes the record beside `vocabulary`, durably; a `released` one leaves out what tells of the data. Returns its path."""
-    record = vocabulary.with_name(f"{vocabulary.stem}_learnt_from.json") if vocabulary.suffix == ".txt" else vocabulary / RECORD
+    record = _record_of(vocabulary)
     known = tuple(replace(one, data=(None,), files=()) if released else one for one in origins)
     write_durably(record, json.dumps(to_json(LearntFrom(origins=known)), indent=1) + "\n")
     return record

@@ -82,4 +82,19 @@ class FromCheckpoint:
     is_random: ClassVar[bool] = False
 
 
+@declaration
+class MeasuredTable:
+    """The measured runs by which settings of this run were chosen (`job=design`).
+
+    Attributes:
+        name: Its name in the statement.
+        identity: Random name of the choice.
+        provenance: public vouches that no protected data was read to measure it; null gives no guarantee.
+    """
+
+    name: str
+    identity: str
+    provenance: Literal["public"] | None = None
+
+
 Init = RandomStart | FromRun | FromFile | FromCheckpoint

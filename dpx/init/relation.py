@@ -27,7 +27,7 @@ def declared_disjoint(origins: Sequence[Origin], names: Iterable[str], key: str 
 
     Raises `ConfigError` for a name that matches no origin, or several runs.
     """
-    chosen, known = set(), [one for one in origins if one.kind != "file"]
+    chosen, known = set(), [one for one in origins if one.kind in ("run", "text")]
     for name in names:
         meant = [one for one in known if _is_called(one, name)]
         runs, value = {one.identity for one in meant if one.kind == "run"}, f"{key}={name}"
@@ -97,7 +97,7 @@ def contradictions(origins: Sequence[Origin], store: Store, private: Path | None
     """
     told, noted = [], []
     for origin in origins:
-        if origin.kind == "file" or origin.relation != "disjoint":
+        if origin.kind not in ("run", "text") or origin.relation != "disjoint":
             continue
         key = "init" if origin.kind == "run" else "data.vocabulary"
         value, fix = f"{key}.disjoint_from: {origin.name}", "Remove it; then what was done with that text counts here too"

@@ -15,7 +15,7 @@ from dpx.data.store import Store
 from dpx.declaration import ConfigError, require
 from dpx.experiment import Experiment
 from dpx.init import weights
-from dpx.init.declarations import FromCheckpoint, FromFile, FromRun, Init
+from dpx.init.declarations import FromCheckpoint, FromFile, FromRun, Init, MeasuredTable
 from dpx.init.parent import Parent, of_fork, open_parent
 from dpx.init.relation import are_same, contradictions, declared_disjoint, learnt_from_protected, noted_alone, relation
 from dpx.interop.checkpoint import Checkpoint
@@ -44,6 +44,7 @@ class Receiver:
     privacy: Privacy
     is_private: bool
     vocabulary_size: int
+    chosen_by: MeasuredTable | None = None
 
     @property
     def shapes(self) -> weights.Shapes:
@@ -186,6 +187,8 @@ def related(origin: Origin, held: Held, disjoint: Iterable[str], is_holders_data
     `disjoint` are the identities that the run declares to share no unit with it; `is_holders_data` says that it draws from the same
     prepared data as the run that held this record before.
     """
+    if origin.kind == "table":
+        return origin
     if origin.kind == "file":
         return dataclasses.replace(origin, against=tuple(dict.fromkeys([*origin.against, *_of_overlap(origin, held.data.known_as)])))
     origin = dataclasses.replace(origin, relation=relation(origin, disjoint, is_holders_data), against=())
@@ -199,10 +202,18 @@ def related_again(noted: Sequence[Origin], receiver: Receiver, init: Init, store
 
     Its data (`drawn_from` so far) may have been prepared again.
     """
-    known = merged(noted, vocabulary_of(receiver.data))
+    known = merged(noted, beside_weights(receiver))
     disjoint = _declared(init, receiver, known)
     held = held_by(receiver, store)
     return [related(origin, held, disjoint, are_same(drawn_from, held.checksums)) for origin in known]
+
+
+def beside_weights(receiver: Receiver) -> tuple[Origin, ...]:
+    """Returns the origins of a run that no weights bring: texts that its vocabulary is from, and measured runs that chose settings."""
+    chosen, texts = receiver.chosen_by, vocabulary_of(receiver.data)
+    if chosen is None:
+        return texts
+    return *texts, Origin(kind="table", name=chosen.name, identity=chosen.identity, provenance=chosen.provenance)
 
 
 def vocabulary_of(data: Data) -> tuple[Origin, ...]:
@@ -231,9 +242,9 @@ def _decided(init: Init, receiver: Receiver, store: Store | None) -> tuple[tuple
     """Returns the origins of a run that has not begun, those of its weights first, and the run that it starts from, if any."""
     if isinstance(init, FromRun):
         return _of_run(init, receiver, store, f"init.run={init.run}")
-    texts = vocabulary_of(receiver.data)
-    disjoint = _declared(init, receiver, texts)
-    learnt = [related(one, held_by(receiver, store), disjoint, False) for one in texts]
+    beside = beside_weights(receiver)
+    disjoint = _declared(init, receiver, beside)
+    learnt = [related(one, held_by(receiver, store), disjoint, False) for one in beside]
     if isinstance(init, FromFile):
         weights.require_shapes(f"init.file={init.file}", receiver.shapes, weights.of_file(Path(init.file)))
         return (Origin(kind="file", name=Path(init.file).name, identity=UNREAD, provenance=init.provenance), *learnt), None
@@ -251,7 +262,7 @@ def _of_run(init: FromRun, receiver: Receiver, store: Store | None, asked: str) 
     _require_same_function(parent.asked, parent.model, receiver.model, f"model={parent.model.name}", head)
     taken_from(parent, receiver, is_fork)
     its_data, held = parent.origins[0].data, held_by(receiver, store)
-    first, *further = merged(parent.origins if is_fork else noted_alone(parent.origins), vocabulary_of(receiver.data))
+    first, *further = merged(parent.origins if is_fork else noted_alone(parent.origins), beside_weights(receiver))
     disjoint = _declared(init, receiver, (first, *further))
     origins = (
         related(dataclasses.replace(first, is_fork=is_fork), held, disjoint, False),

@@ -18,7 +18,7 @@ from dpx.claim.document import PlainStatement, RunStatement, Statement, StudySta
 from dpx.init.declarations import FromCheckpoint, Init
 from dpx.interop.trained_on import RELEASE, license_named_by_card
 from dpx.places import told
-from dpx.privacy.origins import VERDICTS, in_words
+from dpx.privacy.origins import OWED, VERDICTS, in_words
 from dpx.records import to_json
 from dpx.task.declarations import CausalLanguageModel, Classification, MaskedLanguageModel, MultipleChoice, Task
 
@@ -81,9 +81,10 @@ def card(
     lines += _claim(statement)
     lines += _listed("Reasons", statement.reasons)
     begins_from = () if isinstance(statement, StudyStatement) else statement.init.origins
-    of_weights = [in_words(one) for one in begins_from if one.kind != "text"]
-    lines += _listed("Began from", of_weights or ["random parameters"])
-    lines += _listed("Vocabulary", [in_words(one) for one in begins_from if one.kind == "text"])
+    by_kind = {kind: [in_words(one) for one in begins_from if one.kind == kind] for kind in OWED}
+    lines += _listed("Began from", [*by_kind["run"], *by_kind["file"]] or ["random parameters"])
+    lines += _listed("Vocabulary", by_kind["text"])
+    lines += _listed("Settings were chosen by", by_kind["table"])
     lines += _listed("Assumed", () if isinstance(statement, PlainStatement) else statement.assumptions)
     lines += _listed("Not covered", statement.not_covered)
     unsupported = () if isinstance(statement, PlainStatement) else statement.unsupported

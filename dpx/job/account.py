@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from dpx.claim import outside_code
+from dpx.claim import outside_code, received
 from dpx.claim.seals import STATEMENT
 from dpx.console import answer, wide_console
 from dpx.declaration import declaration, require
@@ -61,15 +61,15 @@ class Account:
         document = {"sources": [path.name for path in sources], "accountant": self.accountant, "delta": delta, "adjacency": adjacency}
         document |= {"outside_code": list(by)} if by else {}
         document["unit"] = None if unit is None else to_json(unit.as_released(tells_words=False))
-        document["is_checked"] = joint.is_checked
+        document |= {"is_checked": joint.checked_by == "ledger", "checked_by": joint.checked_by}
         document["no_guarantee"] = list(joint.reasons)
         document |= {"tables": [table.as_json() for table in tables]}
         write_json(folder.release / "account.json", document)
         answer(document)
         console = wide_console()
         console.print(f"What is protected: {'not recorded' if unit is None else unit.in_words()}.", highlight=False)
-        if not document["is_checked"]:
-            console.print(UNCHECKED, highlight=False)
+        for line in received.HEADS[joint.checked_by]:
+            console.print(line, highlight=False)
         for line in outside_code.sentences(by):
             console.print(f"NO BOUND: every epsilon below is {line}.", highlight=False)
         for line in document["no_guarantee"]:
@@ -80,11 +80,6 @@ class Account:
         for plot in _in_a_terminal(tables):
             console.print(plot + "\n", highlight=False, markup=False)
         console.print(pictures.write(PICTURES, tables, folder.release), highlight=False, soft_wrap=True)
-
-
-UNCHECKED = (
-    "UNCHECKED: the private/ folder of the run is missing, so its statement is trusted without a check; steps may be missing from it."
-)
 
 
 def _place(named: str) -> Path:

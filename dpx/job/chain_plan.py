@@ -19,7 +19,7 @@ from dpx.data.prepare import prepare
 from dpx.data.store import VOCABULARY
 from dpx.experiment import Experiment
 from dpx.init.declarations import FromRun, RandomStart
-from dpx.init.start import Held, planned_start, receiver_of
+from dpx.init.start import Held, planned_start, receiver_of, vocabulary_of
 from dpx.job.plan_records import ChainPlan, RunPlan, StagePlan
 from dpx.privacy.origins import Origin, ParentClaim, VocabularyFacts
 from dpx.privacy.unit_facts import UnitFacts, vocabulary_source
@@ -123,18 +123,20 @@ def _planned_origins(chain: Chain, run: StageRun, alone: Experiment, runs: Runs,
     stage = chain.stages[run.stage]
     if stage.init is not None:
         yield from before[runs[stage.init][0].label].origins
-    if stage.init is None or isinstance(alone.init, FromRun):
-        yield from planned_start(alone.init, receiver_of(alone)).origins
     fitted = fitted_by(chain, run.stage, runs)
-    if fitted is not None and fitted != run.stage:
-        text = runs[fitted][0]
-        data, is_protected = text.experiment.data, text.experiment.data.vocabulary.fit_on == "protected"
+    words = None if fitted in (None, run.stage) else runs[fitted][0]
+    if stage.init is None or isinstance(alone.init, FromRun):
+        # The text of another stage has an identity of its own until that stage has run, by which others are declared apart from it.
+        texts = {one.identity for one in vocabulary_of(alone.data)} if words is not None else set()
+        yield from (one for one in planned_start(alone.init, receiver_of(alone)).origins if one.identity not in texts)
+    if words is not None:
+        data, is_protected = words.experiment.data, words.experiment.data.vocabulary.fit_on == "protected"
         yield Origin(
             kind="text",
-            name=text.experiment.name,
-            identity=states.planned_text(text),
+            name=words.experiment.name,
+            identity=states.planned_text(words),
             reasons=(learnt_from.PROTECTED,) if is_protected else (),
-            claim=ParentClaim(units=UnitFacts.from_data(data, text.experiment.privacy)),
+            claim=ParentClaim(units=UnitFacts.from_data(data, words.experiment.privacy)),
             vocabulary=VocabularyFacts(source=vocabulary_source(data.vocabulary, None)),
         )
 

@@ -4,6 +4,7 @@ A classification task is designed from measured runs of fine-tuning (`dpx.job.de
 """
 
 import math
+import secrets
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from dpx.console import answer, wide_console
 from dpx.declaration import ConfigError, declaration, require
 from dpx.durable import write_durably
 from dpx.experiment import Experiment
+from dpx.init.declarations import MeasuredTable
 from dpx.job.explain import public_size
 from dpx.mechanism.declarations import TargetEpsilon
 from dpx.picture import Lines, Picture
@@ -93,7 +95,8 @@ class Design:
         if not _is_option(self.base, f"model={best.model}"):
             wide_console().print(f"no experiment is written: model={best.model} is not an option here", highlight=False, soft_wrap=True)
             return
-        _write(experiment_file(best, self.base, size, rate, experiment), folder)
+        own = None if self.measurements is None else Path(self.measurements)
+        _write(experiment_file(best, self.base, size, rate, experiment, own), folder)
 
     def _fine_tuning(self, experiment: Experiment, folder: RunFolder, epsilon: float) -> None:
         from dpx.config import recipes
@@ -111,7 +114,7 @@ class Design:
         _show(design_fine_tuning.tables(found, table, place, is_own), folder, about)
         overrides = recipes.of_this_command()
         if overrides is not None:
-            _write(design_fine_tuning.experiment_file(overrides, found, is_own), folder)
+            _write(design_fine_tuning.experiment_file(overrides, found, place if is_own else None), folder)
 
     def _compute(self, flops_per_s: float) -> float:
         given = [value for value in (self.compute, self.device_hours) if value is not None]
@@ -235,10 +238,17 @@ def _published(size: int, epsilon: float) -> Table:
     return Table("published", columns, (values,), f"published optimum, {size:,} records, epsilon {epsilon:g}", notes)
 
 
-def experiment_file(best: Any, base: str, size: int, rate: float, experiment: Experiment) -> str:
+def chosen_by(place: Path) -> dict[str, Any]:
+    """Returns the values of an experiment that was chosen by the user's own measured runs at `place`, which its ledger will name."""
+    target = f"{MeasuredTable.__module__}.{MeasuredTable.__qualname__}"
+    return {"_target_": target, "name": place.name, "identity": secrets.token_hex(8), "provenance": None}
+
+
+def experiment_file(best: Any, base: str, size: int, rate: float, experiment: Experiment, own: Path | None = None) -> str:
     """Returns an experiment that trains `best`: `base` with the model, batch, steps, noise and sampler of the branch that won.
 
-    Fixed batches are bounded under zero_out only. `base` states its noise by its ratio to the batch.
+    `own` is the place of the user's own measured runs; `None` for those that come with dpx, which are of public text. Fixed batches are
+    bounded under zero_out only. `base` states its noise by its ratio to the batch.
     """
     is_fixed = best.sampler == "deterministic"
     overrides = {"/model": best.model, "/sampler": "deterministic" if is_fixed else "poisson", "/noise": "noise_batch_ratio"}
@@ -258,6 +268,7 @@ def experiment_file(best: Any, base: str, size: int, rate: float, experiment: Ex
         "lr_schedule": {"learning_rate": rate},
         "noise": {"noise_batch_ratio": ratio},
         "hydra": {"mode": "RUN"},
+        **({} if own is None else {"chosen_by": chosen_by(own)}),
     }
     coarse = experiment.accountant.value_discretization_interval
     if coarse is not None:

@@ -29,8 +29,8 @@ OPTIMIZER = Adam(beta1=0.9, beta2=0.98, eps=1e-11, weight_decay=0.1)
 # Groups and values of the command that the designed experiment replaces, or that are of this job alone.
 NOT_KEPT = {"job", "design", "hydra", "name", "steps", "tune", *OPTIONS}
 OWN = (
-    "the measured runs are yours: if they read this data, choosing by them is a late choice that no claim charges; the designed run says "
-    "so in its statement under tuning (tune.charge=uncharged)"
+    "the measured runs are yours: if they read this data, the settings tell of it without noise, so the designed run has no guarantee; add "
+    "chosen_by.provenance=public if you vouch that no protected data was read for them"
 )
 
 
@@ -183,9 +183,13 @@ def _other_kinds(table: list[Measured], asked: Asked) -> dict[str, Measured]:
     return {kind: max(rows, key=lambda row: row.accuracy) for kind, rows in same.items() if rows}
 
 
-def experiment_file(overrides: Sequence[str], found: Designed, is_own: bool) -> str:
-    """Returns an experiment that trains the design: what the command's `overrides` say, with the designed values in place of theirs."""
+def experiment_file(overrides: Sequence[str], found: Designed, own: Path | None) -> str:
+    """Returns an experiment that trains the design: what the command's `overrides` say, with the designed values in place of theirs.
+
+    `own` is the place of the user's own measured runs; `None` for those that come with dpx.
+    """
     from dpx.config import recipes
+    from dpx.job.design import chosen_by
 
     chosen, schedule, noise = found.experiment, found.experiment.lr_schedule, found.experiment.noise
     assert isinstance(schedule, WarmUpThen) and isinstance(noise, TargetEpsilon)
@@ -199,6 +203,6 @@ def experiment_file(overrides: Sequence[str], found: Designed, is_own: bool) -> 
         "noise.epsilon": noise.epsilon,
         **{f"optimizer.{name}": value for name, value in dataclasses.asdict(OPTIMIZER).items()},
     }
-    options, values = (OPTIONS | {"tune": "search"}, values | {"tune.charge": "uncharged"}) if is_own else (OPTIONS, values)
+    values |= {} if own is None else {"chosen_by": chosen_by(own)}
     head = "# @package _global_\n# Made by job=design from measured runs of fine-tuning.\n"
-    return head + yaml.safe_dump(recipes.recipe_of(overrides, NOT_KEPT, options, values), sort_keys=False)
+    return head + yaml.safe_dump(recipes.recipe_of(overrides, NOT_KEPT, OPTIONS, values), sort_keys=False)

@@ -11,24 +11,20 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from dpx.claim import outside_code
+from dpx.claim import agreement, outside_code, received
 from dpx.claim.document import AnyRun, PlainStatement, RunStatement
+from dpx.claim.received import CheckedBy
 from dpx.claim.seals import STATEMENT, read_run_statement
 from dpx.console import answer, figure, wide_console
 from dpx.declaration import ConfigError, declaration
 from dpx.experiment import Experiment
 from dpx.init.weights import PARAMS
-from dpx.job.account import UNCHECKED
 from dpx.job.summary import accuracy_of, baselines_of
-from dpx.privacy.origins import VERDICTS, ReleasedText, charged_in, in_words
+from dpx.privacy.origins import VERDICTS, charged_in, in_words
 from dpx.records import to_json
 from dpx.run_folder import RunFolder, write_json
 from dpx.table import Table
 
-AS_STATED = (
-    "AS ITS SENDER STATES: the private/ folder of the run is missing; the files agree with the sender's manifest, but the statement is "
-    "trusted without a ledger, and steps may be missing from it."
-)
 POINTS = (0.1, 0.25, 0.5, 0.75, 1.0)
 
 NEIGHBOURS = {
@@ -80,16 +76,14 @@ class Explain:
         _show(said)
         _show_utility(folder.path)
 
-    def said(self, experiment: Experiment, folder: RunFolder) -> tuple[Explanation, str | None]:
+    def said(self, experiment: Experiment, folder: RunFolder) -> tuple[Explanation, CheckedBy]:
         """Returns the explanation of the config or the run, and what the run's folder was checked against (`dpx.claim.received`)."""
-        from dpx.claim import agreement
-
         (_, checked_by), stated = agreement.checked(folder.path), _statement(folder.path)
         begins_from = () if stated is not None else _planned_start(experiment, self.size is None, folder.fork)
         said = explain(experiment, self._size(experiment, stated), stated, begins_from)
         said = _with_change(said, experiment, folder.release, stated)
-        if stated is not None and checked_by != "ledger":
-            said = dataclasses.replace(said, words=(AS_STATED if checked_by else UNCHECKED, *said.words))
+        if stated is not None:
+            said = dataclasses.replace(said, words=(*received.HEADS[checked_by], *said.words))
         return said, checked_by
 
     def _size(self, experiment: Experiment, stated: AnyRun | None) -> int:
@@ -128,8 +122,10 @@ def _explain_chain(node: Any, experiment: Experiment, folder: RunFolder) -> None
     from dpx.job import chain_plan
     from dpx.job.plan import plan_of_run
 
-    seal.check(folder.path)
-
+    stated_chain = seal.check(folder.path)
+    checked_by = None if stated_chain is None else stated_chain[1]
+    for line in received.HEADS[checked_by] if stated_chain is not None else ():
+        wide_console().print(line, highlight=False)
     documents, outputs = [], folder.path.parent
     for label, alone, run_folder in chain_plan.stages_alone(node, experiment, outputs):
         stated = _statement(run_folder)
@@ -140,7 +136,7 @@ def _explain_chain(node: Any, experiment: Experiment, folder: RunFolder) -> None
         _show(said)
         _show_utility(run_folder)
     planned = chain_plan.plan_of_chain(node, experiment, plan_of_run, outputs)
-    document = {"name": experiment.name, "stages": documents, "claim": to_json(planned.claim)}
+    document = {"name": experiment.name, "stages": documents, "claim": to_json(planned.claim), "checked_by": checked_by}
     write_json(folder.made_release() / "explain.json", document)
     answer(document)
     chain_plan.show_claim(planned.claim, wide_console())
@@ -171,7 +167,7 @@ def _statement(path: Path) -> AnyRun | None:
 
 def _planned_start(experiment: Experiment, is_prepared: bool, fork: str | None) -> Sequence[Any]:
     """Returns the origins of a run that has not begun."""
-    if experiment.init.is_random and fork is None and experiment.data.vocabulary.path is None:
+    if experiment.init.is_random and fork is None and experiment.data.vocabulary.path is None and experiment.chosen_by is None:
         return ()
     from dpx.data.prepare import prepare
     from dpx.init.start import planned_start, receiver_of
@@ -296,19 +292,16 @@ def _stated_epsilon(statement: RunStatement, accountant: str) -> float:
     return math.inf if value is None else value
 
 
+_COMES = {kind: "It does not start from random parameters but from" for kind in ("run", "file")}
+_COMES |= {"text": "Its vocabulary was not fitted on its own text but comes from", "table": "Its settings were chosen by"}
+
+
 def _start(origins: Sequence[Any], alone: float) -> list[str]:
     """Returns the lines about the origins of the run."""
-    vocabulary = [f"Its vocabulary was {in_words(one)}." for one in origins if isinstance(one, ReleasedText)]
-    sentences = [
-        f"It does not start from random parameters but from {in_words(one)}." for one in origins if not isinstance(one, ReleasedText)
-    ]
-    if not sentences:
-        return vocabulary
-    return [
-        *sentences,
-        *vocabulary,
-        f"Its own steps alone have epsilon {alone:.3g}; noise.epsilon, if set, is the target for these steps alone.",
-    ]
+    lines = [f"{_COMES[one.kind]} {in_words(one)}." for one in origins]
+    if any(one.kind in ("run", "file") for one in origins):
+        lines.append(f"Its own steps alone have epsilon {alone:.3g}; noise.epsilon, if set, is the target for these steps alone.")
+    return lines
 
 
 def _audit(audit: Any) -> list[str]:

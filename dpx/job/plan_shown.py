@@ -118,7 +118,7 @@ def _epsilons(epsilons: dict[str, float | None]) -> str:
 def _start_lines(document: RunPlan) -> list[tuple[str, str]]:
     """Returns the lines about the run's origins, and epsilon without them."""
     beginning = document.init
-    lines = [("vocabulary from" if one.kind == "text" else "starts from", origins.in_words(one)) for one in beginning.origins]
+    lines = [(origins.OWED[one.kind], origins.in_words(one)) for one in beginning.origins]
     alone = f"{_epsilons(document.epsilon_of_this_run)}, of this run without those; noise.epsilon is the target for this number"
     return [*lines, ("epsilon of this run's steps", alone)] if origins.are_composed(beginning) else lines
 

@@ -14,7 +14,7 @@ from dpx.console import Console, answer, figure
 from dpx.declaration import declaration, require
 from dpx.experiment import Experiment
 from dpx.places import as_printed
-from dpx.privacy.origins import in_words
+from dpx.privacy.origins import OWED, in_words
 from dpx.processes import team
 from dpx.records import to_json
 from dpx.results import BASELINES, Results, accuracy_in_words, nothing_learnt
@@ -91,7 +91,7 @@ def show(results: Results, claim: AnyRun, folder: Path) -> None:
     if results.best_step is not None:
         table.add_row("weights", f"of step {results.best_step}, the best of {results.steps} steps by held-out rows")
     for origin in claim.init.origins:
-        table.add_row("vocabulary from" if origin.kind == "text" else "started from", in_words(origin))
+        table.add_row(OWED[origin.kind], in_words(origin))
     table.add_row("guarantee", ", ".join([claim.guarantee, *claim.reasons]))
     if isinstance(claim, RunStatement):
         _show_claim(claim, table)

@@ -1,4 +1,4 @@
-"""Keeps the origins of a run: the runs, files and texts that its starting parameters and its vocabulary come from.
+"""Keeps the origins of a run: the runs, files, texts and tables that its starting parameters, vocabulary and settings come from.
 
 They are recorded in the run's ledger and statement, with their charges and with the reasons why they have no guarantee.
 
@@ -79,16 +79,23 @@ class CheckpointFacts:
     names: tuple[str, ...] = described("Its name, and the one in its own config, often that of the weights that it began from.")
 
 
-Kind = Literal["run", "file", "text"]
+Kind = Literal["run", "file", "text", "table"]
+
+# What a run owes to an origin of each kind, for lists of origins.
+OWED = {"run": "started from", "file": "started from", "text": "vocabulary from", "table": "settings chosen by"}
+# The part of a config by which each kind of origin comes into a run.
+_KEYS = {"run": "init", "file": "init", "text": "vocabulary", "table": "chosen_by"}
 
 
 @record
 class Origin:
-    """What a run's starting parameters or vocabulary come from, directly or through earlier runs, as a ledger holds it."""
+    """What a run's starting parameters, vocabulary or settings come from, directly or through earlier runs, as a ledger holds it."""
 
-    kind: Kind = described("A run of dpx, a file of weights, or a prepared text that a vocabulary was learnt from.")
+    kind: Kind = described(
+        "A run of dpx, a file of weights, a prepared text that a vocabulary was learnt from, or measured runs that settings were chosen by."
+    )
     name: str = described("Its name.")
-    identity: str = described("Name of its ledger; of a file, the checksum of its values; of a text, the random name of its prepared rows.")
+    identity: str = described("Name of its ledger; of a file, the checksum of its values; of a text and a table, a random name.")
     relation: Relation = described("Relation of its data to the data of the run that holds this record.", default="unknown")
     is_fork: bool = described("Whether the run resumes from its state, and so keeps the canaries of its audit.", default=False)
     weights: str = described("Checksum of the weights that were loaded from it; empty for an earlier origin.", default="")
@@ -120,8 +127,13 @@ class Origin:
 
     @property
     def may_share(self) -> bool:
-        """Returns whether its data may hold units of the run that holds this record; what a file was made from is another question."""
-        return self.kind != "file" and self.relation != "disjoint"
+        """Returns whether its data may hold units of the run that holds this record; of a file and a table, the provenance says that."""
+        return self.kind in ("run", "text") and self.relation != "disjoint"
+
+    @property
+    def is_of_weights(self) -> bool:
+        """Returns whether starting parameters come from it."""
+        return self.kind in _OF_WEIGHTS
 
     @property
     def is_composed(self) -> bool:
@@ -145,6 +157,8 @@ class Origin:
         )
         if self.kind == "text":
             return ReleasedText(**{name: getattr(told, name) for name in _OF_TEXT})
+        if self.kind == "table":
+            return ReleasedTable(**{name: getattr(self, name) for name in _OF_TABLE})
         return ReleasedRun(**{name: getattr(told, name) for name in _OF_RUN}, composed=self.is_composed)
 
 
@@ -181,6 +195,16 @@ class ReleasedRun:
 
 
 @record
+class ReleasedTable:
+    """Measured runs by which settings were chosen."""
+
+    kind: Literal["table"] = "table"
+    name: str = described("Its name.")
+    identity: str = described("Random name of the choice.")
+    provenance: str | None = described("What it was measured on: `public` is the user's word.")
+
+
+@record
 class ReleasedText:
     """A text that the vocabulary was learnt from."""
 
@@ -194,16 +218,19 @@ class ReleasedText:
     vocabulary: VocabularyFacts = described("The split that the vocabulary was learnt from.")
 
 
-Released = ReleasedRun | ReleasedFile | ReleasedText
+Released = ReleasedRun | ReleasedFile | ReleasedText | ReleasedTable
 
 _OF_FILE = ("name", "identity", "weights", "provenance", "checkpoint")
 _OF_RUN = tuple(field.name for field in dataclasses.fields(ReleasedRun) if field.name not in ("kind", "composed"))
+_OF_TABLE = ("name", "identity", "provenance")
+_OF_WEIGHTS = ("run", "file")
 _OF_TEXT = tuple(field.name for field in dataclasses.fields(ReleasedText) if field.name != "kind")
 # What a statement says of an origin that holds for any run that starts from it, by kind.
 _LASTING = {
     "run": ("name", "identity", "weights", "segments", "reasons", "claim", "vocabulary"),
     "file": _OF_FILE,
     "text": ("name", "identity", "reasons", "claim", "vocabulary"),
+    "table": _OF_TABLE,
 }
 
 
@@ -213,12 +240,12 @@ class Beginning:
 
     kind: Literal["random", "fork", "run", "file"] = described("Random parameters, a fork, the weights of another run, or a file.")
     meaning: str | None = described("What the headline covers then; null for random parameters.")
-    origins: tuple[Released, ...] = described("The runs and files they come from, nearest first, and texts that a vocabulary comes from.")
+    origins: tuple[Released, ...] = described("What they come from, nearest first, and what vocabulary and settings come from.")
 
     @property
     def of_weights(self) -> "tuple[ReleasedRun | ReleasedFile, ...]":
         """Returns the runs and files that the starting parameters come from, nearest first."""
-        return tuple(one for one in self.origins if not isinstance(one, ReleasedText))
+        return tuple(one for one in self.origins if isinstance(one, ReleasedRun | ReleasedFile))
 
 
 # As JSON, where a statement says nothing of its parameters.
@@ -262,10 +289,6 @@ def charged(origins: Iterable[Origin]) -> list[Segments]:
     return [list(origin.segments) for origin in origins if origin.is_composed]
 
 
-# The part of a config by which each kind of origin comes into a run.
-_KEYS = {"run": "init", "file": "init", "text": "vocabulary"}
-
-
 def reasons(origins: Iterable[Origin]) -> list[str]:
     """Returns the reasons why a run that starts from `origins` has no guarantee, each with the part of its config."""
     return [f"{_KEYS[origin.kind]}: {reason}" for origin in origins for reason in reasons_of(origin)]
@@ -273,7 +296,9 @@ def reasons(origins: Iterable[Origin]) -> list[str]:
 
 def reasons_of(origin: Origin) -> list[str]:
     """Returns the reasons why a run has no guarantee if its release depends on `origin`, or is seen together with one that does."""
-    against = [f"{origin.label} is of unknown provenance"] if origin.kind == "file" and origin.provenance != "public" else []
+    against = []
+    if origin.kind in ("file", "table") and origin.provenance != "public":
+        against.append(f"{origin.label} is of unknown provenance")
     if origin.may_share and origin.reasons:
         against.append(f"{origin.label} has no guarantee on {WORDS[origin.relation]}: {'; '.join(origin.reasons)}")
     return [*against, *origin.against]
@@ -285,6 +310,9 @@ def assumptions(origins: Iterable[Origin]) -> list[str]:
     for origin in origins:
         if origin.kind == "file":
             premises.append(f"init: the user vouches (init.provenance=public) that no protected data was used to make {origin.label}")
+            continue
+        if origin.kind == "table":
+            premises.append(f"chosen_by: the user vouches (chosen_by.provenance=public) that no protected data was read for {origin.label}")
             continue
         if origin.kind == "text":
             word = "the user vouches (data.vocabulary.disjoint_from) that no unit of this run's protected data is in the text of"
@@ -309,14 +337,14 @@ def have_public_words(origins: Iterable[Origin]) -> bool:
 
     A run that starts from such a run reads the same vocabulary, from a file.
     """
-    return all(origin.kind == "file" or origin.vocabulary.source in PUBLIC_SOURCES for origin in origins)
+    return all(origin.kind not in ("run", "text") or origin.vocabulary.source in PUBLIC_SOURCES for origin in origins)
 
 
 def facts(origins: Sequence[Origin]) -> Beginning:
     """Returns the field `init` of a statement and of a plan."""
     tells_words = have_public_words(origins)
     known = tuple(origin.as_released(tells_words) for origin in origins)
-    of_weights = [origin for origin in origins if origin.kind != "text"]
+    of_weights = [origin for origin in origins if origin.is_of_weights]
     if not of_weights:
         return Beginning(kind="random", meaning=None, origins=known)
     first = of_weights[0]
@@ -338,6 +366,9 @@ def in_words(released: Released) -> str:
     """Returns one of the `origins` of a statement as text."""
     if isinstance(released, ReleasedFile):
         return f"{of_released(released).label}; {released.word or 'its provenance is unknown'}"
+    if isinstance(released, ReleasedTable):
+        word = "the user vouches that no protected data was read for it" if released.provenance == "public" else "its provenance is unknown"
+        return f"{of_released(released).label}; {word}"
     if isinstance(released, ReleasedText):
         return f"{of_released(released).label}, {WORDS[released.relation]}: the vocabulary was learnt from its {learnt_from(released)}"
     stated, audit = released.claim.guarantee or "not stated yet", released.claim.audit

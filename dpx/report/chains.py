@@ -39,13 +39,13 @@ def of_folder(folder: Path) -> Run:
     """Returns a finished chain. Raises `ConfigError` for one that has not finished, and where a statement differs from its seal."""
     found = seal.check(folder)
     assert found is not None
-    stated, is_sealed = found
+    stated, checked_by = found
     waiting = [_label(one) for one in stated.stages if one.state != "finished"]
     require(not waiting, folder.name, f"its stages {', '.join(waiting)} have not finished", "Run the chain again: it continues")
     plain = _plain(folder)
     trained = [(one, Finished(folder.parent / one.folder)) for one in stated.stages if one.job == "train"]
     finals: dict[str, float] = {}
-    facts = {"kind": KIND, "sealed": "yes" if is_sealed else "no"} | _of_claim(stated.claim)
+    facts = {"kind": KIND, "sealed": "yes" if checked_by == "ledger" else "no"} | _of_claim(stated.claim)
     for one, stage in trained:
         start = _start(one, stage, trained)
         finals |= {f"{_label(one)}/{key}": value for key, value in stage.finals(start).items()}

@@ -53,7 +53,7 @@ def _line(run: Run) -> str:
     if not is_chain:
         parts.append(_NOT_COVERED)
     elif facts.get("sealed") != "yes":
-        parts.append("`chain.json` is from before it was sealed; the statements of its stages are sealed")
+        parts.append("`chain.json` is a copy, whose seal is not here; the statements of its stages are sealed")
     return "; ".join(part for part in parts if part) + "."
 
 

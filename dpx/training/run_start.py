@@ -157,7 +157,7 @@ def start_run(noise_epochs: NoiseEpochs, checkpoints: Checkpoints, step: Step, s
     if saved is None and folder.fork:
         return _fork(noise_epochs, checkpoints, step, start)
     require(
-        saved is not None or start.parameters is not None or all(origin.kind == "text" for origin in ledger.origins),
+        saved is not None or start.parameters is not None or not any(origin.is_of_weights for origin in ledger.origins),
         folder.path,
         "its checkpoints are missing, and the weights that it started from were not loaded",
         "Restore them, or move private/checkpoints away to begin again from there",
@@ -222,7 +222,7 @@ def _fresh(noise_epochs: NoiseEpochs, step: Step, start: Start) -> RunStart:
     noise_epochs.ledger.note_origins(start.origins)
     noise_epoch, secret = noise_epochs.open(0, None, "the run begins")
     params = start.parameters
-    messages = (*(f"beginning from {origin.label}" for origin in start.origins[:1] if origin.kind != "text"), *start.messages)
+    messages = (*(f"beginning from {origin.label}" for origin in start.origins[:1] if origin.is_of_weights), *start.messages)
     state = together.init(step, secret, noise_epoch, "init", params)
     return RunStart(noise_epoch, 0, secret, state, messages, together.keep_frozen(private, step, secret, noise_epoch, params))
 

@@ -26,7 +26,7 @@ from dpx.config import recipes
 from dpx.data import learnt_from, manifests
 from dpx.data.prepare import prepare
 from dpx.init.parent import open_parent
-from dpx.init.start import Start, planned_start, receiver_of
+from dpx.init.start import Start, planned_start, receiver_of, vocabulary_of
 from dpx.job.train import Prepare, Train
 from dpx.privacy.ledger import Ledger
 from dpx.privacy.lines import NoiseEpoch
@@ -48,7 +48,7 @@ TEXTS = 3
 
 def drawn(seed: int) -> list[Node]:
     """A graph of two to five nodes whose last one is private."""
-    draw, graph = random.Random(f"graph {seed}"), list[Node]()
+    draw, faults, graph = random.Random(f"graph {seed}"), random.Random(f"faults {seed}"), list[Node]()
     count = draw.randint(2, 5)
     for number in range(count):
         kind: Any = "private" if number == count - 1 else draw.choice(["private", "private", "bare", "bare", "prepare"])
@@ -74,6 +74,7 @@ def drawn(seed: int) -> list[Node]:
                 noise_multiplier=draw.choice([1.0, 1.5, 2.0]),
                 weights_by="release" if draw.random() < 0.4 and is_named else "folder",
                 words_by=draw.choice(["store", "kept", "export"]),
+                fault=None if kind == "prepare" or faults.random() < 0.9 else faults.choice(["table", "seed"]),
             )
         )
     return graph
@@ -124,7 +125,7 @@ class World:
     def _node_of(self, origin: Origin) -> int:
         by_identity = {store.manifest.name: number for number, store in enumerate(self.stores)}
         by_identity |= {self._identity(number): number for number, run in enumerate(self.runs) if isinstance(run.job, Train)}
-        return by_identity[origin.identity]
+        return by_identity.get(origin.identity, -1)
 
     def _identity(self, number: int) -> str:
         with contextlib.closing(Ledger(self.root / f"node{number}" / "private" / "ledger")) as entered:
@@ -137,6 +138,11 @@ class World:
         cfg.noise.noise_multiplier = node.noise_multiplier
         cfg.data.source.paths, cfg.data.directory = str(self.root / f"{node.text}.txt"), str(self.root / "data")
         cfg.data.split_salt, cfg.data.sequence_length = node.salt, node.length
+        if node.fault == "seed":
+            cfg.seed = 7
+        elif node.fault == "table":
+            target = "dpx.init.declarations.MeasuredTable"
+            cfg.chosen_by = {"_target_": target, "name": "losses", "identity": f"table{number}", "provenance": None}
         if node.kind == "bare":
             cfg.mechanism = {"_target_": "dpx.mechanism.declarations.NoPrivacy"}
         if node.words is None:
@@ -184,7 +190,7 @@ class World:
             entered.note_units(UnitFacts.from_data(experiment.data, experiment.privacy, store.manifest))
             facts = {"claim": claim_checksum(experiment), "data": store.manifest.checksum}
             known = {"number": 0, "name": "first", "from_step": 0, "start": None, "secret_tag": "", "why": "the run begins"}
-            entered.open_noise_epoch(NoiseEpoch(**known, secret_place=1, fingerprint=facts))
+            entered.open_noise_epoch(NoiseEpoch(**known, secret_place=None if self.graph[number].fault == "seed" else 1, fingerprint=facts))
             if experiment.is_private:
                 assert calibrated.noise_multiplier is not None
                 entry = calibration.entry(experiment, calibrated.size, calibrated.noise_multiplier, 4, 0, "first")
@@ -236,16 +242,17 @@ def _first(parent: Any) -> Any:
 
 # Each leaves out one way in which data flows: (what is replaced, by what, a graph in which it matters).
 MUTANTS: dict[str, tuple[str, Any, int]] = {
-    "the text of a given vocabulary": ("dpx.init.start.vocabulary_of", lambda data: (), 75),
+    "the text of a given vocabulary": ("dpx.init.start.vocabulary_of", lambda data: (), 67),
+    "measured runs that chose settings": ("dpx.init.start.beside_weights", lambda receiver: vocabulary_of(receiver.data), 16),
     "what a copied release began from": ("dpx.init.parent._stated_further", lambda statement: [], 28),
     "what a run began from": ("dpx.init.start.open_parent", lambda *given: _first(open_parent(*given)), 41),
     "what a stage began from": ("dpx.chain.states.open_parent", lambda *given: _first(open_parent(*given)), 850),
     "training without noise": ("dpx.privacy.origins.reasons_of", lambda origin: list(origin.against), 7),
     "training without noise, beside a stage": ("dpx.chain.claim.reasons_of", lambda origin: list(origin.against), 6),
-    "the split that a vocabulary was learnt from": ("dpx.init.start.learnt_from_protected", lambda *given: None, 75),
+    "the split that a vocabulary was learnt from": ("dpx.init.start.learnt_from_protected", lambda *given: None, 177),
     "charges of earlier runs": ("dpx.privacy.ledger.charged", lambda origins: [], 11),
     "charges of other stages": ("dpx.chain.claim.charged", lambda origins: [], 11),
-    "the units of earlier runs": ("dpx.init.start.unit_mismatch", lambda *given: None, 156),
+    "the units of earlier runs": ("dpx.init.start.unit_mismatch", lambda *given: None, 164),
     "texts over a store": ("dpx.data.store.Manifest.learnt_from", (), 67),
     "texts over a released record": ("dpx.data.learnt_from.from_json", lambda kind, *given: _without_texts(kind, *given), 90),
 }

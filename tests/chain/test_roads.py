@@ -16,6 +16,7 @@ from dpx.init.start import planned_start, receiver_of, start
 from dpx.privacy import origins
 from dpx.records import from_json
 from tests.composed import composed
+from tests.released_digests import unexplained
 
 from .conftest import PRETRAIN, node, run
 
@@ -50,12 +51,26 @@ def test_a_vocabulary_learnt_from_protected_rows_counts_over_a_stage_between(wor
 
 def test_the_ledger_of_a_stage_names_the_text_of_its_vocabulary(working, capsys):
     words = WORDS | {"values": {"data": {"vocabulary": {"fit_on": "protected"}, "source": {"seed": 7}}}}
-    folder = run(node(words=words, last=LAST | {"vocabulary": "words", "disjoint_from": ["words"]}))
+    # The stage beside has words of its own, and is declared apart from the text that `last` has its words from.
+    stages = {
+        "words": words,
+        "last": LAST | {"vocabulary": "words", "disjoint_from": ["words"]},
+        "beside": MIDDLE | {"disjoint_from": ["words"]},
+    }
+    expected = planned(capsys, **stages)
+    folder = run(node(**copy.deepcopy(stages)))
+    claimed = json.loads((folder / "release" / "chain.json").read_text())["claim"]
+    assert (expected["guarantee"], claimed["guarantee"]) == ("dp", "dp")
+    assert [one["epsilon"] for one in expected["protects"]] == [one["epsilon"] for one in claimed["protects"]]
     (last,) = folder.parent.glob("two_last-*")
     stated = json.loads((last / "release" / "privacy.json").read_text())
     (text,) = stated["init"]["origins"]
     assert (text["kind"], text["name"], text["relation"]) == ("text", "two_words", "disjoint") and stated["guarantee"] == "dp"
     assert any("data.vocabulary.disjoint_from" in line for line in stated["assumptions"])
+    # Names of folders are of configs, and the ids of the chain and of the store are random.
+    names = [*(place.name.rpartition("-")[2] for place in folder.parent.glob("two_*-*")), text["identity"]]
+    names.append(json.loads((folder / "release" / "chain.json").read_text())["release"])
+    assert unexplained(folder / "release", [place / "private" for place in folder.parent.glob("two_*-*")], names) == {}
     (kept,) = folder.parent.glob(f"two_words-*/private/{VOCABULARY}")
     # Without the word, by the vocabulary's own record, and over a copy of the file with its record.
     for place in (kept, Path(shutil.copytree(kept.parent, working / "copy")) / VOCABULARY):

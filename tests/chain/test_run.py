@@ -12,6 +12,7 @@ import pytest
 import dpx
 from dpx.chain import seal
 from dpx.chain.document import ChainStatement
+from dpx.claim import manifest
 from dpx.config import load
 from dpx.declaration import ConfigError
 from dpx.init.weights import by_path
@@ -163,8 +164,8 @@ def test_a_changed_statement_of_the_chain_is_detected(place, job):
 
 def test_an_older_statement_of_the_chain_that_is_put_back_is_detected(place):
     (folder,) = Path("outputs").glob("two-*")
-    found, sealed = seal.read(folder) or pytest.fail("it has a statement")
-    assert sealed
+    found, checked_by = seal.read(folder) or pytest.fail("it has a statement")
+    assert checked_by == "ledger"
     older = (folder / "release" / "chain.json").read_text()
     seal.write(RunFolder(folder), dataclasses.replace(found, replicate=7))
     (folder / "release" / "chain.json").write_text(older)
@@ -196,15 +197,19 @@ def test_a_stage_that_was_replaced_by_another_run_is_detected(place):
         seal.check(folder)
 
 
-def test_a_chain_from_before_seals_is_read_and_said_not_to_be_sealed(place):
+def test_a_copy_of_the_release_is_read_by_its_manifest(place, tmp_path):
     (folder,) = Path("outputs").glob("two-*")
-    (folder / "private" / "chain_seals.json").unlink()
-    file = folder / "release" / "chain.json"
-    held = json.loads(file.read_text())
-    stages = [{name: value for name, value in one.items() if name != "statement"} for one in held["stages"]]
-    _edited(file, format=1, stages=stages)
-    assert seal.check(folder) is not None and not (seal.check(folder) or (None, True))[1]
-    stages[0] |= {"epsilon": {"rdp": 0.1}}
-    _edited(file, format=1, stages=stages)
-    with pytest.raises(ConfigError, match="stage pretrain: differs from the stage's own statement"):
-        seal.check(folder)
+    own = manifest.stated_id(folder / "release")
+    run(node())
+    assert own and manifest.stated_id(folder / "release") == own
+    copy = tmp_path / "handed" / folder.name
+    shutil.copytree(folder / "release", copy / "release")
+    assert (seal.read(copy) or (None, None))[1] == "manifest"
+    _edited(copy / "release" / "chain.json", replicate=7)
+    with pytest.raises(ConfigError, match="chain.json: differs from the file that was released with its statement"):
+        seal.read(copy)
+    (copy / "release" / "dpx_manifest.json").unlink()
+    assert (seal.read(copy) or (None, "manifest"))[1] is None
+    _edited(copy / "release" / "chain.json", format=2)
+    with pytest.raises(ConfigError, match="was written with the format number 2, not 3"):
+        seal.read(copy)

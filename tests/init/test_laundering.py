@@ -215,7 +215,7 @@ def test_a_statement_that_cannot_be_read_ends_in_a_line(place, handed, change):
     with pytest.raises(ConfigError, match=r"privacy.json: .*Copy the whole release/ folder again"):
         began(place, "init=run", f"init.run={handed}")
     if change.keys() == {"ledger"}:
-        with pytest.raises(ConfigError, match=r"privacy.json: .*Name the statement of a private run"):
+        with pytest.raises(ConfigError, match=r"privacy.json: ledger is not a JSON object"):
             read(handed / "privacy.json")
 
 

@@ -87,7 +87,11 @@ def test_a_statement_is_as_good_as_its_ledger(run):
     entered = Ledger(run.private / "ledger")
     seals.write_statement(run, entered, made_statement(entered))
     assert read(run.release / "privacy.json").segments == read(run.private / "ledger").segments == read(run.path).segments
-    assert [read(path).is_checked for path in (run.release / "privacy.json", run.private / "ledger", run.path)] == [False, True, True]
+    assert [read(path).checked_by for path in (run.release / "privacy.json", run.private / "ledger", run.path)] == [
+        None,
+        "ledger",
+        "ledger",
+    ]
 
 
 def test_why_a_source_guarantees_nothing_is_said_first(run, experiment, tmp_path, capsys):

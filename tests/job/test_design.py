@@ -54,7 +54,11 @@ def test_the_file_plans_as_it_was_designed(designed):
     folder, tables = designed
     best = tables["designs"]["rows"][0]
     overrides = [f"hydra.searchpath=[file://{folder.release}]", "+experiment=design", "job=plan"]
+    # The user's own losses chose the settings: only the user can say that they tell nothing of protected rows.
     experiment, job = build(recipes.compose(overrides))
+    none = job.document(experiment)
+    assert none.guarantee == "none" and "losses.csv" in none.reasons[0] and "chosen_by" in none.reasons[0]
+    experiment, job = build(recipes.compose([*overrides, "chosen_by.provenance=public"]))
     plan = job.document(experiment)
     assert plan.noise_multiplier == pytest.approx(best["sigma"], rel=1e-6) and plan.steps == best["steps"]
     assert plan.epsilon[{"poisson": "pld"}.get(best["sampler"], best["sampler"])] == pytest.approx(8, rel=2e-3)

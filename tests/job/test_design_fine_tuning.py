@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+from pathlib import Path
 
 import pytest
 
@@ -38,10 +39,10 @@ def notes(found: Designed, table=TABLE, is_own=False) -> str:
 @pytest.mark.parametrize("is_own", [False, True])
 def test_the_file_trains_what_was_designed(found, is_own, tmp_path):
     (tmp_path / "experiment").mkdir()
-    (tmp_path / "experiment" / "design.yaml").write_text(experiment_file(COMMAND, found, is_own))
+    (tmp_path / "experiment" / "design.yaml").write_text(experiment_file(COMMAND, found, Path("mine.csv") if is_own else None))
     written = build(recipes.compose([f"hydra.searchpath=[file://{tmp_path}]", "+experiment=design"]))[0]
-    assert (written.tune and written.tune.charge) == ("uncharged" if is_own else None)
-    alike = dataclasses.replace(written, tune=None)
+    assert (written.chosen_by and written.chosen_by.name) == ("mine.csv" if is_own else None)
+    alike = dataclasses.replace(written, chosen_by=None)
     assert alike == found.experiment and alike.batch_schedule == Constant(size=found.batch)
     assert plan_of_run(written).noise_multiplier == found.plan.noise_multiplier
 
@@ -55,8 +56,8 @@ def test_the_plan_keeps_to_the_budget_and_to_epsilon(found):
 def test_it_names_its_table_and_says_where_it_extrapolates(found):
     said = notes(found)
     assert "measured.csv: mrpc, overruling, qnli, sst2" in said and "may differ from the measured all-MiniLM-L6-v2" in said
-    assert "by its 95 % interval" in said and "tune.charge=uncharged" not in said
-    assert "a late choice that no claim charges" in notes(found, is_own=True)
+    assert "by its 95 % interval" in said and "chosen_by" not in said
+    assert "the designed run has no guarantee" in notes(found, is_own=True)
 
 
 def test_it_says_when_nothing_is_above_the_baseline(experiment):

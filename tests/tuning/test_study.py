@@ -14,6 +14,7 @@ from dpx.run_folder import Status
 from dpx.tuning.declarations import Tune
 from dpx.tuning.rules import _SAMPLER, _SWEEPER, check_charge
 from dpx.tuning.study import Study
+from tests.released_digests import unexplained
 from tests.tuning.made_up import BATCH, SIGMA, SIZE, STEPS, begin, distribution, event, experiment, folder_of, stated, trial
 
 RANDOM = {"_target_": _SWEEPER, "sampler": {"_target_": _SAMPLER, "seed": None}, "storage": None}
@@ -77,6 +78,8 @@ def test_repeat_and_select_releases_the_winner_alone(tmp_path: Path, monkeypatch
     )
     assert [one["count"] for one in said["ledger"]["repeated"]] == [STEPS]
     assert (study.release / "winner" / "privacy.json").read_text() == (study.release / "privacy.json").read_text()
+    privates = [study.release.parent / "private", *tmp_path.glob("laptop_anil_tune_32k-*/private")]
+    assert unexplained(study.release, privates) == {} and len(privates) == 4
 
 
 def test_the_number_of_trials_is_drawn_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
