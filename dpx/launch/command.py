@@ -104,7 +104,7 @@ def _as_one_of_several(own: Place) -> int:
     interruption.install()
     code = 1
     try:
-        joined = join(own)
+        joined = join(own, sys.argv[1:])
     except ConfigError as refused:
         tell(f"error: {refused}")
         # The processes of before may not all have ended yet; and jax's exit handlers would wait for those that never came.

@@ -14,9 +14,9 @@ import tempfile
 from pathlib import Path
 
 from dpx.interruption import SIGNALS
+from dpx.processes.address import BIND
 from dpx.processes.place import COORDINATOR, UNIX
 from dpx.processes.signing import KEY, KEY_FILE
-from dpx.processes.team import BIND
 
 
 def main() -> None:

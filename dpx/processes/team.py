@@ -12,14 +12,14 @@ import secrets
 import sys
 import threading
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from dpx import interruption
 from dpx.console import stage
 from dpx.declaration import ConfigError, require
-from dpx.processes import signing
-from dpx.processes.place import ALONE, UNIX, Place, place
+from dpx.processes import address, signing
+from dpx.processes.place import ALONE, Place, place
 from dpx.processes.signing import NotSigned, Signer
 
 if TYPE_CHECKING:
@@ -75,27 +75,33 @@ class Team:
         # How often this process made progress (`dpx.processes.liveness`).
         self.progress = 0
 
-    def meet(self, key: bytes) -> None:
-        """Agrees with all processes on the nonce that the signatures of this job cover; every process calls it first, with the same key.
+    def meet(self, key: bytes, arguments: Sequence[str] = ()) -> None:
+        """Agrees with all processes on the nonce that the signatures of this job cover; every process calls it first.
 
-        Each other process asks with a number of its own, so that messages of an earlier job are no answer. Raises `ConfigError` if another
-        key is used.
+        Each other process asks with a number of its own, so that messages of an earlier job are no answer. Raises `ConfigError`, in every
+        process, if one uses another key, or was started with other `arguments` of its command line.
         """
         self._signer, own = Signer(key), secrets.token_hex(16)
         try:
             if self.is_owner:
-                nonce, asked = secrets.token_hex(16), [self._await(f"hello/{index}") for index in range(1, self.count)]
-                self._put("welcome", {"nonce": nonce, "asked": asked})
+                nonce, heard = secrets.token_hex(16), [self._await(f"hello/{index}") for index in range(1, self.count)]
+                found = (_differing(index, one["arguments"], arguments) for index, one in enumerate(heard, 1))
+                refused = next(filter(None, found), None)
+                self._put("welcome", {"nonce": nonce, "asked": [one["asked"] for one in heard], "refused": refused})
             else:
-                self._put(f"hello/{self.place.index}", own)
+                self._put(f"hello/{self.place.index}", {"asked": own, "arguments": list(arguments)})
                 answer = self._await("welcome")
-                nonce = answer["nonce"]
+                nonce, refused = answer["nonce"], answer["refused"]
                 if answer["asked"][self.place.index - 1] != own:
                     raise Forged("welcome")
         except Forged as forged:
             fix = f"Give all processes the same {signing.KEY} or {signing.KEY_FILE}, or start them in one folder"
             raise ConfigError("the key of this job", "is not the same in all processes, or a stranger answers", fix) from forged
         self._signer = Signer(key, nonce)
+        if refused is not None:
+            # The others read it from process 0, which ends last.
+            self._have_all_ended() if self.is_owner else self.say_ended()
+            raise ConfigError(refused[0], refused[1], "Start all processes of a job with the same command line")
 
     @property
     def count(self) -> int:
@@ -217,13 +223,18 @@ class Team:
     def dismiss(self, code: int) -> None:
         """Tells all others to end with exit code `code`, and ends at once if one of them does not answer, since it waits for a device."""
         self.tell("end", code=code)
+        if not self._have_all_ended():
+            leave(code)
+
+    def _have_all_ended(self) -> bool:
+        """Waits some seconds until all others say that they end; returns whether they did."""
         until = time.monotonic() + _FAREWELL_SECONDS
         while time.monotonic() < until:
             with contextlib.suppress(Exception):
                 if len(self._listed("ended")) >= self.count - 1:
-                    return
+                    return True
             time.sleep(0.02)
-        leave(code)
+        return False
 
     def say_compiling(self, is_so: bool) -> None:
         """Says to all processes whether this one compiles, so that they are patient."""
@@ -280,6 +291,20 @@ class Team:
                 raise PeerLost("process lost", line, _FIX)
 
 
+def _differing(index: int, theirs: list[str], own: Sequence[str]) -> tuple[str, str] | None:
+    """Returns what to say of process `index` if it has other arguments than process 0; `None` if they are the same."""
+    if theirs == list(own):
+        return None
+    more, less = (" ".join(one for one in left if one not in right) for left, right in ((theirs, own), (own, theirs)))
+    if more and less:
+        how = f"with {more} where process 0 has {less}"
+    elif more:
+        how = f"with {more}, and process 0 was not"
+    else:
+        how = f"without {less}, which process 0 has" if less else "with the arguments of process 0 in another order"
+    return f"process {index}", f"was started {how}"
+
+
 # Words in the errors of jax for a process that does not answer any more.
 _OF_A_LOST_PEER = ("gloo", "coordination", "unavailable", "connection", "nccl", "barrier", "deadline_exceeded", "heartbeat")
 # Those of them that nothing else says: Orbax, TensorStore and Python raise what they hear from jax as errors of their own.
@@ -316,8 +341,11 @@ def team() -> Team:
     return _current
 
 
-def join(own: Place) -> Team:
-    """Connects this process with the others of its job, which may start up to five minutes later. Imports jax, but starts no device."""
+def join(own: Place, arguments: Sequence[str]) -> Team:
+    """Connects this process with the others of its job, which may start up to five minutes later. Imports jax, but starts no device.
+
+    Raises `ConfigError` if they do not meet, or were started with other `arguments`.
+    """
     global _current
     if own.count == 1:
         return _current
@@ -325,58 +353,34 @@ def join(own: Place) -> Team:
 
     # Its service would take SIGTERM from `dpx.interruption`.
     jax.config.update("jax_enable_preemption_service", False)
-    address = own.coordinator
-    assert address is not None
+    found, listens = address.coordinator(own)
     key = signing.job_key()
+    if (warning := address.warning(own)) is not None:
+        stage(warning)
     try:
         jax.distributed.initialize(
-            address,
+            found,
             own.count,
             own.index,
-            # jax alone would listen on all interfaces.
-            coordinator_bind_address=os.environ.get(BIND) or address,
+            coordinator_bind_address=listens,
             heartbeat_timeout_seconds=HEARTBEAT_SECONDS,
             cluster_detection_method="deactivate",
         )
     except RuntimeError as error:
         is_unbound = "Failed to start RPC server" in str(error)
         reason = "is no free address of this host" if is_unbound else f"not all {own.count} processes have met there within five minutes"
-        fix = f"Start all of them, check that the address can be reached, and set {BIND} where this host has another one"
-        raise ConfigError(f"coordinator={address}", reason, fix) from error
+        fix = f"Start all of them, check that the address can be reached, and set {address.BIND} where this host has another one"
+        raise ConfigError(f"coordinator={own.coordinator}", reason, fix) from error
     # jax has no public name for the store that its processes share.
     from jax._src.distributed import global_state
 
-    if address.startswith(UNIX):
-        _keep_gloo_on_this_machine(global_state.client)
+    address.keep_collectives_at(found, global_state.client)
     joined = Team(own, global_state.client)
-    joined.meet(key)
+    joined.meet(key, arguments)
     _current = joined
     if own.is_owner:
-        stage(_where(address, own.count))
+        stage(address.meeting(found, own.count))
     return _current
-
-
-# jax's own variable.
-BIND = "JAX_COORDINATOR_BIND_ADDRESS"
-
-
-def _where(address: str, count: int) -> str:
-    """Returns the line that says where the processes meet, and who else could."""
-    if address.startswith(UNIX):
-        return f"{count} processes meet at a Unix socket that this user alone can open; their devices exchange on loopback ({_PAGE})"
-    opened = f"{count} processes meet at {address}: dpx signs its messages, but jax's store, barriers and Gloo know no authentication"
-    return f"{opened}. Let a firewall close all ports between these hosts to others ({_PAGE})"
-
-
-def _keep_gloo_on_this_machine(client: Any) -> None:
-    """Lets the collectives of processors listen on loopback; on their own they listen at the address of the host's name."""
-    from jax._src import xla_bridge
-    from jaxlib import _jax  # pyright: ignore[reportAttributeAccessIssue]
-
-    def made() -> Any:
-        return xla_bridge.make_cpu_client(_jax.make_gloo_tcp_collectives(distributed_client=client, hostname="127.0.0.1"))
-
-    xla_bridge.register_backend_factory("cpu", made, priority=0, fail_quietly=False)
 
 
 def disconnect(code: int) -> None:

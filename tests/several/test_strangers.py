@@ -130,10 +130,11 @@ def test_a_place_that_a_stranger_took_and_words_that_he_left() -> None:
         other.gather({})
 
 
-def _met(keys: list[bytes], store: Store) -> list[Any]:
+def _met(keys: list[bytes], store: Store, arguments: list[list[str]] | None = None) -> list[Any]:
     teams = [Team(Place(index, len(keys), "a:1"), store) for index in range(len(keys))]
     with ThreadPoolExecutor(len(keys)) as pool:
-        ends = [pool.submit(team.meet, key) for team, key in zip(teams, keys, strict=True)]
+        given = zip(teams, keys, arguments or [[]] * len(keys), strict=True)
+        ends = [pool.submit(team.meet, key, own) for team, key, own in given]
         errors = [end.exception() for end in ends]
     return errors if any(errors) else teams
 
@@ -149,9 +150,26 @@ def test_processes_with_one_key_meet_and_the_nonce_of_each_job_is_new() -> None:
         second[1].hear()
 
 
+@pytest.mark.parametrize(
+    ("theirs", "how"),
+    [
+        (["a=1", "b=3"], "with b=3 where process 0 has b=2"),
+        (["a=1", "b=2", "c=3"], "with c=3, and process 0 was not"),
+        (["a=1"], "without b=2, which process 0 has"),
+        (["b=2", "a=1"], "with the arguments of process 0 in another order"),
+    ],
+)
+def test_a_process_with_another_command_line_ends_all_before_anything_is_done(theirs: list[str], how: str) -> None:
+    own = ["a=1", "b=2"]
+    errors = _met([SECRET] * 3, Store(), [own, own, theirs])
+    line = f"process 2: was started {how}. Start all processes of a job with the same command line."
+    assert [str(error) for error in errors] == [line] * 3
+    assert all(isinstance(error, ConfigError) and not isinstance(error, PeerLost) for error in errors)
+
+
 def test_another_key_is_refused_in_one_line() -> None:
     store = Store()
-    store.key_value_set("dpx/welcome", Signer(b"x" * SHORTEST).signed("welcome", {"nonce": "n", "asked": []}))
+    store.key_value_set("dpx/welcome", Signer(b"x" * SHORTEST).signed("welcome", {"nonce": "n", "asked": [], "refused": None}))
     owner, other = Team(Place(0, 2, "a:1"), Store()), Team(Place(1, 2, "a:1"), store)
     owner._client.key_value_set("dpx/hello/1", Signer(b"x" * SHORTEST).signed("hello/1", "n"))
     for one in (owner, other):
@@ -162,7 +180,7 @@ def test_another_key_is_refused_in_one_line() -> None:
 
 def test_a_welcome_of_an_earlier_job_is_no_answer() -> None:
     store = Store()
-    store.key_value_set("dpx/welcome", Signer(SECRET).signed("welcome", {"nonce": "n", "asked": ["of before"]}))
+    store.key_value_set("dpx/welcome", Signer(SECRET).signed("welcome", {"nonce": "n", "asked": ["of before"], "refused": None}))
     with pytest.raises(ConfigError, match="or a stranger answers"):
         Team(Place(1, 2, "a:1"), store).meet(SECRET)
 
