@@ -4,8 +4,10 @@ Trained parameters depend on their training data, so the claim of a run includes
 (`dpx.privacy.origins`).
 """
 
+import secrets
 from collections.abc import Sequence
-from typing import ClassVar, Literal
+from pathlib import Path
+from typing import Any, ClassVar, Literal
 
 from dpx.declaration import declaration, require
 
@@ -95,6 +97,12 @@ class MeasuredTable:
     name: str
     identity: str
     provenance: Literal["public"] | None = None
+
+
+def chosen_by(table: Path) -> dict[str, Any]:
+    """Returns the node `chosen_by` of a config for settings that the user's own measured runs at `table` chose."""
+    target = f"{MeasuredTable.__module__}.{MeasuredTable.__qualname__}"
+    return {"_target_": target, "name": table.name, "identity": secrets.token_hex(8), "provenance": None}
 
 
 Init = RandomStart | FromRun | FromFile | FromCheckpoint

@@ -4,7 +4,6 @@ A classification task is designed from measured runs of fine-tuning (`dpx.job.de
 """
 
 import math
-import secrets
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +14,7 @@ from dpx.console import answer, wide_console
 from dpx.declaration import ConfigError, declaration, require
 from dpx.durable import write_durably
 from dpx.experiment import Experiment
-from dpx.init.declarations import MeasuredTable
+from dpx.init.declarations import chosen_by
 from dpx.job.explain import public_size
 from dpx.mechanism.declarations import TargetEpsilon
 from dpx.picture import Lines, Picture
@@ -236,12 +235,6 @@ def _published(size: int, epsilon: float) -> Table:
         "losses were measured in less than one epoch and at a batch of 1,024; 3.3e8 parameters are the edge of their grid",
     )
     return Table("published", columns, (values,), f"published optimum, {size:,} records, epsilon {epsilon:g}", notes)
-
-
-def chosen_by(place: Path) -> dict[str, Any]:
-    """Returns the values of an experiment that was chosen by the user's own measured runs at `place`, which its ledger will name."""
-    target = f"{MeasuredTable.__module__}.{MeasuredTable.__qualname__}"
-    return {"_target_": target, "name": place.name, "identity": secrets.token_hex(8), "provenance": None}
 
 
 def experiment_file(best: Any, base: str, size: int, rate: float, experiment: Experiment, own: Path | None = None) -> str:

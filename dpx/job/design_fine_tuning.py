@@ -11,6 +11,7 @@ import yaml
 from dpx.batch_schedule import Constant
 from dpx.declaration import require
 from dpx.experiment import Experiment
+from dpx.init.declarations import chosen_by
 from dpx.job.plan import plan_of_run, trains_of, work
 from dpx.job.plan_records import RunPlan
 from dpx.lr_schedule import WarmUpThen
@@ -189,7 +190,6 @@ def experiment_file(overrides: Sequence[str], found: Designed, own: Path | None)
     `own` is the place of the user's own measured runs; `None` for those that come with dpx.
     """
     from dpx.config import recipes
-    from dpx.job.design import chosen_by
 
     chosen, schedule, noise = found.experiment, found.experiment.lr_schedule, found.experiment.noise
     assert isinstance(schedule, WarmUpThen) and isinstance(noise, TargetEpsilon)
