@@ -27,10 +27,10 @@ from dpx.privacy.unit_facts import UnitFacts
 class StageRelease:
     """One run of a stage as the joint claim reads it, from its ledger, or from its plan before it has run.
 
-    `origins` are the run itself first and then what it comes from; a stage that prepared text alone has none, since others release what
-    they took from it. `texts` are the identities of its own text, from which others may have a vocabulary. `segments` are all its
-    charges, those of its origins included; `units` are what they protect, `None` without privacy; `reasons` say why it has no guarantee by
-    itself.
+    `origins` are the run itself first and then the origins in its ledger; a stage that prepared text alone has none, since other stages
+    release what they took from it. `texts` are the identities of its text, from which other stages may learn their vocabularies. `segments`
+    are all its charges, those of its origins included; `units` are what they protect, `None` without privacy; `reasons` say why it has no
+    guarantee by itself.
     """
 
     stage: str
@@ -97,7 +97,7 @@ def _protected(chain: Chain, own: StageRelease, releases: Sequence[StageRelease]
 
 
 def _seen_beside(chain: Chain, own: StageRelease, others: Sequence[StageRelease]) -> list[Origin]:
-    """Returns the origins of everything that is released beside `own`, related to its data; what it comes from itself is among them."""
+    """Returns the origins of everything that is released beside `own`, related to its data; the origins of `own` are among them."""
     declared = {one.identity for one in own.origins[1:] if one.relation == "disjoint"}
     declared |= {name for one in others if chain.are_disjoint(own.stage, one.stage) for name in one.identities}
     found: list[Origin] = []

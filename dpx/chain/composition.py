@@ -174,7 +174,7 @@ def _require_words_hold(chain: Chain, runs: Runs) -> None:
 
 
 def _parts(source: Source) -> list[str]:
-    """Returns the checksums of the files of a source; none where they are not there yet."""
+    """Returns the checksums of the files of a source; none before the files exist."""
     try:
         return [] if isinstance(source, RandomRows) else parts_of(open_source(source))
     except ConfigError:

@@ -18,7 +18,7 @@ from dpx.records import described, from_json, record, to_json
 from dpx.run_folder import CONFIG, read_json, write_json
 
 MANIFEST = "dpx_manifest.json"
-# The statement of a chain, whose folder releases nothing else: its stages are runs with folders of their own.
+# The statement of a chain, whose folder releases nothing else: each of its stages is a run with its own folder.
 CHAIN = "chain.json"
 FORMAT = 1
 PARAMS = "params"

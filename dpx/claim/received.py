@@ -2,7 +2,7 @@
 
 There are three answers. A run's own folder is checked against its ledger. A release that was copied or exported is *consistent* if every
 file is the one in its manifest (`dpx.claim.manifest`): what it says is the word of its sender. Without a manifest it is *unchecked*, which
-is said wherever its guarantee is printed. A release that contradicts its manifest, its seals or its ledger is refused.
+is printed beside its guarantee. A release that contradicts its manifest, its seals or its ledger is refused.
 """
 
 import dataclasses
@@ -105,7 +105,7 @@ def adapters_mark(config: dict[str, Any], mark: dict[str, Any]) -> dict[str, Any
 
 
 def marks(folder: Path) -> dict[str, dict[str, Any]]:
-    """Returns the marks of dpx in the files of `folder`, by file; those that another program saved again are among them."""
+    """Returns the marks of dpx in the files of `folder`, by file; files that another program saved again count too."""
     found = {}
     for name in _MARKED:
         # Reads regular files only: a named pipe in a folder from elsewhere may never end.

@@ -47,7 +47,7 @@ class Together(NamedTuple):
     """Holds what several sources guarantee together: their charges, common steps once, and what these are accounted at.
 
     `before` are the charges of runs that they start from, `by` the packages that the claim trusts, and `reasons` say, with the name of a
-    source, why there is no guarantee.
+    source, why it has no guarantee.
     """
 
     checked_by: CheckedBy

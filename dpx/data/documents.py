@@ -11,7 +11,7 @@ from typing import Any, Protocol, runtime_checkable
 class Document:
     """Holds one text, paragraph by paragraph, and the unit of privacy that it belongs to.
 
-    With `unit_id=None` the unit is named by the document's content; equal documents are one unit, kept once, or units of their own
+    With `unit_id=None` the unit is named by the document's content; equal documents are one unit, kept once, or one unit each
     (`equal_rows` of the source). Its position in the corpus must not be its name: the deletion of one document would rename all
     later ones, and so change their split and their draws.
 

@@ -108,7 +108,7 @@ class _Preparation:
         self._first_heldout = self._count_heldout()
         self._read, self._is_read_whole = 0, False  # documents in the current pass, and whether the pass reached the end
         self._keeps_equal = isinstance(data.source, Table | TextFiles | Hub) and data.source.equal_rows == "keep"
-        self.repeated: Counter[Split] = Counter()  # documents that an equal one before them stands for
+        self.repeated: Counter[Split] = Counter()  # documents left out because an equal one was read before them
         self.near_equal: list[list[tuple[str, str]]] = []  # (split, name of a unit) in groups
 
     def run(self, key: str, settings: dict[str, Any]) -> Manifest:

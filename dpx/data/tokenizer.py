@@ -23,7 +23,7 @@ BUILT_AS = "tokenizer_class"
 CHAT_TEMPLATE = "chat_template.jinja"
 _TOKENS_FILE = "vocab.txt"
 _MORE_TEMPLATES = "additional_chat_templates"
-# What is read beside a definition, and what is only kept for an export: transformers reads it where there is no definition.
+# What is read beside a definition, and what is only kept for an export: transformers reads it if a definition is missing.
 _READ = (SETTINGS, "special_tokens_map.json", CHAT_TEMPLATE)
 _KEPT = ("added_tokens.json", "chat_template.json", _TOKENS_FILE, "vocab.json", "merges.txt", "tokenizer.model")
 # The names of the marks if a checkpoint does not give them; GPT-2 has one mark for all.

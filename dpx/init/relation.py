@@ -71,7 +71,7 @@ def learnt_from_protected(origin: Origin, own: UnitFacts, own_data: Sequence[str
     `own_data` are checksums of the data that is protected now, as far as they are known. Returns `None` if declared facts exclude it.
     """
     source, theirs = origin.vocabulary.source, origin.claim.units
-    # The vocabulary of a file has origins of its own.
+    # The vocabulary of a file has its own origins.
     if source == "file" or not origin.may_share or (origin.kind == "text" and origin.reasons) or are_same(origin.data, own_data):
         return None
     # A unit's split is a function of its name, the salt and the fractions: a unit that was public there is public here.

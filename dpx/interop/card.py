@@ -90,7 +90,7 @@ def card(
     unsupported = () if isinstance(statement, PlainStatement) else statement.unsupported
     lines += _listed("Not bounds for this run", [f"{one.name} = {one.value}: {one.reason}" for one in unsupported])
     lines += _listed("What training changed", changed)
-    lines += _listed("Written anew by the export", anew)
+    lines += _listed("Written again by the export", anew)
     lines += ["## How it was made", "", "The whole config is `dpx_config.yaml`, the whole statement `privacy.json`."]
     lines += ["Paths are shortened to their last names. Trained and exported by", ""]
     return "\n".join([*lines, "```bash", *([training] if training else []), exporting, "```", ""])

@@ -30,7 +30,7 @@ def write(to: Path, store: Store, special: SpecialIds, model: Bert | AnyDecoder,
     """Writes the tokenizer's files into the folder `to`; returns what differs from the files of the checkpoint, for its card.
 
     Prompts have the marks before them that the checkpoint's tokenizer gives them, and none after. Other texts have the marks of the rows,
-    and are cut at the trained `length`. Where padding needs a token of its own (`special`), it is added.
+    and are cut at the trained `length`. If padding needs a separate token (`special`), it is added.
     """
     given, is_prompted = store.folder / AS_IT_CAME, isinstance(task, CausalLanguageModel)
     if given.is_dir():

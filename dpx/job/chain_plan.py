@@ -126,7 +126,7 @@ def _planned_origins(chain: Chain, run: StageRun, alone: Experiment, runs: Runs,
     fitted = fitted_by(chain, run.stage, runs)
     words = None if fitted in (None, run.stage) else runs[fitted][0]
     if stage.init is None or isinstance(alone.init, FromRun):
-        # The text of another stage has an identity of its own until that stage has run, by which others are declared apart from it.
+        # Until another stage has run, its text has a planned identity, by which other stages are declared apart from it.
         texts = {one.identity for one in vocabulary_of(alone.data)} if words is not None else set()
         yield from (one for one in planned_start(alone.init, receiver_of(alone)).origins if one.identity not in texts)
     if words is not None:

@@ -87,7 +87,7 @@ def _require_plain_place() -> None:
 def _require_own_config(arguments: list[str]) -> None:
     """Raises `ConfigError` for Hydra's flags that would run what a file says instead of dpx: another main config, or a pickle."""
     given, _ = get_args_parser().parse_known_args(arguments)
-    fix = "Use --config-dir for a folder with options and recipes of your own"
+    fix = "Use --config-dir for a folder with your own options and recipes"
     require(given.config_path is None, "--config-path", "would take the place of dpx's own config", fix)
     require(given.experimental_rerun is None, "--experimental-rerun", "runs code from the file that it names", "Run the same command again")
 
@@ -107,7 +107,7 @@ def _as_one_of_several(own: Place) -> int:
         joined = join(own, sys.argv[1:])
     except ConfigError as refused:
         tell(f"error: {refused}")
-        # The processes of before may not all have ended yet; and jax's exit handlers would wait for those that never came.
+        # The processes of before may not all have ended yet; and jax's exit handlers would wait for processes that never came.
         leave(LOST if liveness.restart() or isinstance(refused, PeerLost) else 2)
     try:
         if own.is_owner:

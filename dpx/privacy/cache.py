@@ -2,7 +2,7 @@
 every failure is ignored.
 
 Noise multipliers are kept always, and `dpx.privacy.solve` checks one before it is used. Epsilons are kept inside `keeping` alone, where
-many plans are listed: a run, a statement and a plan of its own compose theirs again.
+many plans are listed: a run, a statement and a single plan compose theirs again.
 """
 
 import contextlib

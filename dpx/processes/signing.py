@@ -2,7 +2,7 @@
 
 The key is a secret of the user, the same in all processes: `DPX_JOB_KEY`, or the file that `DPX_JOB_KEY_FILE` names, by default
 `outputs/.job_key` in the working folder, which the first process makes. A signature covers the job's nonce and the name of a message, in
-which its number is, so no message stands for another one or for one of another job.
+which its number is, so no message can replace another one or be used in another job.
 """
 
 import contextlib

@@ -78,8 +78,8 @@ class Team:
     def meet(self, key: bytes, arguments: Sequence[str] = ()) -> None:
         """Agrees with all processes on the nonce that the signatures of this job cover; every process calls it first.
 
-        Each other process asks with a number of its own, so that messages of an earlier job are no answer. Raises `ConfigError`, in every
-        process, if one uses another key, or was started with other `arguments` of its command line.
+        Each other process asks with its own random number, so that messages of an earlier job do not answer it. Raises `ConfigError`, in
+        every process, if one uses another key, or was started with other `arguments` of its command line.
         """
         self._signer, own = Signer(key), secrets.token_hex(16)
         try:

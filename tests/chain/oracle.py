@@ -3,7 +3,7 @@
 A node reads its text in up to three ways: with noise (a private run), without noise (a run without privacy), and for a vocabulary that it
 fits. What it reads flows into its weights, and over `weights` and `words` into later nodes. A word that two texts share no unit (`apart`)
 is true in every graph here. `leaks` believes every word in the graph, so it is the least that must be said; `proves` believes those of the
-node itself alone, and takes a private node that has no guarantee of its own as a leak of what it read.
+node itself alone, and takes a private node without a guarantee as a leak of what it read.
 """
 
 import dataclasses
@@ -95,7 +95,7 @@ def _without_noise(graph: Graph, own: int, seen: set[int], shares: object) -> li
     found = []
     for one in {before for each in seen for before in trained_before(graph, each)}:
         reads_plainly = graph[one].kind == "bare" and one != own or graph[one].fault == "seed"
-        # Measured runs of which nothing is known may have read any rows, whatever is said of the texts of the graph.
+        # Measured runs of which nothing is known may have read any rows, whatever the nodes declare of the texts of the graph.
         if graph[one].fault == "table" or reads_plainly and shares(one):  # type: ignore[operator]
             found.append(one)
         text = fitted_by(graph, one)

@@ -51,7 +51,7 @@ def test_a_vocabulary_learnt_from_protected_rows_counts_over_a_stage_between(wor
 
 def test_the_ledger_of_a_stage_names_the_text_of_its_vocabulary(working, capsys):
     words = WORDS | {"values": {"data": {"vocabulary": {"fit_on": "protected"}, "source": {"seed": 7}}}}
-    # The stage beside has words of its own, and is declared apart from the text that `last` has its words from.
+    # The stage `beside` fits its own vocabulary, and is declared apart from the text that the vocabulary of `last` is learnt from.
     stages = {
         "words": words,
         "last": LAST | {"vocabulary": "words", "disjoint_from": ["words"]},

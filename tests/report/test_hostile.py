@@ -1,4 +1,4 @@
-"""Pages are data: whatever stands in the records that they show is text there, and changes no tag, attribute or link."""
+"""Pages are data: every value of a record that they show is text there, and changes no tag, attribute or link."""
 
 import dataclasses
 import json
