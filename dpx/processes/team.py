@@ -6,6 +6,7 @@ reaches the store may write there, so each message is signed (`dpx.processes.sig
 """
 
 import contextlib
+import logging
 import math
 import os
 import secrets
@@ -328,6 +329,12 @@ def tells_of_a_loss(error: BaseException) -> bool:
     return False
 
 
+def is_not_of_a_loss(record: logging.LogRecord) -> bool:
+    """Returns whether a record of a log is to be shown: Orbax's threads log the traceback of a lost process, which has a line."""
+    error = record.exc_info[1] if record.exc_info else None
+    return error is None or not tells_of_a_loss(error)
+
+
 def lost(team: Team) -> PeerLost:
     """Returns the error for a process of `team` that no longer answers, with the line that it left, if any."""
     return PeerLost("process lost", team.failure(wait_s=2.0) or "another process of this job does not answer any more", _FIX)
@@ -350,7 +357,9 @@ def join(own: Place, arguments: Sequence[str]) -> Team:
     if own.count == 1:
         return _current
     import jax
+    from absl import logging as absl_logging
 
+    absl_logging.get_absl_logger().addFilter(is_not_of_a_loss)
     # Its service would take SIGTERM from `dpx.interruption`.
     jax.config.update("jax_enable_preemption_service", False)
     found, listens = address.coordinator(own)

@@ -1,5 +1,6 @@
 """The one exchange of a step: what each process reports reaches all of them."""
 
+import logging
 import signal
 import threading
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -11,7 +12,7 @@ from dpx.declaration import ConfigError
 from dpx.processes import supervisor
 from dpx.processes.place import Place
 from dpx.processes.signing import SHORTEST, Signer
-from dpx.processes.team import LOST, PeerLost, Team, as_lost, tells_of_a_loss
+from dpx.processes.team import LOST, PeerLost, Team, as_lost, is_not_of_a_loss, tells_of_a_loss
 from dpx.training import checkpoint
 
 KEY = b"k" * SHORTEST
@@ -121,6 +122,9 @@ def test_a_lost_process_is_one_wherever_it_is_noticed(teams, error):
     assert tells_of_a_loss(error) == (error in LOSSES)
     assert isinstance(as_lost(error, teams[0]), PeerLost) == (error in LOSSES)
     assert as_lost(error, Team()) is None
+    # As `logging.exception` of a thread of Orbax makes it.
+    record = logging.LogRecord("absl", logging.ERROR, "thread.py", 1, "the thread failed", (), (type(error), error, None))
+    assert is_not_of_a_loss(record) == (error in OTHERS)
 
 
 def test_a_failed_save_is_told_to_the_others_unless_one_of_them_is_lost(teams, monkeypatch, tmp_path):
