@@ -27,6 +27,7 @@ from dpx.privacy.declarations import Privacy
 from dpx.privacy.ledger import Ledger
 from dpx.privacy.lines import Plan
 from dpx.privacy.origins import Origin, ParentClaim, VocabularyFacts, of_released
+from dpx.privacy.segments import without
 from dpx.privacy.unit_facts import UnitFacts
 from dpx.records import to_json
 from dpx.run_folder import CONFIG, RunFolder
@@ -132,7 +133,10 @@ def _copied(asked: str, init: FromRun, release: Path) -> Parent:
     require((release / STATEMENT).is_file(), asked, "contains weights but not their statement", "Copy the whole release/ folder")
     agreement.check_copy(release)
     statement, experiment = read_statement(release / STATEMENT, agreement.OR_COPY), _declared(asked, release / CONFIG)
-    origins = (_stated_origin(experiment.name, experiment.data, experiment.privacy, statement), *_stated_further(statement))
+    stated, further = _stated_origin(experiment.name, experiment.data, experiment.privacy, statement), _stated_further(statement)
+    # As in its ledger, what its origins charged is charged by them, so that a word about their data holds for their charges too.
+    own = without(stated.segments, *(one.segments for one in further)) if further else stated.segments
+    origins = (dataclasses.replace(stated, segments=tuple(own)), *further)
     trained = (experiment.model, experiment.task, experiment.trained, experiment.vocabulary_size, experiment.optimizer)
     return Parent(asked, *trained, origins, None, place, None)
 

@@ -125,6 +125,12 @@ def join(*branches: Iterable[Segment]) -> Segments:
     return [Segment(origin=origin, **of_entry(entry), steps=spans) for origin, entry, spans in joined if spans]
 
 
+def without(segments: Iterable[Segment], *others: Iterable[Segment]) -> Segments:
+    """Returns the charges that none of `others` holds."""
+    held = {release for other in others for release in decode(other)}
+    return encode(release for release in decode(segments) if release not in held)
+
+
 def _union(spans: list[tuple[int, int]]) -> Spans:
     """Returns the steps of `spans` `(first, count)`, which are sorted and may overlap, as spans that do not touch."""
     found: list[tuple[int, int]] = []

@@ -281,7 +281,8 @@ def test_more_graphs(tmp_path):
         shutil.rmtree(place)
 
 
-@pytest.mark.parametrize("seed", range(GRAPHS))
+# In the last one a copied release began from a run that the next one declares disjoint.
+@pytest.mark.parametrize("seed", [*range(GRAPHS), 288])
 def test_what_is_claimed_of_a_graph_is_what_the_oracle_proves(seed, tmp_path):
     graph = drawn(seed)
     assert judge(graph, World(graph, tmp_path)) == [], graph
