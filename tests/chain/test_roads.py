@@ -100,6 +100,9 @@ def test_a_vocabulary_beside_a_manifest_that_says_protected_has_no_guarantee(wor
     away.write_text(file.read_text())
     copied = composed(*base, f"data.vocabulary.path={away}")[0]
     assert planned_start(copied.init, receiver_of(copied)).origins[0].identity == store.manifest.name
+    (working / "folder").mkdir()
+    (working / "folder" / "vocabulary.txt").write_text(file.read_text())
+    assert learnt_from.learnt_from(working / "folder", store.folder.parent)[0].identity == store.manifest.name
     assert prepare(copied.data, copied.privacy).folder == prepare(copied.data, copied.privacy).folder
     # The second store keeps what the first one says, so a third run that takes the file from there knows it too.
     again = composed(*base, f"data.vocabulary.path={prepare(own.data, own.privacy).folder}/vocabulary.txt")[0]
@@ -132,6 +135,9 @@ def test_a_released_record_tells_nothing_of_the_data(working):
     (released,) = from_json(learnt_from.LearntFrom, json.loads(place.read_text()), place).origins
     assert (released.data, released.files, released.identity) == ((None,), (), store.manifest.name)
     assert all(digest not in place.read_text() for digest in (*kept.files, str(kept.data[0])))
+    # It is found by the name of the folder, and by that of a tokenizer's file in it.
+    (working / "tokenizer.json").write_text("{}")
+    assert learnt_from.learnt_from(working) == learnt_from.learnt_from(working / "tokenizer.json") == (released,)
 
 
 def test_a_folder_that_dpx_wrote_without_the_record_is_of_unknown_origin(working):
