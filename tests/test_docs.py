@@ -5,10 +5,12 @@ import re
 import shlex
 import subprocess
 import sys
+from operator import attrgetter
 from pathlib import Path
 
 import pytest
 from hydra.core.override_parser.overrides_parser import OverridesParser
+from omegaconf import OmegaConf
 
 import dpx
 from dpx import config
@@ -46,6 +48,7 @@ QUICK = (
     *("schedule.evaluate_every=3", "accountant=rdp", "privacy.delta=1e-5"),
 )
 FEW_CANARIES = ("audit.gradients=200",)
+missing = object()
 # Words that say what is printed.
 NOT_COMPOSED = ("--cfg", "job", "--json", "--quiet")
 JOBS_OF_A_RUN = ("explain", "account", "evaluate")
@@ -103,6 +106,22 @@ def test_every_link_leads_to_a_file(page: str):
     links = re.findall(r"\]\(([^)#]+)[^)]*\)", (DOCS / page).read_text())
     gone = [link for link in links if "://" not in link and not ((DOCS / page).parent / link).exists()]
     assert gone == []
+
+
+def test_what_users_of_other_libraries_write_here_exists():
+    """Each key of the right column is one of a config, each line of options composes, and each name is public."""
+    rows = [line.split("|") for line in (DOCS / "coming_from.md").read_text().splitlines() if line.startswith("| `")]
+    said = [code for row in rows for code in re.findall(r"`([^`]+)`", row[2])]
+    cfg, seen = recipes.compose(["train=lora", "lr_schedule=linear"], with_hydra=True), 0
+    for code in (one for one in said if "<recipe>" not in one and not one.startswith(("release/", "outputs/", "-m "))):
+        seen += 1
+        if code.startswith("dpx."):
+            attrgetter(code.removeprefix("dpx."))(dpx)
+        elif "=" in code:
+            assert recipes.compose(re.sub(r"<folder>|<path>", "x", code).split()) is not None
+        elif not code.startswith("job="):
+            assert OmegaConf.select(cfg, code, default=missing) is not missing, code
+    assert len(rows) > 25 and seen > 30
 
 
 def test_the_loop_of_the_readme_runs():
