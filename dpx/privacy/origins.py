@@ -82,7 +82,7 @@ class CheckpointFacts:
 Kind = Literal["run", "file", "text", "table"]
 
 # What a run owes to an origin of each kind, for lists of origins.
-OWED = {"run": "started from", "file": "started from", "text": "vocabulary from", "table": "settings chosen by"}
+OWED = {"run": "starts from", "file": "starts from", "text": "vocabulary from", "table": "settings chosen by"}
 # The part of a config by which each kind of origin comes into a run.
 _KEYS = {"run": "init", "file": "init", "text": "vocabulary", "table": "chosen_by"}
 

@@ -163,4 +163,4 @@ def test_the_folder_of_a_chain_without_a_statement_that_can_be_read_is_named(tmp
     statement.parent.mkdir(parents=True)
     statement.write_text("{}")
     found, (line,) = collect.collect(tmp_path, ("legal_best-",))
-    assert found == [] and "was written with the format number None, not 2" in line
+    assert found == [] and "was written with the format number None, not 3" in line
