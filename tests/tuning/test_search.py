@@ -79,7 +79,7 @@ def test_adaptive_trials_stop_with_one_line_and_random_ones_release_a_winner(tmp
     assert said["draws_from"]["space"]["clip.clipping_norm"] == {"type": "float", "low": 1e-6, "high": 2.0, "step": None, "is_log": True}
     assert (_study(tmp_path) / "release" / "winner" / "privacy.json").is_file()
     privates = [_study(tmp_path) / "private", *(run / "private" for run in _runs(tmp_path))]
-    (words,) = {json.loads(file.read_text())["vocabulary_checksum"] for file in tmp_path.glob("outputs/data/*/manifest.json")}
+    (words,) = {json.loads(file.read_text())["files"]["vocabulary.txt"]["sha256"] for file in tmp_path.glob("outputs/data/*/manifest.json")}
     # The vocabulary is of the public split.
     assert unexplained(_study(tmp_path) / "release", privates, [words]) == {}
     assert not list(tmp_path.glob("outputs/laptop_anil_tune_32k-*/release"))
