@@ -108,6 +108,14 @@ def test_every_link_leads_to_a_file(page: str):
     assert gone == []
 
 
+def test_the_tests_that_pages_name_exist():
+    named = set(re.findall(r"`(test_\w+_\w+_\w+)`", "\n".join(page.read_text() for page in DOCS.glob("*.md"))))
+    written = {
+        name for file in (CHECKOUT / "tests").rglob("test_*.py") for name in re.findall(r"^def (test_\w+)", file.read_text(), re.MULTILINE)
+    }
+    assert len(named) > 15 and named <= written, named - written
+
+
 def test_what_users_of_other_libraries_write_here_exists():
     """Each key of the right column is one of a config, each line of options composes, and each name is public."""
     rows = [line.split("|") for line in (DOCS / "coming_from.md").read_text().splitlines() if line.startswith("| `")]

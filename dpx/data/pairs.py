@@ -64,7 +64,7 @@ def paired_rows(
         row, start, is_own = _pair(sentences, start, end, target, draws, donor)
         cut += sum(map(len, sentences[began:start]))
         if len(row.first) and len(row.second) and len(row.first) + len(row.second) >= LEAST_TOKENS:
-            # A false second segment is text of another place, which has a row of its own.
+            # A false second segment is text of another place, which has its own row.
             rows.append(replace(row, cut=cut - len(row.first) - (len(row.second) if is_own else 0)))
             cut = 0
     return _with_rest(rows, cut)

@@ -48,7 +48,7 @@ class UnitDocument:
 class RowCutter:
     """Cuts documents into rows, some megabytes of text at a time; the order of documents is kept.
 
-    It counts by split the `texts` of examples, those that do not fit a row (`texts_cut`, `completions_cut`), and of running text the
+    It counts by split the `texts` of examples, texts too long for a row (`texts_cut`, `completions_cut`), and of running text the
     documents without a row, the `tokens`, and those in no row (`tokens_cut`).
     """
 

@@ -240,7 +240,7 @@ def _published(size: int, epsilon: float) -> Table:
 def experiment_file(best: Any, base: str, size: int, rate: float, experiment: Experiment, own: Path | None = None) -> str:
     """Returns an experiment that trains `best`: `base` with the model, batch, steps, noise and sampler of the branch that won.
 
-    `own` is the place of the user's own measured runs; `None` for those that come with dpx, which are of public text. Fixed batches are
+    `own` is the place of the user's own measured runs; `None` for the runs that come with dpx, which are of public text. Fixed batches are
     bounded under zero_out only. `base` states its noise by its ratio to the batch.
     """
     is_fixed = best.sampler == "deterministic"

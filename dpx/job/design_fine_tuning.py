@@ -187,7 +187,7 @@ def _other_kinds(table: list[Measured], asked: Asked) -> dict[str, Measured]:
 def experiment_file(overrides: Sequence[str], found: Designed, own: Path | None) -> str:
     """Returns an experiment that trains the design: what the command's `overrides` say, with the designed values in place of theirs.
 
-    `own` is the place of the user's own measured runs; `None` for those that come with dpx.
+    `own` is the place of the user's own measured runs; `None` for the runs that come with dpx.
     """
     from dpx.config import recipes
 

@@ -83,7 +83,7 @@ def trained(checkpoint: Path, folder: Path, name: str) -> Path:
 
 
 def beside(checkpoint: Path, folder: Path, name: str, kind: str, lines: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Returns a row for each completion: whether the texts are equal, and the gap where they are not."""
+    """Returns a row for each completion: whether the texts are equal, and the gap if they differ."""
     kept = folder / f"rows_{name}_{kind}.jsonl"
     done = [json.loads(line) for line in kept.read_text().splitlines()] if kept.exists() else []
     if len(done) == len(lines):

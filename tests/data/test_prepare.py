@@ -132,7 +132,7 @@ def test_what_no_row_holds_of_running_text_is_counted(tmp_path: Path, pairs: str
     short = left_out.in_words(counts, "protected", "are")
     assert f"{counts.documents_without_rows} protected documents have too few words for a row and are left out" in short
     if pairs == "none":
-        # The documents without a row have one or two words; their tokens are no rest.
+        # The documents without a row have one or two words; their tokens are not counted as a rest.
         assert counts.tokens - counts.tokens_cut - int(lengths.sum() - marks * counts.rows) < LEAST_TOKENS * counts.documents_without_rows
     else:
         assert 0 < counts.tokens_cut < counts.tokens

@@ -547,9 +547,16 @@ def _trial(path: Path) -> None:
     sealed_anew(path)
 
 
+def _labels(path: Path) -> None:
+    learnt = "labels: the list of labels was learnt from the protected rows (data.source.labels=null)"
+    rewritten(path / "release" / "privacy.json", lambda document: document.update(guarantee="none", reasons=[learnt], epsilon={}))
+    sealed_anew(path)
+
+
 @pytest.mark.parametrize(
     ("how", "why"),
     [
+        (_labels, "the list of labels was learnt from the protected rows"),
         (_refuted, "audit: a lower bound of 9.000"),
         (_chosen, "plan: steps changed"),
         (_trial, "one trial of a search"),
