@@ -13,6 +13,9 @@ Cls = TypeVar("Cls", bound=type)
 
 _MARK = "__declaration__"
 
+# Metadata of a dataclass field in which infinity has a meaning; in every other number of an experiment's config it is refused.
+MAY_BE_INFINITE = {"may_be_infinite": True}
+
 
 class ConfigError(ValueError):
     """An invalid value that the user can correct; the message is `<value>: <reason>. <fix>` on one line.

@@ -135,6 +135,11 @@ def _stated(folder: Path) -> dict[str, Any]:
     return {"guarantee": stated.guarantee, "epsilon": headline(stated), "delta": getattr(stated, "delta", None)}
 
 
+def has_config(folder: Path) -> bool:
+    """Returns whether a run got as far as keeping its config."""
+    return (folder / "release" / CONFIG).is_file()
+
+
 def _config(folder: Path) -> Any:
     try:
         return OmegaConf.to_container(OmegaConf.load(folder / "release" / CONFIG), resolve=False)

@@ -18,6 +18,7 @@ from dpx import config, packages
 from dpx.config import recipes
 from dpx.declaration import ConfigError
 from dpx.experiment import Experiment
+from dpx.lr_schedule import in_steps
 
 GOLDEN = Path(__file__).parent / "golden"
 SMALL_CHECKPOINT = Path(__file__).parent / "interop" / "checkpoint"
@@ -198,6 +199,29 @@ def test_recipe_builds_and_equals_golden(name: str) -> None:
         config.build(recipes.plan_config(name, last))
 
 
+# Each with its warm-up in steps, which no paper and no result in the repository gives as a fraction.
+WARM_UPS = {
+    "anil_2m_batch": 7500,
+    "anil_nonprivate_baseline": 1500,
+    "legal_nonprivate_full": 1642,
+    "legal_fig1b_snr_lr": 25,
+    "laptop/anil_batch_schedule": 112,
+    "laptop/anil_batch_sweep": 60,
+    "laptop/anil_schedule_variants": 75,
+    "laptop/anil_weight_decay": 240,
+    "laptop/legal_clip_sweep": 8,
+}
+
+
+@pytest.mark.parametrize(("name", "warm_up"), WARM_UPS.items())
+def test_a_recipe_that_is_made_shorter_has_a_shorter_warm_up(name: str, warm_up: int) -> None:
+    whole, shorter = (
+        config.build(recipes.compose([f"+experiment={name}", "hydra/sweeper=basic", *more]))[0] for more in ((), ("steps=20",))
+    )
+    assert in_steps(whole.lr_schedule.warmup_steps, whole.steps) == warm_up
+    assert 1 <= in_steps(shorter.lr_schedule.warmup_steps, shorter.steps) <= 8
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("name", recipes.names())
 def test_every_point_of_a_recipe_builds_into_a_folder_of_its_own(name: str) -> None:
@@ -229,7 +253,7 @@ def test_no_golden_config_is_left_over() -> None:
         (
             ["steps='4'"],
             "steps='4': expected a whole number, and this is text, as from quotes or an environment variable. "
-            "Write steps=4 without quotes.",
+            "Write steps=4 without quotes, or steps=$NAME, which the shell fills in.",
         ),
         (
             ["noise=multiplier", "noise.noise_multiplier=inf"],
@@ -239,6 +263,10 @@ def test_no_golden_config_is_left_over() -> None:
             ["clip.clipping_norm=inf"],
             "clip.clipping_norm=inf: is larger than the largest number of float32. Give a norm of 3.40282e+38 or less.",
         ),
+        (["lr_schedule.learning_rate=inf"], "lr_schedule.learning_rate=inf: is not a finite number. Give a finite number."),
+        (["privacy.delta=nan"], "privacy.delta=nan: delta is a probability above 0 and below 1. Use a value below 1/N."),
+        (["optimizer.eps=.inf"], "optimizer.eps=inf: is not a finite number. Give a finite number."),
+        (["noise.epsilon=inf"], "noise.epsilon=inf: no noise has this epsilon. Write mechanism=none to train without privacy."),
         (["steps=true"], "steps=True: expected a whole number. Correct the value."),
         (["microbatch=many"], "microbatch=many: expected a whole number or auto. Correct the value."),
         (["clip.clipping_norm=abc"], "clip.clipping_norm=abc: expected a number. Correct the value."),

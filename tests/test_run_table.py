@@ -1,6 +1,7 @@
 """Tables of runs hold numbers as numbers, and the keys that differ as columns."""
 
 import csv
+import dataclasses
 import json
 from pathlib import Path
 from typing import Any
@@ -97,10 +98,26 @@ def test_under_json_a_sweep_prints_json_lines_alone(tmp_path: Path) -> None:
     assert "[HYDRA] Launching" in sweep.stderr
 
 
-def test_a_sweep_writes_the_table_beside_its_points(outputs: Path) -> None:
-    points = [Outcome(outputs / f"run-{number}", (f"replicate={number}",), "finished", score=0.5) for number in range(2)]
+def test_a_sweep_and_a_search_write_the_table_beside_their_points(tmp_path: Path) -> None:
+    line = ["--json", "-m", *micro_run(1), "lr_schedule.learning_rate=0.01,-1,0.02"]
+    search = ["name=searched", "tune=search", "tune.trials=2", "hydra/sweeper=basic", "hydra/callbacks=search"]
+    sweep, searched = answers([(tmp_path, line), (tmp_path, [*line, *search])], trains_alike=True)
+    assert (sweep.returncode, searched.returncode) == (2, 2), "a rate below 0 is refused"
+    records = [json.loads(one) for one in sweep.stdout.splitlines()]
+    for place in ("private/sweep-main.csv", "studies/searched/private/trials.csv"):
+        table = list(csv.DictReader((tmp_path / "outputs" / place).read_text().splitlines()))
+        assert [float(one["lr_schedule.learning_rate"]) for one in table] == [0.01, 0.02]
+        assert all(0 <= float(one["low"]) <= float(one["value"]) <= float(one["high"]) <= 1 and one["state"] == "finished" for one in table)
+        assert [one["epsilon"] for one in table] == [str(one["epsilon"]) for one in dpx.runs(tmp_path / "outputs", "main-*")]
+    assert [one["state"] for one in records] == ["finished", "failed", "finished"]
+
+
+def test_a_table_has_every_point_that_has_a_config_once_one_of_them_trained(outputs: Path) -> None:
+    points = [Outcome(outputs / f"run-{number}", (f"replicate={number}",), "failed") for number in range(3)]
     write_table(points, Console())
-    table = list(csv.DictReader((outputs / "private" / "sweep.csv").read_text().splitlines()))
+    assert not (outputs / "private").exists()
+    write_table([dataclasses.replace(points[0], state="finished", score=0.5), *points[1:]], Console())
+    table = list(csv.DictReader((outputs / "private" / "sweep-run.csv").read_text().splitlines()))
     assert [one["run"] for one in table] == ["run-0", "run-1"]
 
 

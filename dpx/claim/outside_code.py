@@ -13,6 +13,7 @@ from itertools import takewhile
 from typing import Any, NamedTuple
 
 from dpx import packages
+from dpx.privacy.events import ACCOUNTANTS
 from dpx.privacy.segments import Segment
 
 # The separator between the names of several packages, here and in the ledger.
@@ -72,6 +73,17 @@ def packages_of_guarantee(guarantee: str) -> tuple[str, ...] | None:
     if guarantee == "dp":
         return ()
     return tuple(guarantee.removeprefix(BY).split(AND)) if guarantee.startswith(BY) else None
+
+
+def heading(name: str, guarantee: str) -> str:
+    """Returns how people read the name of a number that dpx has not proved, such as `epsilon/pld`.
+
+    A run that trusts packages has an epsilon with a condition; any other number, as of a sampler that did not run, is no bound.
+    """
+    method, _, sampler = name.removeprefix("epsilon/").partition("/")
+    if (by := packages_of_guarantee(guarantee)) and method in ACCOUNTANTS and not sampler:
+        return f"epsilon ({method}), if the code of {' and '.join(by)} does what it declares"
+    return f"not a bound: epsilon ({method}{f', as if by sampler={sampler}' * bool(sampler)})"
 
 
 def sentences(by: tuple[str, ...]) -> list[str]:

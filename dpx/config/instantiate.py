@@ -4,7 +4,9 @@ Hydra's own `instantiate` would call any importable function and check no types;
 dpx and the packages that are listed (`dpx.packages`).
 """
 
+import dataclasses
 import importlib
+import math
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -15,7 +17,7 @@ from dpx import packages
 from dpx.config.hints import unknown_key
 from dpx.config.identity import resolved
 from dpx.config.node import checked_arguments
-from dpx.declaration import ConfigError, is_declaration, require
+from dpx.declaration import MAY_BE_INFINITE, ConfigError, is_declaration, require
 from dpx.experiment import Experiment
 from dpx.run_folder import RunFolder
 
@@ -53,7 +55,24 @@ def build(cfg: DictConfig) -> tuple[Experiment, Job]:
         "Use job=chain, plan or explain, or name a stage's folder with run=",
     )
     experiment = _construct(Experiment, {key: plain[key] for key in plain if key in fields}, "")
+    # Last, since a declaration can say better what an infinity would mean there.
+    _require_finite(experiment, "")
     return experiment, job
+
+
+def _require_finite(declared: Any, path: str) -> None:
+    """Raises `ConfigError` for a number below `declared` that is infinite or not a number."""
+    if isinstance(declared, float):
+        require(math.isfinite(declared), f"{path}={declared}", "is not a finite number", "Give a finite number")
+    elif dataclasses.is_dataclass(declared):
+        for field in dataclasses.fields(declared):
+            value = getattr(declared, field.name)
+            is_meant = bool(field.metadata.keys() & MAY_BE_INFINITE.keys()) and value == math.inf
+            if not is_meant:
+                _require_finite(value, f"{path}.{field.name}".lstrip("."))
+    elif isinstance(declared, dict | list | tuple):
+        for key, value in declared.items() if isinstance(declared, dict) else enumerate(declared):
+            _require_finite(value, f"{path}.{key}".lstrip("."))
 
 
 def _require_read(plain: dict[str, Any], job: Any) -> None:

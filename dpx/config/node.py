@@ -36,7 +36,8 @@ def checked_arguments(declared: type, arguments: dict[str, Any], path: str) -> d
             is_number = isinstance(value, str) and re.fullmatch(r"[+-]?[\d.]+(e[+-]?\d+)?", value) is not None
             if is_number and {int, float} & set(_parts(types_of[key])):
                 reason = f"expected {type_in_words(types_of[key])}, and this is text, as from quotes or an environment variable"
-                raise ConfigError(f"{full}='{value}'", reason, f"Write {full}={value} without quotes")
+                fix = f"Write {full}={value} without quotes, or {full}=$NAME, which the shell fills in"
+                raise ConfigError(f"{full}='{value}'", reason, fix)
             raise ConfigError(f"{full}={_shown(value)}", f"expected {type_in_words(types_of[key])}", mend)
         parts = _parts(types_of[key])
         checked[key] = float(value) if type(value) is int and float in parts and int not in parts else value

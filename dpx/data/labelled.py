@@ -11,6 +11,8 @@ from dpx.data.records import RowSet, TextColumns, label_text, labels_in, row_set
 from dpx.data.schema import Schema, classes, texts
 from dpx.declaration import declaration, require, require_date
 
+_NUMBER = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)(e[+-]?\d+)?", re.IGNORECASE)
+
 
 @declaration
 class Table:
@@ -161,13 +163,13 @@ class Table:
         if self.labels is not None:
             return tuple(map(label_text, self.labels))
         labels = labels_in(self.training_sets(), self.label_field)
-        measured = [label for label in labels if re.fullmatch(r"[+-]?\d*\.\d+(e[+-]?\d+)?", label)]
-        reason = f"its values are {len(labels)} numbers with decimals, such as {measured[0] if measured else ''}, and dpx trains on classes"
+        are_numbers = all(_NUMBER.fullmatch(label) for label in labels)
+        measured = next((label for label in labels if are_numbers and not label.lstrip("+-").isdecimal()), None)
+        reason = f"its values are {len(labels)} numbers with decimals, such as {measured}, and dpx trains on classes"
         fix = "Name a column of classes, or write a class for each range of the numbers"
-        require(len(measured) < len(labels) or not labels, f"data.source.label_field={self.label_field}", reason, fix)
-        require(
-            len(labels) >= 2, "data.source.labels=null", f"the training rows have {len(labels)} labels", "Check data.source.label_field"
-        )
+        require(measured is None, f"data.source.label_field={self.label_field}", reason, fix)
+        fix = "Name the column of labels with data.source.label_field, or add rows of another label"
+        require(len(labels) >= 2, "data.source.labels=null", f"the training rows have only the label {labels[0]}", fix)
         return labels
 
     def training_sets(self) -> list[RowSet]:

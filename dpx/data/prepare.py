@@ -107,6 +107,7 @@ class _Preparation:
         self._keyed = KeyedHash(data.split_salt)
         self._first_heldout = self._count_heldout()
         self._read, self._is_read_whole = 0, False  # documents in the current pass, and whether the pass reached the end
+        self._first_unit, self._has_several_units = "", False
         self._keeps_equal = isinstance(data.source, Table | TextFiles | Hub) and data.source.equal_rows == "keep"
         self.repeated: Counter[Split] = Counter()  # documents left out because an equal one was read before them
         self.near_equal: list[list[tuple[str, str]]] = []  # (split, name of a unit) in groups
@@ -172,6 +173,8 @@ class _Preparation:
             if document.unit_id is not None:
                 where, fix = f" in document {number}", "Give every document a name of its unit, or give none of them a name"
                 unit_names.require_name(f"data={self._data.name}", unit_id, where, fix)
+            self._first_unit = self._first_unit or unit_id
+            self._has_several_units |= unit_id != self._first_unit
             split = self._split(unit_id, document, number)
             if document.unit_id is None and not _is_test(document):
                 seen[int(content, 16)] += 1
@@ -216,18 +219,22 @@ class _Preparation:
             # With one document, the cause is usually that it is in another split: the error says so. A record that cannot be read has its
             # own error.
             if self._is_read_whole:
-                self._require_several(self._read)
+                self._require_several()
             raise
 
-    def _require_several(self, documents: int) -> None:
-        require(
-            documents > 1,
-            f"data={self._data.name}",
-            "the corpus has only one document (or one unit), and it cannot be both trained on and held out",
-            "Add rows of other units"
-            if isinstance(self._data.source, Table)
-            else "Add documents, or set data.source.document_per=line if each line of the text is a document",
-        )
+    def _require_several(self) -> None:
+        """Raises `ConfigError` if the documents of the last pass are one unit, or equal, so that all are in one split."""
+        source, data = self._data.source, f"data={self._data.name}"
+        is_table = isinstance(source, Table)
+        if self._read > 1:
+            reason = f"its {self._read:,} {'rows' if is_table else 'documents'} are equal or of one unit, which is in one split"
+            require(self._has_several_units, data, reason, f"Add {'rows' if is_table else 'documents'} that differ, or of other units")
+        fix = "Add rows of other units" if is_table else "Add documents"
+        if isinstance(source, TextFiles) and source.document_per == "file":
+            finer = "line" if ".txt" in str(source.paths) else "paragraph"
+            fix += f", or set data.source.document_per={finer} if each line of the text is a document"
+        reason = "the corpus has only one document (or one unit), and it cannot be both trained on and held out"
+        require(self._read > 1, data, reason, fix)
 
     def _writer(self, split: Split, schema: Schema) -> SplitWriter:
         is_capped = split == "protected" and self._privacy.unit != "row"
@@ -257,7 +264,7 @@ class _Preparation:
     def _require_usable(self, writers: dict[Split, SplitWriter]) -> None:
         documents = sum(writer.unit_count for writer in writers.values())
         require(documents > 0, f"data={self._data.name}", "the corpus has no document", "Add text")
-        self._require_several(documents)
+        self._require_several()
         for split in filter(writers.__contains__, _NEEDED):
             require(
                 writers[split].row_count > 0,

@@ -15,6 +15,7 @@ import yaml
 from dpx.checkpoint_folder import hub_name
 from dpx.claim import manifest, received
 from dpx.claim.document import PlainStatement, RunStatement, Statement, StudyStatement
+from dpx.claim.outside_code import heading
 from dpx.init.declarations import FromCheckpoint, Init
 from dpx.interop.trained_on import RELEASE, license_named_by_card
 from dpx.places import told
@@ -88,7 +89,8 @@ def card(
     lines += _listed("Assumed", () if isinstance(statement, PlainStatement) else statement.assumptions)
     lines += _listed("Not covered", statement.not_covered)
     unsupported = () if isinstance(statement, PlainStatement) else statement.unsupported
-    lines += _listed("Not bounds for this run", [f"{one.name} = {one.value}: {one.reason}" for one in unsupported])
+    named = [(heading(one.name, statement.guarantee), "infinite" if one.value is None else f"{one.value:.4g}", one) for one in unsupported]
+    lines += _listed("Numbers that dpx has not proved", [f"{name}: {value} ({one.reason})" for name, value, one in named])
     lines += _listed("What training changed", changed)
     lines += _listed("Written again by the export", anew)
     lines += ["## How it was made", "", "The whole config is `dpx_config.yaml`, the whole statement `privacy.json`."]

@@ -323,7 +323,8 @@ def _lists(statement: RunStatement) -> list[str]:
     lines = ["What is assumed:"] + [f"  - {line}" for line in statement.assumptions]
     lines += ["What is not covered:"] + [f"  - {line}" for line in statement.not_covered]
     if statement.unsupported:
-        lines += ["Numbers that are not bounds:"] + [f"  - {item.name}: {item.reason}" for item in statement.unsupported]
+        lines += ["Numbers that dpx has not proved:"]
+        lines += [f"  - {outside_code.heading(item.name, statement.guarantee)}: {item.reason}" for item in statement.unsupported]
     return lines
 
 

@@ -5,6 +5,7 @@ from collections.abc import Iterable
 
 from rich.table import Table
 
+from dpx.claim.outside_code import heading
 from dpx.console import Console, duration
 from dpx.cost.compiled_step import CompiledStep
 from dpx.cost.measured_step import MeasuredRun
@@ -42,8 +43,8 @@ def show(document: PlanDocument, console: Console) -> None:
     console.print(table)
     plan_units.show(document.noise_by_unit, console)
     for one in document.unsupported:
-        value = "none" if one.value is None else f"{one.value:.4g}"
-        console.print(f"not a bound: {one.name} = {value} ({one.reason})", highlight=False)
+        value = "infinite" if one.value is None else f"{one.value:.4g}"
+        console.print(f"{heading(one.name, document.guarantee)}: {value} ({one.reason})", highlight=False)
     if document.public_left_out is not None:
         for line in left_out.in_words(document.public_left_out, "public", "would be"):
             console.print(line, highlight=False)

@@ -116,4 +116,4 @@ def _show_claim(claim: RunStatement, table: Table) -> None:
     if outside_code.packages_of_guarantee(claim.guarantee):
         for one in claim.unsupported:
             value = "infinite" if one.value is None else figure(one.value)
-            table.add_row(f"not a bound: {one.name}", f"{value} at delta {claim.delta:.2e}: {one.reason}")
+            table.add_row(outside_code.heading(one.name, claim.guarantee), f"{value} at delta {claim.delta:.2e}: {one.reason}")

@@ -316,6 +316,7 @@ class CloseStudy(Callback):
             stage("the secret number of trials is 0, which tune.shape=.inf allows: nothing is trained and nothing is spent")
         shown = [Outcome(study.outputs / one.folder, one.point, one.state, one.score, one.error) for one in trials]
         sweep.show(shown, wide_console())
+        sweep.write_table(shown, wide_console(), study.private / "trials.csv")
 
 
 def _require_no_search(experiment: Experiment, job: str, is_sweep: bool) -> None:

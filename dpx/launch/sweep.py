@@ -66,14 +66,18 @@ def show(outcomes: list[Outcome], console: Console) -> None:
     _show_replicates(outcomes, console)
 
 
-def write_table(outcomes: list[Outcome], console: Console) -> None:
-    """Writes the points that trained as a table with numbers as numbers, into the private folder beside them, and says where."""
-    from dpx.run_table import records_of, write
+def write_table(outcomes: list[Outcome], console: Console, place: Path | None = None) -> None:
+    """Writes a table of the points that have a folder, with numbers as numbers, once any of them trained, and says where.
 
-    folders = list(dict.fromkeys(one.folder for one in outcomes if one.score is not None))
-    if len(folders) < 2:
+    `place` is by default named by the experiment, in the private folder beside the points.
+    """
+    from dpx.run_table import has_config, records_of, write
+
+    folders = list(dict.fromkeys(one.folder for one in outcomes if has_config(one.folder)))
+    if all(one.score is None for one in outcomes) or not folders:
         return
-    place = RunFolder(folders[0].parent).made_private() / "sweep.csv"
+    names = {folder.name.rpartition("-")[0] for folder in folders}
+    place = place or RunFolder(folders[0].parent).made_private() / f"sweep{f'-{min(names)}' * (len(names) == 1)}.csv"
     write(records_of(folders), place)
     console.print(f"as numbers: {as_printed(place)}", highlight=False, markup=False)
 

@@ -17,6 +17,8 @@ from dpx.declaration import ConfigError, declaration, require
 from dpx.privacy import event_json
 from dpx.privacy.gaussian_losses import RevealedGaussianDpEvent
 
+_LARGEST_NOISE = 3.4028234e38
+
 Kind = Literal[
     "poisson",
     "gaussian",
@@ -67,8 +69,14 @@ class Release:
         require(
             0 < self.noise_multiplier < float("inf"),
             f"noise_multiplier={self.noise_multiplier}",
-            "private training needs a positive noise multiplier",
+            "private training needs a positive, finite noise multiplier",
             "Give a value above 0",
+        )
+        require(
+            self.noise_multiplier <= _LARGEST_NOISE,
+            f"noise_multiplier={self.noise_multiplier:g}",
+            "is larger than the largest number of float32, in which noise is drawn",
+            f"Give {_LARGEST_NOISE:g} or less",
         )
         require(
             0 < self.sampling_probability <= 1,

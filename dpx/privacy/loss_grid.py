@@ -15,6 +15,7 @@ from dataclasses import replace
 import numpy as np
 from scipy.stats import binom
 
+from dpx.declaration import require
 from dpx.privacy.events import Release
 
 # A grid of s/6 adds 0.5 % to a step's variance and 0.25 % to epsilon where epsilon follows the spread; more where epsilon is near 0.
@@ -50,6 +51,12 @@ def grid(charges: list[tuple[Release, int]], adjacency: str = "zero_out", coarse
         return coarsest or _coarsest(charges)
     reach, total = max(r for r, _, _ in steps), sum(count for *_, count in steps)
     variance = sum(v * count for _, v, count in steps)
+    require(
+        reach > 0 and variance > 0,
+        "accountant=pld",
+        "the noise is so large that float64 rounds its privacy losses to 0",
+        "Use less noise, or accountant=rdp",
+    )
     kind = "group" if any(release.kind == "group" for release, _ in charges) else "poisson"
     # The surplus from rounding is at negative losses; losses outside the spread of the whole composition have no effect.
     surplus = math.sqrt(_ROUNDING * total * min(reach, 3 * math.sqrt(variance)))

@@ -16,6 +16,8 @@ Spent = Callable[[float], float]
 # Relative width of the last bracket: the noise multiplier is at most this much above the smallest one.
 TOLERANCE = 2e-5
 _SMALLEST, _LARGEST = 1e-3, 1e7
+# The smallest epsilon that is solved for; below it every epsilon counts as this one.
+_LEAST = 1e-12
 
 
 def noise_multiplier(
@@ -74,6 +76,7 @@ def solve(
     All other arguments, what is returned and what is raised are as for `noise_multiplier`.
     """
     require(epsilon > 0 and math.isfinite(epsilon), f"epsilon={epsilon}", "epsilon must be positive and finite", "Give a target above 0")
+    require(epsilon >= _LEAST, f"epsilon={epsilon}", "no accountant resolves an epsilon this small", f"Give a target of {_LEAST:g} or more")
     require(bool(charges), "stages=[]", "the list of stages is empty", "Give at least one stage")
     accounting.check_delta(delta, accountant)
     # Raises for charges without a bound before anything is solved.
@@ -206,7 +209,7 @@ def _refine(spent: Spent, target: Real, low: float, high: float, tolerance: floa
     # Brent on log epsilon against log sigma: nearly a straight line, so few evaluations.
     def excess(log_sigma: float) -> float:
         value = spent(ends.get(log_sigma) or math.exp(log_sigma))
-        return math.log(min(max(value, 1e-12), 1e12) / target)
+        return math.log(min(max(value, _LEAST), 1e12) / target)
 
     low_log, high_log = math.log(low), math.log(high)
     # exp(log(x)) is not x: the ends keep their exact values, whose epsilon is already known.

@@ -18,6 +18,7 @@ from dpx.claim.seals import STATEMENT, read_run_statement
 from dpx.config import recipes
 from dpx.config.identity import identity
 from dpx.declaration import ConfigError
+from dpx.lr_schedule import in_steps
 from dpx.records import to_json
 from dpx.report import chains
 from dpx.report.analyses import source
@@ -96,7 +97,13 @@ def _folder(folder: Path) -> Run:
 
 
 def knobs_of(plain: dict[str, Any]) -> dict[str, str]:
-    """Returns the settings by dotted key, as text; `_target_` becomes the group's own value, by its last word."""
+    """Returns the settings by dotted key, as text; `_target_` becomes the group's own value, by its last word.
+
+    A warm-up is in steps, however the config gives it.
+    """
+    schedule, steps = plain.get("lr_schedule"), plain.get("steps")
+    if isinstance(schedule, dict) and isinstance(schedule.get("warmup_steps"), float) and isinstance(steps, int):
+        plain = plain | {"lr_schedule": schedule | {"warmup_steps": in_steps(schedule["warmup_steps"], steps)}}
     leaves = [(path.removesuffix("._target_"), node) for path, node in chains.flat(plain)]
     compared = [(path, chains.text(node)) for path, node in leaves if any(path == knob or path.startswith(f"{knob}.") for knob in _KNOBS)]
     return {path: text.rpartition(".")[2] if text.startswith("dpx.") else text for path, text in compared}

@@ -3,6 +3,7 @@
 import json
 from collections.abc import Mapping, Sequence
 
+from dpx.claim.outside_code import heading
 from dpx.pages.document import escaped
 from dpx.report.chains import KIND, is_of_chain
 from dpx.report.rows import Run
@@ -45,7 +46,7 @@ def _line(run: Run) -> str:
         *([] if is_chain else _settings(run)),
         *[f"no guarantee because {escaped(reason)}" for reason in json.loads(facts.get("reasons", "[]"))],
         *[
-            f"not a bound: {escaped(name)} = {'infinite' if value is None else f'{value:.4g}'} ({escaped(reason)})"
+            f"{escaped(heading(name, facts['guarantee']))}: {'infinite' if value is None else f'{value:.4g}'} ({escaped(reason)})"
             for name, value, reason in unsupported
         ],
         *[escaped(line) for line in json.loads(facts.get("assumptions", "[]")) if "vocabulary" in line],

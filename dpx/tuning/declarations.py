@@ -1,8 +1,9 @@
 """Declarations of how the choice among the trials of a search is charged."""
 
+from dataclasses import field
 from typing import Literal
 
-from dpx.declaration import declaration, require
+from dpx.declaration import MAY_BE_INFINITE, declaration, require
 
 # How the choice among the trials of a search is charged.
 Charge = Literal["uncharged", "composition", "repeat_and_select"]
@@ -59,7 +60,7 @@ class Tune:
 
     charge: Charge = "uncharged"
     trials: int = 30
-    shape: float = 1.0
+    shape: float = field(default=1.0, metadata=MAY_BE_INFINITE)
     budget: Budget = Budget()
 
     def __post_init__(self) -> None:

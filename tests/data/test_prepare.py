@@ -317,6 +317,15 @@ def test_one_text_file_suggests_a_document_a_line(tmp_path: Path, public_fractio
         prepare(declared(tmp_path, path, public_fraction=public_fraction, heldout_fraction=0.01), PRIVACY)
 
 
+@pytest.mark.parametrize("public_fraction", [0.01, 0.9])
+def test_equal_documents_are_not_told_to_be_cut_into_lines(tmp_path: Path, public_fraction: float):
+    path = write_records(tmp_path / "equal.jsonl", [{"text": "the same text"}] * 60)
+    with pytest.raises(
+        ConfigError, match="its 60 documents are equal or of one unit, which is in one split. Add documents that differ, or"
+    ):
+        prepare(declared(tmp_path, path, public_fraction=public_fraction, heldout_fraction=0.01), PRIVACY)
+
+
 def test_progress_is_reported(tmp_path: Path):
     path = write_records(tmp_path / "corpus.jsonl", records(450, sentences=2))
     seen: list[tuple[str, int]] = []

@@ -4,6 +4,7 @@ import csv
 import gzip
 import json
 import os
+import re
 from pathlib import Path
 
 import numpy as np
@@ -90,9 +91,20 @@ def test_pairs_choices_and_labels_that_are_numbers(tmp_path: Path):
     assert table(tmp_path / "a.tsv", labels=None).classes == ("1" * 5000, "2")
 
 
-def test_labels_that_are_measurements_are_refused(tmp_path: Path):
-    (tmp_path / "a.csv").write_text("text,label\n" + "".join(f"row {n},{n}.25\n" for n in range(9)))
-    with pytest.raises(ConfigError, match="9 numbers with decimals, such as .*25, and dpx trains on classes. Name a column of classes"):
+@pytest.mark.parametrize("one_of_them", ["1.25", "2e-05", ".5", "-1.5"])
+def test_labels_that_are_measurements_are_refused(tmp_path: Path, one_of_them: str):
+    labels = [*map(str, range(8)), one_of_them]
+    (tmp_path / "a.csv").write_text("text,label\n" + "".join(f"row {n},{label}\n" for n, label in enumerate(labels)))
+    reason = f"9 numbers with decimals, such as {one_of_them}, and dpx trains on classes. Name a column of classes"
+    with pytest.raises(ConfigError, match=re.escape(reason)):
+        _ = table(tmp_path / "a.csv", labels=None).classes
+
+
+def test_a_table_with_one_label_is_refused_by_its_name(tmp_path: Path):
+    (tmp_path / "a.csv").write_text("text,label\na,yes\nb,yes\n")
+    with pytest.raises(
+        ConfigError, match="the training rows have only the label yes. Name the column of labels with data.source.label_field"
+    ):
         _ = table(tmp_path / "a.csv", labels=None).classes
 
 

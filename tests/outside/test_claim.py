@@ -92,6 +92,15 @@ def test_no_reason_is_hidden_behind_a_package(site):
     assert document["guarantee"] == "none" and "fixed_seed" in document["unsupported"][0]["reason"]
 
 
+def test_an_epsilon_that_trusts_a_package_is_named_with_its_condition_and_other_numbers_as_no_bound():
+    assert (
+        outside_code.heading("epsilon/pld", "dp_by_dpx_pond+dpx_reed")
+        == "epsilon (pld), if the code of dpx_pond and dpx_reed does what it declares"
+    )
+    assert outside_code.heading("epsilon/rdp/poisson", "dp_by_dpx_pond") == "not a bound: epsilon (rdp, as if by sampler=poisson)"
+    assert {outside_code.heading("epsilon/pld", guarantee) for guarantee in ("dp", "none")} == {"not a bound: epsilon (pld)"}
+
+
 def test_an_own_event_is_composed_as_it_was_given(site, tmp_path):
     experiment = built(*OWN, "mechanism=echo")
     document = stated(experiment, entered(experiment, tmp_path))

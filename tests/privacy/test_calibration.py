@@ -226,3 +226,8 @@ def test_a_run_keeps_the_noise_it_began_with_unless_its_plan_changed(small):
 def test_balls_in_bins_is_refused_where_n_is_protected(small):
     with pytest.raises(ConfigError, match="permutation of all N rows"):
         calibrate(small(sampler=BallsInBins(), data={"declared_size": N}, privacy={"adjacency": "add_remove"}), N)
+
+
+def test_an_epsilon_below_what_is_resolved_is_refused_before_anything_is_solved():
+    with pytest.raises(ConfigError, match=r"^epsilon=1e-300: no accountant resolves an epsilon this small. Give a target of 1e-12 or more"):
+        solve.noise_multiplier([(0.01, 300)], epsilon=1e-300, delta=1e-6)

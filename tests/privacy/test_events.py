@@ -159,6 +159,22 @@ def test_an_epsilon_that_the_grid_cannot_resolve_is_refused_with_the_accountant_
         accounting.epsilon(stages, noise_multiplier=1.0, delta=1e-13)
 
 
+@pytest.mark.parametrize(
+    ("noise", "accountant", "line"),
+    [
+        (1e300, "rdp", r"noise_multiplier=1e\+300: is larger than the largest number of float32.* Give 3.40282e\+38 or less"),
+        (
+            1e30,
+            "pld",
+            "accountant=pld: the noise is so large that float64 rounds its privacy losses to 0. Use less noise, or accountant=rdp",
+        ),
+    ],
+)
+def test_noise_beyond_what_numbers_hold_is_refused(noise: float, accountant: str, line: str):
+    with pytest.raises(ConfigError, match=line):
+        accounting.epsilon([(0.01, 300)], noise_multiplier=noise, delta=DELTA, accountant=accountant)
+
+
 def test_infinite_noise_is_not_a_release():
     with pytest.raises(ConfigError, match="noise_multiplier=inf"):
         accounting.epsilon([(0.01, 1)], noise_multiplier=math.inf, delta=1e-5)

@@ -141,6 +141,11 @@ def test_one_path_is_one_corpus(tmp_path: Path) -> None:
     assert {run.facts["corpus"] for run in found} == {f"some.txt ({'0' * 12})"}
 
 
+def test_a_warm_up_is_compared_in_steps_however_a_config_gives_it() -> None:
+    found = [collect.knobs_of({"steps": 300, "lr_schedule": {"warmup_steps": given}}) for given in (60, 0.2)]
+    assert found[0] == found[1] == {"steps": "300", "lr_schedule.warmup_steps": "60"}
+
+
 @pytest.mark.parametrize(
     ("text", "key"),
     [
