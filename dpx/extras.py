@@ -3,6 +3,7 @@
 import importlib.util
 
 from dpx.declaration import ConfigError
+from dpx.packages import DISTRIBUTION
 
 # Extra -> the package that must be importable for it.
 PACKAGES = {
@@ -18,7 +19,7 @@ PACKAGES = {
 def missing(value: object, extra: str, package: str | None = None) -> ConfigError:
     """Returns the error for `value`, which needs `package` (by default the one in `PACKAGES`) from `extra`."""
     package = package or PACKAGES[extra]
-    fix = f"Install the extra {extra}: pip install 'dpx[{extra}]', in a checkout '.[{extra}]'"
+    fix = f"Install the extra {extra}: pip install '{DISTRIBUTION}[{extra}]', in a checkout '.[{extra}]'"
     return ConfigError(value, f"needs {package}, which is not installed", fix)
 
 

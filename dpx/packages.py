@@ -17,6 +17,8 @@ from dpx.declaration import ConfigError
 
 GROUP = "dpx.packages"
 OWN = "dpx"
+# What is installed: the name in pyproject.toml. `dpx` is the distribution of another project.
+DISTRIBUTION = "dpx-lm"
 
 
 @dataclasses.dataclass(frozen=True)

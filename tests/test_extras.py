@@ -39,7 +39,7 @@ def test_a_missing_extra_is_one_line(extra, needs_it, monkeypatch):
     monkeypatch.setattr(extras, "is_installed", lambda package: False)
     with pytest.raises(ConfigError) as refused:
         needs_it()
-    end = f"which is not installed. Install the extra {extra}: pip install 'dpx[{extra}]', in a checkout '.[{extra}]'."
+    end = f"which is not installed. Install the extra {extra}: pip install 'dpx-lm[{extra}]', in a checkout '.[{extra}]'."
     assert str(refused.value).endswith(end)
 
 

@@ -1,5 +1,6 @@
 """The package: what importing it loads, and the wheel and the source distribution as somebody else gets them."""
 
+import shutil
 import subprocess
 import sys
 import sysconfig
@@ -54,6 +55,21 @@ def test_the_wheel_is_small_and_trains_from_another_folder(built: Path, tmp_path
     assert str(site) in _run(python, "-c", "import dpx; print(dpx.__file__)", cwd=tmp_path)
     assert "epsilon (rdp)" in _run(python, "-m", "dpx", *micro_run(2), cwd=tmp_path)
     assert str(site / "dpx" / "docs") in _run(python, "-m", "dpx", "--help", cwd=tmp_path)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("version", ["3.11", "3.12", "3.13"])
+def test_the_wheel_plans_and_trains_in_an_empty_environment(version: str, built: Path, tmp_path: Path) -> None:
+    interpreter = shutil.which(f"python{version}")
+    if interpreter is None:
+        pytest.skip(f"python{version} is not on the path")
+    (wheel,) = built.glob("*.whl")
+    _run(interpreter, "-m", "venv", str(tmp_path / "env"), cwd=tmp_path)
+    python = str(tmp_path / "env" / "bin" / "python")
+    _run(python, "-m", "pip", "install", "-q", "-c", str(CHECKOUT / "requirements.lock"), str(wheel), cwd=tmp_path)
+    assert "epsilon" in _run(python, "-m", "dpx", "+experiment=anil_2m_batch", "job=plan", cwd=tmp_path)
+    assert "epsilon (rdp)" in _run(python, "-m", "dpx", *micro_run(10), cwd=tmp_path)
+    assert "No broken requirements" in _run(python, "-m", "pip", "check", cwd=tmp_path)
 
 
 @pytest.mark.slow

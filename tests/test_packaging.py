@@ -8,6 +8,8 @@ from pathlib import Path
 
 import yaml
 
+from dpx import packages
+
 CHECKOUT = Path(__file__).resolve().parents[1]
 PROJECT = tomllib.loads((CHECKOUT / "pyproject.toml").read_text())["project"]
 LOCK = (CHECKOUT / "requirements.lock").read_text()
@@ -19,6 +21,12 @@ def _name(requirement: str) -> str:
 
 def _commands() -> list[str]:
     return [line for line in (CHECKOUT / "README.md").read_text().splitlines() if line.startswith("python3 -m venv")]
+
+
+def test_the_name_of_the_distribution_is_in_one_place_of_the_code() -> None:
+    assert PROJECT["name"] == packages.DISTRIBUTION
+    named = [path.name for path in (CHECKOUT / "dpx").rglob("*.py") if packages.DISTRIBUTION in path.read_text()]
+    assert named == ["packages.py"]
 
 
 def test_lock_pins_every_declared_requirement() -> None:
@@ -67,4 +75,6 @@ def test_the_workflow_runs_every_python_with_the_lock_and_the_newest() -> None:
     locked, newest, checks = ([step.get("run", "") for step in jobs[name]["steps"]] for name in ("locked", "newest", "checks"))
     assert ".ci/run" in locked and "requirements.lock" not in newest[-1] and "'.[dev]' && .venv/bin/python -m pytest" in newest[-1]
     slow = {Path(word) for line in checks for word in line.split() if word.startswith("tests/")}
-    assert len(slow) == 3 and all((CHECKOUT / path).is_file() for path in slow)
+    assert len(slow) == 2 and all((CHECKOUT / path).is_file() for path in slow)
+    (command,) = [step["run"] for step in jobs["nightly"]["steps"] if "pytest" in step.get("run", "")]
+    assert "-m '${{ matrix.part }}'" in command and jobs["nightly"]["strategy"]["matrix"]["part"] == ["slow", "parity", "soak"]

@@ -66,7 +66,7 @@ def _installation() -> dict[str, Any]:
 def _unmet() -> list[str]:
     """Returns the requirements of dpx whose installed version does not fit; none for a checkout that was never installed."""
     try:
-        required = [Requirement(line) for line in importlib.metadata.requires("dpx") or ()]
+        required = [Requirement(line) for line in importlib.metadata.requires(packages.DISTRIBUTION) or ()]
     except importlib.metadata.PackageNotFoundError:
         return []
     ours = [one for one in required if one.marker is None or one.marker.evaluate({"extra": ""})]

@@ -8,7 +8,7 @@ of processor time (a mutant that reaches it counts as killed). Annotations, type
     python -m venv /tmp/mutation && /tmp/mutation/bin/pip install cosmic-ray
     /tmp/mutation/bin/python -m tests.audit.mutation_score sampler --python .venv/bin/python
 
-cosmic-ray needs another SQLAlchemy than dpx[tune], hence the separate environment. Each mutant is written to
+cosmic-ray needs another SQLAlchemy than the extra tune, hence the separate environment. Each mutant is written to
 `experiments/audit/mutation_<room>.csv` as it ends; a later run repeats only new mutants and survivors, so after a test for a survivor
 is added the same command shows it killed. `first` keeps the first result: the score is computed from it. A survivor that
 no test can tell from the source needs a sentence under `equivalent_because`, written into the file by hand.
