@@ -58,6 +58,7 @@ def test_the_wheel_is_small_and_trains_from_another_folder(built: Path, tmp_path
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(3600)
 @pytest.mark.parametrize("version", ["3.11", "3.12", "3.13"])
 def test_the_wheel_plans_and_trains_in_an_empty_environment(version: str, built: Path, tmp_path: Path) -> None:
     interpreter = shutil.which(f"python{version}")
