@@ -104,15 +104,20 @@ class Convolution(Op):
 
     def _formed(self, record: dict[str, Array]) -> Array:
         """Returns the gradient of each unit, [U, E, K, c, d]."""
-        g_UETd = self._by_group(self._last(record["g"], "out_spec"))
+        x_B, g_UETd = record["x"], self._by_group(self._last(record["g"], "out_spec"))
         one = lambda a_UETc: norms.product("uetc,uetd->uecd", a_UETc, g_UETd)  # noqa: E731
-        return self._at_offsets(one, record["x"], record["g"].shape, axis=2)
+        # Zeros that are known only with the cotangent. XLA's CPU backend begins whatever it can, so it would hold padded inputs, and the
+        # array for the gradients, from the forward pass on.
+        first_U = g_UETd[:, 0, 0, 0] if g_UETd.size else jnp.zeros(g_UETd.shape[0])
+        zero_U = (first_U > jnp.inf).astype(g_UETd.dtype)
+        late_B = jnp.repeat(zero_U, self.rows_per_unit).astype(x_B.dtype)
+        return self._at_offsets(one, x_B + late_B.reshape(-1, *(1,) * (x_B.ndim - 1)), record["g"].shape, axis=2, zero=zero_U)
 
-    def _at_offsets(self, use: Callable[[Array], Array], x_B: Array, outputs: tuple[int, ...], axis: int = 0) -> Array:
+    def _at_offsets(self, use: Callable[[Array], Array], x_B: Array, outputs: tuple[int, ...], axis: int = 0, zero: Any = 0.0) -> Array:
         """Returns `use` of the inputs [U, E, R*T, c] that each offset reads at the output positions, with the offsets K along `axis`.
 
         `outputs` is the output's shape. Where the windows overlap, the offsets take turns, so that one shifted copy of the input is held
-        at a time.
+        at a time; `zero`, a number or [U], fills the array in which they put their results.
         """
         stretched = [stretch - 1 for stretch in self._setting("lhs_dilation")]
         edges = [(low, high, inside) for (low, high), inside in zip(self._setting("padding"), stretched, strict=True)]
@@ -137,7 +142,8 @@ class Convolution(Op):
 
         # In place: stacked in front and moved, a gradient of each unit would be held twice.
         one = jax.eval_shape(at, starts[0])
-        total = jnp.zeros((*one.shape[:axis], len(starts), *one.shape[axis:]), one.dtype)
+        start = jnp.asarray(zero, one.dtype).reshape(-1, *(1,) * one.ndim)
+        total = jnp.broadcast_to(start, (*one.shape[:axis], len(starts), *one.shape[axis:]))
         return jax.lax.scan(put, total, (jnp.arange(len(starts)), jnp.asarray(starts)))[0]
 
     def _last(self, x_B: Array, spec: str) -> Array:
