@@ -25,7 +25,7 @@ from dpx.clipping.sites import Reference, Site
 from dpx.clipping.units import Units
 from dpx.parameter_path import path_name
 
-# Gradients that were formed for the norm, [U, ...], and their weights [U].
+# Gradients that were formed for the norm, [U, ...], and their weights [U]; the axes of loops along the parameter come first.
 Kept = dict[Key, tuple[Array, Array]]
 
 
@@ -41,7 +41,7 @@ def clipped_sum(program: Program, norms: Norms, weights: Any, units: Units) -> C
     squares, formed = joint.squares(norms, records, own.__getitem__)
     clipped = groups.clip(weights, squares, losses_B, units.is_padding_U)
     parts = {site: joint.part_weights(clipped, site) for site in program.sites}
-    kept = {key: (gradient, clipped.weights_of(key[0], joint.layer_of(norms.shared[key][0].reference))) for key, gradient in formed.items()}
+    kept = {key: (gradient, joint.use_weights(clipped, norms.shared[key][0])) for key, gradient in formed.items()}
 
     def summed(keep_U: Array | None) -> Any:
         return _totals(program.params, program, leaves, records, parts, kept, keep_U)
@@ -62,7 +62,8 @@ def unclipped(program: Program, norms: Norms, cotangent_B: Array, given: Any) ->
     uppers = {site: tuple(map(bounds.upper, own[site])) for site in program.sites}
     ones = {site: tuple(map(jnp.ones_like, uppers[site])) for site in program.sites}
     squares, formed = joint.squares(norms, records, own.__getitem__)
-    kept = {key: (gradient, jnp.ones(gradient.shape[:1])) for key, gradient in formed.items()}
+    along = {key: len(norms.shared[key][0].reference.depths) for key in formed}
+    kept = {key: (gradient, jnp.ones(gradient.shape[: along[key] + 1])) for key, gradient in formed.items()}
     total = _totals(given[0], program, leaves, records, ones, kept, None)
     return losses_B, list(uppers.values()), squares, total
 
@@ -112,7 +113,10 @@ def _totals(params: Any, program: Program, leaves: Any, records: Any, parts: Any
     summed = _site_totals([site for site in program.sites if not trained[site].keys() <= kept.keys()], leaves, records, parts, keep_U)
     for site in program.sites:
         for key in trained[site].keys() & (kept.keys() - is_added):
-            add(trained[site][key], contracted_units(*kept[key], keep_U))
+            contracted = partial(contracted_units, keep_U=keep_U)
+            for _ in trained[site][key].depths:
+                contracted = jax.vmap(contracted)
+            add(trained[site][key], contracted(*kept[key]))
             is_added.add(key)
         if site not in summed:
             continue

@@ -6,12 +6,13 @@ B: examples.
 import dataclasses
 import math
 from collections.abc import Iterable, Mapping
-from typing import Any
+from functools import partial
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 
-from dpx.clipping import crossings, joint, reach
+from dpx.clipping import crossings, joint, reach, turns
 from dpx.clipping.example_loss import Reader, Route, Tracer
 from dpx.clipping.frozen import bound
 from dpx.clipping.methods import sum_by
@@ -19,7 +20,7 @@ from dpx.clipping.probes import ProbeSession, is_probed, session_of, shapes_of
 from dpx.clipping.program import traced, with_counts
 from dpx.clipping.readers import has_narrow
 from dpx.clipping.result import ClippedSum, batch_size
-from dpx.clipping.route_costs import RouteCost, of_parameter
+from dpx.clipping.route_costs import RouteCost, is_dearer, of_parameter
 from dpx.declaration import ConfigError, require
 
 # How many times larger the gradients of parts of a parameter may become, each padded to the whole.
@@ -32,7 +33,8 @@ Readers = Mapping[str, list[Reader]]
 class Taken:
     """How one parameter's per-example gradients are computed.
 
-    It holds the route, the primitives that read the parameter, the bytes kept for one example, and what each exact way costs for one unit.
+    It holds the route, the primitives that read the parameter, the bytes kept for one example, what each exact way costs for one unit, and
+    how many units are computed at once.
     """
 
     path: str
@@ -40,6 +42,18 @@ class Taken:
     readers: tuple[str, ...]
     bytes_per_example: int
     costs: tuple[RouteCost, ...]
+    units_at_once: int
+
+
+class _Plan(NamedTuple):
+    """How many units are computed at once, the bytes of their gradients that may be kept, and the ways of each parameter, by path."""
+
+    units: int
+    kept_bytes: int
+    costs: dict[str, tuple[RouteCost, ...]]
+    # Bytes of all gradients that are better kept.
+    wanted: int
+    bytes_per_example: dict[str, int]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -81,26 +95,64 @@ class ByExample:
                 reason = f"is read by {', '.join(_names(self.readers[path]))} in a way that needs a gradient for each example"
                 raise ConfigError(path, reason, "Leave out strict, or use the parameter in products and lookups only")
 
-    def summed(self, method: str, **options: Any) -> ClippedSum:
-        """Computes the clipped sum by a method of `sum_by`, with its options."""
+    def summed(self, method: str, takes_turns: bool = False, **options: Any) -> ClippedSum:
+        """Computes the clipped sum by a method of `sum_by`, with its options.
+
+        With `takes_turns` book-keeping takes fewer units at once where that is cheaper. The weights must then be of one norm each.
+        """
+
+        def run(batch: Any, is_padding_B: Any, kept_bytes: int) -> ClippedSum:
+            own = options | {"kept_bytes": kept_bytes, "is_padding_B": is_padding_B}
+            return sum_by(method, self.losses, self.params, batch, checked=False, **own)
+
+        kept_bytes, rows = options["kept_bytes"], options["rows_per_unit"]
+        is_padding_B, units = options["is_padding_B"], batch_size(self.batch) // rows
         try:
-            return sum_by(method, self.losses, self.params, self.batch, checked=False, **options)
+            if method == "book_keeping" and takes_turns and not self._fits(kept_bytes, units):
+                plan = self._planned(kept_bytes, rows)
+                if plan.units < units:
+                    again = partial(run, kept_bytes=plan.kept_bytes)
+                    return turns.summed(again, self.batch, is_padding_B, rows, plan.units)
+            return run(self.batch, is_padding_B, kept_bytes)
         except NotImplementedError as error:
             reason = f"cannot be mapped over examples ({str(error).strip().splitlines()[0]})"
             raise ConfigError("the loss", reason, "Use functions that jax.vmap has a rule for") from error
 
-    def routes_taken(self, kept_bytes: int, rows_per_unit: int) -> list[Taken]:
+    def routes_taken(self, kept_bytes: int, rows_per_unit: int, takes_turns: bool) -> list[Taken]:
         """Returns the route of every parameter without computing anything."""
+        plan = (self._planned if takes_turns else self._at_once)(kept_bytes, rows_per_unit)
+        routes, size = self.routes, plan.bytes_per_example
+        return [Taken(path, routes[path], _names(reads), size[path], plan.costs[path], plan.units) for path, reads in self.readers.items()]
+
+    def _fits(self, kept_bytes: int, units: int) -> bool:
+        """Returns whether the gradients of all units may be kept, whichever of them are better kept."""
+        return 4 * units * sum(leaf.size for leaf in jax.tree.leaves(self.params)) <= kept_bytes
+
+    def _planned(self, kept_bytes: int, rows_per_unit: int) -> _Plan:
+        """Returns the plan for all units at once, or for fewer of them if a parameter then costs no more than by `vmap`."""
+        plan = self._at_once(kept_bytes, rows_per_unit)
+        if plan.wanted <= kept_bytes or not any(map(is_dearer, plan.costs.values())):
+            return plan
+        of_one = -(-plan.wanted // plan.units)
+        units = turns.units_at_once(plan.units, max(1, kept_bytes // of_one))
+        rows = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct((units * rows_per_unit, *leaf.shape[1:]), leaf.dtype), self.batch)
+        # `vmap` holds more than the gradients of one unit.
+        return dataclasses.replace(self, batch=rows)._at_once(max(kept_bytes, units * of_one), rows_per_unit)
+
+    def _at_once(self, kept_bytes: int, rows_per_unit: int) -> _Plan:
         options = {"kept_bytes": kept_bytes, "rows_per_unit": rows_per_unit}
         program = traced(self.losses, self.params, self.batch, options, batch_size(self.batch))
+        sources = joint.norms_of(program, False, kept_bytes=program.session.kept_bytes)
         size = dict.fromkeys(self.readers, 0)
         for site in program.sites:
             size[site.first] += sum(math.prod(leaf.shape) * leaf.dtype.itemsize for leaf in jax.tree.leaves(site.record))
-        routes, sources = self.routes, joint.norms_of(program, False, kept_bytes=program.session.kept_bytes)
-        return [
-            Taken(path, routes[path], _names(reads), size[path] // program.examples, of_parameter(path, program, sources))
-            for path, reads in self.readers.items()
-        ]
+        return _Plan(
+            units=program.examples // rows_per_unit,
+            kept_bytes=kept_bytes,
+            costs={path: of_parameter(path, program, sources) for path in self.readers},
+            wanted=sum(program.session.wanted.values()) + sources.wanted_bytes,
+            bytes_per_example={path: bytes_ // program.examples for path, bytes_ in size.items()},
+        )
 
 
 def _names(readers: list[Reader]) -> tuple[str, ...]:

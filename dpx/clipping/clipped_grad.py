@@ -107,7 +107,7 @@ class WeightedGrad:
         traced = self._traced(split)
         if self.strict:
             traced.check_no_copies()
-        options: dict[str, Any] = {"kept_bytes": self.kept_bytes, "rows_per_unit": self.rows_per_unit}
+        options: dict[str, Any] = {"kept_bytes": self.kept_bytes, "rows_per_unit": self.rows_per_unit, "takes_turns": self._takes_turns}
         try:
             found = traced.summed(self.method, weights=self._weights(traced.is_narrow), is_padding_B=is_padding_B, **options)
         except ConfigError as error:
@@ -125,8 +125,9 @@ class WeightedGrad:
             *args: Arguments as for a call; `jax.ShapeDtypeStruct`s are enough.
 
         Returns:
-            For each parameter its path, its route, the primitives that read it, the bytes that are kept for one example, and `costs`:
-            FLOPs and bytes of each exact way to its norm and sum for one unit, and which one is taken (`dpx.clipping.route_costs`).
+            For each parameter its path, its route, the primitives that read it, the bytes that are kept for one example, `costs`: FLOPs,
+            bytes and the cost of both for each exact way to its norm and sum for one unit, and which one is taken
+            (`dpx.clipping.route_costs`), and how many units are computed at once.
         """
         leaves, tree = jax.tree.flatten(args)
         # Those without values, in which a loss can use shared arguments too, or whose place on a mesh does not matter here.
@@ -147,7 +148,12 @@ class WeightedGrad:
         if batch_size(split.batch) == 0:
             unit = lambda leaf: jax.ShapeDtypeStruct((self.rows_per_unit, *leaf.shape[1:]), leaf.dtype)  # noqa: E731
             split = split._replace(batch=jax.tree.map(unit, split.batch))
-        return self._traced(split).routes_taken(self.kept_bytes, self.rows_per_unit)
+        return self._traced(split).routes_taken(self.kept_bytes, self.rows_per_unit, self._takes_turns)
+
+    @property
+    def _takes_turns(self) -> bool:
+        """Returns whether fewer units may be computed at once. Weights of one's own may be functions of all norms together."""
+        return False
 
     def _refused(self, is_padding_B: Any) -> Any:
         """Returns which rows contribute nothing: padding, or all if a traced setting has a value that would be refused."""
@@ -244,6 +250,10 @@ class ClippedGrad(WeightedGrad):
         require(adjacency in MOVES, f"adjacency={adjacency!r}", "no such neighbouring relation", f"Use {', '.join(MOVES)}")
         return MOVES[adjacency] * self.clipping_norm
 
+    @property
+    def _takes_turns(self) -> bool:
+        return True
+
     def _refused(self, is_padding_B: Any) -> Any:
         if not isinstance(self.clipping_norm, Tracer):
             return is_padding_B
@@ -283,7 +293,8 @@ def clipped_grad(
             keys are batched too: one for each example.
         rows_per_unit: R. Every R consecutive rows are one unit, and the norm of the sum of their gradients is clipped.
         method: "book_keeping", "ghost" (two backward passes) or "vmap" (one gradient for each example).
-        kept_bytes: The most bytes of per-example gradients that are kept in memory to avoid computing them again.
+        kept_bytes: The most bytes of per-example gradients that are kept in memory to avoid computing them again. Where the other ways
+            cost more than `method="vmap"`, fewer units are computed at once, so that their gradients fit; at least one unit is.
         strict: Whether to refuse a use of a parameter that needs a gradient for each example (`explain` lists them).
 
     Returns:
@@ -325,7 +336,8 @@ def weighted_grad(
 
     Args:
         loss: As for `dpx.clipped_grad`, and so are all arguments that are not listed here.
-        weights: A function of the norms, float32 [U], to factors of the same shape. It runs under jit.
+        weights: A function of the norms, float32 [U], to factors of the same shape. It runs under jit. It may depend on all norms, so all
+            units are computed at once, whatever `kept_bytes` is.
 
     Returns:
         A function of the same arguments, in the same order, and `is_padding`: it returns `ClippedGradients`.

@@ -8,6 +8,7 @@ B: examples.
 """
 
 import dataclasses
+import math
 from collections.abc import Callable
 from typing import Any, Literal
 
@@ -20,7 +21,7 @@ from jax.interpreters import batching
 
 from dpx.clipping import norms
 from dpx.clipping.convolution_ops import Convolution
-from dpx.clipping.probes import Matrix, Op, ProbeSession, bound, evaluated
+from dpx.clipping.probes import Looked, Matrix, Op, ProbeSession, bound, evaluated
 from dpx.clipping.reader_ops import VIEWS, Copied, Gathered, Product, View, is_lookup
 from dpx.clipping.readers import body_of, scan_parts
 from dpx.declaration import require
@@ -207,7 +208,8 @@ class Tracer:
     def _lookup(self, eqn: Any, given: list[Any]) -> Any:
         table, index = given
         self._read(table, Reader("lookup", eqn.primitive.name, table.is_repeated))
-        return self._bind(Gathered(table.view, tuple(eqn.params.items())), table, "table", (index,), _shape(eqn))
+        op = Gathered(table.view, tuple(eqn.params.items()), is_kept=table.path not in self.shared)
+        return self._bind(op, table, "table", (index,), _shape(eqn))
 
     def _bodies(self, eqn: Any, given: list[Any]) -> list[Any] | None:
         """Evaluates the bodies of a call, loop or branch in the same way; returns None for any other equation."""
@@ -330,6 +332,8 @@ def _batched(given: Any, axes: Any, *, op: Op, leaf: str, path: str, session: Pr
     inputs = tuple(moved[:-1]) or (moved[-1],)
     if isinstance(op, (Product, Convolution)):
         op = dataclasses.replace(op, form=_form(op, outputs[0].size, B, path, session))
+    if isinstance(op, Gathered):
+        op = dataclasses.replace(op, is_kept=_is_kept(op, outputs[0].size, B, path, session))
     shape = jax.ShapeDtypeStruct((B, *outputs[0].shape), outputs[0].dtype)
     result = bound(op.of_units(session.rows_per_unit), {leaf: parameter}, (path,), inputs, shape)
     return [result], [0]
@@ -345,6 +349,17 @@ def _form(op: Product | Convolution, outputs: int, B: int, path: str, session: P
     form = norms.choose(whole, p, d, False) if op.form != "kept" else session.form(path, B, T, (p, d))
     session.matrices[path] = Matrix(whole, E, p, d, form)
     return form
+
+
+def _is_kept(op: Gathered, outputs: int, B: int, path: str, session: ProbeSession) -> bool:
+    """Returns whether the gradient of a table is kept: always if it is smaller than the cotangents of its rows."""
+    (V, d), rows = op.view.shape, session.rows_per_unit
+    T = outputs // d * rows
+    other = "by_id" if norms.is_added_by_id(T, V) else "pairs"
+    is_cheaper = op.is_kept and norms.lookup_cost("kept", T, d, V) < norms.lookup_cost(other, T, d, V)
+    is_kept = is_cheaper and (V <= T or session.keep(path, 4 * (B // rows) * math.prod(session.shapes[path])))
+    session.lookups[path] = Looked(T, d, V, is_kept)
+    return is_kept
 
 
 choice_p = Primitive("dpx_choice_of_one_example")

@@ -100,13 +100,23 @@ def has_products(forms: Sequence[Form], shape: tuple[int, ...]) -> bool:
 def is_formed_once(forms: Sequence[Form], shape: tuple[int, ...]) -> bool:
     """Returns whether the sum of the uses should be formed for the norm and kept for the clipped sum, if memory allows; shapes are enough.
 
-    Else the sum of a matrix is formed a second time, or a Gram product costs half as much as forming it.
+    Else products between positions cost no more, and at most half of the product that forms a matrix.
     """
     outer = [form for form in forms if isinstance(form, Outer)]
-    if not has_products(forms, shape) or not outer:
+    rows = [form for form in forms if isinstance(form, Rows)]
+    if not has_products(forms, shape):
         return bool(outer)
+    kept = apart = 0
+    if rows:
+        (V, d), T = (shape[0], rows[0].g.shape[-1]), sum(form.g.shape[1] for form in rows)
+        apart = norms.lookup_cost("by_id" if norms.is_added_by_id(T, V) else "pairs", T, d, V)
+        # The rows are added to what the products have formed.
+        kept = norms.FLOPS_PER_BYTE * 4 * T * d if outer else norms.lookup_cost("kept", T, d, V)
+    if not outer:
+        return kept < apart
     (p, d), T = (outer[0].a.shape[-1], outer[0].g.shape[-1]), sum(form.a.shape[1] for form in outer)
-    return norms.choose(T, p, d, True) == "kept" and norms.gram_flops(T, p, d) > T * p * d
+    is_cheaper = kept + norms.cost("kept", T, p, d) < apart + norms.cost(norms.choose(T, p, d, False), T, p, d)
+    return is_cheaper or norms.choose(T, p, d, True) == "kept" and norms.gram_flops(T, p, d) > T * p * d
 
 
 def added_up(forms: Sequence[Form], shape: tuple[int, ...]) -> Array:

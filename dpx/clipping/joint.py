@@ -84,6 +84,8 @@ class Norms:
     apart: list[Part]
     shared: Uses
     kept: frozenset[Key]
+    # Bytes of all gradients that are better formed once, whether memory allows it or not.
+    wanted_bytes: int
 
     def shape_of(self, key: Key) -> tuple[int, ...]:
         """Returns the shape of a shared parameter, of which loops along it take one layer."""
@@ -134,22 +136,28 @@ def norms_of(program: Program, per_layer: bool, factor: Callable[[str], float] =
     if per_layer:
         _check_groups(parts, shared)
     _check_factors(parts, factor)
-    return Norms(apart, shared, _kept(shared, program.examples // program.session.rows_per_unit, kept_bytes))
+    units = program.examples // program.session.rows_per_unit
+    wanted = {
+        key: 4 * units * math.prod((*layers_along(its_uses[0]), *_shape_of(its_uses[0])))
+        for key, its_uses in shared.items()
+        if forms.is_formed_once([form_shapes(use) for use in its_uses], _shape_of(its_uses[0]))
+    }
+    return Norms(apart, shared, _fitting(wanted, kept_bytes), sum(wanted.values()))
 
 
-def _kept(shared: Uses, units: int, kept_bytes: int) -> frozenset[Key]:
-    """Returns the shared parameters whose gradients are formed once: the first ones, as long as their bytes fit."""
+def _fitting(wanted: dict[Key, int], kept_bytes: int) -> frozenset[Key]:
+    """Returns the first parameters whose bytes fit."""
     kept, left = set(), kept_bytes
-    for key, uses in shared.items():
-        shape = _shape_of(uses[0])
-        size = 4 * units * math.prod(shape)
-        # Under a loop along the parameter each layer has a separate norm.
-        if uses[0].reference.depths or size > left:
-            continue
-        if forms.is_formed_once([form_shapes(use) for use in uses], shape):
+    for key, size in wanted.items():
+        if size <= left:
             kept.add(key)
             left -= size
     return frozenset(kept)
+
+
+def layers_along(use: Reading) -> tuple[int, ...]:
+    """Returns the lengths of the loops that run along the parameter: each of its layers has a separate norm."""
+    return tuple(use.part.site.loops[depth] for depth in use.reference.depths)
 
 
 def _is_alone(site: Site, reference: Reference | None, uses: Uses) -> bool:
@@ -202,7 +210,9 @@ def _check_factors(parts: list[Part], factor: Callable[[str], float]) -> None:
 def squares(
     sources: Norms, records: Mapping[Site, Any], own: Callable[[Site], tuple[Array | Bounded, ...]]
 ) -> tuple[list[Squares], dict[Key, Array]]:
-    """Returns all squared norms in the form in which they are clipped, and the gradients [U, ...] of the parameters in `sources.kept`.
+    """Returns all squared norms in the form in which they are clipped, and the gradients of the parameters in `sources.kept`.
+
+    These are [U, ...], with the axes of loops along the parameter in front.
 
     `own(site)` gives an op's own squared norms, one for each part; `records` holds the records of the sites with shared parameters.
     """
@@ -211,8 +221,11 @@ def squares(
     formed: dict[Key, Array] = {}
     for key, uses in sources.shared.items():
         if key in sources.kept:
-            formed[key] = forms.kept([_added_up(use, records[use.part.site], cache) for use in uses], _shape_of(uses[0]))
-            square_U = norms.squares(formed[key])
+            together, square = partial(forms.kept, shape=_shape_of(uses[0])), norms.squares
+            for _ in uses[0].reference.depths:
+                together, square = jax.vmap(together), jax.vmap(square)
+            formed[key] = together([_added_up(use, records[use.part.site], cache) for use in uses])
+            square_U = square(formed[key])
         else:
             square_U = _shared_square(uses, records, own, cache)
         squared.append(Squares(key[0], square_U, layer_of(uses[0].reference)))
@@ -245,9 +258,12 @@ def _form(use: Reading, record: Any, cache: dict[Site, dict[str, Form]] | None =
 
 
 def _added_up(use: Reading, record: Any, cache: dict[Site, dict[str, Form]] | None = None) -> Form:
-    """Returns the gradient of a use that no loop runs along, added up over the rounds of the loops around it."""
-    form = _form(use, record, cache)
-    return forms.merged(form, len(use.part.site.loops)) if use.part.site.loops else form
+    """Returns the gradient of a use added up over the rounds of loops that do not run along the parameter."""
+    rounds = len(use.part.site.loops) - len(use.reference.depths)
+    add = partial(forms.merged, rounds=rounds) if rounds else lambda form: form
+    for _ in use.reference.depths:
+        add = jax.vmap(add)
+    return add(_form(use, record, cache))
 
 
 def _shared_square(uses: list[Reading], records: Mapping[Site, Any], own: Any, cache: dict[Site, dict[str, Form]]) -> Array:
@@ -311,3 +327,11 @@ def part_weights(clipped: groups.Clipped, site: Site) -> tuple[Array, ...]:
             own = clipped.weights_of(part.first.path, part.layer)
         weights.append(jnp.broadcast_to(own, shape))
     return tuple(weights)
+
+
+def use_weights(clipped: groups.Clipped, use: Reading) -> Array:
+    """Returns the clip weights of a shared parameter, [*layers, U] with the layers that loops run along."""
+    layers, units = layers_along(use), clipped.is_counted_B.shape[0]
+    layer = layer_of(use.reference)
+    own = clipped.weights_of(use.reference.path, layer, layers[0] if layer == "each" else 0)
+    return jnp.broadcast_to(own.reshape(*own.shape[:-1], *(1,) * (len(layers) + 1 - own.ndim), units), (*layers, units))

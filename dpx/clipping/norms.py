@@ -27,6 +27,8 @@ from dpx.clipping.rounding import CHAIN
 Form = Literal["kept", "gram", "recomputed"]
 Strip = Callable[..., tuple[Array, ...]]
 
+# FLOPs that a machine computes while it moves one byte to or from memory: some ten on CPUs, and more on accelerators.
+FLOPS_PER_BYTE = 10
 # The number of positions from which a lookup's cotangents are always added up by id (lookup).
 BY_ID_FROM = 128
 
@@ -95,13 +97,42 @@ def gram_flops(T: int, p: int, d: int) -> float:
     return 2 * T * T * (p + d) * (blocks(T) + 1) / (2 * blocks(T))
 
 
+def cost(form: Form, T: int, p: int, d: int) -> int:
+    """Returns what the norm and the sum cost by this form: FLOPs of products, and `FLOPS_PER_BYTE` for each byte that they move.
+
+    A product reads its factors; a gradient is written, and read for the norm; if it is kept, it is read again for the sum.
+    """
+    product, factors, gradient = 2 * T * p * d, 4 * T * (p + d), 4 * p * d
+    flops, moved = {
+        "kept": (product, factors + 3 * gradient),
+        "gram": (product + int(gram_flops(T, p, d)), 2 * factors),
+        "recomputed": (2 * product, 2 * factors + 2 * gradient),
+    }[form]
+    return flops + FLOPS_PER_BYTE * moved
+
+
+def lookup_cost(way: Literal["kept", "pairs", "by_id"], T: int, d: int, rows_of_table: int) -> int:
+    """Returns what the norm and the sum of T lookups of rows [d] cost, counted as `cost` does.
+
+    Their cotangents are compared in pairs, added up by id, or added up in a table that is kept.
+    """
+    cotangents, count = 4 * T * d, blocks(T)
+    flops, moved = {
+        "kept": (0, cotangents + 3 * 4 * rows_of_table * d),
+        "pairs": (T * T * d * (count + 1) // count, 2 * cotangents),
+        "by_id": (0, 2 * cotangents + 2 * 4 * min(T, rows_of_table) * d),
+    }[way]
+    return flops + FLOPS_PER_BYTE * moved
+
+
 def choose(T: int, p: int, d: int, kept_fits: bool) -> Form:
     """Returns the cheapest form.
 
-    It is Gram if that costs under 2 % of the layer's products, else kept if it fits in memory, else the one with the fewest FLOPs.
+    It is Gram if that costs under 2 % of the layer's products and no more than keeping, else kept if it fits in memory, else the one with
+    the fewest FLOPs.
     """
     gram, recomputed = gram_flops(T, p, d), 2 * T * p * d
-    if gram < 0.02 * 3 * recomputed:
+    if gram < 0.02 * 3 * recomputed and cost("gram", T, p, d) <= cost("kept", T, p, d):
         return "gram"
     if kept_fits:
         return "kept"

@@ -34,20 +34,35 @@ class Matrix(NamedTuple):
     form: norms.Form
 
 
+class Looked(NamedTuple):
+    """The sizes of T lookups in a table of V rows [d], for one unit; with `is_kept` the gradient of the table is kept."""
+
+    T: int
+    d: int
+    V: int
+    is_kept: bool
+
+
 @dataclasses.dataclass(eq=False)
 class ProbeSession:
-    """The settings that ops and models may query while a loss is traced with wrapped parameters."""
+    """The settings that ops and models may query while a loss is traced with wrapped parameters.
+
+    `wanted` are the bytes of all gradients that are better kept, by path, whether they are or not.
+    """
 
     shapes: dict[str, tuple[int, ...]]
     kept_bytes: int = 0
     fused: bool = True
     rows_per_unit: int = 1
     kept: dict[str, bool] = dataclasses.field(default_factory=dict)
-    matrices: dict[str, "Matrix"] = dataclasses.field(default_factory=dict)
+    matrices: dict[str, Matrix] = dataclasses.field(default_factory=dict)
+    lookups: dict[str, Looked] = dataclasses.field(default_factory=dict)
+    wanted: dict[str, int] = dataclasses.field(default_factory=dict)
 
     def keep(self, path: str, size: int) -> bool:
         """Returns whether `size` bytes of per-example gradients of `path` may be kept; the first paths that ask get the memory."""
         if path not in self.kept:
+            self.wanted[path] = size
             self.kept[path] = size <= self.kept_bytes
             self.kept_bytes -= size if self.kept[path] else 0
         return self.kept[path]

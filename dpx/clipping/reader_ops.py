@@ -218,10 +218,14 @@ class Product(Op):
 
 @dataclasses.dataclass(frozen=True)
 class Gathered(ByRow):
-    """A `gather` of whole rows of `table`, perhaps in another type; ids outside the table are handled by the gather's mode."""
+    """A `gather` of whole rows of `table`, perhaps in another type; ids outside the table are handled by the gather's mode.
+
+    With `is_kept` the record is each unit's gradient, `table` [U, V, d], which is smaller than many cotangents.
+    """
 
     view: View
     settings: tuple[tuple[str, Any], ...]
+    is_kept: bool = False
     name: str = "gathered"
     rows_per_unit: int = 1
 
@@ -239,7 +243,17 @@ class Gathered(ByRow):
             is_dropped = (id_B < 0) | (id_B >= V)
         g = jnp.where(is_dropped[..., None], 0, self._rows_last(cotangent, id_B.ndim))
         id_UT = jnp.clip(id_B, 0, V - 1).reshape(U, -1)
-        return (None,), {"id": id_UT.astype(jnp.float32), "g": g.reshape(U, id_UT.shape[1], -1)}
+        record = forms.Rows(id_UT.astype(jnp.float32), g.reshape(U, id_UT.shape[1], -1))
+        return (None,), {"table": forms.formed(record, leaves["table"].shape)} if self.is_kept else record._asdict()
+
+    def holds_gradients(self):
+        return self.is_kept
+
+    def squared_norm(self, leaves, record):
+        return (norms.squares(record["table"]),) if self.is_kept else super().squared_norm(leaves, record)
+
+    def gradients(self, shapes, record):
+        return {"table": forms.Whole(record["table"])} if self.is_kept else super().gradients(shapes, record)
 
     def _rows_last(self, cotangent, ids):
         """Returns the cotangent as [B, *ids, d], whatever axes the gather gives to the row."""
@@ -248,7 +262,8 @@ class Gathered(ByRow):
         return jnp.transpose(cotangent, (*rest, *offset)).reshape(*(cotangent.shape[axis] for axis in rest), -1)
 
     def weighted_sum(self, leaves, record, weights):
-        return {"table": forms.summed(forms.Rows(record["id"], record["g"]), weights[0], leaves["table"].shape)}
+        form = forms.Whole(record["table"]) if self.is_kept else forms.Rows(record["id"], record["g"])
+        return {"table": forms.summed(form, weights[0], leaves["table"].shape)}
 
 
 @dataclasses.dataclass(frozen=True)

@@ -1,7 +1,7 @@
 """Counts what each exact way to a parameter's norm and clipped sum would cost for one unit, from shapes alone.
 
-Counted is what comes on top of the loss and of the cotangents of its activations: FLOPs of products, and bytes that are held until the
-norm of the whole unit is known.
+Counted is what comes on top of the loss and of the cotangents of its activations: FLOPs of products, bytes that are held until the
+norm of the whole unit is known, and as one number the cost, FLOPs and the bytes that they move (`norms.cost`).
 
 U: units, T: tokens of all uses, p, d: a matrix's rows and columns.
 """
@@ -13,10 +13,11 @@ import jax
 
 from dpx.clipping import norms
 from dpx.clipping.forms import Form, Outer, Rows
-from dpx.clipping.joint import Key, Norms, Part, form_shapes
+from dpx.clipping.joint import Key, Norms, Part, form_shapes, layers_along
 from dpx.clipping.program import Program
 
 Way = Literal["kept", "gram", "recomputed", "pairs", "by_id", "formed", "vmap"]
+MOVED = norms.FLOPS_PER_BYTE
 
 
 class RouteCost(NamedTuple):
@@ -30,7 +31,12 @@ class RouteCost(NamedTuple):
     way: Way
     flops: int
     bytes: int
+    cost: int
     is_taken: bool
+
+    def times(self, count: int) -> "RouteCost":
+        """Returns the cost of so many alike."""
+        return self._replace(flops=count * self.flops, bytes=count * self.bytes, cost=count * self.cost)
 
 
 def of_parameter(path: str, program: Program, sources: Norms) -> tuple[RouteCost, ...]:
@@ -41,47 +47,67 @@ def of_parameter(path: str, program: Program, sources: Norms) -> tuple[RouteCost
     found: list[RouteCost] = []
     for key, uses in sources.shared.items():
         if key[0] == path:
-            found += _of_shared(key, [form_shapes(use) for use in uses], sources)
+            alike = _of_shared(key, [form_shapes(use) for use in uses], sources)
+            found += [cost.times(math.prod(layers_along(uses[0]))) for cost in alike]
     for part in sources.apart:
         if any(reference is not None and reference.path == path for reference in part.references):
             found += _of_apart(part, program)
+    # Of the gradient itself `vmap` holds every number, also of what no use reads.
+    found.append(RouteCost("vmap", 0, size := 4 * math.prod(program.session.shapes[path]), MOVED * 3 * size, False))
     added: dict[tuple[Way, bool], RouteCost] = {}
     for cost in found:
-        known = added.get((cost.way, cost.is_taken), cost._replace(flops=0, bytes=0))
-        added[cost.way, cost.is_taken] = known._replace(flops=known.flops + cost.flops, bytes=known.bytes + cost.bytes)
-    # A lookup's gradient is formed by additions alone.
-    products = sum(cost.flops for cost in added.values() if cost.way == "kept")
-    return (*added.values(), RouteCost("vmap", products, 4 * math.prod(program.session.shapes[path]), False))
+        known = added.get((cost.way, cost.is_taken), cost.times(0))
+        sums = {name: getattr(known, name) + getattr(cost, name) for name in ("flops", "bytes", "cost")}
+        added[cost.way, cost.is_taken] = known._replace(**sums)
+    by_vmap = added.pop(("vmap", False))
+    return (*added.values(), by_vmap)
+
+
+def is_dearer(costs: tuple[RouteCost, ...]) -> bool:
+    """Returns whether the ways that are taken cost more than `vmap`."""
+    *_, by_vmap = costs
+    return sum(cost.cost for cost in costs if cost.is_taken) > by_vmap.cost
 
 
 def of_matrix(T: int, p: int, d: int, taken: Way, times: int = 1) -> list[RouteCost]:
-    """Returns the ways of `times` matrices [p, d] that T tokens meet."""
+    """Returns the ways of `times` matrices [p, d] that T tokens meet; `vmap` without the gradient that it holds."""
     product, records, gradient = 2 * T * p * d, 4 * T * (p + d), 4 * p * d
-    ways: dict[Way, tuple[float, int]] = {
+    ways: dict[norms.Form, tuple[float, int]] = {
         "kept": (product, gradient),
         "gram": (product + norms.gram_flops(T, p, d), records),
         "recomputed": (2 * product, records),
     }
-    return [RouteCost(way, times * int(flops), times * size, way == taken) for way, (flops, size) in ways.items()]
+    found = [RouteCost(way, int(flops), size, norms.cost(way, T, p, d), way == taken) for way, (flops, size) in ways.items()]
+    return [cost.times(times) for cost in (*found, RouteCost("vmap", product, 0, product + MOVED * records, False))]
 
 
-def of_lookup(T: int, d: int, rows_of_table: int) -> list[RouteCost]:
-    """Returns the ways of T lookups of rows [d]."""
-    is_by_id, blocks = norms.is_added_by_id(T, rows_of_table), norms.blocks(T)
-    pairs = RouteCost("pairs", T * T * d * (blocks + 1) // blocks, 4 * T * d, not is_by_id)
-    return [pairs, RouteCost("by_id", 0, 4 * T * d, is_by_id)]
+def of_lookup(T: int, d: int, rows_of_table: int, is_kept: bool = False) -> list[RouteCost]:
+    """Returns the ways of T lookups of rows [d]; `vmap` without the gradient that it holds."""
+    is_by_id, count, cotangents = norms.is_added_by_id(T, rows_of_table), norms.blocks(T), 4 * T * d
+    ways: dict[Literal["kept", "pairs", "by_id"], tuple[int, int, bool]] = {
+        "kept": (0, 4 * rows_of_table * d, is_kept),
+        "pairs": (T * T * d * (count + 1) // count, cotangents, not is_kept and not is_by_id),
+        "by_id": (0, cotangents, not is_kept and is_by_id),
+    }
+    found = [RouteCost(way, flops, size, norms.lookup_cost(way, T, d, rows_of_table), taken) for way, (flops, size, taken) in ways.items()]
+    return [*found, RouteCost("vmap", 0, 0, MOVED * cotangents, False)]
 
 
 def _of_shared(key: Key, uses: list[Form], sources: Norms) -> list[RouteCost]:
     outer = [form for form in uses if isinstance(form, Outer)]
     rows = [form for form in uses if isinstance(form, Rows)]
-    found: list[RouteCost] = []
+    is_kept, found = key in sources.kept, list[RouteCost]()
     if outer:
         T, p, d = sum(form.a.shape[1] for form in outer), outer[0].a.shape[-1], outer[0].g.shape[-1]
-        found += of_matrix(T, p, d, "kept" if key in sources.kept else norms.choose(T, p, d, False))
-    if rows and key not in sources.kept:
-        found += of_lookup(sum(form.id.shape[1] for form in rows), rows[0].g.shape[-1], sources.shape_of(key)[0])
-    return found or [RouteCost("formed", 0, 4 * math.prod(sources.shape_of(key)), True)]
+        found += of_matrix(T, p, d, "kept" if is_kept else norms.choose(T, p, d, False))
+    if rows:
+        T, d = sum(form.id.shape[1] for form in rows), rows[0].g.shape[-1]
+        lookups = of_lookup(T, d, sources.shape_of(key)[0], is_kept)
+        # Rows are added to a gradient that products have formed.
+        shared = RouteCost("kept", 0, 0, MOVED * 4 * T * d, is_kept)
+        found += [shared if outer and cost.way == "kept" else cost for cost in lookups]
+    size = 4 * math.prod(sources.shape_of(key))
+    return found or [RouteCost("formed", 0, size, MOVED * 3 * size, True)]
 
 
 def _of_apart(part: Part, program: Program) -> list[RouteCost]:
@@ -90,10 +116,8 @@ def _of_apart(part: Part, program: Program) -> list[RouteCost]:
     if path in program.session.matrices:
         T, groups, p, d, form = program.session.matrices[path]
         return of_matrix(T, p, d, form, times * groups)
-    record = site.record
-    if isinstance(record, dict) and set(record) == {"id", "g"}:
-        (T, d), rows = record["g"].shape[-2:], site.shapes["table"].shape[0]
-        return [cost._replace(flops=times * cost.flops, bytes=times * cost.bytes) for cost in of_lookup(T, d, rows)]
+    if path in program.session.lookups:
+        return [cost.times(times) for cost in of_lookup(*program.session.lookups[path])]
     units = program.examples // program.session.rows_per_unit
-    size = sum(math.prod(leaf.shape) * leaf.dtype.itemsize for leaf in jax.tree.leaves(record))
-    return [RouteCost("formed", 0, size // units, True)]
+    size = sum(math.prod(leaf.shape) * leaf.dtype.itemsize for leaf in jax.tree.leaves(site.record)) // units
+    return [RouteCost("formed", 0, size, MOVED * 3 * size, True)]

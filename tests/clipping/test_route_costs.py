@@ -5,6 +5,7 @@ import itertools
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 
 import dpx
 from dpx.clipping import norms
@@ -25,20 +26,57 @@ X = {"x": ((T, D), jnp.float32)}
 
 def test_ways_of_a_matrix_and_of_a_gain():
     found = costs(lambda p, e: jnp.square(jnp.tanh(e["x"] @ p["kernel"]) * p["gain"]).sum(), {"kernel": (D, D), "gain": (D,)}, X)
-    product = 2 * T * D * D
+    product, gram, factors, gradient = 2 * T * D * D, int(norms.gram_flops(T, D, D)), 8 * T * D, 4 * D * D
+    # A product reads its factors; a gradient is written, and read for the norm and for the sum; ten FLOPs for a byte.
+    formed = product + 10 * (factors + 3 * gradient)
     assert found["kernel"] == {
-        "kept": RouteCost("kept", product, 4 * D * D, True),
-        "gram": RouteCost("gram", product + int(norms.gram_flops(T, D, D)), 8 * T * D, False),
-        "recomputed": RouteCost("recomputed", 2 * product, 8 * T * D, False),
-        "vmap": RouteCost("vmap", product, 4 * D * D, False),
+        "kept": RouteCost("kept", product, gradient, formed, True),
+        "gram": RouteCost("gram", product + gram, factors, product + gram + 20 * factors, False),
+        "recomputed": RouteCost("recomputed", 2 * product, factors, 2 * product + 20 * (factors + gradient), False),
+        "vmap": RouteCost("vmap", product, gradient, formed, False),
     }
-    assert found["gain"] == {"formed": RouteCost("formed", 0, 4 * D, True), "vmap": RouteCost("vmap", 0, 4 * D, False)}
+    assert found["gain"] == {way: RouteCost(way, 0, 4 * D, 120 * D, way == "formed") for way in ("formed", "vmap")}
 
 
-def test_memory_decides_which_way_is_taken():
+def plan(loss, shapes, example, rows=ROWS, transform=dpx.clipped_grad, **options):
+    """The ways that are taken, and the units that are computed at once."""
+    params = {name: jax.ShapeDtypeStruct(shape, jnp.float32) for name, shape in shapes.items()}
+    batch = {name: jax.ShapeDtypeStruct((rows, *shape), dtype) for name, (shape, dtype) in example.items()}
+    found = transform(loss, **({"clipping_norm": 1.0} if transform is dpx.clipped_grad else {}), **options).explain(params, batch)
+    return [cost.way for taken in found for cost in taken.costs if cost.is_taken], found[0].units_at_once
+
+
+def test_memory_decides_how_many_units_are_computed_at_once():
+    loss, gradient = lambda p, e: jnp.square(jnp.tanh(e["x"] @ p["kernel"])).sum(), 4 * D * D
+    found = [plan(loss, {"kernel": (D, D)}, X, kept_bytes=size * gradient) for size in (0, 1, 2, 3, ROWS)]
+    assert found == [(["kept"], at_once) for at_once in (1, 1, 2, 2, ROWS)]
+
+
+def test_where_products_between_positions_cost_less_than_by_vmap_all_units_are_computed_at_once():
+    loss = lambda p, e: jnp.square(jnp.tanh(e["x"][:16] @ p["kernel"])).sum()  # noqa: E731
+    assert plan(loss, {"kernel": (D, D)}, X, kept_bytes=0) == (["gram"], ROWS)
+
+
+def test_weights_of_ones_own_may_depend_on_all_norms_so_that_all_units_are_computed_at_once():
     loss = lambda p, e: jnp.square(jnp.tanh(e["x"] @ p["kernel"])).sum()  # noqa: E731
-    ways = {bytes_: costs(loss, {"kernel": (D, D)}, X, kept_bytes=bytes_)["kernel"] for bytes_ in (0, ROWS * 4 * D * D)}
-    assert [[name for name, cost in found.items() if cost.is_taken] for found in ways.values()] == [["gram"], ["kept"]]
+    options = {"transform": dpx.weighted_grad, "weights": lambda norms: 1 / norms.max() + 0 * norms, "kept_bytes": 0}
+    assert plan(loss, {"kernel": (D, D)}, X, **options) == (["gram"], ROWS)
+
+
+@pytest.mark.parametrize("kept_bytes", [0, 1 << 16, 1 << 18, 1 << 30])
+def test_no_parameter_costs_more_than_by_vmap(kept_bytes):
+    def loss(p, e):
+        h = jnp.tanh(p["table"][e["id"]] + p["small"][e["id"] % 7])
+        h, _ = jax.lax.scan(lambda h, kernel: (jnp.tanh(jnp.tanh(h @ kernel) @ kernel), None), h, p["layers"])
+        across = lambda h, x: (jnp.tanh(x @ p["into"] + h @ p["across"]) * p["gain"], None)  # noqa: E731
+        h, _ = jax.lax.scan(across, jnp.zeros(D), h)
+        return jax.nn.logsumexp(p["table"] @ h)
+
+    shapes = {"table": (200, D), "small": (7, D), "layers": (3, D, D), "into": (D, D), "across": (D, D), "gain": (D,)}
+    for tokens in (8, 64, 512):
+        for path, found in costs(loss, shapes, {"id": ((tokens,), jnp.int32)}, kept_bytes=kept_bytes).items():
+            taken = [cost for cost in found.values() if cost.is_taken]
+            assert taken and sum(cost.cost for cost in taken) <= found["vmap"].cost, path
 
 
 def test_uses_of_a_loop_and_of_two_places_are_one_matrix():
@@ -48,8 +86,8 @@ def test_uses_of_a_loop_and_of_two_places_are_one_matrix():
         return jnp.square(h).sum()
 
     found = costs(loss, {"across": (D, D), "twice": (D, D)}, X)
-    assert found["across"]["kept"] == RouteCost("kept", 2 * T * D * D, 4 * D * D, True)
-    assert found["twice"]["kept"] == RouteCost("kept", 2 * 2 * T * D * D, 4 * D * D, True)
+    kept = lambda tokens: next(cost for cost in of_matrix(tokens, D, D, "kept") if cost.way == "kept")  # noqa: E731
+    assert found["across"]["kept"] == kept(T) and found["twice"]["kept"] == kept(2 * T)
     assert not any(cost.is_taken for path in found for way, cost in found[path].items() if way != "kept")
 
 
@@ -60,12 +98,17 @@ def test_layers_of_a_loop_and_lookups():
         return jnp.square(h).sum()
 
     found = costs(loss, {"table": (V, D), "layers": (3, D, D)}, {"id": ((T,), jnp.int32)})
-    product = 2 * T * D * D
-    assert list(found["layers"].values()) == [*of_matrix(T, D, D, "kept", 3), RouteCost("vmap", 3 * product, 3 * 4 * D * D, False)]
-    assert (
-        list(found["table"].values()) == [*of_lookup(T, D, V), RouteCost("vmap", 0, 4 * V * D, False)] and found["table"]["pairs"].is_taken
-    )
-    assert [cost.is_taken for cost in of_lookup(T, D, T)] == [False, True] == [cost.is_taken for cost in of_lookup(256, D, V)]
+    *of_layers, _ = of_matrix(T, D, D, "kept", 3)
+    *of_table, _ = of_lookup(T, D, V)
+    assert list(found["layers"].values())[:3] == of_layers and found["layers"]["vmap"].bytes == 3 * 4 * D * D
+    assert list(found["table"].values())[:3] == of_table and found["table"]["pairs"].is_taken
+    assert [[cost.way for cost in of_lookup(*sizes) if cost.is_taken] for sizes in ((T, D, T), (256, D, V))] == [["by_id"]] * 2
+
+
+def test_a_table_that_is_smaller_than_the_cotangents_of_its_rows_is_kept():
+    loss = lambda p, e: jnp.square(p["table"][e["id"]]).sum()  # noqa: E731
+    ways = [plan(loss, {"table": (rows, D)}, {"id": ((T,), jnp.int32)}, kept_bytes=0)[0] for rows in (T - 1, T + 1, V)]
+    assert ways == [["kept"], ["pairs"], ["pairs"]]
 
 
 def test_a_tied_table_has_ways_of_both_uses():
@@ -81,6 +124,7 @@ def test_a_tied_table_has_ways_of_both_uses():
 def test_with_enough_memory_no_matrix_costs_more_than_by_vmap():
     """The Gram form is then taken only where it holds less, and adds at most 6 % of the product that forms the gradient."""
     for T, p, d in itertools.product((1, 4, 16, 64, 256, 1024), (8, 64, 512, 4096), (8, 64, 512, 4096)):
-        (taken,) = [cost for cost in of_matrix(T, p, d, norms.choose(T, p, d, True)) if cost.is_taken]
-        by_vmap = RouteCost("vmap", 2 * T * p * d, 4 * p * d, False)
-        assert taken.bytes <= by_vmap.bytes and taken.flops <= 1.06 * by_vmap.flops
+        found = of_matrix(T, p, d, norms.choose(T, p, d, True))
+        (taken,) = [cost for cost in found if cost.is_taken]
+        assert taken.bytes <= 4 * p * d and taken.flops <= 1.06 * 2 * T * p * d
+        assert taken.cost <= next(cost.cost for cost in found if cost.way == "kept")
