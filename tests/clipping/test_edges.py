@@ -148,7 +148,7 @@ NARROW = jnp.float8_e4m3fn
 # Each reads a parameter of eight bits; its gradient is that of the same number in float32.
 IN_EIGHT_BITS = {
     "product": lambda k, x: jnp.sin(x @ k.astype(jnp.float32)).sum(),
-    "product_of_a_layer": lambda k, x: jnp.sin(jnp.outer(x, x) @ k.astype(jnp.float32)).sum(),
+    "product_of_a_layer": lambda k, x: jnp.sin(jnp.outer(x, x) @ k.astype(jnp.float32) / 8).sum(),
     "elementwise": lambda k, x: jnp.sin(x * k.astype(jnp.float32)).sum(),
     "several": lambda k, x: jnp.sin(jnp.sin(x @ k.astype(jnp.float32)) @ k.astype(jnp.float32)).sum(),
 }
