@@ -6,12 +6,15 @@ moments; `pytest -s` shows after each kill what was done so far.
 """
 
 import contextlib
+import json
 import os
 import random
+import re
 import signal
 import subprocess
 import time
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -111,38 +114,62 @@ def test_nothing_is_lost_and_no_key_meets_two_sums(tmp_path):
 
 
 PEER_STEPS, PEER_KILLS = int(os.environ.get("DPX_PEER_STEPS", "40")), int(os.environ.get("DPX_PEER_KILLS", "20"))
+# One row for each kill, so that a soak that was interrupted goes on after the last of them.
+PEER_ROWS = os.environ.get("DPX_PEER_ROWS")
 
 
 @pytest.mark.soak
 @pytest.mark.timeout(LONGEST_SECONDS * (PEER_KILLS + 1))
 def test_a_peer_that_is_killed_at_any_moment_ends_the_job_with_75_or_it_starts_again(tmp_path):
     """A checkpoint follows every second step, so many of the kills meet a save. DPX_PEER_KILLS is their number, 20 by default;
-    DPX_PEER_STEPS is the number of steps, 40 by default."""
-    draw = random.Random(int(os.environ.get("DPX_SOAK_SEED", "0")))
+    DPX_PEER_STEPS is the number of steps, 40 by default; DPX_PEER_ROWS is a file that keeps a row of each."""
+    rows = Path(PEER_ROWS or tmp_path / "rows.jsonl")
+    done = {json.loads(line)["kill"] for line in rows.read_text().splitlines()} if rows.exists() else set()
     common = (*TWO, "seed=1", "schedule.checkpoint_every=2")
     ended(several(tmp_path / "whole", 2, *common, steps=PEER_STEPS), within_s=LONGEST_SECONDS)
     whole, *_ = outcome(tmp_path / "whole")
-    for kill_number in range(PEER_KILLS):
-        folder, victim, restarts = tmp_path / str(kill_number), draw.randrange(2), draw.randrange(2)
-        run = several(folder, 2, *common, f"mesh.restarts={restarts}", steps=PEER_STEPS)
-        awaited, pause = draw.randrange(1, PEER_STEPS), draw.random()
-        began = time.monotonic()
-        while len(lines(folder)) < awaited and run.poll() is None:
-            assert time.monotonic() - began < LONGEST_SECONDS
-            time.sleep(0.02)
-        time.sleep(0.5 * pause)
-        with contextlib.suppress(OSError):
-            os.kill(worker_of(run.pid, victim), signal.SIGKILL)
-        out, errors = run.communicate(timeout=LONGEST_SECONDS)
-        said = f"kill {kill_number} of process {victim} after {awaited} lines, {restarts} restarts: {run.returncode}"
-        print(said, flush=True)
-        assert run.returncode == (0 if restarts or "process lost" not in errors else 75), said + out[-2000:] + errors[-3000:]
-        assert "Traceback" not in errors, said + errors[-3000:]
-        if run.returncode:
-            ended(several(folder, 2, *common, "mesh.restarts=0", steps=PEER_STEPS), within_s=LONGEST_SECONDS)
-        params, _, ledger, _ = outcome(folder)
-        apart = max(float(np.abs(params[path] - whole[path]).max()) for path in whole)
-        said = f"{said}; {len(ledger.noise_epochs)} noise epochs, parameters apart by {apart:.1g}"
-        print(said, flush=True)
-        # Of another sum under the same key nothing is released: a new noise epoch draws anew, and is charged.
-        assert params.keys() == whole.keys() and (apart < 1e-5 or len(ledger.noise_epochs) > 1), said
+    for number in range(PEER_KILLS):
+        if number not in done:
+            row = peer_killed(tmp_path / str(number), number, common, whole)
+            with rows.open("a") as file:
+                file.write(json.dumps(row) + "\n")
+            print(row, flush=True)
+    rows_by_kill = {row["kill"]: row for row in map(json.loads, rows.read_text().splitlines())}
+    assert all(row["is_right"] for row in rows_by_kill.values()) and len(rows_by_kill) == PEER_KILLS
+
+
+def peer_killed(folder: Path, number: int, common: tuple[str, ...], whole: dict[str, np.ndarray]) -> dict[str, Any]:
+    """Kills one of two processes at a drawn moment, starts the job again if it ended with 75, and returns what came of it."""
+    draw = random.Random(f"{os.environ.get('DPX_SOAK_SEED', '0')} {number}")
+    victim, restarts, awaited, pause = draw.randrange(2), draw.randrange(2), draw.randrange(1, PEER_STEPS), 0.5 * draw.random()
+    run = several(folder, 2, *common, f"mesh.restarts={restarts}", steps=PEER_STEPS)
+    began = time.monotonic()
+    while len(lines(folder)) < awaited and run.poll() is None:
+        assert time.monotonic() - began < LONGEST_SECONDS
+        time.sleep(0.02)
+    time.sleep(pause)
+    with contextlib.suppress(OSError):
+        os.kill(worker_of(run.pid, victim), signal.SIGKILL)
+    out, errors = run.communicate(timeout=LONGEST_SECONDS)
+    (folder / "stderr").write_text(errors)
+    # A run that ended before it was killed says nothing.
+    is_code_right = run.returncode == (0 if restarts or "process lost" not in errors else 75)
+    foreign = [line for line in errors.splitlines() if re.search(r"Traceback|\.(cc|py):\d+|^    |stack trace|^  File ", line)]
+    if run.returncode == 75:
+        ended(several(folder, 2, *common, "mesh.restarts=0", steps=PEER_STEPS), within_s=LONGEST_SECONDS)
+    params, _, ledger, _ = outcome(folder)
+    apart = max(float(np.abs(params[path] - whole[path]).max()) for path in whole)
+    # Of another sum under the same key nothing is released: a new noise epoch draws anew, and is charged.
+    is_same = params.keys() == whole.keys() and (apart < 1e-5 or len(ledger.noise_epochs) > 1)
+    return {
+        "kill": number,
+        "process": victim,
+        "after_lines": awaited,
+        "restarts": restarts,
+        "code": run.returncode,
+        "said_lost": errors.count("process lost"),
+        "foreign_lines": len(foreign),
+        "noise_epochs": len(ledger.noise_epochs),
+        "apart": apart,
+        "is_right": is_code_right and is_same and not foreign,
+    }
