@@ -86,6 +86,11 @@ class _Losses(pld.PLDAccountant):
         is_revealed = isinstance(event, gaussian_losses.RevealedGaussianDpEvent)
         if is_revealed and not do_compose:
             return None
+        if do_compose and isinstance(event, dp_accounting.GaussianDpEvent) and event.noise_multiplier > 0:
+            # As dp-accounting, which computes it one loss at a time.
+            all_of_them = dp_accounting.GaussianDpEvent(event.noise_multiplier / math.sqrt(count))
+            self._pld = self._pld.compose(_losses_of_one(all_of_them, self._value_discretization_interval, self.neighboring_relation))
+            return None
         if not do_compose or not (is_revealed or isinstance(event, _SAMPLED) and _is_noisy(event)):
             return super()._maybe_compose(event, count, do_compose)
         one = _losses_of_one(event, self._value_discretization_interval, self.neighboring_relation)
@@ -141,12 +146,14 @@ def _dense(losses: Any) -> Any:
 # More entries than a ramp has rates; a distribution takes about a megabyte, four at most.
 @functools.lru_cache(maxsize=40)
 def _losses_of_one(event: Any, interval: float, relation: dp_accounting.NeighboringRelation) -> Any:
-    """Returns the privacy losses of one sampled release on a grid of width `interval`.
+    """Returns the privacy losses of one release on a grid of width `interval`.
 
     dp-accounting computes the same losses with its own arguments.
     """
     if isinstance(event, gaussian_losses.RevealedGaussianDpEvent):
         return gaussian_losses.of_revealed_draw(event, interval)
+    if isinstance(event, dp_accounting.GaussianDpEvent):
+        return gaussian_losses.of_poisson_sample(event.noise_multiplier, 1.0, interval, relation)
     if isinstance(event, dp_event.MixtureOfGaussiansDpEvent):
         return pld.privacy_loss_distribution.from_mixture_gaussian_mechanism(
             event.standard_deviation, event.sensitivities, event.sampling_probs, value_discretization_interval=interval

@@ -3,9 +3,10 @@
 import itertools
 from typing import Any
 
+import dp_accounting
 import numpy as np
 import pytest
-from dp_accounting import NeighboringRelation
+from dp_accounting import NeighboringRelation, pld
 from dp_accounting.pld import privacy_loss_distribution as theirs
 from dp_accounting.pld.privacy_loss_mechanism import AdjacencyType, GaussianPrivacyLoss
 
@@ -34,16 +35,30 @@ def test_the_deltas_of_a_grid_are_those_of_dp_accounting_to_the_bit(adjacency, s
     assert ours.get_delta_for_epsilon(0.1) == reference.get_delta_for_epsilon(0.1)
 
 
+@pytest.mark.parametrize("relation", RELATIONS)
+@pytest.mark.parametrize(("sigma", "count"), [(0.6, 1), (40.0, 900)])
+def test_releases_of_everyone_compose_as_in_dp_accounting_to_the_bit(relation, sigma, count):
+    event = dp_accounting.SelfComposedDpEvent(dp_accounting.GaussianDpEvent(sigma), count)
+    ours, reference = accounting._Losses(relation, 2e-3, 0.0).compose(event), pld.PLDAccountant(relation, 2e-3).compose(event)
+    for mine, other in zip(_masses(ours._pld), _masses(reference._pld), strict=True):
+        np.testing.assert_array_equal(mine, other)
+
+
 def _masses(distribution: Any) -> list[np.ndarray]:
     pmfs = [distribution._pmf_remove, *([] if distribution._symmetric else [distribution._pmf_add])]
     return [np.append(pmf.to_dense_pmf()._probs, [pmf._infinity_mass, pmf.to_dense_pmf()._lower_loss]) for pmf in pmfs]
 
 
 @pytest.mark.parametrize("relation", RELATIONS)
-@pytest.mark.parametrize(("sigma", "q"), [(0.7, 0.3), (2.0, 0.01), (1.0, 1.0)])
-def test_distributions_are_those_of_dp_accounting_to_the_bit(relation, sigma, q):
-    ours = gaussian_losses.of_poisson_sample(sigma, q, 2e-3, relation)
-    reference = theirs.from_gaussian_mechanism(sigma, value_discretization_interval=2e-3, sampling_prob=q, neighboring_relation=relation)
+@pytest.mark.parametrize(("sigma", "q"), [(0.7, 0.3), (2.0, 0.01), (1.0, 1.0), (300.0, 1.0)])
+# A few points are a dictionary in dp-accounting, one point alone has a formula of its own.
+@pytest.mark.parametrize("interval", [2e-3, 0.1, 50.0])
+def test_distributions_are_those_of_dp_accounting_to_the_bit(relation, sigma, q, interval):
+    ours = gaussian_losses.of_poisson_sample(sigma, q, interval, relation)
+    reference = theirs.from_gaussian_mechanism(
+        sigma, value_discretization_interval=interval, sampling_prob=q, neighboring_relation=relation
+    )
+    assert type(ours._pmf_remove) is type(reference._pmf_remove)
     for mine, other in zip(_masses(ours), _masses(reference), strict=True):
         np.testing.assert_array_equal(mine, other)
 
