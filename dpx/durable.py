@@ -10,6 +10,7 @@ import os
 import re
 import secrets
 import shutil
+import stat
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -120,6 +121,19 @@ def make_private(path: Path) -> None:
             os.fchmod(handle, 0o700)
     finally:
         os.close(handle)
+
+
+def narrow(path: Path) -> None:
+    """Takes from what a library wrote at `path`, and below it, the permissions that the folder above it does not give.
+
+    Does nothing on a file system that cannot.
+    """
+    allowed = path.parent.stat().st_mode & 0o777
+    for written in (path, *path.rglob("*")):
+        with contextlib.suppress(OSError):
+            mode = written.lstat().st_mode
+            if not stat.S_ISLNK(mode) and mode & 0o777 & ~allowed:
+                written.chmod(stat.S_IMODE(mode) & (allowed | ~0o777))
 
 
 def not_following(path: str | os.PathLike[str], flags: int) -> int:

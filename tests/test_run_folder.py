@@ -10,6 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from omegaconf import OmegaConf
 
@@ -31,6 +32,7 @@ from dpx.pages import pictures
 from dpx.places import as_printed, without_places
 from dpx.privacy.chain import Chain
 from dpx.run_folder import RunFolder, Status
+from dpx.training import checkpoint
 from dpx.training.metrics import MetricsWriter
 from dpx.training.released import Released
 from dpx.tuning.record import opened
@@ -38,9 +40,6 @@ from dpx.tuning.record import opened
 from .composed import composed
 from .init.conftest import MICRO, WORDS
 from .training.sharing import run_job, shared_programs
-
-# Written by libraries; the folder that they lie in is what keeps others out.
-OF_LIBRARIES = ("checkpoints", "tensorboard")
 
 
 @pytest.fixture(scope="module")
@@ -86,9 +85,22 @@ def test_what_is_made_of_protected_text_is_its_owners_alone(run: Path, root: Pat
     assert mode(run / "private") == mode(store) == 0o700 and mode(run / "release") & 0o044 == 0o044
     for tree in (run / "private", store):
         for path in tree.rglob("*"):
-            if not set(path.relative_to(tree).parts) & set(OF_LIBRARIES):
-                assert mode(path) & 0o077 == 0, path
+            assert mode(path) & 0o077 == 0, path
+    assert any((run / "private" / "checkpoints").rglob("d/*")) and any((run / "private" / "tensorboard").iterdir())
     assert {path.name for path in store.iterdir()} >= {"protected.units.jsonl", "vocabulary.txt", "manifest.json"}
+
+
+def test_what_may_leave_is_as_open_as_its_folder_also_where_a_library_wrote_it(run: Path, declared: Any, tmp_path: Path) -> None:
+    outputs = tmp_path / "outputs"
+    outputs.mkdir(mode=0o755)
+    before = os.umask(0)
+    try:
+        checkpoint.export(outputs / "params", {"w": np.ones(3, np.float32)}, {})
+        export(declared[0], run, outputs / "exported")
+    finally:
+        os.umask(before)
+    for path in outputs.rglob("*"):
+        assert mode(path) & 0o022 == 0, path
 
 
 def hydra_of(place: Path, job: str = "plan") -> Any:

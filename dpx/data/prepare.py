@@ -46,7 +46,7 @@ from dpx.data.tokenizer import (
 from dpx.data.vocabulary import SpecialIds, fit
 from dpx.data.writer import HashedFile, SplitWriter
 from dpx.declaration import ConfigError, require
-from dpx.durable import draft_folder_of, make_private, put_in_place, remove_drafts
+from dpx.durable import draft_folder_of, make_folder, make_private, put_in_place, remove_drafts
 from dpx.privacy.declarations import Privacy
 from dpx.privacy.unit_facts import UnitFacts
 from dpx.records import to_json
@@ -130,7 +130,7 @@ class _Preparation:
         given = {} if self._data.vocabulary.path is None else files_of(vocabulary_place(self._data.vocabulary.path))
         for name, file in given.items():
             name = f"{AS_IT_CAME}/{name}"
-            (self._folder / name).parent.mkdir(parents=True, exist_ok=True)
+            make_folder((self._folder / name).parent)
             files[name] = self._write(name, file.read_bytes())
         unit_names.write_near_equal(self._folder, self.near_equal)
         self._require_usable(writers)

@@ -23,7 +23,7 @@ from dpx.data.store import Store
 from dpx.data.tokenizer import SETTINGS
 from dpx.data.vocabulary import SpecialIds
 from dpx.declaration import ConfigError, require
-from dpx.durable import draft_folder_of, remove_drafts
+from dpx.durable import draft_folder_of, narrow, remove_drafts
 from dpx.experiment import Experiment
 from dpx.init.weights import PARAMS, Leaves, by_path
 from dpx.interop import tensors, tokenizer_files
@@ -104,6 +104,7 @@ def _written_whole(to: Path) -> Iterator[Path]:
             stage(f"{draft}: removed what an export left that was killed")
         with draft_folder_of(to, Path.mkdir) as unfinished:
             yield unfinished
+            narrow(unfinished)
     except (OSError, SafetensorError) as error:
         reason = f"cannot be written ({getattr(error, 'strerror', None) or type(error).__name__})"
         raise ConfigError(to, reason, "Free space, or name another folder with job.to") from error

@@ -12,7 +12,7 @@ from dpx.console import answer, wide_console
 from dpx.data.labelled import Table
 from dpx.data.records import SUFFIXES, TextColumns, records
 from dpx.declaration import declaration, require
-from dpx.durable import draft_of
+from dpx.durable import draft_of, make_folder
 from dpx.experiment import Experiment
 from dpx.run_folder import RunFolder
 
@@ -63,7 +63,7 @@ class Predict:
             classifier = of_run(experiment, folder.release / "params")
         columns = self._columns(trained_on, classifier.choices)
         texts = (columns.read_texts(where, row) for where, row in records(read))
-        output.parent.mkdir(parents=True, exist_ok=True)
+        make_folder(output.parent)
         count = _write(output, list(classifier.labels), classifier.scores(texts))
         answer({"rows": count, "files": [f"{output}.jsonl", f"{output}.csv"]})
         wide_console().print(f"{count} rows: {output}.jsonl, {output}.csv", highlight=False)

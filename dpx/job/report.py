@@ -12,6 +12,7 @@ from typing import Any
 
 from dpx.console import answer, wide_console
 from dpx.declaration import ConfigError, declaration, require
+from dpx.durable import make_folder
 from dpx.experiment import Experiment
 from dpx.extras import require_extra
 from dpx.run_folder import RunFolder
@@ -148,7 +149,7 @@ def _write(home: Path, document: Any, links: Mapping[str, str]) -> None:
     from dpx.pages.document import html, markdown, standalone
 
     figures = home / "figures"
-    figures.mkdir(exist_ok=True)
+    make_folder(figures)
     names = {f"{figure.name}.svg" for figure in document.figures}
     for stale in figures.glob("*.svg"):
         if stale.name not in names:

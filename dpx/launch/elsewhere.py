@@ -16,7 +16,7 @@ from typing import Any
 from dpx import console
 from dpx.config.command_line import as_refused
 from dpx.declaration import ConfigError
-from dpx.durable import write_durably
+from dpx.durable import make_private, write_durably
 from dpx.launch.refused import NoteFolders
 from dpx.launch.sweep import Outcome
 
@@ -53,7 +53,7 @@ class Command:
         """Returns this command, after Hydra's callback at its start, and makes the folder for outcomes."""
         (sweep,) = NoteFolders.listed
         outcomes = sweep / f".launch-{secrets.token_hex(4)}"
-        outcomes.mkdir(parents=True)
+        make_private(outcomes)
         return cls(outcomes, console.form(), NoteFolders.existing, NoteFolders.listed)
 
     def adopt(self) -> None:

@@ -26,6 +26,7 @@ from omegaconf import DictConfig, OmegaConf, open_dict
 from dpx import config, interruption
 from dpx.config.with_hydra import set_up_hydra
 from dpx.declaration import require
+from dpx.durable import make_folder
 from dpx.launch.elsewhere import Command, PointLost, Told
 from dpx.launch.late import register_resolvers
 from dpx.launch.launcher import Launcher
@@ -56,7 +57,7 @@ class Processes(HydraLauncher):
         reason = "is not a number of points that can run at once"
         require(self._most >= 1, f"hydra.launcher.n_jobs={self._most}", reason, "Use 1 or more")
         setup_globals()
-        Path(str(self._config.hydra.sweep.dir)).mkdir(parents=True, exist_ok=True)
+        make_folder(Path(str(self._config.hydra.sweep.dir)))
         command = self.launcher.elsewhere()
         waiting = [*enumerate(job_overrides, initial_job_idx)]
         running: dict[int, _Point] = {}

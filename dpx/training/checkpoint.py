@@ -24,7 +24,7 @@ from orbax.checkpoint import v1 as ocp
 from dpx import file_checksums
 from dpx.claim import agreement
 from dpx.declaration import ConfigError, require
-from dpx.durable import put_in_place, write_durably
+from dpx.durable import make_folder, narrow, put_in_place, write_durably
 from dpx.init.weights import by_path, facts_beside
 from dpx.init.weights import checksums as weight_checksums
 from dpx.processes import team
@@ -102,6 +102,7 @@ class Checkpoints:
     @functools.cached_property
     def _checkpointer(self) -> Any:
         # The first save creates it: Orbax reads every checkpoint that it finds, and damaged ones are moved away before.
+        make_folder(self.directory)
         policy: Any = ocp.training.preservation_policies.LatestN(self._kept)
         return ocp.training.Checkpointer(str(self.directory), cleanup_tmp_directories=True, preservation_policy=policy)
 
@@ -221,8 +222,9 @@ class Checkpoints:
 
 
 def _note_files(response: Any, checkpoint: Path) -> None:
-    """Waits until a checkpoint is committed, then writes the checksums of its files into it."""
+    """Waits until a checkpoint is committed, withholds it from others as its folder is, and writes the checksums of its files into it."""
     response.result()
+    narrow(checkpoint)
     files = file_checksums.of_folder(checkpoint, without=FILES)
     write_durably(checkpoint / FILES, json.dumps(agreement.sealed({"files": files})))
 
@@ -286,6 +288,8 @@ def export(directory: Path, params: Any, facts: dict[str, Any]) -> None:
         if team().is_owner and (directory / _COMMITTED).is_file():
             # Orbax only checks that this file exists, but writes the folder's path on this machine into it.
             write_durably(directory / _COMMITTED, f"committed as {directory.name}\n")
+        if team().is_owner:
+            narrow(directory)
 
 
 def released(directory: Path) -> Any:

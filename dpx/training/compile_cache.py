@@ -13,7 +13,7 @@ from typing import Any
 
 import jax
 
-from dpx.durable import make_private
+from dpx.durable import make_folder, make_private
 from dpx.privacy.cache import folder
 from dpx.processes import team
 
@@ -33,7 +33,7 @@ def keep_compiled_programs() -> None:
     with contextlib.suppress(OSError):
         make_private(folder() / "compiled")
         own = folder() / "compiled" / _processor()
-        own.mkdir(exist_ok=True)
+        make_folder(own)
         config.update("jax_compilation_cache_dir", str(own))
 
 

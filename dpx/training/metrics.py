@@ -14,7 +14,7 @@ from omegaconf import OmegaConf
 from tensorboardX import summary
 
 from dpx.console import stage
-from dpx.durable import write_durably
+from dpx.durable import make_folder, write_durably
 from dpx.step_metrics import LINES, require_counted_from_one
 from dpx.training.lossy_file import EventFile, LossyFile
 from dpx.tuning.distribution import key_of
@@ -103,7 +103,7 @@ def _name_shortly(private: Path) -> None:
     run = private.absolute().parent
     place = run.parent / "tensorboard"
     with contextlib.suppress(OSError):
-        place.mkdir(exist_ok=True)
+        make_folder(place)
         (place / run.name).symlink_to(Path("..") / run.name / private.name / "tensorboard")
 
 
