@@ -4,8 +4,11 @@ exit code; starts it again where `mesh.restarts` allows it.
 jax ends a process whose peers are gone by an abort, from compiled code, so a parent must report it.
 """
 
+import collections
+import contextlib
 import math
 import os
+import re
 import select
 import signal
 import subprocess
@@ -22,6 +25,8 @@ from dpx.processes.team import HEARTBEAT_SECONDS, LOST
 
 # Set in the working process: the handle of a pipe that ends when its supervisor does.
 LIFELINE = "DPX_LIFELINE_FD"
+# Set in the working process: the handle of the error stream of its supervisor. Its own is a pipe, into which compiled code writes.
+ERRORS = "DPX_ERRORS_FD"
 # A restart waits so much longer than a heartbeat.
 _MORE_SECONDS = 10
 # Exit codes that a command line of dpx gives by itself.
@@ -32,6 +37,8 @@ def supervise(work: Callable[[], int]) -> int:
     """Returns the exit code of `work` in the working process; the process that a launcher started runs the same command again as one."""
     handle = os.environ.pop(LIFELINE, "")
     if handle.isdecimal():
+        if (errors := os.environ.pop(ERRORS, "")).isdecimal():
+            sys.stderr = open(int(errors), "w", buffering=1, encoding=sys.stderr.encoding, errors=sys.stderr.errors)
         threading.Thread(target=end_with, args=(int(handle),), daemon=True, name="lifeline").start()
         return work()
     return _watch()
@@ -62,11 +69,17 @@ def _run(number: int, received: list[int]) -> tuple[int, int]:
     """
     lifeline, writer = os.pipe()
     progress, told = os.pipe()
-    environment = os.environ | {LIFELINE: str(lifeline), liveness.HANDLE: str(told), liveness.RESTART: str(number)}
+    # The worker's own, so that a terminal is still one to it.
+    errors = os.dup(2)
+    handles = {LIFELINE: lifeline, liveness.HANDLE: told, ERRORS: errors}
+    environment = os.environ | {name: str(handle) for name, handle in handles.items()} | {liveness.RESTART: str(number)}
     # In a new process group, so that a terminal's Ctrl-C arrives once, from here.
-    worker = subprocess.Popen([sys.executable, *_as_started(), *sys.argv[1:]], env=environment, pass_fds=(lifeline, told), process_group=0)
-    for handle in (lifeline, told):
+    command = [sys.executable, *_as_started(), *sys.argv[1:]]
+    worker = subprocess.Popen(command, env=environment, pass_fds=(*handles.values(),), process_group=0, stderr=subprocess.PIPE)
+    for handle in handles.values():
         os.close(handle)
+    said = _Said(worker)
+    said.start()
     for one in SIGNALS:
         signal.signal(one, lambda number, _: _forward(worker, number, received))
     heard = _Heard(worker, progress)
@@ -74,6 +87,10 @@ def _run(number: int, received: list[int]) -> tuple[int, int]:
     code = worker.wait()
     os.close(writer)
     heard.join(1.0)
+    # A process that the worker started may hold the pipe open.
+    said.join(1.0)
+    if code not in _OF_A_LOSS:
+        said.show_rest()
     if heard.is_stuck:
         tell(f"error: no progress: this process did nothing for {heard.seconds:g} s (mesh.deadline_s), so it was ended. {_RESUMES}")
         return LOST, heard.restarts
@@ -104,6 +121,47 @@ class _Heard(threading.Thread):
             self.seconds, self.restarts = liveness.MESSAGE.unpack(text[-liveness.MESSAGE.size :])
         self.is_stuck = True
         self._worker.kill()
+
+
+class _Said(threading.Thread):
+    """Shows what compiled code of the working process writes to its error stream, except jax's reports of a lost process.
+
+    Such a report is a stack of C++ and says nothing that the one line does not; where a process ends otherwise, `show_rest` shows it.
+    """
+
+    def __init__(self, worker: "subprocess.Popen[bytes]"):
+        super().__init__(daemon=True, name="errors")
+        assert worker.stderr is not None
+        self._pipe = worker.stderr
+        self._reports: collections.deque[bytes] = collections.deque(maxlen=200)
+
+    def run(self) -> None:
+        is_report = False
+        with self._pipe:
+            for line in self._pipe:
+                if (head := _HEAD_OF_RECORD.match(line)) is not None:
+                    is_report = any(word in head[0].lower() for word in _OF_A_LOST_PEER)
+                if is_report:
+                    self._reports.append(line)
+                else:
+                    _show(line)
+
+    def show_rest(self) -> None:
+        """Shows the reports that were kept back."""
+        while self._reports:
+            _show(self._reports.popleft())
+
+
+# A line with which a record of jax's log begins: severity, date and time, and the place in the code.
+_HEAD_OF_RECORD = re.compile(rb"[IWEF]\d{4} [\d:.]+ +\d+ [\w./]+:\d+\].*")
+_OF_A_LOST_PEER = (b"coordination", b"distributed service", b"heartbeat")
+# Exit codes of a process that ends because another one is lost: its own, and those of an abort.
+_OF_A_LOSS = (LOST, -signal.SIGABRT, 128 + signal.SIGABRT)
+
+
+def _show(line: bytes) -> None:
+    with contextlib.suppress(OSError):
+        os.write(2, line)
 
 
 def _as_started() -> list[str]:

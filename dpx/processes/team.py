@@ -222,17 +222,18 @@ class Team:
             time.sleep(0.1)
 
     def dismiss(self, code: int) -> None:
-        """Tells all others to end with exit code `code`, and ends at once if one of them does not answer, since it waits for a device."""
+        """Tells all others to end with exit code `code`, and ends at once if one of them does not answer, since it waits for a device, or
+        is lost: jax would abort this process as soon as it misses the heartbeat."""
         self.tell("end", code=code)
-        if not self._have_all_ended():
+        if not self._have_all_ended(except_for=int(code == LOST)) or code == LOST:
             leave(code)
 
-    def _have_all_ended(self) -> bool:
-        """Waits some seconds until all others say that they end; returns whether they did."""
+    def _have_all_ended(self, except_for: int = 0) -> bool:
+        """Waits some seconds until all others, except for so many, say that they end; returns whether they did."""
         until = time.monotonic() + _FAREWELL_SECONDS
         while time.monotonic() < until:
             with contextlib.suppress(Exception):
-                if len(self._listed("ended")) >= self.count - 1:
+                if len(self._listed("ended")) >= self.count - 1 - except_for:
                     return True
             time.sleep(0.02)
         return False

@@ -2,6 +2,7 @@
 
 import logging
 import signal
+import sys
 import threading
 from concurrent.futures import Future, ThreadPoolExecutor
 
@@ -157,3 +158,42 @@ def test_a_worker_that_jax_aborts_is_a_lost_process(monkeypatch, capsys, code):
             signal.signal(one, handler)
     said = capsys.readouterr().err.splitlines()
     assert len(said) == (code != "os._exit(75)") and all(line.startswith("error: process lost: ") for line in said)
+
+
+# As jax writes them: a record may have several lines.
+REPORT = """E1127 07:46:28.806373   26730 coordination_service_agent.cc:289] Polled an error from coordination service.
+1
+The tasks have crashed.
+F1127 07:46:28.806551   26730 client.h:80] Terminating process because the JAX distributed service detected fatal errors.
+*** Check failure stack trace: ***
+    @     0x7f4779440634  absl::lts_20260107::log_internal::LogMessage::SendToLog()
+"""
+OTHER = "W1127 07:46:29.000001   26730 cpu_client.cc:12] another warning\nof two lines\n"
+
+
+@pytest.mark.parametrize(("ends", "is_shown"), [("os.abort()", False), ("os._exit(75)", False), ("os._exit(1)", True)])
+def test_reports_of_compiled_code_are_shown_unless_they_are_those_of_a_lost_process(monkeypatch, capfd, ends, is_shown):
+    writes = f"os.write(2, {REPORT.encode()!r}); os.write(2, {OTHER.encode()!r}); os.write(int(os.environ[{supervisor.ERRORS!r}]), b'own')"
+    monkeypatch.setattr(supervisor, "_as_started", lambda: ["-I", "-S", "-c", f"import os; {writes}; {ends}"])
+    monkeypatch.setattr(supervisor.sys, "argv", ["dpx"])
+    supervisor._run(0, [])
+    said = capfd.readouterr().err
+    assert OTHER in said and "own" in said and (REPORT in said) == is_shown and ("stack trace" in said) == is_shown
+
+
+def test_a_process_whose_peer_is_lost_leaves_before_jax_aborts_it(teams, monkeypatch):
+    # The package has a function of the module's name.
+    module, left = sys.modules["dpx.processes.team"], []
+    monkeypatch.setattr(module, "leave", left.append)
+    monkeypatch.setattr(module, "_FAREWELL_SECONDS", float("inf"))
+    # Of three, process 2 says no more.
+    teams[1].say_ended()
+    teams[0].dismiss(LOST)
+    assert left == [LOST]
+    monkeypatch.setattr(module, "_FAREWELL_SECONDS", 0.0)
+    teams[0].dismiss(0)
+    assert left == [LOST, 0]
+    monkeypatch.setattr(module, "_FAREWELL_SECONDS", float("inf"))
+    teams[2].say_ended()
+    teams[0].dismiss(0)
+    assert left == [LOST, 0]
