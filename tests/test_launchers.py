@@ -23,7 +23,7 @@ from dpx import console, extras, interruption
 from dpx.config.command_line import as_refused
 from dpx.declaration import ConfigError
 from dpx.interruption import Interrupted
-from dpx.launch import command, side_by_side
+from dpx.launch import command, launchers, side_by_side
 from dpx.launch.elsewhere import PointFailed, Told
 from dpx.launch.late import LateLauncher
 from dpx.launch.launcher import Launcher
@@ -145,7 +145,7 @@ def test_a_point_that_is_killed_is_a_failed_row_and_the_others_go_on(played: Pla
     ]
     assert [command._answer(error) for error in played.launcher.failures] == [1, 1]
     assert capsys.readouterr().err.splitlines()[0] == (
-        "error: p1: its process ended (SIGKILL). The same command resumes it; if memory ran out, use hydra.launcher.n_jobs=1"
+        "error: p1: its process ended (SIGKILL). The same command resumes it; if memory ran out, let fewer points run at once"
     )
     assert not list(sweep.iterdir())
 
@@ -172,10 +172,10 @@ def test_a_signal_is_handed_to_every_point_and_no_point_is_called_failed(played:
 
 
 def test_hydra_makes_the_launcher_of_processes(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(command, "_launcher", None)
+    monkeypatch.setattr(launchers, "_launcher", None)
     monkeypatch.setattr(Processes, "launcher", None, raising=False)
     own = LateLauncher()
-    command.register_processes(own)
+    launchers.register_launchers(own)
     node = OmegaConf.load(conf_directory() / "hydra" / "launcher" / "processes.yaml")
     made: Any = Plugins.instance()._instantiate(cast(Any, node))
     assert isinstance(made, Processes) and made._most == 2 and Processes.launcher is own.get()
@@ -206,9 +206,20 @@ def _awaited(found: Callable[[], Any]) -> Any:
     raise AssertionError("nothing happened for two minutes")
 
 
+def _require_launcher(name: str) -> None:
+    """Skips the test where the launcher's extra is not installed."""
+    plugin = {"submitit_local": "hydra_submitit_launcher", "joblib": "hydra_joblib_launcher"}.get(name)
+    is_there = plugin is None or extras.is_installed("hydra_plugins") and importlib.util.find_spec(f"hydra_plugins.{plugin}") is not None
+    if not is_there:
+        pytest.skip("needs the extra launchers")
+
+
 @pytest.mark.slow
-def test_killed_points_and_a_killed_command_lose_nothing_else(tmp_path: Path) -> None:
-    line = ["hydra/launcher=processes", *micro_run(60), "seed=1", "noise.noise_multiplier=2,3,4"]
+@pytest.mark.parametrize("launcher", ["processes", "joblib", "submitit_local"])
+def test_killed_points_and_a_killed_command_lose_nothing_else(tmp_path: Path, launcher: str) -> None:
+    _require_launcher(launcher)
+    at_once = [] if launcher == "submitit_local" else ["hydra.launcher.n_jobs=2"]
+    line = [f"hydra/launcher={launcher}", *at_once, *micro_run(60), "seed=1", "noise.noise_multiplier=2,3,4"]
 
     def started(name: str) -> subprocess.Popen[str]:
         (tmp_path / name).mkdir()
@@ -221,8 +232,16 @@ def test_killed_points_and_a_killed_command_lose_nothing_else(tmp_path: Path) ->
     name, pid = next(iter(point.items()))
     os.kill(pid, signal.SIGKILL)
     shown, told = one.communicate(timeout=500)
-    assert one.returncode == 1 and shown.count(" finished ") == 2 and f"error: {name}: its process ended (SIGKILL). " in told
-    assert json.loads((tmp_path / "point/outputs" / name / "private/status.json").read_text())["train"]["state"] == "failed"
+    how = "without a result" if launcher == "submitit_local" else "SIGKILL"
+    assert one.returncode == 1 and shown.count(" finished ") == 2 and f"error: {name}: its process ended ({how}). " in told, told
+    assert "Traceback" not in told and shown.count(" failed ") == 1, told
+    state = json.loads((tmp_path / "point/outputs" / name / "private/status.json").read_text())["train"]["state"]
+    assert state == ("running" if launcher == "submitit_local" else "failed")
+    if launcher == "submitit_local":
+        # As with Slurm, jobs do not end with the command.
+        again = _again(tmp_path / "point", line)
+        assert again.returncode == 0 and again.stdout.count(" finished ") == 3, again.stderr
+        return
 
     whole = started("command")
     points = _awaited(lambda: len(found := _training(tmp_path / "command/outputs")) == 2 and found)
@@ -230,10 +249,13 @@ def test_killed_points_and_a_killed_command_lose_nothing_else(tmp_path: Path) ->
     whole.communicate()
     _awaited(lambda: not any(Path(f"/proc/{pid}").exists() for pid in points.values()))
     for name in ("point", "command"):
-        again = subprocess.run(
-            [sys.executable, "-m", "dpx", "-m", *line], cwd=tmp_path / name, env=environment(COLUMNS="160"), capture_output=True, text=True
-        )
+        again = _again(tmp_path / name, line)
         assert again.returncode == 0 and again.stdout.count(" finished ") == 3, again.stderr
+
+
+def _again(folder: Path, line: list[str]) -> subprocess.CompletedProcess[str]:
+    own = environment(COLUMNS="160")
+    return subprocess.run([sys.executable, "-m", "dpx", "-m", *line], cwd=folder, env=own, capture_output=True, text=True)
 
 
 def test_a_launcher_that_is_missing_names_its_extra() -> None:
@@ -259,11 +281,9 @@ def _swept(folder: Path, *arguments: str) -> tuple[int, list[str], list[str]]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("launcher", ["processes", "submitit_local"])
+@pytest.mark.parametrize("launcher", ["processes", "joblib", "submitit_local"])
 def test_a_sweep_and_its_study_are_the_same_under_a_launcher_of_other_processes(tmp_path: Path, launcher: str) -> None:
-    is_missing = not extras.is_installed("hydra_plugins") or importlib.util.find_spec("hydra_plugins.hydra_submitit_launcher") is None
-    if launcher == "submitit_local" and is_missing:
-        pytest.skip("needs the extra launchers")
+    _require_launcher(launcher)
     chosen = [f"hydra/launcher={launcher}"]
     search = ["tune=search", "tune.trials=3", "hydra/sweeper=basic", "hydra/callbacks=search"]
     line = [*micro_run(1), "seed=1", *search, "lr_schedule.learning_rate=0.01,-1,0.02"]

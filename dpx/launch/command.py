@@ -3,11 +3,9 @@
 import logging
 import os
 import sys
-from typing import Any
 
 import hydra
 from hydra._internal.utils import get_args_parser
-from hydra.core.plugins import Plugins
 
 from dpx import config, interruption, packages
 from dpx.config.command_line import as_refused
@@ -15,6 +13,7 @@ from dpx.config.with_hydra import set_up_hydra
 from dpx.console import Console, answers_alone, closed_pipe, require_standard_streams, set_form, tell, wide_console
 from dpx.declaration import ConfigError, require
 from dpx.launch.late import LateLauncher, NothingLeft, register_resolvers
+from dpx.launch.launchers import register_launchers
 from dpx.launch.refused import remove_sweep_if_new
 from dpx.processes import Place, place, team
 from dpx.processes.team import LOST, PeerLost, as_lost, disconnect, join, leave
@@ -137,26 +136,6 @@ def _as_one_of_several(own: Place) -> int:
     return code
 
 
-_launcher: LateLauncher | None = None
-
-
-def register_processes(launcher: LateLauncher) -> None:
-    """Lets `hydra/launcher=processes` run the points of `launcher`, without importing what it needs."""
-    global _launcher
-    _launcher = launcher
-    # Hydra instantiates launchers of the package hydra_plugins alone, and finds what stands for one by its module and name.
-    Plugins.instance().class_name_to_class["hydra_plugins.dpx_processes.Processes"] = processes  # pyright: ignore[reportArgumentType]
-
-
-def processes(**settings: Any) -> Any:
-    """Returns the launcher that Hydra asks for (`dpx.launch.side_by_side`)."""
-    from dpx.launch.side_by_side import Processes
-
-    assert _launcher is not None
-    Processes.launcher = _launcher.get()
-    return Processes(**settings)
-
-
 def _run() -> None:
     # A log that cannot be written (a full disk) must not hide the one line below.
     logging.raiseExceptions = False
@@ -164,8 +143,7 @@ def _run() -> None:
     register_resolvers()
     set_up_hydra()
     launcher = LateLauncher()
-
-    register_processes(launcher)
+    register_launchers(launcher)
 
     def one_job(cfg):
         return launcher(cfg)
@@ -228,7 +206,7 @@ def _answer(error: Exception) -> int:
     from dpx.launch.elsewhere import PointFailed, PointLost
 
     if isinstance(error, PointLost):
-        tell(f"error: {words}. The same command resumes it; if memory ran out, use hydra.launcher.n_jobs=1")
+        tell(f"error: {words}. The same command resumes it; if memory ran out, let fewer points run at once")
         return 1
     name = "" if isinstance(error, PointFailed) else f"{type(error).__name__}: "
     tell(f"error: {name}{words}. The traceback is in the run's private/dpx.log.")

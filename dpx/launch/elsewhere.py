@@ -7,11 +7,16 @@ one file, on a file system that all processes share: in the folder of the sweep,
 import contextlib
 import dataclasses
 import json
+import os
 import secrets
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
+
+from hydra.core.utils import JobReturn, JobStatus
+from hydra.types import HydraContext
+from omegaconf import DictConfig, OmegaConf, open_dict
 
 from dpx import console
 from dpx.config.command_line import as_refused
@@ -19,6 +24,7 @@ from dpx.declaration import ConfigError
 from dpx.durable import make_private, write_durably
 from dpx.launch.refused import NoteFolders
 from dpx.launch.sweep import Outcome
+from dpx.run_folder import Status
 
 
 class PointFailed(Exception):
@@ -76,13 +82,19 @@ class Command:
         if self.outcomes.is_dir():
             write_durably(self.outcomes / f"{number}.json", json.dumps(node))
 
-    def has_told(self, number: int) -> bool:
-        """Returns whether point `number` has left its file."""
-        return (self.outcomes / f"{number}.json").exists()
+    def returned(self, composed: DictConfig, how: str, pid: int | None = None) -> JobReturn:
+        """Returns what Hydra wants to know of a point whose process has ended; one that told nothing has failed as `how` says.
 
-    def score(self, number: int) -> float:
-        """Returns the score that a search maximises of a point that has told: 0 without one."""
-        return json.loads((self.outcomes / f"{number}.json").read_text())["outcome"]["score"] or 0.0
+        `pid` is its process, if it ran on this machine.
+        """
+        number = composed.hydra.job.num
+        # Listed, since a file system of several machines may remember for a while that a file was not there.
+        if f"{number}.json" not in os.listdir(self.outcomes):
+            self.tell(number, _lost(composed, how, pid))
+        score = json.loads((self.outcomes / f"{number}.json").read_text())["outcome"]["score"]
+        overrides: Any = OmegaConf.to_container(composed.hydra.overrides.task)
+        # A search maximises the score: 0 without one.
+        return JobReturn(overrides=overrides, hydra_cfg=composed, status=JobStatus.COMPLETED, _return_value=score or 0.0)
 
     def gathered(self) -> Iterator[Told]:
         """Yields what the points told, in the order of the launch, and then removes the folder."""
@@ -94,6 +106,26 @@ class Command:
             yield Told(outcome, node["answer"], error, node["is_trial"])
         with contextlib.suppress(OSError):
             shutil.rmtree(self.outcomes)
+
+
+def composed(context: HydraContext, config: DictConfig, number: int, overrides: Sequence[str]) -> DictConfig:
+    """Returns the config of point `number`, with Hydra's own node."""
+    found = context.config_loader.load_sweep_config(config, list(overrides))
+    with open_dict(found):
+        found.hydra.job.id = found.hydra.job.num = number
+    return found
+
+
+def _lost(composed: DictConfig, how: str, pid: int | None) -> Told:
+    hydra = composed.hydra
+    path, job = Path(hydra.sweep.dir, str(hydra.sweep.subdir)).absolute(), str(hydra.runtime.choices.get("job"))
+    error = PointLost(f"{path.name}: its process ended ({how})")
+    status = Status(path, job)
+    if pid is not None and status.read().get("pid") == pid and status.read().get("state") == "running":
+        with contextlib.suppress(OSError):
+            status.write("failed", error=str(error))
+    outcome = Outcome(path, tuple(hydra.overrides.task), "failed", error=str(error), job=job)
+    return Told(outcome, None, error, is_trial=composed.get("tune") is not None and job == "train")
 
 
 def _in_one_line(error: Exception) -> str:

@@ -1,4 +1,4 @@
-"""Runs the points of a sweep side by side, each in a process of this machine: `hydra/launcher=processes`.
+"""Runs the points of a sweep side by side, each in a process of this machine: `hydra/launcher=processes`, and `joblib`.
 
 A point whose process is killed is a failed point, and the others go on. Each process holds the reading end of a pipe whose only writer is
 the command: it ends as soon as the command is gone, however that ended.
@@ -18,21 +18,19 @@ from typing import Any, ClassVar
 
 from hydra._internal.hydra import Hydra
 from hydra.core.global_hydra import GlobalHydra
-from hydra.core.utils import JobReturn, JobRuntime, JobStatus, run_job, setup_globals
+from hydra.core.utils import JobReturn, JobRuntime, run_job, setup_globals
 from hydra.plugins.launcher import Launcher as HydraLauncher
 from hydra.types import HydraContext, TaskFunction
-from omegaconf import DictConfig, OmegaConf, open_dict
+from omegaconf import DictConfig
 
 from dpx import config, interruption
 from dpx.config.with_hydra import set_up_hydra
 from dpx.declaration import require
 from dpx.durable import make_folder
-from dpx.launch.elsewhere import Command, PointLost, Told
+from dpx.launch.elsewhere import Command, composed
 from dpx.launch.late import register_resolvers
 from dpx.launch.launcher import Launcher
-from dpx.launch.sweep import Outcome
 from dpx.processes.supervisor import end_with, how_ended
-from dpx.run_folder import Status
 
 _PROGRAM = ("-m", "dpx.launch.side_by_side")
 # How often the command looks whether a process has ended.
@@ -66,7 +64,7 @@ class Processes(HydraLauncher):
             while waiting or running:
                 while waiting and len(running) < self._most:
                     number, overrides = waiting.pop(0)
-                    running[number] = _Point(self._composed(number, overrides), self._payload)
+                    running[number] = _Point(composed(self._context, self._config, number, overrides), self._payload)
                 time.sleep(_SECONDS)
                 for number, point in [(number, point) for number, point in running.items() if point.has_ended()]:
                     returned[number] = point.returned(command)
@@ -82,28 +80,22 @@ class Processes(HydraLauncher):
             raise
         return [returned[number] for number in sorted(returned)]
 
-    def _composed(self, number: int, overrides: Sequence[str]) -> DictConfig:
-        composed = self._context.config_loader.load_sweep_config(self._config, list(overrides))
-        with open_dict(composed):
-            composed.hydra.job.id = composed.hydra.job.num = number
-        return composed
-
-    def _payload(self, composed: DictConfig) -> bytes:
+    def _payload(self, point: DictConfig) -> bytes:
         loader, callbacks = self._context.config_loader, self._context.callbacks
-        return pickle.dumps((JobRuntime.instance().get("name"), loader, callbacks, self.launcher, composed))
+        return pickle.dumps((JobRuntime.instance().get("name"), loader, callbacks, self.launcher, point))
 
 
 class _Point:
     """One point, and the process that runs it."""
 
-    def __init__(self, composed: DictConfig, payload: Any):
-        self._config = composed
+    def __init__(self, config: DictConfig, payload: Any):
+        self._config = config
         # In a new process group, so that a terminal's Ctrl-C arrives once, from the command.
         self._process = subprocess.Popen([sys.executable, *_PROGRAM], stdin=subprocess.PIPE, process_group=0)
         assert self._process.stdin is not None
         # One that ended at once is found like any other that ended.
         with contextlib.suppress(BrokenPipeError):
-            self._process.stdin.write(payload(composed))
+            self._process.stdin.write(payload(config))
             self._process.stdin.flush()
 
     def has_ended(self) -> bool:
@@ -126,22 +118,7 @@ class _Point:
     def returned(self, command: Command) -> JobReturn:
         """Returns what Hydra wants to know of a point that has ended; a process that told nothing has failed."""
         self._close()
-        number = self._config.hydra.job.num
-        if not command.has_told(number):
-            command.tell(number, self._lost())
-        overrides: Any = OmegaConf.to_container(self._config.hydra.overrides.task)
-        return JobReturn(overrides=overrides, hydra_cfg=self._config, status=JobStatus.COMPLETED, _return_value=command.score(number))
-
-    def _lost(self) -> Told:
-        hydra = self._config.hydra
-        path, job = Path(hydra.sweep.dir, str(hydra.sweep.subdir)).absolute(), str(hydra.runtime.choices.get("job"))
-        error = PointLost(f"{path.name}: its process ended ({how_ended(self._process.returncode)})")
-        status = Status(path, job)
-        if status.read().get("pid") == self._process.pid and status.read().get("state") == "running":
-            with contextlib.suppress(OSError):
-                status.write("failed", error=str(error))
-        outcome = Outcome(path, tuple(hydra.overrides.task), "failed", error=str(error), job=job)
-        return Told(outcome, None, error, is_trial=self._config.get("tune") is not None and job == "train")
+        return command.returned(self._config, how_ended(self._process.returncode), self._process.pid)
 
 
 def main() -> None:
@@ -160,13 +137,13 @@ def _run() -> None:
     config.register_resolvers()
     register_resolvers()
     set_up_hydra()
-    name, loader, callbacks, launcher, composed = pickle.load(sys.stdin.buffer)
+    name, loader, callbacks, launcher, point = pickle.load(sys.stdin.buffer)
     lifeline = os.dup(0)
     nothing = os.open(os.devnull, os.O_RDONLY)
     os.dup2(nothing, 0)
     threading.Thread(target=end_with, args=(lifeline,), daemon=True, name="lifeline").start()
     GlobalHydra.instance().initialize(Hydra(name, loader))
-    run_job(launcher, composed, "hydra.sweep.dir", "hydra.sweep.subdir", HydraContext(config_loader=loader, callbacks=callbacks))
+    run_job(launcher, point, "hydra.sweep.dir", "hydra.sweep.subdir", HydraContext(config_loader=loader, callbacks=callbacks))
 
 
 if __name__ == "__main__":
