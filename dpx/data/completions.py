@@ -4,13 +4,16 @@ A row holds the tokens of both texts as one, which transformers reads too, if th
 people send (`dpx.data.rows`).
 """
 
+import contextlib
 import dataclasses
 import functools
 import json
-from collections.abc import Mapping
+import resource
+from collections.abc import Callable, Iterator, Mapping
 from datetime import datetime
+from pathlib import Path
 from string import Formatter
-from typing import Any
+from typing import Any, NoReturn
 
 from dpx.data.documents import Conversation
 from dpx.data.files import parsed, require_characters
@@ -133,7 +136,8 @@ class ChatTemplate:
         environment.globals["strftime_now"] = functools.partial(_formatted, f"{key}.chat_date", date)
         environment.globals["dict"], environment.globals["namespace"] = _Dict(), _namespace()
         try:
-            self._templates = {name: environment.from_string(text) for name, text in self._named.items()}
+            with _bounded_memory():
+                self._templates = {name: environment.from_string(text) for name, text in self._named.items()}
         except TemplateSyntaxError as error:
             reason = f"is not a template of Jinja (line {error.lineno}: {_first_line(error)})"
             raise ConfigError(CHAT_TEMPLATE, reason, "Correct the checkpoint's template") from None
@@ -161,12 +165,16 @@ class ChatTemplate:
         require(name in self._templates, where, self._without_default(), f"Copy the one to use to {CHAT_TEMPLATE}")
         self._environment.steps = 0
         try:
-            return self._templates[name].render(given, add_generation_prompt=begins_answer, **self._marks)
+            with _bounded_memory():
+                return self._templates[name].render(given, add_generation_prompt=begins_answer, **self._marks)
         except ConfigError:
             raise
         except _Refused as error:
             fix = "Correct the roles and their order, or remove the row"
             raise ConfigError(where, f"the chat template refuses the messages ({_first_line(error)})", fix) from None
+        except MemoryError:
+            reason = f"takes more than {_MOST_BYTES / 2**30:.2g} GiB for one conversation"
+            raise ConfigError(CHAT_TEMPLATE, reason, "Correct the checkpoint's template") from None
         except Exception as error:  # a template is a program: it may raise anything
             fix = "Give the messages what the template reads, or correct the checkpoint's template"
             reason = f"the chat template fails on the messages ({type(error).__name__}: {_first_line(error)})"
@@ -182,8 +190,28 @@ class _Refused(Exception):
 
 # The name of the template that transformers takes for a conversation with tools, if there is one.
 _WITH_TOOLS = "tool_use"
-# Loops and calls of one conversation; templates of usual checkpoints need some thousands.
+# Loops and calls of one conversation, and thousands of characters that these make; templates of usual checkpoints need some thousands.
 _MOST_STEPS = 1_000_000
+# What a template may take beside what this process has. Digits of a number are fewer: their time grows faster than their room.
+_MOST_BYTES = 2**30
+_MOST_BITS = 2**16
+
+
+@contextlib.contextmanager
+def _bounded_memory() -> Iterator[None]:
+    """Inside the block this process gets no more than `_MOST_BYTES`; where the system cannot say what it has, there is no limit."""
+    try:
+        pages = int(Path("/proc/self/statm").read_text().split()[0])
+    except (OSError, ValueError):
+        yield
+        return
+    soft, hard = resource.getrlimit(resource.RLIMIT_AS)
+    most = pages * resource.getpagesize() + _MOST_BYTES
+    resource.setrlimit(resource.RLIMIT_AS, (most if soft == resource.RLIM_INFINITY else min(soft, most), hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_AS, (soft, hard))
 
 
 def _counting_environment(extensions: list[Any]) -> Any:
@@ -191,35 +219,62 @@ def _counting_environment(extensions: list[Any]) -> Any:
     have equal rows."""
     from jinja2 import nodes
     from jinja2.sandbox import ImmutableSandboxedEnvironment
+    from jinja2.visitor import NodeTransformer
+
+    class Weighed(NodeTransformer):
+        def visit_Concat(self, node: Any) -> Any:
+            return nodes.Filter(self.generic_visit(node), "weighed", [], [], None, None, lineno=node.lineno)
 
     class Counting(ImmutableSandboxedEnvironment):
+        intercepted_binops = frozenset(("*", "**", "+"))
         steps = 0
 
         def _generate(self, source: Any, *given: Any, **named: Any) -> str:
             for loop in source.find_all(nodes.For):
                 loop.iter = nodes.Filter(loop.iter, "counted", [], [], None, None, lineno=loop.lineno)
-            return super()._generate(source, *given, **named)
+            return super()._generate(Weighed().visit(source), *given, **named)
 
         def call(*given: Any, **named: Any) -> Any:  # a template may give an argument any name
             given[0].count()
-            return ImmutableSandboxedEnvironment.call(*given, **named)
+            return given[0].weighed(ImmutableSandboxedEnvironment.call(*given, **named))
 
-        def count(self) -> None:
-            self.steps += 1
+        def call_binop(self, context: Any, operator: str, left: Any, right: Any) -> Any:
+            if operator != "+" and isinstance(left, int) and isinstance(right, int):
+                bits = left.bit_length() * max(right, 1) if operator == "**" else left.bit_length() + right.bit_length()
+                if bits > _MOST_BITS:
+                    self._refuse("computes a number with too many digits")
+            return self.weighed(super().call_binop(context, operator, left, right))
+
+        def count(self, steps: int = 1) -> None:
+            self.steps += steps
             if self.steps > _MOST_STEPS:
-                reason = f"takes more than {_MOST_STEPS:,} steps for one conversation"
-                raise ConfigError(CHAT_TEMPLATE, reason, "Correct the checkpoint's template")
+                self._refuse(f"takes more than {_MOST_STEPS:,} steps for one conversation")
 
         def counted(self, iterable: Any) -> Any:
             for one in iterable:
                 self.count()
                 yield one
 
+        def weighed(self, value: Any) -> Any:
+            if isinstance(value, str):
+                self.count(len(value) // 1000)
+            return value
+
+        def _refuse(self, reason: str) -> NoReturn:
+            raise ConfigError(CHAT_TEMPLATE, reason, "Correct the checkpoint's template")
+
     environment = Counting(trim_blocks=True, lstrip_blocks=True, extensions=extensions)
-    environment.filters["counted"] = environment.counted
     # Each draws by chance.
     del environment.filters["random"], environment.globals["lipsum"]
+    for name, plain in environment.filters.items():
+        environment.filters[name] = _then(plain, environment.weighed)
+    environment.filters |= {"counted": environment.counted, "weighed": environment.weighed}
     return environment
+
+
+def _then(first: Callable[..., Any], second: Callable[[Any], Any]) -> Callable[..., Any]:
+    """Returns both functions as one, with the marks by which Jinja knows what `first` is given."""
+    return functools.wraps(first)(lambda *given, **named: second(first(*given, **named)))
 
 
 def _generation_blocks() -> Any:

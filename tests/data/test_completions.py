@@ -1,6 +1,7 @@
 """Prompts and completions: as a template or a chat template writes them, cut by one rule, learnt alone, refused in one line."""
 
 import json
+import resource
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -397,6 +398,42 @@ def test_a_chat_template_that_never_ends_is_ended(tmp_path, checkpoint, template
     for _ in range(2):
         with pytest.raises(ConfigError, match="takes more than 2,000 steps for one conversation"):
             own.prompt("rows.jsonl:1", Conversation(tuple(chats(1)[0]["messages"])))
+
+
+# Each would take more room, or more time in one step, than any machine has.
+BOMBS = [
+    "{{ 'a' * 10 ** 12 }}",
+    "{{ 'a' * 10 ** 9 * 10 ** 3 }}",
+    "{% set n = namespace(x='ab') %}{% for _ in range(60) %}{% set n.x = n.x ~ n.x %}{% endfor %}",
+    "{% set n = namespace(x='ab') %}{% for _ in range(60) %}{% set n.x = n.x + n.x %}{% endfor %}",
+    "{% set n = namespace(x=[1]) %}{% for _ in range(60) %}{% set n.x = n.x + n.x %}{% endfor %}",
+    "{% set n = namespace(x=7) %}{% for _ in range(60) %}{% set n.x = n.x * n.x %}{% endfor %}",
+    "{{ 10 ** (10 ** 10) }}",
+    "{{ 'x' | center(10 ** 12) }}",
+    "{{ 'x'.ljust(10 ** 12) }}",
+    "{{ '%1000000000000d' % 1 }}",
+    "{{ '{:>1000000000000}'.format(1) }}",
+    "{{ 'a' | indent(10 ** 12, first=true) }}",
+    "{{ ('a' * 10 ** 6).replace('a', 'b' * 10 ** 7) }}",
+    "{{ ('a' * 10 ** 6) | join('b' * 10 ** 7) }}",
+    "{{ [0] * 10 ** 12 }}",
+    "{% for a in range(99999) %}{% for b in range(99999) %}{{ ('a' * 10 ** 8) | upper | length }}{% endfor %}{% endfor %}",
+]
+
+
+@pytest.mark.parametrize("template", BOMBS)
+def test_a_chat_template_that_takes_all_memory_is_ended(tmp_path, checkpoint, template, monkeypatch):
+    pytest.importorskip("jinja2")
+    monkeypatch.setattr(completions, "_MOST_BYTES", 2**28)
+    monkeypatch.setattr(completions, "_MOST_STEPS", 100_000)
+    limits = resource.getrlimit(resource.RLIMIT_AS)
+    own = ChatTemplate(of_path(beside(tmp_path, checkpoint, template), 300))
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    with pytest.raises(ConfigError, match="0.25 GiB for one|100,000 steps for one|too many digits|the chat template fails"):
+        own.prompt("rows.jsonl:1", Conversation(tuple(chats(1)[0]["messages"])))
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 2**19, "KiB"
+    assert resource.getrlimit(resource.RLIMIT_AS) == limits
+    assert completions._counting_environment([]).from_string("{{ 2 ** 10 * 3 }}{{ 'a' * 3 ~ 1 }}").render() == "3072aaa1"
 
 
 def test_a_chat_template_draws_nothing_and_its_steps_are_counted_for_each_conversation(tmp_path, checkpoint, monkeypatch):
