@@ -164,7 +164,8 @@ def _locked_handle(path: Path, operation: int) -> int:
     while True:
         handle = not_following(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC)
         try:
-            fcntl.flock(handle, operation)
+            with naming(path):
+                fcntl.flock(handle, operation)
             with contextlib.suppress(FileNotFoundError):
                 if os.path.samestat(os.fstat(handle), os.lstat(path)):
                     return handle
@@ -182,7 +183,8 @@ def held(folder: Path, operation: int = fcntl.LOCK_EX) -> Iterator[None]:
     """
     handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
     try:
-        fcntl.flock(handle, operation)
+        with naming(folder):
+            fcntl.flock(handle, operation)
         yield
     finally:
         os.close(handle)

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from dpx.declaration import ConfigError, require
-from dpx.durable import held, locked, make_folder, make_private, not_following, write_durably
+from dpx.durable import held, locked, make_folder, make_private, naming, not_following, write_durably
 from dpx.places import without_places
 
 CONFIG = "config.yaml"
@@ -101,7 +101,8 @@ class RunFolder:
 def _read_locked(path: Path) -> Iterator[None]:
     """Holds a shared lock on a file that is opened for reading only, since nobody may have the right to write to its folder."""
     with open(path, opener=not_following) as lock:
-        fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        with naming(path):
+            fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
         yield
 
 

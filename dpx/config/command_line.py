@@ -80,7 +80,9 @@ def as_refused(error: BaseException, overrides: Sequence[str] = ()) -> ConfigErr
         if isinstance(link, ValueError) and _first_line(link).startswith("Config group override must be a string"):
             return _not_an_option(overrides)
         if isinstance(link, HydraException):
-            return ConfigError("command line", _first_line(link), "See python -m dpx --help")
+            # Of what it could not make, Hydra says the reason on the second line.
+            reason = " ".join(str(link).splitlines()[:2]) if _first_line(link).endswith(":") else _first_line(link)
+            return ConfigError("command line", reason, "See python -m dpx --help")
     return None
 
 

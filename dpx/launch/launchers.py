@@ -1,6 +1,5 @@
 """What Hydra makes for `hydra/launcher=`: launchers whose killed points are failed rows. Imports what they need when one is chosen."""
 
-from functools import partial
 from importlib import import_module
 from typing import Any
 
@@ -21,7 +20,7 @@ def register_launchers(launcher: LateLauncher) -> None:
     _launcher = launcher
     # Hydra instantiates launchers of the package hydra_plugins alone, and finds what stands for one by its module and name.
     made: dict[str, Any] = {"hydra_plugins.dpx_processes.Processes": processes, _JOBLIB: _as_joblib}
-    made |= {f"{_SUBMITIT}.{name}": partial(_as_submitit, name) for name in ("LocalLauncher", "SlurmLauncher")}
+    made |= {f"{_SUBMITIT}.LocalLauncher": _on_this_machine, f"{_SUBMITIT}.SlurmLauncher": _by_slurm}
     Plugins.instance().class_name_to_class.update(made)
 
 
@@ -49,9 +48,19 @@ def _as_joblib(n_jobs: int = -1, **settings: Any) -> Any:
     return processes(n_jobs=import_module("joblib").effective_n_jobs(n_jobs))
 
 
-def _as_submitit(name: str, **settings: Any) -> Any:
-    """Returns the launcher that submits points as submitit's of that name does (`dpx.launch.submitted`)."""
+# Hydra makes what it finds under a name of a module.
+def _on_this_machine(**settings: Any) -> Any:
+    """Returns the launcher of `hydra/launcher=submitit_local` (`dpx.launch.submitted`)."""
+    return _submitted("LocalLauncher", settings)
+
+
+def _by_slurm(**settings: Any) -> Any:
+    """Returns the launcher of `hydra/launcher=slurm` and `submitit_slurm`."""
+    return _submitted("SlurmLauncher", settings)
+
+
+def _submitted(name: str, settings: dict[str, Any]) -> Any:
     from dpx.launch.submitted import Submitted
 
     assert _launcher is not None
-    return Submitted(name, _launcher.get(), **settings)
+    return Submitted(name, _launcher.get(), settings)

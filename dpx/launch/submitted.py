@@ -26,7 +26,7 @@ _PLAIN = ("FINISHED", "COMPLETED", "UNKNOWN")
 class Submitted(HydraLauncher):
     """Hydra's launcher. `name` is that of the plugin's, `LocalLauncher` or `SlurmLauncher`, which each job pickles and calls."""
 
-    def __init__(self, name: str, launcher: Launcher, **settings: Any):
+    def __init__(self, name: str, launcher: Launcher, settings: dict[str, Any]):
         plugin: Any = import_module(_PLUGIN + "submitit_launcher")
         self._job: Any = getattr(plugin, name)(**settings)
         self._launcher = launcher
