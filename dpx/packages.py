@@ -3,15 +3,20 @@
 An entry point names an importable package: `dpx_pond = "dpx_pond"`. Its options are the YAML files in its folder `conf/`, and a `_target_`
 may name what it declares. The same list is used for a command line, for `run=<folder>` and for `dpx.load`. A package whose name or option
 also belongs to another one is set aside as a whole, with a reason: nothing of it can be named, and dpx's own jobs run without it.
+
+dpx's own distribution lists a package too, the one with the analyses and the pages of papers. It is dpx's own code, by the metadata of its
+distribution and not by its name.
 """
 
 import dataclasses
 import functools
 import importlib.util
+import json
 import os
 import sys
 from importlib import metadata
 from pathlib import Path
+from urllib.parse import unquote, urlsplit
 
 from dpx.declaration import ConfigError
 
@@ -26,7 +31,7 @@ class Package:
     """Describes one listed package.
 
     `name` is its import name, `folder` the folder of its source; `options` are paths below its `conf/`, such as `mechanism/ripple`;
-    `set_aside` is the reason why it is not used, empty if it is used.
+    `set_aside` is the reason why it is not used, empty if it is used. `is_own` says that dpx's own distribution installed this folder.
     """
 
     name: str
@@ -35,6 +40,7 @@ class Package:
     folder: Path | None
     options: tuple[str, ...] = ()
     set_aside: str = ""
+    is_own: bool = False
 
     @property
     def conf(self) -> Path:
@@ -65,9 +71,25 @@ def usable() -> tuple[Package, ...]:
     return tuple(package for package in listed() if not package.set_aside)
 
 
+def outside() -> tuple[Package, ...]:
+    """Returns the listed packages that are not dpx's own."""
+    return tuple(package for package in listed() if not package.is_own)
+
+
 def named(name: str) -> Package | None:
     """Returns the listed package that is imported by `name`."""
     return next((package for package in listed() if package.name == name), None)
+
+
+def is_of_dpx(name: str) -> bool:
+    """Returns whether `name` is dpx, or a package that dpx's own distribution installed and that nothing else is imported for."""
+    if name == OWN:
+        return True
+    folders = [package.folder for package in listed() if package.name == name and package.is_own]
+    if not folders or folders[0] is None:
+        return False
+    place = getattr(sys.modules[name], "__file__", None) or "" if name in sys.modules else folders[0] / "__init__.py"
+    return Path(place).resolve().parent == folders[0].resolve()
 
 
 def version_of(name: str) -> str:
@@ -97,9 +119,19 @@ def folders() -> list[tuple[str, Path]]:
     return [(OWN, conf_directory()), *((package.name, package.conf) for package in usable())]
 
 
+def own_folders() -> list[Path]:
+    """Returns the folders of dpx's own options."""
+    return [conf_directory(), *(package.conf for package in usable() if package.is_own)]
+
+
 def is_own(group: str, name: str) -> bool:
     """Returns whether the option `name` of `group` is dpx's own."""
-    return (conf_directory() / group / f"{name}.yaml").is_file()
+    return any((folder / group / f"{name}.yaml").is_file() for folder in own_folders())
+
+
+def is_group(name: str) -> bool:
+    """Returns whether dpx has a group of options of this name."""
+    return any((folder / name).is_dir() for folder in own_folders())
 
 
 def names_in(group: str) -> list[str]:
@@ -109,8 +141,8 @@ def names_in(group: str) -> list[str]:
 
 
 def described() -> str:
-    """Returns the packages for `--help`, one per line; empty if no package is installed."""
-    lines = [f"  {package}: {package.set_aside or ', '.join(assignments(package)) or 'no options'}" for package in listed()]
+    """Returns the packages of others for `--help`, one per line; empty if none is installed."""
+    lines = [f"  {package}: {package.set_aside or ', '.join(assignments(package)) or 'no options'}" for package in outside()]
     return "\n".join(["== Packages ==", *lines, ""]) + "\n" if lines else ""
 
 
@@ -130,7 +162,10 @@ def _listed(path: tuple[tuple[str, int], ...]) -> tuple[Package, ...]:
     by_entry = {
         (_distribution(entry).lower(), entry.value): _package(entry) for entry in reversed(list(metadata.entry_points(group=GROUP)))
     }
-    return _without_clashes(sorted(by_entry.values(), key=lambda package: (package.name, package.distribution)))
+    packages = sorted(by_entry.values(), key=lambda package: (package.name, package.distribution))
+    # dpx itself counts once too where two records of it are left, such as those before and after its distribution was renamed.
+    own = {package.name: package for package in packages if package.is_own}
+    return _without_clashes([package for package in packages if not package.is_own or package is own[package.name]])
 
 
 def _changed_at(folder: str) -> int:
@@ -165,26 +200,49 @@ def _package(entry: metadata.EntryPoint) -> Package:
             package, set_aside=f"its entry point names {name}, and no such package (with an __init__.py) is installed"
         )
     folder = Path(spec.origin).parent
-    return dataclasses.replace(package, folder=folder, options=_options(folder / "conf"))
+    is_own = entry.dist is not None and _is_installed_with_dpx(entry.dist, folder)
+    return dataclasses.replace(package, folder=folder, options=_options(folder / "conf"), is_own=is_own)
+
+
+def _is_installed_with_dpx(distribution: metadata.Distribution, folder: Path) -> bool:
+    """Returns whether one distribution installed the running dpx and the package in `folder`.
+
+    A wheel's record lists the files of both. An editable installation's record names the checkout that both are read from.
+    """
+    dpx, folder = Path(__file__).resolve().parent, folder.resolve()
+    files = {str(file) for file in distribution.files or ()}
+    if f"{OWN}/__init__.py" in files:
+        return all(
+            f"{one.name}/__init__.py" in files and Path(str(distribution.locate_file(one.name))).resolve() == one for one in (dpx, folder)
+        )
+    origin = json.loads(distribution.read_text("direct_url.json") or "{}")
+    address = urlsplit(origin.get("url", ""))
+    if address.scheme != "file" or not origin.get("dir_info", {}).get("editable"):
+        return False
+    checkout = Path(unquote(address.path)).resolve()
+    return dpx.parent == checkout and folder.is_relative_to(checkout)
 
 
 def _without_clashes(packages: list[Package]) -> tuple[Package, ...]:
-    """Returns `packages`, with every package set aside whose name or option also belongs to another one."""
-    checked, own = [], set(_options(conf_directory()))
+    """Returns `packages`, with every package set aside whose name or option also belongs to another one, or to dpx's own, which stays."""
+    checked, own = [], {option: OWN for option in _options(conf_directory())}
+    of_dpx = [package for package in packages if package.is_own]
+    own |= {option: package.name for package in of_dpx for option in package.options}
     for package in packages:
-        reason = package.set_aside or _clash(package, [other for other in packages if other is not package and not other.set_aside], own)
+        others = of_dpx if package.is_own else [other for other in packages if not other.set_aside]
+        reason = package.set_aside or _clash(package, [other for other in others if other is not package], own)
         checked.append(dataclasses.replace(package, set_aside=reason))
     return tuple(checked)
 
 
-def _clash(package: Package, others: list[Package], own: set[str]) -> str:
+def _clash(package: Package, others: list[Package], own: dict[str, str]) -> str:
     for other in others:
         if other.name == package.name:
             return f"{package.distribution} and {other.distribution} both provide {package.name}"
         for option in sorted(set(package.options) & set(other.options)):
             return f"{_written(option)} is an option of {package.name} and of {other.name}"
-    for option in sorted(set(package.options) & own):
-        return f"{_written(option)} is an option of {package.name} and of {OWN}"
+    for option in sorted(option for option in package.options if own.get(option, package.name) != package.name):
+        return f"{_written(option)} is an option of {package.name} and of {own[option]}"
     return ""
 
 

@@ -60,15 +60,19 @@ def _given(option: str) -> list[str]:
 
 
 def _options() -> list[str]:
-    conf = packages.conf_directory()
-    found = (path.relative_to(conf).with_suffix("") for path in conf.glob("*/*.yaml"))
+    found = (path.relative_to(conf).with_suffix("") for conf in packages.own_folders() for path in conf.glob("*/*.yaml"))
     return sorted(f"{path.parent}={path.name}" for path in found if path.parent.name not in ("experiment", "local", "base"))
+
+
+def _file(option: str) -> Path:
+    """The file of an option, such as `model/micro`."""
+    return next(path for conf in packages.own_folders() if (path := conf / f"{option}.yaml").is_file())
 
 
 def _written_out(option: str) -> dict[str, Any] | None:
     """What the option's own file says, where composing should add nothing to it: no other option, no reference, no value from `GIVEN`."""
     group, _, name = option.partition("=")
-    text = (packages.conf_directory() / group / f"{name}.yaml").read_text()
+    text = _file(f"{group}/{name}").read_text()
     written: Any = OmegaConf.to_container(OmegaConf.create(text))
     # What an option chooses in other groups is not in its own node.
     inside = [one for one in written.pop("defaults", []) if isinstance(one, dict) and not next(iter(one)).startswith("override ")]
@@ -84,7 +88,7 @@ def _resolved(*overrides: str) -> dict[str, Any]:
 
 def _defaults_of(file: str) -> list[Any]:
     """The `defaults` of a file of conf."""
-    return (OmegaConf.to_container(OmegaConf.load(packages.conf_directory() / f"{file}.yaml")) or {}).get("defaults", [])  # pyright: ignore
+    return (OmegaConf.to_container(OmegaConf.load(_file(file))) or {}).get("defaults", [])  # pyright: ignore
 
 
 def _base_of(file: str) -> list[str]:
@@ -106,7 +110,7 @@ def _choices(*overrides: str) -> dict[str, Any]:
 def _chosen_otherwise(choices: dict[str, Any], base: list[str]) -> list[str]:
     """The options that are chosen otherwise than in the config of `base`, as overrides."""
     before = _choices(*base)
-    groups = [group for group in choices if (packages.conf_directory() / group).is_dir() and group not in ("experiment", "base", "job")]
+    groups = [group for group in choices if packages.is_group(group) and group not in ("experiment", "base", "job")]
     return [f"{group}={choices[group]}" for group in sorted(groups) if choices[group] not in (None, before.get(group))]
 
 
@@ -120,9 +124,8 @@ def _inside(option: str, found: Any) -> Any:
     group, _, name = option.partition("=")
     chosen = [one for one in _defaults_of(f"{group}/{name}") if isinstance(one, dict)]
     for key, inner in (pair for one in chosen for pair in one.items()):
-        path = packages.conf_directory() / group / key / f"{inner}.yaml"
-        if path.is_file():
-            written: Any = OmegaConf.to_container(OmegaConf.load(path))
+        if packages.is_own(f"{group}/{key}", inner):
+            written: Any = OmegaConf.to_container(OmegaConf.load(_file(f"{group}/{key}/{inner}")))
             found = found | {key: {"from": [f"{group}/{key}={inner}"]} | _difference(found[key], written)}
     return found
 

@@ -16,9 +16,9 @@ from dpx.data.table import TableSource
 from dpx.data.tokenizer import of_vocabulary
 from dpx.data.vocabulary import SPECIAL_TOKENS
 from dpx.declaration import ConfigError
-from dpx.job.benchmark import require_installed
 from dpx.pages import pictures
 from dpx.picture import Picture
+from dpx_papers.benchmark.job import require_installed
 
 
 @pytest.mark.parametrize(

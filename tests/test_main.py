@@ -160,7 +160,8 @@ def test_what_existed_before_a_refused_command_stays_and_its_traceback_goes_to_t
 
 def test_jobs_that_only_compute_start_no_jax_and_a_plan_takes_no_device(tmp_path: Path) -> None:
     program = (
-        "import sys, dpx.job.account, dpx.job.explain, dpx.job.list, dpx.job.plan, dpx.job.report, dpx.report.page, dpx.report.collect; "
+        "import sys, dpx.job.account, dpx.job.explain, dpx.job.list, dpx.job.plan, dpx.job.report; "
+        "import dpx_papers.report.page, dpx_papers.report.collect; "
         "import dpx.__main__ as m; assert 'jax' not in sys.modules; "
         "sys.argv = ['dpx', '+experiment=anil_2m_batch', 'job=plan']; m.main(); "
         "from jax._src import xla_bridge; assert not xla_bridge.backends_are_initialized()"

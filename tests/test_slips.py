@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 import dpx
+import dpx_papers
 from dpx import config
 from dpx.config import recipes
 from dpx.config.command_line import as_refused
@@ -135,7 +136,7 @@ def test_a_column_of_plain_text_is_refused(tmp_path: Path, key: str) -> None:
 def test_no_refusal_shows_a_name_in_braces_where_its_value_belongs():
     """A text of `require` or `ConfigError` with a name in braces lacks the f before it; one that speaks of braces means them."""
     found = []
-    for path in Path(dpx.__file__).parent.rglob("*.py"):
+    for path in (path for one in (dpx, dpx_papers) for path in Path(str(one.__file__)).parent.rglob("*.py")):
         for node in ast.walk(ast.parse(path.read_text())):
             if isinstance(node, ast.Call) and getattr(node.func, "id", None) in ("require", "ConfigError"):
                 texts = [one.value for one in node.args if isinstance(one, ast.Constant) and isinstance(one.value, str)]

@@ -1,6 +1,7 @@
 """Lists the packages that a claim trusts: code from outside this tree that takes part in training or in the statement.
 
-What dpx proves and tests is its own code. A part or a job from any other package may draw, clip or count in a way that differs from what it
+What dpx proves and tests is its own code, which includes packages that its own distribution installs (`dpx.packages.is_of_dpx`).
+A part or a job from any other package may draw, clip or count in a way that differs from what it
 states, and a package that is only imported may have changed dpx's own functions. So all three are named, and a run with any of them is
 stated as trusted, not proved: `guarantee` is `dp_by_<package>`, and epsilon is listed under `unsupported`. Code of no listed package, such
 as a notebook's, is named by its module.
@@ -106,13 +107,13 @@ def facts(declared: Any, job: Any = None) -> list[dict[str, Any]]:
 
 def _of_job(job: Any) -> Iterator[Part]:
     """Returns the class of a job and its base classes before the first that is dpx's own; empty for a job of dpx."""
-    for kind in takewhile(lambda kind: package_of(kind) != packages.OWN, type(job).__mro__):
+    for kind in takewhile(lambda kind: not packages.is_of_dpx(package_of(kind)), type(job).__mro__):
         if not _is_known(package_of(kind)):
             yield Part("job", package_of(kind), f"{kind.__module__}.{kind.__qualname__}")
 
 
 def _is_known(package: str) -> bool:
-    return package == packages.OWN or package in sys.stdlib_module_names
+    return package in sys.stdlib_module_names or packages.is_of_dpx(package)
 
 
 def _parts(value: Any, key: str) -> Iterator[Part]:

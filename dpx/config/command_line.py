@@ -18,7 +18,7 @@ from dpx.config import hints, reference
 from dpx.config.hints import nearest, unknown_key
 from dpx.config.with_hydra import set_up_hydra
 from dpx.declaration import ConfigError
-from dpx.extras import missing
+from dpx.extras import missing, without_papers
 from dpx.packages import conf_directory
 
 # Errors from a folder or a file of the user; any other error of the operating system is a defect of dpx.
@@ -131,9 +131,12 @@ def _unknown_option(error: MissingConfigException) -> ConfigError:
         return ConfigError(
             f"experiment={option}", "no such recipe", (f"Did you mean +experiment={close}? " if close else "") + _ALL_RECIPES
         )
+    if group == "analysis" and not packages.is_group(group):
+        return without_papers(f"{group}={option}")
     if not options:
         return ConfigError(wanted, "no such config", "See conf/ for the configs that exist")
     listed = f"The options are {', '.join(options)}"
+    listed += "" if group != "job" or any(one.is_own for one in packages.usable()) else f". {without_papers(option).fix}"
     meant = hints.of_option(group, option, options)
     if meant is None and (close := nearest(option, options).removeprefix(", such as ")):
         meant = f"Did you mean {group}={close}?"
@@ -148,7 +151,7 @@ def _not_an_option(overrides: Sequence[str]) -> ConfigError:
     for override in overrides:
         group, _, value = override.partition("=")
         if value.lower() in ("null", "none", "true", "false") or re.fullmatch(r"[\d.e+-]+", value):
-            if (conf_directory() / group).is_dir():
+            if packages.is_group(group):
                 return ConfigError(override, f"{value} is not the name of an option", hints.of_group_value(group, value))
     reason = "a config group is set to a value that is not the name of an option"
     return ConfigError("command line", reason, "Name an option, as in data=text")
@@ -157,7 +160,7 @@ def _not_an_option(overrides: Sequence[str]) -> ConfigError:
 def _several_values(key: str, values: str) -> ConfigError:
     """Returns the error for `key=a,b` without `-m`: a list only where the default config does not hold one number."""
     default = OmegaConf.select(_default_config(), key)
-    if isinstance(default, int | float) or (conf_directory() / key).is_dir():
+    if isinstance(default, int | float) or packages.is_group(key):
         return ConfigError(
             f"{key}={values}", "names several values, and this command starts one run", f"Add -m: python -m dpx -m {key}={values}"
         )

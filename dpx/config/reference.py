@@ -53,7 +53,7 @@ class Option:
 
 def groups() -> list[str]:
     """Returns the groups of dpx, in the order of the experiment's fields, then the others."""
-    folders = sorted(path.name for path in packages.conf_directory().iterdir() if path.is_dir() and path.name != "hydra")
+    folders = sorted({path.name for own in packages.own_folders() for path in own.iterdir() if path.is_dir()} - {"hydra"})
     fields = _of_the_experiment()
     return [name for name in fields if name in folders] + [name for name in folders if name not in fields]
 

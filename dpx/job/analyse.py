@@ -5,6 +5,7 @@ from typing import Any
 from dpx.console import answer, wide_console
 from dpx.declaration import declaration, require
 from dpx.experiment import Experiment
+from dpx.extras import without_papers
 from dpx.pages import pictures
 from dpx.run_folder import RunFolder, write_json
 from dpx.table import Table
@@ -23,6 +24,11 @@ class Analyse:
     """
 
     analysis: Any = None
+
+    def __post_init__(self) -> None:
+        # Without a package that has analyses, there is no such group of options, and a name stays a text.
+        if isinstance(self.analysis, str):
+            raise without_papers(f"analysis={self.analysis}")
 
     def __call__(self, experiment: Experiment, folder: RunFolder) -> None:
         require(

@@ -14,6 +14,7 @@ from dpx.console import answer, wide_console
 from dpx.declaration import ConfigError, declaration, require
 from dpx.durable import write_durably
 from dpx.experiment import Experiment
+from dpx.extras import supplied
 from dpx.init.declarations import chosen_by
 from dpx.job.explain import public_size
 from dpx.mechanism.declarations import TargetEpsilon
@@ -85,7 +86,7 @@ class Design:
         require(size is not None, "design.size", "the number of protected records is not known", "Give design.size=...")
         assert size is not None
         if self.published:
-            return _show([_published(size, epsilon)], folder, {"published": True})
+            return _show([supplied("published_optimum", "design.published=true")(size, epsilon)], folder, {"published": True})
         compute = self._compute(experiment.mesh.flops_per_s)
         _require_small_delta(experiment, size)
         base = _base(self.base)
@@ -221,20 +222,6 @@ def _require_length(measured: float, base: str, tokens: int) -> None:
         why,
         "Use a base with that data.sequence_length, or losses measured with the base's value",
     )
-
-
-def _published(size: int, epsilon: float) -> Table:
-    """Returns one printed optimum, looked up and never interpolated."""
-    from dpx.scaling import published
-
-    row = published.look_up(size, epsilon)
-    columns = ("parameters", "batch_size", "steps", "compute", "loss", "epochs", "tokens_per_parameter")
-    values = (row.parameters, row.batch_size, row.steps, row.compute, row.loss, row.epochs, row.tokens_per_parameter)
-    notes = (
-        f"McKenna et al. 2025, Table 2, at delta {published.DELTA:g}: a prediction of their fit, not the loss of a trained model",
-        "losses were measured in less than one epoch and at a batch of 1,024; 3.3e8 parameters are the edge of their grid",
-    )
-    return Table("published", columns, (values,), f"published optimum, {size:,} records, epsilon {epsilon:g}", notes)
 
 
 def experiment_file(best: Any, base: str, size: int, rate: float, experiment: Experiment, own: Path | None = None) -> str:

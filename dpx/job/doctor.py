@@ -58,7 +58,7 @@ def _installation() -> dict[str, Any]:
         "python": platform.python_version(),
         **versions(),
         "extras": [extra for extra, package in extras.PACKAGES.items() if extras.is_installed(package)],
-        "packages": [str(one) for one in packages.usable()],
+        "packages": [str(one) for one in packages.outside() if not one.set_aside],
         "unmet_requirements": _unmet(),
     }
 
@@ -94,13 +94,13 @@ def _machine(experiment: Experiment, folder: RunFolder) -> dict[str, Any]:
 
 def _sums() -> list[dict[str, Any]]:
     """Checks the clipped sum by each method."""
-    from dpx.benchmark.exactness import Exactness
     from dpx.models.shape import Bert
     from dpx.task.declarations import MaskedLanguageModel
+    from dpx.training.exactness import Exactness, sum_by
 
     small = Bert(name="small", layers=2, width=16, heads=2, feed_forward=24)
     exactness = Exactness(small, MaskedLanguageModel(next_sentence=True, max_masked_positions=3))
-    errors = {method: exactness.error(method) for method in METHODS}
+    errors = {method: exactness.error(sum_by(method)) for method in METHODS}
     return [_check(f"clipped sum by {method}, relative error", error, SUM_BOUND) for method, error in errors.items()]
 
 

@@ -149,9 +149,9 @@ def _show_names(names: list[str], points: list[Point], console: Console) -> None
 
 
 def _show_packages(console: Console) -> None:
-    """Prints the installed packages that add to dpx; nothing if no package is installed."""
+    """Prints the installed packages of others that add to dpx; nothing if no package is installed."""
     table = Table("package", "version", "options", "set aside because")
-    for package in packages.listed():
+    for package in packages.outside():
         table.add_row(package.name, package.version, "\n".join(packages.assignments(package)), package.set_aside)
     if table.row_count:
         console.print(table)

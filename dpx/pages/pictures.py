@@ -13,7 +13,6 @@ from dpx.extras import require_extra
 from dpx.pages.document import DASHES, INK, MARKERS, RULE, SERIES, SOFT, Figure, one_line, standalone, themed
 from dpx.picture import Arrows, Cells, Lines, Picture
 from dpx.places import as_printed
-from dpx.report.shape import mean_curve
 from dpx.table import Table
 
 Row = dict[str, Any]
@@ -204,6 +203,12 @@ def _replicates(axes: Any, number: int, label: str, runs: Sequence[Any], points:
         return
     _scatter(axes, number, points)
     _line(axes, number, label, [(x, statistics.fmean(values)) for x, values in sorted(ys.items())], every_mark=True)
+
+
+def mean_curve(curves: Sequence[Sequence[tuple[int, int | float]]]) -> list[tuple[int, float]]:
+    """Returns the mean over replicates at the steps that all of them have."""
+    tables = [dict(curve) for curve in curves]
+    return [(step, statistics.fmean(table[step] for table in tables)) for step in sorted(set.intersection(*map(set, tables)))]
 
 
 def _place(panel: Lines, row: Row) -> Any:

@@ -10,11 +10,10 @@ from typing import Any
 
 from dpx.console import figure
 from dpx.declaration import require
-from dpx.pages import pictures
+from dpx.pages import pictures, read_runs
 from dpx.pages.document import Block, Document, Figure, Panels, Section, code, escaped, grid
+from dpx.pages.run_rows import Run
 from dpx.picture import Lines, Picture
-from dpx.report import collect, overview
-from dpx.report.rows import Run
 from dpx.results import BASELINES, accuracy_in_words
 from dpx.table import Table
 
@@ -40,7 +39,7 @@ _NUMBERS = ("delta", "noise_multiplier", "seconds")
 
 def read(folder: Path) -> Run:
     """Returns the finished run in `folder`. Raises `ConfigError` for a run that has not finished."""
-    runs, left_out = collect.collect(folder.parent, (folder.name,))
+    runs, left_out = read_runs.collect(folder.parent, (folder.name,))
     found = [run for run in runs if folder.name in (run.run, f"{run.experiment}-{run.run}")]
     reason = next((line.partition(": ")[2] for line in left_out if line.startswith(f"{folder.name}: ")), "is not a run that has finished")
     require(bool(found), f"run={folder}", reason, "Let it train to its end, or name another run")
@@ -74,8 +73,25 @@ def comparison(runs: Sequence[Run]) -> Document:
         ),
         Section("All numbers", [_results(runs, "all numbers of each run")], "numbers"),
     ]
-    lead = [f"{escaped(f'Guarantee of each run by itself: {overview.privacy(runs)}.')} {_MANY}", _PRIVATE]
+    lead = [f"{escaped(f'Guarantee of each run by itself: {privacy(runs)}.')} {_MANY}", _PRIVATE]
     return Document(f"{len(runs)} runs side by side", lead, [one for one in sections if one.blocks])
+
+
+def privacy(runs: Sequence[Run]) -> str:
+    """Returns what the runs spend, in one line: their guarantees, the range of epsilon by their own accountant, unit and delta."""
+    if not runs:
+        return "nothing is spent"
+    told = [", ".join(sorted({run.facts.get("guarantee", "unknown") for run in runs}))]
+    for accountant in sorted({run.facts["accountant"] for run in runs if "accountant" in run.facts}):
+        own = [run.facts.get(f"epsilon/{accountant}") for run in runs if run.facts.get("accountant") == accountant]
+        bounds = [float(value) for value in own if value is not None]
+        if bounds:
+            least, most = f"{min(bounds):.3g}", f"{max(bounds):.3g}"
+            told.append(f"ε {least if least == most else f'{least} to {most}'} ({accountant})")
+    for key in ("unit", "delta"):
+        values = sorted({run.facts[key] for run in runs if key in run.facts})
+        told += [f"{key} {', '.join(values)}"] if values else []
+    return "; ".join(told)
 
 
 def label(run: Run) -> str:

@@ -76,11 +76,13 @@ def fingerprint(
     """
     import jax
 
+    modules = _modules_of(experiment)
+    beside = {_top(name) for name in modules} - {dpx.__name__}
     return {
         "claim": claim_checksum(experiment),
         "data": data_checksum,
-        "code": code_checksum(_modules_of(experiment)),
-        "packages": {name: _package(name) for name in outside_code.packages_of(experiment, job)},
+        "code": code_checksum(name for name in modules if _top(name) == dpx.__name__),
+        "packages": {name: _package(name) for name in outside_code.joined(beside, outside_code.packages_of(experiment, job))},
         "environment": {name: _without_devices(os.environ.get(name)) for name in _ENVIRONMENT},
         "versions": versions(),
         "accelerator_libraries": accelerator_libraries(),
@@ -108,14 +110,18 @@ def versions() -> dict[str, str]:
 
 
 def _modules_of(declared: Any) -> set[str]:
-    """Returns the modules of dpx in which the classes of `declared` and of its parts are defined."""
+    """Returns the modules of dpx, and of packages of its distribution, in which the classes of `declared` and of its parts are defined."""
     if dataclasses.is_dataclass(declared) and not isinstance(declared, type):
         own = type(declared).__module__
         parts = [getattr(declared, field.name) for field in dataclasses.fields(declared)]
-        return set().union({own} if own.partition(".")[0] == dpx.__name__ else (), *map(_modules_of, parts))
+        return set().union({own} if packages.is_of_dpx(_top(own)) else (), *map(_modules_of, parts))
     if isinstance(declared, (list, tuple)):
         return set().union(*map(_modules_of, declared))
     return set()
+
+
+def _top(module: str) -> str:
+    return module.partition(".")[0]
 
 
 def _package(name: str) -> dict[str, str | None]:

@@ -17,7 +17,11 @@ import numpy as np
 
 from dpx import config
 from dpx.config import recipes
-from dpx.benchmark import sums
+try:
+    # Where earlier revisions have it.
+    from dpx.benchmark import sums
+except ImportError:
+    from dpx_papers.benchmark import sums
 from dpx.task.mlm import Special
 from dpx.task.objective import objective
 from dpx.training.microbatch import synthetic_rows

@@ -19,11 +19,11 @@ import jax
 import numpy as np
 
 from dpx import config
-from dpx.benchmark.sums import variant_sum
 from dpx.config import recipes
 from dpx.task.mlm import Special
 from dpx.task.objective import objective
 from dpx.training.microbatch import synthetic_rows
+from dpx_papers.benchmark.sums import variant_sum
 
 WAYS = ("plain", "book_keeping")
 WITH_BODY = ("while", "call", "conditional", "cond")  # opcodes, and names where the result is a tuple

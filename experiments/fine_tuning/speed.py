@@ -16,10 +16,10 @@ from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
 
-from dpx.benchmark.setting import Setting
-from dpx.benchmark.worker import worker
 from dpx.config import build, recipes
-from dpx.job.benchmark import interleaved
+from dpx_papers.benchmark.job import interleaved
+from dpx_papers.benchmark.setting import Setting
+from dpx_papers.benchmark.worker import worker
 
 HERE = Path(__file__).parent
 OURS, THEIRS = ("autodiff", "private"), ("torch", "opacus_hooks", "opacus_ghost")

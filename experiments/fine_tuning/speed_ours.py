@@ -6,12 +6,12 @@ import jax
 import numpy as np
 
 import dpx
-from dpx.benchmark.setting import Program, Setting
 from dpx.clipping.frozen import merged
 from dpx.task.mlm import Special
 from dpx.task.objective import objective
 from dpx.training.frozen import draw
 from dpx.training.microbatch import synthetic_rows
+from dpx_papers.benchmark.setting import Program, Setting
 
 
 def programs(setting: Setting) -> list[Program]:

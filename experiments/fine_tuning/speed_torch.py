@@ -10,8 +10,8 @@ import torch
 from torch import nn
 from transformers import BertConfig, BertForSequenceClassification
 
-from dpx.benchmark.setting import Program, Setting
 from dpx.training.microbatch import synthetic_rows
+from dpx_papers.benchmark.setting import Program, Setting
 
 Inputs = dict[str, torch.Tensor]
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from dpx.benchmark import tables
+from dpx_papers.benchmark import tables
 from tests.processes import environment
 
 ROOT = Path(__file__).resolve().parents[2]

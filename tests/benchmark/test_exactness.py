@@ -4,7 +4,7 @@ import math
 
 import numpy as np
 
-from dpx.benchmark.exactness import error
+from dpx.training.exactness import error
 
 
 def test_a_sum_that_is_no_number_anywhere_is_not_exact() -> None:

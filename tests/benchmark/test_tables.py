@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from dpx.benchmark import tables
 from dpx.declaration import ConfigError
+from dpx_papers.benchmark import tables
 
 
 def row(clipping, size, rate, to_autodiff, **changes):

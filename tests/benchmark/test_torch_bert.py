@@ -16,7 +16,7 @@ def test_losses_and_gradients_are_ours(next_sentence):
     import jax
     import jax.numpy as jnp
 
-    from dpx.benchmark.torch_bert import TorchBert, inputs, losses, parameters
+    from dpx_papers.benchmark.torch_bert import TorchBert, inputs, losses, parameters
 
     subject, rows, drawn = objective(bert(), next_sentence=next_sentence), batch(), np.random.default_rng(0)
     shapes = jax.eval_shape(subject.init, jax.random.PRNGKey(0))

@@ -6,14 +6,15 @@ from pathlib import Path
 
 import pytest
 
+from dpx.pages import chains, read_runs
 from dpx.pages.document import Folded
-from dpx.report import chains, collect, privacy, rows, stages
+from dpx_papers.report import privacy, rows, stages
 
 from .conftest import CLASSIFY, PRETRAIN, node, run
 
 
 def test_a_finished_chain_is_one_run_with_the_results_of_its_stages(place, tmp_path):
-    (found,), left_out = collect.collect(Path("outputs"), ("two-",))
+    (found,), left_out = read_runs.collect(Path("outputs"), ("two-",))
     assert left_out == [] and chains.is_of_chain(found) and found.experiment == "two"
     own = json.loads(next(Path("outputs").glob("two_pretrain-*/private/results.json")).read_text())
     assert found.finals["pretrain/heldout/mlm_accuracy"] == own["heldout"]["mlm_accuracy"]
@@ -29,7 +30,7 @@ def test_a_finished_chain_is_one_run_with_the_results_of_its_stages(place, tmp_p
 
 def test_the_chosen_point_of_a_stage_gives_its_scores(place):
     run(node(classify=CLASSIFY | {"sweep": {"lr_schedule.learning_rate": [1e-3, 0.3]}, "choose_by": "macro_f1"}))
-    found = max(collect.collect(Path("outputs"), ("two-",))[0], key=lambda one: len(one.finals))
+    found = max(read_runs.collect(Path("outputs"), ("two-",))[0], key=lambda one: len(one.finals))
     points = {rate: found.finals[f"classify (lr_schedule.learning_rate={rate})/heldout/macro_f1"] for rate in (0.001, 0.3)}
     assert found.finals["classify/heldout/macro_f1"] == max(points.values())
     assert found.facts["classify/chosen"] == f"lr_schedule.learning_rate={max(points, key=lambda rate: points[rate])}"
@@ -40,7 +41,7 @@ def test_the_chosen_point_of_a_stage_gives_its_scores(place):
 
 
 def test_a_chain_whose_points_were_chosen_on_the_test_set_is_marked(place):
-    (found,), _ = collect.collect(Path("outputs"), ("two-",))
+    (found,), _ = read_runs.collect(Path("outputs"), ("two-",))
     found.facts.update({"classify/chosen": "a=1", "classify/compared_by": "the test set itself"})
     assert "Chosen on the test set" in "\n".join(stages.tables([found]))
 
@@ -49,21 +50,21 @@ def test_a_chain_that_has_not_finished_or_lost_a_stage_or_was_edited_is_left_out
     (stage,), (folder,) = Path("outputs").glob("two_classify-*"), Path("outputs").glob("two-*")
     results = (stage / "private" / "results.json").read_text()
     (stage / "private" / "results.json").unlink()
-    assert len(collect.collect(Path("outputs"), ("two-",))[1]) == 1
+    assert len(read_runs.collect(Path("outputs"), ("two-",))[1]) == 1
     (stage / "private" / "results.json").write_text(results)
     file = folder / "release" / "chain.json"
     told = file.read_text()
     file.write_text(told.replace('"dp"', '"none"'))
-    assert "differs from the statement whose checksum" in collect.collect(Path("outputs"), ("two-",))[1][0]
+    assert "differs from the statement whose checksum" in read_runs.collect(Path("outputs"), ("two-",))[1][0]
     file.write_text(told)
     shutil.rmtree(stage)
-    (line,) = collect.collect(Path("outputs"), ("two-",))[1]
+    (line,) = read_runs.collect(Path("outputs"), ("two-",))[1]
     assert "the folder of a finished stage is missing" in line
 
 
 def test_a_stage_of_the_same_task_is_compared_with_the_weights_that_it_began_with(place):
     run(node(pretrain=PRETRAIN, again=PRETRAIN | {"init": "pretrain"}))
-    found = max(collect.collect(Path("outputs"), ("two-",))[0], key=lambda one: len(one.finals))
+    found = max(read_runs.collect(Path("outputs"), ("two-",))[0], key=lambda one: len(one.finals))
     own = json.loads(next(Path("outputs").glob("two_pretrain-*/private/results.json")).read_text())
     assert found.finals["again/before"] == pytest.approx(own["heldout"]["mlm_accuracy"], abs=1e-6)
     assert found.facts["again/before"] == "held-out rows"

@@ -10,13 +10,13 @@ from pathlib import Path
 import pytest
 
 from dpx import config, extras
-from dpx.benchmark.rows import matrix_rates, rows
-from dpx.benchmark.setting import Setting
-from dpx.benchmark.worker import Worker, worker
 from dpx.config import recipes
 from dpx.declaration import ConfigError
-from dpx.job.benchmark import Benchmark, interleaved
 from dpx.run_folder import RunFolder
+from dpx_papers.benchmark.job import Benchmark, interleaved
+from dpx_papers.benchmark.rows import matrix_rates, rows
+from dpx_papers.benchmark.setting import Setting
+from dpx_papers.benchmark.worker import Worker, worker
 
 SMALL = ["model=micro", "model.layers=1", "data.vocabulary.size=64", "data.sequence_length=16"]
 MICRO = [*SMALL, "task=mlm_nsp", "data.pairs=same_document", "job=benchmark"]
@@ -71,7 +71,7 @@ def test_a_share_is_of_the_rate_that_plain_products_reached_in_the_same_rounds()
 
 
 def test_a_time_limit_leaves_out_whole_batches_and_rounds_but_one(monkeypatch):
-    monkeypatch.setattr("dpx.job.benchmark.worker", in_this_process)
+    monkeypatch.setattr("dpx_papers.benchmark.job.worker", in_this_process)
 
     class Slow(Worker):
         def __init__(self):
@@ -152,7 +152,7 @@ def test_a_peer_that_is_not_installed_names_the_extra(monkeypatch):
 
 def test_an_optional_peer_that_is_not_installed_is_left_out_and_named(monkeypatch):
     monkeypatch.setattr(extras, "is_installed", lambda name: False)
-    monkeypatch.setattr("dpx.job.benchmark.worker", in_this_process)
+    monkeypatch.setattr("dpx_papers.benchmark.job.worker", in_this_process)
     setting = ["benchmark.limit_s=1e-3", "benchmark.logical_batch=4", "benchmark.physical_batches=[4]", "benchmark.variants=[plain]"]
     experiment, benchmark = config.build(recipes.compose([*MICRO, *setting, "benchmark.optional_peers=[opacus_hooks]"]))
     late, absent = benchmark.document(experiment)["left_out"]
@@ -181,7 +181,7 @@ def test_rounds_of_the_smallest_model_on_one_device_and_on_two(tmp_path: Path):
 @pytest.mark.slow
 def test_a_step_on_labels_is_timed_on_random_rows(monkeypatch):
     """The task of Yin and Habernal's Figure 3, one example after the other included; each way against float64 gradients."""
-    monkeypatch.setattr("dpx.job.benchmark.worker", in_this_process)
+    monkeypatch.setattr("dpx_papers.benchmark.job.worker", in_this_process)
     point = ["+experiment=legal_fig3_runtime", "mesh=single", *SMALL, "benchmark.logical_batch=4", "benchmark.rounds=1"]
     point += ["benchmark.physical_batches=[2]", "benchmark.variants=[book_keeping,loop]"]
     experiment, benchmark = config.build(recipes.compose(point))
@@ -200,7 +200,7 @@ def test_random_rows_are_refused_where_they_would_be_learnt_from(tmp_path: Path)
 def test_what_fails_in_a_process_is_said_in_the_parent():
     experiment, _ = config.build(recipes.compose(MICRO))
     setting = Setting(experiment, ["nothing"], ["float32"], 4, [4])
-    with pytest.raises(RuntimeError, match="a benchmark process failed"), worker("dpx.benchmark.nothing", setting):
+    with pytest.raises(RuntimeError, match="a benchmark process failed"), worker("dpx_papers.benchmark.nothing", setting):
         pass
 
 

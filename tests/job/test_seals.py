@@ -29,14 +29,14 @@ from dpx.job.released import Evaluate, Export
 from dpx.job.train import Resume, Train
 from dpx.launch import finished
 from dpx.launch.launcher import _of_finished_run
-from dpx.papers.mckenna2025.table3_trainset import MckennaTable3Trainset
+from dpx.pages import read_runs
 from dpx.privacy.ledger import Ledger
 from dpx.records import from_json
-from dpx.report import collect
 from dpx.run_folder import RunFolder
 from dpx.scaling import runs
 from dpx.tuning import charges
 from dpx.tuning.record import Trial
+from dpx_papers.mckenna2025.table3_trainset import MckennaTable3Trainset
 
 from ..composed import composed
 from ..made_statement import made_statement
@@ -174,7 +174,7 @@ ROADS: dict[str, Callable[[Any, Path], Any]] = {
     "init=run": lambda of, path: open_parent(FromRun(run=str(path)), "init.run=x"),
     "init=run of a checkpoint": lambda of, path: open_parent(FromRun(run=str(path), step=2), "init.run=x"),
     "fork": lambda of, path: Train()(of, RunFolder(path.parent / "fork", "name: main\n", f"{path}@2")),
-    "report": lambda of, path: collect._folder(path),
+    "report": lambda of, path: read_runs.read(path),
     "design": lambda of, path: runs._rows(path, 1),
     "analysis": lambda of, path: MckennaTable3Trainset._row(None, path),  # type: ignore[arg-type]
 }
@@ -210,7 +210,7 @@ def test_no_road_repeats_what_was_edited_in_a_release_that_was_handed_on(
 
 @pytest.mark.parametrize("file", EDITS)
 def test_no_job_is_given_a_run_whose_parts_were_edited(copy: Path, file: str) -> None:
-    jobs = sorted(path.stem for path in (packages.conf_directory() / "job").glob("*.yaml"))
+    jobs = [job for job in packages.names_in("job") if packages.is_own("job", job)]
     asked = [OmegaConf.create({"run": str(copy), "job": job}) for job in jobs]
     for cfg in asked:
         _of_finished_run(cfg, [])

@@ -12,8 +12,8 @@ from dpx.config import recipes
 from dpx.config.command_line import as_refused
 from dpx.declaration import ConfigError
 from dpx.job.analyse import Analyse
-from dpx.report import paper
 from dpx.run_folder import RunFolder
+from dpx_papers.report import paper
 from tests.outside.made_up import POND, on_path, package, pond, record
 from tests.processes import environment
 
@@ -46,7 +46,7 @@ def test_a_package_is_found_without_being_imported(site):
         assert found is not None and (str(found), found.set_aside, set(found.options)) == ("dpx_pond 0.3.1", "", OPTIONS)
         assert "dpx_pond" not in sys.modules
         assert "pond" in recipes.names() and "mechanism=echo" in packages.described()
-    assert packages.listed() == () and packages.described() == "" and "pond" not in recipes.names()
+    assert packages.outside() == () and packages.described() == "" and "pond" not in recipes.names()
 
 
 def test_its_options_compose_and_only_for_dpx(site, tmp_path):
@@ -135,7 +135,7 @@ def test_two_packages_with_one_option_are_set_aside_and_both_named(site, tmp_pat
         for override in ("mechanism=echo", "clip=reed", "clip=smooth", "clip._target_=dpx_pond.clip.Smooth"):
             line = refusal(override)
             assert "mechanism=echo is an option of" in line and "dpx_pond" in line and "dpx_reed" in line
-        assert packages.usable() == ()
+        assert all(one.is_own for one in packages.usable())
 
 
 def test_an_option_of_dpx_is_nobody_elses(tmp_path):
@@ -150,8 +150,8 @@ def test_an_option_of_dpx_is_nobody_elses(tmp_path):
 def test_an_entry_point_names_a_package_of_its_own(tmp_path, entry):
     record(tmp_path, "dpx_reed", "0.1", entry)
     with on_path(tmp_path):
-        (found,) = packages.listed()
-        assert "its entry point names" in found.set_aside and packages.usable() == ()
+        (found,) = packages.outside()
+        assert "its entry point names" in found.set_aside and all(one.is_own for one in packages.usable())
 
 
 def test_a_project_folder_that_hides_an_installed_package_is_named(tmp_path):

@@ -206,6 +206,6 @@ def test_a_package_that_is_set_aside_is_named_where_it_is_imported_and_an_entry_
     package(tmp_path / "other", "dpx_reed_too", {"conf/job/reed.yaml": "a: 1"})
     record(tmp_path / "third", "dpx_sly", entry="json")
     with on_path(tmp_path / "other"), on_path(tmp_path / "third"):
-        assert all(one.set_aside for one in packages.listed()) and outside_code.imported() == ()
+        assert all(one.set_aside for one in packages.outside()) and outside_code.imported() == ()
         importlib.import_module("dpx_reed_too")
         assert outside_code.packages_of(built()) == ("dpx_reed_too",)

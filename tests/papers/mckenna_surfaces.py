@@ -7,10 +7,10 @@ import numpy as np
 
 from dpx.config import declare
 from dpx.packages import conf_directory
-from dpx.papers.mckenna2025.lab import Fitted, Lab
 from dpx.privacy import closed_form
 from dpx.scaling.smoothing import grid_of
 from dpx.scaling.surface import surface_of
+from dpx_papers.mckenna2025.lab import Fitted, Lab
 from tests.scaling.synthetic import BATCH, PARAMETERS, RATIOS, STEPS, TOKENS, form_l2, measured
 
 

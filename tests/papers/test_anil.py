@@ -7,11 +7,11 @@ import pytest
 from dpx import config
 from dpx.config import recipes
 from dpx.models.shape import Bert
-from dpx.papers.anil2021 import accounting as anil_accounting
-from dpx.papers.anil2021.accounting import AnilAccounting
-from dpx.papers.anil2021.scale_invariance import AnilScaleInvariance
-from dpx.papers.anil2021.schedule_savings import AnilScheduleSavings, readings
 from dpx.table import Table
+from dpx_papers.anil2021 import accounting as anil_accounting
+from dpx_papers.anil2021.accounting import AnilAccounting
+from dpx_papers.anil2021.scale_invariance import AnilScaleInvariance
+from dpx_papers.anil2021.schedule_savings import AnilScheduleSavings, readings
 
 
 def _rows(table: Table) -> list[dict]:

@@ -5,8 +5,8 @@ import functools
 
 import pytest
 
-from dpx.papers.anil2021.sgd32x_ref import AnilSgd32xRef
-from dpx.report.rows import Run
+from dpx.pages.run_rows import Run
+from dpx_papers.anil2021.sgd32x_ref import AnilSgd32xRef
 from tests.report import made
 
 judged = functools.partial(made.verdict, "anil2021")

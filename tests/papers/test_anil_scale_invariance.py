@@ -5,7 +5,7 @@ import pytest
 from dpx import config
 from dpx.config import recipes
 from dpx.models.shape import Bert
-from dpx.papers.anil2021.scale_invariance import CASES, AnilScaleInvariance
+from dpx_papers.anil2021.scale_invariance import CASES, AnilScaleInvariance
 
 # Every case is traced and compiled in two precisions at three scales.
 pytestmark = pytest.mark.slow

@@ -5,9 +5,9 @@ import json
 import pytest
 
 from dpx.declaration import ConfigError
-from dpx.papers.du2021.table1_complexity import DpfpTable1Complexity
-from dpx.papers.du2021.table1_measured import DpfpTable1Measured
-from dpx.papers.mckenna2025.flops_model import MckennaFlopsModel
+from dpx_papers.du2021.table1_complexity import DpfpTable1Complexity
+from dpx_papers.du2021.table1_measured import DpfpTable1Measured
+from dpx_papers.mckenna2025.flops_model import MckennaFlopsModel
 
 
 def rows_of(table):

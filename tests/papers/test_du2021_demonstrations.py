@@ -10,11 +10,11 @@ import pytest
 from dpx.config import recipes
 from dpx.init.declarations import RandomStart
 from dpx.models.shape import Bert
-from dpx.papers.du2021 import batches, label_leak
-from dpx.papers.du2021.label_leak import DpfpLabelLeak, accuracy_bound, counts_of
-from dpx.papers.du2021.one_step import NoisyClassifier
-from dpx.papers.du2021.postprocessing_counterexample import DpfpPostprocessingCounterexample
-from dpx.papers.du2021.prop2_gradient_bias import GROUPS, DpfpProp2GradientBias, NoisyMean, judged, squared_norm_of_mean
+from dpx_papers.du2021 import batches, label_leak
+from dpx_papers.du2021.label_leak import DpfpLabelLeak, accuracy_bound, counts_of
+from dpx_papers.du2021.one_step import NoisyClassifier
+from dpx_papers.du2021.postprocessing_counterexample import DpfpPostprocessingCounterexample
+from dpx_papers.du2021.prop2_gradient_bias import GROUPS, DpfpProp2GradientBias, NoisyMean, judged, squared_norm_of_mean
 
 MODEL = Bert(name="one_layer", layers=1, width=16, heads=2, feed_forward=32, positions=48)
 SENTENCES = (("the doctor confirmed my diagnosis", 0), ("she owes nine thousand dollars", 1), ("my film", 1))

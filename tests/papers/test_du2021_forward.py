@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from dpx.papers.du2021.forward import clipped_rows, head_losses, mean_over_rows, noisy_rows
+from dpx_papers.du2021.forward import clipped_rows, head_losses, mean_over_rows, noisy_rows
 
 H_BH = np.array([[3.0, 4.0, 0.0], [0.1, 0.2, -0.2], [0.0, 0.0, 0.0]])
 

@@ -8,8 +8,8 @@ from types import ModuleType
 
 import pytest
 
-from dpx.report import analyses, collect
-from dpx.report.rows import Run
+from dpx.pages.run_rows import Run
+from dpx_papers.report import analyses, collect
 from tests.report import made
 
 judged = functools.partial(made.verdict, "du2021")

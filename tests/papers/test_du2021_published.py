@@ -10,11 +10,11 @@ from dpx import config
 from dpx.config import recipes
 from dpx.declaration import ConfigError
 from dpx.job.analyse import Analyse
-from dpx.papers.du2021 import table2
-from dpx.papers.du2021.headline import DpfpHeadline
-from dpx.papers.du2021.model_size_gap import DpfpModelSizeGap
-from dpx.papers.du2021.table3_datasets import DpfpTable3Datasets
-from dpx.report.rows import read_published
+from dpx_papers.du2021 import table2
+from dpx_papers.du2021.headline import DpfpHeadline
+from dpx_papers.du2021.model_size_gap import DpfpModelSizeGap
+from dpx_papers.du2021.table3_datasets import DpfpTable3Datasets
+from dpx_papers.report.rows import read_published
 
 PUBLISHED = Path(__file__).parents[2] / "experiments" / "du2021" / "published.csv"
 

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from dpx.papers.mckenna2025 import calibration_profiles, diminishing_batch, fig4_vector_fields, flops_model, table1_models
-from dpx.report import analyses
 from dpx.table import Table
+from dpx_papers.mckenna2025 import calibration_profiles, diminishing_batch, fig4_vector_fields, flops_model, table1_models
+from dpx_papers.report import analyses
 from tests.report import made
 
 HOME = Path(__file__).parents[2] / "experiments" / "mckenna2025"

@@ -7,7 +7,10 @@ import pytest
 
 from dpx.declaration import ConfigError
 from dpx.pages import pictures
-from dpx.papers.mckenna2025 import (
+from dpx.privacy import closed_form
+from dpx.privacy.noise_batch_ratio import NoiseBatchRatio
+from dpx.scaling.noise import Calibration
+from dpx_papers.mckenna2025 import (
     allocation,
     billion_claim,
     fig3_compute,
@@ -23,12 +26,9 @@ from dpx.papers.mckenna2025 import (
     table2_saturation,
     table3_trainset,
 )
-from dpx.papers.mckenna2025.lab import Lab
-from dpx.privacy import closed_form
-from dpx.privacy.noise_batch_ratio import NoiseBatchRatio
-from dpx.scaling.noise import Calibration
-from dpx.scaling.optima import Optimum, optima
-from dpx.scaling.parametric import Fit, transformed
+from dpx_papers.mckenna2025.lab import Lab
+from dpx_papers.scaling.optima import Optimum, optima
+from dpx_papers.scaling.parametric import Fit, transformed
 
 from .mckenna_surfaces import RATIOS, fitted, fixed_batches, form_l2, lab, table
 

@@ -10,12 +10,12 @@ import pytest
 from dpx.config import build, recipes
 from dpx.job.analyse import Analyse
 from dpx.pages import document
-from dpx.papers.mckenna2025 import fig17_transform
-from dpx.papers.mckenna2025.lab import Lab
-from dpx.papers.mckenna2025.rules import BATCH, LOSS, MODEL, RATE, RATIO, AsPredicted, predictor
-from dpx.report import analyses, page
-from dpx.report.evidence import Evidence, row_of
-from dpx.report.rows import Run
+from dpx.pages.run_rows import Run
+from dpx_papers.mckenna2025 import fig17_transform
+from dpx_papers.mckenna2025.lab import Lab
+from dpx_papers.mckenna2025.rules import BATCH, LOSS, MODEL, RATE, RATIO, AsPredicted, predictor
+from dpx_papers.report import analyses, page
+from dpx_papers.report.evidence import Evidence, row_of
 from tests.report import made
 from tests.scaling.synthetic import measured
 

@@ -7,7 +7,7 @@ import pytest
 from dpx.batch_schedule import Constant
 from dpx.config import build, declare, recipes
 from dpx.packages import conf_directory
-from dpx.scaling.published import SEQUENCE_LENGTH
+from dpx_papers.scaling.published import SEQUENCE_LENGTH
 
 # Section 4.4: settings that are compared with the optimum, as (model, parameters, steps, batch size).
 BASELINES = (

@@ -11,17 +11,17 @@ import dpx.privacy
 from dpx import batch_schedule, config
 from dpx.config import recipes
 from dpx.job.analyse import Analyse
-from dpx.papers.du2021.prop1_noise_dimension import DpfpProp1NoiseDimension
-from dpx.papers.du2021.prop3_noise_ratio import DpfpProp3NoiseRatio
-from dpx.papers.du2021.table2_accounting import Cell, DpfpTable2Accounting
-from dpx.papers.mckenna2025.calibration_profiles import EPSILONS, MckennaCalibrationProfiles, deltas
-from dpx.papers.mckenna2025.diminishing_batch import MckennaDiminishingBatch
-from dpx.papers.mckenna2025.fig4_vector_fields import MckennaFig4VectorFields
-from dpx.papers.yin2022.accounting import LegalAccounting
 from dpx.privacy import closed_form, solve
 from dpx.privacy.accounting import compose
 from dpx.privacy.events import Release
 from dpx.scaling.vulnerability import excess_by_profiles
+from dpx_papers.du2021.prop1_noise_dimension import DpfpProp1NoiseDimension
+from dpx_papers.du2021.prop3_noise_ratio import DpfpProp3NoiseRatio
+from dpx_papers.du2021.table2_accounting import Cell, DpfpTable2Accounting
+from dpx_papers.mckenna2025.calibration_profiles import EPSILONS, MckennaCalibrationProfiles, deltas
+from dpx_papers.mckenna2025.diminishing_batch import MckennaDiminishingBatch
+from dpx_papers.mckenna2025.fig4_vector_fields import MckennaFig4VectorFields
+from dpx_papers.yin2022.accounting import LegalAccounting
 from tests.planned import plan
 
 EXPERIMENTS = Path(__file__).parents[2] / "experiments"

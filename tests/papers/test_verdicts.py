@@ -5,8 +5,8 @@ import re
 
 import pytest
 
-from dpx.report import page, paper
-from dpx.report.evidence import Evidence
+from dpx_papers.report import page, paper
+from dpx_papers.report.evidence import Evidence
 from tests.report.made import EXPERIMENTS, declared
 
 # Items that fail or did not run; every other item passes.

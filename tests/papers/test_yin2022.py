@@ -13,9 +13,9 @@ from dpx.config import build, recipes
 from dpx.data.declarations import Data, TextFiles, Vocabulary
 from dpx.data.vocabulary import SPECIAL_TOKENS
 from dpx.declaration import ConfigError
-from dpx.papers.yin2022.corpus import LegalTable1Corpus
-from dpx.papers.yin2022.tokenizer_leak import FITTED, PUBLIC, LegalTokenizerLeak
 from dpx.privacy.unit_facts import UnitFacts
+from dpx_papers.yin2022.corpus import LegalTable1Corpus
+from dpx_papers.yin2022.tokenizer_leak import FITTED, PUBLIC, LegalTokenizerLeak
 from tests.report import made
 
 from ..data.corpora import records, write_records

@@ -14,14 +14,14 @@ from omegaconf import OmegaConf
 
 from dpx.claim import seals
 from dpx.claim.document import AnyRun
+from dpx.pages.run_rows import Run
 from dpx.privacy.ledger import Ledger, NoiseEpoch
-from dpx.report import page, paper, rows
-from dpx.report.evidence import Evidence
-from dpx.report.rows import Run
-from dpx.report.shape import Verdict
 from dpx.results import Results, write_results
 from dpx.run_folder import RunFolder
 from dpx.table import Table
+from dpx_papers.report import page, paper, rows
+from dpx_papers.report.evidence import Evidence
+from dpx_papers.report.shape import Verdict
 
 from ..made_statement import MECHANISM, made_plain, made_statement
 from ..sealed import sealed_anew

@@ -4,7 +4,7 @@ import json
 import os
 from pathlib import Path
 
-from dpx.report import analyses
+from dpx_papers.report import analyses
 
 NAME = "laptop_mckenna_table4_throughput"
 

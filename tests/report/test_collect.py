@@ -10,8 +10,9 @@ import pytest
 from dpx import config
 from dpx.config import recipes
 from dpx.declaration import ConfigError
-from dpx.report import collect, rows
-from dpx.report.rows import Run
+from dpx.pages import read_runs
+from dpx.pages.run_rows import Run
+from dpx_papers.report import collect, rows
 from tests.report import made
 
 SWEEP = "laptop_anil_batch_sweep"
@@ -47,7 +48,7 @@ def outputs(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_finished_points_are_collected_and_others_named(outputs: Path, tmp_path: Path) -> None:
-    found, unfinished = collect.collect(outputs, ("laptop_anil_",))
+    found, unfinished = read_runs.collect(outputs, ("laptop_anil_",))
     assert unfinished == [f"{SWEEP}-0000000000: not finished, or not readable (FileNotFoundError)"]
     kept, strays = collect.merged([], found)
     assert len(strays) == 1 and "not a point of its recipe: optimizer.beta1=0.5, not 0.75" in strays[0]
@@ -58,7 +59,7 @@ def test_finished_points_are_collected_and_others_named(outputs: Path, tmp_path:
 
 
 def test_a_run_is_read_back_as_it_was(outputs: Path, tmp_path: Path) -> None:
-    found, _ = collect.collect(outputs, ("laptop_anil_",))
+    found, _ = read_runs.collect(outputs, ("laptop_anil_",))
     rows.write(tmp_path / "results.csv", found)
     read = rows.read(tmp_path / "results.csv")
     assert [run.facts for run in read] == [run.facts for run in rows.labelled(found)]
@@ -75,7 +76,7 @@ def test_a_run_is_read_back_as_it_was(outputs: Path, tmp_path: Path) -> None:
 
 
 def test_collecting_twice_changes_nothing(outputs: Path, tmp_path: Path) -> None:
-    found, _ = collect.collect(outputs, ("laptop_anil_",))
+    found, _ = read_runs.collect(outputs, ("laptop_anil_",))
     once, _ = collect.merged([], found)
     rows.write(tmp_path / "results.csv", once)
     first = (tmp_path / "results.csv").read_bytes()
@@ -85,7 +86,7 @@ def test_collecting_twice_changes_nothing(outputs: Path, tmp_path: Path) -> None
 
 
 def test_rows_of_a_folder_that_is_gone_stay_while_their_recipe_stands(outputs: Path) -> None:
-    found, _ = collect.collect(outputs, ("laptop_anil_",))
+    found, _ = read_runs.collect(outputs, ("laptop_anil_",))
     kept, _ = collect.merged(found, [])
     assert len({run.run for run in kept}) == 2
     gone = [Run("laptop_anil_nowhere", "1", "-", 0, {"steps": "3"}, {}, {}, {})]
@@ -98,7 +99,7 @@ def test_runs_of_another_corpus_than_the_latest_are_left_out_and_named(tmp_path:
         corpus = ["data=text", f"data.source.paths=[/some/where/{checksum}.jsonl.gz]"]
         folder = made.folder(tmp_path, SWEEP, _plain(*_point(number), *corpus), 0.1 * number, corpus=checksum * 16)
         (folder / "private" / "status.json").write_text(json.dumps({"train": {"state": "finished", "at": at}}))
-    found, _ = collect.collect(tmp_path, ("laptop_anil_",))
+    found, _ = read_runs.collect(tmp_path, ("laptop_anil_",))
     values = {value for run in found for _, _, value in run.rows()}
     assert "bbbb.jsonl.gz (bbbbbbbbbbbb)" in values and not any("/some/where" in value for value in values)
     kept, left_out = collect.merged([], found)
@@ -109,8 +110,8 @@ def test_runs_of_another_corpus_than_the_latest_are_left_out_and_named(tmp_path:
 
 
 def test_windows_are_means_named_by_their_last_step() -> None:
-    assert collect.windowed([(1, 1.0), (2, 3.0), (3, 5.0)], 2) == [(2, 2.0), (3, 5.0)]
-    assert collect.windowed([], 4) == []
+    assert read_runs.windowed([(1, 1.0), (2, 3.0), (3, 5.0)], 2) == [(2, 2.0), (3, 5.0)]
+    assert read_runs.windowed([], 4) == []
 
 
 def test_points_name_what_differs() -> None:
@@ -128,7 +129,7 @@ def test_a_spoiled_folder_is_named_and_the_others_are_read(text: str, tmp_path: 
         folder = made.folder(tmp_path, f"{SWEEP}-{number}", plain, 0.4)
         (folder / file).write_text(text)
         spoiled.append(folder.name)
-    found, left_out = collect.collect(tmp_path, ("laptop_anil_",))
+    found, left_out = read_runs.collect(tmp_path, ("laptop_anil_",))
     assert found and sorted(line.partition(":")[0] for line in left_out) == sorted(spoiled)
 
 
@@ -137,12 +138,12 @@ def test_one_path_is_one_corpus(tmp_path: Path) -> None:
     for paths in ("text/some.txt", ["text/some.txt"]):
         plain["data"]["source"] = {"_target_": "dpx.data.text_files.TextFiles", "paths": paths}
         made.folder(tmp_path, SWEEP, plain, 0.2)
-    found, _ = collect.collect(tmp_path, ("laptop_anil_",))
+    found, _ = read_runs.collect(tmp_path, ("laptop_anil_",))
     assert {run.facts["corpus"] for run in found} == {f"some.txt ({'0' * 12})"}
 
 
 def test_a_warm_up_is_compared_in_steps_however_a_config_gives_it() -> None:
-    found = [collect.knobs_of({"steps": 300, "lr_schedule": {"warmup_steps": given}}) for given in (60, 0.2)]
+    found = [read_runs.knobs_of({"steps": 300, "lr_schedule": {"warmup_steps": given}}) for given in (60, 0.2)]
     assert found[0] == found[1] == {"steps": "300", "lr_schedule.warmup_steps": "60"}
 
 
@@ -167,5 +168,5 @@ def test_the_folder_of_a_chain_without_a_statement_that_can_be_read_is_named(tmp
     statement = tmp_path / "legal_best-0123456789" / "release" / "chain.json"
     statement.parent.mkdir(parents=True)
     statement.write_text("{}")
-    found, (line,) = collect.collect(tmp_path, ("legal_best-",))
+    found, (line,) = read_runs.collect(tmp_path, ("legal_best-",))
     assert found == [] and "was written with the format number None, not 3" in line

@@ -11,12 +11,12 @@ from typing import Any
 import pytest
 
 from dpx.pages import run_page
+from dpx.pages.chains import KIND
 from dpx.pages.document import Document, Section, code, escaped, grid, html, items, markdown, standalone
-from dpx.report import overview, page, stages
-from dpx.report.chains import KIND
-from dpx.report.evidence import Evidence
-from dpx.report.rows import Run
+from dpx.pages.run_rows import Run
 from dpx.table import Table
+from dpx_papers.report import overview, page, stages
+from dpx_papers.report.evidence import Evidence
 from tests.report import made
 
 HOSTILE = (
@@ -131,7 +131,7 @@ def _documents(text: str, evidence: Path) -> list[Document]:
 
 
 def _told(text: str) -> Any:
-    from dpx.report import privacy
+    from dpx_papers.report import privacy
 
     return items(privacy.lines([_chain(text), _run(text)]))
 

@@ -10,8 +10,8 @@ import pytest
 from dpx.declaration import ConfigError
 from dpx.pages import run_page
 from dpx.pages.document import Panels, html
-from dpx.report import overview, page, rows
 from dpx.table import Table
+from dpx_papers.report import overview, page, rows
 from tests.report import made
 
 PAPERS = sorted(path.parent.name for path in made.EXPERIMENTS.glob("*/paper.yaml"))
@@ -40,10 +40,10 @@ def test_every_item_of_every_paper_is_on_one_page(tmp_path: Path) -> None:
 def test_epsilon_is_that_of_the_runs_own_accountant() -> None:
     first, second = RUNS[0], RUNS[-1]
     with_pld = dataclasses.replace(first, facts=first.facts | {"epsilon/pld": "0.5", "epsilon/rdp": "1.08"})
-    assert overview.privacy([with_pld, second]) == "dp; ε 1.08 to 5.36 (rdp); unit row; delta 1e-06"
-    assert overview.privacy([]) == "nothing is spent"
+    assert run_page.privacy([with_pld, second]) == "dp; ε 1.08 to 5.36 (rdp); unit row; delta 1e-06"
+    assert run_page.privacy([]) == "nothing is spent"
     plain = made.run("anil_nonprivate_baseline", 0.5, mechanism="NoPrivacy")
-    assert overview.privacy([dataclasses.replace(plain, facts={"guarantee": "not_private"})]) == "not_private"
+    assert run_page.privacy([dataclasses.replace(plain, facts={"guarantee": "not_private"})]) == "not_private"
 
 
 CURVES = {"grad/snr": ((1, 0.5), (2, 0.25)), "heldout/loss": ((1, 6.0), (2, 5.0))}

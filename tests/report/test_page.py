@@ -12,10 +12,10 @@ from dpx.config import recipes
 from dpx.declaration import ConfigError
 from dpx.job.report import Report
 from dpx.pages.document import Document, Folded, Section, grid, html, items
-from dpx.report import page, rows
-from dpx.report.evidence import Evidence
-from dpx.report.rows import Run
+from dpx.pages.run_rows import Run
 from dpx.run_folder import RunFolder
+from dpx_papers.report import page, rows
+from dpx_papers.report.evidence import Evidence
 from tests.report import made
 
 HOME = made.EXPERIMENTS / "anil2021"

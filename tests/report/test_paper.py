@@ -5,9 +5,9 @@ from pathlib import Path
 import pytest
 
 from dpx.declaration import ConfigError
-from dpx.report import page, paper
-from dpx.report.evidence import Best, Evidence, Selection, column, row_of
-from dpx.report.rules import Flat, Monotone, Rule, Slope, Within
+from dpx_papers.report import page, paper
+from dpx_papers.report.evidence import Best, Evidence, Selection, column, row_of
+from dpx_papers.report.rules import Flat, Monotone, Rule, Slope, Within
 from tests.report import made
 
 HEAD = "title: T\nheadline: heldout/loss\ncolumns: {heldout/loss: loss}\n"
@@ -26,7 +26,10 @@ def _read(home: Path, rule: str = RULE, head: str = HEAD, item: str = ITEM) -> p
         ({"head": HEAD + "titel: x\n"}, ["titel: unknown key", "Did you mean", "title"]),
         ({"rule": RULE.replace("least", "leest")}, ["P1.verdict.0.leest: unknown key", "least"]),
         ({"rule": RULE.replace("within", "withn")}, ["P1.verdict.rule=withn: no such rule", "Use above, agrees, analysis"]),
-        ({"rule": RULE.replace("within", "dpx.report.rules.Withn")}, ["P1.verdict.0._target_=dpx.report.rules.Withn", "cannot be loaded"]),
+        (
+            {"rule": RULE.replace("within", "dpx_papers.report.rules.Withn")},
+            ["P1.verdict.0._target_=dpx_papers.report.rules.Withn", "cannot be loaded"],
+        ),
         ({"rule": RULE.replace("least: 0", "least: a")}, ["P1.verdict.0.least=a: expected a number"]),
         ({"rule": RULE.replace("claim: c, ", "")}, ["P1.verdict.0.claim: this key has no value"]),
         ({"item": ITEM.replace("kind: trains", "kind: train")}, ["P1.kind=train: no such kind of item", "Use trains"]),

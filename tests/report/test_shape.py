@@ -4,10 +4,11 @@ import math
 
 import pytest
 
-from dpx.report import shape
-from dpx.report.evidence import cell, row_of
-from dpx.report.rows import Run
-from dpx.report.shape import Part, Verdict
+from dpx.pages import pictures
+from dpx.pages.run_rows import Run
+from dpx_papers.report import shape
+from dpx_papers.report.evidence import cell, row_of
+from dpx_papers.report.shape import Part, Verdict
 
 
 def test_ties_count_a_half() -> None:
@@ -65,7 +66,7 @@ def test_a_part_of_a_curve_is_a_fraction_of_the_steps() -> None:
 
 
 def test_mean_curve_keeps_common_steps() -> None:
-    assert shape.mean_curve([[(1, 1.0), (2, 2.0)], [(2, 4.0), (3, 9.0)]]) == [(2, 3.0)]
+    assert pictures.mean_curve([[(1, 1.0), (2, 2.0)], [(2, 4.0), (3, 9.0)]]) == [(2, 3.0)]
 
 
 @pytest.mark.parametrize(

@@ -10,9 +10,10 @@ import pytest
 
 from dpx.config import build, recipes
 from dpx.run_folder import RunFolder
-from dpx.scaling import noise, published
+from dpx.scaling import noise
 from dpx.scaling.measurements import Measurements
 from dpx.scaling.noise import Calibration
+from dpx_papers.scaling import published
 
 from .synthetic import form_l2, rows_of
 

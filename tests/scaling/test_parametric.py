@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from dpx.declaration import ConfigError
-from dpx.scaling import parametric
+from dpx_papers.scaling import parametric
 
 TRUE = {"E": 1.5, "A": 60.0, "B": 80.0, "C": 2.0, "alpha": 0.45, "beta": 0.35, "gamma": 0.9, "alpha2": -0.04}
 

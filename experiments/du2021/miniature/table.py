@@ -14,8 +14,8 @@ from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
-from dpx.report import analyses, shape
 from dpx.table import Table
+from dpx_papers.report import analyses, shape
 
 HERE = Path(__file__).resolve().parent
 NAME = re.compile(r"(?P<name>(?P<task>sst2|mrpc)_(?P<setting>[a-z]+(_[0-9.]+)?)_(?P<replicate>\d+))-[0-9a-f]+")

@@ -1,9 +1,9 @@
 """A rule for `verdict:` in experiments/pond/paper.yaml."""
 
 from dpx.declaration import declaration
-from dpx.report.evidence import Evidence
-from dpx.report.rules import Rule
-from dpx.report.shape import Part
+from dpx_papers.report.evidence import Evidence
+from dpx_papers.report.rules import Rule
+from dpx_papers.report.shape import Part
 
 
 @declaration

@@ -1,0 +1,211 @@
+"""Compiles and times the gradient of one step by each method of Table 1, on small encoders (Du and Mi 2021).
+
+A program is what a step computes on m rows, with the parts of a run: RGP's carriers, the sum, clipped where the method clips, the noise,
+and RGP's rebuilt gradient. The optimiser, which all methods share, is left out.
+"""
+
+import functools
+import statistics
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Literal, NamedTuple
+
+import numpy as np
+
+from dpx.clipping.declarations import ClippingMethod
+from dpx.declaration import declaration, require
+from dpx.mechanism.declarations import DpFp, DpSgd, Flat, Mechanism, NoPrivacy
+from dpx.mechanism.rgp import Rgp
+from dpx.models.trained import Everything, Matching, Trained
+from dpx.randomness import RootSecret
+from dpx.table import Table
+from dpx_papers.du2021.table1_complexity import OfTable1, sides
+
+_NORM, _DEVIATION = 1.0, 1.0
+# What Yu et al. train: the weight matrices and the head.
+_CARRIED = Matching(paths=("layers/*/kernel", "pooler/*", "classifier/*"))
+
+
+class Method(NamedTuple):
+    """A row of Table 1: what is trained and how, and the published orders; `None` for a variant that the table does not have."""
+
+    mechanism: Mechanism
+    clipping: Literal["vmap", "book_keeping"] = "book_keeping"
+    train: Trained = Everything()
+    memory: str | None = None
+    time: str | None = None
+
+
+class _Program(NamedTuple):
+    """A compiled gradient of one step: its bytes beyond parameters and rows, its FLOPs, and a call that runs it."""
+
+    bytes: int
+    flops: int
+    call: Callable[[], Any]
+
+
+@declaration
+class DpfpTable1Measured(OfTable1):
+    """Measures models at each batch.
+
+    Attributes:
+        rounds: How often every program is timed, in turns.
+    """
+
+    rounds: int
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        require(self.rounds >= 1, f"analysis.rounds={self.rounds}", "no time would be measured", "Use 1 or more")
+
+    @property
+    def methods(self) -> dict[str, Method]:
+        """The methods by name, SGD first."""
+        carriers = Rgp(rank=self.rank, decomposes="weight", power_iterations=self.power_iterations)
+        orders = {"memory": "O(mrw)", "time": "O(md + Krd + Kr^2 w)"}
+        return {
+            "SGD": Method(NoPrivacy(), memory="O(d)", time="O(md)"),
+            "DP-SGD": Method(DpSgd(), "vmap", memory="O(md)", time="O(md)"),
+            "DP-SGD, book-keeping": Method(DpSgd()),
+            "DP-FP": Method(DpFp(micro_batches=self.micro_batches), memory="O(d)", time="O(md)"),
+            "RGP": Method(carriers, "vmap", _CARRIED, **orders),
+            "RGP, book-keeping": Method(carriers, train=_CARRIED),
+        }
+
+    def __call__(self) -> list[Table]:
+        rows = [row for name in self.models for size in self.batches for row in self._rows(name, size)]
+        return [self._step(rows), self._slopes(rows)]
+
+    def _step(self, rows: Sequence[dict[str, Any]]) -> Table:
+        notes = (
+            "bytes: temporaries and results of the compiled program, activations included; SGD's are those of plain training",
+            "seconds: median of the rounds; programs took turns, so the ratio to SGD is that of the same rounds; other work on the machine "
+            "moves both, and no claim rests on them",
+        )
+        return Table.from_rows("step", rows, "laptop: one step's gradient, compiled and timed", notes)
+
+    def _slopes(self, rows: Sequence[dict[str, Any]]) -> Table:
+        """Returns what one more row costs, between the smallest and largest batch; noise and results, to which no row adds, drop out."""
+        sizes = min(self.batches), max(self.batches)
+        at = {(row["model"], row["method"], row["m"]): row for row in rows}
+        lines = []
+        for model, method in dict.fromkeys((row["model"], row["method"]) for row in rows):
+            small, large = (at[model, method, size] for size in sizes)
+            more = {name: (large[name] - small[name]) / (sizes[1] - sizes[0]) for name in ("bytes", "numbers_beyond_SGD", "flops")}
+            line = {name: large[name] for name in ("model", "d", "w", "method", "published_memory")}
+            line |= {"numbers": more["bytes"] / 4, "numbers_beyond_SGD": more["numbers_beyond_SGD"]}
+            line |= {
+                "beyond_SGD_over_d": more["numbers_beyond_SGD"] / large["d"],
+                "beyond_SGD_over_w": more["numbers_beyond_SGD"] / large["w"],
+            }
+            lines.append(line | {"published_time": large["published_time"], "flops": more["flops"]})
+        notes = (f"w is r = {self.rank} times the rows and columns of the encoder's matrices: the numbers in its carriers",)
+        return Table.from_rows("slopes", lines, "laptop: what one more row of a step costs", notes)
+
+    def _rows(self, name: str, size: int) -> list[dict[str, Any]]:
+        from dpx.config import recipes
+
+        subject = _Subject(recipes.option("model", name), self.sequence_length, self.vocabulary_size)
+        programs = {method: subject.program(given, size) for method, given in self.methods.items()}
+        seconds = _interleaved({method: program.call for method, program in programs.items()}, self.rounds)
+        plain = programs["SGD"]
+        rows = []
+        for method, given in self.methods.items():
+            program, ratios = programs[method], [own / other for own, other in zip(seconds[method], seconds["SGD"], strict=True)]
+            rows.append(
+                {
+                    "model": name,
+                    "d": subject.parameters,
+                    "w": self.rank * sides(subject.objective.model),
+                    "m": size,
+                    "method": method,
+                    "published_memory": given.memory,
+                    "bytes": program.bytes,
+                    "numbers_beyond_SGD": (program.bytes - plain.bytes) / 4,
+                    "bytes_over_SGD": program.bytes / plain.bytes,
+                    "published_time": given.time,
+                    "flops": program.flops,
+                    "flops_over_SGD": program.flops / plain.flops,
+                    "seconds": statistics.median(seconds[method]),
+                    "seconds_over_SGD": statistics.median(ratios),
+                }
+            )
+        return rows
+
+
+class _Subject:
+    """A classifier of random weights, and random rows."""
+
+    def __init__(self, model: Any, length: int, vocabulary: int):
+        from dpx.task.classification import Objective
+        from dpx.task.declarations import Classification
+
+        self.objective, self.length = Objective(model, Classification(classes=2), vocabulary), length
+
+    @functools.cached_property
+    def parameters(self) -> int:
+        import jax
+
+        return sum(leaf.size for leaf in jax.tree.leaves(jax.eval_shape(self.objective.init, jax.random.PRNGKey(0))))
+
+    def program(self, method: Method, size: int) -> _Program:
+        """Returns the compiled gradient of one step of `method` on `size` rows."""
+        import jax
+
+        from dpx.cost.traced import matmul_flops
+        from dpx.training import frozen
+        from dpx.training.microbatch import synthetic_rows
+
+        rows = synthetic_rows(self.objective.task, size, self.length, self.objective.vocabulary_size)
+        batch = jax.jit(self.objective.batch)(np.zeros(2, np.uint32), rows)
+        params, beside = jax.jit(lambda key: frozen.draw(method.train, self.objective, key))(jax.random.PRNGKey(0))
+        secret, mechanism = RootSecret.from_seed(0), method.mechanism
+        first = mechanism.draw_first(secret, 0, params)
+        by, _ = jax.eval_shape(functools.partial(_differentiated_by, mechanism), params, first)
+        drawn = mechanism.row_keys(secret, 0, 0, size) if mechanism.is_forward else mechanism.draw(secret, 0, by, 1.0, _NORM, None)
+        arguments = (params, beside, first, drawn, batch)
+        gradient = functools.partial(_gradient, self.objective, method)
+        compiled: Any = jax.jit(gradient).lower(*arguments).compile()
+        memory: Any = compiled.memory_analysis()
+        flops = matmul_flops(gradient, *arguments, platform=jax.default_backend())
+        held = memory.temp_size_in_bytes + memory.output_size_in_bytes
+        return _Program(held, flops, lambda: jax.block_until_ready(compiled(*arguments)))
+
+
+def _differentiated_by(mechanism: Mechanism, params: Any, first: Any) -> tuple[Any, Any]:
+    """Returns (the arrays by which the loss is differentiated, what replaces the rest of the parameters)."""
+    if not mechanism.reparametrises:
+        return params, {}
+    by = mechanism.reparametrised(params, mechanism.kept_from_start(params), first)
+    return by.trained, by.constants
+
+
+def _gradient(objective: Any, method: Method, params: Any, beside: Any, first: Any, drawn: Any, batch: Mapping[str, Any]) -> Any:
+    """Computes the noisy gradient of one step, as a run does; `drawn` are keys of rows with noise in the forward pass."""
+    import jax.numpy as jnp
+
+    from dpx.clipping.frozen import merged
+    from dpx.training.gradient_sum import GradientSum
+
+    mechanism = method.mechanism
+    by, constants = _differentiated_by(mechanism, params, first)
+    clip = Flat(clipping_norm=_NORM) if mechanism.clips_gradients else None
+    gradient_sum = GradientSum(clip, ClippingMethod(name=method.clipping), 1, mechanism.gradient_factor)
+    noised = None
+    if mechanism.is_forward:
+        noised = lambda vector_BH: mechanism.noisy_vectors(vector_BH, drawn, _DEVIATION, _NORM).noisy  # noqa: E731
+    losses = lambda params, batch: objective.losses(params, batch, None, noised)  # noqa: E731
+    total = gradient_sum(losses, by, batch, _NORM, frozen=merged(constants, beside)).total
+    noisy = mechanism.noisy_sum(total, drawn, jnp.float32(_DEVIATION), None, _NORM).noisy
+    return mechanism.rebuilt(noisy, by) if mechanism.reparametrises else noisy
+
+
+def _interleaved(calls: Mapping[str, Callable[[], Any]], rounds: int) -> dict[str, list[float]]:
+    """Returns the seconds of every call in every round; one round before warms up."""
+    seconds: dict[str, list[float]] = {name: [] for name in calls}
+    for _ in range(rounds + 1):
+        for name, call in calls.items():
+            began = time.perf_counter()
+            call()
+            seconds[name].append(time.perf_counter() - began)
+    return {name: values[1:] for name, values in seconds.items()}

@@ -1,0 +1,114 @@
+"""Fits the parametric losses L1 and L2, with intervals of their coefficients, and shows where they are wrong (McKenna et al. 2025,
+Figures 16 and 18)."""
+
+import dataclasses
+from collections.abc import Mapping
+
+import numpy as np
+
+from dpx.declaration import declaration, require
+from dpx.picture import Lines, Picture
+from dpx.scaling.measurements import Measurements
+from dpx.table import Table
+from dpx_papers.mckenna2025.lab import Lab, OfLab
+from dpx_papers.report.shape import Part, verdict_table
+from dpx_papers.scaling import parametric
+
+POOR, PARTS = 1.5, 5
+
+
+@dataclasses.dataclass(frozen=True)
+class Points:
+    """Holds the data of a parametric fit, in arrays of one length; `run` is the number of each record's run."""
+
+    parameters: np.ndarray
+    examples: np.ndarray
+    ratio: np.ndarray
+    loss: np.ndarray
+    run: np.ndarray
+
+    @property
+    def columns(self) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+        return self.parameters, self.examples, self.ratio, self.loss
+
+
+def points_of(measured: Measurements, lab: Lab) -> Points:
+    """Returns the records that the lab's filter keeps, at the learning rate with the lowest final loss; N is batch times steps."""
+    # The paper's filter is T > 100,000, s > 5e-7 and loss <= 8; a grid of fewer steps needs its own.
+    is_within = (measured.step > lab.steps_above) & (measured.noise_batch_ratio > lab.ratio_above) & (measured.loss <= lab.loss_at_most)
+    kept = measured.where(is_within & measured.is_noisy)
+    require(len(kept) > 0, "the measurements", "no record passes the filter of parametric fits", "Lower analysis.lab.steps_above")
+    cells, run = np.unique(np.stack([kept.parameters, kept.noise_batch_ratio, kept.replicate]), axis=1, return_inverse=True)
+    keep = np.zeros(len(kept), bool)
+    for number in range(cells.shape[1]):
+        rates = np.unique(kept.learning_rate[run == number])
+        curves = {rate: np.flatnonzero((run == number) & (kept.learning_rate == rate)) for rate in rates.tolist()}
+        ends = {rate: kept.loss[curve[np.argmax(kept.step[curve])]] for rate, curve in curves.items()}
+        keep |= (run == number) & (kept.learning_rate == min(ends, key=lambda rate: ends[rate]))
+    own = kept.where(keep)
+    return Points(own.parameters, own.batch_size * own.step, own.noise_batch_ratio, own.loss, run[keep])
+
+
+@declaration
+class MckennaParametric(OfLab):
+    """Minimises the Huber loss on log losses by L-BFGS, with 95 % intervals from draws of whole runs.
+
+    Attributes:
+        form: Parametric form.
+        published: Coefficients that the paper prints.
+        starts: Starts of L-BFGS.
+        samples: Draws of whole runs.
+    """
+
+    form: parametric.Form
+    published: Mapping[str, float]
+    starts: int
+    samples: int
+
+    def __call__(self) -> list[Table]:
+        points = points_of(self.lab.measured()[0], self.lab)
+        fits = {form: parametric.fit(form, *points.columns, starts=self.starts) for form in ("L1", "L2")}
+        intervals = parametric.bootstrap(self.form, *points.columns, points.run, samples=self.samples, starts=max(1, self.starts // 8))
+        own = fits[self.form]
+        rows = tuple(
+            (name, own.coefficients[name], one.low, one.high, one.is_identified, self.published.get(name))
+            for name, one in intervals.items()
+        )
+        count = f"{len(points.loss)} records of {len(np.unique(points.run))} runs; {own.starts_that_agree} of {self.starts} starts agree"
+        notes = (count, "not identified: the 95 % interval is wider than half of the value; such a coefficient is not a finding")
+        columns = ("coefficient", "value", "low", "high", "is_identified", "published")
+        huber_losses = tuple((form, fit.huber_loss) for form, fit in fits.items())
+        return [
+            Table("coefficients", columns, rows, f"form {self.form}", notes),
+            Table("objectives", ("form", "mean_huber_loss"), huber_losses, "of log losses, over the Huber width"),
+            _residuals(points, own),
+            verdict_table(judged_l1(points, own) if self.form == "L1" else judged_l2(fits["L1"], fits["L2"])),
+        ]
+
+    def pictures(self) -> list[Picture]:
+        """Plots predicted against measured losses."""
+        lines = Lines(
+            table="residuals", x="measured", marks=("predicted",), by="parameters", x_label="measured loss, nats", y_label="predicted"
+        )
+        return [Picture(f"mckenna_parametric_{self.form.lower()}", f"Losses by form {self.form} against measured ones.", (lines,))]
+
+
+def _residuals(points: Points, fit: parametric.Fit) -> Table:
+    predicted = fit.loss(*points.columns[:3])
+    rows = zip(*(column.tolist() for column in (*points.columns, predicted)), strict=True)
+    return Table("residuals", ("parameters", "examples", "ratio", "measured", "predicted"), tuple(rows), "measured and predicted losses")
+
+
+def judged_l1(points: Points, fit: parametric.Fit) -> list[Part]:
+    """Returns the verdict on the paper's reason for another form: L1 is wrong where losses are high."""
+    claim = f"L1 is {POOR:g} times as wrong in the highest fifth of losses as in the rest"
+    wrong = np.abs(np.log(fit.loss(*points.columns[:3]) / points.loss))
+    high = points.loss >= np.quantile(points.loss, 1 - 1 / PARTS)
+    above, below = float(wrong[high].mean()), float(wrong[~high].mean()) if (~high).any() else 0.0
+    return [Part.of(claim, above > POOR * below, f"mean relative error {above:.2%} there, {below:.2%} in the rest")]
+
+
+def judged_l2(first: parametric.Fit, second: parametric.Fit) -> list[Part]:
+    """Returns the verdict on L2, which has one coefficient more, so that only a clear gain counts."""
+    words = f"{second.huber_loss:.4g} against {first.huber_loss:.4g}"
+    return [Part.of("L2's Huber loss is at most nine tenths of L1's", second.huber_loss <= 0.9 * first.huber_loss, words)]

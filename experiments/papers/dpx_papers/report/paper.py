@@ -1,0 +1,135 @@
+"""`paper.yaml`: the items of a paper and how each is judged; `dpx/docs/extending.md` explains the keys."""
+
+import dataclasses
+import fnmatch
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from omegaconf import OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+from yaml import YAMLError
+
+from dpx import config
+from dpx.config import recipes
+from dpx.config.hints import nearest
+from dpx.declaration import ConfigError, declaration, require
+from dpx.pages.run_rows import Run
+from dpx.picture import Lines, Picture
+from dpx_papers.report import rules
+from dpx_papers.report.rules import Rule
+
+# What "ours, full scale" shows of an item that has not run at full scale, by its kind.
+KINDS = {
+    "trains": "not run",
+    "computed": "computed",
+    "grid": "needs the grid",
+    "accounting and grid": "accounting computed; losses need the grid",
+    "planned": "no recipe yet",
+}
+# The declarations that the keys of paper.yaml hold; `rule` names that of a verdict.
+_PARTS = {
+    "items": "dpx_papers.report.paper.Item",
+    "than": "dpx_papers.report.evidence.Selection",
+    "best": "dpx_papers.report.evidence.Best",
+    "figures": "dpx_papers.report.paper.Figure",
+    "panels": "dpx.picture.Lines",
+}
+
+
+@declaration
+class Figure(Picture):
+    """A picture whose panels are each of a table of the item's analysis or of `evidence.drawn_tables`."""
+
+    panels: Sequence[Lines]
+
+
+@declaration
+class Item:
+    """One experiment of a paper. `hours` of one H200 at half of 790 TFLOP/s is its cost at full scale; `options` are those of the
+    laptop's command; `passes` says what has to hold. Without a `verdict` its analysis judges itself. `norms` is the knob by which the
+    growth of every weight matrix is listed."""
+
+    number: str
+    experiment: str
+    title: str
+    kind: str
+    hours: float = 0.0
+    options: Sequence[str] = ()
+    passes: str = ""
+    verdict: Sequence[Rule] = (rules.Analysis(),)
+    figures: Sequence[Figure] = ()
+    norms: str = ""
+
+    def __post_init__(self) -> None:
+        require(self.kind in KINDS, f"{self.number}.kind={self.kind}", "no such kind of item", f"Use {', '.join(KINDS)}")
+        known = [one.removeprefix("laptop/") for one in recipes.names()]
+        for name in {self.experiment, *(rule.experiment for rule in self.verdict)} - {""} if self.kind != "planned" else ():
+            value, fix = f"{self.number}: experiment {name}", f"Name a recipe{nearest(name, known)}"
+            require(bool(fnmatch.filter(known, name)), value, "no recipe has that name", fix)
+
+    @property
+    def overrides(self) -> list[str]:
+        """What runs the item on a laptop, as it is written after `python -m dpx`."""
+        laptop = f"laptop/{self.experiment}"
+        name = laptop if self.kind == "trains" and laptop in recipes.names() else self.experiment
+        return [f"+experiment={name}", *self.options]
+
+
+@declaration
+class Paper:
+    """`headline` is the column that a finished training run has; `columns` of the table of runs by point, with their headings. `drops` are
+    patterns of metrics that results.csv does not keep. Each of `collects` is called with the folder of runs and that of the paper, writes
+    what else its analyses read, and returns a line on each run that it left out."""
+
+    title: str
+    items: Sequence[Item]
+    headline: str
+    columns: Mapping[str, str]
+    drops: Sequence[str] = ()
+    collects: Sequence[Any] = ()
+
+    @property
+    def match(self) -> tuple[str, ...]:
+        """Beginnings of the names of the folders whose runs are collected."""
+        return tuple(f"{place}{item.experiment}-" for item in self.items for place in ("", "laptop_"))
+
+    def shown(self, run: Run) -> Run:
+        """Returns the run without the metrics that results.csv does not keep."""
+        dropped = {metric for pattern in self.drops for metric in fnmatch.filter((*run.finals, *run.curves), pattern)}
+        finals, curves = ({key: value for key, value in kept.items() if key not in dropped} for kept in (run.finals, run.curves))
+        return dataclasses.replace(run, finals=finals, curves=curves)
+
+
+def read(home: Path) -> Paper:
+    """Returns the paper declared in `home`. Raises `ConfigError` for unknown keys, values of other types, and names that do not exist."""
+    path = home / "paper.yaml"
+    if not path.is_file():
+        there = ", ".join([*sorted(one.parent.name for one in home.parent.glob("*/paper.yaml")), "benchmarks"])
+        raise ConfigError(f"report.paper={home.name}", f"{path} does not exist", f"There are {there}; from elsewhere set report.evidence")
+    try:
+        plain: Any = OmegaConf.to_container(OmegaConf.load(path), resolve=True)
+    except (YAMLError, OmegaConfBaseException, OSError) as error:
+        raise ConfigError(path, f"is not YAML that can be read ({error})", "Quote texts with a colon, and close brackets") from error
+    is_whole = isinstance(plain, dict) and all(isinstance(item, dict) for item in plain.get("items") or ())
+    require(is_whole, path, "is not a mapping with a list of items", "Give title, headline, columns and items")
+    node = _named(plain, home.name)
+    items = [config.make(one, f"{home.name}.{one.get('number', 'items')}") for one in node.pop("items", None) or ()]
+    return config.make({"_target_": "dpx_papers.report.paper.Paper", "items": items, **node}, home.name)
+
+
+def _named(node: Any, path: str, key: str = "") -> Any:
+    """`node` with the declaration of each part named, for `config.make`."""
+    if isinstance(node, list):
+        return [_named(one, path, key) for one in node]
+    if not isinstance(node, dict):
+        return node
+    where = f"{path}.{node.get('number', key)}".rstrip(".")
+    inner = {name: _named(value, where, name) for name, value in node.items() if name != "rule"}
+    if key == "verdict":
+        # dpx's own rules are named in small letters, others in full.
+        rule, own = str(node.get("rule")), sorted(one.__name__.lower() for one in Rule.__subclasses__() if one.__module__ == rules.__name__)
+        reason, fix = "no such rule", f"Use {', '.join(own)}, or the full name of a class"
+        require("." in rule or rule in own, f"{where}.rule={rule}", reason, fix)
+        return {"_target_": rule if "." in rule else f"dpx_papers.report.rules.{rule.capitalize()}", **inner}
+    return {"_target_": _PARTS[key], **inner} if key in _PARTS else inner

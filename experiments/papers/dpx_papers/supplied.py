@@ -1,0 +1,17 @@
+"""What jobs of dpx's core ask the package of the papers for (`dpx.extras.supplied`)."""
+
+from typing import Any
+
+
+def report_of_papers(asked: Any) -> None:
+    """Makes what `job=report report.paper=...` asks for (`dpx.job.report.Report`)."""
+    from dpx_papers.report import written
+
+    written.of_all(asked) if asked.paper == "all" else written.of_one(asked, asked.paper)
+
+
+def published_optimum(size: int, epsilon: float) -> Any:
+    """Returns the printed optimum of `job=design design.what=published`, or raises `ConfigError` for one that is not printed."""
+    from dpx_papers.scaling import published
+
+    return published.table(size, epsilon)
