@@ -134,6 +134,11 @@ def is_group(name: str) -> bool:
     return any((folder / name).is_dir() for folder in own_folders())
 
 
+def option_file(group: str, name: str) -> Path:
+    """Returns the file of the option `name` of `group`, dpx's own first."""
+    return next(path for _, conf in folders() if (path := conf / group / f"{name}.yaml").is_file())
+
+
 def names_in(group: str) -> list[str]:
     """Returns the options of a group, in alphabetical order; an option in a subfolder is named by its path below the group."""
     options = (path.relative_to(folder / group).with_suffix("") for _, folder in folders() for path in (folder / group).rglob("*.yaml"))

@@ -64,15 +64,10 @@ def _options() -> list[str]:
     return sorted(f"{path.parent}={path.name}" for path in found if path.parent.name not in ("experiment", "local", "base"))
 
 
-def _file(option: str) -> Path:
-    """The file of an option, such as `model/micro`."""
-    return next(path for conf in packages.own_folders() if (path := conf / f"{option}.yaml").is_file())
-
-
 def _written_out(option: str) -> dict[str, Any] | None:
     """What the option's own file says, where composing should add nothing to it: no other option, no reference, no value from `GIVEN`."""
     group, _, name = option.partition("=")
-    text = _file(f"{group}/{name}").read_text()
+    text = packages.option_file(group, name).read_text()
     written: Any = OmegaConf.to_container(OmegaConf.create(text))
     # What an option chooses in other groups is not in its own node.
     inside = [one for one in written.pop("defaults", []) if isinstance(one, dict) and not next(iter(one)).startswith("override ")]
@@ -88,7 +83,7 @@ def _resolved(*overrides: str) -> dict[str, Any]:
 
 def _defaults_of(file: str) -> list[Any]:
     """The `defaults` of a file of conf."""
-    return (OmegaConf.to_container(OmegaConf.load(_file(file))) or {}).get("defaults", [])  # pyright: ignore
+    return (OmegaConf.to_container(OmegaConf.load(packages.option_file(*file.split("/", 1)))) or {}).get("defaults", [])  # pyright: ignore
 
 
 def _base_of(file: str) -> list[str]:
@@ -125,7 +120,7 @@ def _inside(option: str, found: Any) -> Any:
     chosen = [one for one in _defaults_of(f"{group}/{name}") if isinstance(one, dict)]
     for key, inner in (pair for one in chosen for pair in one.items()):
         if packages.is_own(f"{group}/{key}", inner):
-            written: Any = OmegaConf.to_container(OmegaConf.load(_file(f"{group}/{key}/{inner}")))
+            written: Any = OmegaConf.to_container(OmegaConf.load(packages.option_file(f"{group}/{key}", inner)))
             found = found | {key: {"from": [f"{group}/{key}={inner}"]} | _difference(found[key], written)}
     return found
 
@@ -278,7 +273,7 @@ def test_no_golden_config_is_left_over() -> None:
         (["noise.epsilon=-1"], "noise.epsilon=-1.0: epsilon must be positive. Give a target above 0."),
         (
             ["mechanism._target_=os.system"],
-            "mechanism._target_=os.system: os is not an installed package for dpx (installed are: dpx). "
+            "mechanism._target_=os.system: os is not an installed package for dpx (installed are: dpx, dpx_papers). "
             "Install the package that provides it, or name another one.",
         ),
         (

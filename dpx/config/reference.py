@@ -80,19 +80,21 @@ def defaults() -> dict[str, str]:
 def default_keys() -> dict[str, Any]:
     """Returns the keys of the default config with their values as written, read from its files: to compose it takes ten times as long."""
     root = _content(packages.conf_directory() / "config.yaml")
-    of_groups = {group: _content(_file(group, option)) for group, option in defaults().items() if not group.startswith("optional ")}
+    of_groups = {
+        group: _content(packages.option_file(group, option)) for group, option in defaults().items() if not group.startswith("optional ")
+    }
     return of_groups | {key: value for key, value in root.items() if key not in ("defaults", "hydra")}
 
 
 def options(group: str) -> list[Option]:
     """Returns the options of a group, those of installed packages too."""
-    found = [(name, _file(group, name)) for name in packages.names_in(group)]
+    found = [(name, packages.option_file(group, name)) for name in packages.names_in(group)]
     return [Option(group, name, first_sentence(file), _target(file)) for name, file in found]
 
 
 def keys(option: Option) -> list[Key]:
     """Returns the keys of an option that a user can set, in the order of their declaration; none if it only combines other options."""
-    document = _content(_file(option.group, option.name))
+    document = _content(packages.option_file(option.group, option.name))
     node = document.get("job", document) if option.group == "job" else document
     return list(_keys(node, option.group, document)) if isinstance(node, dict) and "_target_" in node else []
 
@@ -154,10 +156,6 @@ def about(file: Path) -> str:
 def first_sentence(file: Path) -> str:
     """Returns the first sentence of the comment at the top of a config file."""
     return re.split(r"(?<=\.) (?=[A-Z])", about(file), maxsplit=1)[0]
-
-
-def _file(group: str, name: str) -> Path:
-    return next(path for _, conf in packages.folders() if (path := conf / group / f"{name}.yaml").is_file())
 
 
 @functools.cache

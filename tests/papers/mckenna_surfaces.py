@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 
 from dpx.config import declare
-from dpx.packages import conf_directory
+from dpx.packages import option_file
 from dpx.privacy import closed_form
 from dpx.scaling.smoothing import grid_of
 from dpx.scaling.surface import surface_of
@@ -16,7 +16,7 @@ from tests.scaling.synthetic import BATCH, PARAMETERS, RATIOS, STEPS, TOKENS, fo
 
 def lab(path=None, **changes: Any) -> Lab:
     """The laptop's, which the synthetic grid is like; `path` is where `table` wrote."""
-    declared = declare(conf_directory() / "analysis" / "lab" / "laptop.yaml", "lab")
+    declared = declare(option_file("analysis/lab", "laptop"), "lab")
     return dataclasses.replace(declared, **({"computes": 13, "steps_above": 500, "measurements": path and str(path)} | changes))
 
 

@@ -6,7 +6,7 @@ import pytest
 
 from dpx.batch_schedule import Constant
 from dpx.config import build, declare, recipes
-from dpx.packages import conf_directory
+from dpx.packages import option_file
 from dpx_papers.scaling.published import SEQUENCE_LENGTH
 
 # Section 4.4: settings that are compared with the optimum, as (model, parameters, steps, batch size).
@@ -63,7 +63,7 @@ def test_the_three_settings_cost_what_figure_5_says_and_decay_as_the_grid_does()
 
 
 def test_the_laptops_three_settings_are_the_baselines_of_its_lab():
-    declared = declare(conf_directory() / "analysis" / "lab" / "laptop.yaml", "lab")
+    declared = declare(option_file("analysis/lab", "laptop"), "lab")
     for one in declared.baselines:
         experiment, _ = build(recipes.plan_config("laptop/mckenna_fig5_direct", [f"model={one.model}"]))
         assert isinstance(experiment.batch_schedule, Constant)
