@@ -89,6 +89,7 @@ class Browser:
 
 
 def _pictures(page: Path, folder: Path) -> None:
+    folder.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory() as profile:
         browser = Browser(Path(profile))
         for width in (400, 1280):

@@ -30,6 +30,9 @@ _TAGS: dict[type, str] = {
     CausalLanguageModel: "text-generation",
     MultipleChoice: "multiple-choice",
 }
+_NOT_HERE = (
+    "Figures on held-out rows are not here: they depend on those rows without noise. `job=evaluate` gives them to whoever has the run"
+)
 _EXAMPLES = {"text-classification": "A text.", "fill-mask": "A [MASK] text.", "text-generation": "A text"}
 
 
@@ -91,7 +94,7 @@ def card(
     unsupported = () if isinstance(statement, PlainStatement) else statement.unsupported
     named = [(heading(one.name, statement.guarantee), "infinite" if one.value is None else f"{one.value:.4g}", one) for one in unsupported]
     lines += _listed("Numbers that dpx has not proved", [f"{name}: {value} ({one.reason})" for name, value, one in named])
-    lines += _listed("What training changed", changed)
+    lines += _listed("What training changed", [*changed, _NOT_HERE] if changed else ())
     lines += _listed("Written again by the export", anew)
     lines += ["## How it was made", "", "The whole config is `dpx_config.yaml`, the whole statement `privacy.json`."]
     lines += ["Paths are shortened to their last names. Trained and exported by", ""]

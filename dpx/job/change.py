@@ -37,7 +37,7 @@ def sentences_of(experiment: Experiment, release: Path, stated: Statement) -> tu
         change = change_of(experiment, release, stated)
     except NotCompared as reason:
         return [f"What training changed is not compared with noise alone: {reason.value}: {reason.reason}."], None
-    return change.sentences(), change
+    return [change.sentence()], change
 
 
 def change_of(experiment: Experiment, release: Path, stated: RunStatement) -> Change:

@@ -142,6 +142,9 @@ def _lines(panel: Lines, rows: list[Row], axes: Any) -> None:
 
 
 def _scales(panel: Lines, axes: Any) -> None:
+    if panel.x == "step" and panel.x_scale == "linear":
+        # A short run has no step 12.5.
+        axes.xaxis.get_major_locator().set_params(integer=True)
     axes.set(**{f"{axis}scale": "log" for axis, scale in (("x", panel.x_scale), ("y", panel.y_scale)) if scale == "log"})
     if panel.x_scale == "category":
         axes.margins(x=0.15)

@@ -12,7 +12,6 @@ from typing import Any
 from dpx.claim.document import RunStatement
 from dpx.claim.seals import STATEMENT, read_run_statement
 from dpx.declaration import ConfigError
-from dpx.lr_schedule import in_steps
 from dpx.pages import chains
 from dpx.pages.run_rows import Run
 from dpx.records import to_json
@@ -71,13 +70,7 @@ def read(folder: Path) -> Run:
 
 
 def knobs_of(plain: dict[str, Any]) -> dict[str, str]:
-    """Returns the settings by dotted key, as text; `_target_` becomes the group's own value, by its last word.
-
-    A warm-up is in steps, however the config gives it.
-    """
-    schedule, steps = plain.get("lr_schedule"), plain.get("steps")
-    if isinstance(schedule, dict) and isinstance(schedule.get("warmup_steps"), float) and isinstance(steps, int):
-        plain = plain | {"lr_schedule": schedule | {"warmup_steps": in_steps(schedule["warmup_steps"], steps)}}
+    """Returns the settings by dotted key, as text; `_target_` becomes the group's own value, by its last word."""
     leaves = [(path.removesuffix("._target_"), node) for path, node in chains.flat(plain)]
     compared = [(path, chains.text(node)) for path, node in leaves if any(path == knob or path.startswith(f"{knob}.") for knob in _KNOBS)]
     return {path: text.rpartition(".")[2] if text.startswith("dpx.") else text for path, text in compared}

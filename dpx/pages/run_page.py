@@ -219,9 +219,11 @@ def _side_by_side(runs: Sequence[Run]) -> Block:
         spent = "–" if epsilon is None else f"{_rounded(epsilon)} ({accountant})"
         differs = [] if names[label(run)] == label(run) else [escaped(names[label(run)])]
         facts = (escaped(run.facts.get("guarantee", "–")), escaped(spent), escaped(_rounded(run.facts.get("delta", "–"))))
-        lines.append((code(label(run)), *differs, escaped(_accuracy(run)), _cell(loss), *facts))
-    what = ["what differs"] if lines and len(lines[0]) == 7 else []
-    return grid(("run", *what, "held-out metric", "held-out loss", "guarantee", "epsilon", "delta"), lines)
+        best = max(_baselines(run).values(), default=None)
+        beside = "–" if best is None else f"{best:.2%}"
+        lines.append((code(label(run)), *differs, escaped(_accuracy(run)), beside, _cell(loss), *facts))
+    what = ["what differs"] if lines and len(lines[0]) == 8 else []
+    return grid(("run", *what, "held-out metric", "without learning", "held-out loss", "guarantee", "epsilon", "delta"), lines)
 
 
 def _results(runs: Sequence[Run], summary: str = "") -> Block:

@@ -88,16 +88,16 @@ class Change:
             return "moved"
         return "less" if self.whole.below < CHANCE else "within"
 
-    def sentences(self) -> list[str]:
-        """Returns what a user reads: the norms, and what they show."""
+    def sentence(self) -> str:
+        """Returns what a user reads, on one line: the norms, what they show, and the smallest change that the test sees."""
         whole, ratio = self.whole, "" if self.whole.ratio is None else f", {self.whole.ratio:.4g} times as much"
         of = f"{whole.numbers:,} of {self.trained:,} trained numbers"
-        lines = [f"What training changed: {of} by the norm {whole.change:.4g}, where noise alone gives {whole.noise_alone:.4g}{ratio}."]
+        line = f"What training changed: {of} by the norm {whole.change:.4g}, where noise alone gives {whole.noise_alone:.4g}{ratio}"
         if whole.numbers < self.trained:
-            lines.append("The others were drawn from the run's secret, so where they began is not known.")
+            line += " (the others were drawn from the run's secret, so where they began is not known)"
         seen = whole.seen_from(CHANCE / (len(self.parts) + 1))
         power = "" if seen is None or self.verdict == "unmoved" else f" The test sees {seen:.4g} times as much, or more."
-        return [*lines, f"{_SENTENCES[self.verdict]}.{power}"]
+        return f"{line}. {_SENTENCES[self.verdict]}.{power}"
 
     def rows(self) -> list[dict[str, Any]]:
         """Returns the rows of a table, by column."""

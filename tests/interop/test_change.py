@@ -82,10 +82,11 @@ def change(run: Path) -> Change:
 @pytest.mark.parametrize("part", ["lora", *(pytest.param(part, marks=pytest.mark.slow) for part in ("last_layer", "all"))])
 def test_a_rate_of_zero_noise_alone_and_learning_are_told_apart(runs: Callable[[str, str], Path], part: str):
     still, loud, quiet = (change(runs(part, kind)) for kind in KINDS)
-    assert still.whole.change == 0 and still.verdict == "unmoved" and "WARNING" in still.sentences()[-1]
+    assert still.whole.change == 0 and still.verdict == "unmoved" and ". WARNING: " in still.sentence()
     assert loud.verdict == "within" and loud.whole.ratio == pytest.approx(1, abs=0.1)
-    assert loud.sentences()[-1].startswith("Inconclusive") and "The test sees 1." in loud.sentences()[-1]
-    assert quiet.verdict == "moved" and "WARNING" not in quiet.sentences()[-1]
+    assert ". Inconclusive: " in loud.sentence() and " The test sees 1." in loud.sentence()
+    assert quiet.verdict == "moved" and "WARNING" not in quiet.sentence() and " The test sees 1." in quiet.sentence()
+    assert not any("\n" in one.sentence() for one in (still, loud, quiet))
 
 
 def test_explanation_and_card_repeat_it(runs: Callable[[str, str], Path], capsys: pytest.CaptureFixture[str]):
@@ -100,7 +101,8 @@ def test_explanation_and_card_repeat_it(runs: Callable[[str, str], Path], capsys
     assert "where noise alone gives" in shown and "What it learnt: " in shown and "Without learning: " in shown
     Export()(declared(loud), RunFolder(loud))
     card = (loud / "release" / "hf" / "README.md").read_text()
-    assert "## What training changed" in card and "- Inconclusive: a change by the data of this size or less is hidden by the noise" in card
+    assert "## What training changed" in card and ". Inconclusive: a change by the data of this size or less is hidden by the noise" in card
+    assert "- Figures on held-out rows are not here: they depend on those rows without noise." in card
 
 
 def test_it_is_computed_from_what_is_released_and_public(runs: Callable[[str, str], Path], place: Path, tmp_path: Path):
@@ -112,7 +114,7 @@ def test_it_is_computed_from_what_is_released_and_public(runs: Callable[[str, st
     compared = {one.parameter for one in change(run).parts}
     trained = set(by_path(released(run / "release" / "params"))) - compared
     assert {"layers/lora/query/a", "classifier/kernel"} <= trained and "layers/lora/query/b" in compared
-    assert "The others were drawn from the run's secret" in change(run).sentences()[1]
+    assert "(the others were drawn from the run's secret" in change(run).sentence()
     other = shutil.copytree(place / "model", tmp_path / "model")
     found = Tensors(other)
     held = dict(found.read(found.shapes))

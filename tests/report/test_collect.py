@@ -143,8 +143,12 @@ def test_one_path_is_one_corpus(tmp_path: Path) -> None:
 
 
 def test_a_warm_up_is_compared_in_steps_however_a_config_gives_it() -> None:
-    found = [read_runs.knobs_of({"steps": 300, "lr_schedule": {"warmup_steps": given}}) for given in (60, 0.2)]
-    assert found[0] == found[1] == {"steps": "300", "lr_schedule.warmup_steps": "60"}
+    given = [read_runs.knobs_of({"steps": 300, "lr_schedule": {"warmup_steps": warm_up}}) for warm_up in (60, 0.2, 0.1)]
+    assert [collect._stray(one, [given[1]]) for one in given] == [
+        None,
+        None,
+        "not a point of its recipe: lr_schedule.warmup_steps=30, not 60",
+    ]
 
 
 @pytest.mark.parametrize(

@@ -9,6 +9,7 @@ from omegaconf import OmegaConf
 from dpx import config
 from dpx.config import recipes
 from dpx.config.identity import identity
+from dpx.lr_schedule import in_steps
 from dpx.pages import chains
 from dpx.pages.read_runs import knobs_of
 from dpx.pages.run_rows import Run
@@ -16,6 +17,7 @@ from dpx.pages.run_rows import Run
 # How a run is computed, and on which text, may differ from its recipe; what is computed may not.
 _FREE = ("microbatch", "clipping_method", "data.name")
 _SEARCHED = ("optimizer", "lr_schedule", "clip")
+_WARM_UP = "lr_schedule.warmup_steps"
 
 
 def merged(kept: Iterable[Run], fresh: Sequence[Run]) -> tuple[list[Run], list[str]]:
@@ -60,9 +62,17 @@ def _stray(knobs: dict[str, str], wanted: list[dict[str, str]]) -> str | None:
     """Returns the reason why the run is not a point of its current recipe, or `None`. A key that only one of the two has does not count."""
     if not wanted:
         return "no recipe of that name"
-    fixed = {key: value for key, value in knobs.items() if not key.startswith(_FREE)}
+    fixed = _with_warm_up_in_steps({key: value for key, value in knobs.items() if not key.startswith(_FREE)})
     differences = (
-        [f"{key}={fixed[key]}, not {point[key]}" for key in point if fixed.get(key, point[key]) != point[key]] for point in wanted
+        [f"{key}={fixed[key]}, not {point[key]}" for key in point if fixed.get(key, point[key]) != point[key]]
+        for point in map(_with_warm_up_in_steps, wanted)
     )
     fewest = min(differences, key=len)
     return f"not a point of its recipe: {'; '.join(fewest)}" if fewest else None
+
+
+def _with_warm_up_in_steps(knobs: dict[str, str]) -> dict[str, str]:
+    """Returns the settings of a run with its warm-up in steps, which may be given as a fraction of them."""
+    given, steps = knobs.get(_WARM_UP, ""), knobs.get("steps", "")
+    is_fraction = "." in given and steps.isdecimal()
+    return knobs | {_WARM_UP: str(in_steps(float(given), int(steps)))} if is_fraction else knobs
