@@ -3,7 +3,7 @@
 import hashlib
 import json
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Protocol, runtime_checkable
 
 
@@ -37,12 +37,14 @@ class Example:
         label: The position of the label in the declared list, or of the right text among `texts`.
         unit_id: The name of the unit, as for a `Document`.
         is_test: Whether the example is of a test set. It stays in the test set, whatever its unit, and equal ones all count.
+        where: The place of the row, for error messages.
     """
 
     texts: tuple[tuple[str, ...], ...]
     label: int
     unit_id: str | None = None
     is_test: bool = False
+    where: str = field(default="a row", compare=False)
 
     @property
     def paragraphs(self) -> tuple[str, ...]:

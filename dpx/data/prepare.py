@@ -54,7 +54,7 @@ from dpx.records import to_json
 Progress = Callable[[str, int], None]  # (stage, documents so far): "vocabulary" and "rows", each from 0 on
 _REPORTED_DOCUMENTS = 200
 # Raised whenever the same text under the same settings gives other rows or another manifest: the text is then prepared again.
-FORMAT = 7
+FORMAT = 8
 _NEEDED: tuple[Split, ...] = ("protected", "heldout", "test")
 
 

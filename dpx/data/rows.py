@@ -110,13 +110,13 @@ class RowCutter:
             self._last[split] = [sentence for sentence in sentences if sentence] or donor
         if data.cuts is not None:
             return self._cuts(split, document, sentences, donor)
-        room = data.sequence_length - 2 - self._tokenizer.separators
+        room = data.sequence_length - 2 - separators(self._tokenizer)
         return paired_rows(sentences, room=room, short_sequence_rate=data.short_sequence_rate, draws=draws, donor=donor)
 
     def _cuts(self, split: Split, document: UnitDocument, sentences: list[Tokens], donor: Sequence[Tokens]) -> list[Row]:
         """The row of each epoch, a function of the document and the number of the epoch; one where nothing is trained on."""
         data, is_paired = self._data, self._data.pairs != "none"
-        room = data.sequence_length - (2 + self._tokenizer.separators if is_paired else 2)
+        room = data.sequence_length - (2 + separators(self._tokenizer) if is_paired else 2)
         options = {"room": room, "short_sequence_rate": data.short_sequence_rate, "is_paired": is_paired, "donor": donor}
         rows = []
         for number in range((data.cuts or 1) if split == "protected" else 1):
@@ -131,10 +131,12 @@ class RowCutter:
     def _example(self, split: Split, example: Example, segments: list[Tokens]) -> Columns:
         """Returns one row: the texts, each cut to fit, and the label."""
         segment_iterator = iter(segments)
-        texts = [(next(segment_iterator), next(segment_iterator) if len(text) > 1 else []) for text in example.texts]
+        texts = [(next(segment_iterator), next(segment_iterator)) if len(text) > 1 else (next(segment_iterator),) for text in example.texts]
         marked = marked_examples(self._tokenizer, texts, self._data.sequence_length)
+        reason = "has a text in which the tokenizer reads no token, and it puts none around it"
+        require(bool((marked["length"] > 0).all()), example.where, reason, "Remove the row")
         self.texts[split] += len(texts)
-        self.texts_cut[split] += sum(len(a) + len(b) > _room(b, self._data.sequence_length, self._tokenizer.separators) for a, b in texts)
+        self.texts_cut[split] += sum(sum(map(len, text)) > _room(self._tokenizer, text, self._data.sequence_length) for text in texts)
         one = {name: values.reshape(1, *self._schema[name].shape) for name, values in marked.items()}
         return one | {"label": np.array([example.label], np.int32)}
 
@@ -173,42 +175,61 @@ class RowCutter:
         return {"tokens": tokens, "segment_start": np.array([len(begin) + len(kept)]), "length": np.array([len(row)])}
 
 
-def marked_examples(tokenizer: TextTokenizer, texts: list[tuple[Tokens, Tokens]], sequence_length: int) -> Columns:
-    """Returns the texts of examples, cut to fit and marked; the second text is empty without a pair."""
-    return _marked(tokenizer, [_fitted(*text, sequence_length, tokenizer.separators) for text in texts], sequence_length)
+def marked_examples(tokenizer: TextTokenizer, texts: Sequence[Sequence[Tokens]], sequence_length: int) -> Columns:
+    """Returns texts of examples, one or two each, cut to fit, with the marks that the tokenizer puts around them.
+
+    The columns are `tokens` [n,T], with padding after each row, `segment_start` and `length` [n].
+    """
+    around = (tokenizer.around_one, tokenizer.around_two)
+    rows = [around[len(one) - 1].row(*_fitted(one, _room(tokenizer, one, sequence_length), tokenizer.cuts_left)) for one in texts]
+    return _padded(rows, tokenizer.special.pad_id, sequence_length)
 
 
 def _marked(tokenizer: TextTokenizer, texts: list[tuple[Tokens, Tokens]], sequence_length: int) -> Columns:
-    """Returns `tokens` [n,T], that is [CLS] A [SEP] B [SEP] (or [CLS] A [SEP]) and padding, with `segment_start` and `length` [n]."""
-    special = tokenizer.special
-    tokens = np.full((len(texts), sequence_length), special.pad_id, np.int32)
-    places = np.zeros((2, len(texts)), np.int32)
-    for number, (first, second) in enumerate(texts):
-        row = [special.cls_id, *first, special.sep_id]
-        row += [special.sep_id] * (tokenizer.separators - 1) if second else []
-        places[0, number] = len(row)
-        row += [*second, special.sep_id] if second else []
-        places[1, number] = len(row)
-        tokens[number, : len(row)] = row
-    return {"tokens": tokens, "segment_start": places[0], "length": places[1]}
+    """Returns the columns of running text, [CLS] A [SEP] B [SEP] (or [CLS] A [SEP]) and padding, as `marked_examples` does."""
+    first, last = [tokenizer.special.cls_id], [tokenizer.special.sep_id]
+    before_second = last * separators(tokenizer)
+    rows = [
+        ([*first, *a, *before_second, *b, *last], 1 + len(a) + len(before_second)) if b else ([*first, *a, *last], len(a) + 2)
+        for a, b in texts
+    ]
+    return _padded(rows, tokenizer.special.pad_id, sequence_length)
 
 
-def _fitted(first: Tokens, second: Tokens, sequence_length: int, separators: int) -> tuple[Tokens, Tokens]:
-    """Returns both segments cut so that they fit `sequence_length` positions with their marks.
+def separators(tokenizer: TextTokenizer) -> int:
+    """Returns the number of marks between two texts of a pair of running text."""
+    return max(1, len(tokenizer.around_two.between))
 
-    The longer one is cut first, from its end; of two that are equally long the second keeps one more, as in transformers.
+
+def _padded(rows: Sequence[tuple[Tokens, int]], pad_id: int, sequence_length: int) -> Columns:
+    """Returns `tokens` [n,T], `segment_start` and `length` [n] of rows and the starts of their second segments."""
+    tokens = np.full((len(rows), sequence_length), pad_id, np.int32)
+    for number, (ids, _) in enumerate(rows):
+        tokens[number, : len(ids)] = ids
+    starts, lengths = ([start for _, start in rows], [len(ids) for ids, _ in rows])
+    return {"tokens": tokens, "segment_start": np.array(starts, np.int32), "length": np.array(lengths, np.int32)}
+
+
+def _fitted(text: Sequence[Tokens], room: int, cuts_left: bool) -> Sequence[Tokens]:
+    """Returns one or two segments cut to `room` tokens together, as transformers cuts them.
+
+    The longer one is cut first; of two that are equally long the second keeps one more.
     """
-    room = _room(second, sequence_length, separators)
-    if len(first) + len(second) <= room:
-        return first, second
-    of_shorter = min(len(first), len(second), room // 2)
-    of_longer = room - of_shorter
-    return (first[:of_longer], second[:of_shorter]) if len(first) > len(second) else (first[:of_shorter], second[:of_longer])
+    if sum(map(len, text)) <= room:
+        return text
+    kept = [room]
+    if len(text) == 2:
+        of_shorter = min(*map(len, text), room // 2)
+        kept = [room - of_shorter, of_shorter] if len(text[0]) > len(text[1]) else [of_shorter, room - of_shorter]
+    return [one[max(0, len(one) - size) :] if cuts_left else one[:size] for one, size in zip(text, kept, strict=True)]
 
 
-def _room(second: Tokens, sequence_length: int, separators: int) -> int:
+def _room(tokenizer: TextTokenizer, text: Sequence[Tokens], sequence_length: int) -> int:
     """Returns how many tokens of both segments fit a row, with their marks."""
-    return sequence_length - (2 + separators if second else 2)
+    room = sequence_length - (tokenizer.around_one if len(text) == 1 else tokenizer.around_two).count
+    reason = "leaves no room for a text beside the marks that the tokenizer puts around it"
+    require(room > 0, f"data.sequence_length={sequence_length}", reason, "Raise it")
+    return room
 
 
 def _blocks(documents: Iterable[tuple[Split, UnitDocument]]) -> Iterator[list[tuple[Split, UnitDocument]]]:

@@ -79,7 +79,7 @@ def _example(declared: Table, place: Mapping[str, int], where: str, record: Mapp
         known = ", ".join(list(place)[:5]) + (", ..." if len(place) > 5 else "")
         raise ConfigError(where, f"has the label {label!r}, which is not among {known}", "Correct the row, or data.source.labels")
     pairs = declared.texts.read_texts(where, record)
-    return Example(texts=pairs, label=place[label], unit_id=_unit(where, record, declared.unit_field), is_test=is_test)
+    return Example(texts=pairs, label=place[label], unit_id=_unit(where, record, declared.unit_field), is_test=is_test, where=where)
 
 
 def _prompted(declared: Table, where: str, record: Mapping[str, Any], *, is_test: bool) -> Prompted:

@@ -1,17 +1,20 @@
 """Converts text to token ids: WordPiece over a list of tokens, or a checkpoint's own tokenizer with its own special tokens."""
 
 import hashlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 from tokenizers import Tokenizer
 from tokenizers.models import BPE
+from tokenizers.processors import TemplateProcessing
 
-from dpx.data.tokenizer_class import AS_DEFINED, built, class_of, marks_of
-from dpx.data.vocabulary import SPECIAL_TOKENS, SpecialIds, read, special_ids, tokenizer_of
-from dpx.declaration import ConfigError, require
+from dpx.data.around import Around, around_one, around_two
+from dpx.data.tokenizer_class import AS_DEFINED, built, class_of, has_segments, marks_of, named_by
+from dpx.data.vocabulary import CLASS, SEPARATOR, SPECIAL_TOKENS, SpecialIds, read, special_ids, tokenizer_of
+from dpx.declaration import ConfigError, require, several
 from dpx.run_folder import read_json
 
 DEFINITION, SETTINGS = "tokenizer.json", "tokenizer_config.json"
@@ -44,21 +47,36 @@ _OF_DECODERS = {"cls_id": "bos_token", "sep_id": "eos_token"}
 class TextTokenizer:
     """Converts texts to token ids.
 
-    `vocabulary` holds its tokens by id. It also has the ids of the marks, the ids `begins` that it puts before a text, the number of
-    separators between the texts of a pair, and, for a checkpoint's own tokenizer, its `definition`, the text of a `tokenizer.json`, its
-    `chat_templates` by name, of which the usual one is `default`, the texts of its `marks`, such as `bos_token`, which a template may
-    name, and the class of transformers that it is `built_as`.
+    `vocabulary` holds its tokens by id. It also has the ids of the marks, and, for a checkpoint's own tokenizer, its `definition`, the
+    text of a `tokenizer.json`, its `chat_templates` by name, of which the usual one is `default`, the texts of its `marks`, such as
+    `bos_token`, which a template may name, the class of transformers that it is `built_as`, whether it says which of two texts an id
+    belongs to (`has_segments`), and whether a text that is too long loses its beginning (`cuts_left`).
     """
 
     tokenizer: Tokenizer
     vocabulary: list[str]
     special: SpecialIds
-    begins: tuple[int, ...]
-    separators: int = 1
     definition: str | None = None
     chat_templates: Mapping[str, str] = field(default_factory=dict)
     marks: Mapping[str, str] = field(default_factory=dict)
     built_as: str = AS_DEFINED
+    has_segments: bool = True
+    cuts_left: bool = False
+
+    @cached_property
+    def around_one(self) -> Around:
+        """The ids around a text."""
+        return around_one(self.tokenizer, self.vocabulary)
+
+    @cached_property
+    def around_two(self) -> Around:
+        """The ids around two texts that are read together."""
+        return around_two(self.tokenizer, self.vocabulary, self.has_segments)
+
+    @property
+    def begins(self) -> tuple[int, ...]:
+        """The ids before a text."""
+        return self.around_one.before
 
     @property
     def checksum(self) -> str:
@@ -68,8 +86,10 @@ class TextTokenizer:
 
 def of_vocabulary(vocabulary: list[str]) -> TextTokenizer:
     """Returns the lower-casing BERT tokenizer of a vocabulary."""
-    special = special_ids(vocabulary)
-    return TextTokenizer(tokenizer_of(vocabulary), vocabulary, special, (special.cls_id,))
+    special, tokenizer = special_ids(vocabulary), tokenizer_of(vocabulary)
+    single, marks = f"{CLASS}:0 $A:0 {SEPARATOR}:0", [(CLASS, special.cls_id), (SEPARATOR, special.sep_id)]
+    tokenizer.post_processor = TemplateProcessing(single=single, pair=f"{single} $B:1 {SEPARATOR}:1", special_tokens=marks)  # type: ignore[assignment]
+    return TextTokenizer(tokenizer, vocabulary, special)
 
 
 def of_path(path: Path, size: int, built_as: str | None = None) -> TextTokenizer:
@@ -81,20 +101,21 @@ def of_path(path: Path, size: int, built_as: str | None = None) -> TextTokenizer
     if files is None:
         return of_vocabulary(read(path, size))
     loaded = _loaded(*files, built_as=built_as)
-    _require_table_fits(files[0], len(loaded.vocabulary))
+    _require_table_fits(files[0], loaded.vocabulary)
     fix = f"Set data.vocabulary.size={len(loaded.vocabulary)}"
     require(len(loaded.vocabulary) <= size, path, f"has {len(loaded.vocabulary)} tokens, but data.vocabulary.size={size}", fix)
     return loaded
 
 
-def _require_table_fits(file: Path, tokens: int) -> None:
+def _require_table_fits(file: Path, vocabulary: list[str]) -> None:
     """Raises `ConfigError` for a tokenizer with tokens for which the weights beside it have no row: no size is right for both."""
     config = file.with_name("config.json")
     rows = _read(config).get("vocab_size")
     is_whole = isinstance(rows, int) and not isinstance(rows, bool)
-    reason = f"has {tokens} tokens, but the table of the weights beside it has {rows} rows (vocab_size in {config.name})"
-    fix = f"Remove the added tokens, or add rows with transformers: model.resize_token_embeddings({tokens})"
-    require(not is_whole or tokens <= int(str(rows)), file, reason, fix)
+    more = several(vocabulary[int(str(rows)) :], 3) if is_whole else ""
+    reason = f"has {len(vocabulary)} tokens, but the table of the weights beside it has {rows} rows (vocab_size in {config.name}): {more}"
+    fix = f"Name marks that it has in {SETTINGS}, or add rows with transformers: model.resize_token_embeddings({len(vocabulary)})"
+    require(not more, file, reason, fix)
 
 
 def fingerprint(path: Path) -> str | None:
@@ -158,16 +179,18 @@ def _loaded(file: Path, *beside: Path, built_as: str | None = None) -> TextToken
             definition = Tokenizer.from_file(str(file))
         except Exception as error:  # the library raises bare exceptions
             raise ConfigError(file, f"is not a tokenizer ({str(error).splitlines()[0][:100]})", "Copy the file again") from None
+    name = built_as or _class(file, facts)
+    facts = named_by(definition, name) | facts
     definition.no_truncation()
     definition.no_padding()
-    name = built_as or _class(file, facts)
     tokenizer = built(name, definition, facts)
     by_id = {number: token for token, number in tokenizer.get_vocab(with_added_tokens=True).items()}
     vocabulary = [by_id.get(number, "") for number in range(max(by_id) + 1)]
     special = _special(file, tokenizer, facts)
     marks, by_name = marks_of(name, facts), _templates(template, facts)
-    begins = around(tokenizer, vocabulary)[0]
-    return TextTokenizer(tokenizer, vocabulary, special, begins, separators_of(tokenizer), tokenizer.to_str(), by_name, marks, name)
+    side, segments = facts.get("truncation_side", "right"), has_segments(name, facts)
+    require(side in ("left", "right"), SETTINGS, f"has truncation_side={side}, which is neither left nor right", "Correct it")
+    return TextTokenizer(tokenizer, vocabulary, special, tokenizer.to_str(), by_name, marks, name, segments, side == "left")
 
 
 def _class(file: Path, facts: Mapping[str, Any]) -> str:
@@ -200,18 +223,6 @@ def _templates(file: Path, facts: Mapping[str, Any]) -> dict[str, str]:
     return {str(one.get("name")): str(one["template"]) for one in listed if isinstance(one.get("template"), str)}
 
 
-def around(tokenizer: Tokenizer, vocabulary: Sequence[str]) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """Returns the ids that the tokenizer puts before and after a text: transformers reads them from the definition, whatever the settings
-    say of `add_bos_token`."""
-    plain = (tokenizer.encode(text, add_special_tokens=False) for text in ("a", *vocabulary))
-    text = next((one for one in plain if one.ids), None)
-    if text is None:
-        return (), ()
-    whole = tokenizer.post_process(text, add_special_tokens=True)
-    places = [place for place, number in enumerate(whole.sequence_ids) if number is not None]
-    return tuple(whole.ids[: places[0]]), tuple(whole.ids[places[-1] + 1 :])
-
-
 def _special(file: Path, tokenizer: Tokenizer, facts: Mapping[str, Any]) -> SpecialIds:
     by_role: dict[str, int] = {}
     for role, (key, usual) in _ROLES.items():
@@ -231,9 +242,3 @@ def _special(file: Path, tokenizer: Tokenizer, facts: Mapping[str, Any]) -> Spec
 def _text(mark: Any) -> Any:
     """Returns the text of a mark, which a checkpoint gives as such or with how it is read."""
     return mark.get("content") if isinstance(mark, dict) else mark
-
-
-def separators_of(tokenizer: Tokenizer) -> int:
-    """Returns the number of marks that the tokenizer's template puts between two texts."""
-    texts = tokenizer.encode("a", "a", add_special_tokens=True).sequence_ids
-    return max(1, len(texts[texts.index(0) : texts.index(1)]) - texts.count(0)) if {0, 1} <= set(texts) else 1

@@ -37,6 +37,8 @@ _MARKS: dict[str, dict[str, str]] = {
     "Qwen2Tokenizer": {"unk_token": _END, "eos_token": _END, "pad_token": _END},
     "GemmaTokenizer": _OF_GEMMA,
 }
+# In which marks that the vocabulary lacks are added.
+_ORDER = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 _SAME = {"DistilBertTokenizer": "BertTokenizer", "ElectraTokenizer": "BertTokenizer"}
 
 
@@ -61,10 +63,23 @@ def class_of(facts: Mapping[str, Any], config: Mapping[str, Any], definition: st
     return name
 
 
+def named_by(definition: Tokenizer, name: str) -> dict[str, Any]:
+    """Returns the settings that a definition names where the files name none: what is cut, and, for a class without a mark of padding of
+    its own, the mark that it pads by."""
+    side, padding = (definition.truncation or {}).get("direction", "right"), definition.padding
+    has_padding = padding is not None and name in (AS_DEFINED, "LlamaTokenizer")
+    return {"truncation_side": side} | ({"pad_token": padding["pad_token"]} if has_padding and padding else {})
+
+
 def marks_of(name: str, facts: Mapping[str, Any]) -> dict[str, str]:
     """Returns the texts of the marks by their names (`bos_token`): those of the files, else those of the class."""
     texts = {key: _text(one) for key, one in facts.items() if key.endswith("_token")}
     return {key: one for key, one in (_MARKS.get(name, {}) | texts).items() if isinstance(one, str)}
+
+
+def has_segments(name: str, facts: Mapping[str, Any]) -> bool:
+    """Returns whether the tokenizer says which of two texts an id belongs to, by the inputs that it names for a model."""
+    return "token_type_ids" in facts.get("model_input_names", ["token_type_ids"] if name == "BertTokenizer" else [])
 
 
 def built(name: str, definition: Tokenizer, facts: Mapping[str, Any]) -> Tokenizer:
@@ -82,9 +97,9 @@ def built(name: str, definition: Tokenizer, facts: Mapping[str, Any]) -> Tokeniz
         listed = facts.get("added_tokens_decoder")
         came = facts_of_file["added_tokens"] if not isinstance(listed, dict) else []
         _add(own, [_added({key: one for key, one in token.items() if key != "id"}) for token in came])
-    # A usual mark that the vocabulary lacks would be a new token, for which the weights have no row.
-    named = [facts.get(key, one) for key, one in marks.items() if key in facts or own.token_to_id(one) is not None]
-    _add_of_settings(own, facts, named)
+    # A mark that the vocabulary lacks is a new token, also a usual one of the class.
+    ordered = sorted(marks, key=lambda key: _ORDER.index(key) if key in _ORDER else len(_ORDER))
+    _add_of_settings(own, facts, [facts.get(key, marks[key]) for key in ordered])
     if name in ("BertTokenizer", "RobertaTokenizer"):
         own.post_processor = _around(own, name, facts, _MARKS[name] | marks)
     own.encode_special_tokens = facts.get("split_special_tokens") is True  # type: ignore[assignment]

@@ -10,8 +10,10 @@ from tokenizers import Tokenizer
 from tokenizers.processors import TemplateProcessing
 
 from dpx.checkpoint_folder import CONFIG, GENERATION, OF_GENERATION, ends_of
+from dpx.data.around import Around, around_one
+from dpx.data.rows import separators
 from dpx.data.store import Store
-from dpx.data.tokenizer import AS_IT_CAME, DEFINITION, SETTINGS, TextTokenizer, around, separators_of
+from dpx.data.tokenizer import AS_IT_CAME, DEFINITION, SETTINGS, TextTokenizer
 from dpx.data.tokenizer_class import AS_DEFINED, class_of
 from dpx.data.vocabulary import SpecialIds
 from dpx.declaration import require
@@ -29,8 +31,9 @@ _PADDING = "<|pad|>"
 def write(to: Path, store: Store, special: SpecialIds, model: Bert | AnyDecoder, task: Task, length: int) -> list[str]:
     """Writes the tokenizer's files into the folder `to`; returns what differs from the files of the checkpoint, for its card.
 
-    Prompts have the marks before them that the checkpoint's tokenizer gives them, and none after. Other texts have the marks of the rows,
-    and are cut at the trained `length`. If padding needs a separate token (`special`), it is added.
+    Prompts have the marks before them that the checkpoint's tokenizer gives them, and none after. Texts with labels have those of their
+    tokenizer, and running text has those of the rows; both are cut at the trained `length`. If padding needs a separate token (`special`),
+    it is added.
     """
     given, is_prompted = store.folder / AS_IT_CAME, isinstance(task, CausalLanguageModel)
     if given.is_dir():
@@ -49,7 +52,9 @@ def write(to: Path, store: Store, special: SpecialIds, model: Bert | AnyDecoder,
         vocabulary = [*vocabulary, _PADDING]
         anew.append(f"{DEFINITION}, {SETTINGS}: the padding token {_PADDING}")
     segments = model.segments if isinstance(model, Bert) else 0
-    if _mark_as_rows(tokenizer, vocabulary, is_prompted, segments, store.manifest):
+    # A text with a label has the marks of its own tokenizer.
+    is_marked_anew = is_own_to_dpx or "label" not in store.manifest.schema
+    if is_marked_anew and _mark_as_rows(tokenizer, vocabulary, is_prompted, segments, store.manifest):
         anew.append(f"{DEFINITION}: the marks around a text, which are those of the rows that were trained on")
     if anew or is_own_to_dpx or not (to / DEFINITION).is_file():
         own.save(str(to / DEFINITION))
@@ -88,13 +93,13 @@ def _mark_as_rows(tokenizer: TextTokenizer, vocabulary: Sequence[str], is_prompt
     """Gives the tokenizer the marks around a text that the rows have, and returns whether it had others."""
     own = tokenizer.tokenizer
     before, after = (tokenizer.begins, ()) if is_prompted else ((rows.cls_id,), (rows.sep_id,))
-    if is_prompted and tokenizer.definition is not None and around(own, vocabulary) == (before, after):
+    if is_prompted and tokenizer.definition is not None and around_one(own, vocabulary) == Around(before, after=after):
         return False
     # The second text has segment 1 if the model has two segments; most RoBERTa models have one.
     second = 1 if segments == 2 else 0
     first, last = ([vocabulary[number] for number in ids] for ids in (before, after))
     single = [*(f"{mark}:0" for mark in first), "$A:0", *(f"{mark}:0" for mark in last)]
-    between = [f"{vocabulary[rows.sep_id]}:0"] * (separators_of(own) - 1)
+    between = [f"{vocabulary[rows.sep_id]}:0"] * (separators(tokenizer) - 1)
     pair = [*single, *([] if is_prompted else between), f"$B:{second}", *(f"{mark}:{second}" for mark in last)]
     had = _read(own)
     known = sorted({(vocabulary[number], number) for number in (*before, *after, rows.sep_id)})

@@ -71,7 +71,9 @@ class Classifier:
         singles = [one for row in texts for one in row]
         encodings = iter(self.tokenizer.tokenizer.encode_batch_fast([text for one in singles for text in one], add_special_tokens=False))
         ids = [[next(encodings).ids for _ in one] for one in singles]
-        marked = marked_examples(self.tokenizer, [(one[0], one[1] if len(one) > 1 else []) for one in ids], self.sequence_length)
+        marked = marked_examples(self.tokenizer, ids, self.sequence_length)
+        empty = next((one for one, length in zip(singles, marked["length"], strict=True) if length == 0), None)
+        require(empty is None, f"the text {(empty or [''])[0][:40]!r}", "has no token that the model reads", "Remove it")
         of_row = () if self.choices is None else (self.choices,)
         return {name: values.reshape(len(texts), *of_row, *values.shape[1:]) for name, values in marked.items()}
 

@@ -122,7 +122,7 @@ def test_a_pair_that_is_too_long_loses_the_end_of_the_longer_one():
     cutter = RowCutter(data, KeyedHash("x"), of_vocabulary(pieces))
 
     def cut(first: str, second: str) -> str:
-        read = UnitDocument("u", "c", Example(((first, second),), 0))
+        read = UnitDocument("u", "c", Example(((first, second) if second else (first,),), 0))
         ((_, _, found),) = cutter.cut([("protected", read)])
         return "".join(pieces[token] for token in found["tokens"][0]).replace("[PAD]", "")
 
@@ -148,7 +148,7 @@ SOURCE = """'''The file is opened. It is read, line by line:
 '''
 """
 # By format. Where rows come out otherwise, raise FORMAT and write the new digest here.
-DIGESTS = {2: "355881500ba510fc", 3: "355881500ba510fc", 5: "355881500ba510fc", 7: "355881500ba510fc"}
+DIGESTS = {2: "355881500ba510fc", 3: "355881500ba510fc", 5: "355881500ba510fc", 7: "355881500ba510fc", 8: "355881500ba510fc"}
 
 
 def test_other_rows_have_another_format(tmp_path: Path):

@@ -18,6 +18,7 @@ from dpx.data.prepare import prepare, vocabulary_folder
 from dpx.data.store import Store
 from dpx.data.tokenizer import of_path
 from dpx.data.vocabulary import SpecialIds
+from dpx.declaration import ConfigError
 from dpx.interop import tokenizer_files
 from dpx.interop.shape import model_of
 from dpx.privacy.declarations import Privacy
@@ -127,14 +128,29 @@ def test_a_tokenizer_that_ends_prompts_is_written_anew_and_the_card_says_so(tmp_
     ]
 
 
-def test_texts_with_labels_are_marked_as_their_rows(tmp_path):
-    (tmp_path / "rows.csv").write_text("text,label\n" + "".join(f"{one} b,{number % 2}\n" for number, one in enumerate(LETTERS)))
-    store = prepared(tmp_path, checkpoint(tmp_path / "model"), Table(paths=str(tmp_path / "rows.csv"), labels=["0", "1"]))
+@pytest.mark.parametrize("pairs", [False, True])
+@pytest.mark.parametrize("around", [("", ""), ("<s>", ""), ("<s>", "</s>"), ("", "</s>")])
+def test_texts_with_labels_have_the_marks_of_their_own_tokenizer(tmp_path, around, pairs):
+    (tmp_path / "rows.csv").write_text(
+        "text,other,label\n" + "".join(f"{one} b,c {one},{number % 2}\n" for number, one in enumerate(LETTERS))
+    )
+    folder = checkpoint(tmp_path / "model", around, SETTINGS | {"tokenizer_class": "PreTrainedTokenizerFast"})
+    source = Table(paths=str(tmp_path / "rows.csv"), labels=["0", "1"], pair_field="other" if pairs else None)
+    store = prepared(tmp_path, folder, source)
     to, anew = exported(tmp_path, store, Classification(classes=2))
-    row = {name: values[0] for name, values in store.rows("protected", [0]).items()}
-    again = of_path(to, 64)
-    text = again.tokenizer.decode(row["tokens"][1 : row["length"] - 1].tolist())
-    assert again.tokenizer.encode(text).ids == row["tokens"][: row["length"]].tolist() and len(anew) == 2
+    own = Tokenizer.from_file(str(folder / "tokenizer.json"))
+    wanted = {tuple(own.encode(f"{one} b", f"c {one}" if pairs else None).ids) for one in LETTERS}
+    rows = [store.rows(split, np.arange(store.manifest.rows[split])) for split in store.manifest.splits]
+    found = {tuple(row[:end].tolist()) for one in rows for row, end in zip(one["tokens"], one["length"], strict=True)}
+    assert found == wanted and (to / "tokenizer.json").read_bytes() == (folder / "tokenizer.json").read_bytes()
+    assert anew == ["tokenizer_config.json: model_max_length"]
+
+
+def test_a_text_without_a_token_or_a_mark_is_refused_with_its_place(tmp_path):
+    folder = checkpoint(tmp_path / "model", settings=SETTINGS | {"tokenizer_class": "PreTrainedTokenizerFast"})
+    (tmp_path / "rows.csv").write_text("text,label\na b,0\né,1\n")
+    with pytest.raises(ConfigError, match=r"rows.csv:3: has a text in which the tokenizer reads no token"):
+        prepared(tmp_path, folder, Table(paths=str(tmp_path / "rows.csv"), labels=["0", "1"]))
 
 
 @pytest.mark.parametrize(

@@ -10,6 +10,7 @@ from tokenizers.models import BPE, WordPiece
 from tokenizers.processors import TemplateProcessing
 
 from dpx.data.labelled import Table
+from dpx.data.rows import marked_examples
 from dpx.data.tokenizer import TextTokenizer, of_path
 from dpx.data.tokenizer_class import AS_DEFINED
 from dpx.declaration import ConfigError
@@ -148,3 +149,26 @@ def test_a_card_reads_a_tokenizer_by_a_class_that_transformers_does_not_replace(
     assert [reader(own, family) for family in ("qwen2", "qwen3", "mistral", "")] == [AS_DEFINED, *["AutoTokenizer"] * 3]
     model = Model("run", "Qwen2ForCausalLM", CausalLanguageModel(), "all", None, Published(), AS_DEFINED)
     assert 'pipeline("text-generation", model=".", tokenizer=PreTrainedTokenizerFast.from_pretrained("."))' in _usage(model)[-1]
+
+
+@pytest.mark.parametrize("cut", ["right", "left", None])
+@pytest.mark.parametrize(("family", "named"), [("llama", None), ("gpt2", None), ("roberta", None), ("bert", None), ("bert", AS_DEFINED)])
+def test_texts_and_pairs_that_are_too_long_are_cut_on_the_side_that_the_files_name(
+    tmp_path: Path, family: str, named: str | None, cut: Any
+):
+    place = folder(tmp_path, family, named, {} if cut is None else {"truncation_side": cut}, pieces=family == "bert")
+    if cut is None:
+        definition = Tokenizer.from_file(str(place / "tokenizer.json"))
+        definition.enable_truncation(4, direction="left")
+        definition.enable_padding(pad_token="<mask>", pad_id=4)
+        definition.save(str(place / "tokenizer.json"))
+    own, theirs = of_path(place, 400), pytest.importorskip("transformers").AutoTokenizer.from_pretrained(place)
+    assert own.marks == theirs.special_tokens_map
+    for texts in (("ab ab's c-d e 123",), ("a b c d e f", "ab a"), ("a", "b c d e f g h i")):
+        ids = [own.tokenizer.encode(one, add_special_tokens=False).ids for one in texts]
+        for length in (6, 9, 40):
+            row = marked_examples(own, [ids], length)
+            wanted = theirs(*texts, truncation=True, max_length=length, return_token_type_ids=True)
+            assert row["tokens"][0, : row["length"][0]].tolist() == wanted["input_ids"], (texts, length)
+            if "token_type_ids" in theirs.model_input_names:
+                assert row["segment_start"][0] == row["length"][0] - sum(wanted["token_type_ids"])

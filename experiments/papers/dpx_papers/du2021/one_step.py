@@ -101,8 +101,7 @@ def batch_of(
     """Returns marked rows of `texts` (one text or a pair each), padded to `rows` rows of `length` tokens; `is_row` marks the real ones."""
     from dpx.data.rows import marked_examples
 
-    segments = [(_ids(tokenizer, text[0]), _ids(tokenizer, text[1]) if len(text) > 1 else []) for text in texts]
-    columns = marked_examples(tokenizer, segments, length)
+    columns = marked_examples(tokenizer, [[_ids(tokenizer, segment) for segment in text] for text in texts], length)
     missing = rows - len(texts)
     # A padded row repeats the first one: that it contributes nothing follows from the mask, not from its content.
     batch = {name: np.concatenate([values, np.repeat(values[:1], missing, axis=0)]) for name, values in columns.items()}
