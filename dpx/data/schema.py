@@ -1,6 +1,6 @@
 """Defines the arrays of a row: what a task reads, a source provides and a store holds.
 
-A column's name has one meaning everywhere. `tokens`: a text A, or two texts A and B, with the marks around them, as in [CLS] A [SEP] B [SEP],
+A column's name has one meaning everywhere. `tokens`: a text A, or two texts A and B, with the marks around them ([CLS] A [SEP] B [SEP]),
 then padding. `length`: the number of tokens before the padding. `segment_start`: where the second segment begins, which is B with its
 marks, equal to `length` without one.
 Of a prompt and its completion, B is the completion. `is_next`: 1 if B truly follows A.

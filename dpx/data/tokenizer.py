@@ -12,7 +12,8 @@ from tokenizers.models import BPE
 from tokenizers.processors import TemplateProcessing
 
 from dpx.data.around import Around, around_one, around_two
-from dpx.data.tokenizer_class import AS_DEFINED, built, class_of, has_segments, marks_of, named_by
+from dpx.data.token_settings import TokenSettings
+from dpx.data.tokenizer_class import AS_DEFINED, built, class_of, has_segments
 from dpx.data.vocabulary import CLASS, SEPARATOR, SPECIAL_TOKENS, SpecialIds, read, special_ids, tokenizer_of
 from dpx.declaration import ConfigError, require, several
 from dpx.run_folder import read_json
@@ -25,10 +26,11 @@ BUILT_AS = "tokenizer_class"
 # How a conversation becomes one text, in the language of Jinja.
 CHAT_TEMPLATE = "chat_template.jinja"
 _TOKENS_FILE = "vocab.txt"
+_LATE = "added_tokens.json"
 _MORE_TEMPLATES = "additional_chat_templates"
-# What is read beside a definition, and what is only kept for an export: transformers reads it if a definition is missing.
+# What is read beside a definition, and what else is kept for an export: transformers reads most of it if a definition is missing.
 _READ = (SETTINGS, "special_tokens_map.json", CHAT_TEMPLATE)
-_KEPT = ("added_tokens.json", "chat_template.json", _TOKENS_FILE, "vocab.json", "merges.txt", "tokenizer.model")
+_KEPT = (_LATE, "chat_template.json", _TOKENS_FILE, "vocab.json", "merges.txt", "tokenizer.model")
 # The names of the marks if a checkpoint does not give them; GPT-2 has one mark for all.
 _END_OF_TEXT = "<|endoftext|>"
 _ROLES = {
@@ -149,7 +151,7 @@ def vocabulary_checksum(folder: Path) -> str:
 def class_at(path: Path) -> str | None:
     """Returns the class that transformers builds the checkpoint's tokenizer at `path` by; `None` for a file of tokens."""
     files = _of_checkpoint(path)
-    return None if files is None else _class(files[0], _facts(*files[1:-1]))
+    return None if files is None else _class(files[0], _read(files[1]))
 
 
 def as_lines(vocabulary: list[str]) -> str:
@@ -169,8 +171,8 @@ def _of_checkpoint(path: Path) -> tuple[Path, ...] | None:
 
 
 def _loaded(file: Path, *beside: Path, built_as: str | None = None) -> TextTokenizer:
-    *about, template = beside
-    facts = _facts(*about)
+    settings, of_map, template = (*map(_read, beside[:2]), beside[2])
+    added: list[dict[str, Any]] = []
     if file.name == _TOKENS_FILE:
         definition = tokenizer_of(read(file, 1 << 31))
         definition.add_special_tokens(list(SPECIAL_TOKENS))
@@ -179,17 +181,25 @@ def _loaded(file: Path, *beside: Path, built_as: str | None = None) -> TextToken
             definition = Tokenizer.from_file(str(file))
         except Exception as error:  # the library raises bare exceptions
             raise ConfigError(file, f"is not a tokenizer ({str(error).splitlines()[0][:100]})", "Copy the file again") from None
+        added = _read(file)["added_tokens"]
+    tokens = TokenSettings.read(settings, of_map, _read(file.with_name(_LATE)), added)
+    facts, cut = tokens.options, definition.truncation or {}
     name = built_as or _class(file, facts)
-    facts = named_by(definition, name) | facts
-    definition.no_truncation()
-    definition.no_padding()
-    tokenizer = built(name, definition, facts)
+    tokenizer, marks = built(name, definition, tokens)
+    try:
+        tokenizer.encode("\u07f7 \u3400 \U0001f701")
+    except (KeyboardInterrupt, SystemExit, MemoryError):
+        raise
+    except BaseException as error:  # the library raises bare exceptions, and its panics are none
+        reason = f"fails on characters that it does not know ({str(error).splitlines()[0][:100]})"
+        raise ConfigError(file, reason, "Give it the token that stands for unknown text") from None
     by_id = {number: token for token, number in tokenizer.get_vocab(with_added_tokens=True).items()}
     vocabulary = [by_id.get(number, "") for number in range(max(by_id) + 1)]
-    special = _special(file, tokenizer, facts)
-    marks, by_name = marks_of(name, facts), _templates(template, facts)
-    side, segments = facts.get("truncation_side", "right"), has_segments(name, facts)
+    reason = "has fix_mistral_regex, by which transformers cuts words otherwise than its definition, which dpx does not follow"
+    require(len(vocabulary) <= 100_000 or facts.get("fix_mistral_regex") is not True, SETTINGS, reason, "Remove it")
+    side, segments = facts.get("truncation_side", cut.get("direction", "right")), has_segments(name, facts)
     require(side in ("left", "right"), SETTINGS, f"has truncation_side={side}, which is neither left nor right", "Correct it")
+    special, by_name = _special(file, tokenizer, marks), _templates(template, facts)
     return TextTokenizer(tokenizer, vocabulary, special, tokenizer.to_str(), by_name, marks, name, segments, side == "left")
 
 
@@ -197,12 +207,6 @@ def _class(file: Path, facts: Mapping[str, Any]) -> str:
     # From before there were definitions, only BERT's tokenizers are read.
     is_list = file.name == _TOKENS_FILE
     return "BertTokenizer" if is_list else class_of(facts, _read(file.with_name("config.json")), file.read_text(encoding="utf-8"))
-
-
-def _facts(settings: Path, special_tokens_map: Path) -> dict[str, Any]:
-    """Returns the settings; a map of special tokens comes before them, unless the settings list all added tokens, as in transformers."""
-    facts = _read(settings)
-    return facts if "added_tokens_decoder" in facts else facts | _read(special_tokens_map)
 
 
 def _read(file: Path) -> dict[str, Any]:
@@ -219,16 +223,18 @@ def _templates(file: Path, facts: Mapping[str, Any]) -> dict[str, str]:
     declared = facts.get("chat_template")
     if isinstance(declared, str):
         return {"default": declared}
+    if isinstance(declared, dict):
+        return {name: text for name, text in declared.items() if isinstance(text, str)}
     listed = [one for one in declared if isinstance(one, dict)] if isinstance(declared, list) else []
     return {str(one.get("name")): str(one["template"]) for one in listed if isinstance(one.get("template"), str)}
 
 
-def _special(file: Path, tokenizer: Tokenizer, facts: Mapping[str, Any]) -> SpecialIds:
+def _special(file: Path, tokenizer: Tokenizer, marks: Mapping[str, str]) -> SpecialIds:
     by_role: dict[str, int] = {}
     for role, (key, usual) in _ROLES.items():
         # What the checkpoint names comes before usual names: a chat model may begin and end texts otherwise than its family's base model.
-        named = (_text(facts.get(key)), _text(facts.get(_OF_DECODERS.get(role, ""))), *usual)
-        ids = [tokenizer.token_to_id(token) for token in named if isinstance(token, str)]
+        named = (marks.get(key), marks.get(_OF_DECODERS.get(role, "")), *usual)
+        ids = [tokenizer.token_to_id(token) for token in named if token is not None]
         ids = [number for number in ids if number is not None]
         if ids:
             by_role[role] = ids[0]
@@ -237,8 +243,3 @@ def _special(file: Path, tokenizer: Tokenizer, facts: Mapping[str, Any]) -> Spec
     missing = [_ROLES[role][0].replace("_", " ") for role in needed if role not in by_role]
     require(not missing, file, f"has no {', no '.join(missing)}", "Name it in tokenizer_config.json")
     return SpecialIds(**(dict.fromkeys(_ROLES, by_role["sep_id"]) | by_role))
-
-
-def _text(mark: Any) -> Any:
-    """Returns the text of a mark, which a checkpoint gives as such or with how it is read."""
-    return mark.get("content") if isinstance(mark, dict) else mark

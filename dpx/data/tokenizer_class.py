@@ -4,13 +4,15 @@ A class keeps the tokens, the merges and (but for BERT and RoBERTa) the marks ar
 and cut before that, and how tokens become text again, is of the class. They are those of transformers 5.23.
 """
 
+import contextlib
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
-from tokenizers import AddedToken, Regex, Tokenizer, decoders, normalizers, pre_tokenizers, processors
+from tokenizers import Regex, Tokenizer, decoders, normalizers, pre_tokenizers, processors
 from tokenizers.models import BPE, WordPiece
 
+from dpx.data.token_settings import TokenSettings
 from dpx.declaration import ConfigError, require
 
 # The class that takes the definition as it is, and the names that transformers also has for it.
@@ -37,8 +39,6 @@ _MARKS: dict[str, dict[str, str]] = {
     "Qwen2Tokenizer": {"unk_token": _END, "eos_token": _END, "pad_token": _END},
     "GemmaTokenizer": _OF_GEMMA,
 }
-# In which marks that the vocabulary lacks are added.
-_ORDER = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 _SAME = {"DistilBertTokenizer": "BertTokenizer", "ElectraTokenizer": "BertTokenizer"}
 
 
@@ -63,81 +63,45 @@ def class_of(facts: Mapping[str, Any], config: Mapping[str, Any], definition: st
     return name
 
 
-def named_by(definition: Tokenizer, name: str) -> dict[str, Any]:
-    """Returns the settings that a definition names where the files name none: what is cut, and, for a class without a mark of padding of
-    its own, the mark that it pads by."""
-    side, padding = (definition.truncation or {}).get("direction", "right"), definition.padding
-    has_padding = padding is not None and name in (AS_DEFINED, "LlamaTokenizer")
-    return {"truncation_side": side} | ({"pad_token": padding["pad_token"]} if has_padding and padding else {})
-
-
-def marks_of(name: str, facts: Mapping[str, Any]) -> dict[str, str]:
-    """Returns the texts of the marks by their names (`bos_token`): those of the files, else those of the class."""
-    texts = {key: _text(one) for key, one in facts.items() if key.endswith("_token")}
-    return {key: one for key, one in (_MARKS.get(name, {}) | texts).items() if isinstance(one, str)}
-
-
 def has_segments(name: str, facts: Mapping[str, Any]) -> bool:
     """Returns whether the tokenizer says which of two texts an id belongs to, by the inputs that it names for a model."""
     return "token_type_ids" in facts.get("model_input_names", ["token_type_ids"] if name == "BertTokenizer" else [])
 
 
-def built(name: str, definition: Tokenizer, facts: Mapping[str, Any]) -> Tokenizer:
-    """Returns the tokenizer of a definition as the class `name` builds it. Raises `ConfigError` for another kind of model than the class
-    has, and for added tokens without meaning."""
-    marks = marks_of(name, facts)
-    own = definition
+def built(name: str, definition: Tokenizer, tokens: TokenSettings) -> tuple[Tokenizer, dict[str, str]]:
+    """Returns the tokenizer of a definition as the class `name` builds it, and the texts of its marks by name (`bos_token`).
+
+    Raises `ConfigError` for another kind of model than the class has, and for settings that it cannot be built with.
+    """
+    own, usual, padding = definition, _MARKS.get(name, {}), definition.padding
+    if padding is not None and name in (AS_DEFINED, "LlamaTokenizer"):
+        usual = usual | {"pad_token": padding["pad_token"]}
     if name != AS_DEFINED:
-        facts_of_file = json.loads(definition.to_str())
-        kind, needed = facts_of_file["model"].get("type"), "WordPiece" if name == "BertTokenizer" else "BPE"
+        model = json.loads(definition.to_str())["model"]
+        kind, needed = model.get("type"), "WordPiece" if name == "BertTokenizer" else "BPE"
         reason = f"is a {kind} model, which the class {name} of transformers does not read"
         require(kind == needed, "tokenizer.json", reason, f'Set "tokenizer_class": "{AS_DEFINED}" in tokenizer_config.json')
-        own = _BUILDERS[name](facts_of_file["model"], facts, _MARKS[name] | marks)
+        unknown = tokens.marks.get("unk_token", usual.get("unk_token"))
+        with _building(name):
+            own = _BUILDERS[name](model, tokens.options, str(unknown))
         own.post_processor = definition.post_processor  # type: ignore[assignment]
-        listed = facts.get("added_tokens_decoder")
-        came = facts_of_file["added_tokens"] if not isinstance(listed, dict) else []
-        _add(own, [_added({key: one for key, one in token.items() if key != "id"}) for token in came])
-    # A mark that the vocabulary lacks is a new token, also a usual one of the class.
-    ordered = sorted(marks, key=lambda key: _ORDER.index(key) if key in _ORDER else len(_ORDER))
-    _add_of_settings(own, facts, [facts.get(key, marks[key]) for key in ordered])
+    marks = tokens.complete(own, usual, adds_again=name == "Qwen2Tokenizer")
     if name in ("BertTokenizer", "RobertaTokenizer"):
-        own.post_processor = _around(own, name, facts, _MARKS[name] | marks)
-    own.encode_special_tokens = facts.get("split_special_tokens") is True  # type: ignore[assignment]
-    return own
+        with _building(name):
+            own.post_processor = _around(own, name, tokens.options, marks)
+    own.no_truncation()
+    own.no_padding()
+    return own, marks
 
 
-def _add_of_settings(own: Tokenizer, facts: Mapping[str, Any], marks: list[Any]) -> None:
-    """Adds the tokens that the settings name: those of `added_tokens_decoder`, by id, the marks, and `extra_special_tokens`."""
-    listed = facts.get("added_tokens_decoder")
-    by_id = sorted(listed.items(), key=lambda item: int(item[0])) if isinstance(listed, dict) else []
-    known = own.get_added_tokens_decoder().values()
-    have = {repr(one) for one in known}
-    added = [one for one in (_added(token) for _, token in by_id) if repr(one) not in have]
-    more = facts.get("extra_special_tokens") or facts.get("additional_special_tokens") or []
-    named = {one.content for one in (*known, *added)}
-    for mark in (*marks, *(more.values() if isinstance(more, dict) else more)):
-        token = _added(({"content": mark} if isinstance(mark, str) else mark) | {"special": True})
-        if token.content not in named:
-            added.append(token)
-            named.add(token.content)
-    _add(own, added)
-
-
-def _add(own: Tokenizer, tokens: list[AddedToken]) -> None:
-    if tokens:
-        own.add_tokens(tokens)
-
-
-def _added(token: Any) -> AddedToken:
+@contextlib.contextmanager
+def _building(name: str) -> Iterator[None]:
+    """Raises `ConfigError` where the library of tokenizers refuses a setting."""
     try:
-        return AddedToken(**{key: one for key, one in token.items() if key != "__type"})
-    except (AttributeError, TypeError):  # not an object, or another key
-        raise ConfigError("tokenizer_config.json", f"has an added token {str(token)[:60]}", "Copy the file again") from None
-
-
-def _text(mark: Any) -> Any:
-    """Returns the text of a mark, which a checkpoint gives as such or with how it is read."""
-    return mark.get("content") if isinstance(mark, dict) else mark
+        yield
+    except (TypeError, ValueError) as error:
+        reason = f"has a setting with which {name} cannot be built ({str(error)[:60]})"
+        raise ConfigError("tokenizer_config.json", reason, "Correct it, or remove it") from None
 
 
 def _byte_pairs(model: Mapping[str, Any], **options: Any) -> Tokenizer:
@@ -145,8 +109,8 @@ def _byte_pairs(model: Mapping[str, Any], **options: Any) -> Tokenizer:
     return Tokenizer(BPE(vocab=model["vocab"], merges=merges, **options))
 
 
-def _bert(model: Mapping[str, Any], facts: Mapping[str, Any], marks: Mapping[str, str]) -> Tokenizer:
-    own = Tokenizer(WordPiece(model["vocab"], unk_token=marks["unk_token"]))
+def _bert(model: Mapping[str, Any], facts: Mapping[str, Any], unknown: str) -> Tokenizer:
+    own = Tokenizer(WordPiece(model["vocab"], unk_token=unknown))
     own.normalizer = normalizers.BertNormalizer(
         clean_text=True,
         handle_chinese_chars=facts.get("tokenize_chinese_chars", True),
@@ -158,14 +122,14 @@ def _bert(model: Mapping[str, Any], facts: Mapping[str, Any], marks: Mapping[str
     return own
 
 
-def _gpt2(model: Mapping[str, Any], facts: Mapping[str, Any], marks: Mapping[str, str]) -> Tokenizer:
+def _gpt2(model: Mapping[str, Any], facts: Mapping[str, Any], unknown: str) -> Tokenizer:
     own = _byte_pairs(model, continuing_subword_prefix="", end_of_word_suffix="", fuse_unk=False)
     own.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=facts.get("add_prefix_space", False))  # type: ignore[assignment]
     own.decoder = decoders.ByteLevel()  # type: ignore[assignment]
     return own
 
 
-def _llama(model: Mapping[str, Any], facts: Mapping[str, Any], marks: Mapping[str, str]) -> Tokenizer:
+def _llama(model: Mapping[str, Any], facts: Mapping[str, Any], unknown: str) -> Tokenizer:
     own, has_space = _byte_pairs(model, fuse_unk=True, byte_fallback=True), facts.get("add_prefix_space")
     has_space = True if has_space is None else has_space
     scheme = "never" if not has_space else "always" if facts.get("legacy") else "first"
@@ -175,7 +139,7 @@ def _llama(model: Mapping[str, Any], facts: Mapping[str, Any], marks: Mapping[st
     return own
 
 
-def _qwen(model: Mapping[str, Any], facts: Mapping[str, Any], marks: Mapping[str, str]) -> Tokenizer:
+def _qwen(model: Mapping[str, Any], facts: Mapping[str, Any], unknown: str) -> Tokenizer:
     own = _byte_pairs(model, continuing_subword_prefix="", end_of_word_suffix="", fuse_unk=False, byte_fallback=False)
     own.normalizer = normalizers.NFC()  # type: ignore[assignment]
     has_space = bool(facts.get("add_prefix_space"))
@@ -185,25 +149,25 @@ def _qwen(model: Mapping[str, Any], facts: Mapping[str, Any], marks: Mapping[str
     return own
 
 
-def _gemma(model: Mapping[str, Any], facts: Mapping[str, Any], marks: Mapping[str, str]) -> Tokenizer:
-    own = _byte_pairs(model, fuse_unk=True, unk_token=marks["unk_token"], byte_fallback=True)
+def _gemma(model: Mapping[str, Any], facts: Mapping[str, Any], unknown: str) -> Tokenizer:
+    own = _byte_pairs(model, fuse_unk=True, unk_token=unknown, byte_fallback=True)
     own.normalizer = normalizers.Replace(" ", "▁")  # type: ignore[assignment]
     own.pre_tokenizer = pre_tokenizers.Split(pattern=" ", behavior="merged_with_previous", invert=False)  # type: ignore[assignment]
     own.decoder = decoders.Sequence([decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()])  # type: ignore[assignment]
     return own
 
 
-_Builder = Callable[[Mapping[str, Any], Mapping[str, Any], Mapping[str, str]], Tokenizer]
+_Builder = Callable[[Mapping[str, Any], Mapping[str, Any], str], Tokenizer]
 _BUILDERS: dict[str, _Builder] = {"BertTokenizer": _bert, "RobertaTokenizer": _gpt2, "GPT2Tokenizer": _gpt2}
 _BUILDERS |= {"LlamaTokenizer": _llama, "Qwen2Tokenizer": _qwen, "GemmaTokenizer": _gemma}
 
 
 def _around(own: Tokenizer, name: str, facts: Mapping[str, Any], marks: Mapping[str, str]) -> Any:
     """Returns the marks around a text that BERT's and RoBERTa's classes have, whatever the definition says."""
-    ids: dict[str, Any] = {mark: own.token_to_id(mark) for mark in (marks["cls_token"], marks["sep_token"])}
-    missing = [mark for mark, number in ids.items() if number is None]
-    require(not missing, "tokenizer.json", f"has no token {' '.join(missing)}, which {name} needs", "Name it in tokenizer_config.json")
+    missing = [key for key in ("cls_token", "sep_token", "unk_token") if key not in marks]
+    require(not missing, "tokenizer_config.json", f"has no {' and no '.join(missing)}, which {name} needs", "Name it there")
     first, last = marks["cls_token"], marks["sep_token"]
+    ids: dict[str, Any] = {mark: own.token_to_id(mark) for mark in (first, last)}
     if name == "BertTokenizer":
         single = f"{first}:0 $A:0 {last}:0"
         return processors.TemplateProcessing(single=single, pair=f"{single} $B:1 {last}:1", special_tokens=list(ids.items()))
