@@ -204,7 +204,7 @@ def test_where_padding_is_the_last_mark_a_classifier_gets_padding_of_its_own(spa
     tokenizer_files.write(tmp_path / "out", store, special, model, Classification(classes=2), 16)
     again = text_tokenizer.of_path(tmp_path / "out", store.size + 1)
     assert again.special == special and len(again.vocabulary) == store.size + 1
-    rows = marked_examples(again, [([5, 6], [])], 8)
+    rows = marked_examples(again, [[[5, 6]]], 8)
     # What transformers' class reads: the last token that is not padding.
     assert np.flatnonzero(rows["tokens"][0] != special.pad_id)[-1] == rows["length"][0] - 1
     for task, kind in ((CausalLanguageModel(), model), (Classification(classes=2), Bert(**FLAT))):
@@ -216,7 +216,7 @@ def test_a_second_text_is_of_segment_1_where_the_model_has_it(segments: int, tmp
     store = OneMark(tmp_path)
     (tmp_path / "out").mkdir()
     special, model = SpecialIds.from_ids(store.manifest), Bert(**FLAT, segments=segments)
-    tokenizer_files.write(tmp_path / "out", store, special, model, Classification(classes=2), 16)
+    tokenizer_files.write(tmp_path / "out", store, special, model, MaskedLanguageModel(next_sentence=False), 16)
     told = json.loads((tmp_path / "out" / "tokenizer_config.json").read_text())
     assert ("token_type_ids" in told["model_input_names"]) is (segments == 2)
     assert max(Tokenizer.from_file(str(tmp_path / "out" / "tokenizer.json")).encode("a", "b").type_ids) == int(segments == 2)
