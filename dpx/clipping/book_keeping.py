@@ -99,29 +99,32 @@ def _totals(params: Any, program: Program, leaves: Any, records: Any, parts: Any
     by_path = dict(zip(program.paths, jax.tree.leaves(params), strict=True))
     totals: dict[str, Array] = {}
 
-    def add(reference: Reference, leaf: Array) -> None:
-        index = reference.indices and tuple(slice(None) if not isinstance(entry, int) else entry for entry in reference.selected)
+    def add(reference: Reference, leaf: Array, box: Any = None) -> None:
+        index: tuple[Any, ...] = tuple(slice(None) if not isinstance(entry, int) else entry for entry in reference.selected)
+        index = (*index, *_places(box or ()))
         before = totals.get(reference.path)
-        if index:
+        if reference.indices or box:
             before = zero_sums(by_path[reference.path]) if before is None else before
             totals[reference.path] = before.at[index].add(leaf)
         else:
             totals[reference.path] = leaf if before is None else before + leaf
 
     is_added: set[Key] = set()
-    trained = {site: {(reference.path, reference.indices): reference for reference in site.leaves if reference} for site in program.sites}
+    trained = {
+        site: {joint.key_of(site, place): reference for place, reference in enumerate(site.leaves) if reference} for site in program.sites
+    }
     summed = _site_totals([site for site in program.sites if not trained[site].keys() <= kept.keys()], leaves, records, parts, keep_U)
     for site in program.sites:
         for key in trained[site].keys() & (kept.keys() - is_added):
             contracted = partial(contracted_units, keep_U=keep_U)
             for _ in trained[site][key].depths:
                 contracted = jax.vmap(contracted)
-            add(trained[site][key], contracted(*kept[key]))
+            add(trained[site][key], contracted(*kept[key]), key[2])
             is_added.add(key)
         if site not in summed:
             continue
-        for reference, leaf in zip(site.leaves, by_leaf(site.op, site.shapes, summed[site]), strict=True):
-            if reference is not None and (reference.path, reference.indices) not in kept:
+        for place, (reference, leaf) in enumerate(zip(site.leaves, by_leaf(site.op, site.shapes, summed[site]), strict=True)):
+            if reference is not None and joint.key_of(site, place) not in kept:
                 assert leaf is not None
                 add(reference, leaf)
     return jax.tree.unflatten(jax.tree.structure(params), [totals[path] for path in program.paths])
@@ -186,10 +189,19 @@ def _forms_of_all_rounds(site: Site, record: Any) -> dict[str, forms.Form]:
 def _of_all_rounds(site: Site, record: Any, parts: tuple[Array, ...], keep_U: Array | None) -> Any:
     if keep_U is not None:
         record = site.over_loops(lambda record: site.op.masked(record, keep_U))(record)
-    (form,), (shape,) = _forms_of_all_rounds(site, record).values(), jax.tree.leaves(site.shapes)
+    (form,), (leaf,), (name,) = _forms_of_all_rounds(site, record).values(), jax.tree.leaves(site.shapes), leaf_names(site.shapes)
     # Rounds of one loop have one weight.
-    weights_U = parts[0][(0,) * len(site.loops)]
-    return jax.tree.unflatten(jax.tree.structure(site.shapes), [forms.summed(form, weights_U, shape.shape)])
+    weights_U, box = parts[0][(0,) * len(site.loops)], site.op.box(name)
+    if box is None:
+        total = forms.summed(form, weights_U, leaf.shape)
+    else:
+        part = forms.summed(form, weights_U, tuple(size for _, size, _ in box))
+        total = jnp.zeros(leaf.shape, part.dtype).at[_places(box)].set(part)
+    return jax.tree.unflatten(jax.tree.structure(site.shapes), [total])
+
+
+def _places(box: Any) -> tuple[slice, ...]:
+    return tuple(slice(start, start + size * step, step) for start, size, step in box)
 
 
 def _along_one(site: Site, depth: int, run: Any) -> Any:

@@ -18,6 +18,7 @@ from dpx.clipping.frozen import bound
 from dpx.clipping.methods import sum_by
 from dpx.clipping.probes import ProbeSession, is_probed, session_of, shapes_of
 from dpx.clipping.program import traced, with_counts
+from dpx.clipping.reader_ops import are_separate
 from dpx.clipping.readers import has_narrow
 from dpx.clipping.result import ClippedSum, batch_size
 from dpx.clipping.route_costs import RouteCost, is_dearer, of_parameter
@@ -212,6 +213,7 @@ def _mapped(loss: Any, one: _One, readers: Readers) -> Any:
     """Returns the loss of a batch, which is made of ops if its parameters are wrapped."""
     copied = frozenset(path for path, reads in readers.items() if _is_copied(reads))
     shared = frozenset(path for path, reads in readers.items() if len(reads) > 1 or any(reader.is_repeated for reader in reads))
+    parted = frozenset(path for path, reads in readers.items() if path in shared and are_separate([reader.box for reader in reads]))
 
     def losses(wrapped: Any, batch: Any) -> Any:
         session = session_of(wrapped)
@@ -220,7 +222,7 @@ def _mapped(loss: Any, one: _One, readers: Readers) -> Any:
         values = [leaf.value for leaf in jax.tree.leaves(wrapped, is_leaf=is_probed)]
 
         def of_one(example: Any, tick: Any) -> Any:
-            results = one.run(Tracer(session, tick, copied, shared), readers, values, jax.tree.leaves(example))
+            results = one.run(Tracer(session, tick, copied, shared, parted), readers, values, jax.tree.leaves(example))
             return jax.tree.unflatten(one.outputs, results)
 
         return jax.vmap(of_one)(batch, jnp.zeros(batch_size(batch)))
@@ -230,7 +232,7 @@ def _mapped(loss: Any, one: _One, readers: Readers) -> Any:
 
 def _is_copied(readers: list[Reader]) -> bool:
     """Returns whether the parameter is copied for each example, instead of becoming an op at each of its readers."""
-    if len(readers) == 1 and not readers[0].is_repeated:
+    if len(readers) == 1 and not readers[0].is_repeated or are_separate([reader.box for reader in readers]):
         return False
     if not readers or not all(reader.is_matrix for reader in readers):
         return True

@@ -22,7 +22,7 @@ from jax.interpreters import batching
 from dpx.clipping import norms
 from dpx.clipping.convolution_ops import Convolution
 from dpx.clipping.probes import Looked, Matrix, Op, ProbeSession, bound, evaluated
-from dpx.clipping.reader_ops import VIEWS, Copied, Gathered, Product, View, is_lookup
+from dpx.clipping.reader_ops import VIEWS, Box, Copied, Gathered, Product, View, is_lookup
 from dpx.clipping.readers import body_of, scan_parts
 from dpx.declaration import require
 
@@ -34,13 +34,18 @@ ELEMENTWISE = (primitives.add_p, primitives.sub_p, primitives.mul_p, primitives.
 
 @dataclasses.dataclass(frozen=True)
 class Reader:
-    """One operation that reads a parameter: its route and primitive, whether a loop runs it in each round, and the share that it reads."""
+    """One operation that reads a parameter: its route and primitive, whether a loop runs it in each round, and the share that it reads.
+
+    `box` is the part that a product reads as a matrix, and `is_matrix` says whether the reader's gradient can be joined with those of
+    others that read some of the same numbers.
+    """
 
     route: Route
     primitive: str
     is_repeated: bool
     is_matrix: bool = True
     share: float = 1.0
+    box: Box | None = None
 
 
 @dataclasses.dataclass
@@ -81,13 +86,14 @@ class Tracer:
     """Evaluates a loss of one example with ops in place of the equations that read parameters.
 
     `copied` are the parameters that are copied for each example from the start, `shared` those with several readers, whose norm cannot be
-    computed from kept gradients, and `readers` are ordered by parameter and place.
+    computed from kept gradients, `parted` those whose readers read separate parts, and `readers` are ordered by parameter and place.
     """
 
     session: ProbeSession
     tick: Any
     copied: frozenset[str] = frozenset()
     shared: frozenset[str] = frozenset()
+    parted: frozenset[str] = frozenset()
     readers: dict[str, dict[tuple, Reader]] = dataclasses.field(default_factory=dict)
     at: list[int] = dataclasses.field(default_factory=list)
 
@@ -150,7 +156,7 @@ class Tracer:
             return [given[0].view(eqn.primitive.bind(given[0].value))]
         if eqn.primitive in VIEWS and jnp.issubdtype(eqn.outvars[0].aval.dtype, jnp.floating):
             return [dataclasses.replace(given[0], view=given[0].view.then(eqn))]
-        if eqn.primitive.name == "split" and given[0].is_repeated:
+        if eqn.primitive.name == "split":
             return [dataclasses.replace(given[0], view=view) for view in given[0].view.parts(eqn)]
         if eqn.primitive is primitives.dot_general_p and len(followed) == 1 and _is_product(eqn):
             return [self._product(eqn, given)]
@@ -191,10 +197,11 @@ class Tracer:
             dimensions = tuple(tuple(reversed(pair)) for pair in dimensions)
         settings = {name: eqn.params[name] for name in ("precision", "preferred_element_type")}
         form: norms.Form = "gram" if kernel.path in self.shared else "kept"
-        op = Product(kernel.view, _tuples(dimensions), is_first, tuple(settings.items()), form)
+        op = Product(kernel.view, _tuples(dimensions), is_first, tuple(settings.items()), form, kernel.path in self.parted)
+        view, box = kernel.view, kernel.view.box if op.is_matrix else None
         # Padded to the whole, parts take more products than their copies do, which only a loop makes up for.
-        is_matrix = op.is_matrix and (kernel.is_repeated or kernel.view.share == 1)
-        self._read(kernel, Reader("product", eqn.primitive.name, kernel.is_repeated, is_matrix, kernel.view.share))
+        is_matrix = op.is_matrix and len(view.shape) == len(box or ()) and (kernel.is_repeated or view.share == 1)
+        self._read(kernel, Reader("product", eqn.primitive.name, kernel.is_repeated, is_matrix, view.share, box))
         outputs = _shape(eqn)
         if is_part:
             outputs = jax.eval_shape(op.one, *(jax.ShapeDtypeStruct(given.shape, given.dtype) for given in (x, kernel.view)))
@@ -303,7 +310,10 @@ def _arrays(given: list[Any]) -> list[Any]:
 
 
 def _tuples(dimensions: Any) -> Any:
-    return tuple(tuple(tuple(int(axis) for axis in axes) for axes in pair) for pair in dimensions)
+    """Returns the dimensions of (input, kernel) with the contracted axes in the kernel's order: in any order the product is the same."""
+    contracted, batch = ([[int(axis) for axis in axes] for axes in pair] for pair in dimensions)
+    ordered = sorted(zip(*contracted, strict=True), key=lambda pair: pair[1])
+    return tuple(tuple(axes) for axes in zip(*ordered, strict=True)) or ((), ()), tuple(map(tuple, batch))
 
 
 def _shape(eqn: Any) -> jax.ShapeDtypeStruct:

@@ -56,6 +56,10 @@ class Part:
         return "each" if self.site.op.stacked else layer_of(self.first)
 
 
+# A parameter or a part of it, by path, indices, and the box that an op makes a parameter of its own.
+Key = tuple[str, tuple[int, ...], tuple[tuple[int, int, int], ...] | None]
+
+
 class Reading(NamedTuple):
     """One use of a parameter: `reference` names the parameter that is the leaf at `place` of the op of `part`."""
 
@@ -64,13 +68,16 @@ class Reading(NamedTuple):
     reference: Reference
 
     @property
+    def key(self) -> Key:
+        """Returns what is used."""
+        return key_of(self.part.site, self.place)
+
+    @property
     def name(self) -> str:
         """Returns the leaf's place among the leaves of the op, such as "norm/scale"."""
         return leaf_names(self.part.site.shapes)[self.place]
 
 
-# A parameter or a part of it, by path and indices.
-Key = tuple[str, tuple[int, ...]]
 Uses = dict[Key, list[Reading]]
 
 
@@ -95,6 +102,13 @@ class Norms:
     def joint_sites(self) -> set[Site]:
         """Returns the sites that use shared parameters."""
         return {use.part.site for uses in self.shared.values() for use in uses}
+
+
+def key_of(site: Site, place: int) -> Key:
+    """Returns the key of the trained parameter that is the leaf at `place` of a site's op."""
+    reference = site.leaves[place]
+    assert reference is not None
+    return reference.path, reference.indices, site.op.box(leaf_names(site.shapes)[place])
 
 
 def layer_of(reference: Reference) -> groups.Layer:
@@ -126,12 +140,13 @@ def norms_of(program: Program, per_layer: bool, factor: Callable[[str], float] =
     for part in parts:
         for place, reference in zip(part.places, part.references, strict=True):
             if reference is not None:
-                uses.setdefault((reference.path, reference.indices), []).append(Reading(part, place, reference))
+                use = Reading(part, place, reference)
+                uses.setdefault(use.key, []).append(use)
     _check_read(program, uses)
-    is_apart = {part: all(_is_alone(part.site, reference, uses) for reference in part.references) for part in parts}
+    is_apart = {part: all(_is_alone(part.site, place, uses) for place in part.places) for part in parts}
     apart = [part for part in parts if is_apart[part]]
     shared = {key: its_uses for key, its_uses in uses.items() if not all(is_apart[use.part] for use in its_uses)}
-    for (path, _), its_uses in shared.items():
+    for (path, *_), its_uses in shared.items():
         _check_rules(path, its_uses)
     if per_layer:
         _check_groups(parts, shared)
@@ -160,15 +175,17 @@ def layers_along(use: Reading) -> tuple[int, ...]:
     return tuple(use.part.site.loops[depth] for depth in use.reference.depths)
 
 
-def _is_alone(site: Site, reference: Reference | None, uses: Uses) -> bool:
+def _is_alone(site: Site, place: int, uses: Uses) -> bool:
+    reference = site.leaves[place]
     if reference is None:
         return False
-    return len(uses[reference.path, reference.indices]) == 1 and len(reference.depths) == len(site.loops)
+    key = key_of(site, place)
+    return key[2] is None and len(uses[key]) == 1 and len(reference.depths) == len(site.loops)
 
 
 def _check_read(program: Program, uses: Uses) -> None:
     kinds: dict[str, set[tuple[bool, ...]]] = {path: set() for path in program.session.shapes}
-    for (path, _), its_uses in uses.items():
+    for (path, *_), its_uses in uses.items():
         kinds[path].update(tuple(isinstance(entry, Layer) for entry in use.reference.selected) for use in its_uses)
     for path, its_kinds in kinds.items():
         require(bool(its_kinds), path, "no op claims this parameter, so it would not be clipped", ELSEWHERE)
@@ -190,7 +207,7 @@ def _check_groups(parts: list[Part], shared: Uses) -> None:
         if groups.is_stacked(part.first.path) and part.layer is None:
             reason = "is under `layers`, but the loss does not use it layer by layer as clip=per_layer requires"
             raise ConfigError(part.first.path, reason, "Rename it, or use clip=flat")
-    for (path, _), uses in shared.items():
+    for (path, *_), uses in shared.items():
         for part, _, own in uses:
             whole = part.first
             is_one = groups.group(own.path, layer_of(own)) == groups.group(whole.path, layer_of(whole))
@@ -245,7 +262,8 @@ def form_shapes(use: Reading) -> Form:
 
 
 def _shape_of(use: Reading) -> tuple[int, ...]:
-    return jax.tree.leaves(use.part.site.shapes)[use.place].shape
+    *_, box = use.key
+    return jax.tree.leaves(use.part.site.shapes)[use.place].shape if box is None else tuple(size for _, size, _ in box)
 
 
 def _form(use: Reading, record: Any, cache: dict[Site, dict[str, Form]] | None = None) -> Form:

@@ -93,6 +93,13 @@ class Op:
         """Sums `x` [B, ...] over the `rows_per_unit` rows of each unit: [U, ...] with U = B / rows_per_unit."""
         return x if self.rows_per_unit == 1 else x.reshape(-1, self.rows_per_unit, *x.shape[1:]).sum(1)
 
+    def box(self, leaf: str) -> tuple[tuple[int, int, int], ...] | None:
+        """Returns the part of a leaf that counts as a parameter of its own, None for all of it: (first place, places, step) of each axis.
+
+        The op's `gradients` are then of this part alone, while its sums are of the whole leaf.
+        """
+        return None
+
     def part(self, path: str) -> int:
         """Returns the part a leaf belongs to; `path` is the leaf's place in `leaves`, such as "norm/scale"."""
         return 0

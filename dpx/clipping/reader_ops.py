@@ -7,7 +7,9 @@ B: examples, U: units, E: batch axes of a product (experts, say), T: positions, 
 """
 
 import dataclasses
+import itertools
 import math
+from collections.abc import Sequence
 from functools import cached_property, partial
 from typing import Any
 
@@ -22,6 +24,8 @@ from dpx.clipping.norms import rows
 from dpx.clipping.op import ByRow, Op
 from dpx.clipping.probes import evaluated
 
+# A part of a parameter: along each axis the first place, the number of places, and the step between them.
+Box = tuple[tuple[int, int, int], ...]
 VIEWS = (primitives.reshape_p, primitives.transpose_p, primitives.squeeze_p, primitives.convert_element_type_p, primitives.slice_p)
 
 
@@ -63,17 +67,44 @@ class View:
         """Returns whether the view is the parameter itself, perhaps in another type."""
         return all(eqn.primitive is primitives.convert_element_type_p for eqn in self.steps)
 
-    @cached_property
+    @property
     def order(self) -> tuple[int, ...] | None:
-        """Returns the parameter's axes in the order of the view's, or None if more than their order and extent changed."""
-        kept = (primitives.transpose_p, primitives.convert_element_type_p, primitives.slice_p)
+        """Returns the parameter's axes in the order of the view's, without those that are squeezed.
+
+        None if more than their order and extent changed.
+        """
+        return None if self._boxed is None else self._boxed[0]
+
+    @property
+    def box(self) -> Box | None:
+        """Returns the part of the parameter that the view is, or None if it has no `order`."""
+        return None if self._boxed is None else self._boxed[1]
+
+    @property
+    def is_whole(self) -> bool:
+        """Returns whether a view that has a `box` holds all of the parameter."""
+        return not any(eqn.primitive is primitives.slice_p for eqn in self.steps)
+
+    @cached_property
+    def _boxed(self) -> tuple[tuple[int, ...], Box] | None:
+        kept = (primitives.transpose_p, primitives.convert_element_type_p, primitives.slice_p, primitives.squeeze_p)
         if any(eqn.primitive not in kept for eqn in self.steps):
             return None
-        order = tuple(range(len(self.shape)))
-        for eqn in self.steps:
+        # A cast of a whole stack, of which a loop takes layers, has other axes than the view.
+        changes = [eqn for eqn in self.steps if eqn.primitive is not primitives.convert_element_type_p]
+        shape = changes[0].invars[0].aval.shape if changes else self.shape
+        order, box = tuple(range(len(shape))), [(0, size, 1) for size in shape]
+        for eqn in changes:
             if eqn.primitive is primitives.transpose_p:
                 order = tuple(order[axis] for axis in eqn.params["permutation"])
-        return order
+            elif eqn.primitive is primitives.squeeze_p:
+                order = tuple(axis for place, axis in enumerate(order) if place not in eqn.params["dimensions"])
+            else:
+                strides = eqn.params["strides"] or (1,) * len(order)
+                for axis, first, size, stride in zip(order, eqn.params["start_indices"], eqn.outvars[0].aval.shape, strides, strict=True):
+                    start, _, step = box[axis]
+                    box[axis] = (start + first * step, size, stride * step)
+        return order, tuple(box)
 
     @cached_property
     def paddings(self) -> tuple[tuple[tuple[int, int, int], ...], ...]:
@@ -100,7 +131,10 @@ class View:
 
 @dataclasses.dataclass(frozen=True)
 class Product(Op):
-    """A `dot_general` of an input and a view of `kernel`; `dimensions` are those of (input, kernel), `settings` its other options."""
+    """A `dot_general` of an input and a view of `kernel`; `dimensions` are those of (input, kernel), `settings` its other options.
+
+    With `is_apart` no other use reads some of the view's numbers alone, so that the view counts as a parameter of its own.
+    """
 
     norm_sees_all = True
     view: View
@@ -108,6 +142,7 @@ class Product(Op):
     is_first: bool
     settings: tuple[tuple[str, Any], ...]
     form: norms.Form = "gram"
+    is_apart: bool = False
     name: str = "product"
     rows_per_unit: int = 1
 
@@ -191,12 +226,15 @@ class Product(Op):
         _, k_c, k_free, *_ = self.axes
         assert self.view.order is not None
         placed = [tuple(self.view.order[axis] for axis in axes) for axes in (k_c, k_free)]
-        count = tuple(range(len(self.view.shape)))
+        count = tuple(sorted(self.view.order))
         return True if placed[0] + placed[1] == count else False if placed[1] + placed[0] == count else None
+
+    def box(self, leaf):
+        return self.view.box if self.is_apart and not self.view.is_whole else None
 
     def _whole(self, x_UTn, axes):
         """Returns a factor of the gradient of the view, whose numbers are those of these axes, as one of the parameter's gradient."""
-        if not any(self.view.paddings[axis] for axis in axes):
+        if self.is_apart or not any(self.view.paddings[axis] for axis in axes):
             return x_UTn
         apart = x_UTn.reshape(*x_UTn.shape[:2], *(self.view.shape[axis] for axis in axes))
         for place, axis in enumerate(axes, 2):
@@ -295,6 +333,17 @@ class Copied(Op):
 
     def gradients(self, shapes, record):
         return {"parameter": forms.Whole(jax.vmap(lambda one: self.view.back(one, shapes["parameter"]))(record))}
+
+
+def are_separate(boxes: Sequence[Box | None]) -> bool:
+    """Returns whether any two of these parts of a parameter are the same, or have no number in common."""
+
+    def is_apart(one: Box, other: Box) -> bool:
+        ranges = [[range(start, start + size * step, step) for start, size, step in box] for box in (one, other)]
+        return any(not set(first) & set(second) for first, second in zip(*ranges, strict=True))
+
+    known = list({box for box in boxes if box is not None})
+    return len(known) > 0 and None not in boxes and all(is_apart(*pair) for pair in itertools.combinations(known, 2))
 
 
 def is_lookup(eqn: Any, view: View) -> bool:
