@@ -74,7 +74,9 @@ def value_of(where: str, record: Mapping[str, Any], field: str) -> Any:
     if field not in record:
         there = ", ".join(map(str, list(record)[:8]))
         raise ConfigError(
-            where, f"has no column {field!r}; its columns are {there}", "Name the columns with data.source.text_field, label_field, ..."
+            where,
+            f"has no column {field!r}; its columns are {there}",
+            "Name the columns with data.source.text_field, label_field, unit_field, messages_field, ...",
         )
     return record[field]
 

@@ -316,7 +316,7 @@ def _audit(audit: Any) -> list[str]:
 
 
 def _factor(epsilon: float) -> str:
-    return f"{math.exp(epsilon):,.3g}" if epsilon < 700 else "no bounded number of"
+    return f"{float(f'{math.exp(epsilon):.3g}'):,g}" if epsilon < 700 else "no bounded number of"
 
 
 def _lists(statement: RunStatement) -> list[str]:

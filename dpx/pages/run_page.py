@@ -234,4 +234,5 @@ def _results(runs: Sequence[Run], summary: str = "") -> Block:
     for key in facts:
         told = (run.facts.get(key, "–") for run in runs)
         lines.append((escaped(key.replace("_", " ")), *(escaped(_rounded(one) if key in (*_NUMBERS, *epsilons) else one) for one in told)))
-    return grid(("", *(escaped(label(run)) for run in runs)), lines, summary)
+    heads = [escaped(label(run)) for run in runs] if len(runs) > 1 else ["value"]
+    return grid(("", *heads), lines, summary)

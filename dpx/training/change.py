@@ -96,7 +96,7 @@ class Change:
         if whole.numbers < self.trained:
             line += " (the others were drawn from the run's secret, so where they began is not known)"
         seen = whole.seen_from(CHANCE / (len(self.parts) + 1))
-        power = "" if seen is None or self.verdict == "unmoved" else f" The test sees {seen:.4g} times as much, or more."
+        power = "" if seen is None or self.verdict == "unmoved" else f" The test sees changes from {seen:.4g} times that of noise alone on."
         return f"{line}. {_SENTENCES[self.verdict]}.{power}"
 
     def rows(self) -> list[dict[str, Any]]:

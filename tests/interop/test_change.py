@@ -84,8 +84,8 @@ def test_a_rate_of_zero_noise_alone_and_learning_are_told_apart(runs: Callable[[
     still, loud, quiet = (change(runs(part, kind)) for kind in KINDS)
     assert still.whole.change == 0 and still.verdict == "unmoved" and ". WARNING: " in still.sentence()
     assert loud.verdict == "within" and loud.whole.ratio == pytest.approx(1, abs=0.1)
-    assert ". Inconclusive: " in loud.sentence() and " The test sees 1." in loud.sentence()
-    assert quiet.verdict == "moved" and "WARNING" not in quiet.sentence() and " The test sees 1." in quiet.sentence()
+    assert ". Inconclusive: " in loud.sentence() and " The test sees changes from 1." in loud.sentence()
+    assert quiet.verdict == "moved" and "WARNING" not in quiet.sentence() and " The test sees changes from 1." in quiet.sentence()
     assert not any("\n" in one.sentence() for one in (still, loud, quiet))
 
 
