@@ -1,6 +1,6 @@
 """Processor time of `job=list list.plan=true` beside that of composing the same points.
 
-`python experiments/benchmarks/list_plans.py <folder> <part> <parts> [pattern]` measures part 0, 1, ... of as many: each point of every recipe
+`python experiments/benchmarks/list_plans.py <folder> <part> <parts> [pattern]` measures part 0, 1, ... of them: each point of every recipe
 outside `laptop/` is composed, planned, and planned again, by turns, and a row is appended to `<folder>/rows.jsonl`. Run the parts in
 order: the folder keeps what was solved, as the cache of one command does. Without a part it adds the rows up.
 """
