@@ -16,7 +16,7 @@ import time
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from dpx import interruption
+from dpx import __version__, interruption
 from dpx.console import stage
 from dpx.declaration import ConfigError, require
 from dpx.processes import address, signing
@@ -80,18 +80,20 @@ class Team:
         """Agrees with all processes on the nonce that the signatures of this job cover; every process calls it first.
 
         Each other process asks with its own random number, so that messages of an earlier job do not answer it. Raises `ConfigError`, in
-        every process, if one uses another key, or was started with other `arguments` of its command line.
+        every process, if one uses another key, runs another version of dpx, or was started with other `arguments` of its command line.
         """
         self._signer, own = Signer(key), secrets.token_hex(16)
         try:
             if self.is_owner:
                 nonce, heard = secrets.token_hex(16), [self._await(f"hello/{index}") for index in range(1, self.count)]
-                found = (_differing(index, one["arguments"], arguments) for index, one in enumerate(heard, 1))
-                refused = next(filter(None, found), None)
-                self._put("welcome", {"nonce": nonce, "asked": [one["asked"] for one in heard], "refused": refused})
+                refused = next(filter(None, (_refused(index, one, arguments) for index, one in enumerate(heard, 1))), None)
+                asked = [one.get("asked") if isinstance(one, dict) else one for one in heard]
+                self._put("welcome", {"nonce": nonce, "asked": asked, "refused": refused})
             else:
-                self._put(f"hello/{self.place.index}", {"asked": own, "arguments": list(arguments)})
+                self._put(f"hello/{self.place.index}", {"asked": own, "arguments": list(arguments), "dpx": __version__})
                 answer = self._await("welcome")
+                if "refused" not in answer:
+                    raise ConfigError("process 0", _OTHER_VERSION, _SAME_VERSION)
                 nonce, refused = answer["nonce"], answer["refused"]
                 if answer["asked"][self.place.index - 1] != own:
                     raise Forged("welcome")
@@ -102,7 +104,7 @@ class Team:
         if refused is not None:
             # The others read it from process 0, which ends last.
             self._have_all_ended() if self.is_owner else self.say_ended()
-            raise ConfigError(refused[0], refused[1], "Start all processes of a job with the same command line")
+            raise ConfigError(*refused)
 
     @property
     def count(self) -> int:
@@ -293,8 +295,16 @@ class Team:
                 raise PeerLost("process lost", line, _FIX)
 
 
-def _differing(index: int, theirs: list[str], own: Sequence[str]) -> tuple[str, str] | None:
-    """Returns what to say of process `index` if it has other arguments than process 0; `None` if they are the same."""
+_OTHER_VERSION = "runs another version of dpx than the others"
+_SAME_VERSION = "Install the same version for every process of a job"
+
+
+def _refused(index: int, hello: Any, own: Sequence[str]) -> tuple[str, str, str] | None:
+    """Returns why process `index`, which said `hello`, may not work with process 0 and its arguments; `None` if it may."""
+    # An older version says less, or a text alone.
+    if not isinstance(hello, dict) or hello.get("dpx") != __version__:
+        return f"process {index}", _OTHER_VERSION, _SAME_VERSION
+    theirs = hello["arguments"]
     if theirs == list(own):
         return None
     more, less = (" ".join(one for one in left if one not in right) for left, right in ((theirs, own), (own, theirs)))
@@ -304,7 +314,7 @@ def _differing(index: int, theirs: list[str], own: Sequence[str]) -> tuple[str, 
         how = f"with {more}, and process 0 was not"
     else:
         how = f"without {less}, which process 0 has" if less else "with the arguments of process 0 in another order"
-    return f"process {index}", f"was started {how}"
+    return f"process {index}", f"was started {how}", "Start all processes of a job with the same command line"
 
 
 # Words in the errors of jax for a process that does not answer any more.

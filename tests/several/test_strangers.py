@@ -167,6 +167,30 @@ def test_a_process_with_another_command_line_ends_all_before_anything_is_done(th
     assert all(isinstance(error, ConfigError) and not isinstance(error, PeerLost) for error in errors)
 
 
+# What a process of an older dpx says first: its number alone, that and its arguments, or these and its version.
+OLDER = ["0123", {"asked": "0123", "arguments": []}, {"asked": "0123", "arguments": [], "dpx": "0.0.1"}]
+
+
+@pytest.mark.parametrize("hello", OLDER, ids=str)
+def test_a_process_of_another_version_is_refused_in_one_line(hello: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    store, signer = Store(), Signer(SECRET)
+    store.key_value_set("dpx/hello/1", signer.signed("hello/1", hello))
+    # It does not say that it ended.
+    monkeypatch.setattr(Team, "_have_all_ended", lambda *_: False)
+    owner = Team(Place(0, 2, "a:1"), store)
+    with pytest.raises(ConfigError) as refused:
+        owner.meet(SECRET)
+    line = "runs another version of dpx than the others. Install the same version for every process of a job."
+    assert str(refused.value) == f"process 1: {line}"
+    welcome = signer.value("welcome", store.blocking_key_value_get("dpx/welcome", 0))
+    assert welcome["asked"] == ["0123"]
+    store = Store()
+    store.key_value_set("dpx/welcome", signer.signed("welcome", {"nonce": "n", "asked": [hello]}))
+    with pytest.raises(ConfigError) as refused:
+        Team(Place(1, 2, "a:1"), store).meet(SECRET)
+    assert str(refused.value) == f"process 0: {line}"
+
+
 def test_another_key_is_refused_in_one_line() -> None:
     store = Store()
     store.key_value_set("dpx/welcome", Signer(b"x" * SHORTEST).signed("welcome", {"nonce": "n", "asked": [], "refused": None}))
