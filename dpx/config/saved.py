@@ -10,6 +10,7 @@ import yaml
 from omegaconf import DictConfig, OmegaConf
 
 from dpx.claim import agreement
+from dpx.claim.manifest import CHAIN
 from dpx.config.hints import nearest
 from dpx.declaration import ConfigError, require
 from dpx.run_folder import CONFIG
@@ -26,6 +27,9 @@ def load(run: str) -> tuple[DictConfig, Path]:
     """
     folder = next((place for place in (Path(run), Path("outputs", run)) if (place / "release" / CONFIG).is_file()), None)
     if folder is None:
+        is_chain = any((place / "release" / CHAIN).is_file() for place in (Path(run), Path("outputs", run)))
+        fix = "Name the folder of one of its stages, or add job=explain to the command of the chain"
+        require(not is_chain, f"run={run}", "is the folder of a chain and not of one run", fix)
         try:
             folders = sorted(path.parent.parent for path in Path("outputs").glob(f"{run}-*/release/{CONFIG}"))
         except (NotImplementedError, ValueError):

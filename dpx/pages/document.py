@@ -40,6 +40,8 @@ _MEANING = re.compile(
     r"""[\\`<>|~$"&]|^[#+*=-]|(?<=^\d)[.)](?=\s|$)|(?<=^\d\d)[.)](?=\s|$)|](?=[(\[])|\*(?=\S)|(?<=\S)\*|(?<!\w)_|_(?!\w)"""
 )
 _NAMED = {"&": "&amp;", "<": "&lt;", ">": "&gt;", '"': "&quot;"}
+# The width of a picture of one plot is below this; one of several is above.
+_ONE_PLOT = 500
 _BESIDE = re.compile(r"(?:[\w.&-]+/)*(?:[\w.&-]*)(?:#[\w.-]+)?")
 # Not by colour alone.
 _SIGNS = {"pass": "✅ pass", "fail": "❌ fail", "not run": "◻️ not run"}
@@ -174,7 +176,10 @@ def _as_html(block: Block, links: Mapping[str, str]) -> str:
     if isinstance(block, Folded):
         return f"<details><summary>{escaped(block.summary)}</summary>\n{_of_markdown(block.text, links)}</details>"
     if isinstance(block, Figure):
-        return f"<figure>{block.svg}<figcaption>{escaped(block.caption)}</figcaption></figure>"
+        # Several plots side by side are scrolled where a narrow screen would make them unreadable.
+        wide = re.search(r'viewBox="0 0 (\d+)', block.svg)
+        drawn = f'<div class="wide several" tabindex="0">{block.svg}</div>' if wide and int(wide[1]) > _ONE_PLOT else block.svg
+        return f"<figure>{drawn}<figcaption>{escaped(block.caption)}</figcaption></figure>"
     if isinstance(block, Panels):
         legend = _as_html(block.legend, links) if block.legend else ""
         return f'{legend}<div class="panels">{"".join(_as_html(figure, links) for figure in block.figures)}</div>'

@@ -33,6 +33,8 @@ CURVES = {
 AS_STEPS_GO = "as_steps_go"
 _PRIVATE = "This page depends on the protected text without noise: keep it below `private/`."
 _MANY = "Whoever sees several of these runs learns more than each of them allows: `job=account` composes what they spent."
+# Settings beside one another that a page has room for.
+_COLUMNS = 5
 # Facts that are numbers; the others are texts, though some look like numbers.
 _NUMBERS = ("delta", "noise_multiplier", "seconds")
 
@@ -62,13 +64,12 @@ def document(run: Run, in_short: str, words: Sequence[str], tables: Sequence[Tab
 def comparison(runs: Sequence[Run]) -> Document:
     """Returns the page of several runs: what each learns and spends, their curves together, the settings that differ and all numbers."""
     differing = _differing(runs)
-    settings = [(escaped(label(run)), *(code(run.config.get(key, "–")) for key in differing)) for run in runs]
     sections = [
         Section("Results and privacy", [_side_by_side(runs)], "results"),
         Section("Curves", _curves(runs), "curves"),
         Section(
             "Settings that differ",
-            [grid(("run", *map(code, differing)), settings)] if differing else ["None: the runs are replicates."],
+            [_settings(runs, differing)] if differing else ["None: the runs are replicates."],
             "settings",
         ),
         Section("All numbers", [_results(runs, "all numbers of each run")], "numbers"),
@@ -138,8 +139,23 @@ def _differing(runs: Sequence[Run]) -> list[str]:
 
 
 def _by_difference(runs: Sequence[Run]) -> dict[str, str]:
-    """Returns a name for each run: the settings that differ, with short keys, such as `epsilon=2, steps=100`, or its folder's name where
-    they are long or the same."""
+    """Returns a name for each run: the settings that differ, with short keys, such as `epsilon=2, steps=100`.
+
+    Runs of several experiments, of which too much differs, are named by their experiment and what differs within it, or by their folder.
+    """
+    if (names := _differences(runs)) is None:
+        by_experiment = {run.experiment: [one for one in runs if one.experiment == run.experiment] for run in runs}
+        alone = {label(of[0]): "" for of in by_experiment.values() if len(of) == 1}
+        within = [_differences(of) for of in by_experiment.values() if len(of) > 1]
+        if len(by_experiment) == 1 or None in within:
+            return {label(run): label(run) for run in runs}
+        said = {name: text for one in (alone, *filter(None, within)) for name, text in one.items()}
+        names = {label(run): ", ".join(filter(None, (run.experiment, said[label(run)]))) for run in runs}
+    return names
+
+
+def _differences(runs: Sequence[Run]) -> dict[str, str] | None:
+    """Returns the settings that differ by the folder of each run; `None` where they are long or the same."""
     differing = _differing(runs)
     ends = Counter(key.rpartition(".")[2] for key in differing)
     short = {key: end if ends[end := key.rpartition(".")[2]] == 1 else key for key in differing}
@@ -147,7 +163,17 @@ def _by_difference(runs: Sequence[Run]) -> dict[str, str]:
     if len({run.replicate for run in runs}) > 1:
         said = [", ".join(filter(None, (one, f"replicate={run.replicate}"))) for one, run in zip(said, runs, strict=True)]
     is_plain = len(set(said)) == len(said) and all(0 < len(one) <= 120 for one in said)
-    return {label(run): one if is_plain else label(run) for run, one in zip(runs, said, strict=True)}
+    return {label(run): one for run, one in zip(runs, said, strict=True)} if is_plain else None
+
+
+def _settings(runs: Sequence[Run], differing: Sequence[str]) -> Block:
+    """Returns the settings that differ: a row for each run, or for each setting where there are more settings than a page is wide."""
+    if len(differing) <= _COLUMNS:
+        return grid(
+            ("run", *map(code, differing)), [(escaped(label(run)), *(code(run.config.get(key, "–")) for key in differing)) for run in runs]
+        )
+    rows = [(code(key), *(code(run.config.get(key, "–")) for run in runs)) for key in differing]
+    return grid(("setting", *(escaped(label(run)) for run in runs)), rows)
 
 
 def _curves(runs: Sequence[Run]) -> list[Block]:

@@ -55,6 +55,17 @@ def test_what_names_no_run_is_refused_in_a_line(tmp_path: Path, monkeypatch: pyt
         _of_finished_run(recipes.compose([f"run={name}"]), [f"run={name}"])
 
 
+def test_the_folder_of_a_chain_is_named_as_such(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "outputs/two-1234/release").mkdir(parents=True)
+    (tmp_path / "outputs/two-1234/release/chain.json").write_text("{}")
+    for name in ("two-1234", "outputs/two-1234"):
+        with pytest.raises(
+            ConfigError, match="is the folder of a chain and not of one run. Name the folder of one of its stages, or add job=explain"
+        ):
+            config.load(name)
+
+
 def test_a_config_that_is_a_list_is_none(tmp_path: Path) -> None:
     (tmp_path / "release").mkdir()
     (tmp_path / "release" / "config.yaml").write_text("- 1\n")

@@ -4,12 +4,13 @@ import dataclasses
 import re
 import shutil
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from dpx.declaration import ConfigError
 from dpx.pages import run_page
-from dpx.pages.document import Panels, html
+from dpx.pages.document import Document, Figure, Panels, Section, html
 from dpx.table import Table
 from dpx_papers.report import overview, page, rows
 from tests.report import made
@@ -86,6 +87,26 @@ def test_all_pictures_of_several_runs_share_one_legend_that_names_what_differs()
     panels = run_page.comparison([first, runs[1]]).sections[1].blocks[0]
     assert isinstance(panels, Panels)
     assert "stroke: var(--s2)" in panels.figures[0].svg and "stroke: var(--s1)" not in panels.figures[0].svg
+
+
+def test_runs_of_several_experiments_are_named_by_them_and_many_settings_are_rows() -> None:
+    keys: dict[str, Any] = {f"data__key_{number}": "a value that is far too long for a legend" for number in range(8)}
+    first = made.run("anil_epsilon_sweep", 0.2, curves=CURVES, noise__epsilon=5.36)
+    second = made.run("anil_batch_sweep", 0.2, curves=CURVES, noise__epsilon=1.08, **keys)
+    runs = [
+        first,
+        *(dataclasses.replace(second, run=f"run{epsilon}", config={**second.config, "noise.epsilon": epsilon}) for epsilon in "12"),
+    ]
+    text = html(run_page.comparison(runs))
+    for name in ("laptop_anil_epsilon_sweep", "laptop_anil_batch_sweep, epsilon=1", "laptop_anil_batch_sweep, epsilon=2"):
+        assert f">{name}</text>" in text
+    assert "<th>setting</th>" in text and '<td data-column="setting"><code>noise.epsilon</code></td>' in text
+
+
+def test_a_figure_of_several_plots_is_scrolled_and_one_of_a_single_plot_is_not() -> None:
+    figures = [Figure("one", f'<svg viewBox="0 0 {width} 237.6"></svg>', "words", b"") for width in ("352.8", "705.6")]
+    text = html(Document("Title", [], [Section("S", figures, "s")]))
+    assert text.count('<div class="wide several" tabindex="0"><svg viewBox="0 0 705.6') == text.count('class="wide several"') == 1
 
 
 def test_a_page_says_what_was_learnt_beside_what_needs_no_learning_and_rounds() -> None:
