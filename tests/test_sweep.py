@@ -27,9 +27,10 @@ def test_only_what_differs_is_named() -> None:
 
 
 def test_an_error_that_several_points_share_is_told_once_and_a_finished_point_has_none() -> None:
-    points = [Outcome(Path(f"p{seed}"), (f"seed={seed}",), "failed", error="one long line") for seed in (1, 2, 3)]
-    shown = _shown(*points, Outcome(Path("p4"), ("seed=4",), "finished", 0.25), Outcome(Path("p5"), ("seed=5",), "finished", 0.5))
-    assert shown.count("one long line") == 1 and shown.count("as seed=1") == 2 and shown.count("as seed=") == 2
+    points = [Outcome(Path(f"p{seed}"), (f"seed={seed}",), "failed", error="one long line") for seed in (1, 2, 3, 4)]
+    finished = [Outcome(Path(f"p{seed}"), (f"seed={seed}",), "finished", 0.25) for seed in (5, 6)]
+    shown = _shown(*points[:3], *finished, points[3])
+    assert shown.count("one long line") == 1 and shown.count("as above") == 2 and shown.count("as seed=") == shown.count("as seed=1") == 1
 
 
 def test_jobs_of_several_threads_keep_their_entries(tmp_path: Path) -> None:

@@ -55,13 +55,16 @@ def show(outcomes: list[Outcome], console: Console) -> None:
     points = varying([outcome.point for outcome in outcomes])
     table = Table("point", "state", "held-out accuracy", "epsilon", "folder", "error", title="points of the sweep", title_justify="left")
     first: dict[str, str] = {}
+    before = None
     for outcome, point in zip(outcomes, points, strict=True):
         error = outcome.error or ""
         told = first.setdefault(error, point) if error else point
+        shown = error if told == point else "as above" if error == before else f"as {told}"
+        before = error
         score = "" if outcome.score is None else accuracy_of(outcome.folder) or f"{outcome.score:.2%}"
         epsilon = "" if outcome.score is None else epsilon_of(outcome.folder)
         # Escaped, so that a path in brackets is not read as markup.
-        table.add_row(escape(point), outcome.state, score, epsilon, outcome.folder.name, escape(error if told == point else f"as {told}"))
+        table.add_row(escape(point), outcome.state, score, epsilon, outcome.folder.name, escape(shown))
     console.print(table)
     _show_replicates(outcomes, console)
 
