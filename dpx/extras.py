@@ -13,6 +13,7 @@ PACKAGES = {
     "chat": "jinja2",
     "tune": "optuna",
     "plots": "matplotlib",
+    "papers": "pandas",
     "correlated": "jax_privacy",
     "launchers": "submitit",
 }

@@ -2,12 +2,14 @@
 
 import ast
 import functools
+import re
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 import dpx
+import dpx_papers
 
 PACKAGE = Path(dpx.__file__).parent
 
@@ -84,6 +86,16 @@ def test_dpx_imports_nothing_of_the_package_of_the_papers():
     assert [name for name, imported in arrows().items() if any(_is_in(one, ("dpx_papers",)) for one in imported)] == []
     naming = [path.relative_to(PACKAGE).as_posix() for path in modules().values() if "dpx_papers" in path.read_text()]
     assert naming == [], "not by a name in a string either"
+
+
+def test_no_analysis_needs_the_tables_of_pages_to_be_planned():
+    """pandas and jinja2 are imported where a page is made, not where an analysis or a job is declared."""
+    papers = Path(str(dpx_papers.__file__)).parent
+    for path in (path for path in papers.rglob("*.py") if path.parent.name != "report" and path.name not in ("rules.py", "supplied.py")):
+        wanted = {f"{name}.py" for name in re.findall(r"^from dpx_papers\.report(?:\.| import )(\w+)", path.read_text(), re.MULTILINE)}
+        assert wanted <= {"shape.py", "rows.py"}, path
+    for name in ("shape.py", "rows.py"):
+        assert not re.search(r"^(import|from) (pandas|jinja2)", (papers / "report" / name).read_text(), re.MULTILINE)
 
 
 def test_no_files_import_each_other_in_a_circle():

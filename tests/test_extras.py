@@ -16,6 +16,7 @@ from dpx.data.table import TableSource
 from dpx.data.tokenizer import of_vocabulary
 from dpx.data.vocabulary import SPECIAL_TOKENS
 from dpx.declaration import ConfigError
+from dpx.job.report import Report
 from dpx.pages import pictures
 from dpx.picture import Picture
 from dpx_papers.benchmark.job import require_installed
@@ -31,6 +32,7 @@ from dpx_papers.benchmark.job import require_installed
             lambda: ChatTemplate(dataclasses.replace(of_vocabulary(list(SPECIAL_TOKENS)), chat_templates={"default": "{{ messages }}"})),
         ),
         ("plots", lambda: pictures.draw([Picture("name", "caption", ())], [])),
+        ("papers", lambda: extras.supplied("report_of_papers", "")(Report(paper="anil2021"))),
         ("bench", lambda: require_installed("opacus_ew")),
         ("correlated", lambda: extras.require_extra("mechanism=banded", "correlated")),
     ],

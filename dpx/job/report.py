@@ -41,7 +41,8 @@ class Report:
 
     def __call__(self, experiment: Experiment, folder: RunFolder) -> None:
         if folder.has_begun or self.runs:
-            require_extra("job=report", "plots")
+            for library in ("matplotlib", "jinja2"):
+                require_extra("job=report", "plots", library)
             _of_run(experiment, folder) if folder.has_begun else _of_several(self.runs, folder)
         else:
             supplied("report_of_papers", f"report.paper={self.paper}")(self)

@@ -4,35 +4,31 @@ What comes from a record is text: `escaped` and `code` write it so that neither 
 for titles, summaries and captions. In Markdown, HTML and pictures are text, and links lead to this page or to files beside it.
 """
 
+import base64
 import dataclasses
+import functools
 import itertools
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from markdown_it import MarkdownIt
 from markdown_it.common.utils import escapeHtml
 
-# Colours of pages and figures, as CSS variables with a light and a dark value.
+# Colours of pages, as CSS variables with a light and a dark value; figures are on white (figures.mplstyle).
 _LIGHT = {
     "paper": "#ffffff", "ink": "#1c1c1e", "soft": "#5c5f66", "rule": "#d9dbe0", "shade": "#f1f2f4", "good": "#0b6e4f", "bad": "#b3261e",
-    "s1": "#0060a0", "s2": "#c44e00", "s3": "#00795a", "s4": "#9b3f7a", "s5": "#6f6400",
+    "s1": "#0060a0",
 }  # fmt: skip
 _DARK = {
     "paper": "#16181c", "ink": "#e6e7ea", "soft": "#a2a6ae", "rule": "#363a41", "shade": "#24272d", "good": "#4fd1a5", "bad": "#ff8a80",
-    "s1": "#63b3ff", "s2": "#ffa257", "s3": "#45d0a5", "s4": "#ee9fd0", "s5": "#e0d24a",
+    "s1": "#63b3ff",
 }  # fmt: skip
 
 
-# The five series differ in lightness as well as hue, so that they stay apart for readers with any colour blindness; figures also give each
-# its own marker and dash.
 CSS_COLOURS = tuple(" ".join(f"--{name}: {value};" for name, value in colours.items()) for colours in (_LIGHT, _DARK))
 COLOURS = f":root {{ {CSS_COLOURS[0]} }} @media (prefers-color-scheme: dark) {{ :root {{ {CSS_COLOURS[1]} }} }}"
-SERIES = tuple(_LIGHT[f"s{number}"] for number in range(1, 6))
-INK, SOFT, RULE = _LIGHT["ink"], _LIGHT["soft"], _LIGHT["rule"]
-MARKERS = ("o", "s", "^", "D", "v")
-DASHES = ("-", (0, (5, 1.5)), (0, (1.5, 1.2)), (0, (6, 1.5, 1.5, 1.5)), (0, (3, 1, 1, 1, 1, 1)))
 # What a browser may do with a page: use the styles in it and its empty icon, nothing else.
 _POLICY = "default-src 'none'; style-src 'unsafe-inline'; img-src data:; base-uri 'none'; form-action 'none'"
 # Characters that mean something in Markdown, HTML or an attribute: anywhere, at the start of a line, or beside certain others.
@@ -51,12 +47,11 @@ _SHOWN = {_SIGNS["pass"]: '<b class="good">✓</b> pass', _SIGNS["fail"]: '<b cl
 
 @dataclasses.dataclass(frozen=True)
 class Figure:
-    """An SVG drawing that follows the reader's theme; `name` is its file name without ending, `png` the same on white if asked for."""
+    """A drawing; `name` is its file name without ending, and `drawn` returns its file as `svg`, `png` or `pdf`."""
 
     name: str
-    svg: str
     caption: str
-    png: bytes = b""
+    drawn: Callable[[str], bytes]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -123,9 +118,8 @@ def one_line(value: Any) -> str:
 
 def grid(columns: Sequence[str], rows: Sequence[Sequence[str]], summary: str = "") -> str | Folded:
     """Returns a table, its cells as Markdown; a cell that is a verdict (`pass`, `fail`, `not run`) gets its sign."""
-    lines = [columns, ["---"] * len(columns), *rows]
-    cells = ([str(_SIGNS.get(cell, cell)).replace("|", "\\|").replace("\n", " ") for cell in line] for line in lines)
-    return _folded("\n".join(f"| {' | '.join(line)} |" for line in cells), summary)
+    cells = [[str(_SIGNS.get(cell, cell)).replace("|", "\\|").replace("\n", " ") for cell in line] for line in (columns, *rows)]
+    return _folded(_templates().get_template("grid.md.j2").render(columns=cells[0], rows=cells[1:]), summary)
 
 
 def items(lines: Sequence[str], summary: str = "") -> str | Folded:
@@ -139,51 +133,38 @@ def _folded(text: str, summary: str) -> str | Folded:
 
 def markdown(document: Document) -> str:
     """Returns the whole page as Markdown, its figures in `figures/` beside it."""
-    parts = [f"# {escaped(document.title)}", *document.lead]
-    for section in document.sections:
-        parts.append(f'<a id="{escaped(section.anchor)}"></a>\n\n## {escaped(section.title)}')
-        parts += map(_as_markdown, section.blocks)
-    return "\n\n".join(parts) + "\n"
-
-
-def _as_markdown(block: Block) -> str:
-    if isinstance(block, Folded):
-        return f"<details><summary>{escaped(block.summary)}</summary>\n\n{block.text}\n\n</details>"
-    if isinstance(block, Figure | Panels):
-        named = [(escaped(figure.caption), figure.name) for figure in _figures(block)]
-        return "\n\n".join(f"![{caption}](figures/{name}.svg)\n\n*{caption}*" for caption, name in named)
-    return block
+    return _templates().get_template("page.md.j2").render(document=document)
 
 
 def html(document: Document, links: Mapping[str, str] | None = None) -> str:
     """Returns the page as one HTML file that holds its figures, light or dark by the reader's setting; a name in the letters of code leads
     to its address in `links`."""
-    contents = "".join(f'<a href="#{escaped(section.anchor)}">{escaped(section.title)}</a>' for section in document.sections)
-    body = [f"<h1>{escaped(document.title)}</h1>", *(_of_markdown(text, links or {}) for text in document.lead), f"<nav>{contents}</nav>"]
-    for section in document.sections:
-        body.append(f'<h2 id="{escaped(section.anchor)}">{escaped(section.title)}</h2>')
-        body += [_as_html(block, links or {}) for block in section.blocks]
     style = f"{COLOURS}\n{(Path(__file__).parent / 'page.css').read_text()}"
-    # An empty icon: otherwise a browser asks the server for one.
-    head = f'<meta charset="utf-8"><meta http-equiv="Content-Security-Policy" content="{_POLICY}">'
-    head += '<meta name="viewport" content="width=device-width, initial-scale=1"><link rel="icon" href="data:,">'
-    head += f"<title>{escaped(document.title)}</title><style>{style}</style>"
-    lines = "\n".join(part.strip() for part in body)
-    return f'<!doctype html>\n<html lang="en"><head>{head}</head>\n<body>\n{lines}\n</body></html>\n'
+    template = _templates().overlay()
+    template.filters |= {"html": functools.partial(_of_markdown, links=links or {})}
+    return template.get_template("page.html.j2").render(document=document, style=style, policy=_POLICY)
 
 
-def _as_html(block: Block, links: Mapping[str, str]) -> str:
-    if isinstance(block, Folded):
-        return f"<details><summary>{escaped(block.summary)}</summary>\n{_of_markdown(block.text, links)}</details>"
-    if isinstance(block, Figure):
-        # Several plots side by side are scrolled where a narrow screen would make them unreadable.
-        wide = re.search(r'viewBox="0 0 (\d+)', block.svg)
-        drawn = f'<div class="wide several" tabindex="0">{block.svg}</div>' if wide and int(wide[1]) > _ONE_PLOT else block.svg
-        return f"<figure>{drawn}<figcaption>{escaped(block.caption)}</figcaption></figure>"
-    if isinstance(block, Panels):
-        legend = _as_html(block.legend, links) if block.legend else ""
-        return f'{legend}<div class="panels">{"".join(_as_html(figure, links) for figure in block.figures)}</div>'
-    return _of_markdown(block, links)
+@functools.cache
+def _templates() -> Any:
+    """Returns the templates of pages. They write texts as they are: `escaped` and `_of_markdown` alone make HTML of them."""
+    import jinja2
+
+    made = jinja2.Environment(loader=jinja2.FileSystemLoader(Path(__file__).with_name("templates")), undefined=jinja2.StrictUndefined)
+    made.filters |= {"escaped": escaped, "figures": _figures, "base64": lambda one: base64.b64encode(one.drawn("svg")).decode()}
+    kinds = {"folded": Folded, "panels": Panels, "drawn": Figure | Panels}
+    made.tests |= {name: functools.partial(_is, kind=kind) for name, kind in kinds.items()} | {"several": _is_several}
+    return made
+
+
+def _is(block: Any, kind: Any) -> bool:
+    return isinstance(block, kind)
+
+
+def _is_several(figure: Figure) -> bool:
+    """Returns whether a figure is of several plots side by side, which a narrow screen scrolls."""
+    wide = re.search(rb'viewBox="0 0 (\d+)', figure.drawn("svg"))
+    return wide is not None and int(wide[1]) > _ONE_PLOT
 
 
 def _of_markdown(text: str, links: Mapping[str, str]) -> str:
@@ -204,23 +185,3 @@ def _table(found: re.Match[str]) -> str:
     named = re.sub("<td>", lambda _: f'<td data-column="{next(columns)}">', found[0])
     # A table that is wider than its place is scrolled by keyboard too.
     return f'<div class="wide" tabindex="0">{named}</div>'
-
-
-def themed(svg: str, name: str, label: str) -> str:
-    """Returns matplotlib's SVG for a page: colours as variables, unique ids, no prolog or metadata (nothing that names another host)."""
-    svg = re.sub(r"<metadata>.*?</metadata>", "", svg[svg.index("<svg") :], flags=re.S)
-    for variable in ("ink", "soft", "rule", "s1", "s2", "s3", "s4", "s5"):
-        svg = svg.replace(_LIGHT[variable], f"var(--{variable})")
-    svg = re.sub(r'\bid="', f'id="{name}-', svg)
-    svg = svg.replace("url(#", f"url(#{name}-").replace('href="#', f'href="#{name}-')
-    # As wide as drawn where there is room; the height follows from the view box.
-    pixels = r' width="([\d.]+)pt" height="[^"]*"'
-    svg = re.sub(pixels, lambda found: f' style="max-width: {float(found[1]) * 4 / 3:.0f}px"', svg, count=1)
-    return svg.replace("<svg", f'<svg role="img" aria-label="{escaped(label)}"', 1)
-
-
-def standalone(svg: str) -> str:
-    """Returns a themed figure as a standalone file, with the variables inside."""
-    light, dark = CSS_COLOURS
-    style = f"<style>svg {{ {light} background: var(--paper); }} @media (prefers-color-scheme: dark) {{ svg {{ {dark} }} }}</style>"
-    return '<?xml version="1.0" encoding="utf-8"?>\n' + re.sub(r"(<svg[^>]*>)", lambda match: match[0] + style, svg, count=1)

@@ -1,4 +1,4 @@
-"""Pictures of tables as figures: SVG that follows the reader's theme, and PNG on white. Only drawing imports matplotlib (extra `plots`)."""
+"""Pictures of tables as figures: SVG, PNG and PDF, in one style (`figures.mplstyle`). Only drawing imports matplotlib (extra `plots`)."""
 
 import functools
 import io
@@ -10,7 +10,7 @@ from typing import Any
 
 from dpx.declaration import ConfigError
 from dpx.extras import require_extra
-from dpx.pages.document import DASHES, INK, MARKERS, RULE, SERIES, SOFT, Figure, one_line, standalone, themed
+from dpx.pages.document import Figure, one_line
 from dpx.picture import Arrows, Cells, Lines, Picture
 from dpx.places import as_printed
 from dpx.table import Table
@@ -19,36 +19,32 @@ Row = dict[str, Any]
 # An x that is text is a category of the axis.
 Points = Sequence[tuple[Any, Any]]
 
-_STYLE: dict[Any, Any] = {
-    "svg.fonttype": "none",
-    "font.family": "sans-serif",
-    "font.sans-serif": ["system-ui", "Segoe UI", "Roboto", "DejaVu Sans", "sans-serif"],
-    "font.size": 10.5,
-    "axes.titlesize": 11,
-    "axes.titlelocation": "left",
-    "axes.grid": True,
-    "grid.color": RULE,
-    "grid.linewidth": 0.7,
-    "savefig.transparent": True,
-    **dict.fromkeys(("axes.edgecolor", "xtick.color", "ytick.color"), SOFT),
-    **dict.fromkeys(("axes.labelcolor", "axes.titlecolor", "text.color"), INK),
-    **dict.fromkeys(("axes.spines.top", "axes.spines.right", "legend.frameon"), False),
-    **dict.fromkeys(("figure.facecolor", "axes.facecolor"), "none"),
+_STYLE = Path(__file__).with_name("figures.mplstyle")
+# No date, and no name of a program or of a host, so that a file is a function of what it shows.
+KINDS: dict[str, dict[str, None]] = {
+    "svg": dict.fromkeys(("Date", "Creator", "Format", "Type")),
+    "png": {"Software": None},
+    "pdf": dict.fromkeys(("CreationDate", "Creator", "Producer")),
 }
 
 
 def write(pictures: Sequence[Picture], tables: Sequence[Table], folder: Path) -> str:
-    """Draws each picture to `<name>.svg` and `<name>.png` in `folder`; returns what to tell the user, without matplotlib why not."""
+    """Draws each picture to `<name>.svg`, `.png` and `.pdf` in `folder`; returns what to tell the user, without matplotlib why not."""
     if not pictures:
         return ""
     try:
         figures = draw(pictures, tables)
     except ConfigError as refusal:
         return f"no pictures: {refusal.reason}. {refusal.fix}"
-    for figure in figures:
-        (folder / f"{figure.name}.svg").write_text(standalone(figure.svg))
-        (folder / f"{figure.name}.png").write_bytes(figure.png)
+    save(figures, folder)
     return "pictures: " + ", ".join(as_printed(folder / f"{figure.name}.svg") for figure in figures)
+
+
+def save(figures: Sequence[Figure], folder: Path) -> None:
+    """Writes the files of each figure into `folder`."""
+    for figure in figures:
+        for kind in KINDS:
+            (folder / f"{figure.name}.{kind}").write_bytes(figure.drawn(kind))
 
 
 def draw(pictures: Sequence[Picture], tables: Sequence[Table]) -> list[Figure]:
@@ -82,28 +78,49 @@ def _drawn(picture: Picture, paint: Sequence[Callable[[Any], None]]) -> Figure:
 
 
 def _saved(name: str, caption: str, paint: Callable[[Any], None], inches: tuple[float, float], **cut: Any) -> Figure:
-    """Returns what `paint` draws on a canvas of `inches`, as SVG and PNG."""
+    """Returns what `paint` draws on a canvas of `inches`."""
     require_extra("a picture", "plots")
-    import matplotlib
+    import matplotlib.style
     from matplotlib.figure import Figure as Canvas
-    from matplotlib.text import Text
 
     # The salt makes ids, and so the file, a function of the content.
-    with matplotlib.rc_context({**_STYLE, "svg.hashsalt": name}):
+    style: Any = [_STYLE, {"svg.hashsalt": name}]
+    with matplotlib.style.context(style):
         canvas = Canvas(figsize=inches)
         paint(canvas)
-        written, pixels = io.StringIO(), io.BytesIO()
-        canvas.savefig(written, format="svg", metadata={"Date": None, "Creator": None}, **cut)
-        # Pixels need an installed font, and this one comes with matplotlib; a page has the fonts of the reader's browser.
-        for text in canvas.findobj(Text):
-            text.set_fontfamily("DejaVu Sans")
-        canvas.savefig(pixels, format="png", dpi=110, facecolor="white", transparent=False, metadata={"Software": None}, **cut)
-    return Figure(name, themed(written.getvalue(), name, caption), caption, pixels.getvalue())
+
+    @functools.cache
+    def drawn(kind: str) -> bytes:
+        with matplotlib.style.context(style):
+            canvas.savefig(written := io.BytesIO(), format=kind, metadata=KINDS[kind], **cut)
+        return written.getvalue()
+
+    return Figure(name, caption, drawn)
+
+
+def _cycle(key: str) -> list[Any]:
+    """Returns what the style gives the series: `color`, `marker` or `linestyle`."""
+    import matplotlib
+
+    return matplotlib.rcParams["axes.prop_cycle"].by_key()[key]
+
+
+def _colour(number: int) -> str:
+    return _cycle("color")[number % 5]
+
+
+def _soft() -> str:
+    """Returns the colour of axes, for what is not a series."""
+    import matplotlib
+
+    return matplotlib.rcParams["axes.edgecolor"]
 
 
 def _draw(panel: Lines | Arrows | Cells, rows: list[Row], axes: Any) -> None:
     x, y = (columns if isinstance(columns, str) else "" for columns in (panel.x, panel.y))
-    axes.set(title=panel.title, xlabel=panel.x_label or x.replace("_", " "), ylabel=panel.y_label or y.replace("_", " "))
+    # A longer label than the axes are high would be cut.
+    y_label = textwrap.fill(panel.y_label or y.replace("_", " "), 32)
+    axes.set(title=panel.title, xlabel=panel.x_label or x.replace("_", " "), ylabel=y_label)
     {Lines: _lines, Arrows: _arrows, Cells: _cells}[type(panel)](panel, rows, axes)
 
 
@@ -127,17 +144,17 @@ def _lines(panel: Lines, rows: list[Row], axes: Any) -> None:
                 _replicates(axes, number, label, [row[panel.runs] for row in drawn], points)
             elif column in panel.marks:
                 # Open marks that grow with the series' number, so that equal values of several series are all seen.
-                look = {"s": 14 + 26 * number, "marker": MARKERS[number % 5], "edgecolors": SERIES[number % 5], "facecolors": "none"}
+                look = {"s": 14 + 26 * number, "marker": _cycle("marker")[number % 5], "edgecolors": _colour(number), "facecolors": "none"}
                 axes.scatter(*zip(*points, strict=True), linewidths=1.4, label=label, **look)
             else:
                 _line(axes, number, label, points, every_mark=len(points) <= 30)
             number += 1
     _scales(panel, axes)
     if isinstance(panel.level, int | float):
-        axes.axhline(panel.level, color=SOFT, linewidth=1.2, linestyle=":")
+        axes.axhline(panel.level, color=_soft(), linewidth=1.2, linestyle=":")
     axes.set(**{name: limits for name, limits in (("xlim", panel.x_limits), ("ylim", panel.y_limits)) if limits})
     if number > 1 and not panel.series and axes.get_legend_handles_labels()[0]:
-        look = {"fontsize": 9, "title_fontsize": 9, "handlelength": 3, "loc": "upper left", "bbox_to_anchor": (1.0, 1.0)}
+        look = {"handlelength": 3, "loc": "upper left", "bbox_to_anchor": (1.0, 1.0)}
         axes.legend(title=panel.by.replace("_", " ") or None, **look)
 
 
@@ -157,9 +174,19 @@ def _scales(panel: Lines, axes: Any) -> None:
         low, high = axis.get_view_interval()
         if scale == "linear" and high > 10_000:
             axis.set_major_formatter(lambda value, _: f"{value / 1000:g}K")
-        if scale == "log" and 1e-3 < low and high < 1000:
-            axis.set_major_formatter("{x:g}")
-            axis.set_minor_formatter(lambda value, _: f"{value:g}" if f"{value:e}"[0] in "25" else "")
+        if scale == "log":
+            is_plain, is_short = bool(1e-3 < low and high < 1000), bool(high < 100 * low)
+            if is_plain:
+                axis.set_major_formatter("{x:g}")
+            axis.set_minor_formatter(functools.partial(_between, is_plain=is_plain, is_short=is_short))
+
+
+def _between(value: float, _: Any, is_plain: bool, is_short: bool) -> str:
+    """Returns the label of a tick between powers of ten: 2 and 5 alone have one, on a short axis or in plain numbers."""
+    first, _, power = f"{value:e}".partition("e")
+    if first[0] not in "25" or not (is_plain or is_short):
+        return ""
+    return f"{value:g}" if is_plain else rf"${first[0]}{{\times}}10^{{{int(power)}}}$"
 
 
 def _line(axes: Any, number: int, label: str, points: Points, every_mark: bool) -> None:
@@ -170,7 +197,7 @@ def _line(axes: Any, number: int, label: str, points: Points, every_mark: bool) 
 def _look(number: int) -> dict[str, Any]:
     """Returns a thick line; colour, dash and marker by the number. From the sixth on colours repeat, with another dash and marker."""
     turned = (number + number // 5) % 5
-    return {"color": SERIES[number % 5], "linestyle": DASHES[turned], "marker": MARKERS[turned], "linewidth": 1.9, "markersize": 4.5}
+    return {"color": _colour(number), "linestyle": _cycle("linestyle")[turned], "marker": _cycle("marker")[turned]}
 
 
 def _plain(value: Any) -> str:
@@ -180,7 +207,7 @@ def _plain(value: Any) -> str:
 
 def _scatter(axes: Any, number: int, points: Points) -> None:
     """Draws every replicate as a mark."""
-    axes.scatter(*zip(*points, strict=True), s=22, marker=MARKERS[number % 5], color=SERIES[number % 5], alpha=0.75, linewidths=0)
+    axes.scatter(*zip(*points, strict=True), s=22, marker=_cycle("marker")[number % 5], color=_colour(number), alpha=0.75, linewidths=0)
 
 
 def _values(axes: Any, points: Points) -> None:
@@ -201,7 +228,7 @@ def _replicates(axes: Any, number: int, label: str, runs: Sequence[Any], points:
         ys.setdefault(x, []).append(y)
     if max(map(len, curves.values())) > 1:
         for curve in curves.values() if len(curves) > 1 else ():
-            axes.plot(*zip(*curve, strict=True), color=SERIES[number % 5], linewidth=0.8, alpha=0.35)
+            axes.plot(*zip(*curve, strict=True), color=_colour(number), linewidth=0.8, alpha=0.35, linestyle="-", marker="")
         _line(axes, number, label, mean_curve(list(curves.values())), every_mark=False)
         return
     _scatter(axes, number, points)
@@ -224,9 +251,9 @@ def _arrows(panel: Arrows, rows: list[Row], axes: Any) -> None:
     """Draws an arrow at every place; one of length 1 would reach the next place, a step of a doubling axis away."""
     columns, lines = _ticks(panel, rows, axes)
     x, y, right, up = zip(*((columns[row[panel.x]], lines[row[panel.y]], row[panel.right], row[panel.up]) for row in rows), strict=True)
-    look = {"scale": 1.15, "color": SERIES[0], "width": 0.006, "headwidth": 4, "headlength": 4.5, "zorder": 3}
+    look = {"scale": 1.15, "color": _colour(0), "width": 0.006, "headwidth": 4, "headlength": 4.5, "zorder": 3}
     axes.quiver(x, y, right, up, angles="xy", scale_units="xy", **look)
-    axes.scatter(x, y, s=7, color=SOFT, linewidths=0, zorder=2)
+    axes.scatter(x, y, s=7, color=_soft(), linewidths=0, zorder=2)
     axes.set(xlim=(-0.4, len(columns) - 0.1), ylim=(-0.4, len(lines) - 0.1))
 
 
@@ -236,7 +263,7 @@ def _cells(panel: Cells, rows: list[Row], axes: Any) -> None:
     for row in rows:
         share = row[panel.value] / largest
         place = (columns[row[panel.x]], lines[row[panel.y]])
-        axes.scatter(*place, s=620, marker="s", color=SERIES[0], alpha=0.06 + 0.34 * share, linewidths=0)
+        axes.scatter(*place, s=620, marker="s", color=_colour(0), alpha=0.06 + 0.34 * share, linewidths=0)
         axes.annotate(f"{row[panel.value]:.3f}".lstrip("0") if row[panel.value] else "0", place, ha="center", va="center", fontsize=8.5)
     axes.grid(False)
     axes.set(xlim=(-0.6, len(columns) - 0.4), ylim=(-0.6, len(lines) - 0.4))

@@ -9,7 +9,6 @@ from pathlib import Path
 
 from dpx import step_metrics
 from dpx.pages import pictures
-from dpx.pages.document import standalone
 from dpx.picture import Lines, Picture
 from dpx.table import Table
 
@@ -31,7 +30,7 @@ def steps(run: Path) -> Table:
 def main() -> None:
     picture = Picture(name="main_job", caption="The main job: loss and epsilon at each step.", panels=PANELS)
     (figure,) = pictures.draw([picture], [steps(Path(sys.argv[1]))])
-    (HERE / "main_job.svg").write_text(standalone(figure.svg))
+    (HERE / "main_job.svg").write_bytes(figure.drawn("svg"))
 
 
 if __name__ == "__main__":

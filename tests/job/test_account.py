@@ -54,7 +54,7 @@ def test_a_run_folder_is_accounted_again(run, experiment, capsys):
     assert found == pytest.approx(expected, rel=1e-9)
     assert table(run, "epsilon_by_step")[-1] == {"steps": 20, "epsilon": pytest.approx(expected, rel=1e-9)}
     assert "membership advantage" in capsys.readouterr().out
-    assert {path.suffix for path in run.release.iterdir()} == {".csv", ".json", ".svg", ".png"}
+    assert {path.suffix for path in run.release.iterdir()} == {".csv", ".json", ".svg", ".png", ".pdf"}
 
 
 def test_what_an_attacker_reaches_is_printed_as_tables_and_curves(run, experiment, capsys):

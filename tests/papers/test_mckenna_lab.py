@@ -86,7 +86,7 @@ def test_smoothing_is_close_to_falling_losses_and_not_to_losses_that_rise_again(
     analysis = fig14_smoothing.MckennaFig14Smoothing(lab=lab(table(tmp_path)), reach=8)
     tables = answered(analysis)
     assert states(tables) == ["pass", "pass"]
-    assert pictures.draw(analysis.pictures(), tables)[0].svg, "steps beyond the measured ones have no record"
+    assert pictures.draw(analysis.pictures(), tables)[0].drawn("svg"), "steps beyond the measured ones have no record"
     diverging = fitted(lambda m, t, r: form_l2(m, t, r) + np.maximum(t - 1000, 0) / 1000)
     assert states(fig14_smoothing.judged(fig14_smoothing.stages(diverging, 8))) == ["pass", "fail"]
     rows = [(1e-3, 100.0, 5.0, 5.0, 5.0), (1e-3, 200.0, 5.1, 5.1, 5.1)]

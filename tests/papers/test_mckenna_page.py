@@ -15,7 +15,7 @@ from dpx_papers.mckenna2025 import fig17_transform
 from dpx_papers.mckenna2025.lab import Lab
 from dpx_papers.mckenna2025.rules import BATCH, LOSS, MODEL, RATE, RATIO, AsPredicted, predictor
 from dpx_papers.report import analyses, page
-from dpx_papers.report.evidence import Evidence, row_of
+from dpx_papers.report.evidence import Evidence, row_of, rows_of
 from tests.report import made
 from tests.scaling.synthetic import measured
 
@@ -92,7 +92,8 @@ def test_most_examples_are_clipped(share, state) -> None:
 
 def test_settings_trained_for_real_are_compared_with_the_fit() -> None:
     losses = {("a", 4.0): 5.0, ("b", 4.0): 4.5, ("a", 64.0): 4.0, ("b", 64.0): 4.2}
-    rows = [row_of(run) for run in runs("mckenna_fig5_direct", losses, MODEL, "noise.epsilon", steps=100, batch_schedule__size=8)]
+    found = runs("mckenna_fig5_direct", losses, MODEL, "noise.epsilon", steps=100, batch_schedule__size=8)
+    rows = rows_of(map(row_of, found))
     rule = AsPredicted(claim="as predicted")
     by_model = iter((5.1, 4.4, 4.1, 4.3))
     assert rule.judged(rows, lambda *_: next(by_model)).state == "pass"

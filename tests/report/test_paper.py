@@ -6,7 +6,7 @@ import pytest
 
 from dpx.declaration import ConfigError
 from dpx_papers.report import page, paper
-from dpx_papers.report.evidence import Best, Evidence, Selection, column, row_of
+from dpx_papers.report.evidence import Best, Evidence, Selection, column, row_of, rows_of
 from dpx_papers.report.rules import Flat, Monotone, Rule, Slope, Within
 from tests.report import made
 
@@ -87,12 +87,12 @@ def test_a_number_that_published_csv_does_not_have_is_refused() -> None:
 
 def test_columns_of_a_run() -> None:
     curve = tuple((step, float(step)) for step in range(10, 101, 10))
-    row = row_of(made.run("x", 0.5, curves={"grad/norm": curve}, optimizer__weight_decay=0.1))
+    rows = rows_of([row_of(made.run("x", 0.5, curves={"grad/norm": curve}, optimizer__weight_decay=0.1))])
     names = ("grad/norm@first", "grad/norm@last", "grad/norm@peak", "grad/norm@mean", "grad/norm@0.5:1", "grad/norm@last/first")
-    assert [column([row], name)[0] for name in names] == [10, 100, 100, 55, 80, 10]
-    assert column([row], "optimizer.weight_decay") == [0.1] and column([row], "heldout/mlm_accuracy") == [0.5]
+    assert [column(rows, name)[0] for name in names] == [10, 100, 100, 55, 80, 10]
+    assert column(rows, "optimizer.weight_decay") == [0.1] and column(rows, "heldout/mlm_accuracy") == [0.5]
     with pytest.raises(ConfigError, match="no such feature of a curve"):
-        column([row], "grad/norm@lats")
+        column(rows, "grad/norm@lats")
 
 
 def test_a_selection_keeps_values_ends_and_all_but_one(tmp_path: Path) -> None:
@@ -100,13 +100,13 @@ def test_a_selection_keeps_values_ends_and_all_but_one(tmp_path: Path) -> None:
 
     def sizes(**where: object) -> list[float]:
         chosen = Selection(where={key.replace("__", "."): value for key, value in where.items()}).rows(Evidence(tmp_path, runs), "x")
-        return [row["batch_schedule.size"] for row in chosen]
+        return list(chosen["batch_schedule.size"])
 
     assert sizes(batch_schedule__size="max") == [3, 3] and sizes(batch_schedule__size="!min", model__name="a") == [2, 3]
     assert sizes(batch_schedule__size=2) == [2, 2] and sizes(model__name="!a") == [1, 2, 3]
-    assert Selection(at_least=7).rows(Evidence(tmp_path, runs), "x") == []
+    assert Selection(at_least=7).rows(Evidence(tmp_path, runs), "x").empty
     best = Best(value="heldout/mlm_accuracy", over="batch_schedule.size", each=["model.name"], lowest=True)
-    assert [row["batch_schedule.size"] for row in best([row_of(run) for run in runs])] == [1, 1]
+    assert list(best(rows_of(map(row_of, runs)))["batch_schedule.size"]) == [1, 1]
 
 
 VALUES = {1.0: [1.0, 1.1], 2.0: [2.0, 2.1], 4.0: [4.0, 4.1]}
@@ -151,7 +151,7 @@ def test_within_takes_every_row(above: float, most: float, state: str) -> None:
 
 
 def test_a_claim_on_an_accuracy_has_its_interval_where_all_rows_read_as_many() -> None:
-    rule, values, rows = Flat(claim="c", value="task/test/macro_f1"), {"a": [0.5, 0.6]}, [{"task/test/rows": 100.0}] * 2
+    rule, values, rows = Flat(claim="c", value="task/test/macro_f1"), {"a": [0.5, 0.6]}, rows_of([{"task/test/rows": 100.0}] * 2)
     assert rule.spreads(values, rows) == "a: 0.55 ± 0.071 (n = 2) [0.452 to 0.644; 100 rows]"
-    assert rule.spreads(values, [*rows, {"task/test/rows": 90.0}]) == "a: 0.55 ± 0.071 (n = 2)"
+    assert rule.spreads(values, rows_of([{"task/test/rows": 100.0}, {"task/test/rows": 90.0}])) == "a: 0.55 ± 0.071 (n = 2)"
     assert Flat(claim="c", value="task/test/macro_f1_low").spreads(values, rows) == "a: 0.55 ± 0.071 (n = 2)"

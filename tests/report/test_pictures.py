@@ -1,6 +1,7 @@
 """Pictures show columns of tables, in both themes and in pixels; the committed accounting tables draw what their analyses declare."""
 
 import csv
+import re
 from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
@@ -30,18 +31,24 @@ PANELS = (
 )
 
 
-def test_every_kind_of_panel_is_drawn_in_variables_of_the_theme_and_in_pixels() -> None:
-    (figure,) = pictures.draw([Picture("all", "All kinds.", PANELS)], [GAINS, LINES])
-    assert "var(--s1)" in figure.svg and "ours, a" in figure.svg and "published, b" in figure.svg and "2K" in figure.svg
-    assert figure.png.startswith(b"\x89PNG")
+def test_every_kind_of_panel_is_drawn_as_svg_in_pixels_and_as_pdf() -> None:
+    (figure,), (again,) = (pictures.draw([Picture("all", "All kinds.", PANELS)], [GAINS, LINES]) for _ in range(2))
+    svg = figure.drawn("svg").decode()
+    assert all(text in svg for text in ("ours, a", "published, b", "2K", "#0060a0"))
+    assert figure.drawn("png").startswith(b"\x89PNG") and figure.drawn("pdf").startswith(b"%PDF")
+    assert all(figure.drawn(kind) == again.drawn(kind) for kind in pictures.KINDS), "a file is a function of what it shows"
 
 
-def test_files_carry_both_themes(tmp_path: Path) -> None:
-    caption = 'Loss at "epsilon" < 1 & delta.'
-    said = pictures.write([Picture("one", caption, PANELS[:1])], [LINES], tmp_path)
-    assert ElementTree.parse(tmp_path / "one.svg").getroot().get("aria-label") == caption
-    assert "one.svg" in said and "prefers-color-scheme: dark" in (tmp_path / "one.svg").read_text()
-    assert {path.name for path in tmp_path.iterdir()} == {"one.svg", "one.png"}
+def test_the_files_of_a_picture_need_nothing_beside_them(tmp_path: Path) -> None:
+    said = pictures.write([Picture("one", "One.", PANELS[:1])], [LINES], tmp_path)
+    assert "one.svg" in said and {path.name for path in tmp_path.iterdir()} == {"one.svg", "one.png", "one.pdf"}
+    text = (tmp_path / "one.svg").read_text()
+    assert "var(" not in text and "<metadata" not in text and ElementTree.fromstring(text.split("\n", 1)[1]).tag.endswith("svg")
+
+
+def test_a_style_sheet_alone_says_how_figures_look() -> None:
+    """Colours are named nowhere else."""
+    assert not re.findall(r"#[0-9a-f]{6}|rcParams\[.*\] =", Path(pictures.__file__).read_text())
 
 
 def test_without_matplotlib_one_line_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

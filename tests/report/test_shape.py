@@ -7,7 +7,7 @@ import pytest
 from dpx.pages import pictures
 from dpx.pages.run_rows import Run
 from dpx_papers.report import shape
-from dpx_papers.report.evidence import cell, row_of
+from dpx_papers.report.evidence import cell
 from dpx_papers.report.shape import Part, Verdict
 
 
@@ -61,8 +61,8 @@ def test_within_noise_needs_replicates_and_closeness() -> None:
 
 
 def test_a_part_of_a_curve_is_a_fraction_of_the_steps() -> None:
-    row = row_of(Run("x", "1", "-", 0, {}, {}, {}, {"loss": ((10, 1.0), (20, 2.0), (30, 3.0), (40, 4.0))}))
-    assert cell(row, "loss@0.5:1") == 3.5 and cell(row, "loss@0:0.25") == 1.0
+    run = Run("x", "1", "-", 0, {}, {}, {}, {"loss": ((10, 1.0), (20, 2.0), (30, 3.0), (40, 4.0))})
+    assert cell(run, "loss@0.5:1") == 3.5 and cell(run, "loss@0:0.25") == 1.0
 
 
 def test_mean_curve_keeps_common_steps() -> None:

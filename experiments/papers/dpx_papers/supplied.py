@@ -2,9 +2,13 @@
 
 from typing import Any
 
+from dpx.extras import require_extra
+
 
 def report_of_papers(asked: Any) -> None:
     """Makes what `job=report report.paper=...` asks for (`dpx.job.report.Report`)."""
+    for library in ("pandas", "jinja2", "matplotlib"):
+        require_extra(f"report.paper={asked.paper}", "papers", library)
     from dpx_papers.report import written
 
     written.of_all(asked) if asked.paper == "all" else written.of_one(asked, asked.paper)

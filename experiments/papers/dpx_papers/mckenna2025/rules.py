@@ -7,7 +7,7 @@ hide.
 import itertools
 import math
 import statistics
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 
 from dpx.declaration import ConfigError, declaration
@@ -15,7 +15,7 @@ from dpx.scaling.measurements import Measurements
 from dpx.scaling.runs import measured
 from dpx.scaling.smoothing import grid_of
 from dpx.scaling.surface import surface_of
-from dpx_papers.report.evidence import Evidence, Row
+from dpx_papers.report.evidence import Evidence, Rows
 from dpx_papers.report.rules import Groups, Judged, Rule, lower_end
 from dpx_papers.report.shape import Part
 
@@ -82,7 +82,7 @@ class SameOrder(Rule):
     by: str = BATCH
     groups: int = 2
 
-    def judge(self, groups: Groups, rows: Sequence[Row]) -> Judged:
+    def judge(self, groups: Groups, rows: Rows) -> Judged:
         by_rate = [{batch: statistics.fmean(losses) for batch, losses in own.items()} for own in self.split(rows, RATE).values()]
         whole = [losses for losses in by_rate if len(losses) == len(groups)]
         if len(whole) < 2:
@@ -103,19 +103,19 @@ class AsPredicted(Rule):
     def parts(self, evidence: Evidence, experiment: str) -> list[Part]:
         return [self.judged(self.rows(evidence, experiment), predictor(evidence.home))]
 
-    def judged(self, rows: Sequence[Row], predicted: Predictor) -> Part:
+    def judged(self, rows: Rows, predicted: Predictor) -> Part:
         """Returns the verdict on the claim by any prediction."""
-        by_epsilon: dict[float, list[tuple[str, float, float]]] = {}
-        for row in rows:
-            loss = predicted(row[MODEL], row["steps"], row["noise_multiplier"] / row[BATCH])
-            if loss is not None:
-                by_epsilon.setdefault(row["noise.epsilon"], []).append((row[MODEL], loss, row[LOSS]))
+        lines = rows.to_dict("records")
+        losses = [predicted(row[MODEL], row["steps"], row["noise_multiplier"] / row[BATCH]) for row in lines]
+        found = rows.assign(predicted=losses).dropna(subset="predicted") if lines else rows
+        groups = [] if found.empty else [(epsilon, own[[MODEL, "predicted", LOSS]]) for epsilon, own in found.groupby("noise.epsilon")]
+        by_epsilon = {epsilon: list(own.itertuples(index=False, name=None)) for epsilon, own in groups}
         pairs = [(one, two) for group in by_epsilon.values() for one, two in itertools.combinations(group, 2) if one[0] != two[0]]
         if not pairs:
             return Part.of(self.claim, None, f"{len(rows)} finished runs, no two of one epsilon inside the grid")
         right = sum((one[1] < two[1]) == (one[2] < two[2]) for one, two in pairs)
         lines = [f"{right} of {len(pairs)} pairs"]
-        for epsilon, group in sorted(by_epsilon.items()):
+        for epsilon, group in by_epsilon.items():
             losses = (f"{model} predicted {loss:.3f}, held-out {heldout:.3f}" for model, loss, heldout in group)
             lines.append(f"epsilon {epsilon:g}: {', '.join(losses)}")
         return Part.of(self.claim, right == len(pairs), "; ".join(lines))

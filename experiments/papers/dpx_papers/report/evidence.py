@@ -1,4 +1,4 @@
-"""What a page is made from, and how a rule selects from it: rows, which are mappings from a column to a value.
+"""What a page is made from, and how a rule selects from it: rows of a pandas table.
 
 A row is one run or one line of an analysis' table. The columns of a run are the keys of its config, its facts, its final measurements and
 features of its curves: `grad/snr@0.75:1` is the mean over the last quarter of the steps, `weights/matrices@last/first` a quotient.
@@ -8,9 +8,11 @@ import dataclasses
 import fnmatch
 import math
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
+
+import pandas as pd
 
 from dpx.config.hints import nearest
 from dpx.declaration import ConfigError, declaration, require
@@ -21,6 +23,8 @@ from dpx_papers.report.rows import Published
 from dpx_papers.report.shape import is_share
 
 Row = Mapping[str, Any]
+# A `pandas.DataFrame`, whose own types say of no column what it holds.
+Rows = Any
 
 
 @dataclasses.dataclass(frozen=True)
@@ -37,9 +41,14 @@ class Evidence:
         """Returns the tables of an analysis, and those of other names of the laptop's analysis or benchmark; empty if neither has run."""
         return {**self.tables.get(f"laptop_{experiment}", {}), **self.tables.get(experiment, {})}
 
-    def laptop(self, experiment: str) -> list[Row]:
+    def laptop(self, experiment: str) -> Rows:
         """Returns the laptop runs whose experiment matches a pattern, as rows."""
-        return [row_of(run) for run in self.runs if fnmatch.fnmatchcase(run.experiment, f"laptop_{experiment}")]
+        return rows_of(row_of(run) for run in self.runs if fnmatch.fnmatchcase(run.experiment, f"laptop_{experiment}"))
+
+
+def rows_of(lines: Iterable[Row]) -> Rows:
+    """Returns mappings from a column to a value as rows; numbers stay what they are, also where a column has gaps."""
+    return pd.DataFrame(list(lines), dtype=object)
 
 
 def row_of(run: Run) -> Row:
@@ -54,6 +63,9 @@ def _number(text: str) -> Any:
         return text
 
 
+_ALL = "all rows"
+
+
 @declaration
 class Best:
     """Reduces rows to the value of `over` at which the mean of `value` is highest (or `lowest`), for each combination of `each`;
@@ -64,14 +76,17 @@ class Best:
     each: Sequence[str] = ()
     lowest: bool = False
 
-    def __call__(self, rows: Sequence[Row]) -> list[Row]:
+    def __call__(self, rows: Rows) -> Rows:
         """Returns the rows with the columns `each` and `over`."""
-        groups: dict[tuple[Any, ...], dict[Any, list[float]]] = {}
-        for *key, over, value in zip(*(column(rows, name) for name in (*self.each, self.over, self.value)), strict=True):
-            groups.setdefault(tuple(key), {}).setdefault(over, []).append(-value if self.lowest else value)
-        several = {key: by_value for key, by_value in sorted(groups.items()) if len(by_value) > 1}
-        best = {key: max(by_value, key=lambda over: statistics.fmean(by_value[over])) for key, by_value in several.items()}
-        return [dict(zip(self.each, key, strict=True)) | {self.over: over} for key, over in best.items()]
+        keys = [*self.each, self.over]
+        read: Any = pd.DataFrame({name: column(rows, name) for name in (*keys, self.value)}, dtype=object)
+        means: Any = read.astype({self.value: float}).groupby(keys, as_index=False)[self.value].mean()
+        # A group of all rows, where nothing tells groups apart.
+        means = means.assign(**{_ALL: 0})
+        groups = [_ALL, *self.each]
+        several = means[means.groupby(groups)[self.over].transform("size") > 1]
+        values = several.groupby(groups)[self.value]
+        return several.loc[values.idxmin() if self.lowest else values.idxmax(), keys].astype(object)
 
 
 @declaration
@@ -88,17 +103,17 @@ class Selection:
     at_least: int = 1
     best: Best | None = None
 
-    def rows(self, evidence: Evidence, experiment: str) -> list[Row]:
+    def rows(self, evidence: Evidence, experiment: str) -> Rows:
         """Returns the selected rows; `experiment` is that of the item. Raises `ConfigError` for a column that no row has."""
         name = self.experiment or experiment
         tables = evidence.analysis(name) if self.table else {}
         require(not tables or self.table in tables, f"table: {self.table}", f"{name} has no such table", f"Use {', '.join(tables)}")
-        rows: list[Row] = tables[self.table].as_json()["rows"] if tables else [] if self.table else evidence.laptop(name)
+        rows = rows_of(tables[self.table].as_json()["rows"] if tables else ()) if self.table else evidence.laptop(name)
         for key, wanted in self.where.items():
             values = column(rows, key)
-            rows = [row for row, value in zip(rows, values, strict=True) if value is not None and _matches(value, wanted, values)]
-        rows = rows if len(rows) >= self.at_least else []
-        return self.best(rows) if self.best and rows else rows
+            rows = rows[[value is not None and _matches(value, wanted, values) for value in values]]
+        rows = rows if len(rows) >= self.at_least else rows[:0]
+        return self.best(rows) if self.best and len(rows) else rows
 
 
 def _matches(value: Any, wanted: Any, values: Sequence[Any]) -> bool:
@@ -112,30 +127,36 @@ def _matches(value: Any, wanted: Any, values: Sequence[Any]) -> bool:
     return value == (_number(wanted) if isinstance(wanted, str) else wanted)
 
 
-def column(rows: Sequence[Row], name: str) -> list[Any]:
+def column(rows: Rows, name: str) -> list[Any]:
     """Returns the value of a column in each row, `None` in a row without it. Raises `ConfigError` if no row has it."""
-    values = [cell(row, name) for row in rows]
-    if rows and all(value is None for value in values):
-        known = sorted({key for row in rows for key in (*row, *(row["run"].curves if isinstance(row.get("run"), Run) else ()))} - {"run"})
+    if name in rows:
+        values = [None if value is None or value is not value else value for value in rows[name]]
+    else:
+        values = [feature(run, name) for run in rows["run"]] if "@" in name and "run" in rows else [None] * len(rows)
+    if values and all(value is None for value in values):
+        curves = {key for run in rows["run"] if isinstance(run, Run) for key in run.curves} if "run" in rows else set()
+        known = sorted({*rows.columns, *curves} - {"run"})
         fix = f"Name a column that exists{nearest(name.partition('@')[0], known) or ': ' + ', '.join(known[:12])}"
         raise ConfigError(f"column {name}", f"none of the {len(rows)} rows selected has it", fix)
     return values
 
 
-def cell(row: Row, name: str) -> Any:
-    """Returns the value of a column, or of a feature of a curve; `None` if the row does not have it.
+def feature(run: Any, name: str) -> Any:
+    """Returns a feature of a curve of a run, named `metric@feature`; `None` if it is not a run with that curve.
 
     A feature is `first`, `last`, `peak`, `mean`, the mean over `begin:end` (fractions of the steps), `unevenness` (the standard deviation
-    of the logarithm after the first tenth), or `points`: the whole curve.
+    of the logarithm after the first tenth), or `points`: the whole curve. Two of them with a slash between are a quotient.
     """
-    metric, at, feature = name.partition("@")
-    if not at:
-        return row.get(name)
-    run = row.get("run")
+    metric, _, features = name.partition("@")
     if not isinstance(run, Run) or not run.curves.get(metric):
         return None
-    parts = [_feature(run, metric, one) for one in feature.split("/")]
+    parts = [_feature(run, metric, one) for one in features.split("/")]
     return parts[0] if len(parts) == 1 else parts[0] / parts[1]
+
+
+def cell(run: Run, name: str) -> Any:
+    """Returns the value of a column of one run; `None` if the run does not have it."""
+    return feature(run, name) if "@" in name else row_of(run).get(name)
 
 
 def _feature(run: Run, metric: str, name: str) -> Any:
@@ -155,7 +176,7 @@ def drawn_tables(evidence: Evidence, experiment: str) -> dict[str, Table]:
     """Returns what figures of an item may draw, shares in percent: the tables `finals` (a row for each run), `curves` (one for each run,
     metric and step) and `published` (one for each number with a point) that have rows."""
     finals, curves = [], []
-    for run in (row["run"] for row in evidence.laptop(experiment)):
+    for run in evidence.laptop(experiment).get("run", ()):
         knobs = {key: _number(text) for key, text in run.config.items()} | {"run": run.run}
         finals.append(knobs | {metric: _drawn(metric, value) for metric, value in run.finals.items()})
         curves += [knobs | {"step": step, metric: _drawn(metric, value)} for metric, curve in run.curves.items() for step, value in curve]

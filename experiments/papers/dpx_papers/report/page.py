@@ -7,6 +7,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import pandas as pd
+
 from dpx.config import build, recipes
 from dpx.declaration import ConfigError, require
 from dpx.pages import chains, pictures
@@ -15,7 +17,7 @@ from dpx.pages.run_rows import Run
 from dpx.picture import Lines, Picture
 from dpx.table import Table
 from dpx_papers.report import analyses, privacy, rows, shape, stages
-from dpx_papers.report.evidence import Evidence, cell, column, drawn_tables, row_of
+from dpx_papers.report.evidence import Evidence, cell, drawn_tables
 from dpx_papers.report.paper import KINDS, Item, Paper
 from dpx_papers.report.rows import MARKS, Published
 from dpx_papers.report.rules import name, our_value
@@ -157,8 +159,8 @@ def _completed(panel: Lines, paper: Paper, found: Evidence) -> Lines:
     """Returns the panel with a title, a label, and its dotted line at the mean of the runs of the experiment that `level` names."""
     (key, *_), level, is_ours = (*panel.y, *panel.marks, ""), panel.level, panel.table in ("finals", "curves")
     if isinstance(level, str):
-        values = [row[key] for row in found.laptop(level) if key in row]
-        level = (100 if shape.is_share(key) else 1) * statistics.fmean(values) if values else None
+        values = found.laptop(level).get(key, pd.Series(dtype=object)).dropna()
+        level = (100 if shape.is_share(key) else 1) * statistics.fmean(values) if len(values) else None
     label = panel.y_label or paper.columns.get(key, key) + ", %" * shape.is_share(key)
     title = panel.title or "laptop: order only" * is_ours + "published, full scale" * (panel.table == "published")
     return dataclasses.replace(panel, level=level, y_label=label, title=title, runs="run" if is_ours and panel.y else panel.runs)
@@ -211,7 +213,7 @@ def _points(runs: Sequence[Run], paper: Paper) -> Block:
 
 
 def _mean(runs: Sequence[Run], key: str) -> str:
-    values = [value for run in runs if (value := cell(row_of(run), key)) is not None]
+    values = [value for run in runs if (value := cell(run, key)) is not None]
     return shape.of_rows(values, key, runs[0].finals.get("heldout/rows")) if values else "–"
 
 
@@ -226,11 +228,10 @@ def _norms(runs: Sequence[Run], knob: str) -> list[Block]:
     matrices = sorted({metric for run in runs for metric in run.finals if metric.startswith("weights/") and metric in run.curves})
     if not knob or not matrices:
         return []
-    rows, lines = list(map(row_of, runs)), []
-    values = sorted(set(column(rows, knob)))
-    for metric in matrices:
-        growth = [[cell(row, f"{metric}@last/first") for row in rows if row[knob] == value] for value in values]
-        lines.append((code(metric.removeprefix("weights/")), *(f"{statistics.fmean(ratios):.3g}" for ratios in growth)))
+    growth: Any = pd.DataFrame({metric: [cell(run, f"{metric}@last/first") for run in runs] for metric in matrices})
+    means = growth.groupby([cell(run, knob) for run in runs]).mean()
+    values = list(means.index)
+    lines = [(code(metric.removeprefix("weights/")), *(f"{ratio:.3g}" for ratio in means[metric])) for metric in matrices]
     return [
         grid(("matrix", *(escaped(f"{knob} = {name(value)}") for value in values)), lines, "norm of every weight matrix, end over start")
     ]

@@ -36,10 +36,11 @@ def labelled(runs: Iterable[Run]) -> list[Run]:
 
     The point is the knobs in which the runs of one experiment differ, `-` if none.
     """
-    found, by_experiment = [], {}
-    for run in runs:
-        by_experiment.setdefault(run.experiment, []).append(run)
-    for own in by_experiment.values():
+    # Analyses read published.csv, and their plans need no pandas.
+    import pandas as pd
+
+    every, found = pd.Series(list(runs), dtype=object), []
+    for _, own in every.groupby([run.experiment for run in every]):
         keys = sorted({key for run in own for key in run.config})
         swept = [key for key in keys if len({run.config.get(key) for run in own if run.config}) > 1]
         names = [key for key in swept if key not in _NOT_A_POINT and not key.startswith(_STAGES)] or swept

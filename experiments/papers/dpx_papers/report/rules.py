@@ -9,10 +9,12 @@ import statistics
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
+import pandas as pd
+
 from dpx.declaration import declaration, require
 from dpx.pages.pictures import mean_curve
 from dpx_papers.report import shape
-from dpx_papers.report.evidence import Evidence, Row, Selection, cell, column
+from dpx_papers.report.evidence import Evidence, Rows, Selection, column
 from dpx_papers.report.rows import Published
 from dpx_papers.report.shape import Part
 
@@ -41,33 +43,36 @@ class Rule(Selection):
             return [Part.of(self.claim, None, f"{len(rows)} rows{needed}")]
         return [Part.of(self.claim, *self.judge(groups, rows))]
 
-    def judge(self, groups: Groups, rows: Sequence[Row]) -> Judged:
+    def judge(self, groups: Groups, rows: Rows) -> Judged:
         """Returns the claim on rows that suffice."""
         raise NotImplementedError
 
-    def grouped(self, rows: Sequence[Row]) -> Groups:
+    def grouped(self, rows: Rows) -> Groups:
         """Values of replicates by the value of `by`, ascending; rows without one of the two are left out."""
-        groups: Groups = {}
-        for key, value in zip(column(rows, self.by) if self.by else [""] * len(rows), column(rows, self.value), strict=True):
-            if key is not None and value is not None:
-                groups.setdefault(key, []).append(value)
-        return dict(sorted(groups.items()))
+        keys = column(rows, self.by) if self.by else [""] * len(rows)
+        read: Any = pd.DataFrame({"by": keys, "value": column(rows, self.value)}, dtype=object).dropna()
+        return read.groupby("by")["value"].apply(list).to_dict()
 
-    def split(self, rows: Sequence[Row], key: str) -> dict[Any, Groups]:
+    def split(self, rows: Rows, key: str) -> dict[Any, Groups]:
         """Returns the groups at each value of another column, ascending."""
-        values = sorted(set(column(rows, key)) - {None})
-        return {value: self.grouped([row for row in rows if cell(row, key) == value]) for value in values}
+        return {value: self.grouped(own) for value, own in rows.groupby(pd.Series(column(rows, key), rows.index, dtype=object))}
 
-    def spreads(self, groups: Mapping[Any, Sequence[int | float]], rows: Sequence[Row] = ()) -> str:
+    def spreads(self, groups: Mapping[Any, Sequence[int | float]], rows: Rows = ()) -> str:
         """Returns the values of each group for a reader; an accuracy with its interval for the rows of data that all of `rows` share."""
         return ", ".join(f"{name(key)}: " * (key != "") + self.spread(values, rows) for key, values in groups.items())
 
-    def spread(self, values: Sequence[int | float], rows: Sequence[Row]) -> str:
+    def spread(self, values: Sequence[int | float], rows: Rows) -> str:
         """Returns the mean of replicates for a reader; an accuracy at the end of a run with its interval (`shape.interval_of`)."""
         place, _, metric = self.value.rpartition("/")
-        measured = {cell(row, f"{place}/rows") for row in rows} if metric.endswith(("accuracy", "f1")) else set()
+        key = f"{place}/rows" if metric.endswith(("accuracy", "f1")) else ""
+        measured = set(rows[key]) if key in rows else {None} if key and len(rows) else set()
         interval = shape.interval_of(statistics.fmean(values), self.value, *measured) if len(measured) == 1 else ""
         return shape.spread(values, self.value) + interval
+
+
+def _cells(rows: Rows, key: str) -> Any:
+    """Returns a column, empty where no row has it."""
+    return rows[key] if key in rows else pd.Series(None, rows.index, dtype=object)
 
 
 def name(key: Any) -> str:
@@ -84,7 +89,7 @@ class Trend(Rule):
     falls: bool = False
     at_smallest: str = ""
 
-    def judge(self, groups: Groups, rows: Sequence[Row]) -> Judged:
+    def judge(self, groups: Groups, rows: Rows) -> Judged:
         (_, first), *others = (self.split(rows, self.at_smallest) if self.at_smallest else {"": groups}).items()
         trend = shape.trend(first, self.falls)
         rest = [f"{self.at_smallest} {name(key)}: {self.spreads(own, rows)}; lower at the {lower_end(own)} end" for key, own in others]
@@ -108,7 +113,7 @@ class Monotone(Rule):
     order: Sequence[str] = ()
     highest: bool = False
 
-    def judge(self, groups: Groups, rows: Sequence[Row]) -> Judged:
+    def judge(self, groups: Groups, rows: Rows) -> Judged:
         pairs, texts = [], []
         for key, own in (self.split(rows, self.each) if self.each else {"": groups}).items():
             points = {one: max(own[one]) if self.highest else statistics.fmean(own[one]) for one in self.order or own if one in own}
@@ -124,7 +129,7 @@ class Ordered(Rule):
 
     groups: int = 2
 
-    def judge(self, groups: Groups, rows: Sequence[Row]) -> Judged:
+    def judge(self, groups: Groups, rows: Rows) -> Judged:
         tables = [dict(mean_curve(curves)) for curves in groups.values()]
         steps = sorted(set.intersection(*map(set, tables)))
         wrong = [str(step) for step in steps if any(low[step] >= high[step] for low, high in itertools.pairwise(tables))]
@@ -145,7 +150,7 @@ class Above(Rule):
         rows = self.rows(evidence, experiment)
         others = self.than.rows(evidence, self.experiment or experiment)
         for key in (*self.alike, "corpus"):
-            others = [row for row in others if cell(row, key) in {cell(row, key) for row in rows}]
+            others = others[_cells(others, key).isin(_cells(rows, key))]
         upper = [value for value in column(rows, self.value) if value is not None]
         groups = self.grouped(others)
         if len(upper) < self.replicates or not upper or not groups:
@@ -172,7 +177,7 @@ class Within(Rule):
     most: float = float("inf")
     below: float = float("inf")
 
-    def judge(self, groups: Groups, rows: Sequence[Row]) -> Judged:
+    def judge(self, groups: Groups, rows: Rows) -> Judged:
         subtracted = column(rows, self.minus) if self.minus else [0] * len(rows)
         pairs = [pair for pair in zip(column(rows, self.value), subtracted, strict=True) if None not in pair]
         values = [value - other for value, other in pairs]
@@ -190,7 +195,7 @@ class Flat(Rule):
     groups: int = 2
     replicates: int = 2
 
-    def judge(self, groups: Groups, rows: Sequence[Row]) -> Judged:
+    def judge(self, groups: Groups, rows: Rows) -> Judged:
         low, *_, high = sorted(groups.values(), key=statistics.fmean)
         holds, difference, error = shape.within_noise(high, low)
         noise = f"largest difference {shape.plain(difference, self.value)}, two standard errors {shape.plain(2 * error, self.value)}"
@@ -208,7 +213,7 @@ class Slope(Rule):
     linear: bool = False
     concave: bool = False
 
-    def judge(self, groups: Groups, rows: Sequence[Row]) -> Judged:
+    def judge(self, groups: Groups, rows: Rows) -> Judged:
         means = [(key, statistics.fmean(values)) for key, values in groups.items()]
         if not self.linear and min(map(min, means)) <= 0:
             return None, "a logarithm needs positive values"

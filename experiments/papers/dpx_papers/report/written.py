@@ -11,10 +11,9 @@ from typing import Any
 from dpx.console import answer, wide_console
 from dpx.declaration import require
 from dpx.durable import make_folder
-from dpx.extras import require_extra
 from dpx.job.report import Report, addresses, missing_page
-from dpx.pages import read_runs, run_page
-from dpx.pages.document import html, markdown, standalone
+from dpx.pages import pictures, read_runs, run_page
+from dpx.pages.document import html, markdown
 from dpx_papers.benchmark import tables
 from dpx_papers.report import analyses, collect, overview, page, paper, rows
 
@@ -42,8 +41,6 @@ def of_one(asked: Report, name: str) -> None:
         return
     home, console = Path(asked.evidence) / name, wide_console()
     declared = paper.read(home)
-    # Checked first, not after every run was collected.
-    require_extra("job=report", "plots")
     rows.read_published(home / "published.csv")
     if asked.collect:
         outputs = Path(asked.outputs)
@@ -68,11 +65,10 @@ def _write(home: Path, document: Any, links: Mapping[str, str]) -> None:
 
     figures = home / "figures"
     make_folder(figures)
-    names = {f"{figure.name}.svg" for figure in document.figures}
-    for stale in figures.glob("*.svg"):
+    names = {f"{figure.name}.{kind}" for figure in document.figures for kind in pictures.KINDS}
+    for stale in (path for kind in pictures.KINDS for path in figures.glob(f"*.{kind}")):
         if stale.name not in names:
             stale.unlink()
-    for figure in document.figures:
-        (figures / f"{figure.name}.svg").write_text(standalone(figure.svg))
+    pictures.save(document.figures, figures)
     (home / "page.html").write_text(html(document, links))
     (home / "README.md").write_text(markdown(document))
