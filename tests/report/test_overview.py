@@ -23,6 +23,11 @@ RUNS = [
 ]
 
 
+def _drawn(page: str) -> str:
+    """The figures in a page, as SVG."""
+    return "".join(base64.b64decode(one).decode() for one in re.findall('src="data:image/svg\\+xml;base64,(.*?)"', page))
+
+
 def test_every_item_of_every_paper_is_on_one_page(tmp_path: Path) -> None:
     papers = []
     for name in PAPERS:
@@ -81,7 +86,7 @@ def test_all_pictures_of_several_runs_share_one_legend_that_names_what_differs()
     runs = [made.run("anil_epsilon_sweep", 0.2, curves=CURVES, noise__epsilon=epsilon) for epsilon in (1.08, 5.36)]
     runs = [dataclasses.replace(run, run=f"run{number}") for number, run in enumerate(runs)]
     text = html(run_page.comparison(runs))
-    drawn = "".join(base64.b64decode(one).decode() for one in re.findall('src="data:image/svg\\+xml;base64,(.*?)"', text))
+    drawn = _drawn(text)
     assert [drawn.count(f">epsilon={epsilon}</text>") for epsilon in ("1.08", "5.36")] == [1, 1] and "run0" not in drawn
     # The second run alone has a loss, and keeps the colour of the legend.
     first = dataclasses.replace(runs[0], curves={"grad/snr": CURVES["grad/snr"]})
@@ -100,7 +105,7 @@ def test_runs_of_several_experiments_are_named_by_them_and_many_settings_are_row
     ]
     text = html(run_page.comparison(runs))
     for name in ("laptop_anil_epsilon_sweep", "laptop_anil_batch_sweep, epsilon=1", "laptop_anil_batch_sweep, epsilon=2"):
-        assert f">{name}</text>" in text
+        assert f">{name}</text>" in _drawn(text)
     assert "<th>setting</th>" in text and '<td data-column="setting"><code>noise.epsilon</code></td>' in text
 
 
