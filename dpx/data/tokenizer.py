@@ -154,6 +154,14 @@ def class_at(path: Path) -> str | None:
     return None if files is None else _class(files[0], _read(files[1]))
 
 
+def require_read_elsewhere(own: TextTokenizer, family: str) -> None:
+    """Raises `ConfigError` for a tokenizer that `AutoTokenizer` of transformers reads by another class beside a model of this `family`."""
+    taken = class_of({"tokenizer_class": own.built_as}, {"model_type": family}, own.definition or "")
+    reason = f"transformers reads every tokenizer of this family by {taken}, and that of this run's rows is of {own.built_as}"
+    fix = f"Name the folder of a {family} checkpoint with data.vocabulary.path, or use a model of another family"
+    require(taken == own.built_as, f"model.family={family}", reason, fix)
+
+
 def as_lines(vocabulary: list[str]) -> str:
     """Returns a vocabulary as the text of a file: one token a line, by id."""
     return "\n".join(vocabulary) + "\n"

@@ -242,6 +242,8 @@ def _decided(init: Init, receiver: Receiver, store: Store | None) -> tuple[tuple
     """Returns the origins of a run that has not begun, those of its weights first, and the run that it starts from, if any."""
     if isinstance(init, FromRun):
         return _of_run(init, receiver, store, f"init.run={init.run}")
+    if store is not None:
+        tokenizer.require_read_elsewhere(store.tokenizer(), getattr(receiver.model, "family", ""))
     beside = beside_weights(receiver)
     disjoint = _declared(init, receiver, beside)
     learnt = [related(one, held_by(receiver, store), disjoint, False) for one in beside]

@@ -52,8 +52,7 @@ class Published:
 
 @dataclass(frozen=True)
 class Model:
-    """The exported model: its class in transformers, its task, what was trained, for adapters the name of their `base`, and the class that
-    reads its tokenizer."""
+    """The exported model: its class in transformers, its task, what was trained, and for adapters the name of their `base`."""
 
     name: str
     architecture: str
@@ -61,7 +60,6 @@ class Model:
     trained: str
     base: str | None
     published: Published
-    read_by: str = "AutoTokenizer"
 
 
 def card(
@@ -145,18 +143,15 @@ def _usage(model: Model) -> list[str]:
     if model.base is not None:
         labels = f", num_labels={outputs}" if outputs > 1 else ""
         loaded = f'PeftModel.from_pretrained({model.architecture}.from_pretrained("{model.base}"{labels}), ".")'
-        imports = ["from peft import PeftModel", f"from transformers import {model.read_by}, {model.architecture}"]
+        imports = ["from peft import PeftModel", f"from transformers import AutoTokenizer, {model.architecture}"]
     elif tag in _EXAMPLES:
         # Longer texts would be refused by the model's positions, or be read at another length than it was trained at.
         cut = ", truncation=True" if tag == "text-classification" else ""
-        names, own = "pipeline", ""
-        if model.read_by != "AutoTokenizer":
-            names, own = f"{model.read_by}, pipeline", f', tokenizer={model.read_by}.from_pretrained(".")'
-        return [f"from transformers import {names}", "", f'print(pipeline("{tag}", model="."{own})("{_EXAMPLES[tag]}"{cut}))']
+        return ["from transformers import pipeline", "", f'print(pipeline("{tag}", model=".")("{_EXAMPLES[tag]}"{cut}))']
     else:
         loaded = f'{model.architecture}.from_pretrained(".")'
-        imports = [f"from transformers import {model.read_by}, {model.architecture}"]
-    return [*imports, "", f"model = {loaded}", f'tokenizer = {model.read_by}.from_pretrained(".")']
+        imports = [f"from transformers import AutoTokenizer, {model.architecture}"]
+    return [*imports, "", f"model = {loaded}", 'tokenizer = AutoTokenizer.from_pretrained(".")']
 
 
 def _claim(statement: Statement) -> list[str]:

@@ -20,7 +20,7 @@ from dpx.console import stage
 from dpx.data import learnt_from
 from dpx.data.prepare import vocabulary_folder
 from dpx.data.store import Store
-from dpx.data.tokenizer import SETTINGS
+from dpx.data.tokenizer import SETTINGS, require_read_elsewhere
 from dpx.data.vocabulary import SpecialIds
 from dpx.declaration import ConfigError, require
 from dpx.durable import draft_folder_of, narrow, remove_drafts
@@ -72,8 +72,8 @@ def export(
     if (statement := found.statement) is None:
         raise ConfigError(release, "contains weights but not their statement", f"Restore its {STATEMENT}")
     mark = received.mark(folder.name, release)
-    read_by = tokenizer_files.reader(store.tokenizer(), converted.config.get("model_type", ""))
-    shown = Model(experiment.name, converted.architecture, task, experiment.train.kind, converted.base, published, read_by)
+    require_read_elsewhere(store.tokenizer(), converted.config.get("model_type", ""))
+    shown = Model(experiment.name, converted.architecture, task, experiment.train.kind, converted.base, published)
     with _written_whole(to) as unfinished:
         tensors.write(unfinished / converted.weights_file, converted.tensors)
         anew = tokenizer_files.write(unfinished, store, special, model, task, experiment.data.sequence_length)

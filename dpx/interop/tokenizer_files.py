@@ -80,15 +80,6 @@ def write(to: Path, store: Store, special: SpecialIds, model: Bert | AnyDecoder,
     return anew if is_own_to_dpx or not differ else [*anew, f"{SETTINGS}: {', '.join(differ)}"]
 
 
-def reader(tokenizer: TextTokenizer, family: str) -> str:
-    """Returns the class of transformers that reads an export's tokenizer as the rows have it.
-
-    It is `AutoTokenizer`, unless that takes another class for the `family` of the model beside it.
-    """
-    taken = class_of({"tokenizer_class": tokenizer.built_as}, {"model_type": family}, tokenizer.definition or "")
-    return "AutoTokenizer" if taken == tokenizer.built_as else tokenizer.built_as
-
-
 def _mark_as_rows(tokenizer: TextTokenizer, vocabulary: Sequence[str], is_prompted: bool, segments: int, rows: Any) -> bool:
     """Gives the tokenizer the marks around a text that the rows have, and returns whether it had others."""
     own = tokenizer.tokenizer

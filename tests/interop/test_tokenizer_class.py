@@ -1,6 +1,8 @@
 """A checkpoint's tokenizer is built by the class that its files name, as transformers builds it, or refused in one line."""
 
 import json
+from contextlib import nullcontext
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -9,15 +11,19 @@ from tokenizers import Tokenizer, decoders, normalizers, pre_tokenizers
 from tokenizers.models import BPE, WordPiece
 from tokenizers.processors import TemplateProcessing
 
+from dpx import config
 from dpx.data.labelled import Table
 from dpx.data.rows import marked_examples
-from dpx.data.tokenizer import TextTokenizer, of_path
+from dpx.data.tokenizer import TextTokenizer, of_path, require_read_elsewhere
 from dpx.data.tokenizer_class import AS_DEFINED
 from dpx.declaration import ConfigError
-from dpx.interop.card import Model, Published, _usage
-from dpx.interop.tokenizer_files import reader
+from dpx.init.declarations import RandomStart
+from dpx.init.start import planned_start, receiver_of
+from dpx.interop.shape import model_of
 from dpx.task.declarations import CausalLanguageModel
 
+from .cases import Case
+from .conftest import composed
 from .test_as_it_came import exported, prepared
 
 MARKS = ["<pad>", "<s>", "</s>", "<unk>", "<mask>", "<bos>", "<eos>", "<|endoftext|>", "[UNK]", "[CLS]", "[SEP]", "[PAD]", "[MASK]"]
@@ -141,14 +147,17 @@ def test_an_export_names_the_class_of_its_rows(tmp_path: Path, family: str, name
     assert is_said == (named is None or family == "qwen2")
 
 
-def test_a_card_reads_a_tokenizer_by_a_class_that_transformers_does_not_replace(tmp_path: Path):
-    pytest.importorskip("transformers")
-    own = of_path(folder(tmp_path, "llama", None), 400)
-    (tmp_path / "config.json").write_text(json.dumps({"model_type": "qwen2", "vocab_size": 400}))
-    assert of_path(tmp_path, 400).definition != own.definition
-    assert [reader(own, family) for family in ("qwen2", "qwen3", "mistral", "")] == [AS_DEFINED, *["AutoTokenizer"] * 3]
-    model = Model("run", "Qwen2ForCausalLM", CausalLanguageModel(), "all", None, Published(), AS_DEFINED)
-    assert 'pipeline("text-generation", model=".", tokenizer=PreTrainedTokenizerFast.from_pretrained("."))' in _usage(model)[-1]
+@pytest.mark.parametrize(("family", "is_refused"), [("qwen2", True), ("qwen3", False), ("mistral", False), ("", False)])
+def test_a_tokenizer_that_transformers_would_read_otherwise_beside_the_model_is_refused(tmp_path: Path, family: str, is_refused: bool):
+    own = of_path(folder(tmp_path / "other", "llama", None), 400)
+    require_read_elsewhere(of_path(folder(tmp_path / family, family, None), 400), family)
+    with pytest.raises(ConfigError, match="^model.family=qwen2: .* by Qwen2Tokenizer, .* of PreTra") if is_refused else nullcontext():
+        require_read_elsewhere(own, family)
+    with pytest.raises(ConfigError) if is_refused or family == "mistral" else nullcontext():
+        require_read_elsewhere(of_path(folder(tmp_path / "built", "llama", "LlamaTokenizer"), 400), family)
+    (tmp_path / "other" / "config.json").write_text(json.dumps({"model_type": family, "vocab_size": 400}))
+    is_other = of_path(tmp_path / "other", 400).definition != own.definition
+    assert is_other is is_refused or family == "qwen3"
 
 
 @pytest.mark.parametrize("cut", ["right", "left", None])
@@ -172,3 +181,15 @@ def test_texts_and_pairs_that_are_too_long_are_cut_on_the_side_that_the_files_na
             assert row["tokens"][0, : row["length"][0]].tolist() == wanted["input_ids"], (texts, length)
             if "token_type_ids" in theirs.model_input_names:
                 assert row["segment_start"][0] == row["length"][0] - sum(wanted["token_type_ids"])
+
+
+def test_a_run_whose_export_would_be_read_otherwise_does_not_begin(place: Path, tmp_path: Path):
+    rows = [{"ask": f"{one} ab", "say": f"ab {one}"} for one in LETTERS[:26]]
+    (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    source = Table(paths=str(tmp_path / "rows.jsonl"), labels=None, prompt_field="ask", completion_field="say")
+    receiver = receiver_of(config.build(composed(place))[0])
+    for family, is_refused in (("qwen2", True), ("qwen3", False)):
+        shape = model_of(Case.read(f"{family}_lm_a").config, "config.json")
+        store = prepared(tmp_path, folder(tmp_path / "model", "llama", None), source, 400, 60)
+        with pytest.raises(ConfigError, match="^model.family=qwen2: transformers reads") if is_refused else nullcontext():
+            planned_start(RandomStart(), replace(receiver, model=shape), store)  # type: ignore[arg-type]
