@@ -62,6 +62,8 @@ class Table:
         split: Split of a data set that is trained on.
         test_split: Split of a data set that is the test set.
         subset: Configuration of a data set on the hub that has several.
+        separator: Character between the fields of .csv files, \\t for a tab; null takes the comma, semicolon or tab that separates the
+            header into most names.
     """
 
     paths: str | Sequence[str]
@@ -88,6 +90,7 @@ class Table:
     tools_field: str | None = None
     documents_field: str | None = None
     chat_date: str | None = None
+    separator: str | None = None
     kind: Literal["table"] = "table"
 
     def __post_init__(self) -> None:
@@ -109,6 +112,14 @@ class Table:
             "Name its files with data.source.test_paths, or use select=dev",
         )
         self._require_choices()
+        is_one = self.separator is None or (len(self.csv_separator or "") == 1 and self.separator not in '"\r\n')
+        value = f"data.source.separator={self.separator!r}"
+        require(is_one, value, "is not one character that can separate fields", "Use one, such as ';', or \\t for a tab")
+
+    @property
+    def csv_separator(self) -> str | None:
+        """The separator as it is in the files."""
+        return "\t" if self.separator == "\\t" else self.separator
 
     def _require_completions(self) -> None:
         require_date("data.source.chat_date", self.chat_date)
@@ -174,11 +185,13 @@ class Table:
 
     def training_sets(self) -> list[RowSet]:
         """Returns the files and data sets of the training rows. Raises `ConfigError` for a path that does not exist."""
-        return row_sets(self.paths, "data.source.paths", self.split, self.subset)
+        return row_sets(self.paths, "data.source.paths", self.split, self.subset, self.csv_separator)
 
     def test_sets(self) -> list[RowSet]:
         """Returns the files and data sets of the test set; empty without a test set."""
-        return [] if self.test_paths is None else row_sets(self.test_paths, "data.source.test_paths", self.test_split, self.subset)
+        if self.test_paths is None:
+            return []
+        return row_sets(self.test_paths, "data.source.test_paths", self.test_split, self.subset, self.csv_separator)
 
     @property
     def has_completions(self) -> bool:

@@ -25,9 +25,10 @@ Record = tuple[str, Mapping[str, Any]]  # the place of a record, and its fields
 
 @dataclass(frozen=True)
 class FileRows:
-    """Reads the rows of one file."""
+    """Reads the rows of one file; `separator` is between the fields of a .csv file, `None` if its header decides."""
 
     file: Path
+    separator: str | None = None
 
     @property
     def identity(self) -> str:
@@ -39,22 +40,25 @@ class FileRows:
         return digest_of(self.file)
 
     def records(self) -> Iterator[Record]:
-        return records(self.file)
+        return records(self.file, self.separator)
 
 
 RowSet = FileRows | HubRows
 
 
-def row_sets(paths: str | Sequence[str], key: str, split: str, config: str | None) -> list[RowSet]:
+def row_sets(paths: str | Sequence[str], key: str, split: str, config: str | None, separator: str | None = None) -> list[RowSet]:
     """Returns the files or data sets that declared paths name, each once, in order: files of rows, or splits of data sets.
 
-    Raises `ConfigError` if none is found.
+    Raises `ConfigError` if none is found, and for a `separator` of .csv files where there is none.
     """
     sets: list[RowSet] = []
     for path in [paths] if isinstance(paths, str) else paths:
         of_library = HubRows.of_path(path, split, config)
-        sets += [FileRows(file) for file in named(path, SUFFIXES, key)] if of_library is None else [of_library]
+        sets += [FileRows(file, separator) for file in named(path, SUFFIXES, key)] if of_library is None else [of_library]
     require(bool(sets), f"{key}=[]", "no file was found", f"Name {', '.join(SUFFIXES)} files, or a folder of them")
+    has_csv = any(isinstance(one, FileRows) and one.file.name.removesuffix(".gz").endswith(".csv") for one in sets)
+    value = f"data.source.separator={separator!r}"
+    require(separator is None or has_csv, value, f"{key} names no .csv file, and only these have separators", "Leave it out")
     once: dict[str, RowSet] = {}
     for one in sets:
         once.setdefault(one.identity, one)
@@ -73,11 +77,9 @@ def value_of(where: str, record: Mapping[str, Any], field: str) -> Any:
     column."""
     if field not in record:
         there = ", ".join(map(str, list(record)[:8]))
-        raise ConfigError(
-            where,
-            f"has no column {field!r}; its columns are {there}",
-            "Name the columns with data.source.text_field, label_field, unit_field, messages_field, ...",
-        )
+        fix = "Name the columns with data.source.text_field, label_field, unit_field, messages_field, ..."
+        fix += ", or what separates them in a .csv file with data.source.separator" if len(record) == 1 else ""
+        raise ConfigError(where, f"has no column {field!r}; its columns are {there}", fix)
     return record[field]
 
 
@@ -134,11 +136,11 @@ def _listed(where: str, record: Mapping[str, Any], field: str, count: int | None
     return value
 
 
-def records(file: Path) -> Iterator[Record]:
+def records(file: Path, separator: str | None = None) -> Iterator[Record]:
     """Yields the records of a file in order. Raises `ConfigError` for a file without records, or if one cannot be read."""
     kind = file.name.removesuffix(".gz").rpartition(".")[2]
     is_empty = True
-    for record in {"tsv": _tsv, "csv": _csv, "jsonl": _jsonl, "parquet": _parquet}[kind](file):
+    for record in _csv(file, separator) if kind == "csv" else {"tsv": _tsv, "jsonl": _jsonl, "parquet": _parquet}[kind](file):
         is_empty = False
         yield record
     require(not is_empty, file, "contains no row", "Remove it, or add rows to it")
@@ -157,8 +159,8 @@ def _tsv(file: Path) -> Iterator[Record]:
     yield from _under_header(file, ((number, line.split("\t")) for number, line in lines(file, longest=LONGEST_LINE)))
 
 
-def _csv(file: Path) -> Iterator[Record]:
-    """Yields rows of comma-separated fields, or of fields separated by semicolons or tabs if these separate the header into more names.
+def _csv(file: Path, separator: str | None) -> Iterator[Record]:
+    """Yields rows of fields between separators; without one, of commas, semicolons or tabs, whichever separates the header into most names.
 
     A field in quotation marks may hold the separator, line ends and doubled quotation marks.
     """
@@ -166,7 +168,7 @@ def _csv(file: Path) -> Iterator[Record]:
     of_file = lines(file, keep_blank=True, longest=LONGEST_LINE)
     first = next(of_file, None)
     header = "" if first is None else first[1]
-    separator = max(",;\t", key=lambda one: len(next(csv.reader([header], delimiter=one), [])))
+    separator = separator or max(",;\t", key=lambda one: len(next(csv.reader([header], delimiter=one), [])))
     whole = of_file if first is None else itertools.chain([first], of_file)
     read = csv.reader((line + "\n" for _, line in whole), strict=True, delimiter=separator)
 

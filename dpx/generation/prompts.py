@@ -27,7 +27,7 @@ class Prompt(NamedTuple):
 class Style:
     """How a record becomes a prompt: a template with the column of each field, or the chat template and a column of messages.
 
-    `before` and `after` are the texts that training rows have around a completion.
+    `before` and `after` are the texts that training rows have around a completion; `separator` is that of the run's .csv files.
     """
 
     template: str = "{prompt}"
@@ -38,6 +38,7 @@ class Style:
     chat_date: str | None = None
     before: str = ""
     after: str = ""
+    separator: str | None = None
 
     @staticmethod
     def of_rows(source: Source) -> "Style":
@@ -49,7 +50,8 @@ class Style:
             return Style(**{name: getattr(source, name) for name in names})
         first, second = halves(source.template)
         before, _, after = second.format(completion="\0").partition("\0")
-        return Style(first, {"prompt": str(source.prompt_field)}, before=before, after=after)
+        columns = {"prompt": str(source.prompt_field)}
+        return Style(first, columns, before=before, after=after, separator=source.csv_separator)
 
     @staticmethod
     def of_columns(template: str) -> "Style":
@@ -96,7 +98,7 @@ def read(file: Path, style: Style, tokenizer: TextTokenizer, room: int, limit: i
     chat = ChatTemplate(tokenizer, style.chat_date, "generate") if style.messages_field is not None else None
     by_text: dict[str, tuple[int, str]] = {}
     row = 0
-    for row, (where, record) in enumerate(records(file), start=1):
+    for row, (where, record) in enumerate(records(file, style.separator), start=1):
         by_text.setdefault(style.text(where, record, chat), (row, where))
     if repeated := row - len(by_text):
         stage(f"{file}: left out {repeated:,} of {row:,} rows, whose prompts repeat those of earlier rows")

@@ -136,7 +136,7 @@ class Generate:
         """Returns how a record becomes a prompt (`dpx.generation.prompts.Style`): as the training rows begin, but for what is declared."""
         names = ("messages_field", "tools_field", "documents_field", "chat_date")
         given = {name: getattr(self, name) for name in names if getattr(self, name) is not None}
-        style = of_rows if self.template is None else of_rows.of_columns(self.template)
+        style = of_rows if self.template is None else replace(of_rows.of_columns(self.template), separator=of_rows.separator)
         if self.messages_field is not None:
             style = type(of_rows)(**{name: getattr(of_rows, name) for name in names})
         style = replace(style, **given)

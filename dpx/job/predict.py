@@ -49,7 +49,9 @@ class Predict:
             value = f"job.output={self.output}"
             require(written.resolve() != read.resolve(), value, f"the output {written} would overwrite the input", "Name another output")
             require(not written.is_dir(), value, f"the output {written} is a folder", "Name another output")
-        trained_on = source.texts if self.checkpoint is None and isinstance(source, Table) else TextColumns()
+        trained_on, separator = TextColumns(), None
+        if self.checkpoint is None and isinstance(source, Table):
+            trained_on, separator = source.texts, source.csv_separator
         from dpx.training.prediction import of_checkpoint, of_run
 
         if self.checkpoint is not None:
@@ -62,7 +64,7 @@ class Predict:
             received.read(folder.path)
             classifier = of_run(experiment, folder.release / "params")
         columns = self._columns(trained_on, classifier.choices)
-        texts = (columns.read_texts(where, row) for where, row in records(read))
+        texts = (columns.read_texts(where, row) for where, row in records(read, separator))
         make_folder(output.parent)
         count = _write(output, list(classifier.labels), classifier.scores(texts))
         answer({"rows": count, "files": [f"{output}.jsonl", f"{output}.csv"]})

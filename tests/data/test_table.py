@@ -323,6 +323,35 @@ def test_whole_numbers_that_pandas_wrote_as_floats_are_these_numbers(tmp_path: P
     assert tuple(source.classes) == ("0", "1") and sum(prepare(data(tmp_path, source), PRIVACY).manifest.rows.values()) == 80
 
 
+@pytest.mark.parametrize(("separator", "between"), [("|", "|"), ("^", "^"), (",", ","), ("\\t", "\t")])
+def test_a_separator_that_the_header_does_not_show_is_named(tmp_path: Path, separator: str, between: str):
+    path = tmp_path / "a.csv"
+    lines = [("a text", "label"), ("a;b c", "0"), ('"x"', "1"), (f'"d{between} e"', "1")]
+    path.write_text("".join(between.join(line) + "\n" for line in lines))
+    fields = {"labels": ["0", "1"], "text_field": "a text"}
+    (known,) = Table(paths=str(path), separator=separator, **fields).training_sets()  # type: ignore[arg-type]
+    wanted = [{"a text": text.strip('"'), "label": label} for text, label in lines[1:]]
+    assert [dict(record) for _, record in known.records()] == wanted
+    if between in "|^":
+        with pytest.raises(ConfigError, match="or what separates them in a .csv file with data.source.separator"):
+            list(TableSource(Table(paths=str(path), labels=["0", "1"], text_field="a text")).documents())
+
+
+@pytest.mark.parametrize(
+    ("name", "separator", "line"),
+    [
+        ("a.csv", "||", "is not one character"),
+        ("a.csv", "", "is not one"),
+        ("a.csv", '"', "is not one"),
+        ("a.tsv", ";", "names no .csv file"),
+    ],
+)
+def test_a_separator_without_meaning_is_refused(tmp_path: Path, name: str, separator: str, line: str):
+    (tmp_path / name).write_text("text\tlabel\na\t0\n")
+    with pytest.raises(ConfigError, match=line):
+        Table(paths=str(tmp_path / name), labels=["0", "1"], separator=separator).training_sets()
+
+
 @pytest.mark.parametrize("separator", [";", "\t"])
 def test_a_csv_of_semicolons_or_tabs_is_recognised_by_its_header(tmp_path: Path, separator: str):
     lines = ["text", "label", '"who, when"'], ["a, b", "x", "z"], [f'"c{separator} d"', "y", "z"]
