@@ -26,7 +26,8 @@ _NEVER = -1.0e9
 
 @dataclasses.dataclass(frozen=True)
 class Rule:
-    """How the next token is chosen, and when a completion ends: at a token of `ends`, or after `max_new_tokens`.
+    """How the next token is chosen, and when a completion ends: at a token of `ends`, after `max_new_tokens`, or where prompt and
+    completion together have `max_length` tokens.
 
     With `beams` of 1 and `temperature` of 0 it is the most likely token, with a temperature above 0 a draw from the most likely tokens
     that together have at least the probability `top_p`, of logits divided by the temperature (Holtzman et al. 2020); before that, only
@@ -42,10 +43,16 @@ class Rule:
     top_k: int = 0
     min_p: float = 0.0
     settings: Settings = Settings()
+    max_length: int | None = None
+
+    def most(self, length_R: Array) -> Array:
+        """Returns how many new tokens texts of `length_R` tokens may get."""
+        most_R = jnp.full_like(length_R, self.max_new_tokens)
+        return most_R if self.max_length is None else jnp.minimum(most_R, self.max_length - length_R)
 
     def changed(self, scores_RV: Array, prompts_RW: Array, length_R: Array, new_RN: Array, count: Array) -> Array:
         """Returns the scores of the next tokens by the settings."""
-        return self.settings.changed(scores_RV, prompts_RW, length_R, new_RN, count, self.ends)
+        return self.settings.changed(scores_RV, prompts_RW, length_R, new_RN, count, self.most(length_R), self.ends)
 
 
 class Completions(NamedTuple):
@@ -106,17 +113,18 @@ class Decoding:
     def _one_by_one(self, params: Any, tokens_BW: Array, length_B: Array, keys_B: Array) -> Completions:
         """Takes one token of each prompt after another by the rule."""
         rule, whole = self.rule, jnp.zeros((len(length_B), self.rule.max_new_tokens), jnp.int32)
+        most_B = rule.most(length_B)
 
         def chosen(count: Array, logits_BV: Array, done: Completions) -> Completions:
             scores_BV = rule.changed(logits_BV, tokens_BW, length_B, done.tokens, count)
             token_B = next_tokens(scores_BV, jax.vmap(partial(jax.random.fold_in, data=count))(keys_B), rule)
             own_B = jnp.take_along_axis(jax.nn.log_softmax(logits_BV), token_B[:, None], axis=1)[:, 0]
-            is_open = ~done.is_ended
+            is_open = ~done.is_ended & (count < most_B)
             return Completions(
                 done.tokens.at[:, count].set(jnp.where(is_open, token_B, 0)),
                 done.count + is_open,
                 done.log_probability + jnp.where(is_open, own_B, 0),
-                done.is_ended | is_one_of(token_B, rule.ends),
+                done.is_ended | (is_open & is_one_of(token_B, rule.ends)),
             )
 
         def body(state):
@@ -127,7 +135,7 @@ class Decoding:
         logits_BV, kept = self._start(params, tokens_BW, length_B)
         nothing = Completions(whole, jnp.zeros_like(length_B), jnp.zeros(len(length_B), logits_BV.dtype), jnp.zeros(len(length_B), bool))
         begun = jnp.int32(1), chosen(jnp.int32(0), logits_BV, nothing), kept
-        return jax.lax.while_loop(lambda state: (state[0] < rule.max_new_tokens) & ~state[1].is_ended.all(), body, begun)[1]
+        return jax.lax.while_loop(lambda state: (~state[1].is_ended & (state[0] < most_B)).any(), body, begun)[1]
 
     def _by_beams(self, params: Any, tokens_BW: Array, length_B: Array, keys_B: Array) -> Completions:
         """Searches by beams: the best of K completions by the mean logarithm of a token's probability, its end included.
@@ -137,13 +145,13 @@ class Decoding:
         """
         del keys_B
         rule, K = self.rule, self.rule.beams
-        texts = jnp.repeat(tokens_BW, K, axis=0), jnp.repeat(length_B, K)
+        texts, most_B = (jnp.repeat(tokens_BW, K, axis=0), jnp.repeat(length_B, K)), rule.most(length_B)
         beams = Beams.begun(len(length_B), K, rule.max_new_tokens)
 
         def chosen(count: Array, logits_RV: Array, beams: Beams, kept: Any) -> tuple[Beams, Any]:
             new_RN = beams.tokens.reshape(len(length_B) * K, -1)
             scores_RV = rule.changed(jax.nn.log_softmax(logits_RV), *texts, new_RN, count)
-            beams, from_BK = beams.after(count, scores_RV.reshape(len(length_B), K, -1), rule.ends)
+            beams, from_BK = beams.after(count, scores_RV.reshape(len(length_B), K, -1), count + 1 == most_B, rule.ends)
             rows_R = (from_BK + jnp.arange(len(length_B))[:, None] * K).reshape(-1)
             return beams, jax.tree.map(lambda one: one[:, rows_R], kept)
 
@@ -179,15 +187,15 @@ class Beams(NamedTuple):
         tokens_BKN, never_BK = jnp.zeros((B, K, N), jnp.int32), jnp.full((B, K), _NEVER)
         return cls(tokens_BKN, never_BK.at[:, 0].set(0), tokens_BKN, never_BK, jnp.ones((B, K), jnp.int32), jnp.ones(B, bool))
 
-    def after(self, count: Array, log_probability_BKV: Array, ends: tuple[int, ...]) -> tuple["Beams", Array]:
-        """Returns the state after `count + 1` tokens, and the beam that each open beam continues, [B,K]."""
-        (B, K, V), N = log_probability_BKV.shape, self.tokens.shape[2]
+    def after(self, count: Array, log_probability_BKV: Array, is_last_B: Array, ends: tuple[int, ...]) -> tuple["Beams", Array]:
+        """Returns the state after `count + 1` tokens, the last where `is_last_B`, and the beam that each open beam continues, [B,K]."""
+        B, K, V = log_probability_BKV.shape
         total_BF = (self.score[:, :, None] + log_probability_BKV).reshape(B, -1)
         # Each beam may end in each of the ends, so that at least K of these candidates stay open.
         score_BC, place_BC = jax.lax.top_k(total_BF, min((1 + len(ends)) * K, total_BF.shape[1]))
         beam_BC, token_BC = place_BC // V, place_BC % V
         tokens_BCN = _picked(self.tokens, beam_BC).at[:, :, count].set(token_BC)
-        is_over_BC = is_one_of(token_BC, ends) | (count + 1 == N)
+        is_over_BC = is_one_of(token_BC, ends) | is_last_B[:, None]
         is_ending_BC = is_over_BC & (jnp.arange(score_BC.shape[1]) < K) & self.is_open[:, None]
         mean_BC = jnp.where(is_ending_BC, score_BC / (count + 1), _NEVER)
         all_tokens, all_counts = (

@@ -108,6 +108,11 @@ def read(file: Path, style: Style, tokenizer: TextTokenizer, room: int, limit: i
     begin = tokenizer.begins if chat is None else ()
     prompts = [Prompt(row, text, [*begin, *one.ids]) for (text, (row, _)), one in zip(by_text.items(), encodings, strict=True)]
     for prompt, (_, where) in zip(prompts, by_text.values(), strict=True):
-        reason = f"has a prompt of {len(prompt.ids)} tokens; with generate.max_new_tokens the model has positions for {room}"
-        require(0 < len(prompt.ids) <= room, where, reason, "Shorten it, or lower generate.max_new_tokens")
+        reason = f"has a prompt of {len(prompt.ids)} tokens; beside a completion there is room for {room}"
+        require(
+            0 < len(prompt.ids) <= room,
+            where,
+            reason,
+            "Shorten it, or lower generate.max_new_tokens (max_length of the checkpoint's files)",
+        )
     return prompts

@@ -48,8 +48,11 @@ class Settings:
     suppress_tokens: tuple[int, ...] = ()
     begin_suppress_tokens: tuple[int, ...] = ()
 
-    def changed(self, logits_RV: Array, prompts_RW: Array, length_R: Array, new_RN: Array, count: Array, ends: tuple[int, ...]) -> Array:
-        """Returns the logits after prompts of `length_R` tokens and `count` new ones; -inf for a token that must not be next."""
+    def changed(
+        self, logits_RV: Array, prompts_RW: Array, length_R: Array, new_RN: Array, count: Array, most_R: Array, ends: tuple[int, ...]
+    ) -> Array:
+        """Returns the logits after prompts of `length_R` tokens and `count` new ones of at most `most_R`; -inf for a token that must not be
+        next."""
         if self == Settings():
             return logits_RV
         tokens_RU, total_R = _joined(prompts_RW, length_R, new_RN), length_R + count
@@ -68,7 +71,7 @@ class Settings:
             scores_RV = jnp.where(total_R[:, None] == 1, only_V, scores_RV)
         if self.forced_eos_token_id:
             only_V = jnp.where(_is_in(scores_RV, self.forced_eos_token_id), 0.0, -jnp.inf)
-            scores_RV = jnp.where(count == new_RN.shape[1] - 1, only_V, scores_RV)
+            scores_RV = jnp.where((count == most_R - 1)[:, None], only_V, scores_RV)
         scores_RV = jnp.where(_is_in(scores_RV, self.suppress_tokens), -jnp.inf, scores_RV)
         # A first token that is forced comes before the beginning.
         begins_R = count == jnp.where(length_R == 1, 1, 0) if self.forced_bos_token_id else jnp.broadcast_to(count == 0, length_R.shape)
@@ -90,7 +93,8 @@ class Settings:
 class OfCheckpoint:
     """What the files of a checkpoint say of completions.
 
-    `settings` are applied to each completion, `beams` where nothing is drawn, `of_draws` (`top_k`, `top_p`, `min_p`) where something is.
+    `max_length` is of prompt and completion together, where `max_new_tokens` is not said. `settings` are applied to each completion,
+    `beams` where nothing is drawn, `of_draws` (`top_k`, `top_p`, `min_p`) where something is.
     `lines` say so. `refused` names what dpx does not do, `refused_in_beams` also what it does not do in a beam search.
     """
 
@@ -98,6 +102,7 @@ class OfCheckpoint:
     beams: int = 1
     of_draws: Mapping[str, int | float] | None = None
     max_new_tokens: int | None = None
+    max_length: int | None = None
     lines: tuple[str, ...] = ()
     file: Path | None = None
     refused: tuple[str, ...] = ()
@@ -153,9 +158,11 @@ def of_folder(folder: Path | None) -> OfCheckpoint:
         "top_p": number("top_p", 1.0, 1e-9),
         "min_p": number("min_p", 0.0, 0.0),
     }
-    most = whole("max_new_tokens", 1, 1) if "max_new_tokens" in told else None
-    found = OfCheckpoint(settings, whole("num_beams", 1, 1), of_draws, most, file=file)
-    applied = [*found.facts(), *(["num_beams"] if found.beams > 1 else []), *(["max_new_tokens"] if most else [])]
+    most, longest = (whole(name, 1, 1) if name in told else None for name in ("max_new_tokens", "max_length"))
+    longest = longest if most is None else None
+    found = OfCheckpoint(settings, whole("num_beams", 1, 1), of_draws, most, longest, file=file)
+    applied = [*found.facts(), *(["num_beams"] if found.beams > 1 else [])]
+    applied += [name for name in ("max_new_tokens", "max_length") if getattr(found, name)]
     names = {"bias": "sequence_bias", "banned": "bad_words_ids"}
     lines = [f"{file.name}: applied {', '.join(names.get(name, name) for name in applied)}"] if applied else []
     # Names what differs from the value that changes nothing.

@@ -104,7 +104,8 @@ class Generate:
         weights = self._weights(experiment, folder)
         style = self._style(weights.style)
         rule = self._rule(weights)
-        room = weights.model.positions - rule.max_new_tokens
+        room = weights.model.positions - (rule.max_new_tokens if rule.max_length is None else 1)
+        room = min(room, room if rule.max_length is None else rule.max_length - 1)
         reason = f"leaves no position of the model's {weights.model.positions} for a prompt"
         require(room > 0, f"generate.max_new_tokens={rule.max_new_tokens}", reason, "Lower it")
         prompts = read(file, style, weights.tokenizer, room, self.limit)
@@ -173,8 +174,11 @@ class Generate:
         asked.require_done(beams)
         of_draws = dict(asked.of_draws or {}) if is_drawn else {}
         of_draws |= {name: one for name in ("top_k", "top_p") if (one := getattr(self, name)) is not None and is_drawn}
-        most = self.max_new_tokens or asked.max_new_tokens or _MOST_NEW_TOKENS
-        return Rule(most, weights.ends, self.temperature, beams=beams, settings=settings, **of_draws)
+        most, longest = self.max_new_tokens or asked.max_new_tokens or _MOST_NEW_TOKENS, None
+        if self.max_new_tokens is None and asked.max_length is not None:
+            longest = min(asked.max_length, weights.model.positions)
+            most = max(1, longest - 1)
+        return Rule(most, weights.ends, self.temperature, beams=beams, settings=settings, max_length=longest, **of_draws)
 
     def _path(self, folder: RunFolder, prompts: Path) -> Path:
         """Returns the file that is written. Raises `ConfigError` for completions of protected prompts in a folder that may be shared."""
@@ -195,7 +199,8 @@ class Generate:
         names = ("template", "messages_field", "tools_field", "documents_field", "chat_date", "prompts_provenance")
         declared = {name: getattr(self, name) for name in names}
         drawn = {"seed": self.seed, "top_k": rule.top_k, "top_p": rule.top_p, "min_p": rule.min_p} if self.temperature > 0 else {}
-        return declared | {name: getattr(rule, name) for name in ("max_new_tokens", "temperature", "beams")} | drawn
+        names = ("max_new_tokens", *(["max_length"] if rule.max_length else []), "temperature", "beams")
+        return declared | {name: getattr(rule, name) for name in names} | drawn
 
     def _covered(self, found: Any) -> dict[str, Any]:
         """Returns the guarantee of the weights (`dpx.claim.received.Received`), and a sentence on what it covers of the completions."""

@@ -150,7 +150,7 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"temperature": -1.0}, "generate.temperature=-1.0: is not a temperature"),
     ({"max_new_tokens": 0}, "generate.max_new_tokens=0: must be at least 1"),
     ({"max_new_tokens": 16}, "generate.max_new_tokens=16: leaves no position of the model's 16 for a prompt"),
-    ({"max_new_tokens": 9}, r"prompts.jsonl:2: has a prompt of 10 tokens; .* positions for 7"),
+    ({"max_new_tokens": 9}, r"prompts.jsonl:2: has a prompt of 10 tokens; .* room for 7"),
     ({"template": "About {topic}"}, r"prompts.jsonl:1: has no column 'topic'; its columns are prompt, say"),
     ({"template": "About"}, "generate.template='About': has no field"),
     ({"template": "About {"}, "generate.template='About {': is not a template"),

@@ -150,6 +150,9 @@ FILES: list[dict[str, Any]] = [
     {"bad_words_ids": [[8], [9, 9], [3]], "min_length": 6, "sequence_bias": [[[9], 2.0], [[6, 7], -5.0]], "forced_eos_token_id": 5},
     {"forced_bos_token_id": 7, "begin_suppress_tokens": [6, 8, 21], "no_repeat_ngram_size": 2, "min_new_tokens": 4, "min_length": 30},
     {"num_beams": 3, "repetition_penalty": 1.3, "min_new_tokens": 2},
+    {"max_new_tokens": None, "max_length": 12, "forced_eos_token_id": 5, "suppress_tokens": [3, 9]},
+    {"max_new_tokens": None, "max_length": 13, "num_beams": 3},
+    {"max_length": 9},
 ]
 
 
@@ -159,7 +162,7 @@ def test_completions_are_those_of_transformers_with_the_same_files(tmp_path: Pat
     pytest.importorskip("torch")
     rows = write(tmp_path / "prompts.jsonl", [{"prompt": text} for text in ("ab", "hello dog", "d", "abab ab", "dog")])
     place = Path(shutil.copytree(checkpoint, tmp_path / "checkpoint"))
-    (place / "generation_config.json").write_text(json.dumps(told | ALSO))
+    (place / "generation_config.json").write_text(json.dumps(ALSO | told))
     found = generate(tmp_path, str(place), max_new_tokens=None)
     tokenizer = transformers.AutoTokenizer.from_pretrained(place)
     model = transformers.AutoModelForCausalLM.from_pretrained(place).eval()
