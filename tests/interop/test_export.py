@@ -261,7 +261,7 @@ def test_a_changed_ledger_or_other_weights_are_not_exported(run: Path, tmp_path:
 
 @pytest.mark.slow
 def test_a_decoder_goes_out_with_its_tokenizer_and_chat_template(place: Path, tmp_path: Path):
-    """Its tokenizer marks where a text begins and ends, and has no mark for an unknown or a masked word."""
+    """Its tokenizer marks where a text begins and ends, and the class of its family adds one mark that the vocabulary lacks."""
     case = Case.read("qwen3_lm_a")
     folder, letters = case.write(tmp_path / "decoder"), sorted({letter for word in WORDS for letter in word})
     own = Tokenizer(BPE({token: number for number, token in enumerate(["<pad>", "<s>", "</s>", *letters])}, []))
@@ -276,7 +276,8 @@ def test_a_decoder_goes_out_with_its_tokenizer_and_chat_template(place: Path, tm
     exported = export(run)
     assert (exported / "chat_template.jinja").read_bytes() == (folder / "chat_template.jinja").read_bytes()
     again = text_tokenizer.of_path(exported, 64)
-    assert (again.special.pad_id, again.special.cls_id, again.special.sep_id, again.special.mask_id) == (0, 1, 2, 2)
+    assert (again.special.pad_id, again.special.cls_id, again.special.sep_id, again.special.mask_id) == (0, 1, 2, 15)
+    assert again.vocabulary[3:] == [*letters, "<|endoftext|>"]
     experiment, _ = config.build(OmegaConf.load(run / "private" / "config.yaml"))  # type: ignore[arg-type]
     rows = prepare(experiment.data, experiment.privacy).rows("protected", np.arange(4))
     first = rows["tokens"][0, : rows["length"][0]].tolist()
