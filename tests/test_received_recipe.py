@@ -299,6 +299,47 @@ def test_a_config_reads_only_listed_variables(received: Received, monkeypatch: p
     assert (default.a, default.b) == ("data", None)
 
 
+BOMB = "a0: &a0 [x,x,x,x,x,x,x,x,x]\n" + "".join(f"a{i}: &a{i} [{','.join([f'*a{i - 1}'] * 9)}]\n" for i in range(1, 9))
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        (BOMB.encode(), "becomes more than 100,000 values"),
+        (b"x: &a [*a]\n", "is nested too deeply, or an alias in it leads to itself"),
+        (b"x: " + b"{a: " * 400 + b"1" + b"}" * 400, "is nested too deeply"),
+        (b"x: " + b"[" * 5000 + b"]" * 5000, "is nested too deeply"),
+        (b"x: '" + b"y" * 2**20 + b"'\n", "has more than 1,048,576 bytes"),
+        (b"steps: " + b"9" * 5000, "holds a number with too many digits"),
+        (b"name: \xff\xfe\n", "byte 7 is not UTF-8"),
+        (b'name: "a\x00b"\n', "is not YAML (special characters are not allowed)"),
+        (b"defaults: [/experiment/evil]\n", "a list of defaults leads to itself"),
+    ],
+    ids=lambda value: value[:20] if isinstance(value, bytes) else value,
+)
+def test_a_file_that_would_become_too_large_is_refused_before_it_does(received: Received, text: bytes, said: str) -> None:
+    received.put("experiment/evil", {})
+    (received.folder / "experiment/evil.yaml").write_bytes(text)
+    with pytest.raises(Exception) as refused:
+        received.composed("+experiment=evil")
+    assert said in str(as_refused(refused.value)) and "\n" not in str(as_refused(refused.value))
+    (received.folder / "experiment/evil.yaml").write_bytes(b"a: &a [1, 2]\nb: *a\n")
+    assert received.composed("+experiment=evil").experiment.b == [1, 2]
+
+
+@pytest.mark.parametrize("name", ["a${hydra.job.name}", "a${hydra.overrides.task}", "a${oc.select:hydra.job.name}"])
+def test_the_name_of_a_run_reads_nothing_of_hydras_node(received: Received, name: str) -> None:
+    received.put("experiment/evil", {"name": name})
+    cfg = received.composed("+experiment=evil")
+    if "select" in name:
+        # It reads the config alone, in which there is no such key.
+        assert cfg.hydra.run.dir.startswith("outputs/aNone-")
+        return
+    with pytest.raises(Exception) as refused:
+        str(cfg.hydra.run.dir)
+    assert "Interpolation key 'hydra." in str(as_refused(refused.value))
+
+
 def test_hydra_makes_its_loader_under_the_name_that_is_replaced() -> None:
     """`dpx.config.with_hydra` replaces `hydra._internal.hydra.ConfigLoaderImpl`, and `ClosedLoader` overrides two methods that start with
     an underscore; none of the three is public in Hydra."""

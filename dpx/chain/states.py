@@ -31,7 +31,8 @@ _FED = ("init.run", "init.disjoint_from", "data.vocabulary.path")
 
 def is_finished(run: StageRun) -> bool:
     """Returns whether the run has come to its end. Preparing text again opens what is there, so it always counts as still to do."""
-    return _trains(run) and has_finished(run.folder, config.resolved(run.cfg))
+    # To resolve its config is most of what a plan of a chain costs.
+    return _trains(run) and run.folder.is_dir() and has_finished(run.folder, config.resolved(run.cfg))
 
 
 def _trains(run: StageRun) -> bool:

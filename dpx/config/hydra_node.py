@@ -7,17 +7,21 @@ who types it could run code anyway.
 
 import re
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 from typing import Any
 
+import yaml
 from hydra._internal.config_loader_impl import ConfigLoaderImpl
+from hydra._internal.config_repository import ConfigRepository
 from hydra.core.config_search_path import ConfigSearchPath
+from hydra.core.object_type import ObjectType
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import GrammarParseError
 from omegaconf.grammar_parser import parse
 
-from dpx.declaration import ConfigError
+from dpx.declaration import ConfigError, require
 from dpx.packages import conf_directory
 
 PAGE = "dpx/docs/received_files.md"
@@ -60,6 +64,7 @@ class ClosedLoader(ConfigLoaderImpl):
 
     def __init__(self, config_search_path: ConfigSearchPath):
         super().__init__(config_search_path)
+        self.repository = _Files(config_search_path)
         self._own = f"file://{conf_directory()}"
         main = [part.path for part in config_search_path.get_path() if part.provider == "main"]
         self._is_of_dpx = [_as_url(path) for path in main] == [self._own]
@@ -73,7 +78,10 @@ class ClosedLoader(ConfigLoaderImpl):
         validate_sweep_overrides: bool = True,
     ) -> DictConfig:
         """Returns the composed config. Raises `ConfigError`, which names the key, for what a recipe may not set."""
-        cfg = super().load_configuration(config_name, overrides, run_mode, from_shell, validate_sweep_overrides)
+        try:
+            cfg = super().load_configuration(config_name, overrides, run_mode, from_shell, validate_sweep_overrides)
+        except RecursionError as error:
+            raise ConfigError("defaults", "a list of defaults leads to itself", "Remove one of them") from error
         if self._is_of_dpx:
             _require_choices(cfg, overrides)
         return cfg
@@ -115,6 +123,54 @@ class ClosedLoader(ConfigLoaderImpl):
 
     def _is_shipped(self, path: str) -> bool:
         return path.startswith(_OF_HYDRA_AND_PLUGINS) or path == self._own
+
+
+class _Files(ConfigRepository):
+    """Hydra's configs. A file from outside of dpx is looked at before it becomes a config, for which an alias is a copy."""
+
+    def load_config(self, config_path: str) -> Any:
+        source = self._find_object_source(config_path=config_path, object_type=ObjectType.CONFIG)
+        if source is not None and source.scheme() == "file" and source.path != str(conf_directory()):
+            _require_small(Path(source.path, source._normalize_file_name(config_path)))
+        return super().load_config(config_path)
+
+
+# A recipe has some hundred values.
+_MOST_BYTES, _MOST_VALUES, _MOST_LEVELS, _MOST_DIGITS = 2**20, 100_000, 50, 400
+
+
+def _require_small(file: Path) -> None:
+    """Raises `ConfigError` for a file that is not text, or that would become a config too large to be meant."""
+    text = file.read_bytes()[: _MOST_BYTES + 1]
+    require(len(text) <= _MOST_BYTES, file, f"has more than {_MOST_BYTES:,} bytes", "Write a config that is shorter")
+    try:
+        root = yaml.compose(text.decode(), yaml.SafeLoader)
+    except UnicodeDecodeError as error:
+        raise ConfigError(file, f"byte {error.start + 1} is not UTF-8", "Convert the file to UTF-8") from None
+    except yaml.reader.ReaderError as error:
+        raise ConfigError(file, f"is not YAML ({error.reason})", "Correct it") from None
+    except RecursionError:
+        raise ConfigError(file, "is nested too deeply", "Write a config that is flatter") from None
+    except yaml.YAMLError:
+        # Hydra finds the same, and says the line.
+        return
+    if root is not None:
+        _values_in(root, file, {}, _MOST_LEVELS)
+
+
+def _values_in(node: Any, file: Path, known: dict[int, int], levels: int) -> int:
+    """Returns the number of values that a node of YAML becomes; `known` holds those that were counted, by identity."""
+    if levels == 0:
+        raise ConfigError(file, "is nested too deeply, or an alias in it leads to itself", "Write a config that is flatter")
+    if id(node) in known:
+        return known[id(node)]
+    is_number = isinstance(node, yaml.ScalarNode) and node.tag == "tag:yaml.org,2002:int"
+    require(not is_number or len(node.value) <= _MOST_DIGITS, file, "holds a number with too many digits", "Shorten it")
+    parts = [one for pair in node.value for one in pair] if isinstance(node, yaml.MappingNode) else node.value
+    found = 1 + sum(_values_in(one, file, known, levels - 1) for one in parts) if isinstance(node, yaml.CollectionNode) else 1
+    require(found <= _MOST_VALUES, file, f"becomes more than {_MOST_VALUES:,} values, as its aliases are copied", "Remove aliases")
+    known[id(node)] = found
+    return found
 
 
 def require_no_hydra(overrides: Sequence[str], place: str = "a recipe") -> None:

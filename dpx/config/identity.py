@@ -62,7 +62,8 @@ def _plain(value: Any) -> Any:
 def run_name(root: DictConfig) -> str:
     """Returns the folder name `<name>-<hash>`: the same config has the same folder, in a run and in a sweep, on one device and on many."""
     job = OmegaConf.select(root, "hydra.runtime.choices.job", default="train")
-    plain = resolved(root)
+    # The config of the run does not hold Hydra's node, and no name may read the machine from it.
+    plain = resolved(OmegaConf.masked_copy(root, [str(key) for key in root if key != "hydra"]) if "hydra" in root else root)
     # Before Hydra makes the folder.
     require_name(str(plain["name"]))
     if plain.get("run") or job in ("list", "report", "generate"):

@@ -35,8 +35,10 @@ from dpx.run_folder import RunFolder
 # Larger microbatches are not faster: matrix products reach full throughput at much smaller sizes.
 LARGEST_MICROBATCH = 1024
 
-# Bytes of an optimiser's state by everything that they depend on (`_optimizer_bytes`).
+# What is traced for a plan, by everything that it depends on: points of a sweep, and stages of a chain, mostly share it, and to trace it is
+# most of what a plan costs. Bytes of an optimiser's state (`_optimizer_bytes`), and products of a run that trains a part (`_products`).
 _STATE_BYTES: dict[str, int] = {}
+_PRODUCTS: dict[str, Any] = {}
 
 
 @declaration
@@ -153,7 +155,6 @@ def _optimizer_bytes(experiment: Experiment, vocabulary: int) -> int:
     from dpx.training.frozen import shapes
     from dpx.training.update import state_bytes
 
-    # Points of a sweep, and stages of a chain, mostly have one state, and tracing it is most of what a plan costs.
     key = repr((experiment.optimizer, experiment.trained, experiment.model, experiment.task, experiment.mesh, vocabulary))
     if key not in _STATE_BYTES:
         traced = shapes(experiment.trained, _objective(experiment, vocabulary))[0]
@@ -233,7 +234,10 @@ def _products(experiment: Experiment, vocabulary: int, drawn: int, protected: in
     from dpx.cost.frozen import products
 
     reads_once = not isinstance(experiment.audit, Canaries)
-    each = products(model, task, experiment.trained, experiment.mechanism, vocabulary, length, reads_once=reads_once)
+    key = repr((model, task, experiment.trained, experiment.mechanism, vocabulary, length, reads_once))
+    if key not in _PRODUCTS:
+        _PRODUCTS[key] = products(model, task, experiment.trained, experiment.mechanism, vocabulary, length, reads_once=reads_once)
+    each = _PRODUCTS[key]
     return one * drawn, each.drawn_row * drawn + each.protected_row * protected
 
 
