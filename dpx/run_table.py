@@ -100,12 +100,12 @@ def write(records: Records, path: Path) -> None:
         parquet.write_table(pyarrow.table({name: _of_one_type(values) for name, values in columns.items()}), path)
 
 
-def require_format(path: Path) -> None:
-    """Raises `ConfigError` for a table that cannot be written here."""
+def require_format(path: Path, given: str | None = None) -> None:
+    """Raises `ConfigError`, which begins with `given` or the path, for a table that cannot be written here."""
     ending = path.suffix.lower()
-    require(ending in FORMATS, path, "is not a table that dpx writes", f"End the name with {', '.join(FORMATS)}")
+    require(ending in FORMATS, given or path, "is not a table that dpx writes", f"End the name with {', '.join(FORMATS)}")
     if ending == ".parquet" and not is_installed("pyarrow"):
-        raise missing(path, "hub", "pyarrow")
+        raise missing(given or str(path), "hub", "pyarrow")
 
 
 def _of_one_type(values: list[Any]) -> list[Any]:

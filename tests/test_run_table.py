@@ -86,8 +86,9 @@ def test_list_writes_the_table(outputs: Path) -> None:
     assert [float(one["lr_schedule.learning_rate"]) for one in table] == [1e-3, 2e-3]
 
 
-def test_a_table_of_recipes_is_refused(tmp_path: Path) -> None:
-    (refused,) = answers([(tmp_path, ["job=list", "list.to=runs.csv"])])
+def test_a_table_of_recipes_and_a_table_without_a_format_are_refused(tmp_path: Path) -> None:
+    refused, unnamed = answers([(tmp_path, ["job=list", "list.to=runs.csv"]), (tmp_path, ["job=list", "list.what=runs", "list.to="])])
+    assert unnamed.refusal() == "error: list.to=: is not a table that dpx writes. End the name with .csv, .json, .parquet."
     assert refused.refusal() == "error: list.to=runs.csv: a table is written of runs. Add list.what=runs, or leave list.to out."
 
 

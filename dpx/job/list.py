@@ -44,7 +44,7 @@ class List:
     def __post_init__(self) -> None:
         if self.to is not None:
             require(self.what == "runs", f"list.to={self.to}", "a table is written of runs", "Add list.what=runs, or leave list.to out")
-            run_table.require_format(Path(self.to))
+            run_table.require_format(Path(self.to), f"list.to={self.to}")
 
     def __call__(self, experiment: Experiment, folder: RunFolder) -> None:
         del experiment
