@@ -51,11 +51,12 @@ def read(folder: Path) -> Run:
 def document(run: Run, in_short: str, words: Sequence[str], tables: Sequence[Table]) -> Document:
     """Returns the page of a run; `in_short` says what it guarantees, `words` and `tables` explain the claim (`dpx.job.explain`)."""
     drawn: list[Any] = _epsilon(tables)
+    config = [(code(key), code(value)) for key, value in sorted(run.config.items())]
     sections = [
         Section("What it learns", _curves([run]), "curves"),
         Section("What it guarantees", [_in_words(words), *drawn, *map(_grid, tables)], "guarantee"),
         Section("Results", [_results([run])], "results"),
-        Section("Config", [grid(("key", "value"), [(code(key), code(value)) for key, value in sorted(run.config.items())])], "config"),
+        Section("Config", [grid(("key", "value"), config, "every setting")], "config"),
     ]
     lead = [escaped(in_short), *(escaped(line) for line in _learnt(run)), _PRIVATE]
     return Document(f"Run {run.experiment}-{run.run}", lead, [one for one in sections if one.blocks])
