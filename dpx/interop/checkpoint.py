@@ -127,7 +127,7 @@ class Checkpoint:
         # With all layers taken, a tensor of a layer that is left is one that the config does not declare.
         undeclared = [name for name in left_out if self.config["model_type"] in ROTARY and name.startswith(f"{prefix}layers.")]
         require(not undeclared, self.asked, f"contains {several(undeclared, 1)}, which its config does not declare", _FIX)
-        notes = self._notes
+        notes = self._notes if self.layout.decoder.path in expected else ()
         if not any(path.split("/")[0] == "classifier" for path in expected):
             self._require_known_head(parts, left_out)
             notes += self._notes_on_bias()

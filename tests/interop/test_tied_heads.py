@@ -39,6 +39,9 @@ def test_the_head_of_the_weights_is_used_and_said(tmp_path: Path, name: str):
     task = MaskedLanguageModel(next_sentence=True) if name.startswith("bert") else CausalLanguageModel()
     taken = checkpoint.select(task.parameter_shapes(checkpoint.model, VOCABULARY))
     assert f"config.json ties the head to the table, but the weights hold another {head}, which is used" in taken.in_words()
+    # A classifier does not read it.
+    without = checkpoint.select({path: one.shape for path, one in checkpoint.leaves(taken).items() if path.startswith(("emb", "layers"))})
+    assert not without.notes and head in without.left_out
     leaves = checkpoint.leaves(taken)
     path = "mlm/decoder" if name.startswith("bert") else "decoder"
     np.testing.assert_array_equal(leaves[path], leaves["embeddings/word"] + np.float32(1.0))
