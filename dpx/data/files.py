@@ -56,8 +56,8 @@ def _files(path: Path, suffixes: tuple[str, ...], key: str) -> list[Path]:
     return [path]
 
 
-def lines(file: Path, *, keep_blank: bool = False, longest: int | None = None) -> Iterator[tuple[int, str]]:
-    """Yields the numbered lines of a UTF-8 file, from 1, without their line ends; blank lines are left out unless they are kept.
+def lines(file: Path, *, keep_blank: bool = False, keep_ends: bool = False, longest: int | None = None) -> Iterator[tuple[int, str]]:
+    """Yields the numbered lines of a UTF-8 file, from 1; blank lines are left out unless they are kept, and so are line ends.
 
     Raises `ConfigError` for a line that is not UTF-8, or has more than `longest` bytes; no more than that is read.
     """
@@ -70,12 +70,12 @@ def lines(file: Path, *, keep_blank: bool = False, longest: int | None = None) -
                     f"{file}:{number}", f"the line has more than {longest} bytes", "Write one record on each line, or shorten the record"
                 )
             try:
-                line = raw.decode("utf-8-sig" if number == 1 else "utf-8").rstrip("\r\n")
+                line = raw.decode("utf-8-sig" if number == 1 else "utf-8")
             except UnicodeDecodeError as error:
                 place = f"{file}:{number}"
                 raise ConfigError(place, f"byte {error.start + 1} of the line is not UTF-8", "Convert the file to UTF-8") from None
             if keep_blank or line.strip():
-                yield number, line
+                yield number, line if keep_ends else line.rstrip("\r\n")
 
 
 def parsed(place: str, line: str) -> Any:

@@ -76,7 +76,7 @@ def value_of(where: str, record: Mapping[str, Any], field: str) -> Any:
     """Returns the value of a record in the column `field`. Raises `ConfigError`, naming the place `where`, for a record without that
     column."""
     if field not in record:
-        there = ", ".join(map(str, list(record)[:8]))
+        there = ", ".join(str(one) if str(one) == str(one).strip() else repr(one) for one in list(record)[:8])
         fix = "Name the columns with data.source.text_field, label_field, unit_field, messages_field, ..."
         fix += ", or what separates them in a .csv file with data.source.separator" if len(record) == 1 else ""
         raise ConfigError(where, f"has no column {field!r}; its columns are {there}", fix)
@@ -94,7 +94,7 @@ def label_of(where: str, record: Mapping[str, Any], field: str) -> str:
 
 def label_text(value: object) -> str:
     """Returns a label as text; a whole number that was written as a float (`1.0`), as pandas does, is that number."""
-    return re.sub(r"^(-?\d+)\.0$", r"\1", str(value))
+    return re.sub(r"^-0$", "0", re.sub(r"^(-?\d+)\.0$", r"\1", str(value)))
 
 
 def text_of(where: str, record: Mapping[str, Any], field: str) -> str:
@@ -165,30 +165,30 @@ def _csv(file: Path, separator: str | None) -> Iterator[Record]:
     A field in quotation marks may hold the separator, line ends and doubled quotation marks.
     """
     csv.field_size_limit(LONGEST_LINE)
-    of_file = lines(file, keep_blank=True, longest=LONGEST_LINE)
-    first = next(of_file, None)
-    header = "" if first is None else first[1]
-    separator = separator or max(",;\t", key=lambda one: len(next(csv.reader([header], delimiter=one), [])))
-    whole = of_file if first is None else itertools.chain([first], of_file)
-    read = csv.reader((line + "\n" for _, line in whole), strict=True, delimiter=separator)
+    # A line end within quotation marks is part of the text.
+    of_file = lines(file, keep_blank=True, keep_ends=True, longest=LONGEST_LINE)
+    first = list(itertools.islice(of_file, 1))
+    header, whole = [line for _, line in first], (line for _, line in itertools.chain(first, of_file))
 
     def rows() -> Iterator[tuple[int, list[str]]]:
+        read = None
         try:
+            between = separator or max(",;\t", key=lambda one: len(next(csv.reader(header, delimiter=one), [])))
+            read = csv.reader(whole, strict=True, delimiter=between)
             yield from ((read.line_num, row) for row in read if row)
         except csv.Error as error:
-            raise ConfigError(
-                f"{file}:{read.line_num}", f"is not a valid row of a .csv file ({error})", "Correct its quotation marks"
-            ) from None
+            place, reason = f"{file}:{read.line_num if read else 1}", f"is not a valid row of a .csv file ({error})"
+            raise ConfigError(place, reason, "Correct its quotation marks and line ends") from None
 
-    yield from _under_header(file, rows())
+    yield from _under_header(file, rows(), ", or name what separates the fields with data.source.separator")
 
 
-def _under_header(file: Path, rows: Iterator[tuple[int, list[str]]]) -> Iterator[Record]:
+def _under_header(file: Path, rows: Iterator[tuple[int, list[str]]], or_else: str = "") -> Iterator[Record]:
     _, header = next(rows, (0, []))
     _require_names_once(file, header)
     for number, row in rows:
         where = f"{file}:{number}"
-        require(len(row) == len(header), where, f"has {len(row)} fields, but the header has {len(header)}", "Correct the row")
+        require(len(row) == len(header), where, f"has {len(row)} fields, but the header has {len(header)}", f"Correct the row{or_else}")
         yield where, dict(zip(header, row, strict=True))
 
 

@@ -323,6 +323,16 @@ def test_whole_numbers_that_pandas_wrote_as_floats_are_these_numbers(tmp_path: P
     assert tuple(source.classes) == ("0", "1") and sum(prepare(data(tmp_path, source), PRIVACY).manifest.rows.values()) == 80
 
 
+def test_line_ends_within_quotation_marks_are_text_and_others_are_not(tmp_path: Path):
+    path = tmp_path / "a.csv"
+    path.write_bytes(b'\xef\xbb\xbftext,label\r\n"a\r\nb\n\nc",-0.0\r\n\r\n"d\re",1\r\n')
+    found = list(TableSource(Table(paths=str(path), labels=["0", "1"])).documents())
+    assert found == [Example(texts=(("a\r\nb\n\nc",),), label=0), Example(texts=(("d\re",),), label=1)]
+    path.write_bytes(b"text,label\ra,0\rb,1\r")
+    with pytest.raises(ConfigError, match=r"a.csv:1: is not a valid row of a .csv file .* line ends\.$"):
+        list(TableSource(Table(paths=str(path), labels=["0", "1"])).documents())
+
+
 @pytest.mark.parametrize(("separator", "between"), [("|", "|"), ("^", "^"), (",", ","), ("\\t", "\t")])
 def test_a_separator_that_the_header_does_not_show_is_named(tmp_path: Path, separator: str, between: str):
     path = tmp_path / "a.csv"
