@@ -281,7 +281,8 @@ def test_a_decoder_goes_out_with_its_tokenizer_and_chat_template(place: Path, tm
     experiment, _ = config.build(OmegaConf.load(run / "private" / "config.yaml"))  # type: ignore[arg-type]
     rows = prepare(experiment.data, experiment.privacy).rows("protected", np.arange(4))
     first = rows["tokens"][0, : rows["length"][0]].tolist()
-    assert first[0] == 1 and first[-1] == 2
+    # A text of a table has the marks of its tokenizer, which puts none around it.
+    assert min(first) > 2
     # A prompt has no mark before it: its tokenizer puts none there, and the export keeps it.
     assert (exported / "tokenizer.json").read_bytes() == (folder / "tokenizer.json").read_bytes()
     checkpoint = Checkpoint(str(exported))
