@@ -16,7 +16,7 @@ from dpx.pages.document import Block, Document, Figure, Section, code, escaped, 
 from dpx.pages.run_rows import Run
 from dpx.picture import Lines, Picture
 from dpx.table import Table
-from dpx_papers.report import analyses, privacy, rows, shape, stages
+from dpx_papers.report import analyses, of_rows, privacy, rows, shape, stages
 from dpx_papers.report.evidence import Evidence, cell, drawn_tables
 from dpx_papers.report.paper import KINDS, Item, Paper
 from dpx_papers.report.rows import MARKS, Published
@@ -46,13 +46,15 @@ def evidence(paper: Paper, home: Path) -> Evidence:
         fix = f"Give the number of an item, or {', '.join(_HEADINGS)}"
         require(line["item"] in known, f"notes.csv: {line['item']}", "no item of paper.yaml has that number", fix)
         notes.setdefault(line["item"], []).append(line["note"])
-    return Evidence(home, rows.read(home / "results.csv"), rows.read_published(home / "published.csv"), analyses.read(home), notes)
+    read = Evidence(home, rows.read(home / "results.csv"), rows.read_published(home / "published.csv"), analyses.read(home), notes)
+    made = {item.source: {one.name: one} for item in paper.items if item.rows and (one := of_rows.table(item, read)) is not None}
+    return dataclasses.replace(read, tables={**read.tables, **made})
 
 
 def verdict(item: Item, found: Evidence) -> Verdict:
     """Returns every claim of an item, judged."""
     try:
-        return Verdict(tuple(part for rule in item.verdict for part in rule.parts(found, item.experiment)))
+        return Verdict(tuple(part for rule in item.verdict for part in rule.parts(found, item.source)))
     except ConfigError as error:
         raise ConfigError(f"{found.home.name}.{item.number}: {error.value}", error.reason, error.fix) from error
 
@@ -109,7 +111,7 @@ def _full_scale(item: Item, paper: Paper, found: Evidence) -> str:
     if item.kind == "trains":
         return not_run(item.hours)
     is_there = bool(found.analysis(item.experiment))
-    return KINDS[item.kind] if is_there or item.kind in ("grid", "planned") else "not run (no cost)"
+    return KINDS[item.kind] if is_there or item.kind in ("grid", "planned", "rows") else "not run (no cost)"
 
 
 def not_run(hours: int | float | str, flops: str = "") -> str:
@@ -126,9 +128,10 @@ def _section(paper: Paper, item: Item, judged: Verdict, found: Evidence) -> Sect
     lines = [line for line in found.published if line.item == item.number]
     own = [run for run in found.runs if run.experiment == f"laptop_{item.experiment}" and _is_shown(run, paper)]
     # A benchmark in place of a recipe that trains is judged alone; tables under the recipe's own name are shown.
-    tables = found.tables.get(item.experiment, {}) if item.kind == "trains" else found.analysis(item.experiment)
+    tables = found.tables.get(item.experiment, {}) if item.kind == "trains" else found.analysis(item.source)
     command = "No recipe yet" if item.kind == "planned" else f"`{shlex.join(('python', '-m', 'dpx', *item.overrides))}`"
-    scale = "full scale" if item.kind == "computed" else "laptop"
+    command = f"Made with this page from `{item.rows}`" if item.kind == "rows" else command
+    scale = "full scale" if item.kind == "computed" else "from rows" if item.kind == "rows" else "laptop"
     blocks: list[Block] = [
         f"{command}." + f" Passes if: {item.passes}." * bool(item.passes),
         grid(("claim", "what is found", scale), [(part.claim, escaped(part.statistic), part.state) for part in judged.parts]),
@@ -147,7 +150,7 @@ def _section(paper: Paper, item: Item, judged: Verdict, found: Evidence) -> Sect
 def _figures(paper: Paper, item: Item, found: Evidence, tables: analyses.Tables) -> list[Figure]:
     """Figures that the item and its analysis declare; panels without data are left out."""
     drawn = [Picture(one.name, one.caption, tuple(_completed(panel, paper, found) for panel in one.panels)) for one in item.figures]
-    if tables:
+    if tables and item.kind != "rows":
         declared: Any = build(recipes.compose(item.overrides))[1]
         drawn += getattr(getattr(declared, "analysis", None), "pictures", list)()
     known = {**drawn_tables(found, item.experiment), **tables} if drawn else {}
@@ -241,7 +244,7 @@ def _privacy(item: Item, runs: Sequence[Run]) -> list[Block]:
     if found := [f"Privacy: {line}" for line in privacy.lines(runs)]:
         # One line is shown, several (a sweep over epsilon, for example) are folded.
         return [items(found, f"privacy of these runs, {len(found)} kinds" if len(found) > 1 else "")]
-    return ["Privacy: nothing was trained for this item, so no ε is spent."] if item.kind in ("trains", "computed") else []
+    return ["Privacy: nothing was trained for this item, so no ε is spent."] if item.kind in ("trains", "computed", "rows") else []
 
 
 def _all_runs(paper: Paper, found: Evidence) -> Block:

@@ -26,6 +26,7 @@ KINDS = {
     "grid": "needs the grid",
     "accounting and grid": "accounting computed; losses need the grid",
     "planned": "no recipe yet",
+    "rows": "made from rows",
 }
 # The declarations that the keys of paper.yaml hold; `rule` names that of a verdict.
 _PARTS = {
@@ -48,7 +49,9 @@ class Figure(Picture):
 class Item:
     """One experiment of a paper. `hours` of one H200 at half of 790 TFLOP/s is its cost at full scale; `options` are those of the
     laptop's command; `passes` says what has to hold. Without a `verdict` its analysis judges itself. `norms` is the knob by which the
-    growth of every weight matrix is listed."""
+    growth of every weight matrix is listed. An item of the kind `rows` has no recipe: its table `rows` is made where the page is, from
+    `rows`, a CSV file beside paper.yaml or the `finals`, `curves` or `published` numbers of `experiment`, by at most one `function`, which
+    is marked by `dpx_papers.report.of_rows.of_rows` and named in full."""
 
     number: str
     experiment: str
@@ -60,13 +63,25 @@ class Item:
     verdict: Sequence[Rule] = (rules.Analysis(),)
     figures: Sequence[Figure] = ()
     norms: str = ""
+    rows: str = ""
+    function: str = ""
 
     def __post_init__(self) -> None:
+        is_of_rows = self.kind == "rows"
+        reason = "an item of this kind is made from rows" if is_of_rows else "no item of this kind is made from rows"
+        fix = "Give kind: rows and rows: <file>.csv, or neither"
+        require(is_of_rows == bool(self.rows), f"{self.number}.kind={self.kind}", reason, fix)
+        require(is_of_rows or not self.function, f"{self.number}.function={self.function}", reason, "Give kind: rows, or an analysis")
         require(self.kind in KINDS, f"{self.number}.kind={self.kind}", "no such kind of item", f"Use {', '.join(KINDS)}")
         known = [one.removeprefix("laptop/") for one in recipes.names()]
-        for name in {self.experiment, *(rule.experiment for rule in self.verdict)} - {""} if self.kind != "planned" else ():
+        for name in {self.experiment, *(rule.experiment for rule in self.verdict)} - {""} if self.kind not in ("planned", "rows") else ():
             value, fix = f"{self.number}: experiment {name}", f"Name a recipe{nearest(name, known)}"
             require(bool(fnmatch.filter(known, name)), value, "no recipe has that name", fix)
+
+    @property
+    def source(self) -> str:
+        """Under which name its tables are: that of its experiment, or its number where they are made from rows."""
+        return self.number if self.rows else self.experiment
 
     @property
     def overrides(self) -> list[str]:
