@@ -77,7 +77,7 @@ def outside() -> tuple[Package, ...]:
 
 
 def named(name: str) -> Package | None:
-    """Returns the listed package that is imported by `name`."""
+    """Returns the listed package that is imported by `name`, dpx's own where another distribution lists the name too."""
     return next((package for package in listed() if package.name == name), None)
 
 
@@ -167,7 +167,7 @@ def _listed(path: tuple[tuple[str, int], ...]) -> tuple[Package, ...]:
     by_entry = {
         (_distribution(entry).lower(), entry.value): _package(entry) for entry in reversed(list(metadata.entry_points(group=GROUP)))
     }
-    packages = sorted(by_entry.values(), key=lambda package: (package.name, package.distribution))
+    packages = sorted(by_entry.values(), key=lambda package: (package.name, not package.is_own, package.distribution))
     # dpx itself counts once too where two records of it are left, such as those before and after its distribution was renamed.
     own = {package.name: package for package in packages if package.is_own}
     return _without_clashes([package for package in packages if not package.is_own or package is own[package.name]])

@@ -16,7 +16,7 @@ from dpx.declaration import ConfigError
 from dpx.job.report import Report
 from dpx.job.train import Train
 from dpx.run_folder import RunFolder
-from tests.outside.made_up import as_if_unimported, on_path, package
+from tests.outside.made_up import as_if_unimported, on_path, package, record
 
 PAPERS = "dpx_papers"
 ELSEWHERE = "import dpx.job.train\nfrom dpx.declaration import declaration\n\n\n@declaration\nclass Train(dpx.job.train.Train):\n    pass\n"
@@ -82,6 +82,15 @@ def test_a_distribution_that_did_not_install_this_dpx_has_no_package_of_dpx(tmp_
         (info / "direct_url.json").write_text(json.dumps(origin))
     with on_path(tmp_path):
         assert [one.name for one in packages.outside()] == ["dpx_reed"] and not packages.is_of_dpx("dpx_reed")
+
+
+def test_another_distribution_that_lists_the_name_alone_takes_nothing_away(tmp_path):
+    record(tmp_path, PAPERS, "0.0")
+    with on_path(tmp_path):
+        assert [one.distribution for one in packages.outside() if "both provide dpx_papers" in one.set_aside] == ["dpx-papers"]
+        found = packages.named(PAPERS)
+        assert found is not None and found.is_own and packages.is_of_dpx(PAPERS)
+        assert type(config.build(recipes.compose(["job=analyse", "analysis=anil_accounting"]))[1].analysis).__module__.startswith(PAPERS)
 
 
 def test_its_options_are_dpxs_and_nobody_elses(tmp_path):
