@@ -343,7 +343,10 @@ def are_separate(boxes: Sequence[Box | None]) -> bool:
         return any(not set(first) & set(second) for first, second in zip(*ranges, strict=True))
 
     known = list({box for box in boxes if box is not None})
-    return len(known) > 0 and None not in boxes and all(is_apart(*pair) for pair in itertools.combinations(known, 2))
+    # A part of a stack and a part of the layer that a loop takes of it have different axes.
+    if not known or None in boxes or len({len(box) for box in known}) > 1:
+        return False
+    return all(is_apart(*pair) for pair in itertools.combinations(known, 2))
 
 
 def is_lookup(eqn: Any, view: View) -> bool:

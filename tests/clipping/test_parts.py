@@ -87,6 +87,11 @@ def again(p, x):
     return jax.lax.fori_loop(0, 3, lambda i, x: jax.lax.cond(i > 0, run, lambda x: x, x), x)
 
 
+def by_number_and_in_a_loop(p, x):
+    x = jnp.tanh(x @ p["layers"][0])
+    return jax.lax.scan(lambda x, kernel: (jnp.tanh(x @ kernel), None), x, p["layers"])[0]
+
+
 SQUARE = {"kernel": (D, D)}
 PARTED = {
     "gated": (gated, {"into": (D, 3 * D), "across": (D, 3 * D)}),
@@ -98,7 +103,11 @@ PARTED = {
     "cast": (cast, SQUARE),
     "again": (again, SQUARE),
 }
-COPIED = {"overlapping": (overlapping, SQUARE), "with_a_bias": (with_a_bias, SQUARE)}
+COPIED = {
+    "overlapping": (overlapping, SQUARE),
+    "with_a_bias": (with_a_bias, SQUARE),
+    "by_number_and_in_a_loop": (by_number_and_in_a_loop, {"layers": (2, D, D)}),
+}
 WAYS = {
     "kept": {},
     "turns": {"kept_bytes": 0},
@@ -120,7 +129,8 @@ def params_of(shapes):
 ROWS = np.random.default_rng(6).normal(0, 1, (B, T, D)).astype(np.float32)
 
 
-QUICK = {("gated", "kept"), ("gated", "grams"), ("heads", "kept"), ("scanned", "grams"), ("strided", "units"), ("overlapping", "kept")}
+QUICK = {("gated", "kept"), ("gated", "grams"), ("heads", "kept"), ("scanned", "grams"), ("strided", "units")}
+QUICK |= {("overlapping", "kept"), ("by_number_and_in_a_loop", "kept")}
 EACH = [(name, way, () if (name, way) in QUICK else pytest.mark.slow) for name in PARTED | COPIED for way in WAYS]
 
 
