@@ -1,8 +1,11 @@
 """paper.yaml: what is wrong in it is refused in one line; what a rule selects, and each rule that no committed paper needs."""
 
+import dataclasses
 from pathlib import Path
+from typing import Any
 
 import pytest
+import yaml
 
 from dpx.declaration import ConfigError
 from dpx_papers.report import page, paper
@@ -107,6 +110,19 @@ def test_a_selection_keeps_values_ends_and_all_but_one(tmp_path: Path) -> None:
     assert Selection(at_least=7).rows(Evidence(tmp_path, runs), "x").empty
     best = Best(value="heldout/mlm_accuracy", over="batch_schedule.size", each=["model.name"], lowest=True)
     assert list(best(rows_of(map(row_of, runs)))["batch_schedule.size"]) == [1, 1]
+
+
+@pytest.mark.parametrize("rule", [{}, {"rule": "above", "than": {"where": {"model.name": "b"}}, "where": {"model.name": "a"}}])
+@pytest.mark.parametrize("place", [0, 1, 2])
+def test_a_run_that_diverged_is_not_left_out_of_a_claim(tmp_path: Path, rule: dict[str, Any], place: int) -> None:
+    runs = [made.run("anil_batch_sweep", 0.5 + 0.1 * (n < 2), n, model__name="aab"[n]) for n in range(3)]
+    wanted = yaml.safe_dump({"rule": "within", "claim": "c", "value": "heldout/mlm_accuracy"} | rule, default_flow_style=True, width=1000)
+    declared = _read(tmp_path, wanted.strip())
+    assert _judged(declared, Evidence(tmp_path, runs)) == "pass"
+    runs[place] = dataclasses.replace(runs[place], finals=runs[place].finals | {"heldout/mlm_accuracy": float("nan")})
+    (item,) = declared.items
+    (part,) = page.verdict(item, Evidence(tmp_path, runs)).parts
+    assert part.state == "fail" and part.statistic == "1 of 3 values are no numbers"
 
 
 VALUES = {1.0: [1.0, 1.1], 2.0: [2.0, 2.1], 4.0: [4.0, 4.1]}

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from dpx.declaration import require
+from dpx.pages.document import grid
 from dpx.run_folder import read_json
 
 BEGIN, END = "<!-- tables: job=report report.paper=benchmarks -->", "<!-- end of tables -->"
@@ -23,7 +24,8 @@ def write(home: Path) -> int:
 
     Raises `ConfigError` if the marks or the files are missing.
     """
-    readme, files = home / "README.md", sorted(home.glob("*.json"))
+    # Measurements of other programs, such as compiled_programs.json, are lists.
+    readme, files = home / "README.md", [path for path in sorted(home.glob("*.json")) if path.read_text().lstrip()[:1] != "["]
     text = readme.read_text() if readme.is_file() else ""
     require(BEGIN in text and END in text, readme, "has no place for tables", f"Write the lines {BEGIN} and {END} into it")
     require(bool(files), home, "holds no benchmark.json", "Run job=benchmark with benchmark.output there")
@@ -38,13 +40,13 @@ def tables(documents: Sequence[tuple[str, Row]]) -> str:
     steps = [(stem, document) for stem, document in documents if "kind" not in document]
     columns = ("file", "device", "type", "best batch", "to autodiff", "to plain", "of products", "equal batch, to autodiff")
     columns += (*(f"to {name}" for name in RIVALS), "microbatch=auto", "exact")
-    lines = [_line(columns), _line(["---"] * len(columns))]
+    lines = []
     for stem, document in steps:
         types = dict.fromkeys(row["dtype"] for row in document["rows"])
         parts = [(dtype, [row for row in document["rows"] if row["dtype"] == dtype]) for dtype in types]
-        lines += [_line(_summary(stem, document, dtype, rows)) for dtype, rows in parts if _best(rows, (PRIVATE,))]
+        lines += [_summary(stem, document, dtype, rows) for dtype, rows in parts if _best(rows, (PRIVATE,))]
     other = [OTHERS[document["kind"]](document) for _, document in documents if "kind" in document]
-    return "\n".join([*lines, "", *other, *(_folded(stem, document) for stem, document in steps)])
+    return "\n".join([str(grid(columns, lines)), "", *other, *(_folded(stem, document) for stem, document in steps)])
 
 
 def _summary(stem: str, document: Row, dtype: str, rows: Sequence[Row]) -> list[str]:
@@ -106,13 +108,12 @@ def _folded(stem: str, document: Row) -> str:
     conditions = f"{document['cores']} cores, logical batch {document['logical_batch']}, {document['rounds']} rounds, {versions}"
     columns = ("way", "type", "mesh", "batch", "examples/s", "to autodiff", "to plain", "of products", "FLOPs to plain", "MiB")
     columns += ("collectives", "update ms", "exact")
-    lines = [_line(columns), _line(["---"] * len(columns))] + [_line(_cells(row)) for row in document["rows"]]
     rates = [f"{dtype} {rate / 1e12:.3g} TFLOP/s" for dtype, rate in document.get("matrix_rate", {}).items()]
     notes = [f"Plain products: {', '.join(rates)}."] if rates else []
     notes += [
         f"Left out: {row['clipping']}, {row['dtype']}, {row['physical_batch']}: {row['why']}." for row in document.get("left_out", [])
     ]
-    body = "\n".join([*lines, "", *notes])
+    body = "\n".join([str(grid(columns, [_cells(row) for row in document["rows"]])), "", *notes])
     return f"<details><summary>{stem}: {conditions}</summary>\n\n{body}\n\n</details>\n"
 
 
@@ -141,7 +142,3 @@ def _cells(row: Row) -> list[str]:
         "" if row.get("update_seconds") is None else f"{1e3 * row['update_seconds']:.3g}",
         _exact(row),
     ]
-
-
-def _line(cells: Sequence[str]) -> str:
-    return "| " + " | ".join(cells) + " |"

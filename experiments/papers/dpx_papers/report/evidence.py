@@ -47,8 +47,10 @@ class Evidence:
 
 
 def rows_of(lines: Iterable[Row]) -> Rows:
-    """Returns mappings from a column to a value as rows; numbers stay what they are, also where a column has gaps."""
-    return pd.DataFrame(list(lines), dtype=object)
+    """Returns mappings from a column to a value as rows. A gap is `None`; a value that is no number, as of a run that diverged, stays."""
+    lines = list(lines)
+    columns = list(dict.fromkeys(name for line in lines for name in line))
+    return pd.DataFrame([[line.get(name) for name in columns] for line in lines], columns=columns, dtype=object)
 
 
 def row_of(run: Run) -> Row:
@@ -80,13 +82,18 @@ class Best:
         """Returns the rows with the columns `each` and `over`."""
         keys = [*self.each, self.over]
         read: Any = pd.DataFrame({name: column(rows, name) for name in (*keys, self.value)}, dtype=object)
-        means: Any = read.astype({self.value: float}).groupby(keys, as_index=False)[self.value].mean()
+        means: Any = read.astype({self.value: float}).groupby(keys, as_index=False)[self.value].agg(mean_of_all).dropna()
         # A group of all rows, where nothing tells groups apart.
         means = means.assign(**{_ALL: 0})
         groups = [_ALL, *self.each]
         several = means[means.groupby(groups)[self.over].transform("size") > 1]
         values = several.groupby(groups)[self.value]
         return several.loc[values.idxmin() if self.lowest else values.idxmax(), keys].astype(object)
+
+
+def mean_of_all(values: Any) -> float:
+    """Returns the mean of a column, which is no number if one of the values is none."""
+    return values.mean(skipna=False)
 
 
 @declaration
@@ -130,7 +137,7 @@ def _matches(value: Any, wanted: Any, values: Sequence[Any]) -> bool:
 def column(rows: Rows, name: str) -> list[Any]:
     """Returns the value of a column in each row, `None` in a row without it. Raises `ConfigError` if no row has it."""
     if name in rows:
-        values = [None if value is None or value is not value else value for value in rows[name]]
+        values = list(rows[name])
     else:
         values = [feature(run, name) for run in rows["run"]] if "@" in name and "run" in rows else [None] * len(rows)
     if values and all(value is None for value in values):

@@ -17,7 +17,7 @@ from dpx.pages.run_rows import Run
 from dpx.picture import Lines, Picture
 from dpx.table import Table
 from dpx_papers.report import analyses, of_rows, privacy, rows, shape, stages
-from dpx_papers.report.evidence import Evidence, cell, drawn_tables
+from dpx_papers.report.evidence import Evidence, cell, drawn_tables, mean_of_all
 from dpx_papers.report.paper import KINDS, Item, Paper
 from dpx_papers.report.rows import MARKS, Published
 from dpx_papers.report.rules import name, our_value
@@ -232,7 +232,7 @@ def _norms(runs: Sequence[Run], knob: str) -> list[Block]:
     if not knob or not matrices:
         return []
     growth: Any = pd.DataFrame({metric: [cell(run, f"{metric}@last/first") for run in runs] for metric in matrices})
-    means = growth.groupby([cell(run, knob) for run in runs]).mean()
+    means = growth.groupby([cell(run, knob) for run in runs]).agg(mean_of_all)
     values = list(means.index)
     lines = [(code(metric.removeprefix("weights/")), *(f"{ratio:.3g}" for ratio in means[metric])) for metric in matrices]
     return [

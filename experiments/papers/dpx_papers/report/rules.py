@@ -5,6 +5,7 @@ selections are those of `dpx_papers.report.evidence`.
 """
 
 import itertools
+import math
 import statistics
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal
@@ -41,7 +42,7 @@ class Rule(Selection):
         if len(groups) < self.groups or min(map(len, groups.values())) < self.replicates:
             needed = f"; needs {self.groups} values of {self.by}" * bool(self.by) + f", {self.replicates} runs each" * (self.replicates > 1)
             return [Part.of(self.claim, None, f"{len(rows)} rows{needed}")]
-        return [Part.of(self.claim, *self.judge(groups, rows))]
+        return [_diverged(self.claim, *groups.values()) or Part.of(self.claim, *self.judge(groups, rows))]
 
     def judge(self, groups: Groups, rows: Rows) -> Judged:
         """Returns the claim on rows that suffice."""
@@ -50,8 +51,8 @@ class Rule(Selection):
     def grouped(self, rows: Rows) -> Groups:
         """Values of replicates by the value of `by`, ascending; rows without one of the two are left out."""
         keys = column(rows, self.by) if self.by else [""] * len(rows)
-        read: Any = pd.DataFrame({"by": keys, "value": column(rows, self.value)}, dtype=object).dropna()
-        return read.groupby("by")["value"].apply(list).to_dict()
+        known = [pair for pair in zip(keys, column(rows, self.value), strict=True) if None not in pair]
+        return pd.DataFrame(known, columns=["by", "value"], dtype=object).groupby("by")["value"].apply(list).to_dict()
 
     def split(self, rows: Rows, key: str) -> dict[Any, Groups]:
         """Returns the groups at each value of another column, ascending."""
@@ -68,6 +69,13 @@ class Rule(Selection):
         measured = set(rows[key]) if key in rows else {None} if key and len(rows) else set()
         interval = shape.interval_of(statistics.fmean(values), self.value, *measured) if len(measured) == 1 else ""
         return shape.spread(values, self.value) + interval
+
+
+def _diverged(claim: str, *groups: Sequence[Any]) -> Part | None:
+    """Returns the failure of a claim on values that are no numbers, which no order holds for; `None` if all are numbers."""
+    values = [value for group in groups for value in group]
+    count = sum(isinstance(value, float) and math.isnan(value) for value in values)
+    return Part.of(claim, False, f"{count} of {len(values)} values are no numbers") if count else None
 
 
 def _cells(rows: Rows, key: str) -> Any:
@@ -155,6 +163,8 @@ class Above(Rule):
         groups = self.grouped(others)
         if len(upper) < self.replicates or not upper or not groups:
             return [Part.of(self.claim, None, f"{len(upper)} rows to compare with {len(others)} others")]
+        if part := _diverged(self.claim, upper, *groups.values()):
+            return [part]
         highest, mean = max(map(max, groups.values())), statistics.fmean(upper)
         edge = f"lowest {shape.plain(min(upper), self.value)}, highest of the others {shape.plain(highest, self.value)}"
         if self.compare == "all":
