@@ -9,6 +9,7 @@ import pytest
 
 from dpx.declaration import ConfigError
 from dpx.job.report import Report
+from dpx.pages.document import html, markdown
 from dpx_papers.report import of_rows, page, paper, rows
 from dpx_papers.supplied import report_of_papers
 from tests.outside.made_up import on_path, record
@@ -60,11 +61,16 @@ def test_fifteen_made_up_items_take_under_two_hundred_lines(home):
         ("kind: rows, rows: measured.csv, function: dpx_puddle.np.load", ["cannot be loaded"]),
         ("kind: rows, rows: measured.csv, function: dpx_puddle.mean", ["cannot be loaded", "mean"]),
         ("kind: rows, rows: measured.csv, function: means", ["is not the name of a function"]),
+        ("kind: rows, rows: empty.csv", ["D1.rows=empty.csv: is no table"]),
+        ("kind: rows, rows: letters.csv", ["D1.rows=letters.csv: is no table"]),
+        ("kind: rows, rows: ragged.csv", ["D1.rows=ragged.csv: is no table", "line 3"]),
         ("kind: rows, rows: noise.csv, function: dpx_puddle.means", ["D1.rows=noise.csv: dpx_puddle.means failed", "KeyError"]),
     ],
 )
 def test_what_is_wrong_with_an_item_is_one_line(home, tmp_path, item, words):
     shutil.copytree(home, tmp_path / "puddle", dirs_exist_ok=True)
+    for name, content in {"empty": b"", "letters": b"a,b\n\xff,1\n", "ragged": b"a,b\n1,2\n1,2,3\n"}.items():
+        (tmp_path / "puddle" / f"{name}.csv").write_bytes(content)
     (tmp_path / "puddle" / "paper.yaml").write_text(ITEM % item)
     with pytest.raises(ConfigError) as refused:
         page.evidence(paper.read(tmp_path / "puddle"), tmp_path / "puddle")
@@ -75,3 +81,14 @@ def test_what_is_wrong_with_an_item_is_one_line(home, tmp_path, item, words):
 def test_a_gap_of_a_table_is_nothing_and_no_number(home):
     table = of_rows.table(paper.read(home).items[0], page.evidence(paper.read(home), home))
     assert table is not None and table.rows[0] == ("a", "plain", None, 0.9)
+
+
+def test_hostile_cells_of_a_table_are_text_on_the_page(home, tmp_path):
+    shutil.copytree(home, tmp_path / "puddle", dirs_exist_ok=True)
+    (tmp_path / "puddle" / "bad.csv").write_text('a,<b>x</b>|\n"<script>alert(1)</script>",1\n"| x |","[a](http://example.org)"\n')
+    (tmp_path / "puddle" / "paper.yaml").write_text(ITEM % "kind: rows, rows: bad.csv")
+    declared = paper.read(tmp_path / "puddle")
+    document = page.document(declared, page.evidence(declared, tmp_path / "puddle"))
+    for text in (html(document), markdown(document)):
+        assert "<script" not in text and "<b>x" not in text and 'href="http' not in text and "alert(1)" in text
+    assert "](http" not in markdown(document)

@@ -65,4 +65,8 @@ def _read(value: str, item: Any, found: Evidence) -> Rows | None:
     fix = f"Name a CSV file beside paper.yaml, or {', '.join(_OF_RUNS)}"
     is_beside = item.rows.endswith(".csv") and Path(item.rows).name == item.rows
     require(is_beside and (found.home / item.rows).is_file(), value, "there are no such rows", fix)
-    return pd.read_csv(found.home / item.rows)
+    try:
+        return pd.read_csv(found.home / item.rows)
+    # What pandas says of a file that is no table, and of letters that are not UTF-8.
+    except ValueError as error:
+        raise ConfigError(value, f"is no table of comma-separated values ({' '.join(str(error).split())})", "Correct the file") from error
