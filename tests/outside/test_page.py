@@ -12,6 +12,8 @@ import dpx
 from tests.outside.made_up import POND, pond
 from tests.processes import CHECKOUT, answers
 
+# The paper whose items are made from rows.
+PUDDLE = CHECKOUT / "tests" / "report" / "dpx_puddle"
 PAGE = (Path(dpx.__file__).parent / "docs" / "extending.md").read_text()
 
 
@@ -22,7 +24,7 @@ def blocks(language: str) -> list[str]:
 @pytest.mark.parametrize("code", blocks("python"), ids=lambda code: code.split("(")[0].split()[-1])
 def test_its_code_is_the_ponds(code):
     """Part by part, a docstring left out or not."""
-    written = [re.sub(r'\n +"""[^"]*"""(?=\n)', "", path.read_text()) for path in POND.glob("*.py")]
+    written = [re.sub(r'\n +"""[^"]*"""(?=\n)', "", path.read_text()) for folder in (POND, PUDDLE) for path in folder.glob("*.py")]
     for part in re.split(r"\n\n+", re.sub(r'\n +"""[^"]*"""(?=\n)', "", code.strip())):
         places = (part, textwrap.indent(part, "    "))
         assert any(place in re.sub(r"\n\n+", "\n\n", text) for place in places for text in written), part

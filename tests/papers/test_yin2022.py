@@ -13,6 +13,7 @@ from dpx.config import build, recipes
 from dpx.data.declarations import Data, TextFiles, Vocabulary
 from dpx.data.vocabulary import SPECIAL_TOKENS
 from dpx.declaration import ConfigError
+from dpx.lr_schedule import in_steps
 from dpx.privacy.unit_facts import UnitFacts
 from dpx_papers.yin2022.corpus import LegalTable1Corpus
 from dpx_papers.yin2022.tokenizer_leak import FITTED, PUBLIC, LegalTokenizerLeak
@@ -33,7 +34,7 @@ def test_a_recipe_reads_one_row_of_each_document_and_epoch(name: str, runs: int)
     found = experiments(name)
     assert len(found) == runs
     for one in found:
-        size, warmup = one.batch_schedule.size, one.lr_schedule.warmup_steps
+        size, warmup = one.batch_schedule.size, in_steps(one.lr_schedule.warmup_steps, one.steps)
         assert one.steps == 5 * (one.data.declared_size // size) and warmup == max(25, one.steps // 20)
         assert (one.privacy.unit, one.privacy.unit_mode, one.privacy.rows_per_unit_max, one.data.cuts) == ("document", "one_row", 5, 5)
         assert one.data.pairs == "same_document" and one.privacy.delta == pytest.approx(1 / (1.1 * one.data.declared_size), rel=1e-4)
