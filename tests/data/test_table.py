@@ -28,7 +28,7 @@ LABELS = ["no", "yes"]
 
 
 def read(*paths: Path, **settings: object) -> list[Example]:
-    return list(TableSource(table(*paths, **settings)).documents())
+    return [one for one in TableSource(table(*paths, **settings)).documents() if isinstance(one, Example)]
 
 
 def table(*paths: Path, **settings: object) -> Table:
@@ -297,7 +297,7 @@ def test_a_preset_reads_the_file_it_names(name: str, monkeypatch: pytest.MonkeyP
     experiment, _ = config.build(recipes.compose([f"data={name}", *task]))
     source = experiment.data.source
     assert isinstance(source, Table)
-    examples = list(TableSource(source).documents())
+    examples = [one for one in TableSource(source).documents() if isinstance(one, Example)]
     labels, least, test = PRESETS[name]
     assert len(source.classes) == labels and {one.label for one in examples} <= set(range(labels))
     assert sum(not one.is_test for one in examples) >= least and (sum(one.is_test for one in examples) or None) == test
