@@ -171,7 +171,9 @@ def _run() -> None:
             launcher.failures.append(error)
     if launcher.failures:
         # Prints a reason that stopped every point once.
-        sys.exit(max(_answer(error) for error in {str(error): error for error in launcher.failures}.values()))
+        code = max(_answer(error) for error in {str(error): error for error in launcher.failures}.values())
+        interruption.end_in_time(code)
+        sys.exit(code)
 
 
 def _show_sweep(launched: LateLauncher) -> None:

@@ -10,6 +10,7 @@ import errno
 import functools
 import itertools
 import json
+import os
 import re
 import shutil
 from collections.abc import Iterator
@@ -56,6 +57,9 @@ def _storage_faults(directory: Path) -> Iterator[None]:
                 "the disk is full, so the checkpoint was not written",
                 "Free space and run the same command: it resumes from the last checkpoint",
             ) from fault
+        if numbers := _NUMBER_IN_TEXT.findall(str(fault)):
+            # What Orbax was told by the operating system is told as such.
+            raise OSError(int(numbers[0]), os.strerror(int(numbers[0])), str(directory)) from fault
         raise
 
 
