@@ -79,7 +79,7 @@ def packages_of_guarantee(guarantee: str) -> tuple[str, ...] | None:
 def heading(name: str, guarantee: str) -> str:
     """Returns how people read the name of a number that dpx has not proved, such as `epsilon/pld`.
 
-    A run that trusts packages has an epsilon with a condition; any other number, as of a sampler that did not run, is no bound.
+    A run that trusts packages has an epsilon with a condition; any other number, as of a sampler that did not run, is not a bound.
     """
     method, _, sampler = name.removeprefix("epsilon/").partition("/")
     if (by := packages_of_guarantee(guarantee)) and method in ACCOUNTANTS and not sampler:

@@ -152,7 +152,7 @@ class WeightedGrad:
 
     @property
     def _takes_turns(self) -> bool:
-        """Returns whether fewer units may be computed at once. Weights of one's own may be functions of all norms together."""
+        """Returns whether fewer units may be computed at once. Weights that the user gives may depend on all norms together."""
         return False
 
     def _refused(self, is_padding_B: Any) -> Any:

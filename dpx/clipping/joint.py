@@ -56,7 +56,7 @@ class Part:
         return "each" if self.site.op.stacked else layer_of(self.first)
 
 
-# A parameter or a part of it, by path, indices, and the box that an op makes a parameter of its own.
+# A parameter or a part of it, by path, indices, and the box that an op counts as a separate parameter.
 Key = tuple[str, tuple[int, ...], tuple[tuple[int, int, int], ...] | None]
 
 

@@ -94,7 +94,7 @@ class Op:
         return x if self.rows_per_unit == 1 else x.reshape(-1, self.rows_per_unit, *x.shape[1:]).sum(1)
 
     def box(self, leaf: str) -> tuple[tuple[int, int, int], ...] | None:
-        """Returns the part of a leaf that counts as a parameter of its own, None for all of it: (first place, places, step) of each axis.
+        """Returns the part of a leaf that counts as a separate parameter, None for all of it: (first place, places, step) of each axis.
 
         The op's `gradients` are then of this part alone, while its sums are of the whole leaf.
         """

@@ -69,7 +69,7 @@ class View:
 
     @property
     def order(self) -> tuple[int, ...] | None:
-        """Returns the parameter's axes in the order of the view's, without those that are squeezed.
+        """Returns the parameter's axes in the order of the view's, without the squeezed axes.
 
         None if more than their order and extent changed.
         """
@@ -133,7 +133,7 @@ class View:
 class Product(Op):
     """A `dot_general` of an input and a view of `kernel`; `dimensions` are those of (input, kernel), `settings` its other options.
 
-    With `is_apart` no other use reads some of the view's numbers alone, so that the view counts as a parameter of its own.
+    With `is_apart` no other use reads only some of the view's numbers, so that the view counts as a separate parameter.
     """
 
     norm_sees_all = True

@@ -159,7 +159,7 @@ def _require_small(file: Path) -> None:
 
 
 def _values_in(node: Any, file: Path, known: dict[int, int], levels: int) -> int:
-    """Returns the number of values that a node of YAML becomes; `known` holds those that were counted, by identity."""
+    """Returns the number of values that a node of YAML becomes; `known` holds the nodes that were counted, by identity."""
     if levels == 0:
         raise ConfigError(file, "is nested too deeply, or an alias in it leads to itself", "Write a config that is flatter")
     if id(node) in known:

@@ -45,7 +45,7 @@ def around_two(tokenizer: Tokenizer, vocabulary: Sequence[str], has_segments: bo
 
 
 def _read(tokenizer: Tokenizer, vocabulary: Sequence[str], is_pair: bool, has_segments: bool) -> Around:
-    """Returns what is around a text that the tokenizer has tokens for, or around this text twice; nothing if there is none.
+    """Returns what is around a text that the tokenizer has tokens for, or around this text twice; nothing if the tokenizer adds nothing.
 
     Raises `ConfigError` for another order, or for segments that are not one part after the other.
     """

@@ -199,7 +199,7 @@ _MOST_BITS = 2**16
 
 @contextlib.contextmanager
 def _bounded_memory() -> Iterator[None]:
-    """Inside the block this process gets no more than `_MOST_BYTES`; where the system cannot say what it has, there is no limit."""
+    """Inside the block this process gets no more than `_MOST_BYTES`; if the system cannot say what the process has, nothing is limited."""
     try:
         pages = int(Path("/proc/self/statm").read_text().split()[0])
     except (OSError, ValueError):

@@ -49,7 +49,7 @@ RowSet = FileRows | HubRows
 def row_sets(paths: str | Sequence[str], key: str, split: str, config: str | None, separator: str | None = None) -> list[RowSet]:
     """Returns the files or data sets that declared paths name, each once, in order: files of rows, or splits of data sets.
 
-    Raises `ConfigError` if none is found, and for a `separator` of .csv files where there is none.
+    Raises `ConfigError` if no file is found, and for a `separator` if no file is a .csv.
     """
     sets: list[RowSet] = []
     for path in [paths] if isinstance(paths, str) else paths:

@@ -9,9 +9,9 @@ from tokenizers import AddedToken, Tokenizer
 from dpx.declaration import ConfigError, require
 
 Mark = str | AddedToken
-# The marks that every tokenizer may have, in the order in which those that the vocabulary lacks are added.
+# The marks that every tokenizer may have, in the order in which missing marks are added.
 USUAL = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
-# The special tokens without a name of their own, and how they were called before.
+# The key of special tokens that have no role, and its former name.
 _MORE, _FORMER = "extra_special_tokens", "additional_special_tokens"
 _OPTIONS = ("lstrip", "rstrip", "single_word", "normalized", "special")
 _WHERE = "tokenizer_config.json"
