@@ -7,29 +7,58 @@ import contextlib
 import functools
 import gc
 import pickle
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from hydra._internal import defaults_list
+from hydra._internal import config_loader_impl, defaults_list
+from hydra._internal.config_loader_impl import ConfigLoaderImpl
 from hydra._internal.config_repository import ConfigRepository
 from omegaconf import _utils, base, grammar_parser
 from omegaconf.base import Box, UnionNode
 
 _read_config, _known_choices = ConfigRepository.load_config, defaults_list._create_interpolation_map
 _set_parents = Box._re_parent
-_OWN_CONFIGS = ["hydra.conf", str(Path(__file__).resolve().parents[1] / "conf"), ""]
-_configs: dict[str, bytes] = {}
+_CHECKOUT = Path(__file__).resolve().parents[1]
+# Of dpx, and of the package in its own distribution.
+_OWN_CONFIGS = {"hydra.conf", str(_CHECKOUT / "conf"), str(_CHECKOUT / "experiments" / "papers" / "dpx_papers" / "conf"), ""}
+_list_defaults, _merge_files = config_loader_impl.create_defaults_list, ConfigLoaderImpl._compose_config_from_defaults_list
+# What was computed, pickled: Hydra edits the object that it gets, and copying it otherwise takes five times as long.
+_kept: dict[str, bytes] = {}
+
+
+def _once(sources: Iterable[Any], key: tuple[Any, ...], compute: Callable[[], Any]) -> Any:
+    """What `compute` gives, computed once for each key, where all of these sources of configs are dpx's own, which do not change."""
+    places = [source.path for source in sources]
+    if not _OWN_CONFIGS.issuperset(places):
+        return compute()
+    name = repr((places, *key))
+    if name not in _kept:
+        _kept[name] = pickle.dumps(compute())
+    return pickle.loads(_kept[name])
 
 
 def _config_read_once(self: ConfigRepository, config_path: str) -> Any:
-    """Reading dpx's own config files is a third of a composition, and Hydra reads them again for each. It edits the object that it gets."""
-    if [source.path for source in self.sources] != _OWN_CONFIGS:
-        return _read_config(self, config_path)
-    if config_path not in _configs:
-        _configs[config_path] = pickle.dumps(_read_config(self, config_path))
-    # A fifth of the time that copying takes.
-    return pickle.loads(_configs[config_path])
+    """Reading dpx's own config files is a third of a composition, and Hydra reads them again for each."""
+    return _once(self.sources, ("file", config_path), lambda: _read_config(self, config_path))
+
+
+def _defaults_listed_once(repo: Any, config_name: Any, overrides_list: list[Any], prepend_hydra: bool, skip_missing: bool) -> Any:
+    """Which files are read follows from the options of groups alone; most command lines of tests choose those of another."""
+    chosen = [one for one in overrides_list if repo.group_exists(one.key_or_group) or one.is_sweep_override()]
+    lines = [one.input_line for one in chosen]
+    options = (config_name, lines, prepend_hydra, skip_missing)
+    found = _once(
+        repo.get_sources(), ("defaults", *options), lambda: _list_defaults(repo, config_name, chosen, prepend_hydra, skip_missing)
+    )
+    is_settled = dict.fromkeys(lines, True) | {one.input_line: False for one in found.config_overrides}
+    found.config_overrides[:] = [one for one in overrides_list if not is_settled.get(one.input_line, False)]
+    return found
+
+
+def _files_merged_once(self: ConfigLoaderImpl, defaults: list[Any], repo: Any) -> Any:
+    """The same files make the same config, into which values of the command line are put later."""
+    return _once(repo.get_sources(), ("merged", type(self), defaults), lambda: _merge_files(self, defaults, repo))
 
 
 def _known_choices_if_asked(overrides: Any, defaults: list[Any], self_added: bool) -> Any:
@@ -68,6 +97,8 @@ class Patch(NamedTuple):
 
 PATCHES = {
     "config_files": Patch((ConfigRepository,), "load_config", _read_config, _config_read_once),
+    "defaults": Patch((config_loader_impl,), "create_defaults_list", _list_defaults, _defaults_listed_once),
+    "merged": Patch((ConfigLoaderImpl,), "_compose_config_from_defaults_list", _merge_files, _files_merged_once),
     "choices": Patch((defaults_list,), "_create_interpolation_map", _known_choices, _known_choices_if_asked),
     # Trees of interpolations hold their own text, and are read alone.
     "interpolations": Patch((base, _utils), "parse", grammar_parser.parse, functools.cache(grammar_parser.parse)),

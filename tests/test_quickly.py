@@ -22,6 +22,8 @@ LINES = [
     ("+experiment=laptop/anil_batch_schedule", "hydra/sweeper=basic"),
     ("job=analyse", "analysis=mckenna_fig3c_token_ratio", "analysis.epsilons=[1,.inf,inf]"),
     ("data=ledgar", "task=classification", "tune=search", "tune.shape=.inf", "++optimizer.beta1=0.5", "~optimizer.eps"),
+    # The files of the line before, with other values.
+    ("data=ledgar", "seed=3", "task=classification", "tune=search", "optimizer={beta1: 0.25}", "seed=4", "+tune.name=x"),
 ]
 
 
@@ -43,6 +45,13 @@ def test_a_config_is_composed_as_without_any_of_it(line):
             assert _composed(line) == expected, name
     # What was kept the first time is what this time gets.
     assert _composed(line) == expected
+
+
+def test_files_of_dpx_are_read_once(monkeypatch):
+    recipes.compose(["model=micro", "seed=1"])
+    for name in ("_read_config", "_list_defaults", "_merge_files"):
+        monkeypatch.delattr(quickly, name)
+    assert recipes.compose(["model=micro", "seed=2"]).seed == 2
 
 
 @pytest.mark.parametrize("line", [("model=mikro",), ("steps=[1",)])
