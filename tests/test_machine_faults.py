@@ -1,5 +1,6 @@
 """Locks, fsync, open files or a folder that the system refuses midway end a run in one line with value, reason and fix, and exit code 2."""
 
+import itertools
 import os
 import shutil
 import subprocess
@@ -81,12 +82,22 @@ def test_a_file_system_without_fsync_of_folders_or_without_locks_and_too_few_han
     assert not any("Traceback" in one.stderr for one in told)
 
 
+# The calls of one kind in a run, a part of them in each process, which has eight minutes.
+EACH = {
+    **{
+        f"fsync {number} {first}": [f"refused(os, 'fsync', errno.{number}, [{call}])" for call in range(first, 60, 6)]
+        for number, first in itertools.product(("EINVAL", "EIO"), (0, 3))
+    },
+    "flock": [f"refused(fcntl, 'flock', errno.ENOLCK, [{call}])" for call in range(8)],
+    "handles": [f"few_handles({more})" for more in range(1, 60, 4)],
+}
+
+
 @pytest.mark.slow
-@pytest.mark.timeout(1200)
-def test_every_call_of_a_run_may_be_refused(tmp_path: Path) -> None:
-    each = [f"refused(os, 'fsync', errno.{number}, [{call}])" for number in ("EINVAL", "EIO") for call in range(0, 60, 3)]
-    each += [f"refused(fcntl, 'flock', errno.ENOLCK, [{call}])" for call in range(8)] + [f"few_handles({more})" for more in range(1, 60, 4)]
-    for one, fault in zip(meeting(tmp_path, each), each, strict=True):
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("part", EACH)
+def test_every_call_of_a_run_may_be_refused(tmp_path: Path, part: str) -> None:
+    for one, fault in zip(meeting(tmp_path, EACH[part]), EACH[part], strict=True):
         # Of the last calls there are none, or what they were for can be done without.
         assert one.returncode == 0 or one.refusal().count(". ") >= 1, (fault, one)
         assert "Traceback" not in one.stderr, (fault, one)
