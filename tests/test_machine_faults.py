@@ -1,15 +1,20 @@
 """Locks, fsync, open files or a folder that the system refuses midway end a run in one line with value, reason and fix, and exit code 2."""
 
+import asyncio
 import itertools
 import os
 import shutil
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
+import tensorstore
 
+from dpx.launch.log_file import log_uncaught
 from tests.processes import Answer, answers, environment, micro_run
 
 LINE = [*micro_run(4), "seed=1", "schedule.checkpoint_every=2"]
@@ -109,6 +114,48 @@ def _without_roots_rights() -> list[str] | None:
         return []
     rights = "-dac_override,-dac_read_search"
     return [found, "--bounding-set", rights, "--inh-caps", rights] if (found := shutil.which("setpriv")) else None
+
+
+def _late_result() -> None:
+    """A result of tensorstore for a coroutine that has ended, in a loop that is closed: Orbax leaves these where another write failed."""
+    promise, future = tensorstore.Promise.new()
+    loop = asyncio.new_event_loop()
+
+    async def wait() -> None:
+        raise OSError
+
+    async def both() -> None:
+        await asyncio.gather(future, wait())
+
+    with pytest.raises(OSError):
+        loop.run_until_complete(both())
+    loop.close()
+    promise.set_result(1)
+
+
+class _Fails:
+    def __del__(self) -> None:
+        raise ValueError("as it is deleted")
+
+
+def _raise() -> None:
+    raise ValueError("in a thread")
+
+
+def test_what_no_caller_can_catch_is_logged_and_not_printed(monkeypatch: pytest.MonkeyPatch, capfd: Any, caplog: Any) -> None:
+    monkeypatch.setattr(sys, "unraisablehook", sys.unraisablehook)
+    monkeypatch.setattr(threading, "excepthook", threading.excepthook)
+    log_uncaught()
+    late = threading.Thread(target=_late_result)
+    late.start()
+    late.join()
+    assert not caplog.records
+    _Fails()
+    thread = threading.Thread(target=_raise)
+    thread.start()
+    thread.join()
+    assert [str(record.exc_info[1]) for record in caplog.records] == ["as it is deleted", "in a thread"]
+    assert capfd.readouterr() == ("", "")
 
 
 @pytest.mark.slow

@@ -14,6 +14,7 @@ from dpx.console import Console, answers_alone, closed_pipe, require_standard_st
 from dpx.declaration import ConfigError, require
 from dpx.launch.late import LateLauncher, NothingLeft, register_resolvers
 from dpx.launch.launchers import register_launchers
+from dpx.launch.log_file import log_uncaught
 from dpx.launch.refused import remove_sweep_if_new
 from dpx.processes import Place, place, team
 from dpx.processes.team import LOST, PeerLost, as_lost, disconnect, join, leave
@@ -28,6 +29,7 @@ FLAGS = (
 def run() -> None:
     """Runs the command line of this process; its exit codes are those of `dpx.__main__.main`."""
     require_standard_streams()
+    log_uncaught()
     sys.argv[1:] = _without_form(sys.argv[1:])
     try:
         _require_flags(sys.argv[1:])

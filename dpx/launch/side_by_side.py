@@ -30,6 +30,7 @@ from dpx.durable import make_folder
 from dpx.launch.elsewhere import Command, composed
 from dpx.launch.late import register_resolvers
 from dpx.launch.launcher import Launcher
+from dpx.launch.log_file import log_uncaught
 from dpx.processes.supervisor import end_with, how_ended
 
 _PROGRAM = ("-m", "dpx.launch.side_by_side")
@@ -124,6 +125,7 @@ class _Point:
 def main() -> None:
     """Runs the point that the command writes to standard input, and ends when the command is gone."""
     logging.raiseExceptions = False
+    log_uncaught()
     interruption.install()
     try:
         _run()
