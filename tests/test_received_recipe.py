@@ -313,7 +313,7 @@ BOMB = "a0: &a0 [x,x,x,x,x,x,x,x,x]\n" + "".join(f"a{i}: &a{i} [{','.join([f'*a{
         (b"steps: " + b"9" * 5000, "holds a number with too many digits"),
         (b"name: \xff\xfe\n", "byte 7 is not UTF-8"),
         (b'name: "a\x00b"\n', "is not YAML (special characters are not allowed)"),
-        (b"defaults: [/experiment/evil]\n", "a list of defaults leads to itself"),
+        (b"defaults: [/experiment/evil]\n", "a list of defaults leads to itself, or a value is nested too deeply"),
     ],
     ids=lambda value: value[:20] if isinstance(value, bytes) else value,
 )
@@ -341,13 +341,17 @@ def test_the_name_of_a_run_reads_nothing_of_hydras_node(received: Received, name
 
 
 def test_hydra_makes_its_loader_under_the_name_that_is_replaced() -> None:
-    """`dpx.config.with_hydra` replaces `hydra._internal.hydra.ConfigLoaderImpl`, and `ClosedLoader` overrides two methods that start with
-    an underscore; none of the three is public in Hydra."""
+    """`dpx.config.with_hydra` replaces `hydra._internal.hydra.ConfigLoaderImpl`, and `ClosedLoader` overrides three methods that start with
+    an underscore; none of the four is public in Hydra."""
     set_up_hydra()
     with hydra.initialize_config_dir(str(packages.conf_directory()), version_base="1.3"):
         assert type(GlobalHydra.instance().config_loader()) is ClosedLoader
     own = [name for name in vars(ClosedLoader) if name.startswith("_") and not name.startswith("__") and callable(vars(ClosedLoader)[name])]
-    assert [name for name in own if hasattr(ClosedLoader.__mro__[1], name)] == ["_process_config_searchpath", "_load_single_config"]
+    assert [name for name in own if hasattr(ClosedLoader.__mro__[1], name)] == [
+        "_process_config_searchpath",
+        "_load_single_config",
+        "_compose_config_from_defaults_list",
+    ]
 
 
 def test_another_hydra_program_of_the_process_loads_as_before(tmp_path: Path) -> None:

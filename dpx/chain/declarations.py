@@ -1,11 +1,13 @@
 """A chain as declared: its stages, in which each names the stages that feed it. Starts no jax and composes nothing."""
 
 import dataclasses
+import math
 import re
 from collections.abc import Iterator
 from graphlib import CycleError, TopologicalSorter
 from typing import Any, Literal
 
+from dpx.config.axes import MOST_POINTS
 from dpx.config.instantiate import make
 from dpx.declaration import ConfigError, declaration, require
 
@@ -90,6 +92,13 @@ class Chain:
         require(not (stage.shared_by_replicates and repeated), f"{value}.shared_by_replicates", reason, fix)
         empty = [key for key, values in stage.sweep.items() if not values]
         require(not empty, f"{value}.sweep.{''.join(empty[:1])}", "lists no value", "List values, or remove the key")
+        points = math.prod(map(len, stage.sweep.values()))
+        require(
+            points <= MOST_POINTS,
+            f"{value}.sweep",
+            f"gives {points:,} points, and a sweep has at most {MOST_POINTS:,}",
+            "List fewer values",
+        )
 
     def in_order(self) -> list[str]:
         """Returns the names of the stages, each after the stages that feed it. Raises `ConfigError` for a circle."""

@@ -37,6 +37,7 @@ _OF_THE_SYSTEM = {
     errno.ENFILE: "Close other programs, or raise the system's limit of open files, and run the same command",
 }
 
+_HYDRAS_KEYS = "Remove it, or set a key that python -m dpx --cfg hydra prints to a value of the same kind"
 _ALL_RECIPES = "python -m dpx job=list shows every recipe"
 
 
@@ -83,7 +84,23 @@ def as_refused(error: BaseException, overrides: Sequence[str] = ()) -> ConfigErr
             # Of what it could not make, Hydra says the reason on the second line.
             reason = " ".join(str(link).splitlines()[:2]) if _first_line(link).endswith(":") else _first_line(link)
             return ConfigError("command line", reason, "See python -m dpx --help")
+    own = [override for override in overrides if _is_of_hydra(override)]
+    if own and _is_raised_by_hydra(error):
+        return ConfigError(" ".join(own), f"Hydra cannot use this ({_first_line(error)})", _HYDRAS_KEYS)
     return None
+
+
+def _is_of_hydra(override: str) -> bool:
+    return re.match(r"[+~]*hydra[./=@]", override) is not None
+
+
+def _is_raised_by_hydra(error: BaseException) -> bool:
+    """Returns whether Hydra raised `error`, or the logging that it set up as its node says."""
+    trace = error.__traceback__
+    while trace is not None and trace.tb_next is not None:
+        trace = trace.tb_next
+    module = "" if trace is None else str(trace.tb_frame.f_globals.get("__name__"))
+    return module.partition(".")[0] in ("hydra", "hydra_plugins", "omegaconf", "logging", "os")
 
 
 def _broken_yaml(error: MarkedYAMLError) -> ConfigError:
@@ -171,6 +188,11 @@ def _several_values(key: str, values: str) -> ConfigError:
 def _impossible_override(error: ConfigCompositionException) -> ConfigError:
     """Returns the error for an override of a key or a group that does not exist."""
     message = str(error)
+    cause = error.__cause__ or error
+    if _first_line(error).startswith("Error merging override "):
+        override = _first_line(error).removeprefix("Error merging override ")
+        fix = _HYDRAS_KEYS if _is_of_hydra(override) else "Give a value of its kind"
+        return ConfigError(override, _first_line(cause), fix)
     matched = re.search(r"Could not (?:override|append|delete)[^']*'([^']+)'", message)
     key = matched.group(1).partition("@")[0] if matched else "command line"
     append = re.search(r"use (\+\S+)", message)
@@ -179,6 +201,8 @@ def _impossible_override(error: ConfigCompositionException) -> ConfigError:
         if group == "experiment" and option not in packages.names_in(group):
             return _unknown_option(MissingConfigException("", f"{group}/{option}"))
         return ConfigError(key, "is not in the default config", f"Write {append.group(1)}")
+    if _is_of_hydra(f"{key}="):
+        return ConfigError(key, _first_line(cause), _HYDRAS_KEYS)
     if matched is None or "not in struct" not in f"{message} {error.__cause__}":
         return ConfigError(key, _first_line(error), "See python -m dpx --help")
     value = re.search(r"use \+[^=\s]+=(.*)", message)

@@ -5,22 +5,28 @@ It checks each file when it is loaded, before Hydra sets up logging, makes callb
 who types it could run code anyway.
 """
 
+import contextlib
+import copy
+import itertools
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import yaml
 from hydra._internal.config_loader_impl import ConfigLoaderImpl
 from hydra._internal.config_repository import ConfigRepository
+from hydra._internal.core_plugins.basic_sweeper import BasicSweeperConf
 from hydra.core.config_search_path import ConfigSearchPath
 from hydra.core.object_type import ObjectType
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
-from omegaconf.errors import GrammarParseError
+from omegaconf.errors import GrammarParseError, OmegaConfBaseException
 from omegaconf.grammar_parser import parse
 
+from dpx.config.axes import require_few_points
+from dpx.config.interpolations import MOST_INTERPOLATIONS, require_bounded
 from dpx.declaration import ConfigError, require
 from dpx.packages import conf_directory
 
@@ -53,6 +59,8 @@ FOLLOWERS = (
 # `of_checkpoint`, `at_most_positions` and `without_checkpoint` the shape of the checkpoint that the config names.
 RESOLVERS = ("oc.select", "oc.dict.keys", "oc.dict.values", "oc.env", "one_minus", *FOLLOWERS)
 
+NOTE_FOLDERS = "dpx.launch.refused.NoteFolders"
+
 _OF_HYDRA_AND_PLUGINS = ("structured://", "pkg://hydra.conf", "pkg://hydra_plugins.")
 _PARAMS = ("sweeper", "params")
 _WORDS: dict[Any, str] = {str: "text", int: "a whole number", float: "a number", bool: "true or false"}
@@ -64,6 +72,8 @@ class ClosedLoader(ConfigLoaderImpl):
 
     def __init__(self, config_search_path: ConfigSearchPath):
         super().__init__(config_search_path)
+        self._computed: list[str] = []
+        self._has_received = False
         self.repository = _Files(config_search_path)
         self._own = f"file://{conf_directory()}"
         main = [part.path for part in config_search_path.get_path() if part.provider == "main"]
@@ -78,12 +88,23 @@ class ClosedLoader(ConfigLoaderImpl):
         validate_sweep_overrides: bool = True,
     ) -> DictConfig:
         """Returns the composed config. Raises `ConfigError`, which names the key, for what a recipe may not set."""
+        for one in overrides if self._is_of_dpx else ():
+            _require_parsable(one, "the command")
+        self._computed = [one for one in overrides if "${" in one]
+        self._has_received = bool(self._computed)
         try:
             cfg = super().load_configuration(config_name, overrides, run_mode, from_shell, validate_sweep_overrides)
         except RecursionError as error:
-            raise ConfigError("defaults", "a list of defaults leads to itself", "Remove one of them") from error
+            reason = "a list of defaults leads to itself, or a value is nested too deeply"
+            raise ConfigError("config", reason, "Remove one of them") from error
         if self._is_of_dpx:
             _require_choices(cfg, overrides)
+            callback = OmegaConf.select(cfg, "hydra.callbacks.note_folders._target_", throw_on_missing=False)
+            reason = "dpx needs this callback, which notes the folders that a command makes"
+            require(callback == NOTE_FOLDERS, "hydra.callbacks.note_folders", reason, "Remove what sets it")
+            self._require_few_points(cfg)
+            if self._has_received:
+                require_bounded(cfg)
         return cfg
 
     def load_sweep_config(self, master_config: DictConfig, sweep_overrides: list[str]) -> DictConfig:
@@ -98,6 +119,8 @@ class ClosedLoader(ConfigLoaderImpl):
         if primary is not None:
             _require_keys(_node_of(primary.config), f"{config_name}.yaml")
         super()._process_config_searchpath(config_name, parsed_overrides, repo)
+        if self._is_of_dpx:
+            repo.load_config = _counted(repo.load_config)
 
     def _load_single_config(self, default: Any, repo: Any) -> Any:
         if not self._is_of_dpx:
@@ -109,6 +132,7 @@ class ClosedLoader(ConfigLoaderImpl):
         file = repo.load_config(config_path=path)
         is_shipped = self._is_shipped(file.path)
         if not is_shipped:
+            self._has_received = True
             _require_received(path, file)
         # An option of Hydra's groups belongs where its folder says, or at `hydra` itself; a recipe could place it elsewhere.
         is_in_place = path.startswith("hydra/") and default.package in ("hydra", path.rpartition("/")[0].replace("/", "."))
@@ -120,6 +144,28 @@ class ClosedLoader(ConfigLoaderImpl):
         # A package may have placed the file within Hydra's node.
         _require_keys(_node_of(loaded.config), f"{path}.yaml")
         return loaded
+
+    def _compose_config_from_defaults_list(self, defaults: Any, repo: Any) -> DictConfig:
+        cfg = super()._compose_config_from_defaults_list(defaults, repo)
+        if self._is_of_dpx and self._has_received:
+            require_bounded(cfg)
+            # Hydra resolves values where it applies overrides, so each is looked at before.
+            tried = copy.deepcopy(cfg)
+            for override in OverridesParser.create().parse_overrides(self._computed):
+                # Hydra says why it cannot be set.
+                with contextlib.suppress(OmegaConfBaseException, TypeError, ValueError, AssertionError):
+                    OmegaConf.update(tried, override.key_or_group, override.value(), merge=False, force_add=True)
+                require_bounded(tried)
+        return cfg
+
+    def _require_few_points(self, cfg: DictConfig) -> None:
+        if not isinstance(cfg.hydra.sweeper, DictConfig):
+            # Hydra refuses it for a sweep, and reads it for nothing else.
+            return
+        sweeper: Any = OmegaConf.to_container(cfg.hydra.sweeper, resolve=False)
+        params = [f"{key}={value}" for key, value in (sweeper.get("params") or {}).items()]
+        axes = OverridesParser.create(self).parse_overrides([*params, *cfg.hydra.overrides.task])
+        require_few_points(axes, is_grid=sweeper.get("_target_") == BasicSweeperConf._target_)
 
     def _is_shipped(self, path: str) -> bool:
         return path.startswith(_OF_HYDRA_AND_PLUGINS) or path == self._own
@@ -135,6 +181,22 @@ class _Files(ConfigRepository):
         return super().load_config(config_path)
 
 
+# A composition loads some hundred files.
+_MOST_FILES = 2_000
+
+
+def _counted(load: Callable[..., Any]) -> Callable[..., Any]:
+    """Returns `load` of a composition, which refuses files that name each other so often that composing them would never end."""
+    numbers = itertools.count(1)
+
+    def loaded(config_path: str) -> Any:
+        reason = f"this command loads more than {_MOST_FILES:,} files, as lists of defaults name each other"
+        require(next(numbers) <= _MOST_FILES, config_path, reason, "Remove defaults")
+        return load(config_path)
+
+    return loaded
+
+
 # A recipe has some hundred values.
 _MOST_BYTES, _MOST_VALUES, _MOST_LEVELS, _MOST_DIGITS = 2**20, 100_000, 50, 400
 
@@ -143,6 +205,8 @@ def _require_small(file: Path) -> None:
     """Raises `ConfigError` for a file that is not text, or that would become a config too large to be meant."""
     text = file.read_bytes()[: _MOST_BYTES + 1]
     require(len(text) <= _MOST_BYTES, file, f"has more than {_MOST_BYTES:,} bytes", "Write a config that is shorter")
+    reason = f"holds more than {MOST_INTERPOLATIONS:,} interpolations"
+    require(text.count(b"${") <= MOST_INTERPOLATIONS, file, reason, "Write the values themselves")
     try:
         root = yaml.compose(text.decode(), yaml.SafeLoader)
     except UnicodeDecodeError as error:
@@ -164,13 +228,22 @@ def _values_in(node: Any, file: Path, known: dict[int, int], levels: int) -> int
         raise ConfigError(file, "is nested too deeply, or an alias in it leads to itself", "Write a config that is flatter")
     if id(node) in known:
         return known[id(node)]
-    is_number = isinstance(node, yaml.ScalarNode) and node.tag == "tag:yaml.org,2002:int"
-    require(not is_number or len(node.value) <= _MOST_DIGITS, file, "holds a number with too many digits", "Shorten it")
+    is_read = isinstance(node, yaml.ScalarNode) and (node.tag == "tag:yaml.org,2002:int" or "${" in node.value)
+    if is_read:
+        _require_parsable(node.value, file)
     parts = [one for pair in node.value for one in pair] if isinstance(node, yaml.MappingNode) else node.value
     found = 1 + sum(_values_in(one, file, known, levels - 1) for one in parts) if isinstance(node, yaml.CollectionNode) else 1
     require(found <= _MOST_VALUES, file, f"becomes more than {_MOST_VALUES:,} values, as its aliases are copied", "Remove aliases")
     known[id(node)] = found
     return found
+
+
+def _require_parsable(text: str, place: Any) -> None:
+    """Raises `ConfigError` for a value whose number, or whose depth of brackets, Python would refuse to read."""
+    shown = f"{text[:40]}... in {place}"
+    require(re.search(rf"\d{{{_MOST_DIGITS}}}", text) is None, shown, "holds a number with too many digits", "Shorten it")
+    depth = max(itertools.accumulate((one in "[{(") - (one in ")}]") for one in text), default=0)
+    require(depth <= _MOST_LEVELS, shown, "is nested too deeply", "Write a value that is flatter")
 
 
 def require_no_hydra(overrides: Sequence[str], place: str = "a recipe") -> None:
@@ -233,6 +306,7 @@ def _require_key(key: tuple[str, ...], value: Any, place: str) -> None:
         raise ConfigError(f"{shown}={value} in {place}", f"a recipe may set it to {words} only", _FIX)
     if key[:-1] == _PARAMS:
         # The sweeper makes an override of it.
+        _require_parsable(str(value), place)
         require_no_hydra([f"{key[-1]}={value}"], place)
 
 
