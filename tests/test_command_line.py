@@ -3,11 +3,15 @@
 import contextlib
 import errno
 import importlib
+import logging.config
 import os
 import re
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any, cast
 
 import pytest
+from hydra.core.utils import configure_log
 from hydra.errors import HydraException
 from omegaconf import OmegaConf
 
@@ -48,6 +52,51 @@ def test_composition_errors(overrides: list[str], line: str) -> None:
     with pytest.raises(Exception) as raised:  # noqa: B017, PT011
         recipes.compose(overrides)
     assert str(as_refused(raised.value)).startswith(line)
+
+
+@pytest.mark.parametrize(
+    ("override", "said"),
+    [
+        ("hydra.job_logging=null", "hydra.job_logging=null: field 'hydra.job_logging' is not Optional."),
+        ("hydra.hydra_logging=null", "hydra.hydra_logging=null: field 'hydra.hydra_logging' is not Optional."),
+        ("hydra.job=5", "hydra.job=5: Invalid type assigned: int is not a subclass of JobConf. value: 5."),
+        ("hydra.run.dir=[1]", "hydra.run.dir=[1]: Cannot convert 'list' to string: '[1]'."),
+        ("hydra.mode=x", "hydra.mode=x: Invalid value 'x', expected one of [RUN, MULTIRUN]."),
+        ("hydra.job_logging={a:1}", "hydra.job_logging: Key 'a' is not in struct."),
+        ("hydra.jbo.name=x", "hydra.jbo.name: Key 'jbo' not in 'HydraConf'."),
+        ("~hydra.launcher", "~hydra.launcher: HydraConf (DictConfig) does not support deletion."),
+        ("hydra/job_logging=null", "hydra/job_logging=null: null is not the name of an option."),
+        ("hydra=[1]", "hydra: "),
+        ("hydra.job.env_copy=[DPX_MISSING]", "hydra.job.env_copy=[DPX_MISSING]: Hydra cannot use this ('DPX_MISSING')."),
+        ("hydra.sweeper.params={a:1}", "hydra.sweeper.params={a:1}: Hydra cannot use this ("),
+    ],
+)
+def test_a_key_of_hydra_with_another_kind_of_value_has_a_fix(override: str, said: str) -> None:
+    with pytest.raises(Exception) as raised:  # noqa: B017, PT011
+        recipes.compose([override])
+    line = str(as_refused(raised.value, [override]))
+    assert line.startswith(said) and line.endswith(
+        "Remove it, or set a key that python -m dpx --cfg hydra prints to a value of the same kind."
+    )
+
+
+def test_what_hydra_makes_of_its_keys_is_the_users_and_a_defect_of_dpx_is_not() -> None:
+    for error in (_of(lambda: configure_log(cast(Any, None), cast(Any, 5))), _of(lambda: logging.config.dictConfig({"version": 5}))):
+        assert str(as_refused(error, ["steps=3", "hydra.verbose=5"])).startswith("hydra.verbose=5: Hydra cannot use this (")
+        assert as_refused(error, ["steps=3"]) is None
+    assert as_refused(_of(lambda: cast(Any, None).no_such), ["hydra.verbose=5"]) is None
+
+
+def _of(call: Callable[[], object]) -> Exception:
+    with pytest.raises(Exception) as raised:  # noqa: B017, PT011
+        call()
+    return raised.value
+
+
+@pytest.mark.parametrize("override", ["hydra.callbacks.note_folders=null", "~hydra.callbacks.note_folders"])
+def test_the_callback_that_notes_folders_stays(override: str) -> None:
+    with pytest.raises(ConfigError, match="hydra.callbacks.note_folders: dpx needs this callback"):
+        recipes.compose([override])
 
 
 def test_the_name_of_a_run_alone_is_answered_with_its_key(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -31,6 +31,7 @@ from dpx.launch.refused import NoteFolders
 from dpx.launch.side_by_side import Processes
 from dpx.launch.sweep import Outcome
 from dpx.packages import conf_directory
+from dpx.run_folder import Status
 from tests.composed import in_command
 from tests.processes import environment, micro_run
 
@@ -150,6 +151,22 @@ def test_a_point_that_is_killed_is_a_failed_row_and_the_others_go_on(played: Pla
     assert not list(sweep.iterdir())
 
 
+@pytest.mark.parametrize(("pid", "state"), [(7, "failed"), (8, "running")])
+def test_a_killed_point_is_failed_in_the_folder_where_it_ran_and_no_other_process_is(
+    played: Played, sweep: Path, pid: int, state: str
+) -> None:
+    """Under `repeat_and_select` a repeated draw has a folder of its own; and another command may have begun there since."""
+    ran = sweep / "p1-again"
+    Status(ran, "train").write("running", pid=pid)
+    (played.launcher.elsewhere().outcomes / "1.begun").write_text(json.dumps([str(ran), 7]))
+    played.launch([["steps=1"]], 1)
+    played.launcher.gather()
+    assert [(one.folder, one.state) for one in played.launcher.outcomes] == [(ran, "failed")]
+    entry = Status(ran, "train").read()
+    assert (entry["state"], entry.get("error")) == (state, "p1-again: its process ended (SIGKILL)" if state == "failed" else None)
+    assert not played.launcher.elsewhere().outcomes.exists() or not list(played.launcher.elsewhere().outcomes.iterdir())
+
+
 def test_a_signal_is_handed_to_every_point_and_no_point_is_called_failed(played: Played, monkeypatch: pytest.MonkeyPatch) -> None:
     looked = []
 
@@ -235,8 +252,8 @@ def test_killed_points_and_a_killed_command_lose_nothing_else(tmp_path: Path, la
     how = "without a result" if launcher == "submitit_local" else "SIGKILL"
     assert one.returncode == 1 and shown.count(" finished ") == 2 and f"error: {name}: its process ended ({how}). " in told, told
     assert "Traceback" not in told and shown.count(" failed ") == 1, told
-    state = json.loads((tmp_path / "point/outputs" / name / "private/status.json").read_text())["train"]["state"]
-    assert state == ("running" if launcher == "submitit_local" else "failed")
+    entry = json.loads((tmp_path / "point/outputs" / name / "private/status.json").read_text())["train"]
+    assert (entry["state"], entry["error"]) == ("failed", f"{name}: its process ended ({how})")
     if launcher == "submitit_local":
         # As with Slurm, jobs do not end with the command.
         again = _again(tmp_path / "point", line)

@@ -168,8 +168,11 @@ def _not_an_option(overrides: Sequence[str]) -> ConfigError:
     for override in overrides:
         group, _, value = override.partition("=")
         if value.lower() in ("null", "none", "true", "false") or re.fullmatch(r"[\d.e+-]+", value):
+            reason = f"{value} is not the name of an option"
             if packages.is_group(group):
-                return ConfigError(override, f"{value} is not the name of an option", hints.of_group_value(group, value))
+                return ConfigError(override, reason, hints.of_group_value(group, value))
+            if _is_of_hydra(override):
+                return ConfigError(override, reason, _HYDRAS_KEYS)
     reason = "a config group is set to a value that is not the name of an option"
     return ConfigError("command line", reason, "Name an option, as in data=text")
 
@@ -195,14 +198,14 @@ def _impossible_override(error: ConfigCompositionException) -> ConfigError:
         return ConfigError(override, _first_line(cause), fix)
     matched = re.search(r"Could not (?:override|append|delete)[^']*'([^']+)'", message)
     key = matched.group(1).partition("@")[0] if matched else "command line"
+    if _is_of_hydra(f"{key}="):
+        return ConfigError(key, _first_line(cause), _HYDRAS_KEYS)
     append = re.search(r"use (\+\S+)", message)
     if append and "default list" in message:
         group, _, option = append.group(1).removeprefix("+").partition("=")
         if group == "experiment" and option not in packages.names_in(group):
             return _unknown_option(MissingConfigException("", f"{group}/{option}"))
         return ConfigError(key, "is not in the default config", f"Write {append.group(1)}")
-    if _is_of_hydra(f"{key}="):
-        return ConfigError(key, _first_line(cause), _HYDRAS_KEYS)
     if matched is None or "not in struct" not in f"{message} {error.__cause__}":
         return ConfigError(key, _first_line(error), "See python -m dpx --help")
     value = re.search(r"use \+[^=\s]+=(.*)", message)

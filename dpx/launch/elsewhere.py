@@ -67,6 +67,11 @@ class Command:
         console.set_form(self.form)
         NoteFolders.existing, NoteFolders.listed = self.existing, self.listed
 
+    def begin(self, number: int, folder: Path) -> None:
+        """Notes that this process runs point `number` in `folder`, so that the command can say so if it is killed."""
+        if self.outcomes.is_dir():
+            write_durably(self.outcomes / f"{number}.begun", json.dumps([str(folder), os.getpid()]))
+
     def tell(self, number: int, told: Told) -> None:
         """Leaves the file of point `number`; nothing if the command has ended."""
         error = told.error
@@ -82,15 +87,14 @@ class Command:
         if self.outcomes.is_dir():
             write_durably(self.outcomes / f"{number}.json", json.dumps(node))
 
-    def returned(self, composed: DictConfig, how: str, pid: int | None = None) -> JobReturn:
-        """Returns what Hydra wants to know of a point whose process has ended; one that told nothing has failed as `how` says.
-
-        `pid` is its process, if it ran on this machine.
-        """
+    def returned(self, composed: DictConfig, how: str) -> JobReturn:
+        """Returns what Hydra wants to know of a point whose process has ended; one that told nothing has failed as `how` says."""
         number = composed.hydra.job.num
         # Listed, since a file system of several machines may remember for a while that a file was not there.
-        if f"{number}.json" not in os.listdir(self.outcomes):
-            self.tell(number, _lost(composed, how, pid))
+        left = os.listdir(self.outcomes)
+        if f"{number}.json" not in left:
+            begun = self.outcomes / f"{number}.begun"
+            self.tell(number, _lost(composed, how, json.loads(begun.read_text()) if begun.name in left else None))
         score = json.loads((self.outcomes / f"{number}.json").read_text())["outcome"]["score"]
         overrides: Any = OmegaConf.to_container(composed.hydra.overrides.task)
         # A search maximises the score: 0 without one.
@@ -116,12 +120,15 @@ def composed(context: HydraContext, config: DictConfig, number: int, overrides: 
     return found
 
 
-def _lost(composed: DictConfig, how: str, pid: int | None) -> Told:
+def _lost(composed: DictConfig, how: str, begun: list[Any] | None) -> Told:
+    """Returns what a point came to whose process ended as `how` says; `begun` are its folder and process, if it had begun."""
     hydra = composed.hydra
     path, job = Path(hydra.sweep.dir, str(hydra.sweep.subdir)).absolute(), str(hydra.runtime.choices.get("job"))
+    path = path if begun is None else Path(begun[0])
     error = PointLost(f"{path.name}: its process ended ({how})")
     status = Status(path, job)
-    if pid is not None and status.read().get("pid") == pid and status.read().get("state") == "running":
+    # Another command may have begun there since.
+    if begun is not None and (status.read().get("state"), status.read().get("pid")) == ("running", begun[1]):
         with contextlib.suppress(OSError):
             status.write("failed", error=str(error))
     outcome = Outcome(path, tuple(hydra.overrides.task), "failed", error=str(error), job=job)

@@ -176,6 +176,8 @@ class Launcher:
             experiment.optimizer.require_usable()
         began, code = time.monotonic(), commit()
         with self._trial(experiment, job, path, status, point, cfg.get("fork")) as experiment:
+            if self._is_copy and self._command is not None:
+                self._command.begin(HydraConfig.get().job.num, path.absolute())
             status.write("running", pid=os.getpid(), commit=code)
             folder = RunFolder(path, OmegaConf.to_yaml(OmegaConf.create(config.resolved(cfg))), cfg.get("fork"))
             if self.is_sweep and status.job == "plan":

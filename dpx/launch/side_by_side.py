@@ -119,7 +119,7 @@ class _Point:
     def returned(self, command: Command) -> JobReturn:
         """Returns what Hydra wants to know of a point that has ended; a process that told nothing has failed."""
         self._close()
-        return command.returned(self._config, how_ended(self._process.returncode), self._process.pid)
+        return command.returned(self._config, how_ended(self._process.returncode))
 
 
 def main() -> None:
