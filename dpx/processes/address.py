@@ -2,9 +2,12 @@
 
 import os
 import socket
+import stat
+from pathlib import Path
 from typing import Any
 
-from dpx.processes.place import UNIX, Place
+from dpx.declaration import ConfigError, require
+from dpx.processes.place import COORDINATOR, UNIX, Place
 
 # jax's own variable: where process 0 listens, if not at the coordinator's address.
 BIND = "JAX_COORDINATOR_BIND_ADDRESS"
@@ -19,6 +22,21 @@ def coordinator(own: Place) -> tuple[str, str]:
     listens = os.environ.get(BIND) or own.coordinator
     # The name of its host may lead process 0 to loopback, where it does not listen then.
     return listens if own.is_owner and _host(listens) not in _ANY else own.coordinator, listens
+
+
+def require_own_folder(own: Place) -> None:
+    """Raises `ConfigError` for a Unix socket in a folder that others than this user can reach."""
+    if own.coordinator is None or not own.coordinator.startswith(UNIX):
+        return
+    folder = Path(own.coordinator.removeprefix(UNIX)).parent
+    fix = f"Name a socket in a folder that is yours alone: mkdir -m 700 <folder>, {COORDINATOR}={UNIX}<folder>/store"
+    try:
+        found = folder.lstat()
+    except OSError as error:
+        raise ConfigError(folder, f"cannot hold the socket of this job ({error.strerror})", fix) from error
+    require(stat.S_ISDIR(found.st_mode), folder, "is not a folder, in which the socket of this job could be", fix)
+    require(found.st_uid == os.geteuid(), folder, "holds the socket of this job, and belongs to another user", fix)
+    require(not found.st_mode & 0o077, folder, "holds the socket of this job, and others than its owner can reach it", fix)
 
 
 def warning(own: Place) -> str | None:

@@ -21,6 +21,10 @@ from dpx.durable import make_folder
 KEY, KEY_FILE = "DPX_JOB_KEY", "DPX_JOB_KEY_FILE"
 DEFAULT_FILE = Path("outputs/.job_key")
 SHORTEST = 32
+# Of a signature.
+_DIGITS = 64
+# Read of a key's file.
+_MOST_BYTES = 4096
 
 
 class NotSigned(Exception):
@@ -34,28 +38,24 @@ class Signer:
         self._key, self._nonce = key, nonce
 
     def signed(self, name: str, value: Any) -> str:
-        """Returns the text of the message `name` that says the JSON value `value`."""
+        """Returns the message `name` that says the JSON value `value`: a signature of fixed length, and the value."""
         text = json.dumps(value)
-        return json.dumps([text, self._signature(name, text)])
+        return self._signature(name, text) + text
 
     def value(self, name: str, message: str) -> Any:
-        """Returns what the message `name` says. Raises `NotSigned`."""
-        try:
-            text, signature = json.loads(message)
-            is_signed = hmac.compare_digest(self._signature(name, text), signature)
-        except (ValueError, TypeError, RecursionError) as error:
-            raise NotSigned(name) from error
-        if not is_signed:
+        """Returns what the message `name` says. Raises `NotSigned`; nothing is parsed that is not signed."""
+        signature, text = message[:_DIGITS], message[_DIGITS:]
+        if not hmac.compare_digest(self._signature(name, text).encode(), signature.encode(errors="replace")):
             raise NotSigned(name)
         return json.loads(text)
 
     def _signature(self, name: str, text: str) -> str:
-        covered = json.dumps([self._nonce, name, text]).encode()
-        return hmac.new(self._key, covered, hashlib.sha256).hexdigest()
+        covered = json.dumps([self._nonce, name]) + text
+        return hmac.new(self._key, covered.encode(errors="replace"), hashlib.sha256).hexdigest()
 
 
 def job_key(environment: Mapping[str, str] | None = None) -> bytes:
-    """Returns the key of the job. Raises `ConfigError` for one that is too short, or that others than its owner can read."""
+    """Returns the key of the job. Raises `ConfigError` for one that is too short, or that others than this user may know."""
     variables = os.environ if environment is None else environment
     fix = f"Set {KEY} in all processes to {SHORTEST} or more random characters, or {KEY_FILE} to a file of mode 600 that holds them"
     if given := variables.get(KEY, ""):
@@ -66,11 +66,12 @@ def job_key(environment: Mapping[str, str] | None = None) -> bytes:
         if KEY_FILE not in variables:
             _make(path)
         with path.open("rb") as file:
-            mode = os.fstat(file.fileno()).st_mode
-            key = file.read().strip()
+            found = os.fstat(file.fileno())
+            key = file.read(_MOST_BYTES).strip()
     except OSError as error:
         raise ConfigError(path, f"cannot be read as the key of this job ({error.strerror})", fix) from error
-    require(not mode & 0o077, path, "is the key of this job, and others than its owner may read or write it", f"chmod 600 {path}")
+    require(found.st_uid == os.geteuid(), path, "is the key of this job, and belongs to another user", fix)
+    require(not found.st_mode & 0o077, path, "is the key of this job, and others than its owner may read or write it", f"chmod 600 {path}")
     require(len(key) >= SHORTEST, path, f"is the key of this job, and has fewer than {SHORTEST} characters", fix)
     return key
 

@@ -373,6 +373,7 @@ def join(own: Place, arguments: Sequence[str]) -> Team:
     absl_logging.get_absl_logger().addFilter(is_not_of_a_loss)
     # Its service would take SIGTERM from `dpx.interruption`.
     jax.config.update("jax_enable_preemption_service", False)
+    address.require_own_folder(own)
     found, listens = address.coordinator(own)
     key = signing.job_key()
     if (warning := address.warning(own)) is not None:

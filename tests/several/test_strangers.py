@@ -16,6 +16,7 @@ import pytest
 
 from dpx.declaration import ConfigError
 from dpx.processes import Team, launch
+from dpx.processes.address import require_own_folder
 from dpx.processes.place import Place
 from dpx.processes.signing import DEFAULT_FILE, KEY, KEY_FILE, SHORTEST, Signer, job_key
 from dpx.processes.team import Forged, PeerLost
@@ -37,13 +38,18 @@ def _strange(draw: random.Random) -> str:
     """A message that a stranger could write as the first command: without a key, with another, or heard elsewhere."""
     begin = BEGIN | {"name": draw.choice(("begin", "end", "open", "step", "save", "export", "__init__"))}
     heard = Signer(SECRET, "now").signed("told/1", begin)
-    text, signature = json.loads(heard)
+    signature, text = heard[:64], heard[64:]
     ways: tuple[Callable[[], str], ...] = (
         lambda: json.dumps(begin),
-        lambda: json.dumps([text, None]),
-        lambda: json.dumps([text, signature[:-1] + ("0" if signature[-1] != "0" else "1")]),
-        lambda: json.dumps([text.replace("facts", "fact"), signature]),
-        lambda: json.dumps({"0": text, "1": signature}),
+        lambda: text,
+        lambda: heard[: draw.randrange(len(heard))],
+        lambda: heard[1:],
+        lambda: heard + " ",
+        lambda: signature.upper() + text,
+        lambda: signature[:-1] + ("0" if signature[-1] != "0" else "1") + text,
+        lambda: signature + text.replace("facts", "fact"),
+        lambda: signature[:10] + "\u00e9" + signature[11:] + text,
+        lambda: signature + "9" * 2_000_000,
         lambda: Signer(draw.randbytes(32), "now").signed("told/1", begin),
         lambda: Signer(SECRET, "before").signed("told/1", begin),
         lambda: Signer(SECRET, "now").signed("told/2", begin),
@@ -234,6 +240,35 @@ def test_a_key_from_the_environment_or_a_file(tmp_path: Path) -> None:
     path.write_text("short")
     with pytest.raises(ConfigError, match="has fewer than 32 characters"):
         job_key({KEY_FILE: str(path)})
+
+
+def test_a_key_of_another_user_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "key"
+    path.touch(0o600)
+    path.write_text("k" * SHORTEST)
+    assert job_key({KEY_FILE: str(path)}) == SECRET
+    monkeypatch.setattr("os.geteuid", lambda: path.stat().st_uid + 1)
+    with pytest.raises(ConfigError, match="is the key of this job, and belongs to another user"):
+        job_key({KEY_FILE: str(path)})
+
+
+def test_a_socket_in_a_folder_that_others_reach_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    own = Place(0, 2, f"unix:{tmp_path}/own/store")
+    for made, said in (
+        (lambda: None, "cannot hold the socket of this job"),
+        (lambda: (tmp_path / "own").mkdir(0o755), "others than its owner can reach it"),
+        (lambda: (tmp_path / "own").chmod(0o710), "others than its owner can reach it"),
+        (lambda: (tmp_path / "own").rename(tmp_path / "o") and (tmp_path / "own").symlink_to(tmp_path / "o"), "is not a folder"),
+    ):
+        made()
+        with pytest.raises(ConfigError, match=said):
+            require_own_folder(own)
+    (tmp_path / "own").unlink()
+    (tmp_path / "own").mkdir(0o700)
+    require_own_folder(own)
+    monkeypatch.setattr("os.geteuid", lambda: tmp_path.stat().st_uid + 1)
+    with pytest.raises(ConfigError, match="belongs to another user"):
+        require_own_folder(own)
 
 
 def test_the_processes_of_one_machine_meet_in_a_folder_of_this_user_alone(monkeypatch: pytest.MonkeyPatch) -> None:
