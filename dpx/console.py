@@ -4,11 +4,13 @@ import contextlib
 import errno
 import json
 import os
+import re
 import sys
 from collections.abc import Callable, Iterator
 from typing import Any, Literal, NoReturn
 
 import rich.console
+import rich.text
 
 from dpx.declaration import ConfigError
 
@@ -98,6 +100,10 @@ def answers_alone() -> Iterator[None]:
         _answers = None
 
 
+# Controls but tabs and ends of lines, letters that turn the direction of others, and halves of letters.
+_OF_A_TERMINAL = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
+
+
 class Console(rich.console.Console):
     """A Rich console that raises `closed_pipe` if its reader has closed the stream. Rich itself exits with code 1 and no message.
 
@@ -109,6 +115,10 @@ class Console(rich.console.Console):
 
     def on_broken_pipe(self) -> NoReturn:
         raise closed_pipe()
+
+    def render_str(self, text: str, **settings: Any) -> rich.text.Text:
+        """Renders a text, as one cell of a table also is, without what a terminal would obey."""
+        return super().render_str(harmless(text), **settings)
 
 
 class _Lossy:
@@ -144,10 +154,15 @@ def progress_console() -> Console:
     return Console(file=file) if _form != "quiet" else Console()
 
 
+def harmless(text: str) -> str:
+    """Returns a text in which controls of a terminal are written as in Python; a received file may hold them."""
+    return _OF_A_TERMINAL.sub(lambda found: ascii(found[0])[1:-1], text)
+
+
 def tell(line: str) -> None:
-    """Writes a line to standard error unchanged; discards it if it can no longer be written."""
+    """Writes a line to standard error; discards it if it can no longer be written."""
     stream = _Lossy(sys.stderr)
-    stream.write(f"{line}\n")
+    stream.write(f"{harmless(line)}\n")
     stream.flush()
 
 

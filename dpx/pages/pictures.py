@@ -20,6 +20,7 @@ Row = dict[str, Any]
 Points = Sequence[tuple[Any, Any]]
 
 _STYLE = Path(__file__).with_name("figures.mplstyle")
+_LONGEST = 120
 # No date, and no name of a program or of a host, so that a file is a function of what it shows.
 KINDS: dict[str, dict[str, None]] = {
     "svg": dict.fromkeys(("Date", "Creator", "Format", "Type")),
@@ -119,8 +120,8 @@ def _soft() -> str:
 def _draw(panel: Lines | Arrows | Cells, rows: list[Row], axes: Any) -> None:
     x, y = (columns if isinstance(columns, str) else "" for columns in (panel.x, panel.y))
     # A longer label than the axes are high would be cut.
-    y_label = textwrap.fill(panel.y_label or y.replace("_", " "), 32)
-    axes.set(title=panel.title, xlabel=panel.x_label or x.replace("_", " "), ylabel=y_label)
+    y_label = textwrap.fill(_plain(panel.y_label or y.replace("_", " ")), 32)
+    axes.set(title=_plain(panel.title), xlabel=_plain(panel.x_label or x.replace("_", " ")), ylabel=y_label)
     {Lines: _lines, Arrows: _arrows, Cells: _cells}[type(panel)](panel, rows, axes)
 
 
@@ -136,7 +137,7 @@ def _lines(panel: Lines, rows: list[Row], axes: Any) -> None:
             if not points:
                 continue
             shown = f"{value:g}" if isinstance(value, float) else f"{value:,}" if isinstance(value, int) else _plain(value)
-            parts = [names.get(column, column.replace("_", " "))] * (not panel.by or len(columns) > 1) + [shown] * bool(panel.by)
+            parts = [_plain(names.get(column, column.replace("_", " ")))] * (not panel.by or len(columns) > 1) + [shown] * bool(panel.by)
             label = ", ".join(parts)
             if panel.values:
                 _values(axes, points)
@@ -155,7 +156,7 @@ def _lines(panel: Lines, rows: list[Row], axes: Any) -> None:
     axes.set(**{name: limits for name, limits in (("xlim", panel.x_limits), ("ylim", panel.y_limits)) if limits})
     if number > 1 and not panel.series and axes.get_legend_handles_labels()[0]:
         look = {"handlelength": 3, "loc": "upper left", "bbox_to_anchor": (1.0, 1.0)}
-        axes.legend(title=panel.by.replace("_", " ") or None, **look)
+        axes.legend(title=_plain(panel.by.replace("_", " ")) or None, **look)
 
 
 def _scales(panel: Lines, axes: Any) -> None:
@@ -201,8 +202,13 @@ def _look(number: int) -> dict[str, Any]:
 
 
 def _plain(value: Any) -> str:
-    """Returns a text as a label, in which matplotlib reads no formula."""
-    return one_line(value).replace("$", r"\$")
+    """Returns a text as a label in which matplotlib reads no formula, and which it shows although it begins with an underscore.
+
+    A label has at most `_LONGEST` letters: the size of a picture grows with it.
+    """
+    line = one_line(value)
+    line = line if len(line) <= _LONGEST else f"{line[: _LONGEST - 1]}…"
+    return f"{' ' * line.startswith('_')}{line}".replace("$", r"\$")
 
 
 def _scatter(axes: Any, number: int, points: Points) -> None:
@@ -243,8 +249,8 @@ def mean_curve(curves: Sequence[Sequence[tuple[int, int | float]]]) -> list[tupl
 
 def _place(panel: Lines, row: Row) -> Any:
     if not isinstance(panel.x, str):
-        return " ".join(f"{row[column]:g}" if isinstance(row[column], float) else str(row[column]) for column in panel.x)
-    return str(row[panel.x]) if panel.x_scale == "category" else row[panel.x]
+        return _plain(" ".join(f"{row[column]:g}" if isinstance(row[column], float) else str(row[column]) for column in panel.x))
+    return _plain(row[panel.x]) if panel.x_scale == "category" else row[panel.x]
 
 
 def _arrows(panel: Arrows, rows: list[Row], axes: Any) -> None:
@@ -280,6 +286,6 @@ def _ticks(panel: Arrows | Cells, rows: list[Row], axes: Any) -> tuple[dict[Any,
 def _short(value: Any) -> str:
     """Writes 1,250,000 as 1.25M and 16,384 as 16K: powers of two in thousands of 1,024, others of 1,000."""
     if not isinstance(value, int | float) or value < 1000:
-        return f"{value:g}" if isinstance(value, int | float) else str(value)
+        return f"{value:g}" if isinstance(value, int | float) else _plain(value)
     base = 1024 if value == int(value) and int(value) & (int(value) - 1) == 0 else 1000
     return f"{value / base**2:g}M" if value >= base**2 else f"{value / base:g}K"

@@ -9,11 +9,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from rich.table import Table as RichTable
 
-from dpx.pages import run_page
+from dpx import console
+from dpx.pages import pictures, run_page
 from dpx.pages.chains import KIND
 from dpx.pages.document import Document, Section, code, escaped, grid, html, items, markdown
 from dpx.pages.run_rows import Run
+from dpx.picture import Arrows, Cells, Lines, Picture
 from dpx.table import Table
 from dpx_papers.report import overview, page, stages
 from dpx_papers.report.evidence import Evidence
@@ -157,6 +160,47 @@ def test_hostile_text_in_every_field_of_every_record_is_text(plain: list[str], n
             drawn = ElementTree.fromstring(figure.drawn("svg").decode().split("\n", 1)[1])
             assert not {one.tag.rpartition("}")[2] for one in drawn.iter()} & {"script", "image", "a", "foreignObject"}
         assert "http-equiv" in made_page and "\u202e" not in made_page
+
+
+IN_PICTURES = (*HOSTILE, "$\\bad{$ and $x^2$", "_hidden", "a" * 100_000)
+
+
+@pytest.mark.filterwarnings("ignore:constrained_layout not applied", "ignore:Glyph")
+@pytest.mark.parametrize("text", IN_PICTURES, ids=range(len(IN_PICTURES)))
+def test_hostile_text_in_every_place_of_a_picture_is_text(text: str) -> None:
+    """Titles, labels of axes, categories, names of columns, and values in a legend."""
+    rows = tuple((step, value, f"{value}{text}", step / 10, 0.1) for step in (1, 2) for value in (text, f"{text} 2"))
+    table = Table("t", ("step", f"by {text}", text, f"loss {text}", "gain"), rows)
+    words: Any = {"title": text, "x_label": text, "y_label": text, "table": "t"}
+    panels = (
+        Lines(x=text, by=f"by {text}", y=(f"loss {text}",), x_scale="category", **words),
+        Lines(x=("step", text), marks=(f"loss {text}",), y=("gain",), names=((f"loss {text}", text),), x_scale="category", **words),
+        Cells(x="step", y=text, value="gain", **words),
+        Arrows(x=f"by {text}", y="step", right="gain", up="gain", **words),
+    )
+    (figure,) = pictures.draw([Picture("p", text, panels)], [table])
+    for drawn in (figure, pictures.legend("l", text, [text, f"{text} 2"])):
+        written = drawn.drawn("svg").decode()
+        root = ElementTree.fromstring(written.split("\n", 1)[1])
+        assert not {one.tag.rpartition("}")[2] for one in root.iter()} & {"script", "image", "a", "foreignObject"}
+        assert not [name for one in root.iter() for name in one.attrib if name.startswith("on")]
+        assert len(written) < 500_000
+    words_of = "".join(ElementTree.fromstring(figure.drawn("svg").decode().split("\n", 1)[1]).itertext())
+    assert _shown(text)[:20].split()[0] in words_of
+
+
+def test_text_of_a_record_moves_no_cursor_of_a_terminal(capsys: pytest.CaptureFixture[str]) -> None:
+    text = "\x1b]0;owned\x07\x1b[2Ja\r\x9bb\u202ec\ud800d\n"
+    table = RichTable(text, "column")
+    table.add_row(text)
+    console.tell(text)
+    console.stage(text)
+    for shown in (text, table):
+        console.Console(width=400).print(shown)
+    out, err = capsys.readouterr()
+    for written in (out, err):
+        assert written.count("\\x1b]0;owned\\x07\\x1b[2Ja\\r\\x9bb\\u202ec\\ud800d") == 2 + (written == out)
+        assert not re.search("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202e\ud800]", written)
 
 
 def test_a_page_may_do_nothing_and_links_lead_to_files_beside_it() -> None:
