@@ -5,6 +5,7 @@ and no path of a machine.
 """
 
 import json
+import re
 import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -142,7 +143,7 @@ def _usage(model: Model) -> list[str]:
     outputs = model.task.pooled_outputs
     if model.base is not None:
         labels = f", num_labels={outputs}" if outputs > 1 else ""
-        loaded = f'PeftModel.from_pretrained({model.architecture}.from_pretrained("{model.base}"{labels}), ".")'
+        loaded = f'PeftModel.from_pretrained({model.architecture}.from_pretrained({json.dumps(model.base)}{labels}), ".")'
         imports = ["from peft import PeftModel", f"from transformers import AutoTokenizer, {model.architecture}"]
     elif tag in _EXAMPLES:
         # Longer texts would be refused by the model's positions, or be read at another length than it was trained at.
@@ -168,4 +169,9 @@ def _claim(statement: Statement) -> list[str]:
 
 
 def _listed(title: str, lines: Sequence[str]) -> list[str]:
-    return ["", f"## {title}", "", *(f"- {line}" for line in lines), ""] if lines else []
+    return ["", f"## {title}", "", *(f"- {_without_html(line)}" for line in lines), ""] if lines else []
+
+
+def _without_html(line: str) -> str:
+    """Returns a sentence, which may name a file or a setting of somebody else, as one line in which no tag begins."""
+    return re.sub(r"<(?=[\w/!?])", "&lt;", " ".join(line.split()))

@@ -1,5 +1,6 @@
 """The explanation gives the content of the statement as text, and the cost of neighbouring settings."""
 
+import ast
 import dataclasses
 import json
 
@@ -123,6 +124,17 @@ def test_what_became_of_a_runs_audit_is_said_wherever_its_claim_is(experiment, v
     assert "its audit" not in in_words(
         Origin(kind="run", name="a", identity="0", claim=_claim(audited.data, audited.privacy, unaudited, None)).as_released()
     )
+
+
+def test_names_of_others_begin_no_tag_and_end_no_text_on_a_card(experiment):
+    stated = dataclasses.replace(
+        statement.build(experiment, None, calibrate(experiment, 10_000)), assumptions=("a <script>alert(1)</script> of x\n# more", "1 < 2")
+    )
+    shown = Model("x", "BertForMaskedLM", experiment.task, "lora", 'm"); import os #', Published())
+    written = card(stated, shown, None, "c", changed=["<img src=x>"])
+    assert "- a &lt;script>alert(1)&lt;/script> of x # more\n" in written and "- 1 < 2\n" in written and "<img" not in written
+    code = written.partition("```python\n")[2].partition("```")[0]
+    assert [type(one).__name__ for one in ast.parse(code).body] == ["ImportFrom", "ImportFrom", "Assign", "Assign"]
 
 
 def test_what_a_run_stated_is_said_whatever_the_config_beside_it_declares(experiment):
