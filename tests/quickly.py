@@ -14,11 +14,12 @@ from typing import Any, NamedTuple
 from hydra._internal import config_loader_impl, defaults_list
 from hydra._internal.config_loader_impl import ConfigLoaderImpl
 from hydra._internal.config_repository import ConfigRepository
-from omegaconf import _utils, base, grammar_parser
+from hydra.core.object_type import ObjectType
+from omegaconf import OmegaConf, _utils, base, grammar_parser, omegaconf
 from omegaconf.base import Box, UnionNode
 
 _read_config, _known_choices = ConfigRepository.load_config, defaults_list._create_interpolation_map
-_set_parents = Box._re_parent
+_set_parents, _create = Box._re_parent, OmegaConf._create_impl
 _CHECKOUT = Path(__file__).resolve().parents[1]
 # Of dpx, and of the package in its own distribution.
 _OWN_CONFIGS = {"hydra.conf", str(_CHECKOUT / "conf"), str(_CHECKOUT / "experiments" / "papers" / "dpx_papers" / "conf"), ""}
@@ -39,8 +40,9 @@ def _once(sources: Iterable[Any], key: tuple[Any, ...], compute: Callable[[], An
 
 
 def _config_read_once(self: ConfigRepository, config_path: str) -> Any:
-    """Reading dpx's own config files is a third of a composition, and Hydra reads them again for each."""
-    return _once(self.sources, ("file", config_path), lambda: _read_config(self, config_path))
+    """Reading dpx's own config files is a third of a composition, and Hydra reads them again for each, also beside a user's folder."""
+    source = self._find_object_source(config_path=config_path, object_type=ObjectType.CONFIG)
+    return _once([source], ("file", config_path), lambda: _read_config(self, config_path)) if source else None
 
 
 def _defaults_listed_once(repo: Any, config_name: Any, overrides_list: list[Any], prepend_hydra: bool, skip_missing: bool) -> Any:
@@ -64,6 +66,13 @@ def _files_merged_once(self: ConfigLoaderImpl, defaults: list[Any], repo: Any) -
 def _known_choices_if_asked(overrides: Any, defaults: list[Any], self_added: bool) -> Any:
     """Another quarter is the choices, put together for every file although only a default with an interpolation looks at them."""
     return _known_choices(overrides, defaults, self_added) if any(default.is_interpolation() for default in defaults) else None
+
+
+def _text_read_once(obj: Any = omegaconf._DEFAULT_MARKER_, parent: Any = None, flags: Any = None) -> Any:
+    """The config of one run is read again and again, as text, by what judges it."""
+    if not isinstance(obj, str) or parent is not None or flags is not None:
+        return _create(obj, parent, flags)
+    return _once([], ("text", obj), lambda: _create(obj))
 
 
 def _nodes_in(node: Any) -> Any:
@@ -99,6 +108,7 @@ PATCHES = {
     "config_files": Patch((ConfigRepository,), "load_config", _read_config, _config_read_once),
     "defaults": Patch((config_loader_impl,), "create_defaults_list", _list_defaults, _defaults_listed_once),
     "merged": Patch((ConfigLoaderImpl,), "_compose_config_from_defaults_list", _merge_files, _files_merged_once),
+    "text": Patch((OmegaConf,), "_create_impl", staticmethod(_create), staticmethod(_text_read_once)),
     "choices": Patch((defaults_list,), "_create_interpolation_map", _known_choices, _known_choices_if_asked),
     # Trees of interpolations hold their own text, and are read alone.
     "interpolations": Patch((base, _utils), "parse", grammar_parser.parse, functools.cache(grammar_parser.parse)),

@@ -11,6 +11,7 @@ from hydra.core.default_element import ConfigDefault, GroupDefault
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.errors import HydraException
 from omegaconf import DictConfig, ListConfig, OmegaConf, open_dict
+from yaml import YAMLError
 
 from dpx import config
 from dpx.config import recipes
@@ -99,6 +100,17 @@ def test_a_folder_of_other_config_is_read_anew(tmp_path):
         (tmp_path / "config.yaml").write_text(f"steps: {steps}\n")
         read = quickly.PATCHES["config_files"].replacement(ConfigRepository(path), "config")
         assert read is not None and read.config.steps == steps
+
+
+def test_a_text_is_read_as_without_it_also_after_what_was_read_has_been_changed():
+    patch = quickly.PATCHES["text"]
+    for text in ("a: {b: [1, .inf]}\nc: ${a.b}\n", "", "word", "[1, two]"):
+        for _ in range(2):
+            found, expected = patch.replacement(text), patch.original(text)
+            assert found == expected and OmegaConf.to_yaml(found) == OmegaConf.to_yaml(expected) and type(found) is type(expected)
+            OmegaConf.update(found, "[0]" if isinstance(found, ListConfig) else "a", "other")
+    with pytest.raises(YAMLError):
+        patch.replacement("a: [")
 
 
 def test_choices_are_put_together_where_a_default_has_an_interpolation():

@@ -31,6 +31,7 @@ from dpx.sampler import BallsInBins, CyclicPoisson, Deterministic, FixedSize, Po
 from dpx.training import loop
 from dpx.training.step import make_step
 
+from ..covering import pairwise
 from .conftest import declare
 
 SIZE, BATCH, LENGTH, MOST = 96, 48, 24, 2
@@ -197,7 +198,7 @@ def stands(experiment: Any) -> bool:
 
 def declared(mechanism: Any, sampler: Any, adjacency: Any, kind: str, widths: Any) -> Any:
     """One pair and what may move its rows."""
-    privacy = Privacy(delta=1e-4, adjacency=adjacency, **UNITS[kind])
+    privacy, widths = Privacy(delta=1e-4, adjacency=adjacency, **UNITS[kind]), widths and list(widths)
     base = declare()
     data = dataclasses.replace(base.data, sequence_length=LENGTH, declared_size=SIZE if adjacency == "add_remove" else None)
     parts = {"sampler": sampler, "mechanism": mechanism, "privacy": privacy, "length_buckets": widths, "data": data}
@@ -234,16 +235,18 @@ MAY_RUN = {
 MAY_RUN["rgp"] = MAY_RUN["dp_sgd"]
 
 
+@pytest.mark.parametrize("chosen", [pairwise, pytest.param(list, marks=pytest.mark.slow)], ids=["pairs", "whole"])
 @pytest.mark.parametrize("mechanism", [GRID, DpSgd(), Rgp(rank=2), Banded(bands=2)], ids=lambda one: one.name)
-def test_neighbours_are_no_further_apart_than_is_charged(mechanism, step_of, tmp_path):
+def test_neighbours_are_no_further_apart_than_is_charged(mechanism, chosen, step_of, tmp_path):
     once, found = mechanism.sensitivity(NORM, SIDE**2) if mechanism is GRID else NORM * (1 + 1e-5), set()
     # Exact sums do not depend on places, so places are moved wherever they may be.
-    widths = (None, [8, 16]) if mechanism.needs_fixed_places else ([8, 16],)
-    for seed, parts in enumerate(itertools.product(SAMPLERS, ("zero_out", "add_remove", "replace_one"), UNITS, widths)):
+    widths = (None, (8, 16)) if mechanism.needs_fixed_places else ((8, 16),)
+    cells = itertools.product(SAMPLERS, ("zero_out", "add_remove", "replace_one"), UNITS, widths)
+    seeds = {cell: seed for seed, cell in enumerate(cells) if stands(declared(mechanism, *cell))}
+    # Each with the first or the second half of what a unit may hold.
+    for *parts, half in chosen((*cell, half) for cell in seeds for half in range(2)):
         sampler, adjacency, kind, _ = parts
-        experiment, draws = declared(mechanism, *parts), np.random.default_rng(seed)
-        if not stands(experiment):
-            continue
+        experiment, draws = declared(mechanism, *parts), np.random.default_rng(seeds[tuple(parts)])
         found.add((sampler.name, adjacency))
         units, step = units_of(drawn(experiment), kind), step_of(experiment)
         # One that takes part early in the step: most others come after it.
@@ -251,7 +254,7 @@ def test_neighbours_are_no_further_apart_than_is_charged(mechanism, step_of, tmp
         number = int(drawn(experiment)[5]) // rows
         # A unit of several rows that are drawn singly is charged for all of them.
         charged, moved = once * (2 if adjacency == "replace_one" else 1) * rows, []
-        for one, other in pairs(draws, len(units[number]), kind, adjacency)[seed // len(widths) % 2 :: 2]:
+        for one, other in pairs(draws, len(units[number]), kind, adjacency)[half::2]:
             gone = range(number * rows, (number + 1) * rows) if other is None else range(0)
             whole = summed(experiment, step, with_unit(units, number, one), range(0), tmp_path)
             moved.append(float(np.linalg.norm(whole - summed(experiment, step, with_unit(units, number, other), gone, tmp_path))))
