@@ -19,6 +19,15 @@ def test_the_edit_fits_and_its_test_exists(mutant: Mutant):
     assert function.partition("[")[0] in tests
 
 
+def test_every_mutant_is_caught_by_a_test_of_the_suite_that_runs(request):
+    """Of the files that this run collects whole: in the default suite all, of which no test may have become slow."""
+    option, ids = request.config.option, [item.nodeid for item in request.session.items]
+    is_whole = not option.keyword and not any("::" in argument for argument in request.config.args)
+    files = {one.partition("::")[0] for one in ids} if is_whole else ()
+    known = [mutant.test for mutant in MUTANTS if mutant.test.partition("::")[0] in files]
+    assert [test for test in known if not any(one == test or one.startswith(f"{test}[") for one in ids)] == []
+
+
 def test_the_written_table_holds_every_mutant_as_caught():
     lines = TABLE.read_text().splitlines()
     rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in lines if line.startswith("| ")][2:]

@@ -41,7 +41,6 @@ from tests.processes import COARSE
 from . import oracle
 from .oracle import Node
 
-GRAPHS = 20
 DELTA = 1e-3
 TEXTS = 3
 
@@ -274,15 +273,16 @@ def test_a_channel_that_is_left_out_is_noticed(left_out, tmp_path, monkeypatch):
 
 @pytest.mark.slow
 def test_more_graphs(tmp_path):
-    for seed in range(GRAPHS, 300):
+    for seed in range(300):
         graph, place = drawn(seed), tmp_path / str(seed)
         place.mkdir()
         assert judge(graph, World(graph, place)) == [], (seed, graph)
         shutil.rmtree(place)
 
 
-# In the last one a copied release began from a run that the next one declares disjoint.
-@pytest.mark.parametrize("seed", [*range(GRAPHS), 288])
+# Every channel matters in one of them, as a slow test shows; in the last one a copied release began from a run that the next one declares
+# disjoint.
+@pytest.mark.parametrize("seed", [*sorted({seed for _, _, seed in MUTANTS.values()}), 288])
 def test_what_is_claimed_of_a_graph_is_what_the_oracle_proves(seed, tmp_path):
     graph = drawn(seed)
     assert judge(graph, World(graph, tmp_path)) == [], graph

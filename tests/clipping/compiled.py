@@ -4,6 +4,7 @@ from functools import cache
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 import dpx
 from dpx.clipping.weights import PerLayerWeights
@@ -13,12 +14,12 @@ DROPOUT_KEY = jax.random.PRNGKey(7)
 
 
 @cache
-def clipped(method: str, *, next_sentence=True, fused=True, kept_bytes=2**30, per_layer=False, dropout=0.0, dtype="float32"):
+def clipped(method: str, *, layers=2, next_sentence=True, fused=True, kept_bytes=2**30, per_layer=False, dropout=0.0, dtype="float32"):
     """(params, rows, factor_B, is_padding_B, limit, stability) -> ClippedSum; losses are multiplied by `factor_B`.
 
     stability < 0 is flat clipping. Per layer: `limit` is ignored, the clipping norm is 3.
     """
-    subject = objective(bert(dropout=dropout, dtype=dtype), next_sentence=next_sentence)
+    subject = objective(bert(layers=layers, dropout=dropout, dtype=dtype), next_sentence=next_sentence)
 
     def losses(params, pair):
         losses_B, counts = subject.losses(params, pair["rows"], DROPOUT_KEY)
@@ -38,6 +39,6 @@ def clipped(method: str, *, next_sentence=True, fused=True, kept_bytes=2**30, pe
 
 def run(function, params, rows, *, factor=None, padding=None, limit=3.0, stability=-1.0):
     B = rows["length"].shape[0]
-    factor_B = jnp.ones(B) if factor is None else factor
-    padding_B = jnp.zeros(B, bool) if padding is None else padding
+    factor_B = np.ones(B, np.float32) if factor is None else factor
+    padding_B = np.zeros(B, bool) if padding is None else padding
     return function(params, rows, factor_B, padding_B, limit, stability)

@@ -54,6 +54,9 @@ DEFAULT = [
     ("decoder", "lora", "book_keeping", "again_ops"),
     ("decoder", "all", "book_keeping", "loop_again_by_jax"),
 ]
+# One layer each in the default suite: what is their own is outside of the layers, or in each of them. Both layers of other cells differ.
+SHALLOW = {*DEFAULT[:3], DEFAULT[4], ("bert", "lora", "book_keeping", "adapter_dropout"), ("llama", "lora", "book_keeping", "ops")}
+SHALLOW |= {("qwen2", "all", "traced", "blocks")}
 CELLS = [
     *product(FAMILIES, ["all"], METHODS, ["blocks"]),
     *product(FAMILIES, ["all"], METHODS[:1], ["ops"]),
@@ -78,16 +81,18 @@ CELLS = [
 
 
 def cells():
-    """Those of every list once; a cell that is not in `DEFAULT` is slow."""
-    return [*DEFAULT, *(pytest.param(*cell, marks=pytest.mark.slow) for cell in dict.fromkeys(CELLS) if cell not in DEFAULT)]
+    """Those of every list once, with the number of layers; cells that are not in `DEFAULT` are slow, and two layers of shallow ones."""
+    slow = [*(cell for cell in dict.fromkeys(CELLS) if cell not in DEFAULT), *(cell for cell in DEFAULT if cell in SHALLOW)]
+    fast = [(*cell, 1 if cell in SHALLOW else 2) for cell in DEFAULT]
+    return [*fast, *(pytest.param(*cell, 2, marks=pytest.mark.slow) for cell in slow)]
 
 
-@pytest.mark.parametrize(("family", "trained", "method", "way"), cells())
-def test_clips_exactly(family, trained, method, way, monkeypatch):
+@pytest.mark.parametrize(("family", "trained", "method", "way", "layers"), cells())
+def test_clips_exactly(family, trained, method, way, layers, monkeypatch):
     changes, options = WAYS[way]
     if way.startswith("loop"):
         monkeypatch.setattr(fused_layers, "MOST_IN_LINE", 0)
-    given = case(family, with_adapters=trained != "all", **changes)
+    given = case(family, with_adapters=trained != "all", **changes, **({} if layers == 2 else {"layers": layers}))
     assert_exact(given, SELECTIONS.get(trained), method, **options)
 
 

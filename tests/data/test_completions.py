@@ -222,11 +222,12 @@ def test_the_completion_alone_is_learnt_and_clipped_exactly():
     of = subject("llama_tied")
     batch, params = _batch(of), parameters(of, spread=0.3)
     np.testing.assert_array_equal(np.asarray(batch["has_label"]).sum(1), [3, 11, 6, 0, 0])
-    losses, counts = jax.jit(of.losses)(params, batch)
+    run = jax.jit(of.losses)
+    losses, counts = run(params, batch)
     # The logits of every position, by reading each position's loss alone.
     one = np.eye(12, dtype=bool)[np.flatnonzero(np.asarray(batch["has_label"])[0])]
     alone = {name: jnp.repeat(values[:1], 3, axis=0) for name, values in batch.items()} | {"has_label": jnp.asarray(one)}
-    np.testing.assert_allclose(losses[0], np.mean(of.losses(params, alone)[0]), rtol=1e-5)
+    np.testing.assert_allclose(losses[0], np.mean(run(params, alone)[0]), rtol=1e-5)
     assert not np.asarray(losses)[3:].any() and not np.asarray(counts["next_token_predicted"])[3:].any()
     given = Case.build(of, batch)
     for gradient in given.gradients[3:]:

@@ -22,15 +22,22 @@ from .test_generate import generate, write
 INF = math.inf
 BIASED = (((9,), 2.0), ((6, 7), -INF))
 SETTINGS = [
+    Settings(repetition_penalty=1.7, bias=BIASED, banned=(((8,), -INF), ((9, 9), -INF))),
+    Settings(repetition_penalty=0.5, no_repeat_ngram_size=2, min_new_tokens=4),
+    Settings(suppress_tokens=(5, 9), begin_suppress_tokens=(6, 8), forced_eos_token_id=(END,)),
+    Settings(forced_bos_token_id=(7,), begin_suppress_tokens=(7, 8, 9), min_length=12, bias=(((END,), 9.0),)),
+]
+ALONE = [
     Settings(repetition_penalty=1.7),
     Settings(repetition_penalty=0.5),
     Settings(no_repeat_ngram_size=1),
     Settings(no_repeat_ngram_size=2, min_new_tokens=4),
     Settings(bias=BIASED, banned=(((8,), -INF), ((9, 9), -INF))),
-    Settings(suppress_tokens=(5, 9), begin_suppress_tokens=(6, 8), forced_eos_token_id=(END,)),
     Settings(min_length=12, bias=(((END,), 9.0),)),
     Settings(forced_bos_token_id=(7,), begin_suppress_tokens=(7, 8, 9)),
 ]
+# A setting is a program: several at once in the default suite.
+EACH = [*SETTINGS, *(pytest.param(one, marks=pytest.mark.slow) for one in ALONE)]
 
 
 def _changed(settings: Settings, logits: np.ndarray, text: list[int], count: int) -> np.ndarray:
@@ -68,7 +75,7 @@ def llama() -> Model:
     return Model("llama")
 
 
-@pytest.mark.parametrize("settings", SETTINGS, ids=range(len(SETTINGS)))
+@pytest.mark.parametrize("settings", EACH, ids=range(len(EACH)))
 def test_each_token_is_the_most_likely_one_that_the_settings_leave(llama: Model, settings: Settings):
     differs = 0
     plain = llama.complete(Rule(NEW, (END,)))

@@ -73,8 +73,9 @@ def test_carriers_are_the_power_method_from_a_gaussian_start():
 
 def test_the_model_computes_what_it_did():
     of, trained, frozen, given, batch = case()
-    before = of.losses(merged(trained, frozen), batch)[0]
-    after = of.losses(merged(given.trained, merged(given.constants, frozen)), batch)[0]
+    losses = jax.jit(of.losses)
+    before = losses(merged(trained, frozen), batch)[0]
+    after = losses(merged(given.trained, merged(given.constants, frozen)), batch)[0]
     np.testing.assert_allclose(after, before, rtol=2e-6)
 
 

@@ -48,7 +48,7 @@ def test_shapes_and_products_are_those_of_the_program(family):
 
 def test_it_starts_as_declared():
     for model, start in ((SMALL, 1), (Gemma(**_fields(SMALL)), 0)):
-        params = objective(model, CAUSAL, 500, SPECIAL).init(jax.random.PRNGKey(0))
+        params = jax.jit(objective(model, CAUSAL, 500, SPECIAL).init)(jax.random.PRNGKey(0))
         assert all(np.all(params["layers"][name]["scale"] == start) for name in ("attention_norm", "feed_forward_norm"))
         # Of a normal cut at two deviations 0.88 of one is left.
         assert np.std(params["embeddings"]["word"]) == pytest.approx(0.88 * model.initialiser_range, rel=0.03)
@@ -59,7 +59,7 @@ def _fields(model) -> dict:
 
 
 def test_every_dense_map_takes_an_adapter_and_no_rank_above_a_matrix():
-    params = objective(SMALL, CAUSAL, WORDS, SPECIAL).init(jax.random.PRNGKey(0))
+    params = jax.jit(objective(SMALL, CAUSAL, WORDS, SPECIAL).init)(jax.random.PRNGKey(0))
     added = add_adapters(params, jax.random.key(0), rank=2, alpha=4.0, targets=("*",))["layers"]["lora"]
     assert set(added) == {"query", "key", "value", "attention_out", "gate", "up", "down"}
     with pytest.raises(ConfigError, match=r"^rank=7: is not possible for a matrix of shape \(16, 6\)"):

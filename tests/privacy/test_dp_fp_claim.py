@@ -24,7 +24,7 @@ SIZE, STEPS, MICRO = 2000, 30, 4
 FP = ("model=micro", "task=classification", "data=synthetic_labels", "mechanism=dp_fp", f"mechanism.micro_batches={MICRO}")
 FP += ("privacy.adjacency=zero_out_text", "privacy.delta=1e-4", f"data.declared_size={SIZE}", "batch_schedule.size=40", f"steps={STEPS}")
 # What is compared here is composed on the same coarse grid.
-COARSE = 5e-3
+COARSE = 2e-2
 FP += (f"+accountant.value_discretization_interval={COARSE}",)
 LIMIT = ("noise=target_clt", "noise.epsilon=2")
 

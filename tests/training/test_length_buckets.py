@@ -32,7 +32,11 @@ def _narrowed(rows, places, width):
     return {name: values[places][..., :width] if name == "tokens" else values[places] for name, values in rows.items()}
 
 
-@pytest.mark.parametrize(("family", "method"), [("bert", "book_keeping"), pytest.param("decoder_choices", "vmap", marks=pytest.mark.slow)])
+SLOW = (("bert", "book_keeping"), ("decoder_choices", "vmap"))
+
+
+# tests/clipping holds every method at every width; the masks and the dropout of a width are the subject here.
+@pytest.mark.parametrize(("family", "method"), [("bert", "vmap"), *(pytest.param(*one, marks=pytest.mark.slow) for one in SLOW)])
 def test_the_clipped_sum_of_all_widths_is_that_of_one(family, method):
     """In float64, masks and dropout drawn for each width by itself."""
     of = subject(family, layers=1, dropout=0.2)

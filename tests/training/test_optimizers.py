@@ -60,10 +60,16 @@ def gradients(params: dict, number: int = 3) -> list[dict]:
     return [jax.tree.map(lambda leaf: 1e-3 * rng.normal(size=leaf.shape).astype(np.float32), params) for _ in range(number)]
 
 
+_FUNCTIONS: dict[str, tuple] = {}
+
+
 def moved(optimizer, params: dict, each: list[dict], rates=(RATE, 2 * RATE, RATE)):
-    """Parameters and state after a few updates, under jit."""
-    made = update.make_update(optimizer)
-    state, apply = jax.jit(made.init)(params), jax.jit(made.apply)
+    """Parameters and state after a few updates, under jit; equal optimisers share what is compiled."""
+    if repr(optimizer) not in _FUNCTIONS:
+        made = update.make_update(optimizer)
+        _FUNCTIONS[repr(optimizer)] = jax.jit(made.init), jax.jit(made.apply)
+    init, apply = _FUNCTIONS[repr(optimizer)]
+    state = init(params)
     for gradient, rate in zip(each, rates, strict=True):
         params, state = apply(params, state, gradient, rate)
     return params, state
