@@ -42,7 +42,8 @@ def test_a_backward_pass_that_is_not_linear_is_clipped(name, method):
     limit = 0.1 * float(min(norms))
     weights = lambda norms_B: limit / jnp.maximum(norms_B, limit)  # noqa: E731
     # What is a constant even of no cotangent leaves something in every row, and is refused where it is tried.
-    found = dpx.clipped_sum(losses, PARAMS, {"x": X}, weights=weights, method=method, checked=name != "a_constant")
+    options = {"weights": weights, "method": method, "checked": name != "a_constant"}
+    found = jax.jit(lambda p, x: dpx.clipped_sum(losses, p, {"x": x}, **options))(PARAMS, X)
     np.testing.assert_allclose(found.norms_B, norms, rtol=1e-5)
     np.testing.assert_allclose(found.total["k"], sum(limit / n * one for n, one in zip(norms, own, strict=True)), atol=1e-5 * limit)
 
@@ -52,7 +53,7 @@ def test_negative_weights_stay_beside_a_row_that_is_not_finite(method):
     x = X.at[1].set(jnp.nan)
     losses = lambda p, b: jnp.sin(ops.dense(b["x"], p["k"])).sum(1)  # noqa: E731
     weights = lambda norms_B: jnp.asarray([-1.0, 1.0, 0.5])  # noqa: E731
-    found = dpx.clipped_sum(losses, PARAMS, {"x": x}, weights=weights, method=method)
-    gradient = jax.grad(lambda p, x: losses(p, {"x": x[None]})[0])
+    found = jax.jit(lambda p, x: dpx.clipped_sum(losses, p, {"x": x}, weights=weights, method=method))(PARAMS, x)
+    gradient = jax.jit(jax.grad(lambda p, x: losses(p, {"x": x[None]})[0]))
     expected = 0.5 * gradient(PARAMS, X[2])["k"] - gradient(PARAMS, X[0])["k"]
     np.testing.assert_allclose(found.total["k"], expected, atol=1e-6)

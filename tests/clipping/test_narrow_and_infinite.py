@@ -74,7 +74,8 @@ def test_an_example_without_logits_counts_for_nothing_in_the_fused_head(method, 
 def test_an_infinite_loss_of_a_finite_gradient_counts_for_nothing(method):
     batch = {"x": drawn(B, T, D), "shift": jnp.array([0.0, jnp.inf, 0.0])}
     losses = lambda p, b: (ops.dense(b["x"], p["kernel"]).sum((1, 2)) + b["shift"], {})  # noqa: E731
-    found = dpx.clipped_sum(losses, {"kernel": drawn(D, D)}, batch, weights=clip, method=method, checked=False)
+    run = jax.jit(lambda p, b: dpx.clipped_sum(losses, p, b, weights=clip, method=method, checked=False))
+    found = run({"kernel": drawn(D, D)}, batch)
     np.testing.assert_array_equal(found.is_counted_B, [True, False, True])
     assert bool(jnp.isfinite(found.total["kernel"]).all())
 
@@ -88,7 +89,8 @@ def test_groups_are_weighed_apart_by_every_method(method):
         return 50 * ops.dense(batch["x"], params["large"]).sum((1, 2)) + 0.1 * ops.dense(batch["x"], params["small"]).sum((1, 2)), {}
 
     params, weights = {"large": drawn(D, D), "small": drawn(D, D)}, PerLayerWeights(1.0)
-    found, truth = (dpx.clipped_sum(losses, params, batch, weights=weights, method=way, checked=False) for way in (method, "vmap"))
+    given = [{"weights": weights, "method": way, "checked": False} for way in (method, "vmap")]
+    found, truth = jax.jit(lambda p, b: [dpx.clipped_sum(losses, p, b, **options) for options in given])(params, batch)
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5), found.total, truth.total)
 
 
@@ -101,7 +103,7 @@ def test_norms_that_round_below_zero_are_zero_and_not_nan():
         positions_BMD = batch["x"] - jax.lax.stop_gradient(0 * x_BTD)
         return (x_BTD * batch["x"]).sum((1, 2)) - ops.decode(positions_BMD, params["table"])[:, jnp.arange(T), jnp.arange(T)].sum(1), {}
 
-    found = dpx.clipped_sum(losses, {"table": drawn(9, D)}, batch, weights=clip, checked=False)
+    found = jax.jit(lambda p, b: dpx.clipped_sum(losses, p, b, weights=clip, checked=False))({"table": drawn(9, D)}, batch)
     assert np.all(np.asarray(found.norms_B) >= 0) and np.all(np.asarray(found.norms_B) < 1) and bool(found.is_counted_B.all())
     assert float(jnp.abs(found.total["table"]).max()) < 1e-3
 

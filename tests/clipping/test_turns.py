@@ -45,7 +45,7 @@ def test_turns_change_nothing(rows, rows_per_unit, of_units, at_once):
     options = {"has_aux": True, "clipping_norm": LIMIT, "rows_per_unit": rows_per_unit}
     gradient = dpx.clipped_grad(loss, kept_bytes=int(of_units * OF_ONE), **options)
     assert {taken.units_at_once for taken in gradient.explain(PARAMS, *batch(rows))} == {at_once}
-    known = dpx.clipped_grad(loss, method="vmap", **options)(PARAMS, *batch(rows), is_padding=is_padding)
+    known = jax.jit(dpx.clipped_grad(loss, method="vmap", **options))(PARAMS, *batch(rows), is_padding=is_padding)
     assert_alike(jax.jit(gradient)(PARAMS, *batch(rows), is_padding=is_padding), known)
 
 
@@ -57,9 +57,9 @@ def test_a_row_that_is_not_finite_leaves_the_others_of_its_turn():
     ids, keys = batch(6)
     ids = ids.at[:, 0].set(0).at[4, 0].set(V - 1)
     options = {"has_aux": True, "clipping_norm": LIMIT}
-    found = dpx.clipped_grad(spoiled, kept_bytes=int(3 * OF_ONE), **options)(PARAMS, ids, keys)
+    found = jax.jit(dpx.clipped_grad(spoiled, kept_bytes=int(3 * OF_ONE), **options))(PARAMS, ids, keys)
     assert np.asarray(found.is_counted).tolist() == [True] * 4 + [False, True]
-    assert_alike(found, dpx.clipped_grad(spoiled, method="vmap", **options)(PARAMS, ids, keys))
+    assert_alike(found, jax.jit(dpx.clipped_grad(spoiled, method="vmap", **options))(PARAMS, ids, keys))
 
 
 def test_turns_need_at_most_two_percent_of_padding():
