@@ -1,6 +1,6 @@
 """Describes the pictures of an analysis, which plot columns of its tables, so that a picture shows no number that is not in a table.
 
-An analysis with pictures has `pictures() -> list[Picture]`; `dpx.pages.pictures` draws them.
+An analysis with pictures has `pictures(tables) -> list[Picture]`; `dpx.pages.pictures` draws them.
 """
 
 import dataclasses

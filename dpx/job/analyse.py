@@ -16,8 +16,8 @@ class Analyse:
     """Computes the tables of an analysis, prints them, and writes `release/analysis.json` and a CSV of each.
 
     An analysis is a declaration that is called without arguments and returns a list of `dpx.table.Table`. It may have two more methods:
-    `inputs() -> list[Path]`, the files that it reads, which must exist; and `pictures() -> list[dpx.picture.Picture]`, which are drawn if
-    matplotlib (extra `plots`) is installed.
+    `inputs() -> list[Path]`, the files that it reads, which must exist; and `pictures(tables) -> list[dpx.picture.Picture]` of its tables,
+    which are drawn if matplotlib (extra `plots`) is installed.
 
     Attributes:
         analysis: The analysis, chosen by analysis=<name>.
@@ -47,7 +47,8 @@ class Analyse:
             console.print(table.shown())
             for note in table.notes:
                 console.print(f"  {note}", highlight=False)
-        drawn = pictures.write(getattr(self.analysis, "pictures", list)(), tables, folder.release)
+        shown = self.analysis.pictures(tables) if hasattr(self.analysis, "pictures") else []
+        drawn = pictures.write(shown, tables, folder.release)
         if drawn:
             console.print(drawn, highlight=False, soft_wrap=True)
 

@@ -118,45 +118,74 @@ def _soft() -> str:
 
 
 def _draw(panel: Lines | Arrows | Cells, rows: list[Row], axes: Any) -> None:
-    x, y = (columns if isinstance(columns, str) else "" for columns in (panel.x, panel.y))
+    x, y = (_name(columns) if isinstance(columns, str) else "" for columns in (panel.x, panel.y))
     # A longer label than the axes are high would be cut.
-    y_label = textwrap.fill(_plain(panel.y_label or y.replace("_", " ")), 32)
-    axes.set(title=_plain(panel.title), xlabel=_plain(panel.x_label or x.replace("_", " ")), ylabel=y_label)
+    axes.set(title=_plain(panel.title), xlabel=_plain(panel.x_label or x), ylabel=textwrap.fill(_plain(panel.y_label or y), 32))
     {Lines: _lines, Arrows: _arrows, Cells: _cells}[type(panel)](panel, rows, axes)
 
 
 def _lines(panel: Lines, rows: list[Row], axes: Any) -> None:
     kept = [row for row in rows if panel.where is None or row[panel.where[0]] == panel.where[1]]
     names, number, columns = {column: shown for column, shown in panel.names}, 0, (*panel.y, *panel.marks)
-    for value in dict.fromkeys(row[panel.by] for row in kept) if panel.by else (None,):
-        own = [row for row in kept if not panel.by or row[panel.by] == value]
+    groups = {value: [row for row in kept if not panel.by or row[panel.by] == value] for value in _values_of(panel, kept)}
+    of_column = {column: [_points(panel, own, column) for own in groups.values()] for column in columns}
+    # What is the same for every value, such as a rule, is drawn once.
+    shared = [column for column in panel.marks if len(groups) > 1 and all(one == of_column[column][0] for one in of_column[column])]
+    # A mark beside the line of its value has its colour.
+    paired = bool(panel.by) and len(panel.y) == 1 and bool(set(panel.marks) - set(shared))
+    for place, (value, own) in enumerate(groups.items()):
         number = panel.series.index(value) if panel.series else number
         for column in columns:
-            drawn = [row for row in own if row[column] is not None]
-            points = [(_place(panel, row), row[column]) for row in drawn]
-            if not points:
+            points = of_column[column][place]
+            if not points or (column in shared and place):
                 continue
-            shown = f"{value:g}" if isinstance(value, float) else f"{value:,}" if isinstance(value, int) else _plain(value)
-            parts = [_plain(names.get(column, column.replace("_", " ")))] * (not panel.by or len(columns) > 1) + [shown] * bool(panel.by)
+            is_told = panel.by and column not in shared
+            parts = [_plain(names.get(column, _name(column)))] * (not is_told or len(columns) > 1) + [_number(value)] * bool(is_told)
             label = ", ".join(parts)
             if panel.values:
                 _values(axes, points)
             elif panel.runs:
-                _replicates(axes, number, label, [row[panel.runs] for row in drawn], points)
+                _replicates(axes, number, label, [row[panel.runs] for row in own if row[column] is not None], points)
+            elif column in shared:
+                axes.plot(*zip(*points, strict=True), label=label, color=_soft(), linewidth=1.2, linestyle=":")
             elif column in panel.marks:
-                # Open marks that grow with the series' number, so that equal values of several series are all seen.
-                look = {"s": 14 + 26 * number, "marker": _cycle("marker")[number % 5], "edgecolors": _colour(number), "facecolors": "none"}
-                axes.scatter(*zip(*points, strict=True), linewidths=1.4, label=label, **look)
+                _marks(axes, number, label, points)
             else:
                 _line(axes, number, label, points, every_mark=len(points) <= 30)
-            number += 1
+            number += not paired and column not in shared
+        number += paired
     _scales(panel, axes)
     if isinstance(panel.level, int | float):
         axes.axhline(panel.level, color=_soft(), linewidth=1.2, linestyle=":")
     axes.set(**{name: limits for name, limits in (("xlim", panel.x_limits), ("ylim", panel.y_limits)) if limits})
     if number > 1 and not panel.series and axes.get_legend_handles_labels()[0]:
         look = {"handlelength": 3, "loc": "upper left", "bbox_to_anchor": (1.0, 1.0)}
-        axes.legend(title=_plain(panel.by.replace("_", " ")) or None, **look)
+        axes.legend(title=_plain(names.get(panel.by, _name(panel.by))) or None, **look)
+
+
+def _values_of(panel: Lines, rows: list[Row]) -> list[Any]:
+    return list(dict.fromkeys(row[panel.by] for row in rows)) if panel.by else [None]
+
+
+def _points(panel: Lines, rows: list[Row], column: str) -> Points:
+    return [(_place(panel, row), row[column]) for row in rows if row[column] is not None]
+
+
+def _name(column: str) -> str:
+    """Returns a column as a label; a key of a config and a metric as they are written."""
+    return column if "." in column or "/" in column else column.replace("_", " ")
+
+
+def _number(value: Any) -> str:
+    """Returns the value of a series as a label."""
+    is_whole = isinstance(value, int) or (isinstance(value, float) and 1000 <= abs(value) < 1e12 and value == round(value))
+    return f"{value:,.0f}" if is_whole else f"{value:.4g}" if isinstance(value, float) else _plain(value)
+
+
+def _marks(axes: Any, number: int, label: str, points: Points) -> None:
+    """Draws open marks that grow with the series' number, so that equal values of several series are all seen."""
+    look = {"s": 14 + 18 * number, "marker": _cycle("marker")[number % 5], "edgecolors": _colour(number), "facecolors": "none"}
+    axes.scatter(*zip(*points, strict=True), linewidths=1.4, label=label, **look)
 
 
 def _scales(panel: Lines, axes: Any) -> None:
@@ -167,7 +196,8 @@ def _scales(panel: Lines, axes: Any) -> None:
     if panel.x_scale == "category":
         axes.margins(x=0.15)
         if panel.y_scale == "linear":
-            axes.set_ylim(bottom=0)
+            # Room above the highest mark, which the range from 0 would leave at the edge.
+            axes.set_ylim(0, 1.08 * axes.dataLim.y1)
         axes.tick_params(axis="x", labelrotation=30)
         for tick in axes.get_xticklabels():
             tick.set_horizontalalignment("right")
@@ -176,16 +206,18 @@ def _scales(panel: Lines, axes: Any) -> None:
         if scale == "linear" and high > 10_000:
             axis.set_major_formatter(lambda value, _: f"{value / 1000:g}K")
         if scale == "log":
-            is_plain, is_short = bool(1e-3 < low and high < 1000), bool(high < 100 * low)
+            is_plain = bool(1e-3 < low and high < 10_000)
             if is_plain:
                 axis.set_major_formatter("{x:g}")
-            axis.set_minor_formatter(functools.partial(_between, is_plain=is_plain, is_short=is_short))
+            # An axis of less than a power of ten would have one label or two.
+            shown = "23456789" if high < 4 * low else "25" if high < 60 * low or (is_plain and axis is axes.yaxis) else ""
+            axis.set_minor_formatter(functools.partial(_between, is_plain=is_plain, shown=shown))
 
 
-def _between(value: float, _: Any, is_plain: bool, is_short: bool) -> str:
-    """Returns the label of a tick between powers of ten: 2 and 5 alone have one, on a short axis or in plain numbers."""
+def _between(value: float, _: Any, is_plain: bool, shown: str) -> str:
+    """Returns the label of a tick between powers of ten, if it begins with one of the digits of `shown`."""
     first, _, power = f"{value:e}".partition("e")
-    if first[0] not in "25" or not (is_plain or is_short):
+    if first[0] not in shown:
         return ""
     return f"{value:g}" if is_plain else rf"${first[0]}{{\times}}10^{{{int(power)}}}$"
 
@@ -250,7 +282,8 @@ def mean_curve(curves: Sequence[Sequence[tuple[int, int | float]]]) -> list[tupl
 def _place(panel: Lines, row: Row) -> Any:
     if not isinstance(panel.x, str):
         return _plain(" ".join(f"{row[column]:g}" if isinstance(row[column], float) else str(row[column]) for column in panel.x))
-    return _plain(row[panel.x]) if panel.x_scale == "category" else row[panel.x]
+    value = row[panel.x]
+    return (f"{value:g}" if isinstance(value, float) else _plain(value)) if panel.x_scale == "category" else value
 
 
 def _arrows(panel: Arrows, rows: list[Row], axes: Any) -> None:

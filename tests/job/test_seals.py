@@ -36,7 +36,7 @@ from dpx.run_folder import RunFolder
 from dpx.scaling import runs
 from dpx.tuning import charges
 from dpx.tuning.record import Trial
-from dpx_papers.mckenna2025.table3_trainset import MckennaTable3Trainset
+from dpx_papers.mckenna2025 import table3_trainset
 
 from ..composed import composed
 from ..made_statement import made_statement
@@ -176,7 +176,7 @@ ROADS: dict[str, Callable[[Any, Path], Any]] = {
     "fork": lambda of, path: Train()(of, RunFolder(path.parent / "fork", "name: main\n", f"{path}@2")),
     "report": lambda of, path: read_runs.read(path),
     "design": lambda of, path: runs._rows(path, 1),
-    "analysis": lambda of, path: MckennaTable3Trainset._row(None, path),  # type: ignore[arg-type]
+    "analysis": lambda of, path: table3_trainset._row(path, 1.0, 1),
 }
 
 

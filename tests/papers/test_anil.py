@@ -7,20 +7,22 @@ import pytest
 from dpx import config
 from dpx.config import recipes
 from dpx.models.shape import Bert
-from dpx.table import Table
-from dpx_papers.anil2021 import accounting as anil_accounting
-from dpx_papers.anil2021.accounting import AnilAccounting
-from dpx_papers.anil2021.scale_invariance import AnilScaleInvariance
-from dpx_papers.anil2021.schedule_savings import AnilScheduleSavings, readings
+from dpx_papers.anil2021 import accounting
+from dpx_papers.anil2021.scale_invariance import anil_scale_invariance
+from dpx_papers.anil2021.schedule_savings import anil_schedule_savings, readings
+from tests.report.made import rows_by_table
 
 
-def _rows(table: Table) -> list[dict]:
-    return table.as_json()["rows"]
-
-
-def _accounting() -> AnilAccounting:
+@pytest.fixture
+def of_few(monkeypatch: pytest.MonkeyPatch):
+    """Rows of the accounting, by table, of some of its settings; the curve is left out, and so are readings beyond `readings`."""
     _, job = config.build(recipes.compose(["+experiment=anil_accounting"]))
-    return job.analysis  # pyright: ignore[reportFunctionMemberAccess]
+
+    def made(schedules: int = 0, **changed: object) -> dict[str, list[dict]]:
+        monkeypatch.setattr(accounting, "readings", lambda: readings()[:schedules])
+        return rows_by_table(dataclasses.replace(job.analysis, **({"curve_steps": []} | changed)))  # pyright: ignore
+
+    return made
 
 
 # Batch size, noise by Renyi accounting, PLD epsilon at that noise.
@@ -28,11 +30,11 @@ PUBLISHED = [(32_768, 0.4941, 4.36), (2_097_152, 1.2151, 5.10)]
 
 
 @pytest.mark.slow
-def test_noise_by_batch_size() -> None:
+def test_noise_by_batch_size(of_few) -> None:
     # The larger is planned in tests/job/test_plan.py.
     published = PUBLISHED[:1]
-    analysis = dataclasses.replace(_accounting(), batch_sizes=[batch for batch, _, _ in published])
-    for row, (batch, sigma, epsilon) in zip(_rows(analysis.batches()), published, strict=True):
+    found = of_few(batch_sizes=[batch for batch, _, _ in published])["sigma_by_batch"]
+    for row, (batch, sigma, epsilon) in zip(found, published, strict=True):
         assert row["batch size"] == batch
         assert row["sigma (rdp)"] == pytest.approx(sigma, rel=1e-2)
         assert row["epsilon (pld)"] == pytest.approx(epsilon, rel=1e-2)
@@ -40,34 +42,32 @@ def test_noise_by_batch_size() -> None:
         assert row["sigma (pld)"] < row["sigma (rdp)"]
 
 
-def test_noise_of_the_stepped_schedule(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(anil_accounting, "readings", lambda: readings()[:1])
-    (stepped,) = _rows(_accounting().schedules())
+def test_noise_of_the_stepped_schedule(of_few) -> None:
+    (stepped,) = of_few(1, batch_sizes=[])["sigma_by_schedule"]
     assert stepped["sigma (rdp)"] == pytest.approx(0.789, rel=1e-2)
     assert stepped["epsilon (pld)"] < stepped["epsilon (rdp)"] <= 5.36
 
 
 @pytest.mark.slow
-def test_fixed_size_sampling_costs_more_than_poisson() -> None:
-    analysis = dataclasses.replace(_accounting(), batch_sizes=[32_768, 65_536, 1_048_576, 2_097_152])
-    rows = _rows(analysis.fixed_size())
+def test_fixed_size_sampling_costs_more_than_poisson(of_few) -> None:
+    rows = of_few(batch_sizes=[32_768, 65_536, 1_048_576, 2_097_152])["fixed_size_sampling"]
     emptied = [row["fixed size, record emptied (C)"] for row in rows]
     assert emptied == pytest.approx([5.91, 6.00, 8.52, 11.57], rel=1e-2)
     assert rows[-1]["fixed size, record replaced (2C)"] == pytest.approx(40, rel=2e-2)
     assert rows[0]["fixed size, record replaced (2C)"] > 3000
 
 
-def test_epsilon_grows_along_the_curve() -> None:
-    analysis = dataclasses.replace(_accounting(), batch_sizes=[2_097_152], curve_steps=[100, 20_000])
-    first, last = _rows(analysis.curve())[:2]
+def test_epsilon_grows_along_the_curve(of_few) -> None:
+    first, last = of_few(batch_sizes=[2_097_152], curve_steps=[100, 20_000])["epsilon_by_step"]
     for bound in ("epsilon (rdp)", "epsilon (pld)"):
         assert first[bound] < last[bound] <= 5.36
     assert last["gdp_clt (no bound)"] < last["epsilon (pld)"]
 
 
 def test_savings_of_each_reading() -> None:
-    table, _ = AnilScheduleSavings()()
-    assert [row["saved"] for row in _rows(table)] == pytest.approx([0.17578125, 0.10546875, 0.140625, 0.140625], abs=1e-12)
+    assert [row["saved"] for row in rows_by_table(anil_schedule_savings())["schedule_savings"]] == pytest.approx(
+        [0.17578125, 0.10546875, 0.140625, 0.140625], abs=1e-12
+    )
 
 
 @pytest.mark.parametrize(("option", "schedule"), [(option, schedule) for option, _, schedule in readings() if option])
@@ -80,8 +80,7 @@ def test_readings_are_the_config_options(option: str, schedule) -> None:
 def test_only_the_three_tables_together_are_invariant() -> None:
     model = config.build(recipes.compose(["model=micro"]))[0].model
     assert isinstance(model, Bert)
-    analysis = AnilScaleInvariance(model=model, alphas=[3.0], examples=2, tokens=8, vocabulary_size=32)
-    (table,) = analysis()
-    for row in _rows(table):
+    analysis = anil_scale_invariance(model=model, alphas=[3.0], examples=2, tokens=8, vocabulary_size=32)
+    for row in rows_by_table(analysis)["scale_invariance"]:
         holds = row["relative change of the loss"] < 1e-5 and abs(row["alpha * gradient norm / unscaled"] - 1) < 1e-3
         assert holds == row["claim holds"], row

@@ -6,7 +6,7 @@ import functools
 import pytest
 
 from dpx.pages.run_rows import Run
-from dpx_papers.anil2021.sgd32x_ref import AnilSgd32xRef
+from dpx_papers.anil2021.sgd32x_ref import anil_sgd32x_ref
 from tests.report import made
 
 judged = functools.partial(made.verdict, "anil2021")
@@ -142,7 +142,7 @@ def test_savings_of_the_four_readings() -> None:
 
 
 def test_published_sizes_are_computed_from_declarations() -> None:
-    _, sizes = AnilSgd32xRef(batch_size=2_097_152, reference_batch_size=65_536)()
+    _, sizes = anil_sgd32x_ref(batch_size=2_097_152, reference_batch_size=65_536)()
     rows = sizes.as_json()["rows"]
     assert [row["parameters"] for row in rows] == [336_226_108, 337_741_058]
     assert rows[0]["FLOPs"] == pytest.approx(1.08e22, rel=0.01)

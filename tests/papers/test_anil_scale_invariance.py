@@ -5,7 +5,8 @@ import pytest
 from dpx import config
 from dpx.config import recipes
 from dpx.models.shape import Bert
-from dpx_papers.anil2021.scale_invariance import CASES, AnilScaleInvariance
+from dpx_papers.anil2021.scale_invariance import CASES, anil_scale_invariance
+from tests.report.made import rows_by_table
 
 # Every case is traced and compiled in two precisions at three scales.
 pytestmark = pytest.mark.slow
@@ -17,8 +18,8 @@ TOLERANCE = {"float64": 1e-5, "float32": 1e-4}
 def rows() -> list[dict]:
     model = config.build(recipes.compose(["+experiment=anil_scale_invariance", "model=micro", "model.layers=1"]))[0].model
     assert isinstance(model, Bert)
-    (table,) = AnilScaleInvariance(model=model, alphas=[0.5, 1.0, 3.0], examples=2, tokens=8, vocabulary_size=32)()
-    return table.as_json()["rows"]
+    analysis = anil_scale_invariance(model=model, alphas=[0.5, 1.0, 3.0], examples=2, tokens=8, vocabulary_size=32)
+    return rows_by_table(analysis)["scale_invariance"]
 
 
 def test_every_case_is_measured_in_both_precisions(rows: list[dict]) -> None:

@@ -5,9 +5,9 @@ import json
 import pytest
 
 from dpx.declaration import ConfigError
-from dpx_papers.du2021.table1_complexity import DpfpTable1Complexity
-from dpx_papers.du2021.table1_measured import DpfpTable1Measured
-from dpx_papers.mckenna2025.flops_model import MckennaFlopsModel
+from dpx_papers.du2021 import table1_measured
+from dpx_papers.du2021.table1_complexity import dpfp_table1_complexity
+from dpx_papers.mckenna2025.flops_model import mckenna_flops_model
 
 
 def rows_of(table):
@@ -16,7 +16,7 @@ def rows_of(table):
 
 @pytest.mark.slow
 def test_dp_sgd_holds_a_gradient_for_each_example_and_book_keeping_does_not():
-    subject = DpfpTable1Complexity(
+    subject = dpfp_table1_complexity(
         models=["micro"], batches=[2, 8], sequence_length=8, vocabulary_size=4096, rank=1, power_iterations=1, micro_batches=32
     )
     memory, time, noise = map(rows_of, subject())
@@ -30,9 +30,10 @@ def test_dp_sgd_holds_a_gradient_for_each_example_and_book_keeping_does_not():
 @pytest.mark.slow
 def test_a_step_that_runs_holds_what_its_method_says(monkeypatch):
     given = {"batches": [2, 6], "sequence_length": 8, "vocabulary_size": 64, "rank": 1, "power_iterations": 1, "micro_batches": 4}
-    subject = DpfpTable1Measured(models=["micro"], rounds=1, **given)
-    kept = {name: subject.methods[name] for name in ("SGD", "DP-SGD", "DP-FP")}
-    monkeypatch.setattr(DpfpTable1Measured, "methods", kept)
+    every = table1_measured.methods(rank=1, power_iterations=1, micro_batches=4)
+    kept = {name: every[name] for name in ("SGD", "DP-SGD", "DP-FP")}
+    monkeypatch.setattr(table1_measured, "methods", lambda *_: kept)
+    subject = table1_measured.dpfp_table1_measured(models=["micro"], rounds=1, **given)
     step, slopes = map(rows_of, subject())
     more = {row["method"]: row["beyond_SGD_over_d"] for row in slopes}
     assert more["SGD"] == 0 and more["DP-SGD"] >= 0.9 and abs(more["DP-FP"]) <= 0.01
@@ -44,7 +45,7 @@ def test_a_step_that_runs_holds_what_its_method_says(monkeypatch):
 
 def test_a_slope_needs_two_sizes():
     with pytest.raises(ConfigError, match="a slope needs two sizes"):
-        DpfpTable1Complexity(
+        dpfp_table1_complexity(
             models=["micro"], batches=[4], sequence_length=8, vocabulary_size=64, rank=1, power_iterations=1, micro_batches=1
         )
 
@@ -54,7 +55,7 @@ def test_clipping_of_instantiated_gradients_falls_with_length_and_measured_share
     row = {"clipping": "book_keeping", "examples_per_s": 64.0, "update_seconds": 1.0, "ratio_to_plain": 0.9, "model_flops_per_s": 1e9}
     (tmp_path / "a.json").write_text(json.dumps({"rows": [row | {"model": "micro", "sequence_length": 16, "physical_batch": 4}]}))
     (tmp_path / "noise.json").write_text(json.dumps({"kind": "noise", "rows": [{"generator": "exact", "ns": 1.0}]}))
-    subject = MckennaFlopsModel(
+    subject = mckenna_flops_model(
         published_parameters={"micro": 2e4},
         sequence_lengths=[8, 32],
         physical_batch=2,

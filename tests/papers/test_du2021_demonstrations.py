@@ -5,16 +5,17 @@ import gzip
 
 import jax
 import numpy as np
+import pandas as pd
 import pytest
 
 from dpx.config import recipes
 from dpx.init.declarations import RandomStart
 from dpx.models.shape import Bert
 from dpx_papers.du2021 import batches, label_leak
-from dpx_papers.du2021.label_leak import DpfpLabelLeak, accuracy_bound, counts_of
+from dpx_papers.du2021.label_leak import accuracy_bound, counts_of, dpfp_label_leak
 from dpx_papers.du2021.one_step import NoisyClassifier
-from dpx_papers.du2021.postprocessing_counterexample import DpfpPostprocessingCounterexample
-from dpx_papers.du2021.prop2_gradient_bias import GROUPS, DpfpProp2GradientBias, NoisyMean, judged, squared_norm_of_mean
+from dpx_papers.du2021.postprocessing_counterexample import dpfp_postprocessing_counterexample
+from dpx_papers.du2021.prop2_gradient_bias import GROUPS, NoisyMean, dpfp_prop2_gradient_bias, squared_norm_of_mean
 
 MODEL = Bert(name="one_layer", layers=1, width=16, heads=2, feed_forward=32, positions=48)
 SENTENCES = (("the doctor confirmed my diagnosis", 0), ("she owes nine thousand dollars", 1), ("my film", 1))
@@ -44,7 +45,7 @@ def written_rows(folder, count=40):
 def counterexample(data, **changes):
     fields = {"noise_multipliers": [0.346, 1000], "numbers": ["float64"], "steps": 3, "batch_size": 6, "micro_batches": 8}
     fields |= {"sentences": SENTENCES, "other_words": OTHERS, "dp_sgd_noise_multiplier": 0.8, "seed": 0}
-    return DpfpPostprocessingCounterexample(model=MODEL, init=RandomStart(), data=data, **(fields | changes))
+    return dpfp_postprocessing_counterexample(model=MODEL, init=RandomStart(), data=data, **(fields | changes))
 
 
 def test_the_words_of_the_batch_and_no_others_have_a_gradient(data):
@@ -94,19 +95,22 @@ def test_counts_follow_from_the_bias_gradient_whatever_the_head_answers():
 
 @pytest.fixture
 def leak(data, monkeypatch):
-    monkeypatch.setattr(DpfpLabelLeak, "_sigma", lambda _, epsilon: {1.0: 1.09, 8.0: 0.496}[epsilon])
+    monkeypatch.setattr(label_leak, "sigma_of", lambda stages, epsilon, delta: {1.0: 1.09, 8.0: 0.496}[epsilon])
     fields = {"noise_multipliers": [0.346, 1000], "steps": 3, "batch_size": 6, "micro_batches": 8, "size": 67349, "dp_sgd_steps": 66}
     fields |= {"sentences": SENTENCES, "dp_sgd_batch_size": 1024, "epsilons": [1, 8], "draws": 2000, "seed": 0}
-    return DpfpLabelLeak(model=MODEL, init=RandomStart(), data=data, **fields)
+    return dpfp_label_leak(model=MODEL, init=RandomStart(), data=data, **fields)
 
 
 def test_dp_fp_gives_the_label_counts(leak):
-    found = [dict(zip(label_leak.COUNTS, row, strict=True)) for row in leak._of_dp_fp(batches.made_up(SENTENCES, RandomStart(), leak.data))]
+    subject = batches.made_up(SENTENCES, RandomStart(), leak.data)
+    classifier = batches.classifier_of(MODEL, subject)
+    found = label_leak.of_dp_fp(classifier, classifier.parameters(RandomStart(), 0), subject, leak.noise_multipliers, 0)
     assert len(found) == 4 and all(row["exact_steps"] == row["steps"] == 1 and row["largest_error"] < 1e-4 for row in found)
 
 
-def test_guesses_on_dp_sgd_reach_their_bounds_and_no_further(leak):
-    for row in rows(leak._bounds({1.0: 1.09, 8.0: 0.496})):
+@pytest.mark.parametrize(("epsilon", "sigma"), [(1.0, 1.09), (8.0, 0.496)])
+def test_guesses_on_dp_sgd_reach_their_bounds_and_no_further(epsilon, sigma):
+    for row in label_leak.bounds(epsilon, sigma, [(1024 / 67349, 66)], 1 / (2 * 67349), 2000, 0):
         assert abs(row["accuracy"] - row["bound_by_profile"]) <= 4 * row["error"]
         assert 0.5 < row["bound_by_profile"] <= row["bound_by_epsilon"] < 1
 
@@ -124,9 +128,8 @@ def test_dp_sgd_gives_counts_with_noise_where_dp_fp_gives_them_exactly(leak, tmp
 def test_a_guess_is_right_as_often_as_epsilon_allows_at_most():
     assert accuracy_bound(0.0, 0.0) == 0.5 and accuracy_bound(0.0, 0.1) == pytest.approx(0.55)
     assert accuracy_bound(3.0, 0.0) == pytest.approx(np.exp(3) / (1 + np.exp(3)))
-    over = label_leak.judged(
-        [{"steps": 1, "exact_steps": 1}], [{"accuracy": 0.9, "error": 0.01, "bound_by_profile": 0.8, "bound_by_epsilon": 0.95}]
-    )
+    guesses = pd.DataFrame([{"accuracy": 0.9, "error": 0.01, "bound_by_profile": 0.8, "bound_by_epsilon": 0.95}])
+    over = label_leak.judged(pd.DataFrame([{"steps": 1, "exact_steps": 1}]), guesses)
     assert [part.state for part in over] == ["pass", "fail"]
 
 
@@ -145,7 +148,7 @@ def test_a_mean_is_compared_with_its_reference_along_a_direction():
     mean, direction = NoisyMean(np.array([1.0, 0.0])), np.random.default_rng(1)
     for _ in range(2 * GROUPS):
         mean.add(np.array([1.0, 2.0]) + 0.01 * direction.standard_normal(2))
-    norm, square, error, relative, _, along, along_error, in_errors = mean.against(np.array([0.0, 2.0]))
+    norm, square, error, relative, _, along, along_error, in_errors = mean.against(np.array([0.0, 2.0])).values()
     assert norm == 2.0 and square == pytest.approx(1.0, abs=5 * error) and relative == pytest.approx(0.5, abs=0.02)
     assert along == pytest.approx(1.0, abs=5 * along_error) and in_errors == pytest.approx(along / along_error)
 
@@ -153,7 +156,7 @@ def test_a_mean_is_compared_with_its_reference_along_a_direction():
 @pytest.mark.slow
 def test_dp_fp_is_biased_for_the_clean_loss_and_dp_sgd_only_by_clipping(data):
     fields = {"noise_multipliers": [3.0], "draws": 96, "clipping_norm": 1.0, "warm_up": 30, "learning_rate": 1.0, "seed": 0}
-    bias, _ = DpfpProp2GradientBias(model=MODEL, init=RandomStart(), data=data, sentences=SENTENCES, **fields)()
-    assert [part.state for part in judged(rows(bias))] == ["pass", "fail", "pass"]
+    bias, verdicts = dpfp_prop2_gradient_bias(model=MODEL, init=RandomStart(), data=data, sentences=SENTENCES, **fields)()
+    assert [row["state"] for row in rows(verdicts)] == ["pass", "fail", "pass"]
     clean = next(row for row in rows(bias) if row["reference"] == "clean loss")
     assert clean["relative_bias"] > clean["relative_error"]

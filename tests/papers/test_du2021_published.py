@@ -11,9 +11,6 @@ from dpx.config import recipes
 from dpx.declaration import ConfigError
 from dpx.job.analyse import Analyse
 from dpx_papers.du2021 import table2
-from dpx_papers.du2021.headline import DpfpHeadline
-from dpx_papers.du2021.model_size_gap import DpfpModelSizeGap
-from dpx_papers.du2021.table3_datasets import DpfpTable3Datasets
 from dpx_papers.report.rows import read_published
 
 PUBLISHED = Path(__file__).parents[2] / "experiments" / "du2021" / "published.csv"
@@ -52,7 +49,6 @@ def test_a_row_that_lacks_a_task_is_refused(tmp_path):
 
 def test_the_gap_falls_with_size_and_the_text_is_not_the_table():
     analysis = declared("dpfp_model_size_gap", published=str(PUBLISHED))
-    assert isinstance(analysis, DpfpModelSizeGap)
     gaps, claims, reverse, verdicts = map(rows, analysis())
     by_point = {(row["model"], row["printed_epsilon"]): row["mean_gap"] for row in gaps}
     assert by_point[("BERT-base", 3)] == pytest.approx(1.83, abs=5e-3) and by_point[("RoBERTa-large", 8)] == pytest.approx(0.67, abs=5e-3)
@@ -63,7 +59,6 @@ def test_the_gap_falls_with_size_and_the_text_is_not_the_table():
 
 def test_the_headline_follows_from_the_table():
     analysis = declared("dpfp_headline", published=str(PUBLISHED))
-    assert isinstance(analysis, DpfpHeadline)
     headline, _, verdicts = map(rows, analysis())
     assert [row["from_table_2"] for row in headline] == [pytest.approx(91.338), pytest.approx(3.81), pytest.approx(0.906)]
     assert {row["state"] for row in verdicts} == {"pass"}
@@ -74,7 +69,6 @@ def test_sizes_are_printed_beside_glues_and_files_that_are_missing_are_left_out(
     (tmp_path / "sst2").mkdir()
     (tmp_path / "sst2" / "train.tsv").write_text("sentence\tlabel\na cold film\t0\nwarm\t1\n")
     analysis = declared("dpfp_table3_datasets")
-    assert isinstance(analysis, DpfpTable3Datasets)
     subjects = [one for one in analysis.subjects if one.task in ("SST-2", "QNLI")]
     option = recipes.option("data", "glue_sst2")
     here = dataclasses.replace(

@@ -4,6 +4,7 @@ import json
 from collections.abc import Sequence
 from pathlib import Path
 
+import pandas as pd
 import pytest
 
 from dpx.table import Table
@@ -24,9 +25,9 @@ def rows(name: str, table: str) -> list[dict]:
     return stored(name)[table].as_json()["rows"]
 
 
-def planes(ratio) -> list[Table]:
+def planes(ratio) -> dict:
     axes = AXES | {"size": [2**k for k in range(10, 15)]}
-    return [fig4_vector_fields.plane(ratio, axes, PLACE, *names) for names in fig4_vector_fields.PLANES]
+    return {names: fig4_vector_fields.plane(ratio, axes, PLACE, *names) for names in fig4_vector_fields.PLANES}
 
 
 def states(parts) -> list[str]:
@@ -34,8 +35,7 @@ def states(parts) -> list[str]:
 
 
 def test_arrows_are_judged_on_the_evidence():
-    found = stored("mckenna_fig4_vector_fields")
-    parts = fig4_vector_fields.judged([found["_".join(names)] for names in fig4_vector_fields.PLANES])
+    parts = fig4_vector_fields.judged({names: rows("mckenna_fig4_vector_fields", "_".join(names)) for names in fig4_vector_fields.PLANES})
     assert states(parts) == ["pass"] * 3
     assert "Reported, not judged" in parts[1].statistic and "Reported, not judged" in parts[2].statistic
 
@@ -66,11 +66,11 @@ def test_the_turning_point_of_the_evidence_is_proportional():
 
 
 def test_one_reading_gives_table_4_and_none_gives_table_1():
-    found = rows("mckenna_table1_models", "models")
-    parts = table1_models.judged(found)
-    assert states(parts) == ["pass", "fail"] and "mega" in parts[1].statistic
-    swapped = [row | {"table_4": row["table_1"], "table_1": row["table_4"]} for row in found]
-    assert states(table1_models.judged(swapped)) == ["fail", "pass"]
+    found = pd.DataFrame(rows("mckenna_table1_models", "models"))
+    first, fourth = (table1_models.judged(found, name, name) for name in ("table_1", "table_4"))
+    assert states([fourth, first]) == ["pass", "fail"] and "mega" in first.statistic
+    swapped = found.rename(columns={"table_1": "table_4", "table_4": "table_1"})
+    assert states([table1_models.judged(swapped, name, name) for name in ("table_4", "table_1")]) == ["fail", "pass"]
 
 
 def test_the_share_of_clipping_and_noise_falls_with_length_or_does_not():
@@ -83,10 +83,10 @@ def test_the_share_of_clipping_and_noise_falls_with_length_or_does_not():
 
 
 def test_profiles_cross_at_the_claim_alone_or_elsewhere():
-    found = rows("mckenna_calibration_profiles", "profiles")
+    found = pd.DataFrame(rows("mckenna_calibration_profiles", "profiles"))
     assert calibration_profiles.judged(found, 8.0).state == "pass"
     assert calibration_profiles.judged(found, 2.0).state == "fail"
-    flat = [{"epsilon": row["epsilon"], "delta_at_batch_1": 1e-3, "delta_at_batch_2": 1e-3} for row in found]
+    flat = found[["epsilon"]].assign(delta_at_batch_1=1e-3, delta_at_batch_2=1e-3)
     assert calibration_profiles.judged(flat, 8.0).state == "fail"
 
 

@@ -115,13 +115,13 @@ def test_the_page_without_runs_shows_what_every_experiment_costs() -> None:
 def test_what_a_laptop_asks_of_an_analysis_builds(number) -> None:
     (item,) = [one for one in made.declared("mckenna2025").items if one.number == number]
     _, job = build(recipes.compose(item.overrides))
-    assert isinstance(job, Analyse) and type(job.analysis).__name__.lower() == item.experiment.replace("_", "")
+    assert isinstance(job, Analyse) and type(job.analysis).__name__ == item.experiment
 
 
 def test_the_page_shows_tables_pictures_and_verdicts_of_an_analysis(tmp_path, monkeypatch) -> None:
     monkeypatch.setattr(Lab, "ratio", fixed_batches)
     (tmp_path / "outputs" / "mckenna_fig17_transform-0" / "release").mkdir(parents=True)
-    tables = fig17_transform.MckennaFig17Transform(lab=lab(table(tmp_path)))()
+    tables = fig17_transform.mckenna_fig17_transform(lab=lab(table(tmp_path)))()
     made_of = {"name": "mckenna_fig17_transform", "tables": [one.as_json() for one in tables]}
     (tmp_path / "outputs" / "mckenna_fig17_transform-0" / "release" / "analysis.json").write_text(json.dumps(made_of))
     spoiled = tmp_path / "outputs" / "mckenna_fig6_full_grid-0" / "release"

@@ -15,14 +15,14 @@ from dpx.privacy import closed_form, solve
 from dpx.privacy.accounting import compose
 from dpx.privacy.events import Release
 from dpx.scaling.vulnerability import excess_by_profiles
-from dpx_papers.du2021.prop1_noise_dimension import DpfpProp1NoiseDimension
-from dpx_papers.du2021.prop3_noise_ratio import DpfpProp3NoiseRatio
-from dpx_papers.du2021.table2_accounting import Cell, DpfpTable2Accounting
-from dpx_papers.mckenna2025.calibration_profiles import EPSILONS, MckennaCalibrationProfiles, deltas
-from dpx_papers.mckenna2025.diminishing_batch import MckennaDiminishingBatch
-from dpx_papers.mckenna2025.fig4_vector_fields import MckennaFig4VectorFields
-from dpx_papers.yin2022.accounting import LegalAccounting
+from dpx_papers.du2021.prop1_noise_dimension import dpfp_prop1_noise_dimension
+from dpx_papers.du2021.prop3_noise_ratio import dpfp_prop3_noise_ratio
+from dpx_papers.du2021.table2_accounting import Cell, dpfp_table2_accounting
+from dpx_papers.mckenna2025 import diminishing_batch
+from dpx_papers.mckenna2025.calibration_profiles import EPSILONS, deltas, mckenna_calibration_profiles
+from dpx_papers.mckenna2025.fig4_vector_fields import mckenna_fig4_vector_fields
 from tests.planned import plan
+from tests.report.made import rows_by_table
 
 EXPERIMENTS = Path(__file__).parents[2] / "experiments"
 CASES = {case["id"]: case for case in json.loads((Path(__file__).parents[1] / "privacy" / "reference.json").read_text())}
@@ -44,6 +44,11 @@ def declared(name):
     return job.analysis
 
 
+def small_corpus(full, **changed):
+    """The rows of the small corpus, without those of the large one."""
+    return rows_by_table(dataclasses.replace(full, batch_sizes=[], computed_noise_multipliers=[], **changed))["small_corpus"]
+
+
 def test_the_literal_schedule_visits_what_was_computed():
     case = CASES["anil-schedule-literal-examples"]
     expected, fixed, steps = case["expected"], case["inputs"]["fixed_batch_size"], case["inputs"]["steps"]
@@ -56,9 +61,8 @@ def test_the_literal_schedule_visits_what_was_computed():
 
 def test_legal_noise_and_the_order_grid():
     full = declared("legal_accounting")
-    assert isinstance(full, LegalAccounting)
     *small_sizes, inferred = full.small_sizes
-    (at_half,) = rows(dataclasses.replace(full, published={"0.5": 3.726}, small_sizes=[inferred])._small())
+    (at_half,) = small_corpus(full, published={"0.5": 3.726}, small_sizes=[inferred])
     assert at_half["rdp_old_orders"] == pytest.approx(3.726, rel=1e-3) and at_half["pld"] == pytest.approx(2.02, rel=0.01)
     # N is not printed; at the share of bytes that the small corpus has, epsilon is near to the printed one.
     for size, delta in small_sizes:
@@ -74,9 +78,8 @@ def test_an_epsilon_that_limits_nothing_is_reported_as_infinite():
     claim: dict[str, Any] = {"noise_multiplier": 0.1, "delta": delta}
     old, new = (dpx.privacy.epsilon(runs, accountant="rdp", orders=orders, **claim) for orders in (full.orders, None))
     assert old == pytest.approx(4e5, rel=0.1) and new < 2_000
-    short = dataclasses.replace(full, small_sizes=[[2_000_000, 4.5e-7]], small_steps=20)
-    assert [row["reported"] for row in rows(short._small())][1] == "infinite"
-    assert float(rows(short._small())[0]["reported"]) < full.most
+    first, second = small_corpus(full, small_sizes=[[2_000_000, 4.5e-7]], small_steps=20)
+    assert second["reported"] == "infinite" and float(first["reported"]) < full.most
 
 
 def test_legal_noise_multipliers_are_the_known_ones_but_for_the_largest_batch():
@@ -111,7 +114,7 @@ def test_what_the_paper_had_otherwise_leaves_no_guarantee():
 @pytest.mark.slow
 def test_the_epsilon_rows_are_of_li_and_not_of_dpfp():
     cell = Cell(task="sst2", size=67349, li_batch_size=1000, li_epochs=3, epsilon_rdp=3.0, published_clt=1.73, published_pld=2.41)
-    of_li, tried, own, judged = DpfpTable2Accounting(cells=[cell], micro_batches=32, batch_size=32, epochs=3, tried=[[2000, 3]])()
+    of_li, tried, own, judged = dpfp_table2_accounting(cells=[cell], micro_batches=32, batch_size=32, epochs=3, tried=[[2000, 3]])()
     (li,) = rows(of_li)
     # The one cell whose printed limit, 1.73, nothing reproduces; its composed value does.
     assert li["clt"] == pytest.approx(1.535, rel=2e-3) and li["pld"] == pytest.approx(2.41, rel=0.005)
@@ -126,7 +129,7 @@ def test_the_epsilon_rows_are_of_li_and_not_of_dpfp():
 
 
 def test_proposition_1_counts_coordinates():
-    analysis = DpfpProp1NoiseDimension(
+    analysis = dpfp_prop1_noise_dimension(
         dimensions={"m": [4, 100]}, forward_noise_multiplier=0.5, gradient_noise_multiplier=1.0, batch_size=10
     )
     (row,) = rows(analysis()[0])
@@ -134,25 +137,25 @@ def test_proposition_1_counts_coordinates():
 
 
 def test_proposition_3_holds_only_for_small_epsilon():
-    analysis = DpfpProp3NoiseRatio(
+    analysis = dpfp_prop3_noise_ratio(
         size=67349, epochs=3, batch_sizes=[32], micro_batches=[1, 32], epsilons=[0.001, 0.02, 1.73], pld_epsilons=[]
     )
-    found = {(row["epsilon_clt"], row["micro_batches"]): row["power_ratio"] for row in rows(analysis._by_the_limit())}
+    found = {(row["epsilon_clt"], row["micro_batches"]): row["power_ratio"] for row in rows_by_table(analysis)["power_by_equation_11"]}
     assert found[(0.02, 32)] == pytest.approx(0.047, abs=5e-4) and found[(1.73, 32)] == pytest.approx(0.59, abs=5e-3)
     assert 1 / 32 < found[(0.001, 32)] < found[(0.02, 32)] and found[(1.73, 1)] == 1.0
 
 
 def test_what_holds_of_dp_fp_needs_as_much_noise_at_any_number_of_micro_batches():
     fields: dict[str, Any] = {"size": 67349, "epochs": 3, "batch_sizes": [32], "epsilons": [], "pld_epsilons": []}
-    analysis = DpfpProp3NoiseRatio(micro_batches=[1, 32], epsilons_by_uses=[1.73, 67.7], **fields)
-    found = {(row["epsilon"], row["micro_batches"]): row for row in rows(analysis._by_uses())}
+    analysis = dpfp_prop3_noise_ratio(micro_batches=[1, 32], epsilons_by_uses=[1.73, 67.7], **fields)
+    found = {(row["epsilon"], row["micro_batches"]): row for row in rows_by_table(analysis)["power_by_uses"]}
     assert found[(67.7, 32)]["sigma"] == pytest.approx(0.346, rel=2e-3)
     assert all(0.99 < found[(epsilon, 32)]["power_ratio"] < 1.02 for epsilon in (1.73, 67.7))
 
 
 @pytest.mark.slow
 def test_arrows_lie_between_nothing_and_a_doubling():
-    analysis = MckennaFig4VectorFields(
+    analysis = mckenna_fig4_vector_fields(
         steps=16000,
         delta=1e-8,
         sizes=[10_000_000],
@@ -171,10 +174,8 @@ def test_arrows_lie_between_nothing_and_a_doubling():
 
 def test_batches_stop_paying_in_proportion_to_the_scale(monkeypatch):
     # A ratio whose turning point is known: B + N sqrt(eps/T) over B doubles its batch for a gain of a half at B = scale.
-    monkeypatch.setattr(
-        MckennaDiminishingBatch, "_ratio", lambda _, size, batch, epsilon, steps: 1 + size * (epsilon / steps) ** 0.5 / batch
-    )
-    analysis = MckennaDiminishingBatch(
+    monkeypatch.setattr(diminishing_batch, "ratio", lambda size, batch, epsilon, steps, *_: 1 + size * (epsilon / steps) ** 0.5 / batch)
+    analysis = diminishing_batch.mckenna_diminishing_batch(
         delta=1e-8, sizes=[10**6, 10**7], epsilons=[1, 16], steps=[4000], smallest_batch_size=64, threshold=1 / 3, interval=1e-3
     )
     points, fit, _ = analysis()
@@ -184,7 +185,7 @@ def test_batches_stop_paying_in_proportion_to_the_scale(monkeypatch):
 
 @pytest.mark.slow
 def test_profiles_of_equal_claims_differ_elsewhere():
-    analysis = MckennaCalibrationProfiles(
+    analysis = mckenna_calibration_profiles(
         size=10_000_000, examples=48828125, epsilon=8.0, delta=1e-8, batch_sizes=[131072, 524288], points=[0, 8], interval=2e-3
     )
     settings, profiles, excess, _ = analysis()

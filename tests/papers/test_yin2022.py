@@ -15,8 +15,7 @@ from dpx.data.vocabulary import SPECIAL_TOKENS
 from dpx.declaration import ConfigError
 from dpx.lr_schedule import in_steps
 from dpx.privacy.unit_facts import UnitFacts
-from dpx_papers.yin2022.corpus import LegalTable1Corpus
-from dpx_papers.yin2022.tokenizer_leak import FITTED, PUBLIC, LegalTokenizerLeak
+from dpx_papers.yin2022.tokenizer_leak import FITTED, PUBLIC, legal_tokenizer_leak
 from tests.report import made
 
 from ..data.corpora import records, write_records
@@ -65,12 +64,12 @@ def test_its_laptop_recipe_runs_five_epochs_of_the_same_unit(name: str) -> None:
         assert 4.8 < one.steps * one.batch_schedule.size / 8022 <= 5 and one.privacy.unit_mode == "one_row"
 
 
-def leak(folder: Path, **changed: Any) -> LegalTokenizerLeak:
+def leak(folder: Path, **changed: Any) -> Any:
     corpus = write_records(folder / "corpus.jsonl", records(40))
     (folder / "vocabulary.txt").write_text("\n".join([*SPECIAL_TOKENS, *"abcdefghijklmnopqrstuvwxyz", "river"]) + "\n")
     data = Data(name="test", source=TextFiles(paths=str(corpus)), vocabulary=Vocabulary(size=512), sequence_length=32)
     declared = {"names": ["brevlonska", "quandrithe"], "times": [1, 40], "size": 512}
-    return LegalTokenizerLeak(data=data, public_vocabulary=str(folder / "vocabulary.txt"), **(declared | changed))
+    return legal_tokenizer_leak(data=data, public_vocabulary=str(folder / "vocabulary.txt"), **(declared | changed))
 
 
 def test_a_fitted_vocabulary_lists_a_planted_name_and_a_public_one_does_not(tmp_path: Path) -> None:
@@ -96,7 +95,6 @@ def test_names_that_cannot_be_planted_are_refused(tmp_path: Path, changed: dict[
 def test_the_corpus_is_counted_by_paragraphs(tmp_path: Path) -> None:
     file = write_records(tmp_path / "a.jsonl", [{"text": "one\ntwo\n\ntwo"}, {"text": "four"}])
     (job,) = [build(recipes.compose(["+experiment=legal_table1_corpus", f"analysis.files=[{file},{tmp_path}/none.jsonl.gz]"]))[1].analysis]
-    assert isinstance(job, LegalTable1Corpus)
     printed, here, verdicts = job()
     assert printed.as_json()["rows"][-1]["documents"] == 28_639_155
     (counted,) = here.as_json()["rows"]

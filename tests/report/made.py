@@ -47,6 +47,11 @@ def verdict(name: str, number: str, runs: Sequence[Run] = (), **tables: list[dic
     return page.verdict(item, evidence)
 
 
+def rows_by_table(analysis: Any) -> dict[str, list[dict[str, Any]]]:
+    """The rows that an analysis makes, by table."""
+    return {table.name: table.as_json()["rows"] for table in analysis()}
+
+
 def run(name: str, accuracy: float, replicate: int = 0, snr: Any = None, curves: Any = None, finals: Any = None, **config: Any) -> Run:
     """A laptop run of 100 steps; `snr(step)` gives its SNR; knobs use `__` for the dot."""
     knobs = {key.replace("__", "."): value if isinstance(value, str) else json.dumps(value) for key, value in config.items()}

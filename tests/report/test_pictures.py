@@ -87,5 +87,5 @@ def _value(cell: str) -> Any:
 )
 def test_what_an_analysis_draws_is_in_its_tables(folder: Path) -> None:
     analysis, tables = _committed(folder)
-    drawn = pictures.draw(analysis.pictures(), tables)
+    drawn = pictures.draw(analysis.pictures(tables), tables)
     assert drawn and all((folder / f"{figure.name}.svg").is_file() for figure in drawn)

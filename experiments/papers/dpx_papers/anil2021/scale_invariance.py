@@ -10,10 +10,9 @@ B: examples, T: tokens, M: masked positions, H: width, V: vocabulary.
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from dpx.declaration import declaration
 from dpx.models.shape import Bert
 from dpx.parameter_path import path_name
-from dpx.table import Table
+from dpx_papers.analysis import Made, analysis
 
 TABLES = ("embeddings/word", "embeddings/position", "embeddings/segment")
 ATTENTION, FEED_FORWARD = ("layers/attention_out/kernel",), ("layers/down/kernel",)
@@ -28,28 +27,11 @@ CASES = (
     ("feed-forward output matrices", FEED_FORWARD, "free decoder", False),
     ("attention output, no residual", ATTENTION, "no residual", True),
 )
-COLUMNS = (
-    "scaled by alpha",
-    "output",
-    "numbers",
-    "alpha",
-    "relative change of the output",
-    "relative change of the loss",
-    "alpha * gradient norm / unscaled",
-    "largest error of alpha * gradient",
-    "claim holds",
-)
-NOTES = (
-    "where the claim holds the changes are rounding (and the LayerNorm's 1e-12) and the ratio is 1",
-    "a free decoder is the masked-token decoder with a copy of the word table that is not scaled; BERT's own is tied to the word table",
-    "single matrices are not invariant: BERT normalises x + f(x), so what is scaled is one term of a sum",
-)
-
 Outputs = Callable[[Any], tuple[Any, Any]]
 
 
-@declaration
-class AnilScaleInvariance:
+@analysis()
+def anil_scale_invariance(model: Bert, alphas: Sequence[float], examples: int, tokens: int, vocabulary_size: int) -> Made:
     """Scales weights of a newly initialised model on random tokens, in float64 and in float32. Errors are relative to the largest entry.
 
     Attributes:
@@ -59,58 +41,43 @@ class AnilScaleInvariance:
         tokens: Tokens of a row.
         vocabulary_size: Rows of the word table.
     """
+    import jax
 
-    model: Bert
-    alphas: Sequence[float]
-    examples: int
-    tokens: int
-    vocabulary_size: int
+    from dpx.models.bert import BertForPreTraining
 
-    def __call__(self) -> list[Table]:
-        import jax
+    network, rows = BertForPreTraining(model, vocabulary_size, True), []
+    for numbers in ("float64", "float32"):
+        with jax.enable_x64(numbers == "float64"):
+            batch = _batch(examples, tokens, vocabulary_size)
+            texts = (batch["token"], batch["segment"], batch["length"], batch["masked_positions"])
+            params = jax.jit(network.init)(jax.random.key(2), *texts)["params"]
+            params = jax.tree.map(lambda leaf, dtype=numbers: leaf.astype(dtype), params)
+            for output in dict.fromkeys(case[2] for case in CASES):
+                loss = jax.jit(jax.value_and_grad(_outputs(network, params, batch, output), has_aux=True))
+                unscaled = loss(params)
+                for case, paths, of, holds in CASES:
+                    for alpha in alphas if of == output else ():
+                        row = {"scaled by alpha": case, "output": output, "numbers": numbers, "alpha": alpha}
+                        rows.append(
+                            row | _differences(unscaled, loss(_scaled(params, paths, alpha)), paths, alpha) | {"claim holds": holds}
+                        )
+    return {"scale_invariance": rows}
 
-        rows: list[tuple[Any, ...]] = []
-        for numbers in ("float64", "float32"):
-            with jax.enable_x64(numbers == "float64"):
-                rows += self._measured(numbers)
-        return [Table("scale_invariance", COLUMNS, tuple(rows), "scaling weights before a LayerNorm", NOTES)]
 
-    def _measured(self, numbers: str) -> list[tuple[Any, ...]]:
-        import jax
+def _batch(examples: int, tokens: int, vocabulary_size: int) -> dict[str, Any]:
+    import jax
+    import jax.numpy as jnp
 
-        from dpx.models.bert import BertForPreTraining
-
-        model = BertForPreTraining(self.model, self.vocabulary_size, True)
-        batch = self._batch()
-        texts = (batch["token"], batch["segment"], batch["length"], batch["masked_positions"])
-        params = jax.jit(model.init)(jax.random.key(2), *texts)["params"]
-        params = jax.tree.map(lambda leaf: leaf.astype(numbers), params)
-        rows = []
-        for output in dict.fromkeys(case[2] for case in CASES):
-            loss = jax.jit(jax.value_and_grad(_outputs(model, params, batch, output), has_aux=True))
-            unscaled = loss(params)
-            for case, paths, of, holds in CASES:
-                if of == output:
-                    by_alpha = [(alpha, loss(_scaled(params, paths, alpha))) for alpha in self.alphas]
-                    rows += [
-                        (case, output, numbers, alpha, *_differences(unscaled, scaled, paths, alpha), holds) for alpha, scaled in by_alpha
-                    ]
-        return rows
-
-    def _batch(self) -> dict[str, Any]:
-        import jax
-        import jax.numpy as jnp
-
-        keys = jax.random.split(jax.random.key(0), 2)
-        token_BT = jax.random.randint(keys[0], (self.examples, self.tokens), 5, self.vocabulary_size)
-        half_T = (jnp.arange(self.tokens) >= self.tokens // 2).astype(jnp.int32)
-        return {
-            "token": token_BT,
-            "segment": jnp.broadcast_to(half_T, token_BT.shape),
-            "length": jnp.full((self.examples,), self.tokens, jnp.int32),
-            "masked_positions": jnp.broadcast_to(jnp.arange(1, 5), (self.examples, 4)),
-            "label": jax.random.randint(keys[1], (self.examples, 4), 5, self.vocabulary_size),
-        }
+    keys = jax.random.split(jax.random.key(0), 2)
+    token_BT = jax.random.randint(keys[0], (examples, tokens), 5, vocabulary_size)
+    half_T = (jnp.arange(tokens) >= tokens // 2).astype(jnp.int32)
+    return {
+        "token": token_BT,
+        "segment": jnp.broadcast_to(half_T, token_BT.shape),
+        "length": jnp.full((examples,), tokens, jnp.int32),
+        "masked_positions": jnp.broadcast_to(jnp.arange(1, 5), (examples, 4)),
+        "label": jax.random.randint(keys[1], (examples, 4), 5, vocabulary_size),
+    }
 
 
 def _outputs(model: Any, params: Any, batch: dict[str, Any], output: str) -> Outputs:
@@ -145,7 +112,7 @@ def _outputs(model: Any, params: Any, batch: dict[str, Any], output: str) -> Out
     return {"tied decoder": tied, "free decoder": free, "no residual": no_residual}[output]
 
 
-def _differences(unscaled: Any, scaled: Any, paths: Sequence[str], alpha: float) -> tuple[float, float, float, float]:
+def _differences(unscaled: Any, scaled: Any, paths: Sequence[str], alpha: float) -> dict[str, float]:
     """Returns the changes of outputs and loss, alpha times the gradient's norm over the unscaled norm, and its largest error by entry."""
     import numpy as np
 
@@ -153,12 +120,12 @@ def _differences(unscaled: Any, scaled: Any, paths: Sequence[str], alpha: float)
     (scaled_loss, scaled_outputs), scaled_gradient = scaled
     before, after = (np.concatenate([np.ravel(array) for array in arrays]) for arrays in (outputs, scaled_outputs))
     expected, actual = _entries(gradient, paths), alpha * _entries(scaled_gradient, paths)
-    return (
-        float(np.max(np.abs(after - before)) / np.max(np.abs(before))),
-        abs(float(scaled_loss - loss)) / abs(float(loss)),
-        float(np.linalg.norm(actual) / np.linalg.norm(expected)),
-        float(np.max(np.abs(actual - expected)) / np.max(np.abs(expected))),
-    )
+    return {
+        "relative change of the output": float(np.max(np.abs(after - before)) / np.max(np.abs(before))),
+        "relative change of the loss": abs(float(scaled_loss - loss)) / abs(float(loss)),
+        "alpha * gradient norm / unscaled": float(np.linalg.norm(actual) / np.linalg.norm(expected)),
+        "largest error of alpha * gradient": float(np.max(np.abs(actual - expected)) / np.max(np.abs(expected))),
+    }
 
 
 def _scaled(params: Any, paths: Sequence[str], alpha: float) -> Any:

@@ -11,7 +11,6 @@ from dpx.data.declarations import Data
 from dpx.data.labelled import Table as Labelled
 from dpx.data.tokenizer import TextTokenizer, of_path, of_vocabulary
 from dpx.data.vocabulary import SPECIAL_TOKENS, fit
-from dpx.declaration import declaration
 from dpx.init.declarations import FromCheckpoint, RandomStart
 from dpx.interop.shape import OfCheckpoint
 from dpx.models.shape import Bert
@@ -96,47 +95,11 @@ def _of_checkpoint(init: RandomStart | FromCheckpoint, data: Data) -> TextTokeni
     return of_path(folder_of(init.path), data.vocabulary.size) if isinstance(init, FromCheckpoint) else None
 
 
-@declaration
-class Demonstration:
-    """Is the base class of demonstrations on a made-up batch.
-
-    Attributes:
-        model: The model.
-        init: Its initial weights.
-        data: Rows whose steps are drawn, if its files exist.
-        sentences: A made-up batch of (text, label).
-        noise_multipliers: DP-FP's sigma over C, each of which is measured.
-        seed: Fixes all randomness of the analysis.
-    """
-
-    model: Bert | OfCheckpoint
-    init: RandomStart | FromCheckpoint
-    data: Data
-    sentences: Sequence[Sequence[str | int]]
-    noise_multipliers: Sequence[float | int]
-    seed: int
-
-    def classifier(self, subject: Steps) -> NoisyClassifier:
-        return NoisyClassifier(shape_of(self.model), len(subject.tokenizer.vocabulary), subject.classes)
+def classifier_of(model: Bert | OfCheckpoint, subject: Steps) -> NoisyClassifier:
+    """Returns the classifier of the rows of a subject."""
+    return NoisyClassifier(shape_of(model), len(subject.tokenizer.vocabulary), subject.classes)
 
 
-@declaration
-class OfSteps(Demonstration):
-    """Is the base class of demonstrations on drawn steps as well.
-
-    Attributes:
-        steps: Steps that are drawn.
-        batch_size: Expected rows of a step.
-        micro_batches: Poisson micro-batches of a step.
-    """
-
-    steps: int
-    batch_size: int
-    micro_batches: int
-
-    def drawn(self) -> Steps | None:
-        return drawn(self.data, self.init, self.steps, self.batch_size, self.micro_batches, self.seed)
-
-    def noise(self, number: int, step: Step) -> np.ndarray:
-        """Returns the standard normal noise [B,H] of step `number`, in float64."""
-        return standard_normal(self.seed, number, len(step.batch["label"]), shape_of(self.model).width)
+def noise_of(classifier: NoisyClassifier, seed: int, number: int, step: Step) -> np.ndarray:
+    """Returns the standard normal noise [B,H] of step `number`, in float64."""
+    return standard_normal(seed, number, len(step.batch["label"]), classifier.model.width)

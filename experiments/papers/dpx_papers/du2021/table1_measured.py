@@ -13,13 +13,13 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 
 from dpx.clipping.declarations import ClippingMethod
-from dpx.declaration import declaration, require
+from dpx.declaration import require
 from dpx.mechanism.declarations import DpFp, DpSgd, Flat, Mechanism, NoPrivacy
 from dpx.mechanism.rgp import Rgp
 from dpx.models.trained import Everything, Matching, Trained
 from dpx.randomness import RootSecret
-from dpx.table import Table
-from dpx_papers.du2021.table1_complexity import OfTable1, sides
+from dpx_papers.analysis import Made, analysis, frame
+from dpx_papers.du2021.table1_complexity import require_slope, sides
 
 _NORM, _DEVIATION = 1.0, 1.0
 # What Yu et al. train: the weight matrices and the head.
@@ -44,93 +44,75 @@ class _Program(NamedTuple):
     call: Callable[[], Any]
 
 
-@declaration
-class DpfpTable1Measured(OfTable1):
+def _require_rounds(declared: Any) -> None:
+    require_slope(declared)
+    require(declared.rounds >= 1, f"analysis.rounds={declared.rounds}", "no time would be measured", "Use 1 or more")
+
+
+def methods(rank: int, power_iterations: int, micro_batches: int) -> dict[str, Method]:
+    """Returns the methods by name, SGD first."""
+    carriers = Rgp(rank=rank, decomposes="weight", power_iterations=power_iterations)
+    return {
+        "SGD": Method(NoPrivacy(), memory="O(d)", time="O(md)"),
+        "DP-SGD": Method(DpSgd(), "vmap", memory="O(md)", time="O(md)"),
+        "DP-SGD, book-keeping": Method(DpSgd()),
+        "DP-FP": Method(DpFp(micro_batches=micro_batches), memory="O(d)", time="O(md)"),
+        "RGP": Method(carriers, "vmap", _CARRIED, memory="O(mrw)", time="O(md + Krd + Kr^2 w)"),
+        "RGP, book-keeping": Method(carriers, train=_CARRIED),
+    }
+
+
+@analysis(_require_rounds)
+def dpfp_table1_measured(
+    models: Sequence[str],
+    batches: Sequence[int],
+    sequence_length: int,
+    vocabulary_size: int,
+    rank: int,
+    power_iterations: int,
+    micro_batches: int,
+    rounds: int,
+) -> Made:
     """Measures models at each batch.
 
     Attributes:
+        models: Options of the group model.
+        batches: Rows of a batch; slopes are between the smallest and the largest.
+        sequence_length: Tokens of a row.
+        vocabulary_size: Rows of the word table.
+        rank: Rank of RGP's carriers.
+        power_iterations: Rounds of RGP's power method.
+        micro_batches: Micro-batches of DP-FP.
         rounds: How often every program is timed, in turns.
     """
+    from dpx.config import recipes
 
-    rounds: int
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        require(self.rounds >= 1, f"analysis.rounds={self.rounds}", "no time would be measured", "Use 1 or more")
-
-    @property
-    def methods(self) -> dict[str, Method]:
-        """The methods by name, SGD first."""
-        carriers = Rgp(rank=self.rank, decomposes="weight", power_iterations=self.power_iterations)
-        orders = {"memory": "O(mrw)", "time": "O(md + Krd + Kr^2 w)"}
-        return {
-            "SGD": Method(NoPrivacy(), memory="O(d)", time="O(md)"),
-            "DP-SGD": Method(DpSgd(), "vmap", memory="O(md)", time="O(md)"),
-            "DP-SGD, book-keeping": Method(DpSgd()),
-            "DP-FP": Method(DpFp(micro_batches=self.micro_batches), memory="O(d)", time="O(md)"),
-            "RGP": Method(carriers, "vmap", _CARRIED, **orders),
-            "RGP, book-keeping": Method(carriers, train=_CARRIED),
-        }
-
-    def __call__(self) -> list[Table]:
-        rows = [row for name in self.models for size in self.batches for row in self._rows(name, size)]
-        return [self._step(rows), self._slopes(rows)]
-
-    def _step(self, rows: Sequence[dict[str, Any]]) -> Table:
-        notes = (
-            "bytes: temporaries and results of the compiled program, activations included; SGD's are those of plain training",
-            "seconds: median of the rounds; programs took turns, so the ratio to SGD is that of the same rounds; other work on the machine "
-            "moves both, and no claim rests on them",
-        )
-        return Table.from_rows("step", rows, "laptop: one step's gradient, compiled and timed", notes)
-
-    def _slopes(self, rows: Sequence[dict[str, Any]]) -> Table:
-        """Returns what one more row costs, between the smallest and largest batch; noise and results, to which no row adds, drop out."""
-        sizes = min(self.batches), max(self.batches)
-        at = {(row["model"], row["method"], row["m"]): row for row in rows}
-        lines = []
-        for model, method in dict.fromkeys((row["model"], row["method"]) for row in rows):
-            small, large = (at[model, method, size] for size in sizes)
-            more = {name: (large[name] - small[name]) / (sizes[1] - sizes[0]) for name in ("bytes", "numbers_beyond_SGD", "flops")}
-            line = {name: large[name] for name in ("model", "d", "w", "method", "published_memory")}
-            line |= {"numbers": more["bytes"] / 4, "numbers_beyond_SGD": more["numbers_beyond_SGD"]}
-            line |= {
-                "beyond_SGD_over_d": more["numbers_beyond_SGD"] / large["d"],
-                "beyond_SGD_over_w": more["numbers_beyond_SGD"] / large["w"],
-            }
-            lines.append(line | {"published_time": large["published_time"], "flops": more["flops"]})
-        notes = (f"w is r = {self.rank} times the rows and columns of the encoder's matrices: the numbers in its carriers",)
-        return Table.from_rows("slopes", lines, "laptop: what one more row of a step costs", notes)
-
-    def _rows(self, name: str, size: int) -> list[dict[str, Any]]:
-        from dpx.config import recipes
-
-        subject = _Subject(recipes.option("model", name), self.sequence_length, self.vocabulary_size)
-        programs = {method: subject.program(given, size) for method, given in self.methods.items()}
-        seconds = _interleaved({method: program.call for method, program in programs.items()}, self.rounds)
-        plain = programs["SGD"]
-        rows = []
-        for method, given in self.methods.items():
-            program, ratios = programs[method], [own / other for own, other in zip(seconds[method], seconds["SGD"], strict=True)]
-            rows.append(
-                {
-                    "model": name,
-                    "d": subject.parameters,
-                    "w": self.rank * sides(subject.objective.model),
-                    "m": size,
-                    "method": method,
-                    "published_memory": given.memory,
-                    "bytes": program.bytes,
-                    "numbers_beyond_SGD": (program.bytes - plain.bytes) / 4,
-                    "bytes_over_SGD": program.bytes / plain.bytes,
-                    "published_time": given.time,
-                    "flops": program.flops,
-                    "flops_over_SGD": program.flops / plain.flops,
-                    "seconds": statistics.median(seconds[method]),
-                    "seconds_over_SGD": statistics.median(ratios),
-                }
-            )
-        return rows
+    measured, rows = methods(rank, power_iterations, micro_batches), []
+    for name in models:
+        subject = _Subject(recipes.option("model", name), sequence_length, vocabulary_size)
+        at = {"model": name, "d": subject.parameters, "w": rank * sides(subject.objective.model)}
+        for size in batches:
+            programs = {method: subject.program(given, size) for method, given in measured.items()}
+            seconds = _interleaved({method: program.call for method, program in programs.items()}, rounds)
+            plain = programs["SGD"]
+            for method, program in programs.items():
+                ratios = [own / other for own, other in zip(seconds[method], seconds["SGD"], strict=True)]
+                held = {"bytes": program.bytes, "numbers_beyond_SGD": (program.bytes - plain.bytes) / 4}
+                held["bytes_over_SGD"] = program.bytes / plain.bytes
+                took = {"published_time": measured[method].time, "flops": program.flops, "flops_over_SGD": program.flops / plain.flops}
+                took |= {"seconds": statistics.median(seconds[method]), "seconds_over_SGD": statistics.median(ratios)}
+                rows.append(at | {"m": size, "method": method, "published_memory": measured[method].memory} | held | took)
+    step = frame(rows)
+    # What one more row costs, between the smallest and largest batch; noise and results, to which no row adds, drop out.
+    keys = ["model", "d", "w", "method", "published_memory", "published_time"]
+    small, large = (
+        step[step["m"] == size].set_index(keys)[["bytes", "numbers_beyond_SGD", "flops"]] for size in (min(batches), max(batches))
+    )
+    slopes = ((large - small) / (max(batches) - min(batches))).reset_index()
+    slopes = slopes.assign(numbers=slopes["bytes"] / 4)
+    slopes = slopes.assign(**{f"beyond_SGD_over_{name}": slopes["numbers_beyond_SGD"] / slopes[name] for name in ("d", "w")})
+    shown = ["numbers", "numbers_beyond_SGD", "beyond_SGD_over_d", "beyond_SGD_over_w", "published_time", "flops"]
+    return {"step": step, "slopes": slopes[[*keys[:-1], *shown]]}
 
 
 class _Subject:

@@ -11,6 +11,8 @@ TASKS = ("MNLI-m", "MNLI-mm", "QQP", "QNLI", "SST-2")
 MODELS = ("BERT-base", "RoBERTa-base", "RoBERTa-large")
 NON_PRIVATE = "no privacy"
 TARGETS = (3, 8)
+# Printed means have two digits after the point.
+ROUNDING = 0.0051
 
 Scores = Mapping[tuple[str, str], Mapping[str, float]]
 

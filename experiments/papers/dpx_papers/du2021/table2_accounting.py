@@ -6,13 +6,12 @@ M, p) uses of a record, for its text alone. The central limit, RDP and PLD of a 
 """
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from dpx.declaration import declaration
-from dpx.picture import Lines, Picture
-from dpx.table import Table
-from dpx_papers.report.shape import Part, verdict_table
+from dpx_papers.analysis import Made, analysis, frame
+from dpx_papers.report.shape import Part
 
 # Printed and computed values agree within this share.
 NEAR = 0.01
@@ -45,8 +44,15 @@ class Cell:
         return 1 / (2 * self.size)
 
 
-@declaration
-class DpfpTable2Accounting:
+@analysis()
+def dpfp_table2_accounting(
+    cells: Sequence[Cell],
+    micro_batches: int,
+    batch_size: int,
+    epochs: int,
+    tried: Sequence[Sequence[int]] = (),
+    interval: float | None = None,
+) -> Made:
     """Recomputes the printed epsilons, and epsilon at DP-FP's defaults and clipping norm 1 (section 4.1).
 
     Attributes:
@@ -58,120 +64,70 @@ class DpfpTable2Accounting:
         interval: Grid interval of PLD accounting, which rounds upward.
     """
 
-    cells: Sequence[Cell]
-    micro_batches: int
-    batch_size: int
-    epochs: int
-    tried: Sequence[Sequence[int]] = ()
-    interval: float | None = None
+    def found(cell: Cell, batch: int, epochs: int, of_the_limit: bool = False) -> dict[str, Any]:
+        return {"task": cell.task, "epsilon_rdp": cell.epsilon_rdp} | at_noise(cell, batch, epochs, of_the_limit, interval)
 
-    def __call__(self) -> list[Table]:
-        of_li, own = self._of_li(), self._of_their_own()
-        rows = of_li.as_json()["rows"]
-        apart = [cell for cell, row in zip(self.cells, rows, strict=True) if abs(row["clt_difference"]) > NEAR]
-        tried = [self._tried(apart)] if self.tried and apart else []
-        return [of_li, *tried, own, verdict_table(judged(rows, own.as_json()["rows"]))]
-
-    def _of_li(self) -> Table:
-        rows = []
-        for cell in self.cells:
-            steps, sigma, limit, pld = self._at(cell, cell.li_batch_size, cell.li_epochs)
-            differences = (limit, cell.published_clt, limit / cell.published_clt - 1, pld, cell.published_pld, pld / cell.published_pld - 1)
-            rows.append((cell.task, cell.epsilon_rdp, steps, sigma, *differences))
-        columns = ("task", "epsilon_rdp", "steps", "sigma", "clt", "clt_published", "clt_difference")
-        columns += ("pld", "pld_published", "pld_difference")
-        return Table("settings_of_li", columns, tuple(rows), "DP-SGD of Li et al. at the printed epsilons: the published rows")
-
-    def _tried(self, cells: Sequence[Cell]) -> Table:
-        rows = []
-        for cell in cells:
-            for batch, epochs in self.tried:
-                rows.append((cell.task, cell.epsilon_rdp, "epsilon by RDP", batch, epochs, *self._apart(cell, batch, epochs)))
-            own = self._apart(cell, cell.li_batch_size, cell.li_epochs, of_the_limit=True)
-            rows.append((cell.task, cell.epsilon_rdp, "the printed limit", cell.li_batch_size, cell.li_epochs, *own))
-        columns = ("task", "epsilon_rdp", "noise_solved_for", "batch_size", "epochs", "steps", "sigma", "clt", "clt_difference")
-        columns += ("pld", "pld_difference")
-        notes = (
-            "no setting tried gives both printed rows: batches of 2,000 give the limit at both targets, batches of 1,000 the composed row",
-            "at the noise whose limit is the printed one, PLD is well above the printed composed value",
-        )
-        return Table("settings_tried", columns, tuple(rows), "SST-2: what was tried for its two printed rows", notes)
-
-    def _apart(self, cell: Cell, batch_size: int, epochs: int, of_the_limit: bool = False) -> tuple[int, float, float, float, float, float]:
-        steps, sigma, limit, pld = self._at(cell, batch_size, epochs, of_the_limit)
-        return steps, sigma, limit, limit / cell.published_clt - 1, pld, pld / cell.published_pld - 1
-
-    def _at(self, cell: Cell, batch_size: int, epochs: int, of_the_limit: bool = False) -> tuple[int, float, float, float]:
-        """Returns the steps, the noise for the cell's target (Renyi's epsilon, or the printed limit), and the limit and PLD at that
-        noise."""
-        from dpx.privacy import accounting, solve
-        from dpx.privacy.approximations import gdp_clt_epsilon, gdp_clt_noise_multiplier
-
-        stages = [(batch_size / cell.size, epochs * cell.size // batch_size)]
-        if of_the_limit:
-            sigma = gdp_clt_noise_multiplier(stages, epsilon=cell.published_clt, delta=cell.delta)
-        else:
-            sigma = solve.noise_multiplier(stages, epsilon=cell.epsilon_rdp, delta=cell.delta, accountant="rdp")
-        charges = accounting.charges_of(stages, sigma)
-        pld = accounting.compose(charges, interval=self.interval).epsilon(cell.delta)
-        return stages[0][1], sigma, gdp_clt_epsilon(charges, cell.delta), pld
-
-    def _of_their_own(self) -> Table:
-        from dpx.privacy import accounting, closed_form
-        from dpx.privacy.approximations import gdp_clt_epsilon, gdp_clt_noise_multiplier
-
-        rows = []
-        for cell in self.cells:
-            stages = own_stages(cell.size, self.batch_size, self.micro_batches, self.epochs)
-            ((probability, draws),) = stages
-            sigma = round(gdp_clt_noise_multiplier(stages, epsilon=cell.published_clt, delta=cell.delta), 3)
-            holds = closed_form.epsilon_by_uses(sigma, draws, probability, cell.delta)
-            charges = accounting.charges_of(stages, sigma)
-            composed = accounting.compose(charges, interval=self.interval)
-            renyi = accounting.compose(charges, "rdp").epsilon(cell.delta)
-            unsupported = (gdp_clt_epsilon(charges, cell.delta), renyi, composed.epsilon(cell.delta))
-            at_claim = closed_form.delta_by_uses(sigma, draws, probability, cell.published_clt)
-            rows.append((cell.task, cell.published_clt, sigma, holds, at_claim, *unsupported, cell.published_pld))
-        columns = ("task", "clt_claimed", "sigma", "epsilon", "delta_at_claim")
-        columns += ("unsupported_clt", "unsupported_rdp", "unsupported_pld", "pld_published")
-        notes = (
-            "epsilon: what holds if encoder and pooler are frozen (zero_out_text: a record's text, neither its label nor its presence)",
-            "with a trained encoder DP-FP has no guarantee",
-            "unsupported: these assume that nobody sees which records were drawn, but each drawn record releases a row beside its label",
-            "the limit is an approximation in addition; sigma is equation 11's at the claimed limit, to three decimals",
-        )
-        return Table("settings_of_dpfp", columns, tuple(rows), "DP-FP at its own defaults, noise from its equation 11", notes)
-
-    def pictures(self) -> list[Picture]:
-        """Plots computed and printed values for the two settings."""
-        cell: dict[str, Any] = {"table": "settings_of_li", "x": ("task", "epsilon_rdp"), "x_scale": "category", "title": "Li et al."}
-        theirs: dict[str, Any] = {"table": "settings_of_dpfp", "x": ("task", "clt_claimed"), "x_scale": "category"}
-        limit = (("clt", "computed"), ("clt_published", "printed"))
-        bound = (("pld", "computed"), ("pld_published", "printed"))
-        own = (("epsilon", "what holds, encoder frozen"), ("unsupported_pld", "PLD, unsupported"), ("clt_claimed", "CLT, claimed"))
-        title = "DP-FP's own settings"
-        panels = (
-            Lines(marks=("clt", "clt_published"), names=limit, y_label="epsilon by the limit", **cell),
-            Lines(marks=("pld", "pld_published"), names=bound, y_label="epsilon by PLD", **cell),
-            Lines(marks=("epsilon", "unsupported_pld", "clt_claimed"), names=own, y_scale="log", y_label="epsilon", title=title, **theirs),
-        )
-        caption = (
-            "Table 2's epsilon rows: reproduced by Li et al.'s DP-SGD settings, SST-2's limits apart (left, middle). What holds of DP-FP's "
-            "own noise is far larger, with a frozen encoder (right); with a trained one nothing holds."
-        )
-        return [Picture("dpfp_table2", caption, panels)]
+    of_li = frame([found(cell, cell.li_batch_size, cell.li_epochs) for cell in cells])
+    of_li.insert(5, "clt_published", [cell.published_clt for cell in cells])
+    of_li.insert(8, "pld_published", [cell.published_pld for cell in cells])
+    lines = []
+    for cell in (cell for cell, apart in zip(cells, of_li["clt_difference"], strict=True) if tried and abs(apart) > NEAR):
+        settings = [("epsilon by RDP", batch, epochs, False) for batch, epochs in tried]
+        for solved_for, batch, epochs_tried, of_the_limit in (*settings, ("the printed limit", cell.li_batch_size, cell.li_epochs, True)):
+            setting = {"noise_solved_for": solved_for, "batch_size": batch, "epochs": epochs_tried}
+            row = found(cell, batch, epochs_tried, of_the_limit)
+            lines.append({name: row.pop(name) for name in ("task", "epsilon_rdp")} | setting | row)
+    own = frame([_of_their_own(cell, own_stages(cell.size, batch_size, micro_batches, epochs), interval) for cell in cells])
+    trials = {"settings_tried": lines} if lines else {}
+    return {"settings_of_li": of_li} | trials | {"settings_of_dpfp": own, "verdicts": judged(of_li, own)}
 
 
-def judged(of_li: Sequence[Mapping[str, Any]], own: Sequence[Mapping[str, Any]]) -> list[Part]:
+def at_noise(cell: Cell, batch_size: int, epochs: int, of_the_limit: bool, interval: float | None) -> dict[str, Any]:
+    """Returns the steps, the noise for the cell's target (Renyi's epsilon, or the printed limit), and the limit and PLD at that noise with
+    their differences to the printed ones."""
+    from dpx.privacy import accounting, solve
+    from dpx.privacy.approximations import gdp_clt_epsilon, gdp_clt_noise_multiplier
+
+    stages = [(batch_size / cell.size, epochs * cell.size // batch_size)]
+    if of_the_limit:
+        sigma = gdp_clt_noise_multiplier(stages, epsilon=cell.published_clt, delta=cell.delta)
+    else:
+        sigma = solve.noise_multiplier(stages, epsilon=cell.epsilon_rdp, delta=cell.delta, accountant="rdp")
+    charges = accounting.charges_of(stages, sigma)
+    limit, pld = gdp_clt_epsilon(charges, cell.delta), accounting.compose(charges, interval=interval).epsilon(cell.delta)
+    differences = {"clt": limit, "clt_difference": limit / cell.published_clt - 1}
+    return {"steps": stages[0][1], "sigma": sigma} | differences | {"pld": pld, "pld_difference": pld / cell.published_pld - 1}
+
+
+def _of_their_own(cell: Cell, stages: list[tuple[float, int]], interval: float | None) -> dict[str, Any]:
+    from dpx.privacy import accounting, closed_form
+    from dpx.privacy.approximations import gdp_clt_epsilon, gdp_clt_noise_multiplier
+
+    ((probability, draws),) = stages
+    sigma = round(gdp_clt_noise_multiplier(stages, epsilon=cell.published_clt, delta=cell.delta), 3)
+    charges = accounting.charges_of(stages, sigma)
+    return {
+        "task": cell.task,
+        "clt_claimed": cell.published_clt,
+        "sigma": sigma,
+        "epsilon": closed_form.epsilon_by_uses(sigma, draws, probability, cell.delta),
+        "delta_at_claim": closed_form.delta_by_uses(sigma, draws, probability, cell.published_clt),
+        "unsupported_clt": gdp_clt_epsilon(charges, cell.delta),
+        "unsupported_rdp": accounting.compose(charges, "rdp").epsilon(cell.delta),
+        "unsupported_pld": accounting.compose(charges, interval=interval).epsilon(cell.delta),
+        "pld_published": cell.published_pld,
+    }
+
+
+def judged(of_li: Any, own: Any) -> list[Part]:
     """Returns the verdicts: which setting the printed rows belong to, and whether DP-FP's own setting gives them."""
-    near = [row for row in of_li if abs(row["clt_difference"]) <= NEAR]
-    apart = ", ".join(f"{row['task']} {row['epsilon_rdp']:g}: {row['clt_difference']:+.1%}" for row in of_li if row not in near)
-    largest = max(abs(row["pld_difference"]) for row in of_li)
-    factor = min(row["epsilon"] / row["clt_claimed"] for row in own)
-    shown = f"{len(near)} of {len(of_li)} cells; {apart}"
+    apart = of_li[of_li["clt_difference"].abs() > NEAR]
+    words = ", ".join(f"{row.task} {row.epsilon_rdp:g}: {row.clt_difference:+.1%}" for row in apart.itertuples())
+    largest, factor = of_li["pld_difference"].abs().max(), (own["epsilon"] / own["clt_claimed"]).min()
+    shown = f"{len(of_li) - len(apart)} of {len(of_li)} cells; {words}"
     least = f"what holds is at least {factor:.0f} times the claim"
     return [
-        Part.of("the printed limits are those of Li et al.'s settings", len(near) == len(of_li), shown),
+        Part.of("the printed limits are those of Li et al.'s settings", apart.empty, shown),
         Part.of("the printed composed epsilons are those of Li et al.'s settings", largest <= NEAR, f"largest difference {largest:.2%}"),
         Part.of("DP-FP's own setting has the claimed epsilon, encoder frozen", factor <= 1, least),
     ]

@@ -1,15 +1,15 @@
 """Compares printed numbers of rows and lengths with those of GLUE and of the files on this machine (Du and Mi 2021, Table 3, F13)."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from dpx.data.labelled import Table as Labelled
 from dpx.data.tokenizer import of_path
 from dpx.declaration import declaration, require
-from dpx.table import Table
+from dpx_papers.analysis import Made, analysis
 from dpx_papers.du2021 import labelled_rows
-from dpx_papers.report.shape import Part, verdict_table
+from dpx_papers.report.shape import Part
 
 
 @declaration
@@ -31,54 +31,43 @@ class Subject:
     printed_length: float
 
 
-@declaration
-class DpfpTable3Datasets:
+@analysis()
+def dpfp_table3_datasets(subjects: Sequence[Subject], vocabulary: str | None = None) -> Made:
     """Compares the printed sizes and lengths with those of the data. Lengths are numbers of words between blanks.
 
     Attributes:
         subjects: The printed tasks.
         vocabulary: File of word pieces, in which lengths are also counted if it exists.
     """
-
-    subjects: Sequence[Subject]
-    vocabulary: str | None = None
-
-    def __call__(self) -> list[Table]:
-        rows = [self._row(subject) for subject in self.subjects]
-        columns = ("task", "printed_rows", "glue_rows", "printed_over_glue", "rows_here", "is_whole_training_set", "printed_length")
-        columns += ("words_here", "pieces_here")
-        notes = (
-            "rows_here: of the files that the data group names for training, which are the dev set where a training split is missing",
-            "lengths are means over those rows, of both texts of a pair, without marks; empty: no such files here",
-        )
-        table = Table("datasets", columns, tuple(rows), "Table 3: training rows and average lengths", notes)
-        return [table, verdict_table(judged(table.as_json()["rows"]))]
-
-    def _row(self, subject: Subject) -> tuple[Any, ...]:
-        from dpx.config import recipes
-
-        source = recipes.option("data", subject.data).source
-        require(isinstance(source, Labelled), f"data={subject.data}", "is not a table of labelled rows", "Name a GLUE data group")
-        printed = (subject.task, subject.printed_rows, subject.rows, subject.printed_rows / subject.rows)
-        if not labelled_rows.is_present(source):
-            return (*printed, None, None, subject.printed_length, None, None)
-        texts, _ = labelled_rows.texts_and_labels(source)
-        words = sum(len(part.split()) for text in texts for part in text) / len(texts)
-        return (*printed, len(texts), len(texts) == subject.rows, subject.printed_length, words, self._pieces(texts))
-
-    def _pieces(self, texts: Sequence[Sequence[str]]) -> float | None:
-        if self.vocabulary is None or not Path(self.vocabulary).exists():
-            return None
-        tokenizer = of_path(Path(self.vocabulary), 1 << 20).tokenizer
-        encoded = tokenizer.encode_batch_fast([part for text in texts for part in text], add_special_tokens=False)
-        return sum(len(one.ids) for one in encoded) / len(texts)
-
-
-def judged(rows: Sequence[Mapping[str, Any]]) -> list[Part]:
-    """Returns the verdicts: whether the printed rows are GLUE's, and whether the whole training sets on this machine have as many."""
+    rows = [_row(subject, vocabulary) for subject in subjects]
     off = [f"{row['task']} {row['printed_rows']:,} for {row['glue_rows']:,}" for row in rows if row["printed_rows"] != row["glue_rows"]]
-    printed = Part.of("the printed rows are GLUE's", not off, "; ".join(off) or "all agree")
     whole = [row["task"] for row in rows if row["is_whole_training_set"]]
     claim = "a training set on this machine has as many rows as GLUE's"
-    here = Part.of(claim, True, ", ".join(whole)) if whole else Part.of(claim, None, "no whole training set is here")
-    return [printed, here]
+    verdicts = [
+        Part.of("the printed rows are GLUE's", not off, "; ".join(off) or "all agree"),
+        Part.of(claim, bool(whole) or None, ", ".join(whole) or "no whole training set is here"),
+    ]
+    return {"datasets": rows, "verdicts": verdicts}
+
+
+def _row(subject: Subject, vocabulary: str | None) -> dict[str, Any]:
+    from dpx.config import recipes
+
+    source = recipes.option("data", subject.data).source
+    require(isinstance(source, Labelled), f"data={subject.data}", "is not a table of labelled rows", "Name a GLUE data group")
+    texts = labelled_rows.texts_and_labels(source)[0] if labelled_rows.is_present(source) else []
+    printed = {"task": subject.task, "printed_rows": subject.printed_rows, "glue_rows": subject.rows}
+    return printed | {
+        "printed_over_glue": subject.printed_rows / subject.rows,
+        "rows_here": len(texts) or None,
+        "is_whole_training_set": len(texts) == subject.rows if texts else None,
+        "printed_length": subject.printed_length,
+        "words_here": sum(len(part.split()) for text in texts for part in text) / len(texts) if texts else None,
+        "pieces_here": _pieces(texts, Path(vocabulary)) if texts and vocabulary and Path(vocabulary).exists() else None,
+    }
+
+
+def _pieces(texts: Sequence[Sequence[str]], vocabulary: Path) -> float:
+    tokenizer = of_path(vocabulary, 1 << 20).tokenizer
+    encoded = tokenizer.encode_batch_fast([part for text in texts for part in text], add_special_tokens=False)
+    return sum(len(one.ids) for one in encoded) / len(texts)

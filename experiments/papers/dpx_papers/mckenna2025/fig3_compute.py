@@ -1,143 +1,90 @@
 """Shows loss and tokens per parameter by compute, and where more compute stops helping (McKenna et al. 2025, Figures 3a to 3c)."""
 
-import operator
 from collections.abc import Sequence
 from typing import Any
 
-import numpy as np
-
-from dpx.declaration import declaration
-from dpx.picture import Lines, Picture
 from dpx.scaling.query import NEAR, ends_flat, knee, saturating_compute
-from dpx.table import Table
+from dpx_papers.analysis import Made, Noted, frame
 from dpx_papers.mckenna2025 import verdicts
-from dpx_papers.mckenna2025.lab import BY_COMPUTE, OfLab
-from dpx_papers.report.shape import Part, verdict_table
-from dpx_papers.scaling.optima import Optimum, optima
+from dpx_papers.mckenna2025.lab import Lab, of_positive
+from dpx_papers.report.shape import Part
+from dpx_papers.scaling.optima import optima
 
 # Slopes that differ by less than this are equal.
 LESS = 0.05
 
 
-@declaration
-class MckennaFig3abCompute(OfLab):
+@of_positive
+def mckenna_fig3ab_compute(lab: Lab, epsilons: Sequence[float | int]) -> Made:
     """Analyses the lab's sizes at two epsilons.
 
     The knee is found by two rules, since the paper does not state its rule (its text and Table 2 differ): the point furthest below the
     chord of the curve, and the least compute within 1 % of the loss at the largest.
 
     Attributes:
+        lab: The measurements and the budgets.
         epsilons: The two epsilons.
     """
-
-    epsilons: Sequence[float | int]
-
-    def __call__(self) -> list[Table]:
-        fitted = self.lab.fitted()
-        points = optima(fitted.surface, self.lab.ratio, self.lab.sizes, self.epsilons, self.lab.computes_of())
-        columns = ("size", "epsilon", "compute", "loss", "smallest_model", "marks")
-        rows = tuple((one.size, one.epsilon, one.compute, one.loss, one.smallest_model, "; ".join(one.marks)) for one in points)
-        knees, near = knees_of(points), f"{NEAR:.0%} of the loss at the largest compute"
-        return [
-            Table("loss_by_compute", columns, rows, "least predicted loss by compute", fitted.notes),
-            Table("knees", ("size", "epsilon", "knee", "saturates_at", "is_flat"), tuple(knees), near),
-            verdict_table(judged(knees)),
-        ]
-
-    def pictures(self) -> list[Picture]:
-        """Plots a panel for each epsilon, with a line for each size."""
-        axes: dict[str, Any] = {"table": "loss_by_compute", "y_label": "loss, nats"} | BY_COMPUTE
-        panels = tuple(
-            Lines(y=("loss",), by="size", where=("epsilon", epsilon), title=f"epsilon = {epsilon:g}", **axes) for epsilon in self.epsilons
-        )
-        return [Picture("mckenna_fig3ab_compute", "Least predicted loss by compute, for several sizes of data.", panels)]
+    fitted = lab.fitted()
+    points = optima(fitted.surface, lab.ratio, lab.sizes, epsilons, lab.computes_of())
+    knees, near = knees_of(points), f"{NEAR:.0%} of the loss at the largest compute"
+    rows = points[["size", "epsilon", "compute", "loss", "smallest_model", "marks"]]
+    return {"loss_by_compute": Noted(rows, fitted.notes), "knees": Noted(knees, title=near), "verdicts": judged(knees)}
 
 
-Knee = tuple[float, float, float, float, bool]
-
-
-def knees_of(points: Sequence[Optimum]) -> list[Knee]:
-    """Returns (size, epsilon, knee, saturating compute, whether the last doubling gained less than 1 %) of each curve of three points or
+def knees_of(points: Any) -> list[dict[str, Any]]:
+    """Returns the knee, the saturating compute, and whether the last doubling gained less than 1 %, of each curve of three points or
     more."""
-    curves: dict[tuple[float, float], list[Optimum]] = {}
-    for one in points:
-        curves.setdefault((float(one.size), float(one.epsilon)), []).append(one)
+    curves = points.astype({name: float for name in ("size", "epsilon", "compute", "loss")}).groupby(["size", "epsilon"], sort=False)
     rows = []
-    for (size, epsilon), curve in curves.items():
+    for (size, epsilon), curve in curves:
         if len(curve) >= 3:
-            computes, losses = np.array([one.compute for one in curve]), np.array([one.loss for one in curve])
-            rows.append((size, epsilon, knee(computes, losses), saturating_compute(computes, losses), ends_flat(computes, losses)))
+            computes, losses = curve["compute"].to_numpy(), curve["loss"].to_numpy()
+            ends = {"knee": knee(computes, losses), "saturates_at": saturating_compute(computes, losses)}
+            rows.append({"size": size, "epsilon": epsilon} | ends | {"is_flat": ends_flat(computes, losses)})
     return rows
 
 
-def judged(knees: Sequence[Knee]) -> list[Part]:
+def judged(knees: Sequence[dict[str, Any]]) -> list[Part]:
     """Returns the verdicts: the knee moves right with epsilon and with data. A curve that still falls at its end has no knee yet and is
     not compared."""
-    flat = [one for one in knees if one[4]]
-    flattens = "loss stops falling at some compute"
-    parts = [
-        Part.of(flattens, bool(flat), f"{len(flat)} of {len(knees)} curves end flat")
-        if knees
-        else Part.of(flattens, None, "no curve of three points")
+    flat = frame([one for one in knees if one["is_flat"]])
+    shown = f"{len(flat)} of {len(knees)} curves end flat" if knees else "no curve of three points"
+    return [
+        Part.of("loss stops falling at some compute", bool(len(flat)) if knees else None, shown),
+        verdicts.ascending("the knee rises with epsilon", verdicts.neighbours(flat, ["size"], "epsilon", "saturates_at")),
+        verdicts.ascending("the knee rises with the data", verdicts.neighbours(flat, ["epsilon"], "size", "saturates_at")),
     ]
-    for claim, same, grows in (("the knee rises with epsilon", 0, 1), ("the knee rises with the data", 1, 0)):
-        pairs = verdicts.neighbours(flat, operator.itemgetter(same), operator.itemgetter(grows))
-        parts.append(verdicts.ascending(claim, [(low[3], high[3]) for low, high in pairs]))
-    return parts
 
 
-@declaration
-class MckennaFig3cTokenRatio(OfLab):
+@of_positive
+def mckenna_fig3c_token_ratio(lab: Lab, size: float | int | None, epsilons: Sequence[float | int]) -> Made:
     """Computes tokens per parameter; padding counts as tokens, as in the paper.
 
     Attributes:
+        lab: The measurements and the budgets.
         size: Protected records; null takes the lab's.
         epsilons: Epsilons.
     """
-
-    size: float | int | None
-    epsilons: Sequence[float | int]
-
-    def __call__(self) -> list[Table]:
-        fitted = self.lab.fitted()
-        points = optima(fitted.surface, self.lab.ratio, [self.size or self.lab.size], self.epsilons, self.lab.computes_of())
-        columns = ("epsilon", "compute", "tokens_per_parameter", "smallest_token_ratio", "loss", "marks")
-        rows = tuple(
-            (one.epsilon, one.compute, one.tokens_per_parameter, one.smallest_token_ratio, one.loss, "; ".join(one.marks)) for one in points
-        )
-        slopes = slopes_of(points)
-        return [
-            Table("token_ratio", columns, rows, "tokens per parameter by compute", fitted.notes),
-            Table("slopes", ("epsilon", "slope"), tuple(slopes), "of log tokens per parameter against log compute"),
-            verdict_table(judged_ratio(slopes)),
-        ]
-
-    def pictures(self) -> list[Picture]:
-        """Plots a line for each epsilon."""
-        lines = Lines(
-            table="token_ratio", y=("smallest_token_ratio",), by="epsilon", y_label="tokens per parameter", y_scale="log", **BY_COMPUTE
-        )
-        caption = "Tokens per parameter of the best configuration: the smallest within 1 % of the least predicted loss."
-        return [Picture("mckenna_fig3c_token_ratio", caption, (lines,))]
+    fitted = lab.fitted()
+    points = optima(fitted.surface, lab.ratio, [size or lab.size], epsilons, lab.computes_of())
+    slopes = slopes_of(points)
+    rows = points[["epsilon", "compute", "tokens_per_parameter", "smallest_token_ratio", "loss", "marks"]]
+    lines = [{"epsilon": epsilon, "slope": slope} for epsilon, slope in slopes.items()]
+    return {"token_ratio": Noted(rows, fitted.notes), "slopes": lines, "verdicts": judged_ratio(slopes)}
 
 
-def slopes_of(points: Sequence[Optimum]) -> list[tuple[float, float]]:
-    """Returns (epsilon, slope) by ascending epsilon, over the computes whose best model is neither the smallest nor the largest trained
-    one."""
-    rows = []
-    for epsilon in sorted({float(one.epsilon) for one in points}):
-        curve = [one for one in points if one.epsilon == epsilon and not one.is_censored]
-        if len(curve) >= 3:
-            x, y = np.log([one.compute for one in curve]), np.log([one.tokens_per_parameter for one in curve])
-            rows.append((epsilon, float(np.polyfit(x, y, 1)[0])))
-    return rows
+def slopes_of(points: Any) -> dict[float, float]:
+    """Returns the slope by ascending epsilon, over the computes whose best model is neither the smallest nor the largest trained one."""
+    curves = points[~points["is_censored"]].astype({"epsilon": float}).groupby("epsilon")
+    return {epsilon: verdicts.slope(own, "compute", "tokens_per_parameter") for epsilon, own in curves if len(own) >= 3}
 
 
-def judged_ratio(slopes: Sequence[tuple[float, float]]) -> list[Part]:
+def judged_ratio(slopes: dict[float, float]) -> list[Part]:
     """Returns the verdicts: the ratio rises with compute at the smallest epsilon, and rises less at each larger epsilon."""
     rises, falls = "tokens per parameter rise with compute at the smallest epsilon", "they rise less at a larger epsilon"
     if len(slopes) < 2:
         return [Part.of(claim, None, f"{len(slopes)} epsilons with a slope (2 needed)") for claim in (rises, falls)]
-    (low, first), (high, last) = slopes[0], slopes[-1]
+    (low, first), *_, (high, last) = slopes.items()
     words = f"slope {first:.2f} at epsilon {low:g}, {last:.2f} at {high:g}"
     return [Part.of(rises, first > 0, words), Part.of(falls, last < first - LESS, words)]

@@ -2,21 +2,30 @@
 4)."""
 
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
-from dpx.declaration import declaration
-from dpx.picture import Arrows, Picture
-from dpx.table import Table
+from dpx_papers.analysis import Made
 from dpx_papers.mckenna2025 import verdicts
-from dpx_papers.mckenna2025.lab import Positive
-from dpx_papers.report.shape import Part, verdict_table
+from dpx_papers.mckenna2025.lab import of_positive
+from dpx_papers.report.shape import Part
 
 PLANES = (("epsilon", "batch_size"), ("size", "batch_size"), ("epsilon", "size"))
 PLACES = ("epsilon", "batch_size", "size")
 
 
-@declaration
-class MckennaFig4VectorFields(Positive):
+@of_positive
+def mckenna_fig4_vector_fields(
+    steps: int,
+    delta: float,
+    sizes: Sequence[int],
+    batch_sizes: Sequence[int],
+    epsilons: Sequence[float | int],
+    fixed_size: int,
+    fixed_batch_size: int,
+    fixed_epsilon: float,
+    interval: float,
+) -> Made:
     """Computes arrows ratio(x) / ratio(2x) - 1 along the two axes of each plane.
 
     On axes of doubling values the end of one arrow is the start of another, so each ratio is computed once.
@@ -32,82 +41,45 @@ class MckennaFig4VectorFields(Positive):
         fixed_epsilon: Epsilon in the plane without it.
         interval: Grid interval of PLD accounting, which rounds upward.
     """
+    from dpx.privacy.noise_batch_ratio import noise_batch_ratio
 
-    steps: int
-    delta: float
-    sizes: Sequence[int]
-    batch_sizes: Sequence[int]
-    epsilons: Sequence[float | int]
-    fixed_size: int
-    fixed_batch_size: int
-    fixed_epsilon: float
-    interval: float
+    @functools.cache
+    def ratio(size: float | int, batch_size: float | int, epsilon: float | int) -> float:
+        return noise_batch_ratio(size, batch_size, steps, epsilon=epsilon, delta=delta, interval=interval).ratio
 
-    def __call__(self) -> list[Table]:
-        ratio = functools.cache(self._ratio)
-        place = {"size": self.fixed_size, "batch_size": self.fixed_batch_size, "epsilon": self.fixed_epsilon}
-        axes = {"size": self.sizes, "batch_size": self.batch_sizes, "epsilon": self.epsilons}
-        planes = [plane(ratio, axes, place, *names) for names in PLANES]
-        return [*planes, verdict_table(judged(planes))]
-
-    def pictures(self) -> list[Picture]:
-        """Draws the three panels; an arrow over a whole step of the axis halves the ratio."""
-        names = {"size": "data N", "batch_size": "batch size", "epsilon": "epsilon"}
-        fixed = {
-            "size": f"N = {self.fixed_size:,}",
-            "batch_size": f"batch {self.fixed_batch_size:,}",
-            "epsilon": f"epsilon {self.fixed_epsilon:g}",
-        }
-        panels = tuple(
-            Arrows(
-                table=f"{one}_{two}",
-                x=one,
-                y=two,
-                right=f"gain_of_{one}",
-                up=f"gain_of_{two}",
-                title=next(words for name, words in fixed.items() if name not in (one, two)),
-                x_label=names[one],
-                y_label=names[two],
-            )
-            for one, two in PLANES
-        )
-        caption = (
-            f"What doubling takes off the noise-batch ratio after {self.steps:,} steps at delta {self.delta:g}: ratio(x) / ratio(2x) - 1."
-        )
-        return [Picture("mckenna_vector_fields", caption, panels)]
-
-    def _ratio(self, size: float | int, batch_size: float | int, epsilon: float | int) -> float:
-        from dpx.privacy.noise_batch_ratio import noise_batch_ratio
-
-        return noise_batch_ratio(size, batch_size, self.steps, epsilon=epsilon, delta=self.delta, interval=self.interval).ratio
+    place = {"size": fixed_size, "batch_size": fixed_batch_size, "epsilon": fixed_epsilon}
+    axes = {"size": sizes, "batch_size": batch_sizes, "epsilon": epsilons}
+    planes = {names: plane(ratio, axes, place, *names) for names in PLANES}
+    return {"_".join(names): rows for names, rows in planes.items()} | {"verdicts": judged(planes)}
 
 
 def plane(
-    ratio: Callable[..., float], axes: dict[str, Sequence[float | int]], place: dict[str, float | int], first: str, second: str
-) -> Table:
-    """Returns the table of one panel: a row per point with both components of its arrow."""
+    ratio: Callable[..., float], axes: Mapping[str, Sequence[float | int]], place: Mapping[str, float | int], first: str, second: str
+) -> list[dict[str, Any]]:
+    """Returns the rows of one panel: a point each, with both components of its arrow."""
     rows = []
     for one in axes[first]:
         for two in axes[second]:
-            here = place | {first: one, second: two}
+            here = {**place, first: one, second: two}
             if here["batch_size"] * 2 > here["size"]:
                 continue
             value = ratio(**here)
-            arrow = [value / ratio(**(here | {name: 2 * here[name]})) - 1 for name in (first, second)]
-            rows.append((one, two, value, *arrow))
-    columns = (first, second, "noise_batch_ratio", f"gain_of_{first}", f"gain_of_{second}")
-    fixed = ", ".join(f"{name} {value:g}" for name, value in place.items() if name not in (first, second))
-    return Table(f"{first}_{second}", columns, tuple(rows), f"gain of doubling, at {fixed}")
+            arrow = {f"gain_of_{name}": value / ratio(**(here | {name: 2 * here[name]})) - 1 for name in (first, second)}
+            rows.append({first: one, second: two, "noise_batch_ratio": value} | arrow)
+    return rows
 
 
 # The gains of doubling the one and the other value, by the point of a plane.
 Gains = dict[tuple[float, float], tuple[float, float]]
 
 
-def judged(planes: Sequence[Table]) -> list[Part]:
+def judged(planes: Mapping[tuple[str, str], Sequence[Mapping[str, Any]]]) -> list[Part]:
     """Returns the verdicts on all planes. What is read along epsilon, and at a batch size that the paper does not give, is reported and
     not judged."""
-    by_plane = {one.columns[:2]: {(float(a), float(b)): (float(c), float(d)) for a, b, _, c, d, *_ in one.rows} for one in planes}
+    by_plane: dict[tuple[str, str], Gains] = {
+        (a, b): {(float(row[a]), float(row[b])): (row[f"gain_of_{a}"], row[f"gain_of_{b}"]) for row in rows}
+        for (a, b), rows in planes.items()
+    }
     parts = [part for gains in by_plane.values() for both in gains.values() for part in both]
     claim = "each part of an arrow lies between 0 and 1: doubling at best halves the ratio"
     bounded = Part.of(claim, min(parts) >= 0 and max(parts) <= 1, f"from {min(parts):.3g} to {max(parts):.3g}")

@@ -5,106 +5,79 @@ from typing import Any
 
 import numpy as np
 
-from dpx.declaration import declaration
-from dpx.picture import Lines, Picture
 from dpx.scaling.noise import Calibration
 from dpx.scaling.query import NEAR
-from dpx.table import Table
-from dpx_papers.mckenna2025.lab import Baseline, Fitted, OfLab
-from dpx_papers.report.shape import Part, verdict_table
+from dpx_papers.analysis import Made, Noted, frame
+from dpx_papers.mckenna2025.lab import Baseline, Fitted, Lab, of_positive
+from dpx_papers.report.shape import Part
 from dpx_papers.scaling.optima import optimum
 
 OPTIMAL, CHEAPER = "compute-optimal", "compute-optimal at a fifth"
-Row = tuple[float, str, float | None, float | None]
 
 
-@declaration
-class MckennaFig5Baselines(OfLab):
+@of_positive
+def mckenna_fig5_baselines(lab: Lab, epsilons: Sequence[float | int], published: Sequence[Baseline], published_size: int) -> Made:
     """Compares the lab's baselines with the optimum, for its size and compute.
 
     Attributes:
+        lab: The measurements and the budgets.
         epsilons: Epsilons.
         published: The paper's three settings, whose ratios need no measurement.
         published_size: Protected records at which those ratios are solved exactly.
     """
-
-    epsilons: Sequence[float | int]
-    published: Sequence[Baseline]
-    published_size: int
-
-    def __call__(self) -> list[Table]:
-        tables = [ratios(self.published, self.published_size, self.epsilons, self.lab.delta)]
-        if not self.lab.is_measured:
-            return tables
-        fitted = self.lab.fitted()
-        rows = self._losses(fitted)
-        title = f"predicted losses at {self.lab.size:g} records and {self.lab.compute:.3g} FLOPs"
-        columns = ("epsilon", "setting", "loss", "compute")
-        return [*tables, Table("losses", columns, tuple(rows), title, fitted.notes), verdict_table(judged(rows, float(self.lab.epsilon)))]
-
-    def _losses(self, fitted: Fitted) -> list[Row]:
-        rows: list[Row] = []
-        for epsilon in self.epsilons:
-            ratio = self.lab.ratio(epsilon)
-            for one in self.lab.baselines:
-                noise, _ = ratio(*(np.array([float(value)]) for value in (self.lab.size, one.batch_size, one.steps)))
-                loss = float(fitted.surface.at(float(one.parameters), float(one.steps), noise).loss[0])
-                compute = 6 * one.parameters * one.batch_size * one.steps * fitted.surface.tokens
-                rows.append((float(epsilon), one.model, loss if np.isfinite(loss) else None, float(compute)))
-            for name, compute in ((OPTIMAL, float(self.lab.compute)), (CHEAPER, self.lab.compute / 5)):
-                best = optimum(fitted.surface, ratio, size=self.lab.size, epsilon=epsilon, compute=compute)
-                rows.append((float(epsilon), name, best and best.loss, compute))
-        return rows
-
-    def pictures(self) -> list[Picture]:
-        """Plots the ratios at full scale, and losses if they were measured."""
-        axes: dict[str, Any] = {"x": "epsilon", "x_scale": "log", "by": "setting"}
-        ratio = Lines(table="ratios", y=("ratio",), title="published settings", y_label="noise-batch ratio", y_scale="log", **axes)
-        loss = Lines(table="losses", y=("loss",), title="predicted", y_label="loss, nats", **axes)
-        caption = "Three fixed settings of equal compute by epsilon: their noise-batch ratios, and losses beside the best."
-        return [Picture("mckenna_fig5_baselines", caption, (ratio, loss) if self.lab.is_measured else (ratio,))]
-
-
-def ratios(settings: Sequence[Baseline], size: int, epsilons: Sequence[float | int], delta: float) -> Table:
-    """Returns the noise of both branches (Poisson sampling and fixed batches), solved at each setting."""
-    rows = []
-    for one in settings:
+    ratios = []
+    for one in published:
         for epsilon in epsilons:
-            solved = Calibration(epsilon, delta).exact(size, one.batch_size, one.steps)
-            noise = solved.poisson, solved.deterministic, solved.chosen
-            rows.append((one.model, epsilon, one.steps, one.batch_size, *noise, solved.ratio, float(np.log2(solved.ratio))))
-    columns = ("setting", "epsilon", "steps", "batch_size", "sigma_poisson", "sigma_fixed", "chosen", "ratio", "log2_ratio")
-    return Table("ratios", columns, tuple(rows), f"noise of fixed settings, {size:,} records, delta {delta:g}")
+            solved = Calibration(epsilon, lab.delta).exact(published_size, one.batch_size, one.steps)
+            row = {"setting": one.model, "epsilon": epsilon, "steps": one.steps, "batch_size": one.batch_size}
+            row |= {"sigma_poisson": solved.poisson, "sigma_fixed": solved.deterministic, "chosen": solved.chosen}
+            ratios.append(row | {"ratio": solved.ratio, "log2_ratio": float(np.log2(solved.ratio))})
+    if not lab.is_measured:
+        return {"ratios": ratios}
+    fitted = lab.fitted()
+    rows = losses(lab, fitted, epsilons)
+    return {"ratios": ratios, "losses": Noted(rows, fitted.notes), "verdicts": judged(rows, float(lab.epsilon))}
 
 
-def judged(rows: Sequence[Row], epsilon: float) -> list[Part]:
+def losses(lab: Lab, fitted: Fitted, epsilons: Sequence[float | int]) -> Any:
+    """Returns the loss and the compute of the lab's baselines, of the optimum, and of the optimum at a fifth, by epsilon."""
+    rows = []
+    for epsilon in epsilons:
+        ratio = lab.ratio(epsilon)
+        for one in lab.baselines:
+            noise, _ = ratio(*(np.array([float(value)]) for value in (lab.size, one.batch_size, one.steps)))
+            loss = float(fitted.surface.at(float(one.parameters), float(one.steps), noise).loss[0])
+            compute = float(6 * one.parameters * one.batch_size * one.steps * fitted.surface.tokens)
+            rows.append((float(epsilon), one.model, loss if np.isfinite(loss) else None, compute))
+        for name, compute in ((OPTIMAL, float(lab.compute)), (CHEAPER, lab.compute / 5)):
+            best = optimum(fitted.surface, ratio, size=lab.size, epsilon=epsilon, compute=compute)
+            rows.append((float(epsilon), name, best and best.loss, compute))
+    return frame(rows, columns=["epsilon", "setting", "loss", "compute"])
+
+
+def judged(rows: Any, epsilon: float) -> list[Part]:
     """Returns the verdicts: no fixed setting has a lower loss than the optimum, the best fixed setting depends on epsilon, and
     the optimum at a fifth of the compute has the loss of the best fixed setting."""
-    at = {(one, name): loss for one, name, loss, _ in rows}
-    epsilons = sorted({one for one, *_ in rows})
-    fixed = [name for name in dict.fromkeys(name for _, name, *_ in rows) if name not in (OPTIMAL, CHEAPER)]
-    known = {one: {name: loss for name in fixed if (loss := at[one, name]) is not None} for one in epsilons}
-    compared = [(one, name) for one in epsilons for name in known[one] if at[one, OPTIMAL] is not None]
-    above = [f"{name} at {one:g}" for one, name in compared if (at[one, OPTIMAL] or 0.0) > known[one][name] * (1 + 1e-3)]
-    claim = "the compute-optimal configuration is at or below every fixed setting"
-    first = Part.of(claim, not above, f"{len(compared)} compared; above: {', '.join(above) or 'none'}")
-    best = {one: min(losses, key=lambda name: losses[name]) for one, losses in known.items() if len(losses) == len(fixed)}
-    second, words = "which fixed setting is best depends on epsilon", ", ".join(f"{one:g}: {name}" for one, name in best.items())
-    return [
-        first if compared else Part.of(claim, None, "no fixed setting lies inside the grid"),
-        Part.of(second, len(set(best.values())) > 1, words)
-        if len(best) > 1
-        else Part.of(second, None, f"all are known at {len(best)} epsilons"),
-        _cheaper(at, known, epsilon),
-    ]
-
-
-def _cheaper(at: dict[tuple[float, str], float | None], known: dict[float, dict[str, float]], epsilon: float) -> Part:
-    claim = "a fifth of the compute, spent best, does as well as the best fixed setting (to 1 %)"
-    loss = at.get((epsilon, CHEAPER))
-    if loss is None or not known.get(epsilon):
-        return Part.of(claim, None, f"nothing to compare at epsilon {epsilon:g}")
-    name = min(known[epsilon], key=lambda one: known[epsilon][one])
-    return Part.of(
-        claim, loss <= (1 + NEAR) * known[epsilon][name], f"{loss:.3f} against {known[epsilon][name]:.3f} ({name}) at epsilon {epsilon:g}"
+    at = rows.astype({"loss": float}).pivot(index="epsilon", columns="setting", values="loss")
+    fixed = at[[name for name in rows["setting"].unique() if name not in (OPTIMAL, CHEAPER)]]
+    known = fixed[at[OPTIMAL].notna()].stack(future_stack=True).dropna()
+    above = [f"{name} at {one:g}" for (one, name), loss in known.items() if at.loc[one, OPTIMAL] > loss * (1 + 1e-3)]
+    best = fixed.dropna().idxmin(axis=1) if fixed.notna().all(axis=1).any() else fixed.iloc[:0, 0]
+    claims = (
+        "the compute-optimal configuration is at or below every fixed setting",
+        "which fixed setting is best depends on epsilon",
+        "a fifth of the compute, spent best, does as well as the best fixed setting (to 1 %)",
     )
+    words = ", ".join(f"{one:g}: {name}" for one, name in best.items()) if len(best) > 1 else f"all are known at {len(best)} epsilons"
+    shown = f"{len(known)} compared; above: {', '.join(above) or 'none'}" if len(known) else "no fixed setting lies inside the grid"
+    own = fixed.loc[epsilon].dropna() if epsilon in fixed.index else fixed.iloc[:0, 0]
+    loss = at.loc[epsilon, CHEAPER] if len(own) else np.nan
+    cheaper = Part.of(claims[2], None, f"nothing to compare at epsilon {epsilon:g}")
+    if not np.isnan(loss):
+        against = f"{loss:.3f} against {own.min():.3f} ({own.idxmin()}) at epsilon {epsilon:g}"
+        cheaper = Part.of(claims[2], loss <= (1 + NEAR) * own.min(), against)
+    return [
+        Part.of(claims[0], not above if len(known) else None, shown),
+        Part.of(claims[1], best.nunique() > 1 if len(best) > 1 else None, words),
+        cheaper,
+    ]

@@ -5,40 +5,32 @@ import itertools
 
 import numpy as np
 
-from dpx.declaration import declaration
-from dpx.picture import Lines, Picture
 from dpx.scaling.smoothing import Grid
 from dpx.scaling.surface import Surface
-from dpx.table import Table
+from dpx_papers.analysis import Made, Noted
 from dpx_papers.mckenna2025 import verdicts
-from dpx_papers.mckenna2025.lab import BY_RATIO, Fitted, OfLab
-from dpx_papers.report.shape import Part, verdict_table
+from dpx_papers.mckenna2025.lab import Lab, of_positive
+from dpx_papers.report.shape import Part
 
 
-@declaration
-class MckennaFitSemiparametric(OfLab):
-    """Shows the grid as it was measured, the surface's nodes, and the verdicts on three claims."""
+@of_positive
+def mckenna_fit_semiparametric(lab: Lab) -> Made:
+    """Shows the grid as it was measured, the surface's nodes, and the verdicts on three claims.
 
-    def __call__(self) -> list[Table]:
-        fitted = self.lab.fitted()
-        notes = (*fitted.notes, f"choice over learning rates: {self.lab.choice}", *fitted.left_out)
-        return [_final(fitted, notes), verdict_table(judged(fitted.grid, fitted.surface))]
-
-    def pictures(self) -> list[Picture]:
-        """Plots measured and fitted losses after the last measured step."""
-        lines = Lines(table="final_losses", y=("fitted",), marks=("measured",), by="model", y_label="loss, nats", **BY_RATIO)
-        return [Picture("mckenna_fit_semiparametric", "Losses of the last measured step: measured (marks) and fitted (lines).", (lines,))]
-
-
-def _final(fitted: Fitted, notes: tuple[str, ...]) -> Table:
+    Attributes:
+        lab: The measurements and the budgets.
+    """
+    fitted = lab.fitted()
     grid, rows = fitted.grid, []
     for part in (grid.noiseless, grid) if grid.noiseless else (grid,):
         for (m, name), (r, ratio) in itertools.product(enumerate(part.names), enumerate(part.ratios_R.tolist())):
             at = fitted.surface.at(part.parameters_M[m], part.steps_T[-1], ratio)
-            values = part.losses_MRT[m, r, -1], at.loss, part.rates_MRT[m, r, -1]
-            rows.append((name, float(part.parameters_M[m]), ratio, *map(float, values)))
-    columns = ("model", "parameters", "noise_batch_ratio", "measured", "fitted", "learning_rate")
-    return Table("final_losses", columns, tuple(rows), f"after {grid.steps_T[-1]:,.0f} steps", notes)
+            row = {"model": name, "parameters": float(part.parameters_M[m]), "noise_batch_ratio": ratio}
+            row |= {"measured": float(part.losses_MRT[m, r, -1]), "fitted": float(at.loss)}
+            rows.append(row | {"learning_rate": float(part.rates_MRT[m, r, -1])})
+    notes = (*fitted.notes, f"choice over learning rates: {lab.choice}", *fitted.left_out)
+    title = f"after {grid.steps_T[-1]:,.0f} steps"
+    return {"final_losses": Noted(rows, notes, title), "verdicts": judged(grid, fitted.surface)}
 
 
 def judged(grid: Grid, surface: Surface) -> list[Part]:

@@ -2,7 +2,7 @@
 `laptop`."""
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,16 +14,12 @@ from dpx.scaling.query import Ratio
 from dpx.scaling.runs import load
 from dpx.scaling.smoothing import Choice, Grid, grid_of
 from dpx.scaling.surface import Surface, surface_of
-
-# Axes that several pictures have.
-BY_COMPUTE: dict[str, Any] = {"x": "compute", "x_label": "FLOPs", "x_scale": "log"}
-BY_RATIO: dict[str, Any] = {"x": "noise_batch_ratio", "x_label": "noise-batch ratio", "x_scale": "log"}
+from dpx_papers.analysis import analysis
 
 
-def require_positive(of: Any, place: str, may_be_zero: Sequence[str] = ()) -> None:
-    """Raises `ConfigError` if a number of the declaration `of`, alone or in a list, is not above 0, or a list is empty."""
-    for name in (field.name for field in dataclasses.fields(of)):
-        value = getattr(of, name)
+def require_positive(given: Mapping[str, Any], place: str, may_be_zero: Sequence[str] = ()) -> None:
+    """Raises `ConfigError` if a given number, alone or in a list, is not above 0, or a list is empty."""
+    for name, value in given.items():
         said = f"{place}.{name}={value}"
         require(name == "published" or value not in ([], ()), said, "nothing would be computed", "Give one at least")
         numbers = [one for one in _leaves(value) if isinstance(one, (int, float))]
@@ -37,12 +33,8 @@ def _leaves(value: Any) -> list[Any]:
     return [leaf for one in value for leaf in _leaves(one)] if isinstance(value, (list, tuple)) else [value]
 
 
-@declaration
-class Positive:
-    """Is the base class of analyses whose numbers are all above 0, except points of a profile, which may begin at 0."""
-
-    def __post_init__(self) -> None:
-        require_positive(self, "analysis", may_be_zero=("points",))
+# Makes analyses whose numbers are all above 0, except points of a profile, which may begin at 0.
+of_positive = analysis(lambda declared: require_positive(declared.given, "analysis", may_be_zero=("points",)))
 
 
 @declaration
@@ -62,7 +54,7 @@ class Baseline:
     batch_size: int
 
     def __post_init__(self) -> None:
-        require_positive(self, "analysis.lab.baselines")
+        require_positive(vars(self), "analysis.lab.baselines")
 
 
 @declaration
@@ -112,7 +104,7 @@ class Lab:
     loss_at_most: float | int
 
     def __post_init__(self) -> None:
-        require_positive(self, "analysis.lab", may_be_zero=("steps_above", "ratio_above"))
+        require_positive(vars(self), "analysis.lab", may_be_zero=("steps_above", "ratio_above"))
         require(
             1 <= self.reach < float("inf"),
             f"analysis.lab.reach={self.reach}",
@@ -121,6 +113,11 @@ class Lab:
         )
         ends = f"analysis.lab.lowest_compute={self.lowest_compute:g}, highest_compute={self.highest_compute:g}"
         require(self.lowest_compute <= self.highest_compute < np.inf, ends, "no range", "Give the lower one first")
+
+    @property
+    def inputs(self) -> list[str]:
+        """The files that must exist before an analysis of the lab can start."""
+        return [self.measurements] if self.measurements else []
 
     @property
     def is_measured(self) -> bool:
@@ -152,21 +149,6 @@ class Lab:
     def computes_of(self) -> np.ndarray:
         """Returns computes from the lowest to the highest, evenly spaced on a log scale."""
         return np.geomspace(self.lowest_compute, self.highest_compute, self.computes)
-
-
-@declaration
-class OfLab(Positive):
-    """Is the base class of analyses of the lab's measurements.
-
-    Attributes:
-        lab: The measurements and the budgets.
-    """
-
-    lab: Lab
-
-    def inputs(self) -> list[Path]:
-        """Returns the files that must exist before the analysis can start."""
-        return [Path(self.lab.measurements)] if self.lab.measurements else []
 
 
 @dataclasses.dataclass(frozen=True)

@@ -6,12 +6,11 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from dpx.declaration import declaration, require
-from dpx.picture import Lines, Picture
+from dpx.declaration import require
 from dpx.scaling.measurements import Measurements
-from dpx.table import Table
-from dpx_papers.mckenna2025.lab import Lab, OfLab
-from dpx_papers.report.shape import Part, verdict_table
+from dpx_papers.analysis import Made, Noted
+from dpx_papers.mckenna2025.lab import Lab, of_positive
+from dpx_papers.report.shape import Part
 from dpx_papers.scaling import parametric
 
 POOR, PARTS = 1.5, 5
@@ -49,66 +48,46 @@ def points_of(measured: Measurements, lab: Lab) -> Points:
     return Points(own.parameters, own.batch_size * own.step, own.noise_batch_ratio, own.loss, run[keep])
 
 
-@declaration
-class MckennaParametric(OfLab):
+@of_positive
+def mckenna_parametric(lab: Lab, form: parametric.Form, published: Mapping[str, float], starts: int, samples: int) -> Made:
     """Minimises the Huber loss on log losses by L-BFGS, with 95 % intervals from draws of whole runs.
 
     Attributes:
+        lab: The measurements and the budgets.
         form: Parametric form.
         published: Coefficients that the paper prints.
         starts: Starts of L-BFGS.
         samples: Draws of whole runs.
     """
-
-    form: parametric.Form
-    published: Mapping[str, float]
-    starts: int
-    samples: int
-
-    def __call__(self) -> list[Table]:
-        points = points_of(self.lab.measured()[0], self.lab)
-        fits = {form: parametric.fit(form, *points.columns, starts=self.starts) for form in ("L1", "L2")}
-        intervals = parametric.bootstrap(self.form, *points.columns, points.run, samples=self.samples, starts=max(1, self.starts // 8))
-        own = fits[self.form]
-        rows = tuple(
-            (name, own.coefficients[name], one.low, one.high, one.is_identified, self.published.get(name))
-            for name, one in intervals.items()
-        )
-        count = f"{len(points.loss)} records of {len(np.unique(points.run))} runs; {own.starts_that_agree} of {self.starts} starts agree"
-        notes = (count, "not identified: the 95 % interval is wider than half of the value; such a coefficient is not a finding")
-        columns = ("coefficient", "value", "low", "high", "is_identified", "published")
-        huber_losses = tuple((form, fit.huber_loss) for form, fit in fits.items())
-        return [
-            Table("coefficients", columns, rows, f"form {self.form}", notes),
-            Table("objectives", ("form", "mean_huber_loss"), huber_losses, "of log losses, over the Huber width"),
-            _residuals(points, own),
-            verdict_table(judged_l1(points, own) if self.form == "L1" else judged_l2(fits["L1"], fits["L2"])),
-        ]
-
-    def pictures(self) -> list[Picture]:
-        """Plots predicted against measured losses."""
-        lines = Lines(
-            table="residuals", x="measured", marks=("predicted",), by="parameters", x_label="measured loss, nats", y_label="predicted"
-        )
-        return [Picture(f"mckenna_parametric_{self.form.lower()}", f"Losses by form {self.form} against measured ones.", (lines,))]
+    points = points_of(lab.measured()[0], lab)
+    fits = {one: parametric.fit(one, *points.columns, starts=starts) for one in ("L1", "L2")}
+    intervals = parametric.bootstrap(form, *points.columns, points.run, samples=samples, starts=max(1, starts // 8))
+    own, rows = fits[form], []
+    for name, one in intervals.items():
+        row = {"coefficient": name, "value": own.coefficients[name], "low": one.low, "high": one.high}
+        rows.append(row | {"is_identified": one.is_identified, "published": published.get(name)})
+    count = f"{len(points.loss)} records of {len(np.unique(points.run))} runs; {own.starts_that_agree} of {starts} starts agree"
+    notes = (count, "not identified: the 95 % interval is wider than half of the value; such a coefficient is not a finding")
+    arrays = (*points.columns, own.loss(*points.columns[:3]))
+    names = ("parameters", "examples", "ratio", "measured", "predicted")
+    return {
+        "coefficients": Noted(rows, notes),
+        "objectives": [{"form": name, "mean_huber_loss": fit.huber_loss} for name, fit in fits.items()],
+        "residuals": [dict(zip(names, row, strict=True)) for row in zip(*(column.tolist() for column in arrays), strict=True)],
+        "verdicts": [judged_l1(points, own) if form == "L1" else judged_l2(fits["L1"], fits["L2"])],
+    }
 
 
-def _residuals(points: Points, fit: parametric.Fit) -> Table:
-    predicted = fit.loss(*points.columns[:3])
-    rows = zip(*(column.tolist() for column in (*points.columns, predicted)), strict=True)
-    return Table("residuals", ("parameters", "examples", "ratio", "measured", "predicted"), tuple(rows), "measured and predicted losses")
-
-
-def judged_l1(points: Points, fit: parametric.Fit) -> list[Part]:
+def judged_l1(points: Points, fit: parametric.Fit) -> Part:
     """Returns the verdict on the paper's reason for another form: L1 is wrong where losses are high."""
     claim = f"L1 is {POOR:g} times as wrong in the highest fifth of losses as in the rest"
     wrong = np.abs(np.log(fit.loss(*points.columns[:3]) / points.loss))
     high = points.loss >= np.quantile(points.loss, 1 - 1 / PARTS)
     above, below = float(wrong[high].mean()), float(wrong[~high].mean()) if (~high).any() else 0.0
-    return [Part.of(claim, above > POOR * below, f"mean relative error {above:.2%} there, {below:.2%} in the rest")]
+    return Part.of(claim, above > POOR * below, f"mean relative error {above:.2%} there, {below:.2%} in the rest")
 
 
-def judged_l2(first: parametric.Fit, second: parametric.Fit) -> list[Part]:
+def judged_l2(first: parametric.Fit, second: parametric.Fit) -> Part:
     """Returns the verdict on L2, which has one coefficient more, so that only a clear gain counts."""
     words = f"{second.huber_loss:.4g} against {first.huber_loss:.4g}"
-    return [Part.of("L2's Huber loss is at most nine tenths of L1's", second.huber_loss <= 0.9 * first.huber_loss, words)]
+    return Part.of("L2's Huber loss is at most nine tenths of L1's", second.huber_loss <= 0.9 * first.huber_loss, words)

@@ -1,24 +1,21 @@
 """Tests orders, with a tolerance for a few points that measured surfaces need."""
 
 import itertools
-from collections import defaultdict
-from collections.abc import Callable, Iterable
-from typing import Any, TypeVar
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import numpy as np
 
 from dpx_papers.report.shape import Part
 
 # A measured surface has noise: at least this share of the pairs that differ must be in order.
 IN_ORDER = 0.9
 
-One = TypeVar("One")
 
-
-def neighbours(points: Iterable[One], same: Callable[[One], Any], by: Callable[[One], Any]) -> list[tuple[One, One]]:
-    """Returns pairs of consecutive entries in the order of `by`, within each group of equal `same`."""
-    groups: dict[Any, list[One]] = defaultdict(list)
-    for one in points:
-        groups[same(one)].append(one)
-    return [pair for group in groups.values() for pair in itertools.pairwise(sorted(group, key=by))]
+def neighbours(rows: Any, same: Sequence[str], by: str, value: str) -> list[tuple[float, float]]:
+    """Returns pairs of values of consecutive rows in the order of `by`, within each group of equal `same`."""
+    groups = rows.sort_values(by, kind="stable").groupby(list(same))[value] if len(rows) else ()
+    return [pair for _, own in groups for pair in itertools.pairwise(own.tolist())]
 
 
 def ascending(claim: str, pairs: Iterable[tuple[float, float]]) -> Part:
@@ -29,3 +26,8 @@ def ascending(claim: str, pairs: Iterable[tuple[float, float]]) -> Part:
     up, down = sum(one < other for one, other in pairs), sum(one > other for one, other in pairs)
     words = f"{up} of {up + down} pairs in order, {len(pairs) - up - down} equal"
     return Part.of(claim, up > 0 and up >= IN_ORDER * (up + down), words)
+
+
+def slope(rows: Any, x: str, y: str) -> float:
+    """Returns the least-squares slope of the logarithm of one column against that of another."""
+    return float(np.polyfit(np.log(rows[x].astype(float)), np.log(rows[y].astype(float)), 1)[0])

@@ -10,6 +10,7 @@ import pandas as pd
 from dpx import packages
 from dpx.declaration import ConfigError, require
 from dpx.table import Table
+from dpx_papers.analysis import table_of
 from dpx_papers.report.evidence import Evidence, Rows, drawn_tables
 
 Made = Callable[[Rows], Rows]
@@ -54,8 +55,7 @@ def table(item: Any, found: Evidence) -> Table | None:
             reason = f"{item.function} failed ({type(error).__name__}: {error})"
             raise ConfigError(value, reason, "Correct the function, or the rows that it is given") from error
         require(isinstance(rows, pd.DataFrame), value, f"{item.function} returned no table", "Return a pandas.DataFrame")
-    plain = rows.astype(object).where(rows.notna(), None)
-    return Table(TABLE, tuple(map(str, plain.columns)), tuple(map(tuple, plain.itertuples(index=False, name=None))), item.title)
+    return table_of(TABLE, rows, item.title)
 
 
 def _read(value: str, item: Any, found: Evidence) -> Rows | None:

@@ -152,7 +152,7 @@ def _figures(paper: Paper, item: Item, found: Evidence, tables: analyses.Tables)
     drawn = [Picture(one.name, one.caption, tuple(_completed(panel, paper, found) for panel in one.panels)) for one in item.figures]
     if tables and item.kind != "rows":
         declared: Any = build(recipes.compose(item.overrides))[1]
-        drawn += getattr(getattr(declared, "analysis", None), "pictures", list)()
+        drawn += declared.analysis.pictures(list(tables.values())) if hasattr(getattr(declared, "analysis", None), "pictures") else []
     known = {**drawn_tables(found, item.experiment), **tables} if drawn else {}
     kept = [Picture(one.name, one.caption, tuple(panel for panel in one.panels if _has_data(panel, known))) for one in drawn]
     return pictures.draw([picture for picture in kept if picture.panels], list(known.values()))

@@ -31,8 +31,9 @@ class Part:
     state: str
 
     @classmethod
-    def of(cls, claim: str, holds: bool | None, statistic: str) -> "Part":
-        """Returns the judged claim; with `None` for `holds` it could not be judged, and `statistic` says what is missing."""
+    def of(cls, claim: str, holds: Any, statistic: str) -> "Part":
+        """Returns the judged claim, which `holds` or not, as Python or pandas say it; with `None` it could not be judged, and `statistic`
+        says what is missing."""
         return cls(claim, statistic, NOT_RUN if holds is None else PASS if holds else FAIL)
 
 

@@ -3,11 +3,13 @@
 import dataclasses
 import itertools
 from collections.abc import Callable, Iterable
+from typing import Any
 
 import numpy as np
 
 from dpx.scaling.query import MODELS, Ratio, candidates
 from dpx.scaling.surface import Surface
+from dpx_papers.analysis import frame
 
 
 @dataclasses.dataclass(frozen=True)
@@ -86,8 +88,9 @@ def optima(
     sizes: Iterable[float | int],
     epsilons: Iterable[float | int],
     computes: Iterable[float],
-) -> list[Optimum]:
-    """Returns the optimum at every (size, epsilon, compute) that has one, in this order.
+) -> Any:
+    """Returns the optimum at every (size, epsilon, compute) that has one, in this order: rows whose columns are the fields of `Optimum`,
+    with its marks as text, and `is_censored`.
 
     An infinite epsilon has none if nothing was measured without noise.
     """
@@ -96,4 +99,7 @@ def optima(
         optimum(surface, ratio_of(epsilon), size=size, epsilon=epsilon, compute=compute)
         for size, epsilon, compute in itertools.product(sizes, kept, list(computes))
     )
-    return [one for one in each if one is not None]
+    rows = [vars(one) | {"marks": "; ".join(one.marks), "is_censored": one.is_censored} for one in each if one is not None]
+    columns = [*(field.name for field in dataclasses.fields(Optimum)), "is_censored"]
+    # Objects, so that whole numbers stay whole beside an infinite epsilon.
+    return frame(rows, columns=columns, dtype=object).astype({"is_censored": bool})

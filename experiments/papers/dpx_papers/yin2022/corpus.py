@@ -1,17 +1,22 @@
 """Yin and Habernal 2022, Table 1: documents and bytes of the corpus as printed, and those of the legal text on this machine (L1)."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from dpx.data.declarations import TextFiles
-from dpx.declaration import declaration
-from dpx.table import Table
-from dpx_papers.report.shape import Part, verdict_table
+from dpx_papers.analysis import Made, analysis, frame
+from dpx_papers.report.shape import Part
 
 
-@declaration
-class LegalTable1Corpus:
+@analysis()
+def legal_table1_corpus(
+    printed: Sequence[Sequence[str | int | float]],
+    printed_totals: Sequence[float],
+    examples: int,
+    heldout_fraction: float,
+    files: Sequence[str],
+) -> Made:
     """Compares the printed corpus with files of this machine.
 
     Attributes:
@@ -21,49 +26,29 @@ class LegalTable1Corpus:
         heldout_fraction: Share of the documents that it holds out.
         files: Files (.jsonl.gz); a missing file is left out.
     """
-
-    printed: Sequence[Sequence[str | int | float]]
-    printed_totals: Sequence[float]
-    examples: int
-    heldout_fraction: float
-    files: Sequence[str]
-
-    def __call__(self) -> list[Table]:
-        printed = [(str(name), int(documents), float(size)) for name, documents, size in self.printed]
-        rows = [(name, documents, size, size * 1e9 / documents) for name, documents, size in printed]
-        documents, size = sum(row[1] for row in rows), sum(row[2] for row in rows)
-        rows.append(("sum", documents, size, size * 1e9 / documents))
-        table = Table(
-            "printed", ("source", "documents", "gigabytes", "bytes_per_document"), tuple(rows), "Table 1 as printed", PRINTED_NOTES
-        )
-        here = [self._counted(Path(file)) for file in self.files if Path(file).exists()]
-        counted = Table("here", HERE, tuple(here), "legal text on this machine", HERE_NOTES)
-        return [table, counted, verdict_table(self._judged(table.as_json()["rows"][-1], counted.as_json()["rows"]))]
-
-    def _counted(self, file: Path) -> tuple[Any, ...]:
-        from dpx.data.text_files import TextFilesSource
-
-        documents = [one.paragraphs for one in TextFilesSource(TextFiles(paths=str(file))).documents()]
-        sizes = [len(paragraph.encode()) for paragraphs in documents for paragraph in paragraphs]
-        distinct = len({paragraph for paragraphs in documents for paragraph in paragraphs})
-        return file.name, len(documents), len(sizes), distinct, sum(sizes), sum(sizes) / max(len(sizes), 1)
-
-    def _judged(self, total: Mapping[str, Any], here: Sequence[Mapping[str, Any]]) -> list[Part]:
-        """The verdicts: whether the totals agree, and what a document must be."""
-        sums = ", ".join(f"{value:g}" for value in self.printed_totals)
-        same = all(abs(value - total["gigabytes"]) < 0.05 for value in self.printed_totals)
-        left = total["documents"] * (1 - self.heldout_fraction)
-        agrees = abs(self.examples / left - 1) < 0.02
-        counted = f"{len(here)} files, {sum(row['bytes'] for row in here):,} bytes"
-        return [
-            Part.of("the totals in the text are the sum of the rows", same, f"{total['gigabytes']:g} GB; the text has {sums}"),
-            Part.of("the training examples are the documents that are not held out, to 2 %", agrees, f"{self.examples:,} of {left:,.0f}"),
-            Part.of("documents and bytes of the text on this machine are counted", True, counted)
-            if here
-            else Part.of("documents and bytes of the text on this machine are counted", None, "no file of it is here"),
-        ]
+    lines = frame(printed, columns=["source", "documents", "gigabytes"]).astype({"gigabytes": float})
+    lines.loc[len(lines)] = ["sum", lines["documents"].sum(), sum(lines["gigabytes"])]
+    lines["bytes_per_document"] = lines["gigabytes"] * 1e9 / lines["documents"]
+    here = [_counted(Path(file)) for file in files if Path(file).exists()]
+    documents, size = lines.iloc[-1][["documents", "gigabytes"]]
+    left = documents * (1 - heldout_fraction)
+    sums = ", ".join(f"{value:g}" for value in printed_totals)
+    same = all(abs(value - size) < 0.05 for value in printed_totals)
+    claim, agrees = "the training examples are the documents that are not held out, to 2 %", abs(examples / left - 1) < 0.02
+    counted = f"{len(here)} files, {sum(row['bytes'] for row in here):,} bytes" if here else "no file of it is here"
+    verdicts = [
+        Part.of("the totals in the text are the sum of the rows", same, f"{size:g} GB; the text has {sums}"),
+        Part.of(claim, agrees, f"{examples:,} of {left:,.0f}"),
+        Part.of("documents and bytes of the text on this machine are counted", bool(here) or None, counted),
+    ]
+    return {"printed": lines, "here": here, "verdicts": verdicts}
 
 
-HERE = ("file", "documents", "paragraphs", "distinct_paragraphs", "bytes", "bytes_per_paragraph")
-PRINTED_NOTES = ("about 490 bytes a document: a document is a paragraph, so the unit of privacy is a paragraph",)
-HERE_NOTES = ("a document is one contract or opinion; its paragraphs are the units that data.source.document_per=paragraph makes",)
+def _counted(file: Path) -> dict[str, Any]:
+    from dpx.data.text_files import TextFilesSource
+
+    documents = [one.paragraphs for one in TextFilesSource(TextFiles(paths=str(file))).documents()]
+    paragraphs = [paragraph for own in documents for paragraph in own]
+    size = sum(len(paragraph.encode()) for paragraph in paragraphs)
+    counts = {"documents": len(documents), "paragraphs": len(paragraphs), "distinct_paragraphs": len(set(paragraphs)), "bytes": size}
+    return {"file": file.name} | counts | {"bytes_per_paragraph": size / max(len(paragraphs), 1)}
