@@ -107,7 +107,12 @@ def type_in_words(hint: Any) -> str:
             described.append(f"a list (each {type_in_words(typing.get_args(part)[0])})" if is_list else "a mapping")
         else:
             described.append(names.get(part) or (part.__name__ if isinstance(part, type) else str(part)))
-    return " or ".join(dict.fromkeys(described))
+    described = list(dict.fromkeys(described))
+    if {names[int], names[float]} <= set(described):
+        # `int | float` and `float | int` are equal, so that either may be what was declared.
+        described.remove(names[int])
+        described.insert(described.index(names[float]) + 1, names[int])
+    return " or ".join(described)
 
 
 def _shown(value: Any) -> str:
