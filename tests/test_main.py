@@ -24,6 +24,14 @@ BAD = {
     ("job=account",): "run: this job needs a run to account for, and no run is named. Add run=<folder>, or job.ledgers=[...].",
     ("tune=search",): "tune: a search is a sweep, but this command starts one run. Launch it with -m, or remove the search with ~tune.",
     ("job=list", "hydra.run.dir=/dev/null/runs"): "/dev/null/runs: not a directory.",
+    ("job=list", "hydra.job_logging=null"): "hydra.job_logging=null: field 'hydra.job_logging' is not Optional.",
+    ("job=list", "hydra.verbose=5"): "hydra.verbose=5: Hydra cannot use this",
+    ("-m", "job=list", "hydra.launcher=5"): "hydra.launcher=5: ",
+    (
+        "-m",
+        "job=list",
+        "steps=range(0,10000000000)",
+    ): "steps=range(0,10000000000): steps has 10,000,000,000 values, and a sweep at most 100,000",
     (NO_EPSILON := ("noise.epsilon=-1",)): "noise.epsilon=-1.0: epsilon must be positive. Give a target above 0.",
 }
 # Refused when the run has its folder and its data is prepared.

@@ -313,11 +313,18 @@ BOMB = "a0: &a0 [x,x,x,x,x,x,x,x,x]\n" + "".join(f"a{i}: &a{i} [{','.join([f'*a{
         (b"steps: " + b"9" * 5000, "holds a number with too many digits"),
         (b"name: \xff\xfe\n", "byte 7 is not UTF-8"),
         (b'name: "a\x00b"\n', "is not YAML (special characters are not allowed)"),
+        (b"- 1\n", "is not a mapping of keys to values"),
+        (b"5\n", "is not a mapping of keys to values"),
+        (b"defaults: 5\n", "has defaults that are not a list"),
+        (b"defaults:\n- [1]\n", "evil.yaml:2: is not a default"),
+        (b"defaults: [{/model: {a: 1}}]\n", "evil.yaml:1: is not a default"),
+        (b"a: ${b\n", "a: no viable alternative at input '${b'. Correct the value"),
+        (b"# @package _global_\nmodel: [1]\n", "experiment/evil.yaml: Cannot merge DictConfig with ListConfig. Correct the file"),
         (b"defaults: [/experiment/evil]\n", "a list of defaults leads to itself, or a value is nested too deeply"),
     ],
     ids=lambda value: value[:20] if isinstance(value, bytes) else value,
 )
-def test_a_file_that_would_become_too_large_is_refused_before_it_does(received: Received, text: bytes, said: str) -> None:
+def test_a_file_that_is_no_config_or_would_become_too_large_is_one_line(received: Received, text: bytes, said: str) -> None:
     received.put("experiment/evil", {})
     (received.folder / "experiment/evil.yaml").write_bytes(text)
     with pytest.raises(Exception) as refused:

@@ -206,6 +206,11 @@ def _impossible_override(error: ConfigCompositionException) -> ConfigError:
         if group == "experiment" and option not in packages.names_in(group):
             return _unknown_option(MissingConfigException("", f"{group}/{option}"))
         return ConfigError(key, "is not in the default config", f"Write {append.group(1)}")
+    if inside := re.match(r"In '([^']+)': ", message):
+        # The reason is on the second line.
+        return ConfigError(f"{inside[1]}.yaml", (message.splitlines()[1:] or [_first_line(cause)])[0], "Correct the file")
+    if not message:
+        return ConfigError(getattr(cause, "full_key", None) or key, _first_line(cause), "Correct the value")
     if matched is None or "not in struct" not in f"{message} {error.__cause__}":
         return ConfigError(key, _first_line(error), "See python -m dpx --help")
     value = re.search(r"use \+[^=\s]+=(.*)", message)

@@ -101,7 +101,8 @@ class ClosedLoader(ConfigLoaderImpl):
             _require_choices(cfg, overrides)
             callback = OmegaConf.select(cfg, "hydra.callbacks.note_folders._target_", throw_on_missing=False)
             reason = "dpx needs this callback, which notes the folders that a command makes"
-            require(callback == NOTE_FOLDERS, "hydra.callbacks.note_folders", reason, "Remove what sets it")
+            # Hydra's own help has no config.
+            require(config_name is None or callback == NOTE_FOLDERS, "hydra.callbacks.note_folders", reason, "Remove what sets it")
             self._require_few_points(cfg)
             if self._has_received:
                 require_bounded(cfg)
@@ -160,7 +161,7 @@ class ClosedLoader(ConfigLoaderImpl):
 
     def _require_few_points(self, cfg: DictConfig) -> None:
         if not isinstance(cfg.hydra.sweeper, DictConfig):
-            # Hydra refuses it for a sweep, and reads it for nothing else.
+            # Hydra refuses it for a sweep, and does not read it otherwise.
             return
         sweeper: Any = OmegaConf.to_container(cfg.hydra.sweeper, resolve=False)
         params = [f"{key}={value}" for key, value in (sweeper.get("params") or {}).items()]
@@ -202,7 +203,7 @@ _MOST_BYTES, _MOST_VALUES, _MOST_LEVELS, _MOST_DIGITS = 2**20, 100_000, 50, 400
 
 
 def _require_small(file: Path) -> None:
-    """Raises `ConfigError` for a file that is not text, or that would become a config too large to be meant."""
+    """Raises `ConfigError` for a file that is not text or not a config, or that would become a config too large to be meant."""
     text = file.read_bytes()[: _MOST_BYTES + 1]
     require(len(text) <= _MOST_BYTES, file, f"has more than {_MOST_BYTES:,} bytes", "Write a config that is shorter")
     reason = f"holds more than {MOST_INTERPOLATIONS:,} interpolations"
@@ -218,8 +219,23 @@ def _require_small(file: Path) -> None:
     except yaml.YAMLError:
         # Hydra finds the same, and says the line.
         return
-    if root is not None:
+    if root is not None and root.tag != "tag:yaml.org,2002:null":
         _values_in(root, file, {}, _MOST_LEVELS)
+        _require_shape(root, file)
+
+
+def _require_shape(root: Any, file: Path) -> None:
+    """Raises `ConfigError` for a file that is no mapping, or whose list of defaults Hydra could not read."""
+    require(isinstance(root, yaml.MappingNode), file, "is not a mapping of keys to values", "Write <key>: <value>")
+    for defaults in (value for key, value in root.value if key.value == "defaults"):
+        fix = "Write defaults: [<name>, {<group>: <option>}, _self_]"
+        require(isinstance(defaults, yaml.SequenceNode), file, "has defaults that are not a list", fix)
+        for item in defaults.value:
+            is_pair = isinstance(item, yaml.MappingNode) and len(item.value) == 1
+            option = item.value[0][1] if is_pair else item
+            options = option.value if is_pair and isinstance(option, yaml.SequenceNode) else [option]
+            is_default = all(isinstance(one, yaml.ScalarNode) for one in options)
+            require(is_default, f"{file}:{item.start_mark.line + 1}", "is not a default", fix)
 
 
 def _values_in(node: Any, file: Path, known: dict[int, int], levels: int) -> int:

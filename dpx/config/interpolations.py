@@ -68,7 +68,7 @@ class _Sizes:
         self._spent = 0
 
     def of(self, node: Any) -> int:
-        """Returns at least the number of characters that `node` becomes, with the cost to resolve it; 1 if there is no node."""
+        """Returns at least the number of characters that `node` becomes, with the cost to resolve it; 1 without a node."""
         if node is None or id(node) in self._known:
             return self._known.get(id(node), 1)
         name = str(node._get_full_key(None))
@@ -127,7 +127,7 @@ class _Sizes:
         return self._texts[id(tree)][1]
 
     def _target(self, key: str, node: Any) -> Any:
-        """Returns the node that `key`, in an interpolation of `node`, leads to; `None` if there is none."""
+        """Returns the node that `key`, in an interpolation of `node`, leads to; `None` if it is missing."""
         try:
             at, rest = node._get_parent_container()._resolve_key_and_root(key)
             for part in split_key(rest):

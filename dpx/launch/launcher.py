@@ -163,6 +163,7 @@ class Launcher:
 
     def _run(self, cfg: DictConfig, path: Path, status: Status, point: tuple[str, ...]) -> None:
         experiment, job = build(cfg)
+        require(callable(job), f"job={cfg.get('job')}", "is not a job", "Choose one: python -m dpx --help lists them")
         if cfg.run is None:
             # Only for new work: jobs on an existing run accept any config that it had.
             _check_noise(experiment.mechanism, point)
