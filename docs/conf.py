@@ -6,7 +6,7 @@ from docutils import nodes
 from sphinx.writers.html5 import HTML5Translator
 
 import dpx
-from dpx.pages import document
+from dpx.pages import page_document
 
 project, author, copyright = "dpx", "The dpx developers", "The dpx developers, Apache-2.0"
 version = release = dpx.__version__
@@ -18,7 +18,7 @@ autodoc_typehints = "none"
 autodoc_member_order = "bysource"
 # The site looks as the pages of job=report do.
 html_theme = "basic"
-html_static_path = ["static", str(Path(document.__file__).with_name("page.css"))]
+html_static_path = ["static", str(Path(page_document.__file__).with_name("page.css"))]
 html_css_files = ["page.css", "site.css"]
 html_sidebars = {"**": ["searchfield.html", "localtoc.html", "globaltoc.html"], "index": ["searchfield.html", "globaltoc.html"]}
 html_short_title, html_show_sourcelink, toc_object_entries_show_parents = "dpx", False, "hide"
@@ -40,7 +40,7 @@ class Translator(HTML5Translator):
 
 
 def _coloured(app, page, template, context, doctree) -> None:
-    context["metatags"] = context.get("metatags", "") + f"<style>{document.COLOURS}</style>"
+    context["metatags"] = context.get("metatags", "") + f"<style>{page_document.COLOURS}</style>"
 
 
 def setup(app) -> None:

@@ -14,8 +14,8 @@ _MODULES = {
     "weighted_grad": "dpx.clipping.clipped_grad",
     "ClippedGradients": "dpx.clipping.clipped_grad",
     "add_noise": "dpx.mechanism.tree_noise",
-    "load": "dpx.load_run",
-    "runs": "dpx.run_table",
+    "load": "dpx.job.load_run",
+    "runs": "dpx.pages.run_table",
 }
 
 

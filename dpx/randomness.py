@@ -10,6 +10,7 @@ import secrets
 import struct
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -112,3 +113,8 @@ class BitStream:
         data = hashlib.shake_256(self._key + struct.pack(">Q", self._requests)).digest(8 * count)
         self._requests += 1
         return np.frombuffer(data, ">u8").astype(np.uint64)
+
+
+def path_name(path: tuple[Any, ...]) -> str:
+    """Returns the name of jax's key path, such as `layers/qkv/kernel`, through dictionaries, sequences and records."""
+    return "/".join(str(getattr(key, "key", getattr(key, "name", getattr(key, "idx", key)))) for key in path)

@@ -18,7 +18,8 @@ CACHE = Path(__file__).resolve().parents[1] / "outputs" / "cache"
 
 os.environ["JAX_PLATFORMS"] = "cpu"
 os.environ["XLA_FLAGS"] = " ".join(("--xla_force_host_platform_device_count=8", *QUICKLY))
-# As `dpx.mesh.simulate_devices` does, and for its reason: 20 steps on eight devices hung in three of six trials on two busy cores.
+# As `dpx.processes.mesh.simulate_devices` does, and for its reason: 20 steps on eight devices hung in three of six trials on two busy
+# cores.
 os.environ["PJRT_NPROC"] = "32"
 os.environ["DPX_CACHE"] = str(CACHE / "calibration")
 os.environ["JAX_COMPILATION_CACHE_DIR"] = str(CACHE / "compiled")
@@ -126,8 +127,8 @@ def repeatable_root_secrets(tmp_path_factory):
 @pytest.fixture(autouse=True)
 def statements_fit_their_schema(monkeypatch):
     """Every statement that a test writes or reads validates against the schema that ships."""
-    from dpx.claim import seals
-    from dpx.records import to_json
+    from dpx.files.records import to_json
+    from dpx.statement import seals
 
     require_sound = seals.require_sound
 

@@ -4,7 +4,10 @@ import dataclasses
 from typing import Any
 
 from dpx.claim import spent
-from dpx.claim.document import (
+from dpx.privacy.ledger import Ledger
+from dpx.privacy.origins import VocabularyFacts, facts
+from dpx.statement.seals import FORMAT
+from dpx.statement.statement_records import (
     DrawnTrials,
     LedgerFacts,
     MechanismFacts,
@@ -18,9 +21,6 @@ from dpx.claim.document import (
     StudyLedger,
     StudyStatement,
 )
-from dpx.claim.seals import FORMAT
-from dpx.privacy.ledger import Ledger
-from dpx.privacy.origins import VocabularyFacts, facts
 
 MECHANISM = MechanismFacts(
     name="dp_sgd",

@@ -2,9 +2,9 @@
 
 from typing import Any
 
-from dpx.experiment import Experiment
+from dpx.config.experiment import Experiment
+from dpx.files.records import to_json
 from dpx.job.plan import plan_of_run
-from dpx.records import to_json
 
 
 def plan(experiment: Experiment, fork: str | None = None) -> dict[str, Any]:

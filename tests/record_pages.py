@@ -15,14 +15,13 @@ from typing import Any
 from pydantic import TypeAdapter
 
 import dpx
-from dpx.chain import document as chain_document
-from dpx.claim import document, manifest
+from dpx.files.records import TAG, ordered
 from dpx.job import plan_records
-from dpx.records import TAG, ordered
+from dpx.statement import chain_seal, manifest, statement_records
 from tests import config_page
 
 DOCS = Path(dpx.__file__).parent / "docs"
-FILES: dict[str, Any] = {"privacy": document.Statement, "plan": plan_records.PlanDocument, "chain": chain_document.ChainStatement}
+FILES: dict[str, Any] = {"privacy": statement_records.Statement, "plan": plan_records.PlanDocument, "chain": chain_seal.ChainStatement}
 FILES |= {"dpx_manifest": manifest.ReleaseManifest}
 INTRODUCTION = """# The fields of privacy.json, plan.json, chain.json and dpx_manifest.json
 

@@ -13,10 +13,11 @@ from typing import Any
 
 import yaml
 
-from dpx.claim.seals import STATEMENT, seal
-from dpx.init.weights import by_path, checksum, checksums
-from dpx.run_folder import CONFIG
-from dpx.training.checkpoint import on_host
+from dpx.files.file_checksums import seal
+from dpx.files.orbax_checkpoints import on_host
+from dpx.files.run_folder import CONFIG
+from dpx.files.weights import by_path, checksum, checksums
+from dpx.statement.seals import STATEMENT
 
 _LIKE_A_DIGEST = re.compile(r"(?<![0-9a-zA-Z.])[0-9a-f]{8,}(?![0-9a-zA-Z])")
 

@@ -4,11 +4,12 @@ import contextlib
 import json
 from pathlib import Path
 
-from dpx.claim.agreement import LEDGER
-from dpx.claim.seals import STATEMENT, seal
+from dpx.files.file_checksums import seal
+from dpx.files.run_folder import CONFIG
 from dpx.privacy.ledger import Ledger
 from dpx.privacy.lines import LowerBound, Verdict
-from dpx.run_folder import CONFIG
+from dpx.statement.agreement import LEDGER
+from dpx.statement.seals import STATEMENT
 
 
 def refuting() -> Verdict:

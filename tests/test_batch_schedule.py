@@ -4,8 +4,8 @@ import itertools
 
 import pytest
 
-from dpx.batch_schedule import Constant, Linear, Staged, stages
 from dpx.declaration import ConfigError
+from dpx.sampler.batch_schedule import Constant, Linear, Staged, stages
 
 LITERAL = Staged(sizes=[262144, 458752, 655360, 851968, 1048576], stage_steps=1875)
 FIVE_STAGES = Staged(sizes=[262144, 458752, 655360, 851968, 1048576], stage_steps=1500)

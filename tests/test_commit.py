@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from dpx.launch import commit
+from dpx.job import commit
 
 from .processes import CHECKOUT, environment
 
@@ -19,7 +19,7 @@ def git(*arguments: str, at: Path) -> str:
 
 def told(checkout: Path) -> str:
     """What `commit` is in a process that imports dpx from `checkout`."""
-    program = f"import sys; sys.path.insert(0, {str(checkout)!r}); from dpx.launch.commit import commit; print(commit())"
+    program = f"import sys; sys.path.insert(0, {str(checkout)!r}); from dpx.job.commit import commit; print(commit())"
     environ = environment(PYTHONPATH=str(checkout))
     return subprocess.run([sys.executable, "-c", program], env=environ, capture_output=True, text=True, check=True).stdout.strip()
 
@@ -28,7 +28,7 @@ def told(checkout: Path) -> str:
 def clone(tmp_path: Path) -> Path:
     """A fresh checkout of a commit of the packages that report the commit."""
     source = tmp_path / "source"
-    for name in ("dpx/__init__.py", "dpx/launch/__init__.py", "dpx/launch/commit.py"):
+    for name in ("dpx/__init__.py", "dpx/job/__init__.py", "dpx/job/commit.py"):
         (source / name).parent.mkdir(parents=True, exist_ok=True)
         (source / name).write_text((CHECKOUT / name).read_text())
     author = ("-c", "user.name=a", "-c", "user.email=a@b")
@@ -43,7 +43,7 @@ def test_a_clone_names_its_commit_and_whether_its_code_was_changed(clone: Path) 
     head = git("rev-parse", "HEAD", at=clone)[:12]
     (clone / "notes.txt").write_text("not code")
     assert told(clone) == head
-    with (clone / "dpx" / "launch" / "commit.py").open("a") as file:
+    with (clone / "dpx" / "job" / "commit.py").open("a") as file:
         file.write("# changed\n")
     assert told(clone) == f"{head}+"
 

@@ -16,9 +16,9 @@ from omegaconf import OmegaConf, open_dict
 
 from dpx import config, packages
 from dpx.config import recipes
+from dpx.config.experiment import Experiment
 from dpx.declaration import ConfigError
-from dpx.experiment import Experiment
-from dpx.lr_schedule import in_steps
+from dpx.optimizer.lr_schedule import in_steps
 
 GOLDEN = Path(__file__).parent / "golden"
 SMALL_CHECKPOINT = Path(__file__).parent / "interop" / "checkpoint"
@@ -323,7 +323,7 @@ def test_an_infinity_is_read_in_every_spelling_that_yaml_and_the_command_line_ha
 def test_an_infinity_of_a_file_is_read_where_a_number_or_a_list_of_numbers_is_wanted(tmp_path: Path) -> None:
     option = tmp_path / "search.yaml"
     for spelling in (".inf", "inf"):
-        option.write_text(f"_target_: dpx.tuning.declarations.Tune\nshape: {spelling}\n")
+        option.write_text(f"_target_: dpx.config.declared_tuning.Tune\nshape: {spelling}\n")
         assert config.declare(option, "tune").shape == float("inf")
     composed = recipes.compose(["job=analyse", "analysis=mckenna_fig3c_token_ratio", "analysis.epsilons=[1,.inf,inf]"])
     job: Any = config.build(composed)[1]

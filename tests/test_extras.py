@@ -9,16 +9,16 @@ from dpx import extras
 from dpx.config import recipes
 from dpx.config.command_line import as_refused
 from dpx.data.completions import ChatTemplate
-from dpx.data.declarations import Hub
+from dpx.data.csv_table import TableSource
+from dpx.data.declared_data import Hub
 from dpx.data.hub import HubSource
 from dpx.data.labelled import Table
-from dpx.data.table import TableSource
 from dpx.data.tokenizer import of_vocabulary
 from dpx.data.vocabulary import SPECIAL_TOKENS
 from dpx.declaration import ConfigError
 from dpx.job.report import Report
 from dpx.pages import pictures
-from dpx.picture import Picture
+from dpx.pages.analysis_tables import Picture
 from dpx_papers.benchmark.job import require_installed
 
 

@@ -9,7 +9,7 @@ import pytest
 
 from dpx import packages
 from dpx.config import help_text, recipes, reference
-from dpx.experiment import Experiment
+from dpx.config.experiment import Experiment
 from tests.processes import answers, environment
 
 

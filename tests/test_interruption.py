@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
+from dpx.files.run_folder import Status
 from dpx.privacy.ledger import Ledger
-from dpx.run_folder import Status
 from tests.processes import MAIN, environment, micro_run
 
 STEPS = 400
@@ -114,7 +114,9 @@ library.pthread_mutex_lock(lock)
 print("begun", flush=True)
 library.pthread_mutex_lock(lock)
 """
-_INSTALLED = "from dpx import interruption\ninterruption.GRACE_SECONDS = 0.2\ninterruption.install()\ninterruption._is_deferred = True\n"
+_INSTALLED = (
+    "from dpx.processes import interruption\ninterruption.GRACE_SECONDS = 0.2\ninterruption.install()\ninterruption._is_deferred = True\n"
+)
 # A terminal that was stopped (Ctrl-S) takes no line.
 _STOPPED = """
 import sys, threading

@@ -19,10 +19,10 @@ from hydra.errors import MissingConfigException
 from hydra.types import HydraContext
 from omegaconf import DictConfig, OmegaConf
 
-from dpx import console, extras, interruption
+from dpx import console, extras
 from dpx.config.command_line import as_refused
 from dpx.declaration import ConfigError
-from dpx.interruption import Interrupted
+from dpx.files.run_folder import Status
 from dpx.launch import command, launchers, side_by_side
 from dpx.launch.elsewhere import PointFailed, Told
 from dpx.launch.late import LateLauncher
@@ -31,7 +31,8 @@ from dpx.launch.refused import NoteFolders
 from dpx.launch.side_by_side import Processes
 from dpx.launch.sweep import Outcome
 from dpx.packages import conf_directory
-from dpx.run_folder import Status
+from dpx.processes import interruption
+from dpx.processes.interruption import Interrupted
 from tests.composed import in_command
 from tests.processes import environment, micro_run
 

@@ -8,7 +8,7 @@ import pytest
 from dpx import config
 from dpx.config import recipes
 from dpx.declaration import ConfigError
-from dpx.lr_schedule import Cosine, OneCycle, Polynomial, WarmUpStableDecay, WarmUpThen
+from dpx.optimizer.lr_schedule import Cosine, OneCycle, Polynomial, WarmUpStableDecay, WarmUpThen
 
 
 def test_a_warm_up_longer_than_the_run_does_not_fit():

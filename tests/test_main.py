@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 
 from dpx import config
+from dpx.claim.search_record import opened
 from dpx.config import recipes
 from dpx.durable import write_durably
-from dpx.run_folder import RunFolder, Status
-from dpx.tuning.record import opened
+from dpx.files.run_folder import RunFolder, Status
 from tests.processes import Answer, answers, environment
 
 BAD = {
@@ -182,7 +182,7 @@ def test_jobs_that_only_compute_start_no_jax_and_a_plan_takes_no_device(tmp_path
 @pytest.mark.slow
 def test_a_mesh_names_its_simulated_devices_and_their_threads_before_jax_starts(tmp_path: Path) -> None:
     program = (
-        "import os; from dpx import config; from dpx.config import recipes; from dpx.mesh import simulate_devices; "
+        "import os; from dpx import config; from dpx.config import recipes; from dpx.processes.mesh import simulate_devices; "
         "mesh = config.build(recipes.compose(['mesh=data_fsdp']))[0].mesh; "
         "simulate_devices(mesh, mesh.simulated_devices); import jax; print(len(jax.devices()), os.environ['PJRT_NPROC'])"
     )

@@ -21,9 +21,9 @@ from omegaconf import OmegaConf
 
 import dpx
 from dpx import packages
-from dpx.chain.declarations import declared
 from dpx.config import hydra_node, recipes, register_resolvers
 from dpx.config.command_line import as_refused
+from dpx.config.declared_chain import declared
 from dpx.config.hydra_node import GROUPS, KEYS, RESOLVERS, ClosedLoader
 from dpx.config.with_hydra import set_up_hydra
 from dpx.declaration import ConfigError

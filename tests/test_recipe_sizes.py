@@ -12,8 +12,8 @@ from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from dpx import packages
-from dpx.chain.declarations import declared
 from dpx.config import hydra_node, interpolations, recipes, register_resolvers
+from dpx.config.declared_chain import declared
 from dpx.config.interpolations import MOST, READS, require_bounded
 from dpx.config.with_hydra import set_up_hydra
 from dpx.declaration import ConfigError

@@ -6,12 +6,12 @@ from typing import Literal
 import jsonschema
 import pytest
 
-from dpx.claim.document import Statement, require_sound
-from dpx.claim.seals import text_of
 from dpx.declaration import ConfigError
+from dpx.files.records import described, from_json, record, to_json
 from dpx.privacy.ledger import Ledger
 from dpx.privacy.lines import Line, StepLine
-from dpx.records import described, from_json, record, to_json
+from dpx.statement.seals import text_of
+from dpx.statement.statement_records import Statement, require_sound
 
 from . import config_page, record_pages
 from .made_statement import made_plain, made_statement, made_study

@@ -10,8 +10,8 @@ import pytest
 
 from dpx import durable
 from dpx.durable import locked, write_durably
+from dpx.files.run_folder import RunFolder
 from dpx.launch.refused import NoteFolders, remove_if_new
-from dpx.run_folder import RunFolder
 
 
 @pytest.fixture

@@ -6,10 +6,10 @@ from pathlib import Path
 import pytest
 from scipy.stats import binomtest
 
-from dpx.job.summary import Summary, runs_in
+from dpx.files.results import Results, accuracy_in_words, interval, late_snr, not_above, nothing_learnt, write_results
+from dpx.files.run_folder import Status
 from dpx.launch.sweep import Outcome
-from dpx.results import Results, accuracy_in_words, interval, late_snr, not_above, nothing_learnt, write_results
-from dpx.run_folder import Status
+from dpx.pages.run_table import Summary, runs_in
 
 from .test_sweep import _shown
 

@@ -16,12 +16,15 @@ from omegaconf import OmegaConf
 
 import dpx
 from dpx import config
+from dpx.claim.search_record import opened
 from dpx.config import recipes
 from dpx.config.command_line import as_refused
+from dpx.config.declared_init import FromRun
 from dpx.data.vocabulary import SPECIAL_TOKENS
 from dpx.declaration import ConfigError
 from dpx.durable import locked, make_private, write_durably
-from dpx.init.declarations import FromRun
+from dpx.files import orbax_checkpoints
+from dpx.files.run_folder import RunFolder, Status, as_printed, without_places
 from dpx.init.parent import open_parent
 from dpx.interop.export import export
 from dpx.job.account import Account
@@ -29,13 +32,9 @@ from dpx.job.explain import Explain
 from dpx.launch.resolvers import hydra_files
 from dpx.launch.same_run import require_same_claim, require_same_run
 from dpx.pages import pictures
-from dpx.places import as_printed, without_places
-from dpx.privacy.chain import Chain
-from dpx.run_folder import RunFolder, Status
-from dpx.training import checkpoint
+from dpx.privacy.hash_chain import Chain
 from dpx.training.metrics import MetricsWriter
 from dpx.training.released import Released
-from dpx.tuning.record import opened
 
 from .composed import composed
 from .init.conftest import MICRO, WORDS
@@ -95,7 +94,7 @@ def test_what_may_leave_is_as_open_as_its_folder_also_where_a_library_wrote_it(r
     outputs.mkdir(mode=0o755)
     before = os.umask(0)
     try:
-        checkpoint.export(outputs / "params", {"w": np.ones(3, np.float32)}, {})
+        orbax_checkpoints.export(outputs / "params", {"w": np.ones(3, np.float32)}, {})
         export(declared[0], run, outputs / "exported")
     finally:
         os.umask(before)

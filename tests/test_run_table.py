@@ -9,12 +9,13 @@ from typing import Any
 import pytest
 
 import dpx
-from dpx import extras, run_table
+from dpx import extras
 from dpx.console import Console
 from dpx.declaration import ConfigError
+from dpx.files.results import Results, interval, write_results
+from dpx.files.run_folder import RunFolder
 from dpx.launch.sweep import Outcome, write_table
-from dpx.results import Results, interval, write_results
-from dpx.run_folder import RunFolder
+from dpx.pages import run_table
 from tests.processes import answers, micro_run
 
 

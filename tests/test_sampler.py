@@ -9,9 +9,10 @@ from scipy import stats
 
 from dpx import sampler
 from dpx.declaration import ConfigError
+from dpx.privacy.segments import steps_per_epoch
+from dpx.processes.place import Part
 from dpx.randomness import RootSecret
 from dpx.sampler import epochs, poisson
-from dpx.sampler.protocol import Part
 
 SECRET = RootSecret.from_seed(1)
 
@@ -133,7 +134,7 @@ def test_a_large_fixed_size_draw_costs_the_batch():
 @pytest.mark.parametrize("kind", [sampler.Shuffled(), sampler.Deterministic(), sampler.BallsInBins()])
 @pytest.mark.parametrize(("size", "batch"), [(100, 10), (103, 10), (7, 7), (5, 1), (1000, 999)])
 def test_in_each_pass_every_row_takes_part_exactly_once(kind, size, batch):
-    slots = sampler.steps_per_epoch(batch / size)
+    slots = steps_per_epoch(batch / size)
     assert slots == -(-size // batch)
     for number in range(3):
         steps = range(number * slots, (number + 1) * slots)
@@ -167,7 +168,7 @@ def test_few_rows_come_in_an_order_of_their_own_in_every_pass():
 
 @pytest.mark.parametrize(("q", "steps"), [(1.0, 1), (1 / 3, 3), (64 / 640, 10), (1 / 49, 49), (2_097_152 / 346_000_000, 165)])
 def test_passes_have_the_ceiling_of_one_over_q_steps(q, steps):
-    assert sampler.steps_per_epoch(q) == steps
+    assert steps_per_epoch(q) == steps
 
 
 @pytest.mark.parametrize("slack", [1e-3, 1.1e-9, 0.0, -1e-10])

@@ -5,8 +5,8 @@ import threading
 from pathlib import Path
 
 from dpx.console import Console
+from dpx.files.run_folder import Status
 from dpx.launch.sweep import Outcome, show
-from dpx.run_folder import Status
 
 
 def _shown(*outcomes: Outcome) -> str:

@@ -13,13 +13,13 @@ from typing import Any
 import numpy as np
 from jaxtyping import Bool, Int
 
-from dpx.audit.declarations import Canaries
+from dpx.config.declared_audit import Canaries
 from dpx.data.store import Manifest, Store
 from dpx.declaration import ConfigError, require
 from dpx.durable import write_durably
-from dpx.privacy.declarations import Privacy
+from dpx.files.run_folder import read_json, write_json
+from dpx.privacy.declared_privacy import Privacy
 from dpx.randomness import RootSecret
-from dpx.run_folder import read_json, write_json
 
 COINS = "audit_canaries.json"
 

@@ -4,6 +4,27 @@ A combination is a score (with the coins of its canaries), an estimator, a numbe
 exceeds the claim at its delta fails the run. An estimate without a finite-sample guarantee is recorded and
 can neither fail a run nor pass one.
 
+Tests a whole trade-off curve by one run: the f-DP argument of Mahloujifar, Melis and Chaudhuri 2024, for fair coins.
+
+Let a mechanism be f-DP, F = 1 - f (concave, increasing), and let an attacker guess exactly r of m independent fair coins, N of
+them correctly, with p_n = P[N = n]. Then, for every c >= 1,
+
+    (1/m) sum_{n >= c} n p_n  <=  F((1/m) sum_{n >= c-1} (r - n) p_n).                                   (*)
+
+Proof. Fix i and the other coins; the mechanism is f-DP in coin i. Let E be "coin i is guessed in, and at least c - 1 others
+correctly": P[E | in] <= F(P[E | out]), and likewise with in and out exchanged. The mean of both over the coin, by concavity, is
+P[i correct, others >= c-1] <= F(P[i wrong, others >= c-1]), and again the mean over i and the other coins, abstentions counting
+zero on both sides. If i is correct, others >= c-1 says N >= c; if wrong, it says N >= c-1. Summing over i counts n, and r - n.
+
+Given P[N >= v] = tau, the least total mass that satisfies (*) is found greedily from v down: mass moved from n to n - 1
+loosens every constraint below and tightens none, so all of tau lies at v and each p_{c-1} is just what (*) asks for. Where
+that total exceeds 1, P[N >= v] < tau: v correct guesses then refute f at error tau.
+
+Computes lower bounds on epsilon from one run with many canaries (Steinke, Nasr and Jagielski 2023, theorem 5.2).
+
+Of r guesses, the number of correct ones is at most W ~ Binomial(r, e^eps / (1 + e^eps)) in distribution, up to a term in delta:
+P[correct >= v] <= P[W >= v] + 2 m delta max_{1 <= i <= v} P[v - i <= W < v] / i, with m coins, abstentions included.
+
 Shape legend: M canaries.
 """
 
@@ -14,20 +35,130 @@ from typing import Any
 
 import numpy as np
 from jaxtyping import Bool, Float
+from scipy.special import expit, ndtr, ndtri
+from scipy.stats import binom
 
-from dpx.audit import one_run, trade_off
-from dpx.audit.declarations import Primary
-from dpx.audit.one_run import Guesses, guess
+from dpx.config.declared_audit import Primary
 from dpx.declaration import ConfigError, require
 from dpx.privacy import closed_form
+
+# Searches end within this of the largest refuted epsilon, on its lower side.
+RESOLUTION = 1e-3
+# No search goes beyond this: a ratio of e^20 already distinguishes any two runs.
+LARGEST = 20.0
+
+
+@dataclasses.dataclass(frozen=True)
+class Guesses:
+    """The number of `correct` guesses among exactly `guesses` guesses about `canaries` independent fair coins."""
+
+    canaries: int
+    guesses: int
+    correct: int
+
+    def __post_init__(self) -> None:
+        fits = 0 <= self.correct <= self.guesses <= self.canaries and self.guesses > 0
+        require(
+            fits,
+            f"guesses={self.guesses}",
+            f"{self.correct} correct guesses of {self.guesses} about {self.canaries} coins are not possible counts",
+            "Give 0 <= correct <= guesses <= canaries, with at least one guess",
+        )
+
+
+def guess(scores_M: Float[np.ndarray, " M"], is_in_M: Bool[np.ndarray, " M"], guesses: int) -> Guesses:
+    """Guesses "in" for the highest half of `guesses` scores and "out" for the lowest, whatever the coins; ties are broken by position."""
+    require(
+        guesses % 2 == 0 and 0 < guesses <= len(scores_M),
+        f"guesses={guesses}",
+        f"must be an even number between 2 and the number of canaries, {len(scores_M)}",
+        "Guess in for half of the coins and out for the other half",
+    )
+    order = np.argsort(scores_M, kind="stable")
+    correct = is_in_M[order[-guesses // 2 :]].sum() + (~is_in_M[order[: guesses // 2]]).sum()
+    return Guesses(len(scores_M), guesses, int(correct))
+
+
+def p_value(guesses: Guesses, epsilon: float, delta: float) -> float:
+    """Returns an upper bound on the probability that so many guesses are correct under an (epsilon, delta)-DP mechanism."""
+    wins, chance = guesses.correct, expit(epsilon)
+    if wins == 0:
+        return 1.0
+    reach = np.arange(1, wins + 1)
+    near = np.cumsum(binom.pmf(wins - reach, guesses.guesses, chance))
+    slack = 2 * guesses.canaries * delta * float(np.max(near / reach))
+    return min(1.0, float(binom.sf(wins - 1, guesses.guesses, chance)) + slack)
+
+
+def one_run_lower_bound(guesses: Guesses, delta: float, error: float) -> float:
+    """Returns a lower bound that is at most the true epsilon at `delta` with probability at least 1 - error."""
+    return largest_refuted(lambda epsilon: p_value(guesses, epsilon, delta) < error)
+
+
+def largest_refuted(is_refuted, largest: float = LARGEST) -> float:
+    """Returns the largest value up to `largest` for which the monotone `is_refuted` holds, rounded down; 0 if no value is refuted."""
+    if not is_refuted(0.0):
+        return 0.0
+    low, high = 0.0, largest
+    for _ in range(math.ceil(math.log2(largest / RESOLUTION))):
+        middle = (low + high) / 2
+        low, high = (middle, high) if is_refuted(middle) else (low, middle)
+    return low
+
+
+# F's inverse: the least false-positive rate at which a true-positive rate can be reached.
+Inverse = Callable[[float], float]
+
+
+def gaussian(mu: float) -> Inverse:
+    """Returns the inverse of the curve of mu-GDP, F(x) = Phi(Phi^-1(x) + mu) (Dong, Roth and Su 2022)."""
+    return lambda rate: float(ndtr(ndtri(rate) - mu))
+
+
+def approximate(epsilon: float, delta: float) -> Inverse:
+    """Returns the inverse of the curve of (epsilon, delta)-DP, F(x) = min(delta + e^eps x, 1 - e^-eps (1 - delta - x))."""
+    factor = math.exp(epsilon)
+    return lambda rate: max(0.0, (rate - delta) / factor, 1 - delta - (1 - rate) * factor)
+
+
+def refutes(guesses: Guesses, inverse: Inverse, error: float) -> bool:
+    """Returns whether as many correct guesses have probability below `error` under every mechanism with this curve."""
+    m, r = guesses.canaries, guesses.guesses
+    total = error
+    correct, wrong = guesses.correct * error, (r - guesses.correct) * error
+    for c in range(guesses.correct, 0, -1):
+        asked = m * inverse(min(1.0, correct / m))
+        if asked > wrong:
+            added = (asked - wrong) / (r - c + 1)
+            total, correct, wrong = total + added, correct + (c - 1) * added, asked
+            if total > 1:
+                return True
+    return False
+
+
+def f_dp_lower_bound(guesses: Guesses, delta: float, error: float) -> float:
+    """Returns a lower bound that is at most the true epsilon at `delta` with probability at least 1 - error."""
+    return largest_refuted(lambda epsilon: refutes(guesses, approximate(epsilon, delta), error))
+
+
+def mu_lower_bound(guesses: Guesses, error: float) -> float:
+    """Returns a lower bound that is at most the true mu of a mu-GDP mechanism with probability at least 1 - error."""
+    return largest_refuted(lambda mu: refutes(guesses, gaussian(mu), error), largest=10.0)
+
+
+def gaussian_dp_lower_bound(guesses: Guesses, delta: float, error: float) -> float:
+    """Returns epsilon at `delta` of `mu_lower_bound`: a bound only for mechanisms whose privacy curve is Gaussian."""
+    mu = mu_lower_bound(guesses, error)
+    return max(0.0, closed_form.epsilon(mu, delta) - 1e-6) if mu else 0.0
+
 
 # By the score's name: the scores of its canaries and their coins.
 Scored = Mapping[str, tuple[Float[np.ndarray, " M"], Bool[np.ndarray, " M"]]]
 # (guesses, delta, error) -> a lower bound on epsilon at delta that holds with probability 1 - error.
 ESTIMATORS: dict[str, Callable[[Guesses, float, float], float]] = {
-    "one_run": one_run.epsilon_lower_bound,
-    "f_dp": trade_off.epsilon_lower_bound,
-    "gaussian_dp": trade_off.gaussian_epsilon_lower_bound,
+    "one_run": one_run_lower_bound,
+    "f_dp": f_dp_lower_bound,
+    "gaussian_dp": gaussian_dp_lower_bound,
 }
 # The error that all combinations but the primary share.
 SHARED_ERROR = 0.001

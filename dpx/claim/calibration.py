@@ -7,22 +7,22 @@ from typing import Any
 
 from dp_accounting import DpEvent, GaussianDpEvent, PoissonSampledDpEvent
 
-from dpx import batch_schedule, packages
-from dpx.claim import outside_code
+from dpx import packages
+from dpx.config.experiment import Experiment
 from dpx.declaration import ConfigError, at_default, require
-from dpx.experiment import Experiment
-from dpx.mechanism import places
+from dpx.mechanism import fixed_places
 from dpx.mechanism.clip import Clip
-from dpx.mechanism.declarations import Multiplier, NoiseBatchRatio, TargetClt, TargetEpsilon
-from dpx.mechanism.protocol import Mechanism
+from dpx.mechanism.declared_mechanism import Multiplier, NoiseBatchRatio, TargetClt, TargetEpsilon
+from dpx.mechanism.mechanism_protocol import Mechanism
 from dpx.mechanism.telemetry import Telemetry
-from dpx.privacy import accounting, approximations, event_json, ledger, solve
+from dpx.privacy import accounting, approximations, events, ledger, solve
 from dpx.privacy.closed_form import remaining
-from dpx.privacy.declarations import Accountant, GdpClt, Privacy
+from dpx.privacy.declared_privacy import Accountant, GdpClt, Privacy
 from dpx.privacy.ledger import LedgerEntry, NoiseEpoch, Segments
 from dpx.privacy.lines import Part, Plan, PlanParts
 from dpx.privacy.segments import StepCost
-from dpx.sampler import Sampler
+from dpx.sampler import Sampler, batch_schedule
+from dpx.statement import outside_code
 
 # (expected batch size, steps) of each stretch of a schedule.
 BatchStages = tuple[tuple[int, int], ...]
@@ -56,7 +56,7 @@ def calibrate(experiment: Experiment, size: int) -> Calibrated:
     sampler = experiment.sampler
     sampler.check(experiment.privacy, experiment.accountant)
     experiment.mechanism.check(experiment)
-    places.check(experiment.mechanism, experiment)
+    fixed_places.check(experiment.mechanism, experiment)
     require_own_word(experiment.mechanism, "ledger_fields")
     require_own_word(sampler, "ledger_fields", "event")
     limit = sampler.largest_batch(size)
@@ -225,7 +225,7 @@ def event_of_step(experiment: Experiment, noise_multiplier: float, size: int, ba
     sampled = experiment.sampler.event(noisy or GaussianDpEvent(noise_multiplier), size, batch, adjacency)
     if sampled is None and noisy is not None:
         sampled = _sampled(experiment.mechanism, experiment.sampler, noisy, size, batch, adjacency)
-    return None if sampled is None else event_json.as_text(sampled, adjacency)
+    return None if sampled is None else events.as_text(sampled, adjacency)
 
 
 def _sampled(mechanism: Mechanism, sampler: Sampler, noisy: DpEvent, size: int, batch: int, adjacency: str) -> DpEvent:

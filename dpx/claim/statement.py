@@ -6,12 +6,38 @@ from typing import Any
 
 import dp_accounting
 
-from dpx.audit.declarations import Canaries
-from dpx.claim import outside_code
 from dpx.claim.calibration import Calibrated, auxiliary
 from dpx.claim.caveats import NOT_COVERED as NOT_COVERED
-from dpx.claim.caveats import assumptions, not_covered, unsupported, vocabulary_source
-from dpx.claim.document import (
+from dpx.claim.caveats import (
+    assumptions,
+    chosen_late,
+    not_covered,
+    reasons_against,
+    refuted,
+    seeded,
+    state_after,
+    unlike_units,
+    unsupported,
+    vocabulary_source,
+)
+from dpx.claim.spent import Spent, chain_facts, ledger_facts, planned_end, spent_facts
+from dpx.clipping.rounding import MARGINS
+from dpx.config.declared_audit import Canaries
+from dpx.config.experiment import Experiment
+from dpx.data.protected_units import unit_facts
+from dpx.files.records import from_json
+from dpx.models.shape import count
+from dpx.privacy import accounting, ledger, origins
+from dpx.privacy.closed_form import joint
+from dpx.privacy.events import describe as describe
+from dpx.privacy.events import restore as restore
+from dpx.privacy.ledger import Ledger
+from dpx.privacy.lines import AuditBound, Verdict
+from dpx.privacy.origins import Origin, VocabularyFacts
+from dpx.privacy.unit_facts import UnitFacts
+from dpx.statement import outside_code
+from dpx.statement.seals import FORMAT
+from dpx.statement.statement_records import (
     AnyRun,
     AuditFacts,
     CanaryCounts,
@@ -22,21 +48,6 @@ from dpx.claim.document import (
     RunStatement,
     Tuning,
 )
-from dpx.claim.reasons import chosen_late, reasons_against, refuted, seeded, state_after, unlike_units
-from dpx.claim.seals import FORMAT
-from dpx.claim.spent import Spent, chain_facts, ledger_facts, planned_end, spent_facts
-from dpx.clipping.rounding import MARGINS
-from dpx.experiment import Experiment
-from dpx.models.shape import count
-from dpx.privacy import accounting, ledger, origins
-from dpx.privacy.closed_form import joint
-from dpx.privacy.event_json import describe as describe
-from dpx.privacy.event_json import restore as restore
-from dpx.privacy.ledger import Ledger
-from dpx.privacy.lines import AuditBound, Verdict
-from dpx.privacy.origins import Origin, VocabularyFacts
-from dpx.privacy.unit_facts import UnitFacts
-from dpx.records import from_json
 
 
 def build(
@@ -100,7 +111,7 @@ def _of_any_run(experiment: Experiment, manifest: Any, begins_from: Sequence[Ori
 
 def units_of(experiment: Experiment, manifest: Any, entered: Ledger | None, begins_from: Sequence[Origin]) -> tuple[UnitFacts | None, ...]:
     """Returns the records of what the charged steps protect (`dpx.privacy.unit_facts`); without a ledger, the record of the run itself."""
-    own = [UnitFacts.from_data(experiment.data, experiment.privacy, manifest)] if entered is None else entered.units
+    own = [unit_facts(experiment.data, experiment.privacy, manifest)] if entered is None else entered.units
     return tuple(one and one.as_released(origins.have_public_words(begins_from)) for one in own)
 
 

@@ -16,7 +16,7 @@ from dpx.clipping.program import Program
 from dpx.clipping.row_flow import Flow
 from dpx.clipping.sites import Site
 from dpx.declaration import ConfigError
-from dpx.parameter_path import path_name
+from dpx.randomness import path_name
 
 FIX = "Let an example's loss depend on its own row alone; dpx.clipped_grad and method=traced ensure this for any loss"
 

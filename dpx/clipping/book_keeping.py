@@ -23,7 +23,7 @@ from dpx.clipping.program import Program, zero_sums
 from dpx.clipping.result import ClippedSum, zero_unless
 from dpx.clipping.sites import Reference, Site
 from dpx.clipping.units import Units
-from dpx.parameter_path import path_name
+from dpx.randomness import path_name
 
 # Gradients that were formed for the norm, [U, ...], and their weights [U]; the axes of loops along the parameter come first.
 Kept = dict[Key, tuple[Array, Array]]

@@ -22,7 +22,7 @@ from dpx.clipping.result import KEPT_BYTES, batch_size
 from dpx.clipping.rounding import LARGEST_CLIPPING_NORM, MARGINS, SMALLEST_CLIPPING_NORM
 from dpx.clipping.units import check_rows, flags
 from dpx.declaration import ConfigError, require
-from dpx.parameter_path import path_name
+from dpx.randomness import path_name
 
 METHODS = ("book_keeping", "ghost", "vmap")
 # How far one unit can move a clipped sum, in clipping norms.

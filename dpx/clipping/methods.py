@@ -19,7 +19,7 @@ from dpx.clipping.separate import check_separate
 from dpx.clipping.units import Units, check_rows, flags
 from dpx.clipping.weights import Weights, factor_of
 from dpx.declaration import require
-from dpx.parameter_path import path_name
+from dpx.randomness import path_name
 
 
 def sum_by(

@@ -19,7 +19,7 @@ from jax.tree_util import GetAttrKey, register_pytree_with_keys_class
 from dpx.clipping import norms
 from dpx.clipping.op import Op
 from dpx.declaration import ConfigError, require
-from dpx.parameter_path import path_name
+from dpx.randomness import path_name
 
 ELSEWHERE = "Use an op of dpx.clipping.ops, dpx.clipped_grad, or clipping_method=traced"
 

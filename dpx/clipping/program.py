@@ -22,7 +22,7 @@ from dpx.clipping.probes import ELSEWHERE, ProbeSession, evaluated, shapes_of, w
 from dpx.clipping.readers import Scope
 from dpx.clipping.sites import Site
 from dpx.declaration import ConfigError, require
-from dpx.parameter_path import path_name
+from dpx.randomness import path_name
 
 
 @dataclasses.dataclass(frozen=True, eq=False)

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float
 
 from dpx.declaration import require
-from dpx.parameter_path import path_name
+from dpx.randomness import path_name
 
 LossesFn = Callable[[Any, Any], tuple[Array, dict[str, Array]]]
 

@@ -8,9 +8,9 @@ from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
 
-from dpx.checkpoint_folder import CONFIG, config_of, folder_of
-from dpx.interop import shape
-from dpx.task.declarations import CausalLanguageModel
+from dpx.files.checkpoint_folder import CONFIG, config_of, folder_of
+from dpx.models import checkpoint_shape
+from dpx.task.declared_task import CausalLanguageModel
 
 
 def of_checkpoint(otherwise: int, *, _root_: DictConfig) -> int:
@@ -27,7 +27,7 @@ def without_checkpoint(fraction: float, *, _root_: DictConfig) -> float:
 def at_most_positions(length: int, *, _root_: DictConfig) -> int:
     """Returns a length in tokens that the model has positions for."""
     model = _selected(_root_, "model")
-    values = _checkpoint(model.get("path")) if model is not None and model.get("_target_") == shape.TARGET else model
+    values = _checkpoint(model.get("path")) if model is not None and model.get("_target_") == checkpoint_shape.TARGET else model
     positions = None if values is None else values.get("positions")
     return min(length, positions) if isinstance(positions, int) and positions > 0 else length
 
@@ -64,4 +64,4 @@ def _checkpoint(path: Any) -> dict[str, Any] | None:
     if path is None:
         return None
     folder = folder_of(str(path))
-    return shape.declared_shape(config_of(folder), str(folder / CONFIG))[1]
+    return checkpoint_shape.declared_shape(config_of(folder), str(folder / CONFIG))[1]

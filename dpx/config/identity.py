@@ -7,11 +7,11 @@ from typing import Any
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
+from dpx.config.experiment import require_name
 from dpx.config.node import checked_arguments
 from dpx.declaration import ConfigError
-from dpx.experiment import require_name
-from dpx.interop import shape
-from dpx.models.protocol import COMPUTATION
+from dpx.models import checkpoint_shape
+from dpx.models.model_protocol import COMPUTATION
 
 # These keys never change the identity of a run (design: how a config becomes a run).
 _NOT_IN_THE_NAME = (
@@ -49,9 +49,11 @@ def resolved(cfg: DictConfig) -> dict[str, Any]:
             cause = cause.__cause__ or cause.__context__
         raise ConfigError(error.full_key or "config", str(error).splitlines()[0], "Correct the interpolation") from error
     model = plain.get("model")
-    if isinstance(model, dict) and model.get("_target_") == shape.TARGET:
+    if isinstance(model, dict) and model.get("_target_") == checkpoint_shape.TARGET:
         given = {key: value for key, value in model.items() if key != "_target_"}
-        plain["model"] = shape.written_out(shape.OfCheckpoint(**checked_arguments(shape.OfCheckpoint, given, "model")))
+        plain["model"] = checkpoint_shape.written_out(
+            checkpoint_shape.OfCheckpoint(**checked_arguments(checkpoint_shape.OfCheckpoint, given, "model"))
+        )
     return plain
 
 

@@ -14,12 +14,12 @@ from typing import Any
 from omegaconf import DictConfig, OmegaConf
 
 from dpx import packages
+from dpx.config.experiment import Experiment
 from dpx.config.hints import unknown_key
 from dpx.config.identity import resolved
 from dpx.config.node import checked_arguments
 from dpx.declaration import MAY_BE_INFINITE, ConfigError, is_declaration, require
-from dpx.experiment import Experiment
-from dpx.run_folder import RunFolder
+from dpx.files.run_folder import RunFolder
 
 # The function that a command runs with the experiment, in the folder of its run.
 Job = Callable[[Experiment, RunFolder], Any]

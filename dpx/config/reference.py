@@ -1,7 +1,7 @@
 """Describes every group, option and key of a config, for `--help` and the page `dpx/docs/config.md`.
 
 Each sentence is read from the place where it is written: that of an option from the top of its file; that of a key from the section
-`Attributes` of its declaration; that of a group from the same section of `dpx.experiment.Experiment`.
+`Attributes` of its declaration; that of a group from the same section of `dpx.config.experiment.Experiment`.
 """
 
 import ast
@@ -17,7 +17,6 @@ from typing import Any
 
 import yaml
 
-import dpx
 from dpx import packages
 
 # Groups and keys that a command has beside the experiment.
@@ -65,8 +64,9 @@ def meanings() -> dict[str, str]:
 
 @functools.cache
 def _of_the_experiment() -> dict[str, str]:
-    """Returns the fields of `dpx.experiment.Experiment` and their meanings, from its source: importing it takes longer than `--help`."""
-    source = (Path(dpx.__file__).parent / "experiment.py").read_text()
+    """Returns the fields of `dpx.config.experiment.Experiment` and their meanings, from its source: importing it takes longer than
+    `--help`."""
+    source = Path(__file__).with_name("experiment.py").read_text()
     (declared,) = [node for node in ast.parse(source).body if isinstance(node, ast.ClassDef) and node.name == "Experiment"]
     return _sentences(ast.get_docstring(declared) or "")
 

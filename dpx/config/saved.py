@@ -9,11 +9,11 @@ from typing import Any
 import yaml
 from omegaconf import DictConfig, OmegaConf
 
-from dpx.claim import agreement
-from dpx.claim.manifest import CHAIN
 from dpx.config.hints import nearest
 from dpx.declaration import ConfigError, require
-from dpx.run_folder import CONFIG
+from dpx.files.run_folder import CONFIG
+from dpx.statement import agreement
+from dpx.statement.manifest import CHAIN
 
 _MOST_BYTES = 1 << 20
 _DEEPEST = 32

@@ -6,7 +6,7 @@ A product of [m,k] and [k,n] counts 2mkn. Element-wise work, lookups, clipping, 
 from collections.abc import Mapping
 from typing import Literal
 
-from dpx.models.protocol import ExampleModel
+from dpx.models.model_protocol import ExampleModel
 from dpx.models.rotary import RotaryDecoder
 from dpx.models.shape import AnyModel, Bert, Decoder
 

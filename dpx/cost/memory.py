@@ -25,7 +25,7 @@ The peak is their sum with the larger of the last two. The compiler's own scratc
 import dataclasses
 from typing import Literal, NamedTuple
 
-from dpx.models.protocol import ExampleModel
+from dpx.models.model_protocol import ExampleModel
 from dpx.models.rotary import RotaryDecoder
 from dpx.models.shape import AnyModel, Model, Shapes, count
 

@@ -17,7 +17,7 @@ from typing import Any, NoReturn
 
 from dpx.data.documents import Conversation
 from dpx.data.files import parsed, require_characters
-from dpx.data.records import value_of
+from dpx.data.record_reader import value_of
 from dpx.data.tokenizer import CHAT_TEMPLATE, TextTokenizer
 from dpx.declaration import ConfigError, require
 from dpx.extras import require_extra

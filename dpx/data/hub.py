@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from dpx.data.declarations import Hub
+from dpx.data.declared_data import Hub
 from dpx.data.documents import Document
 from dpx.data.hub_rows import content_of, load
 from dpx.data.unit_names import unit_name

@@ -7,7 +7,7 @@ from typing import Literal
 
 from dpx.data.completions import halves
 from dpx.data.hub_rows import HUB
-from dpx.data.records import RowSet, TextColumns, label_text, labels_in, row_sets
+from dpx.data.record_reader import RowSet, TextColumns, label_text, labels_in, row_sets
 from dpx.data.schema import Schema, classes, texts
 from dpx.declaration import declaration, require, require_date
 

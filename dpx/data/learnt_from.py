@@ -10,14 +10,14 @@ from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
 
-from dpx import file_checksums
 from dpx.data.store import DEFINITION, MANIFEST, VOCABULARY, Manifest
 from dpx.declaration import ConfigError, require
 from dpx.durable import write_durably
+from dpx.files import file_checksums
+from dpx.files.records import described, from_json, record, to_json
+from dpx.files.run_folder import read_json
 from dpx.privacy.origins import Origin, ParentClaim, VocabularyFacts
 from dpx.privacy.unit_facts import UnitFacts
-from dpx.records import described, from_json, record, to_json
-from dpx.run_folder import read_json
 
 RECORD = "vocabulary_learnt_from.json"
 _FIX = "Restore the file, or write the folder again"

@@ -12,9 +12,9 @@ import numpy as np
 from dpx.data.keyed import Split
 from dpx.data.store import Store
 from dpx.durable import write_durably
-from dpx.privacy.declarations import Privacy
-from dpx.records import described, from_json, record, to_json
-from dpx.run_folder import read_json
+from dpx.files.records import described, from_json, record, to_json
+from dpx.files.run_folder import read_json
+from dpx.privacy.declared_privacy import Privacy
 
 FILE = "left_out.json"
 

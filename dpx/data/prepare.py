@@ -18,15 +18,15 @@ from itertools import chain
 from pathlib import Path
 from typing import Any
 
-from dpx.checkpoint_folder import folder_of, is_hub_id
 from dpx.console import stage
 from dpx.data import left_out, unit_names
-from dpx.data.declarations import Data, Hub, TextFiles
+from dpx.data.declared_data import Data, Hub, TextFiles
 from dpx.data.documents import Document, Example, Prompted, Source
 from dpx.data.keyed import KeyedHash, Split
 from dpx.data.labelled import Table
 from dpx.data.learnt_from import learnt_from
 from dpx.data.left_out import LeftOut
+from dpx.data.protected_units import unit_facts
 from dpx.data.rows import RowCutter, UnitDocument
 from dpx.data.schema import Schema, as_json
 from dpx.data.sources import open_source, parts_of
@@ -47,9 +47,9 @@ from dpx.data.vocabulary import SpecialIds, fit
 from dpx.data.writer import HashedFile, SplitWriter
 from dpx.declaration import ConfigError, require
 from dpx.durable import draft_folder_of, make_folder, make_private, put_in_place, remove_drafts
-from dpx.privacy.declarations import Privacy
-from dpx.privacy.unit_facts import UnitFacts
-from dpx.records import to_json
+from dpx.files.checkpoint_folder import folder_of, is_hub_id
+from dpx.files.records import to_json
+from dpx.privacy.declared_privacy import Privacy
 
 Progress = Callable[[str, int], None]  # (stage, documents so far): "vocabulary" and "rows", each from 0 on
 _REPORTED_DOCUMENTS = 200
@@ -152,7 +152,7 @@ class _Preparation:
             unit=self._privacy.unit,
             rows_per_unit_max=self._privacy.rows_per_unit_max,
             settings=settings,
-            protects=to_json(UnitFacts.from_data(data, self._privacy)),
+            protects=to_json(unit_facts(data, self._privacy)),
             read_from=parts_of(self._source),
             files=files,
         ).with_checksum()

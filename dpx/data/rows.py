@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from dpx.data.completions import ChatTemplate
-from dpx.data.declarations import Data
+from dpx.data.declared_data import Data
 from dpx.data.documents import Document, Example, Prompted
 from dpx.data.keyed import KeyedHash, Split
 from dpx.data.labelled import Table

@@ -3,15 +3,15 @@
 from collections.abc import Iterator
 
 from dpx import packages
-from dpx.data.declarations import Embedded, Hub, RandomRows, Synthetic, SyntheticLabels, TextFiles
-from dpx.data.declarations import Source as DeclaredSource
+from dpx.data.csv_table import TableSource
+from dpx.data.declared_data import Embedded, Hub, RandomRows, Synthetic, SyntheticLabels, TextFiles
+from dpx.data.declared_data import Source as DeclaredSource
 from dpx.data.documents import Document, Example, Prompted, Source
 from dpx.data.embedded import EmbeddedSource
 from dpx.data.hub import HubSource
 from dpx.data.labelled import Table
-from dpx.data.protocol import PackageSource
+from dpx.data.source_protocol import PackageSource
 from dpx.data.synthetic import SyntheticLabelsSource, SyntheticSource
-from dpx.data.table import TableSource
 from dpx.data.text_files import TextFilesSource
 from dpx.declaration import ConfigError
 

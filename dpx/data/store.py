@@ -28,7 +28,7 @@ from dpx.data.verified import AGAIN, verify
 from dpx.data.vocabulary import SpecialIds
 from dpx.declaration import ConfigError, require
 from dpx.durable import write_durably
-from dpx.privacy.declarations import Privacy
+from dpx.privacy.declared_privacy import Privacy
 
 MANIFEST = "manifest.json"
 VOCABULARY = "vocabulary.txt"

@@ -14,7 +14,7 @@ from dataclasses import asdict
 
 import numpy as np
 
-from dpx.data.declarations import Synthetic, SyntheticLabels
+from dpx.data.declared_data import Synthetic, SyntheticLabels
 from dpx.data.documents import Document, Example
 
 WORDS_PER_SENTENCE = 12

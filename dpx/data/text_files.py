@@ -7,7 +7,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from dpx.data.declarations import TextFiles
+from dpx.data.declared_data import TextFiles
 from dpx.data.documents import Document
 from dpx.data.files import digest_of, lines, named, parsed, require_characters
 from dpx.data.unit_names import unit_name

@@ -12,11 +12,10 @@ from tokenizers.models import BPE
 from tokenizers.processors import TemplateProcessing
 
 from dpx.data.around import Around, around_one, around_two
-from dpx.data.token_settings import TokenSettings
-from dpx.data.tokenizer_class import AS_DEFINED, built, class_of, has_segments
+from dpx.data.tokenizer_class import AS_DEFINED, TokenSettings, built, class_of, has_segments
 from dpx.data.vocabulary import CLASS, SEPARATOR, SPECIAL_TOKENS, SpecialIds, read, special_ids, tokenizer_of
 from dpx.declaration import ConfigError, require, several
-from dpx.run_folder import read_json
+from dpx.files.run_folder import read_json
 
 DEFINITION, SETTINGS = "tokenizer.json", "tokenizer_config.json"
 # The folder of a store, or of a checkpoint's copy, that holds a tokenizer's files as they came.

@@ -12,11 +12,11 @@ import os
 from pathlib import Path
 from typing import Any
 
-from dpx import file_checksums
 from dpx.console import stage
 from dpx.declaration import require
 from dpx.durable import write_durably
-from dpx.file_checksums import Known
+from dpx.files import file_checksums
+from dpx.files.file_checksums import Known
 
 VERIFIED = "verified.json"
 AGAIN = "Delete the folder to prepare it again"

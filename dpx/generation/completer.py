@@ -1,18 +1,119 @@
-"""Completes prompts in batches of one size, in order, padded to a few lengths, so that few programs are compiled."""
+"""Completes prompts in batches of one size, in order, padded to a few lengths, so that few programs are compiled.
 
-from collections.abc import Iterator, Sequence
+Writes completions batch by batch, so that the same command continues after a kill, and beside them what they were made from.
+
+A batch of lines is on disk before the next batch begins. A line that a kill cut short is removed, and its prompt is completed again.
+
+Finds the weights that complete prompts, those of a run or of a checkpoint, with their tokenizer; reads them only when asked to.
+"""
+
+import fcntl
+import json
+import os
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from tokenizers import Tokenizer, decoders
 from tokenizers.models import WordPiece
 
+from dpx.claim.data_of_weights import require_vocabulary, store_of
+from dpx.console import stage
+from dpx.data.declared_data import Data
 from dpx.data.length_buckets import widths_of
-from dpx.declaration import require
+from dpx.data.prepare import vocabulary_folder, vocabulary_place
+from dpx.data.tokenizer import TextTokenizer, of_path
+from dpx.declaration import ConfigError, require
+from dpx.durable import locked, naming, not_following, sync
+from dpx.files import file_checksums
+from dpx.files.checkpoint_folder import ends_of, weight_files
+from dpx.files.file_checksums import seal
+from dpx.files.orbax_checkpoints import released
+from dpx.files.run_folder import read_json, write_json
+from dpx.files.weights import PARAMS, facts_beside, nested
 from dpx.generation.decoding import Decoding, Rule
 from dpx.generation.prompts import Prompt, Style
-from dpx.generation.weights import Weights
+from dpx.generation.settings import OfCheckpoint, of_folder
+from dpx.interop.checkpoint import Checkpoint
+from dpx.interop.tokenizer_files import ends_of_rows
+from dpx.models.decoder import AnyDecoder
+from dpx.models.lora import merge_adapters
+from dpx.models.shape import AnyModel
+from dpx.privacy.declared_privacy import Privacy
+from dpx.statement import received
+from dpx.statement.received import Received
+from dpx.task.declared_task import CausalLanguageModel, Task
+
+
+@dataclass(frozen=True)
+class Weights:
+    """A causal decoder that is not loaded yet.
+
+    `style` says how its training rows begin, `checksum` identifies its weights, `received` is what is stated beside them, if anything.
+    `ends` has the tokens at which a text ends, for its rows or for the checkpoint that its tokenizer is from, and `of_checkpoint` what the
+    files of that checkpoint say of completions.
+    """
+
+    model: AnyDecoder
+    vocabulary_size: int
+    tokenizer: TextTokenizer
+    style: Style
+    checksum: str
+    received: Received
+    load: Callable[[], Any]
+    ends: tuple[int, ...]
+    of_checkpoint: OfCheckpoint = OfCheckpoint()
+
+
+def of_run(model: AnyModel, task: Task, data: Data, privacy: Privacy, vocabulary_size: int, release: Path, found: Received) -> Weights:
+    """Returns the released weights of a run, `found` in its `release`; adapters are merged when they are loaded.
+
+    Its rows are not read if its vocabulary was given. Raises `ConfigError` for another model or task, and for another vocabulary than that
+    of the weights.
+    """
+    model, place = _decoder(model, task), release / PARAMS
+    if data.vocabulary.path is None:
+        tokenizer = store_of(data, privacy, place).tokenizer()
+    else:
+        folder = vocabulary_place(data.vocabulary.path)
+        tokenizer = of_path(folder, data.vocabulary.size)
+        require_vocabulary(place, tokenizer.checksum, folder)
+    checksum = seal(facts_beside(place).get("weights"))
+    load = lambda: merge_adapters(released(place))  # noqa: E731
+    origin = vocabulary_folder(data.vocabulary.path)
+    ends, asked = _ends(tokenizer, origin), of_folder(origin)
+    return Weights(model, vocabulary_size, tokenizer, Style.of_rows(data.source), checksum, found, load, ends, asked)
+
+
+def of_checkpoint(path: str) -> Weights:
+    """Returns the weights of a checkpoint's folder or hub id. Raises `ConfigError` if it is not a complete causal decoder."""
+    checkpoint, task = Checkpoint(path, "generate.checkpoint"), CausalLanguageModel()
+    model = _decoder(checkpoint.model, task, checkpoint.asked)
+    size = model.vocabulary_size or 0
+    tokenizer, selected = of_path(checkpoint.folder, size), checkpoint.select(task.parameter_shapes(model, size))
+    for note in selected.notes:
+        stage(note)
+    found = received.read(checkpoint.folder)
+    checksum = seal({name: file_checksums.of_file(checkpoint.folder / name) for name in weight_files(checkpoint.folder)})
+    load = lambda: jax.tree.map(jnp.asarray, nested(checkpoint.leaves(selected)))  # noqa: E731
+    ends, asked = _ends(tokenizer, checkpoint.folder), of_folder(checkpoint.folder)
+    return Weights(model, size, tokenizer, Style(), checksum, found, load, ends, asked)
+
+
+def _ends(tokenizer: TextTokenizer, folder: Path | None) -> tuple[int, ...]:
+    return tuple(sorted({*ends_of_rows(tokenizer), *(ends_of(folder) if folder is not None else ())}))
+
+
+def _decoder(model: AnyModel, task: Task, where: str = "run") -> AnyDecoder:
+    if not isinstance(model, AnyDecoder) or not isinstance(task, CausalLanguageModel):
+        reason = f"is {model.name} of task={task.name}, and only a causal decoder of dpx with task=causal_lm completes texts"
+        raise ConfigError(where, reason, "Name GPT-2, Llama, Mistral, Qwen or Gemma")
+    return model
 
 
 def completed(
@@ -60,3 +161,65 @@ def text_of(tokenizer: Tokenizer, ids: list[int]) -> str:
     if tokenizer.decoder is None:
         tokenizer.decoder = decoders.WordPiece(cleanup=False)  # type: ignore[assignment]
     return tokenizer.decode(ids, skip_special_tokens=True).removeprefix(tokenizer.model.continuing_subword_prefix)
+
+
+# In the file beside the completions: everything that they depend on.
+MADE_FROM = "made_from"
+_FIX = "Restore it, or name another file with generate.output"
+
+
+@contextmanager
+def lines_of(path: Path, facts: Mapping[str, Any], rows: Sequence[int]) -> Iterator["Lines"]:
+    """Yields the file of completions of the prompts in `rows`, locked, with the lines that it has already.
+
+    `facts` are written beside it, as .json. Raises `ConfigError` if another process writes the file, if it holds completions that were made
+    from something else, or other rows.
+    """
+    beside = path.with_suffix(".json")
+    # Refused before anything is made: a file that is not known, and completions that were made from something else.
+    if beside.exists():
+        _require_same(beside, facts[MADE_FROM])
+    else:
+        require(not path.exists(), path, f"already exists, without {beside.name} that says what it holds", _FIX)
+        write_json(beside, facts)
+    try:
+        with locked(path, fcntl.LOCK_EX | fcntl.LOCK_NB):
+            yield Lines(path, rows)
+    except BlockingIOError:
+        raise ConfigError(path, "another process is writing this file", "Wait for it, or name another file with generate.output") from None
+
+
+def _require_same(beside: Path, made_from: Mapping[str, Any]) -> None:
+    before = read_json(beside, _FIX).get(MADE_FROM)
+    require(isinstance(before, dict), beside, "does not say what the completions were made from", _FIX)
+    assert isinstance(before, dict)
+    told = [f"{key} was {before.get(key)}, not {value}" for key, value in made_from.items() if before.get(key) != value]
+    require(not told, beside, f"the completions were made from something else: {'; '.join(told)}", _FIX)
+
+
+class Lines:
+    """A file of one JSON object a prompt, in the order of `rows`; `count` is the number of prompts that it has."""
+
+    def __init__(self, path: Path, rows: Sequence[int]):
+        self._path = path
+        text = path.read_bytes()
+        whole = text[: text.rfind(b"\n") + 1]
+        if whole != text:
+            os.truncate(path, len(whole))
+        try:
+            found = [json.loads(line)["row"] for line in whole.splitlines()]
+        except (ValueError, KeyError, TypeError):
+            raise ConfigError(path, "was changed by hand", _FIX) from None
+        # A lower generate.limit than before asks for fewer prompts than there are.
+        is_beginning = all(one == other for one, other in zip(found, rows, strict=False))
+        require(is_beginning, path, "holds completions of other rows", _FIX)
+        self.count = min(len(found), len(rows))
+
+    def append(self, batch: Sequence[Mapping[str, Any]]) -> None:
+        """Adds lines; they are on disk when this returns."""
+        with naming(self._path), open(self._path, "a", encoding="utf-8", opener=not_following) as file:
+            file.write("".join(json.dumps(line, ensure_ascii=False) + "\n" for line in batch))
+            file.flush()
+            os.fsync(file.fileno())
+        sync(self._path.parent)
+        self.count += len(batch)

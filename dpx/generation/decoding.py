@@ -16,7 +16,7 @@ from jaxtyping import Array
 
 from dpx.clipping import ops
 from dpx.generation.settings import Settings
-from dpx.models import cache
+from dpx.models import attention
 from dpx.models.decoder import AnyDecoder, DecoderForCausalLM
 from dpx.models.rotary_layers import capped
 
@@ -94,9 +94,9 @@ class Decoding:
         module = DecoderForCausalLM(dataclasses.replace(self.model, rematerialize="none", attention="explicit"), self.vocabulary_size)
         variables = {"params": params}
         if kept is not None:
-            variables |= {cache.KEPT: {"layers": kept, "embeddings": {"place": length_R - 1}}}
-        logits_RV, made = module.apply(variables, tokens_RS, length_R, None, after_last, mutable=[cache.MADE])
-        return logits_RV, {name: one for name, (one,) in made[cache.MADE]["layers"].items()}
+            variables |= {attention.KEPT: {"layers": kept, "embeddings": {"place": length_R - 1}}}
+        logits_RV, made = module.apply(variables, tokens_RS, length_R, None, after_last, mutable=[attention.MADE])
+        return logits_RV, {name: one for name, (one,) in made[attention.MADE]["layers"].items()}
 
     def _start(self, params: Any, tokens_BW: Array, length_B: Array) -> tuple[Array, Any]:
         """Returns the logits after each prompt, and its keys and values with room for the new tokens."""

@@ -8,9 +8,9 @@ from typing import Any, NamedTuple
 
 from dpx.console import stage
 from dpx.data.completions import ChatTemplate, conversation, fields_of, halves
-from dpx.data.declarations import Source
+from dpx.data.declared_data import Source
 from dpx.data.labelled import Table
-from dpx.data.records import SUFFIXES, records, text_of
+from dpx.data.record_reader import SUFFIXES, records, text_of
 from dpx.data.tokenizer import TextTokenizer
 from dpx.declaration import require
 

@@ -1,38 +1,41 @@
 """Reads the run that another run starts from: its declarations, its charges, and the path of its weights. No jax.
 
 Its folder is checked against its ledger, as in every job. A copy of `release/` has no ledger: its statement must be the one that its
-weights were released with (`dpx.claim.seals`), and its data is unknown.
+weights were released with (`dpx.statement.seals`), and its data is unknown.
+
+Recognises weights that a run in a folder of outputs released, so that they are not presented as public ones.
 """
 
 import dataclasses
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 from dpx import config
-from dpx.claim import agreement, outside_code
-from dpx.claim.caveats import vocabulary_source
-from dpx.claim.document import AnyRun, RunStatement, Statement, StudyStatement
-from dpx.claim.reasons import audit_state, chosen_late, of_a_trial, reasons_against, refuted, seeded
-from dpx.claim.seals import STATEMENT, read_run_statement, read_statement, seal
+from dpx.claim.caveats import audit_state, chosen_late, of_a_trial, reasons_against, refuted, seeded, vocabulary_source
+from dpx.claim.claim_checksum import claim_checksum
+from dpx.config.declared_init import FromRun
+from dpx.config.experiment import Experiment
 from dpx.data import manifests
-from dpx.data.declarations import Data
+from dpx.data.declared_data import Data
+from dpx.data.protected_units import unit_facts
 from dpx.declaration import ConfigError, require
-from dpx.experiment import Experiment
-from dpx.init.declarations import FromRun
-from dpx.init.weights import PARAMS, Shapes
+from dpx.files.file_checksums import seal
+from dpx.files.records import to_json
+from dpx.files.run_folder import CONFIG, RunFolder
+from dpx.files.weights import METADATA, PARAMS, Leaves, Shapes, checksum, checksums, facts_beside
 from dpx.models.shape import AnyModel
 from dpx.models.trained import Trained
 from dpx.optimizer import Optimizer
-from dpx.privacy.declarations import Privacy
+from dpx.privacy.declared_privacy import Privacy
 from dpx.privacy.ledger import Ledger
 from dpx.privacy.lines import Plan
 from dpx.privacy.origins import Origin, ParentClaim, VocabularyFacts, of_released
 from dpx.privacy.segments import without
-from dpx.privacy.unit_facts import UnitFacts
-from dpx.records import to_json
-from dpx.run_folder import CONFIG, RunFolder
-from dpx.task.declarations import Task
-from dpx.training.fingerprint import claim_checksum
+from dpx.statement import agreement, outside_code
+from dpx.statement.seals import STATEMENT, read_run_statement, read_statement
+from dpx.statement.statement_records import AnyRun, RunStatement, Statement, StudyStatement
+from dpx.task.declared_task import Task
 
 
 @dataclasses.dataclass(frozen=True)
@@ -219,10 +222,45 @@ def _claim(data: Data, privacy: Privacy, stated: Statement | None, audit: str | 
         adjacency=privacy.adjacency,
         delta=privacy.delta,
         audit=audit,
-        units=UnitFacts.from_data(data, privacy),
+        units=unit_facts(data, privacy),
     )
 
 
 def _vocabulary(known: list[Any], stated: AnyRun | None) -> str | None:
     """Returns a checksum of its vocabulary, from its data's manifest or else its statement."""
     return known[0].vocabulary_checksum if known else None if stated is None else stated.vocabulary.sha256
+
+
+def require_no_known_release(asked: str, leaves: Leaves, outputs: Iterable[Path]) -> None:
+    """Raises `ConfigError` if `leaves` hold a parameter that a run in one of the folders `outputs` trained and released.
+
+    A run that would release it if it won its search counts too, and a run that began from exactly these leaves does not: what it left
+    unchanged was known before it read its data.
+    """
+    held = {digest: path for path, digest in checksums(leaves).items()}
+    places = ("*/release", "*/private/withheld", "studies/*/release/winner")
+    released = {metadata.parent for folder in outputs for place in places for metadata in folder.glob(f"{place}/{PARAMS}/{METADATA}")}
+    for params in sorted(released):
+        known = facts_beside(params)
+        # The folder of the run; for a search's winner or withheld weights, the folder that holds the weights.
+        place = params.parents[1] if params.parent.name == "release" else params.parent
+        run = place if place != params.parent else params.parents[2]
+        digests = {path: (known.get("weights") or {}).get(path, "") for path in known.get("trained", ())}
+        path = next((path for path, digest in digests.items() if digest in held), None)
+        if path is None or _first_weights(params.parent) == checksum(leaves):
+            continue
+        raise ConfigError(
+            asked,
+            f"contains, as {held[digests[path]]}, the array {path} that the run {run.name} released",
+            f"Begin from that run, so that its cost is included: init=run init.run={place}",
+        )
+
+
+def _first_weights(release: Path) -> str | None:
+    """Returns the checksum of the weights that a run began from, by its statement; `None` if no sound statement tells them."""
+    try:
+        statement = read_statement(release / STATEMENT)
+    except ConfigError:
+        return None
+    origins = getattr(getattr(statement, "init", None), "origins", ())
+    return getattr(origins[0], "weights", None) if origins else None

@@ -5,16 +5,15 @@ from typing import Any
 import jax
 import numpy as np
 
+from dpx.audit.canary_objective import CANARIES
 from dpx.clipping.frozen import merged
 from dpx.declaration import require
+from dpx.files.orbax_checkpoints import read_together
+from dpx.files.weights import FROZEN, Leaves, by_path
 from dpx.init.parent import Parent
-from dpx.init.weights import Leaves, by_path
 from dpx.models.lora import merge_adapters
 from dpx.models.trainable import whole
 from dpx.models.trained import Adapters, Trained
-from dpx.training import frozen
-from dpx.training.checkpoint import read_together
-from dpx.training.update import CANARIES
 
 
 def parameters_of(parent: Parent, train: Trained) -> Leaves:
@@ -34,7 +33,7 @@ def _checkpoint(parent: Parent) -> Any:
     params = {name: leaf for name, leaf in read_together(parent.place, "params").items() if name != CANARIES}
     if parent.train.is_all:
         return params
-    stored = parent.private / frozen.FOLDER
+    stored = parent.private / FROZEN
     require(stored.is_dir(), stored, "the parent's frozen parameters are missing", "Restore it, or begin from its released weights")
     return jax.tree.map(np.asarray, whole(merged(params, read_together(stored))))
 

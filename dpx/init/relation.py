@@ -13,9 +13,9 @@ from dpx.data import manifests
 from dpx.data.overlap import are_comparable, found_rows
 from dpx.data.store import Store
 from dpx.declaration import require
+from dpx.files.run_folder import write_json
 from dpx.privacy.origins import Origin, Relation, learnt_from
 from dpx.privacy.unit_facts import UnitFacts
-from dpx.run_folder import write_json
 
 CONTRADICTIONS = "declared_disjoint.json"
 # Digits of a ledger's name that are enough to name its run.

@@ -5,29 +5,29 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from dpx.checkpoint_folder import called, folder_of
-from dpx.claim import received
+from dpx.config.declared_init import FromCheckpoint, FromFile, FromRun, Init, MeasuredTable
+from dpx.config.experiment import Experiment
 from dpx.data import tokenizer
-from dpx.data.declarations import Data
+from dpx.data.declared_data import Data
 from dpx.data.learnt_from import learnt_from
 from dpx.data.prepare import vocabulary_place
+from dpx.data.protected_units import unit_facts, unit_mismatch
 from dpx.data.store import Store
 from dpx.declaration import ConfigError, require
-from dpx.experiment import Experiment
-from dpx.init import weights
-from dpx.init.declarations import FromCheckpoint, FromFile, FromRun, Init, MeasuredTable
-from dpx.init.parent import Parent, of_fork, open_parent
+from dpx.files import weights
+from dpx.files.checkpoint_folder import called, folder_of
+from dpx.init.parent import Parent, of_fork, open_parent, require_no_known_release
 from dpx.init.relation import are_same, contradictions, declared_disjoint, learnt_from_protected, noted_alone, relation
 from dpx.interop.checkpoint import Checkpoint
 from dpx.interop.trained_on import among, is_card_of_dpx, named_by_card
 from dpx.models.shape import AnyModel
 from dpx.models.trained import OutputLayer, Trained
 from dpx.optimizer import Optimizer
-from dpx.privacy.declarations import Privacy
+from dpx.privacy.declared_privacy import Privacy
 from dpx.privacy.lines import Plan
-from dpx.privacy.origins import UNREAD, CheckpointFacts, Origin, merged, require_same_relation, unit_mismatch
-from dpx.privacy.unit_facts import UnitFacts
-from dpx.task.declarations import Classification, MultipleChoice, Task
+from dpx.privacy.origins import UNREAD, CheckpointFacts, Origin, merged, require_same_relation
+from dpx.statement import received
+from dpx.task.declared_task import Classification, MultipleChoice, Task
 
 ADAPTERS = "layers/lora/"
 
@@ -160,7 +160,7 @@ def _from_elsewhere(
     asked: str, origins: Sequence[Origin], leaves: weights.Leaves, outputs: Iterable[Path], messages: tuple[str, ...] = ()
 ) -> Start:
     """Returns the start from weights without a known training run, the first of `origins`."""
-    weights.require_no_known_release(asked, leaves, outputs)
+    require_no_known_release(asked, leaves, outputs)
     weights.require_finite(asked, leaves)
     digest = weights.checksum(leaves)
     first = dataclasses.replace(origins[0], identity=digest, weights=digest)
@@ -193,7 +193,7 @@ def related(origin: Origin, held: Held, disjoint: Iterable[str], is_holders_data
         return dataclasses.replace(origin, against=tuple(dict.fromkeys([*origin.against, *_of_overlap(origin, held.data.known_as)])))
     origin = dataclasses.replace(origin, relation=relation(origin, disjoint, is_holders_data), against=())
     mismatch = unit_mismatch(origin, held.data, held.privacy, are_same(origin.data, held.checksums))
-    learnt = learnt_from_protected(origin, UnitFacts.from_data(held.data, held.privacy), held.checksums)
+    learnt = learnt_from_protected(origin, unit_facts(held.data, held.privacy), held.checksums)
     return dataclasses.replace(origin, against=tuple(reason for reason in (mismatch, learnt) if reason))
 
 

@@ -13,18 +13,18 @@ from typing import Any
 import jax.numpy as jnp
 import numpy as np
 
-from dpx.checkpoint_folder import called
+from dpx.config.declared_init import FromCheckpoint, Init
 from dpx.declaration import require
-from dpx.init.declarations import FromCheckpoint, Init
-from dpx.init.weights import Leaves, nested
+from dpx.files.checkpoint_folder import called
+from dpx.files.weights import Leaves, nested
 from dpx.interop.checkpoint import Checkpoint
-from dpx.interop.families import LAYOUTS, ROTARY
-from dpx.interop.layouts import Layout
 from dpx.interop.written import Written, architecture_of, family_of
+from dpx.models.checkpoint_shape import LAYOUTS, ROTARY
+from dpx.models.layouts import Layout
 from dpx.models.lora import Target, targets_of
 from dpx.models.shape import AnyModel
 from dpx.models.trained import Adapters, Trained
-from dpx.task.declarations import CausalLanguageModel, Classification, MultipleChoice, Task
+from dpx.task.declared_task import CausalLanguageModel, Classification, MultipleChoice, Task
 
 CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 _TASK_TYPES: dict[type, str] = {Classification: "SEQ_CLS", CausalLanguageModel: "CAUSAL_LM"}

@@ -13,16 +13,16 @@ from pathlib import Path
 
 import yaml
 
-from dpx.checkpoint_folder import hub_name
-from dpx.claim import manifest, received
-from dpx.claim.document import PlainStatement, RunStatement, Statement, StudyStatement
-from dpx.claim.outside_code import heading
-from dpx.init.declarations import FromCheckpoint, Init
+from dpx.config.declared_init import FromCheckpoint, Init
+from dpx.files.checkpoint_folder import hub_name
+from dpx.files.records import to_json
+from dpx.files.run_folder import told
 from dpx.interop.trained_on import RELEASE, license_named_by_card
-from dpx.places import told
 from dpx.privacy.origins import OWED, VERDICTS, in_words
-from dpx.records import to_json
-from dpx.task.declarations import CausalLanguageModel, Classification, MaskedLanguageModel, MultipleChoice, Task
+from dpx.statement import manifest, received
+from dpx.statement.outside_code import heading
+from dpx.statement.statement_records import PlainStatement, RunStatement, Statement, StudyStatement
+from dpx.task.declared_task import CausalLanguageModel, Classification, MaskedLanguageModel, MultipleChoice, Task
 
 # The hub's names of tasks; the first three are those of a pipeline of transformers too.
 _TAGS: dict[type, str] = {
@@ -75,7 +75,7 @@ def card(
     """Returns Markdown, with the front matter that model hubs read.
 
     `training` and `exporting` are the commands that made the run and this folder; `changed` says what training changed, `checked_by` what
-    the statement was checked against (`dpx.claim.received`), `anew` which of the checkpoint's files differ for another reason.
+    the statement was checked against (`dpx.statement.received`), `anew` which of the checkpoint's files differ for another reason.
     """
     kind = f"A {model.architecture}" if model.base is None else f"Adapters of `{model.base}` as a {model.architecture}"
     lines = [*_front_matter(model, statement), f"# {model.name}", ""]

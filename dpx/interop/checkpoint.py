@@ -10,13 +10,11 @@ from functools import cached_property
 
 import numpy as np
 
-from dpx.checkpoint_folder import CONFIG, config_of, folder_of
 from dpx.declaration import require, several
-from dpx.init.weights import Leaves, Shapes
-from dpx.interop.families import LAYOUTS, ROTARY
-from dpx.interop.layouts import Layout, Part
-from dpx.interop.shape import as_stored, model_of
-from dpx.interop.tensors import Tensors
+from dpx.files.checkpoint_folder import CONFIG, Tensors, config_of, folder_of
+from dpx.files.weights import Leaves, Shapes
+from dpx.models.checkpoint_shape import LAYOUTS, ROTARY, as_stored, model_of
+from dpx.models.layouts import Layout, Part
 from dpx.models.shape import AnyModel, Bert, Model
 
 # Early checkpoint files name the parameters of a LayerNorm this way.

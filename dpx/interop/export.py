@@ -13,9 +13,8 @@ import jax
 import numpy as np
 from safetensors import SafetensorError
 
-from dpx.claim import manifest, received
-from dpx.claim.document import Statement
-from dpx.claim.seals import STATEMENT
+from dpx.claim.data_of_weights import store_of
+from dpx.config.experiment import Experiment
 from dpx.console import stage
 from dpx.data import learnt_from
 from dpx.data.prepare import vocabulary_folder
@@ -24,19 +23,21 @@ from dpx.data.tokenizer import SETTINGS, require_read_elsewhere
 from dpx.data.vocabulary import SpecialIds
 from dpx.declaration import ConfigError, require
 from dpx.durable import draft_folder_of, narrow, remove_drafts
-from dpx.experiment import Experiment
-from dpx.init.weights import PARAMS, Leaves, by_path
-from dpx.interop import tensors, tokenizer_files
+from dpx.files import checkpoint_folder
+from dpx.files.orbax_checkpoints import on_host
+from dpx.files.run_folder import CONFIG, RunFolder, read_json
+from dpx.files.weights import PARAMS, Leaves, by_path
+from dpx.interop import tokenizer_files
 from dpx.interop.adapters import adapters
 from dpx.interop.card import Model, Published, card, training_command
 from dpx.interop.written import Written, written
 from dpx.models.decoder import AnyDecoder
 from dpx.models.lora import merge_adapters
 from dpx.models.shape import AnyModel, Bert
-from dpx.run_folder import CONFIG, RunFolder, read_json
-from dpx.task.declarations import CausalLanguageModel, Classification, Task
-from dpx.training.checkpoint import on_host
-from dpx.training.evaluation import store_of
+from dpx.statement import manifest, received
+from dpx.statement.seals import STATEMENT
+from dpx.statement.statement_records import Statement
+from dpx.task.declared_task import CausalLanguageModel, Classification, Task
 
 Format = Literal["hf", "peft"]
 
@@ -75,7 +76,7 @@ def export(
     require_read_elsewhere(store.tokenizer(), converted.config.get("model_type", ""))
     shown = Model(experiment.name, converted.architecture, task, experiment.train.kind, converted.base, published)
     with _written_whole(to) as unfinished:
-        tensors.write(unfinished / converted.weights_file, converted.tensors)
+        checkpoint_folder.write(unfinished / converted.weights_file, converted.tensors)
         anew = tokenizer_files.write(unfinished, store, special, model, task, experiment.data.sequence_length)
         config = converted.config
         if converted.base is None and isinstance(task, CausalLanguageModel):

@@ -9,7 +9,6 @@ from typing import Any
 from tokenizers import Tokenizer
 from tokenizers.processors import TemplateProcessing
 
-from dpx.checkpoint_folder import CONFIG, GENERATION, OF_GENERATION, ends_of
 from dpx.data.around import Around, around_one
 from dpx.data.rows import separators
 from dpx.data.store import Store
@@ -17,10 +16,11 @@ from dpx.data.tokenizer import AS_IT_CAME, DEFINITION, SETTINGS, TextTokenizer
 from dpx.data.tokenizer_class import AS_DEFINED, class_of
 from dpx.data.vocabulary import SpecialIds
 from dpx.declaration import require
+from dpx.files.checkpoint_folder import CONFIG, GENERATION, OF_GENERATION, ends_of
+from dpx.files.run_folder import read_json
 from dpx.models.decoder import AnyDecoder
 from dpx.models.shape import Bert
-from dpx.run_folder import read_json
-from dpx.task.declarations import CausalLanguageModel, Classification, MultipleChoice, Task
+from dpx.task.declared_task import CausalLanguageModel, Classification, MultipleChoice, Task
 
 _MARKS = {"pad_token": "pad_id", "unk_token": "unk_id", "cls_token": "cls_id", "sep_token": "sep_id", "mask_token": "mask_id"}
 _OF_DECODERS = {"bos_token": "cls_id", "eos_token": "sep_id"}

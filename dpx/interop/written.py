@@ -6,13 +6,13 @@ from typing import Any
 
 import numpy as np
 
-from dpx.checkpoint_folder import CONFIG, WEIGHTS
 from dpx.declaration import ConfigError, require
-from dpx.init.weights import Leaves
-from dpx.interop.config_values import written_sizes
-from dpx.interop.families import LAYOUTS, ROTARY, Rotary
+from dpx.files.checkpoint_folder import CONFIG, WEIGHTS
+from dpx.files.weights import Leaves
+from dpx.models.checkpoint_shape import LAYOUTS, ROTARY, Rotary
+from dpx.models.rotary_family import written_sizes
 from dpx.models.shape import AnyModel, Bert, Decoder
-from dpx.task.declarations import CausalLanguageModel, Classification, MaskedLanguageModel, MultipleChoice, Task, label_names
+from dpx.task.declared_task import CausalLanguageModel, Classification, MaskedLanguageModel, MultipleChoice, Task, label_names
 
 _HEADS: dict[type, str] = {
     MaskedLanguageModel: "ForMaskedLM",

@@ -8,18 +8,17 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from dpx.claim import outside_code, received
-from dpx.claim.seals import STATEMENT
+from dpx.config.experiment import Experiment
 from dpx.console import answer, wide_console
 from dpx.declaration import declaration, require
-from dpx.experiment import Experiment
+from dpx.files.records import to_json
+from dpx.files.run_folder import RunFolder, write_json
 from dpx.pages import pictures
-from dpx.picture import Lines, Picture
+from dpx.pages.analysis_tables import Lines, Picture, Table
+from dpx.pages.text_plot import text_plot
 from dpx.privacy.segments import Segment, Segments
-from dpx.records import to_json
-from dpx.run_folder import RunFolder, write_json
-from dpx.table import Table
-from dpx.text_plot import text_plot
+from dpx.statement import outside_code, received
+from dpx.statement.seals import STATEMENT
 
 FALSE_POSITIVE_RATES = (1e-4, 1e-3, 1e-2, 0.1)
 DELTAS = (1e-3, 1e-4, 1e-5, 1e-6, 1e-7, 1e-8, 1e-9, 1e-10)
@@ -47,7 +46,7 @@ class Account:
     adjacency: str | None = None
 
     def __call__(self, experiment: Experiment, folder: RunFolder) -> None:
-        from dpx.claim.sources import read, together
+        from dpx.claim.combined_ledgers import read, together
 
         has_run = any((folder.path / place).exists() for place in ("private/ledger", f"release/{STATEMENT}"))
         what = folder.path if folder.has_begun else "run"

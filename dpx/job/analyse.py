@@ -2,22 +2,22 @@
 
 from typing import Any
 
+from dpx.config.experiment import Experiment
 from dpx.console import answer, wide_console
 from dpx.declaration import declaration, require
-from dpx.experiment import Experiment
 from dpx.extras import without_papers
+from dpx.files.run_folder import RunFolder, write_json
 from dpx.pages import pictures
-from dpx.run_folder import RunFolder, write_json
-from dpx.table import Table
+from dpx.pages.analysis_tables import Table
 
 
 @declaration
 class Analyse:
     """Computes the tables of an analysis, prints them, and writes `release/analysis.json` and a CSV of each.
 
-    An analysis is a declaration that is called without arguments and returns a list of `dpx.table.Table`. It may have two more methods:
-    `inputs() -> list[Path]`, the files that it reads, which must exist; and `pictures(tables) -> list[dpx.picture.Picture]` of its tables,
-    which are drawn if matplotlib (extra `plots`) is installed.
+    An analysis is a declaration that is called without arguments and returns a list of `dpx.pages.analysis_tables.Table`. It may have two
+    more methods: `inputs() -> list[Path]`, the files that it reads, which must exist; and `pictures(tables) -> list[Picture]` of its tables
+    (`dpx.pages.analysis_tables`), which are drawn if matplotlib (extra `plots`) is installed.
 
     Attributes:
         analysis: The analysis, chosen by analysis=<name>.

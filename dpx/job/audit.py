@@ -7,11 +7,11 @@ config's clip, clipping method and mesh, in a stated setting; the sampler and th
 import os
 from typing import Any
 
-from dpx.audit.declarations import Estimator, Primary
+from dpx.config.declared_audit import Estimator, Primary
+from dpx.config.experiment import Experiment
 from dpx.console import answer, wide_console
 from dpx.declaration import ConfigError, declaration, require
-from dpx.experiment import Experiment
-from dpx.run_folder import RunFolder, write_json
+from dpx.files.run_folder import RunFolder, write_json
 
 # Noise further from its stated variance than this is a defect, whichever way.
 NOISE_ERROR = 1e-6
@@ -53,8 +53,8 @@ class Audit:
     def __call__(self, experiment: Experiment, folder: RunFolder) -> None:
         import numpy as np
 
-        from dpx.audit.dirac import Attack, Setting
         from dpx.audit.verdict import judge, require_passes
+        from dpx.training.dirac import Attack, Setting
 
         setting = Setting(canaries=self.canaries, steps=self.steps, epsilon=self.epsilon, delta=self.delta)
         attack = Attack.build(experiment, setting)
@@ -105,7 +105,7 @@ def _summary(scores_M: Any, is_in_M: Any) -> dict[str, float]:
 
 def show(document: dict[str, Any]) -> None:
     """Prints every bound of a verdict beside its claim."""
-    from dpx.table import Table
+    from dpx.pages.analysis_tables import Table
 
     columns = ("score", "estimator", "guesses", "correct", "delta", "error", "epsilon", "claim", "refutes")
     listed = [document["primary"], *document["others"], *document["without_guarantee"]]

@@ -14,11 +14,11 @@ from typing import Any
 
 from rich.table import Table
 
+from dpx.config.experiment import Experiment
 from dpx.console import Console, answer
 from dpx.declaration import declaration, require
-from dpx.experiment import Experiment
-from dpx.mechanism.declarations import REACH
-from dpx.run_folder import RunFolder, write_json
+from dpx.files.run_folder import RunFolder, write_json
+from dpx.mechanism.declared_mechanism import REACH
 
 COLUMNS = 1024
 

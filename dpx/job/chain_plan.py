@@ -7,22 +7,23 @@ from typing import Any
 
 from rich.table import Table
 
-from dpx.chain import claim, states
-from dpx.chain.claim import StageRelease
-from dpx.chain.composition import Runs, StageRun, composed, fitted_by
-from dpx.chain.declarations import Chain, declared
-from dpx.chain.document import ChainClaim
 from dpx.claim.calibration import calibrate, planned_segments
+from dpx.config.declared_chain import Chain, declared
+from dpx.config.declared_init import FromRun, RandomStart
+from dpx.config.experiment import Experiment
 from dpx.console import Console, duration, figure
 from dpx.data import learnt_from
 from dpx.data.prepare import prepare
+from dpx.data.protected_units import unit_facts, vocabulary_source
 from dpx.data.store import VOCABULARY
-from dpx.experiment import Experiment
-from dpx.init.declarations import FromRun, RandomStart
+from dpx.init import chain_claim
+from dpx.init.chain_claim import StageRelease
 from dpx.init.start import Held, planned_start, receiver_of, vocabulary_of
+from dpx.job import chain_states
+from dpx.job.chain_stages import Runs, StageRun, composed, fitted_by
 from dpx.job.plan_records import ChainPlan, RunPlan, StagePlan
 from dpx.privacy.origins import Origin, ParentClaim, VocabularyFacts
-from dpx.privacy.unit_facts import UnitFacts, vocabulary_source
+from dpx.statement.chain_seal import ChainClaim
 
 PlanOf = Callable[[Experiment], RunPlan]
 
@@ -37,9 +38,9 @@ def plan_of_chain(node: Any, experiment: Experiment, plan_of: PlanOf, outputs: P
     releases: dict[str, StageRelease] = {}
     for run in (run for each in runs.values() for run in each):
         one = chain.stages[run.stage]
-        is_over, alone = states.is_finished(run), alone_of(chain, run, runs)
+        is_over, alone = chain_states.is_finished(run), alone_of(chain, run, runs)
         planned = None if one.job == "prepare" else plan_of(alone)
-        releases[run.label] = states.release_of(run) if is_over else _planned(chain, run, alone, planned, runs, releases)
+        releases[run.label] = chain_states.release_of(run) if is_over else _planned(chain, run, alone, planned, runs, releases)
         stages.append(
             StagePlan(
                 stage=run.stage,
@@ -48,12 +49,14 @@ def plan_of_chain(node: Any, experiment: Experiment, plan_of: PlanOf, outputs: P
                 init=one.init,
                 vocabulary=one.vocabulary or one.init,
                 state="finished" if is_over else "to_run",
-                stale=tuple(states.stale(run, outputs)) if one.feeds and not is_over else (),
+                stale=tuple(chain_states.stale(run, outputs)) if one.feeds and not is_over else (),
                 plan=planned,
             )
         )
     hours = sum((one.plan.device_hours for one in stages if one.plan is not None and one.state == "to_run"), 0.0)
-    return ChainPlan(name=experiment.name, device_hours=hours, claim=claim.claim(chain, list(releases.values())), stages=tuple(stages))
+    return ChainPlan(
+        name=experiment.name, device_hours=hours, claim=chain_claim.claim(chain, list(releases.values())), stages=tuple(stages)
+    )
 
 
 def stages_alone(node: Any, experiment: Experiment, outputs: Path) -> Iterator[tuple[str, Experiment, Path]]:
@@ -70,7 +73,7 @@ def alone_of(chain: Chain, run: StageRun, runs: Runs) -> Experiment:
     now.
     """
     experiment, stage = run.experiment, chain.stages[run.stage]
-    if stage.init is not None and not states.is_finished(runs[stage.init][0]):
+    if stage.init is not None and not chain_states.is_finished(runs[stage.init][0]):
         experiment = dataclasses.replace(experiment, init=RandomStart())
     fed, vocabulary = stage.vocabulary or stage.init, experiment.data.vocabulary
     if fed is None or vocabulary.path is None or Path(vocabulary.path).exists() or experiment.data.declared_size is not None:
@@ -89,7 +92,7 @@ def _planned(
 ) -> StageRelease:
     """Returns what would be seen of a stage that has not run; `before` are the stages that feed it."""
     own = Held(run.experiment.data, alone.privacy)
-    release = StageRelease(run.stage, run.label, own, alone.accountant, False, (), states.texts_of(run))
+    release = StageRelease(run.stage, run.label, own, alone.accountant, False, (), chain_states.texts_of(run))
     if planned is None:
         return release
     segments = []
@@ -97,7 +100,7 @@ def _planned(
         calibrated = calibrate(alone, planned.protected_rows - alone.audit.places(alone.privacy))
         assert calibrated.noise_multiplier is not None
         segments = planned_segments(alone, calibrated.batch_stages, calibrated.size, calibrated.noise_multiplier, run.folder.name)
-    units, source = UnitFacts.from_data(alone.data, alone.privacy), vocabulary_source(run.experiment.data.vocabulary, None)
+    units, source = unit_facts(alone.data, alone.privacy), vocabulary_source(run.experiment.data.vocabulary, None)
     without = () if alone.is_private else (f"mechanism={alone.mechanism.name} adds no noise",)
     origin = Origin(
         kind="run",
@@ -134,9 +137,9 @@ def _planned_origins(chain: Chain, run: StageRun, alone: Experiment, runs: Runs,
         yield Origin(
             kind="text",
             name=words.experiment.name,
-            identity=states.planned_text(words),
+            identity=chain_states.planned_text(words),
             reasons=(learnt_from.PROTECTED,) if is_protected else (),
-            claim=ParentClaim(units=UnitFacts.from_data(data, words.experiment.privacy)),
+            claim=ParentClaim(units=unit_facts(data, words.experiment.privacy)),
             vocabulary=VocabularyFacts(source=vocabulary_source(data.vocabulary, None)),
         )
 

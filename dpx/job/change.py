@@ -10,17 +10,16 @@ from pathlib import Path
 
 import numpy as np
 
-from dpx.claim.document import RunStatement, Statement
+from dpx.config.experiment import Experiment
 from dpx.declaration import ConfigError
-from dpx.experiment import Experiment
-from dpx.init.known_start import known_start
+from dpx.files.orbax_checkpoints import on_host
+from dpx.files.weights import PARAMS, Leaves, by_path
 from dpx.init.start import receiver_of
-from dpx.init.weights import PARAMS, Leaves, by_path
 from dpx.models.trainable import split
 from dpx.models.trained import Trained
-from dpx.training import noise_alone
-from dpx.training.change import Change, NotCompared, compare
-from dpx.training.checkpoint import on_host
+from dpx.statement.statement_records import RunStatement, Statement
+from dpx.training import change_measured
+from dpx.training.change_measured import Change, NotCompared, compare, known_start
 
 # In `release/`: the released values of each step.
 TELEMETRY = "telemetry.jsonl"
@@ -34,10 +33,10 @@ def sentences_of(experiment: Experiment, release: Path, stated: Statement) -> tu
     if not isinstance(stated, RunStatement):
         return [], None
     try:
-        change = change_of(experiment, release, stated)
+        found = change_of(experiment, release, stated)
     except NotCompared as reason:
         return [f"What training changed is not compared with noise alone: {reason.value}: {reason.reason}."], None
-    return [change.sentence()], change
+    return [found.sentence()], found
 
 
 def change_of(experiment: Experiment, release: Path, stated: RunStatement) -> Change:
@@ -55,12 +54,12 @@ def change_of(experiment: Experiment, release: Path, stated: RunStatement) -> Ch
         NotCompared: If no initial value is known, or the noise is of a kind that is not simulated.
     """
     deviation_T, optimizer = _deviations(experiment, release, stated), experiment.optimizer
-    if not noise_alone.is_coordinatewise(optimizer):
+    if not change_measured.is_coordinatewise(optimizer):
         raise NotCompared(f"optimizer={optimizer.name}", "its update of a number reads other numbers, which is not simulated")
     known = known_start(experiment.init, receiver_of(experiment), stated.init.of_weights)
     if not known:
         raise NotCompared(f"init={experiment.init.kind}", "all trained parameters were drawn from the run's secret")
-    return compare(known, _trained(experiment.trained, release), noise_alone.moments(optimizer, known, deviation_T, _rates(experiment)))
+    return compare(known, _trained(experiment.trained, release), change_measured.moments(optimizer, known, deviation_T, _rates(experiment)))
 
 
 def _trained(train: Trained, release: Path) -> Leaves:

@@ -10,18 +10,17 @@ from typing import Any
 import numpy as np
 import yaml
 
+from dpx.config.declared_init import chosen_by
+from dpx.config.experiment import Experiment
 from dpx.console import answer, wide_console
 from dpx.declaration import ConfigError, declaration, require
 from dpx.durable import write_durably
-from dpx.experiment import Experiment
 from dpx.extras import supplied
-from dpx.init.declarations import chosen_by
+from dpx.files.run_folder import RunFolder, write_json
 from dpx.job.explain import public_size
-from dpx.mechanism.declarations import TargetEpsilon
-from dpx.picture import Lines, Picture
-from dpx.run_folder import RunFolder, write_json
-from dpx.table import Table
-from dpx.task.declarations import Classification
+from dpx.mechanism.declared_mechanism import TargetEpsilon
+from dpx.pages.analysis_tables import Lines, Picture, Table
+from dpx.task.declared_task import Classification
 
 PRIVATE = "this design uses measured losses, which depend on the text they were measured on, and no claim of the designed run covers that"
 SHIPPED = (
@@ -44,8 +43,8 @@ class Design:
         size: Protected records; null takes data.declared_size, and for fine-tuning the counted number where that is public.
         compute: The compute budget in FLOPs. For fine-tuning, without either budget, what the measured settings take.
         device_hours: The compute budget in hours of the mesh's device, instead of FLOPs.
-        measurements: A CSV table (dpx.scaling.measurements) or a folder of runs, for fine-tuning a CSV table of runs
-            (dpx.scaling.fine_tuning); null takes the table that comes with dpx.
+        measurements: A CSV table (dpx.cost.measurements) or a folder of runs, for fine-tuning a CSV table of runs
+            (dpx.cost.fine_tuning); null takes the table that comes with dpx.
         match: Beginning of the names of the runs that are read.
         base: Recipe from which the designed experiment is made.
         reach: Up to how many times the measured steps to extrapolate.
@@ -100,8 +99,8 @@ class Design:
 
     def _fine_tuning(self, experiment: Experiment, folder: RunFolder, epsilon: float) -> None:
         from dpx.config import recipes
+        from dpx.cost import fine_tuning
         from dpx.job import design_fine_tuning
-        from dpx.scaling import fine_tuning
 
         size = self.size if self.size is not None else public_size(experiment)
         has_budget = self.compute is not None or self.device_hours is not None
@@ -125,18 +124,18 @@ class Design:
 
     def _designed(self, experiment: Experiment, base: Any, epsilon: float, size: int, compute: float) -> tuple[list[Table], Any, float]:
         """Returns tables, the best design and the learning rate that won at the node next to it."""
-        from dpx.scaling import design
-        from dpx.scaling.runs import load, shipped
-        from dpx.scaling.smoothing import grid_of
-        from dpx.scaling.surface import surface_of
+        from dpx.cost.designs import Budget, best_of_each_model
+        from dpx.cost.measured_runs import load, shipped
+        from dpx.cost.smoothing import grid_of
+        from dpx.cost.surface import surface_of
 
         measured, not_read = load(self.measurements or shipped(), self.match)
         _require_length(float(measured.sequence_length[0]), self.base, base.data.sequence_length)
         grid = grid_of(measured)
         surface = surface_of(grid, float(measured.batch_size[0]), float(measured.sequence_length[0]), reach=self.reach).for_epsilon(epsilon)
         coarse = experiment.accountant.value_discretization_interval
-        budget = design.Budget(compute, size, epsilon, experiment.privacy.delta, coarse)
-        designs, asked = design.best_of_each_model(surface, budget)
+        budget = Budget(compute, size, epsilon, experiment.privacy.delta, coarse)
+        designs, asked = best_of_each_model(surface, budget)
         best = designs[0]
         notes = [f"left out of the grid: {line}" for line in (*not_read, *grid.left_out)]
         if experiment.data.name != base.data.name and getattr(experiment.data.source, "paths", None) is None:
@@ -148,7 +147,7 @@ class Design:
         return tables, best, float(grid.rates_MRT[m, r, t])
 
     def _tables(self, surface: Any, budget: Any, designs: list[Any], asked: Any, more: list[str]) -> list[Table]:
-        from dpx.scaling import design
+        from dpx.cost.designs import doubled, excess
 
         best = designs[0]
         near = asked.near()
@@ -162,17 +161,17 @@ class Design:
         columns += ("tokens_per_parameter", "advantage", "excess")
         rows = [
             (one.model, int(one.parameters), one.batch_size, one.steps, one.noise_multiplier, one.noise_batch_ratio, one.sampler)
-            + (one.loss, one.is_near, one.epochs, one.tokens_per_parameter, one.advantage, design.excess(one, best))
+            + (one.loss, one.is_near, one.epochs, one.tokens_per_parameter, one.advantage, excess(one, best))
             for one in designs
         ]
         spans = [
             (name, float(values[near].min()), float(values[near].max()))
             for name, values in (("parameters", asked.parameters), ("batch_size", asked.batch_size), ("steps", asked.steps))
         ]
-        doubled = dict(design.doubled(surface, budget))
-        own = doubled["nothing"] or best.loss
-        bought = [(name, loss, None if loss is None else own - loss) for name, loss in doubled.items()]
-        ends = ("more compute gains nothing where the measured steps end",) if doubled["compute"] == doubled["nothing"] else ()
+        at_double = dict(doubled(surface, budget))
+        own = at_double["nothing"] or best.loss
+        bought = [(name, loss, None if loss is None else own - loss) for name, loss in at_double.items()]
+        ends = ("more compute gains nothing where the measured steps end",) if at_double["compute"] == at_double["nothing"] else ()
         by_parameters = dict(zip(surface.parameters_M.tolist(), surface.names, strict=True))
         known = np.flatnonzero(np.isfinite(asked.loss))
         curve = sorted((by_parameters[float(asked.parameters[i])], float(asked.batch_size[i]), float(asked.loss[i])) for i in known)

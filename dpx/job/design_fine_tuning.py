@@ -8,20 +8,20 @@ from typing import Any
 
 import yaml
 
-from dpx.batch_schedule import Constant
+from dpx.config.declared_init import chosen_by
+from dpx.config.experiment import Experiment
+from dpx.cost import fine_tuning
+from dpx.cost.fine_tuning import Asked, Choice, Expected, Measured
 from dpx.declaration import require
-from dpx.experiment import Experiment
-from dpx.init.declarations import chosen_by
+from dpx.files.results import interval
 from dpx.job.plan import plan_of_run, trains_of, work
 from dpx.job.plan_records import RunPlan
-from dpx.lr_schedule import WarmUpThen
-from dpx.mechanism.declarations import Flat, TargetEpsilon
+from dpx.mechanism.declared_mechanism import Flat, TargetEpsilon
 from dpx.models.shape import count
 from dpx.optimizer import Adam
-from dpx.results import interval
-from dpx.scaling import fine_tuning
-from dpx.scaling.fine_tuning import Asked, Choice, Expected, Measured
-from dpx.table import Table
+from dpx.optimizer.lr_schedule import WarmUpThen
+from dpx.pages.analysis_tables import Table
+from dpx.sampler.batch_schedule import Constant
 
 WARMUP = 0.1
 # With another option of these groups the design would not be what was measured.

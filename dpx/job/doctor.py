@@ -16,10 +16,10 @@ from packaging.requirements import Requirement
 from rich.table import Table
 
 from dpx import extras, packages
+from dpx.config.experiment import Experiment
 from dpx.console import Console, answer
 from dpx.declaration import declaration
-from dpx.experiment import Experiment
-from dpx.run_folder import RunFolder, write_json
+from dpx.files.run_folder import RunFolder, write_json
 
 # The largest relative error of a clipped sum in float32; a wrong term is some per cent.
 SUM_BOUND = 1e-4
@@ -95,7 +95,7 @@ def _machine(experiment: Experiment, folder: RunFolder) -> dict[str, Any]:
 def _sums() -> list[dict[str, Any]]:
     """Checks the clipped sum by each method."""
     from dpx.models.shape import Bert
-    from dpx.task.declarations import MaskedLanguageModel
+    from dpx.task.declared_task import MaskedLanguageModel
     from dpx.training.exactness import Exactness, sum_by
 
     small = Bert(name="small", layers=2, width=16, heads=2, feed_forward=24)

@@ -11,19 +11,19 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from dpx.claim import agreement, outside_code, received
-from dpx.claim.document import AnyRun, PlainStatement, RunStatement
-from dpx.claim.received import CheckedBy
-from dpx.claim.seals import STATEMENT, read_run_statement
+from dpx.config.experiment import Experiment
 from dpx.console import answer, figure, wide_console
 from dpx.declaration import ConfigError, declaration
-from dpx.experiment import Experiment
-from dpx.init.weights import PARAMS
-from dpx.job.summary import accuracy_of, baselines_of
+from dpx.files.records import to_json
+from dpx.files.run_folder import RunFolder, write_json
+from dpx.files.weights import PARAMS
+from dpx.pages.analysis_tables import Table
+from dpx.pages.run_table import accuracy_of, baselines_of
 from dpx.privacy.origins import VERDICTS, charged_in, in_words
-from dpx.records import to_json
-from dpx.run_folder import RunFolder, write_json
-from dpx.table import Table
+from dpx.statement import agreement, outside_code, received
+from dpx.statement.received import CheckedBy
+from dpx.statement.seals import STATEMENT, read_run_statement
+from dpx.statement.statement_records import AnyRun, PlainStatement, RunStatement
 
 POINTS = (0.1, 0.25, 0.5, 0.75, 1.0)
 
@@ -77,7 +77,7 @@ class Explain:
         _show_utility(folder.path)
 
     def said(self, experiment: Experiment, folder: RunFolder) -> tuple[Explanation, CheckedBy]:
-        """Returns the explanation of the config or the run, and what the run's folder was checked against (`dpx.claim.received`)."""
+        """Returns the explanation of the config or the run, and what the run's folder was checked against (`dpx.statement.received`)."""
         (_, checked_by), stated = agreement.checked(folder.path), _statement(folder.path)
         begins_from = () if stated is not None else _planned_start(experiment, self.size is None, folder.fork)
         said = explain(experiment, self._size(experiment, stated), stated, begins_from)
@@ -118,11 +118,11 @@ def _show_utility(path: Path) -> None:
 
 def _explain_chain(node: Any, experiment: Experiment, folder: RunFolder) -> None:
     """Explains the first run of every stage that trains, then what all stages together protect, after a check of what was stated."""
-    from dpx.chain import seal
     from dpx.job import chain_plan
     from dpx.job.plan import plan_of_run
+    from dpx.statement import chain_seal
 
-    stated_chain = seal.check(folder.path)
+    stated_chain = chain_seal.check(folder.path)
     checked_by = None if stated_chain is None else stated_chain[1]
     for line in received.HEADS[checked_by] if stated_chain is not None else ():
         wide_console().print(line, highlight=False)
@@ -343,7 +343,7 @@ def _as_steps_go(experiment: Experiment, calibrated: Any, before: Sequence[Any])
 def _neighbouring_settings(experiment: Experiment, size: int) -> Table:
     """Returns epsilon with one setting changed; the noise stays the same where it would otherwise be solved for again."""
     from dpx.claim.calibration import calibrate
-    from dpx.mechanism.declarations import Multiplier
+    from dpx.mechanism.declared_mechanism import Multiplier
 
     sigma = calibrate(experiment, size).noise_multiplier
     assert sigma is not None

@@ -6,12 +6,12 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
 
-from dpx import file_checksums
+from dpx.config.experiment import Experiment
 from dpx.console import answer, figure, stage, wide_console
 from dpx.declaration import ConfigError, declaration, require, require_date
-from dpx.experiment import Experiment
-from dpx.interruption import Interrupted
-from dpx.run_folder import RunFolder
+from dpx.files import file_checksums
+from dpx.files.run_folder import RunFolder
+from dpx.processes.interruption import Interrupted
 
 # Where completions are written in a run's folder, by the provenance of their prompts.
 _FOLDER = "generated"
@@ -89,11 +89,10 @@ class Generate:
 
     def __call__(self, experiment: Experiment, folder: RunFolder) -> None:
         from dpx.data import manifests
-        from dpx.generation.completer import completed
-        from dpx.generation.output import MADE_FROM, lines_of
+        from dpx.generation.completer import MADE_FROM, completed, lines_of
         from dpx.generation.prompts import read, require_rows
         from dpx.init.relation import require_other_text
-        from dpx.training.compile_cache import keep_compiled_programs
+        from dpx.training.opening import keep_compiled_programs
 
         file = Path(self.prompts).expanduser()
         require_rows(file)
@@ -146,15 +145,15 @@ class Generate:
         return style
 
     def _weights(self, experiment: Experiment, folder: RunFolder) -> Any:
-        """Returns the weights, not loaded yet (`dpx.generation.weights.Weights`)."""
-        from dpx.generation.weights import of_checkpoint, of_run
+        """Returns the weights, not loaded yet (`dpx.generation.completer.Weights`)."""
+        from dpx.generation.completer import of_checkpoint, of_run
 
         if self.checkpoint is not None:
             both = f"run={folder.path}, generate.checkpoint={self.checkpoint}"
             require(not folder.has_begun, both, "only one of them can complete the prompts", "Remove one of them")
             require(self.output is not None, "generate.output=null", "a checkpoint is not a run with a folder", "Name a .jsonl file")
             return of_checkpoint(self.checkpoint)
-        from dpx.claim import received
+        from dpx.statement import received
 
         began = (folder.release / "params").is_dir()
         require(began, "run", "no finished run is named", "Add run=<folder>, or generate.checkpoint=<folder>")
@@ -203,7 +202,7 @@ class Generate:
         return declared | {name: getattr(rule, name) for name in names} | drawn
 
     def _covered(self, found: Any) -> dict[str, Any]:
-        """Returns the guarantee of the weights (`dpx.claim.received.Received`), and a sentence on what it covers of the completions."""
+        """Returns the guarantee of the weights (`dpx.statement.received.Received`), and a sentence on what it covers of the completions."""
         of_weights = f"the weights' guarantee is {found.in_words()}" if found.statement else "the weights have no statement of dpx"
         if self.prompts_provenance == "public":
             covers = "completions have the same: prompts are declared public, and only weights are read (post-processing)"

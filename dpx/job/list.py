@@ -8,21 +8,21 @@ from typing import Literal
 
 from rich.table import Table
 
-from dpx import config, packages, run_table
+from dpx import config, packages
 from dpx.config import recipes, reference
 from dpx.config.command_line import as_refused
+from dpx.config.experiment import Experiment
 from dpx.console import Console, answer, duration, progress_console, wide_console
 from dpx.declaration import ConfigError, declaration, require
-from dpx.experiment import Experiment
-from dpx.interruption import Interrupted
+from dpx.files.records import described, record, to_json
+from dpx.files.run_folder import RunFolder, as_printed, write_json
 from dpx.job import chain_plan
 from dpx.job.plan import Plan
 from dpx.job.plan_records import AnalysisPlan, ChainPlan, PlanDocument, RunPlan
-from dpx.job.summary import Summary, runs_in
-from dpx.places import as_printed
+from dpx.pages import run_table
+from dpx.pages.run_table import Summary, runs_in
 from dpx.privacy import cache
-from dpx.records import described, record, to_json
-from dpx.run_folder import RunFolder, write_json
+from dpx.processes.interruption import Interrupted
 
 
 @declaration

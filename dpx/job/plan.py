@@ -5,32 +5,31 @@ import dataclasses
 from pathlib import Path
 from typing import Any
 
-from dpx.audit.declarations import Canaries
-from dpx.claim import outside_code, statement
+from dpx.claim import statement
 from dpx.claim.calibration import Calibrated, calibrate, differing, plan_of
-from dpx.claim.caveats import as_if_hidden, assumptions, little_data, not_covered, under_assumed_sampler
-from dpx.claim.document import NotABound
-from dpx.claim.reasons import late_choices, reasons_against
+from dpx.claim.caveats import as_if_hidden, assumptions, late_choices, little_data, not_covered, reasons_against, under_assumed_sampler
 from dpx.claim.spent import planned_end, planned_epsilon
+from dpx.config.declared_audit import Canaries
+from dpx.config.experiment import Experiment
 from dpx.console import Console, answer
-from dpx.cost.compiled_step import CompiledStep
 from dpx.cost.flops import by_type, published_flops, recomputed_matmul_flops, training_matmul_flops
-from dpx.cost.measured_step import MeasuredRun
+from dpx.cost.measured_step import CompiledStep, MeasuredRun
 from dpx.cost.memory import Memory, Trains, step_memory
 from dpx.data import left_out
 from dpx.declaration import ConfigError, declaration, require
-from dpx.experiment import Experiment
+from dpx.files.records import to_json
+from dpx.files.run_folder import RunFolder
 from dpx.init.start import planned_start, receiver_of
 from dpx.job import chain_plan, plan_units
 from dpx.job.analyse import inputs
 from dpx.job.plan_records import AnalysisInput, AnalysisPlan, PlanDocument, RunPlan, write_plan
 from dpx.job.plan_shown import show
-from dpx.mesh import simulate_devices
 from dpx.models.shape import count
 from dpx.privacy import ledger, origins
 from dpx.privacy.origins import Origin
-from dpx.records import to_json
-from dpx.run_folder import RunFolder
+from dpx.processes.mesh import simulate_devices
+from dpx.statement import outside_code
+from dpx.statement.statement_records import NotABound
 
 # Larger microbatches are not faster: matrix products reach full throughput at much smaller sizes.
 LARGEST_MICROBATCH = 1024
@@ -164,13 +163,13 @@ def _optimizer_bytes(experiment: Experiment, vocabulary: int) -> int:
 
 def _compiled(experiment: Experiment, planned: RunPlan) -> CompiledStep:
     simulate_devices(experiment.mesh, experiment.mesh.devices)
-    from dpx.cost.dry_run import dry_run
+    from dpx.training.dry_run import dry_run
 
     return dry_run(experiment, planned.vocabulary_size, planned.microbatch)
 
 
 def _measured(experiment: Experiment, planned: RunPlan, private: Path) -> MeasuredRun:
-    from dpx.cost.measure import measure
+    from dpx.training.measure import measure
 
     calibrated = calibrate(experiment, planned.protected_rows)
     return measure(experiment, calibrated, planned.vocabulary_size, _store(experiment), private)
@@ -231,7 +230,7 @@ def _products(experiment: Experiment, vocabulary: int, drawn: int, protected: in
     one = training_matmul_flops(model, vocabulary, length, task.masked_positions(length), pooled_outputs=task.pooled_outputs)
     if experiment.train.is_all and not experiment.mechanism.reparametrises:
         return one * drawn, (one + recomputed_matmul_flops(model, length)) * drawn
-    from dpx.cost.frozen import products
+    from dpx.training.measure import products
 
     reads_once = not isinstance(experiment.audit, Canaries)
     key = repr((model, task, experiment.trained, experiment.mechanism, vocabulary, length, reads_once))

@@ -3,14 +3,13 @@
 from pathlib import Path
 from typing import Literal
 
-from dpx.chain.document import ChainClaim
-from dpx.claim.document import Epsilons, NotABound
-from dpx.cost.compiled_step import CompiledStep
-from dpx.cost.measured_step import MeasuredRun
+from dpx.cost.measured_step import CompiledStep, MeasuredRun
 from dpx.data.left_out import LeftOut
+from dpx.files.records import described, from_json, record, to_json
+from dpx.files.run_folder import read_json, write_json
 from dpx.privacy.origins import Beginning
-from dpx.records import described, from_json, record, to_json
-from dpx.run_folder import read_json, write_json
+from dpx.statement.chain_seal import ChainClaim
+from dpx.statement.statement_records import Epsilons, NotABound
 
 PLAN = "plan.json"
 

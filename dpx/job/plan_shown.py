@@ -5,15 +5,14 @@ from collections.abc import Iterable
 
 from rich.table import Table
 
-from dpx.claim.outside_code import heading
 from dpx.console import Console, duration
-from dpx.cost.compiled_step import CompiledStep
-from dpx.cost.measured_step import MeasuredRun
+from dpx.cost.measured_step import CompiledStep, MeasuredRun
 from dpx.data import left_out
+from dpx.files.records import to_json
 from dpx.job import chain_plan, plan_units
 from dpx.job.plan_records import AnalysisPlan, ChainPlan, PlanDocument, RunPlan
 from dpx.privacy import origins
-from dpx.records import to_json
+from dpx.statement.outside_code import heading
 
 
 def show_points(plans: Iterable[tuple[str, PlanDocument]], console: Console) -> None:

@@ -3,13 +3,13 @@
 import dataclasses
 
 from dpx.claim.calibration import calibrate
+from dpx.config.experiment import Experiment
 from dpx.console import Console
 from dpx.declaration import ConfigError
-from dpx.experiment import Experiment
 from dpx.job.plan_records import UnitNoise
-from dpx.mechanism.declarations import TargetEpsilon
-from dpx.privacy.declarations import Privacy
-from dpx.table import Table
+from dpx.mechanism.declared_mechanism import TargetEpsilon
+from dpx.pages.analysis_tables import Table
+from dpx.privacy.declared_privacy import Privacy
 
 # Of the loss grid: minutes become seconds, and the noise is up to about one percent more.
 COARSE = {"value_discretization_interval": 2e-2}

@@ -8,13 +8,13 @@ from pathlib import Path
 
 import numpy as np
 
+from dpx.config.experiment import Experiment
 from dpx.console import answer, wide_console
 from dpx.data.labelled import Table
-from dpx.data.records import SUFFIXES, TextColumns, records
+from dpx.data.record_reader import SUFFIXES, TextColumns, records
 from dpx.declaration import declaration, require
 from dpx.durable import draft_of, make_folder
-from dpx.experiment import Experiment
-from dpx.run_folder import RunFolder
+from dpx.files.run_folder import RunFolder
 
 
 @declaration
@@ -57,7 +57,7 @@ class Predict:
         if self.checkpoint is not None:
             classifier = of_checkpoint(self.checkpoint)
         else:
-            from dpx.claim import received
+            from dpx.statement import received
 
             began = (folder.release / "params").is_dir()
             require(began, "run", "no finished run is named", "Add run=<folder>, or job.checkpoint=<exported folder>")

@@ -5,12 +5,12 @@ from typing import Literal
 
 from rich.table import Table
 
-from dpx.checkpoint_folder import is_hub_id
+from dpx.config.experiment import Experiment
 from dpx.console import Console, answer, wide_console
 from dpx.declaration import declaration, require
-from dpx.experiment import Experiment
-from dpx.results import accuracy_in_words, not_above
-from dpx.run_folder import RunFolder, write_json
+from dpx.files.checkpoint_folder import is_hub_id
+from dpx.files.results import accuracy_in_words, not_above
+from dpx.files.run_folder import RunFolder, write_json
 
 
 @declaration
@@ -23,7 +23,7 @@ class Evaluate:
         require(
             params_path.exists(), f"run={folder.path}", "contains no released parameters", "Let it train to its end, or name another run"
         )
-        from dpx.claim import received
+        from dpx.statement import received
         from dpx.training.evaluation import of_released
 
         found = received.read(folder.path)

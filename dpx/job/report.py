@@ -8,11 +8,11 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from dpx.config.experiment import Experiment
 from dpx.console import answer, wide_console
 from dpx.declaration import ConfigError, declaration, require
-from dpx.experiment import Experiment
 from dpx.extras import require_extra, supplied
-from dpx.run_folder import RunFolder
+from dpx.files.run_folder import RunFolder
 
 # Of a run, in its folder.
 PAGE = "private/page.html"
@@ -86,7 +86,7 @@ def _of_several(named: Sequence[str], folder: RunFolder) -> None:
 
 
 def _write_private(document: Any, folder: RunFolder, linked: Mapping[str, Path] | None = None) -> None:
-    from dpx.pages.document import html
+    from dpx.pages.page_document import html
 
     place = folder.made_private().parent / PAGE
     place.write_text(html(document, addresses(linked or {}, place.parent)))

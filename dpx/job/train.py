@@ -8,17 +8,16 @@ from pathlib import Path
 
 from rich.table import Table
 
-from dpx.claim import outside_code
-from dpx.claim.document import AnyRun, RunStatement
+from dpx.config.experiment import Experiment
 from dpx.console import Console, answer, figure
 from dpx.declaration import declaration, require
-from dpx.experiment import Experiment
-from dpx.places import as_printed
+from dpx.files.records import to_json
+from dpx.files.results import BASELINES, Results, accuracy_in_words, nothing_learnt
+from dpx.files.run_folder import RunFolder, as_printed
 from dpx.privacy.origins import OWED, in_words
 from dpx.processes import team
-from dpx.records import to_json
-from dpx.results import BASELINES, Results, accuracy_in_words, nothing_learnt
-from dpx.run_folder import RunFolder
+from dpx.statement import outside_code
+from dpx.statement.statement_records import AnyRun, RunStatement
 
 
 @declaration

@@ -7,7 +7,7 @@ import sys
 import hydra
 from hydra._internal.utils import get_args_parser
 
-from dpx import config, interruption, packages
+from dpx import config, packages
 from dpx.config.command_line import as_refused
 from dpx.config.with_hydra import set_up_hydra
 from dpx.console import Console, answers_alone, closed_pipe, require_standard_streams, set_form, tell, wide_console
@@ -16,7 +16,7 @@ from dpx.launch.late import LateLauncher, NothingLeft, register_resolvers
 from dpx.launch.launchers import register_launchers
 from dpx.launch.log_file import log_uncaught
 from dpx.launch.refused import remove_sweep_if_new
-from dpx.processes import Place, place, team
+from dpx.processes import Place, interruption, place, team
 from dpx.processes.team import LOST, PeerLost, as_lost, disconnect, join, leave
 
 # Hydra's flags; `_without_form` takes away dpx's own.

@@ -22,9 +22,9 @@ from dpx import console
 from dpx.config.command_line import as_refused
 from dpx.declaration import ConfigError
 from dpx.durable import make_private, write_durably
+from dpx.files.run_folder import Status
 from dpx.launch.refused import NoteFolders
 from dpx.launch.sweep import Outcome
-from dpx.run_folder import Status
 
 
 class PointFailed(Exception):

@@ -18,32 +18,33 @@ from hydra.experimental.callback import Callback
 from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
 
-from dpx import config, interruption
-from dpx.claim import outside_code
+from dpx import config
+from dpx.claim.search_rules import check_charge, check_fork, check_init
+from dpx.claim.study import Study
 from dpx.config import build
 from dpx.config.command_line import as_refused
+from dpx.config.experiment import Experiment
 from dpx.config.instantiate import NODES_OF_JOBS
 from dpx.console import stage, taken_answer, tell_answer, wide_console
 from dpx.data.prepare import prepare
 from dpx.declaration import ConfigError, require
 from dpx.durable import put_in_place
-from dpx.experiment import Experiment
-from dpx.interruption import Interrupted
+from dpx.files.results import read_results
+from dpx.files.run_folder import RunFolder, Status
+from dpx.job import finished
+from dpx.job.commit import commit
 from dpx.job.train import Train
-from dpx.launch import finished, search_space, sweep
-from dpx.launch.commit import commit
+from dpx.launch import search_space, sweep
 from dpx.launch.elsewhere import Command, Told
 from dpx.launch.refused import remove_if_new
 from dpx.launch.same_run import require_same_claim, require_same_run
 from dpx.launch.sweep import Outcome
-from dpx.mechanism.protocol import Mechanism
-from dpx.mesh import simulate_devices
-from dpx.processes import team
+from dpx.mechanism.mechanism_protocol import Mechanism
+from dpx.processes import interruption, team
+from dpx.processes.interruption import Interrupted
+from dpx.processes.mesh import simulate_devices
 from dpx.processes.place import require_processes
-from dpx.results import read_results
-from dpx.run_folder import RunFolder, Status
-from dpx.tuning.rules import check_charge, check_fork, check_init
-from dpx.tuning.study import Study
+from dpx.statement import outside_code
 
 log = logging.getLogger("dpx")
 

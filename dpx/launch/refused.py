@@ -15,7 +15,7 @@ from typing import Any, ClassVar
 from hydra.experimental.callback import Callback
 
 from dpx.durable import locked
-from dpx.run_folder import LOCK
+from dpx.files.run_folder import LOCK
 
 # The files that Hydra, the log, the launcher and the lock write before a job does any work, relative to the folder.
 _OF_ANY_COMMAND = frozenset(

@@ -6,13 +6,13 @@ from pathlib import Path
 from omegaconf import DictConfig, OmegaConf
 
 from dpx import config
+from dpx.claim.study import Study, check_charge
+from dpx.config.experiment import require_name
 from dpx.declaration import ConfigError, require
-from dpx.experiment import require_name
+from dpx.files.run_folder import RunFolder
+from dpx.job.finished import JOBS, has_finished
 from dpx.launch import search_space
-from dpx.launch.finished import JOBS, has_finished
 from dpx.launch.late import NothingLeft
-from dpx.run_folder import RunFolder
-from dpx.tuning.study import Study, check_charge
 
 
 def hydra_files(root: DictConfig) -> str | None:

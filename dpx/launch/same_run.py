@@ -8,14 +8,14 @@ from typing import Any, cast
 from omegaconf import DictConfig, OmegaConf
 
 from dpx import config
-from dpx.claim import agreement
+from dpx.claim.claim_checksum import claim_checksum
 from dpx.config import build
+from dpx.config.experiment import Experiment
 from dpx.config.identity import identity
 from dpx.declaration import require, several
-from dpx.experiment import Experiment
-from dpx.launch import finished
-from dpx.run_folder import RunFolder
-from dpx.training.fingerprint import claim_checksum
+from dpx.files.run_folder import RunFolder
+from dpx.job import finished
+from dpx.statement import agreement
 
 # Overrides that name the folder of this run, and so do not belong to a branch of it.
 _OF_THIS_FOLDER = ("hydra.run.dir", "fork", "run", "job")

@@ -9,11 +9,11 @@ from hydra.core.override_parser.types import IntervalSweep, Override, RangeSweep
 from omegaconf import DictConfig, OmegaConf
 
 from dpx import config
+from dpx.claim.search_lines import TrialDistribution, key_of
 from dpx.config import recipes
 from dpx.config.hydra_node import require_no_hydra
 from dpx.config.identity import identity
 from dpx.declaration import ConfigError, require
-from dpx.tuning.distribution import TrialDistribution, key_of
 
 # As in conf/hydra/sweeper/search.yaml: resolving this number first fixes the search.
 TRIALS_LEFT = "${trials_left:}"
@@ -59,7 +59,7 @@ def require_settled(sweeper: Any) -> None:
 
 
 def composed(overrides: Sequence[str]) -> dict[str, Any]:
-    """Returns the config of `overrides`, in the form of `TrialDistribution.fixed` (`dpx.tuning.distribution.Compose`)."""
+    """Returns the config of `overrides`, in the form of `TrialDistribution.fixed` (`dpx.claim.search_lines.Compose`)."""
     require_no_hydra(overrides)
     return _fixed(recipes.compose(list(overrides)))
 

@@ -23,7 +23,7 @@ from hydra.plugins.launcher import Launcher as HydraLauncher
 from hydra.types import HydraContext, TaskFunction
 from omegaconf import DictConfig
 
-from dpx import config, interruption
+from dpx import config
 from dpx.config.with_hydra import set_up_hydra
 from dpx.declaration import require
 from dpx.durable import make_folder
@@ -31,6 +31,7 @@ from dpx.launch.elsewhere import Command, composed
 from dpx.launch.late import register_resolvers
 from dpx.launch.launcher import Launcher
 from dpx.launch.log_file import log_uncaught
+from dpx.processes import interruption
 from dpx.processes.supervisor import end_with, how_ended
 
 _PROGRAM = ("-m", "dpx.launch.side_by_side")

@@ -10,9 +10,8 @@ from rich.table import Table
 
 from dpx.console import Console, figure
 from dpx.declaration import ConfigError
-from dpx.job.summary import accuracy_of, epsilon_of
-from dpx.places import as_printed
-from dpx.run_folder import RunFolder
+from dpx.files.run_folder import RunFolder, as_printed
+from dpx.pages.run_table import accuracy_of, epsilon_of
 
 # That of `job=account`.
 _ACCOUNTANT = "pld"
@@ -74,7 +73,7 @@ def write_table(outcomes: list[Outcome], console: Console, place: Path | None = 
 
     `place` is by default named by the experiment, in the private folder beside the points.
     """
-    from dpx.run_table import has_config, records_of, write
+    from dpx.pages.run_table import has_config, records_of, write
 
     folders = list(dict.fromkeys(one.folder for one in outcomes if has_config(one.folder)))
     if all(one.score is None for one in outcomes) or not folders:
@@ -90,10 +89,10 @@ def show_together(outcomes: list[Outcome], console: Console) -> None:
 
     It is what `job=account` composes: there is no discount for a choice of the best one.
     """
-    from dpx.claim import outside_code
-    from dpx.claim.agreement import LEDGER
-    from dpx.claim.sources import read, together
+    from dpx.claim.combined_ledgers import read, together
     from dpx.privacy import accounting, ledger
+    from dpx.statement import outside_code
+    from dpx.statement.agreement import LEDGER
 
     folders = list(dict.fromkeys(one.folder for one in outcomes if (one.folder / LEDGER).is_file()))
     counted = f"these {len(folders)} points together"

@@ -4,15 +4,24 @@ Each microbatch's clipped sum is rounded to the grid, coordinate by coordinate, 
 microbatches and devices in any order. An example lies in one microbatch on one device, so it reaches one rounded sum: before rounding that
 moves by at most C, and rounding two numbers to spacing g moves their distance by at most g per coordinate. All other rounded sums are the
 same integers because all other examples keep their places (`needs_fixed_places`); a microbatch of other examples would be rounded
-differently, by up to g per coordinate each. So every setting that moves examples is refused (`dpx.mechanism.places`): `add_remove`, and
-`length_buckets` of several lengths.
+differently, by up to g per coordinate each. So every setting that moves examples is refused (`dpx.mechanism.fixed_places`): `add_remove`,
+and `length_buckets` of several lengths.
 
 int32 arithmetic wraps around: sums and noise are taken modulo 2^32, which is a function of their exact values and so has no privacy cost.
+
+Draws exactly from the discrete Gaussian: P(k) proportional to exp(-k^2 / (2 s^2)) over the integers, with s^2 a rational number.
+
+Rejection from a discrete Laplace distribution (Canonne, Kamath, Steinke 2020, algorithms 2 and 3). Every decision is whether a uniform
+number lies below exp(-x) for a rational x. Float64 decides clear cases; within `MARGIN` more random bits and exact arithmetic decide,
+so no rounding shifts a probability. `job=benchmark_noise` measures the cost of a draw.
+
+Shape legend: N candidates.
 """
 
 import functools
 import math
 from collections.abc import Callable
+from decimal import Decimal, localcontext
 from fractions import Fraction
 from functools import partial
 from typing import Any, ClassVar, Literal
@@ -20,9 +29,87 @@ from typing import Any, ClassVar, Literal
 import numpy as np
 
 from dpx.declaration import declaration, require
-from dpx.mechanism.exact_draws import discrete_gaussian
-from dpx.mechanism.protocol import Declared, Mechanism, NoisySum
+from dpx.mechanism.mechanism_protocol import Declared, Mechanism, NoisySum
 from dpx.randomness import BitStream, RootSecret
+
+# Far above the error of float64 in exp and in its arguments here (below 1e-14), and reached once in 1e12 decisions.
+MARGIN = 1e-12
+
+
+def discrete_gaussian(stream: BitStream, deviation: Fraction, count: int) -> np.ndarray:
+    """Returns `count` independent draws, int64, whose parameter s is `deviation`; `stream` is consumed."""
+    draws, have = [], 0
+    while have < count:
+        # A proposal is kept with probability 0.45 to 0.5 in all.
+        draws.append(_kept(stream, deviation * deviation, math.floor(deviation) + 1, int((count - have) * 2.3) + 64))
+        have += len(draws[-1])
+    return np.concatenate(draws)[:count]
+
+
+def _kept(stream: BitStream, variance: Fraction, width: int, proposals: int) -> np.ndarray:
+    """Returns the accepted draws among `proposals` tries at a discrete Laplace of scale `width`."""
+    low_N, is_negative_N = _uniform(stream, width, proposals)
+    keep_N = _below_exp(stream, low_N / width, lambda at: Fraction(int(low_N[at]), width))
+    low_N, is_negative_N = low_N[keep_N], is_negative_N[keep_N]
+    size_N = low_N + width * _geometric(stream, len(low_N))
+    # Zero has one sign.
+    once_N = ~(is_negative_N & (size_N == 0))
+    size_N, is_negative_N = size_N[once_N], is_negative_N[once_N]
+    centre = variance / width
+    exponent_N = np.square(size_N - float(centre)) / (2 * float(variance))
+    keep_N = _below_exp(stream, exponent_N, lambda at: (int(size_N[at]) - centre) ** 2 / (2 * variance))
+    return np.where(is_negative_N, -size_N, size_N)[keep_N]
+
+
+def _uniform(stream: BitStream, width: int, count: int) -> tuple[np.ndarray, np.ndarray]:
+    """Returns (uniform int64 below `width`, a fair sign) from up to `count` words; words past the last whole multiple are dropped."""
+    words_N = stream.words(count)
+    surplus = (1 << 64) % (2 * width)
+    words_N = words_N[words_N < np.uint64((1 << 64) - surplus)] if surplus else words_N
+    below_N = (words_N % np.uint64(2 * width)).astype(np.int64)
+    return below_N >> 1, (below_N & 1).astype(bool)
+
+
+def _geometric(stream: BitStream, count: int) -> np.ndarray:
+    """Returns `count` geometric draws: how often a uniform number lies below exp(-1) before one does not."""
+    draws, active = np.zeros(count, np.int64), np.arange(count)
+    while len(active):
+        active = active[_below_exp(stream, np.ones(len(active)), lambda at: Fraction(1))]
+        draws[active] += 1
+    return draws
+
+
+def _below_exp(stream: BitStream, exponent_N: np.ndarray, exactly: Callable[[int], Fraction]) -> np.ndarray:
+    """Returns whether a new uniform number lies below exp(-x), for each x; `exactly(i)` is the i-th x as a fraction."""
+    words_N = stream.words(len(exponent_N))
+    uniform_N, limit_N = (words_N >> np.uint64(11)).astype(np.float64) * 2.0**-53, np.exp(-exponent_N)
+    below_N = uniform_N + (2.0**-53 + MARGIN) <= limit_N
+    for at in np.flatnonzero(~below_N & (uniform_N < limit_N + MARGIN)):
+        below_N[at] = _exactly_below(stream, int(words_N[at]), exactly(int(at)))
+    return below_N
+
+
+def _exactly_below(stream: BitStream, value: int, exponent: Fraction) -> bool:
+    """Returns whether the uniform number whose first 64 bits are `value` lies below exp(-`exponent`).
+
+    It draws further bits until that is certain.
+    """
+    if exponent == 0:
+        return True
+    bits = 64
+    while True:
+        digits = bits // 3 + 30
+        with localcontext() as context:
+            context.prec = digits
+            nearest = Fraction((-Decimal(exponent.numerator) / Decimal(exponent.denominator)).exp())
+        # Decimal's exp is correctly rounded; its argument is off by one part in 10^digits, times exponents below 10^6.
+        error = nearest / 10 ** (digits - 10)
+        if Fraction(value + 1, 1 << bits) <= nearest - error:
+            return True
+        if Fraction(value, 1 << bits) >= nearest + error:
+            return False
+        value, bits = (value << 64) | int(stream.words(1)[0]), bits + 64
+
 
 # Clamping moves no two coordinates further apart, and makes the conversion to int32 well defined.
 LARGEST = 2.0**30
@@ -148,7 +235,7 @@ def grid_noise(secret: RootSecret, step: int, params: Any, deviation: Fraction) 
     """
     import jax
 
-    from dpx.parameter_path import path_name
+    from dpx.randomness import path_name
 
     def of_leaf(path: tuple[Any, ...], leaf: Any) -> Any:
         at = _grid_at(partial(secret.stream, "grid_noise", step, path_name(path)), leaf.shape, deviation)

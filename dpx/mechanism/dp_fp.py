@@ -26,10 +26,10 @@ from typing import Any, ClassVar, Literal
 import numpy as np
 
 from dpx.declaration import declaration, require
-from dpx.mechanism.protocol import Declared, Mechanism, NoisySum, NoisyVectors
+from dpx.mechanism.mechanism_protocol import Declared, Mechanism, NoisySum, NoisyVectors
 from dpx.models.shape import Bert
 from dpx.models.trained import LastLayer, Matching, OutputLayer, Trained
-from dpx.privacy.declarations import Privacy
+from dpx.privacy.declared_privacy import Privacy
 from dpx.randomness import RootSecret
 from dpx.sampler import Sampler
 

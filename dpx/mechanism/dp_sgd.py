@@ -1,9 +1,12 @@
-"""Declares `mechanism=dp_sgd`: independent Gaussian noise on every step's clipped sum."""
+"""Declares `mechanism=dp_sgd`: independent Gaussian noise on every step's clipped sum.
+
+Declares `mechanism=none`: training without privacy.
+"""
 
 from typing import Any, ClassVar, Literal
 
 from dpx.declaration import declaration
-from dpx.mechanism.protocol import Mechanism, NoisySum
+from dpx.mechanism.mechanism_protocol import Mechanism, NoisySum
 from dpx.randomness import RootSecret
 
 
@@ -38,3 +41,19 @@ class DpSgd(GaussianSum):
 
     def ledger_fields(self) -> dict[str, Any]:
         return {"noise": "gaussian"}
+
+
+@declaration
+class NoPrivacy(Mechanism):
+    """Trains without clipping and noise; the statement says `not_private`."""
+
+    name: Literal["none"] = "none"
+    is_private: ClassVar[bool] = False
+
+    def draw(self, *_: Any) -> None:
+        """Returns nothing, because this mechanism adds no noise."""
+
+    def noisy_sum(self, total: Any, drawn: Any, deviation: Any, state: Any, clipping_norm: float) -> NoisySum:
+        import jax.numpy as jnp
+
+        return NoisySum(total, total, jnp.float32(0), state)

@@ -15,8 +15,7 @@ import numpy as np
 from jaxtyping import Array, Float, UInt32
 
 from dpx.mechanism.gaussian import gaussian, gaussians
-from dpx.parameter_path import path_name
-from dpx.randomness import RootSecret
+from dpx.randomness import RootSecret, path_name
 
 SLICE_ELEMENTS = 1 << 18
 # A leaf of at most this many numbers is small: biases and norms of large models, every leaf of small models.

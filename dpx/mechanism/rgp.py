@@ -27,8 +27,8 @@ from typing import Any, ClassVar, Literal
 
 from dpx.declaration import ConfigError, declaration, require
 from dpx.mechanism.dp_sgd import GaussianSum
-from dpx.mechanism.protocol import Reparametrised
-from dpx.models.protocol import ExampleModel, Shapes
+from dpx.mechanism.mechanism_protocol import Reparametrised
+from dpx.models.model_protocol import ExampleModel, Shapes
 from dpx.models.rotary import RotaryDecoder
 from dpx.randomness import RootSecret
 
@@ -143,7 +143,7 @@ class Rgp(GaussianSum):
         import jax
 
         from dpx.mechanism import carriers
-        from dpx.parameter_path import path_name
+        from dpx.randomness import path_name
 
         if self.restores_head:
             noisy = jax.tree_util.tree_map_with_path(lambda path, leaf: leaf / self.gradient_factor(path_name(path)), noisy)

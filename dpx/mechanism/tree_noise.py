@@ -9,7 +9,7 @@ from jax.core import Tracer
 
 from dpx.declaration import require
 from dpx.mechanism import noise
-from dpx.parameter_path import path_name
+from dpx.randomness import path_name
 
 
 def add_noise(key: Any, total: Any, *, stddev: Any) -> Any:

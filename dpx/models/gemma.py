@@ -4,10 +4,20 @@ import math
 from typing import Any, ClassVar, Literal
 
 from dpx.declaration import declaration, require
-from dpx.interop.config_values import Config, number, require_values, whole
-from dpx.interop.layouts import Layout
-from dpx.interop.rotary import common_config, common_values, full_every, layer_types, layout, rotary_values
+from dpx.models.layouts import Layout
 from dpx.models.rotary import RotaryDecoder
+from dpx.models.rotary_family import (
+    Config,
+    common_config,
+    common_values,
+    full_every,
+    layer_types,
+    layout,
+    number,
+    require_values,
+    rotary_values,
+    whole,
+)
 
 # What a config means that does not say: (each n-th layer has no window, cap of scores, cap of logits, base of layers without a window).
 _USUAL = {"vaultgemma": (2, 50.0, 30.0, 10_000.0), "gemma2": (2, 50.0, 30.0, 10_000.0), "gemma3_text": (6, None, None, 1_000_000.0)}

@@ -3,10 +3,9 @@
 from typing import Any, ClassVar, Literal
 
 from dpx.declaration import declaration
-from dpx.interop.config_values import Config, flag, require_values, whole
-from dpx.interop.layouts import Layout
-from dpx.interop.rotary import common_config, common_values, layout
+from dpx.models.layouts import Layout
 from dpx.models.rotary import RotaryDecoder
+from dpx.models.rotary_family import Config, common_config, common_values, flag, layout, require_values, whole
 
 
 @declaration

@@ -23,7 +23,7 @@ from jaxtyping import Array
 from dpx.clipping import ops
 from dpx.clipping.groups import LAYERS
 from dpx.clipping.probes import apply, session_of
-from dpx.models import cache
+from dpx.models import attention
 from dpx.models import dropout as drop
 from dpx.models.attention import attend
 from dpx.models.fused_halves import Place
@@ -82,7 +82,7 @@ class Embeddings(nn.Module):
         at_least_f32 = jnp.promote_types(getattr(word_VH, "value", word_VH).dtype, jnp.float32)
         x_BTH = ops.lookup(word_VH, token_BT, at_least_f32)
         position_PH = self.param("position", init, (model.positions + model.position_offset, model.width))
-        if (kept := cache.kept(self)) is not None:
+        if (kept := attention.kept(self)) is not None:
             x_BTH = x_BTH + position_PH[kept["place"]][:, None]
         else:
             x_BCSH = x_BTH.reshape(*length.shape, -1, model.width)
@@ -117,7 +117,7 @@ class Layer(nn.Module):
 
         def attended(x_BTH: Array) -> Array:
             qkv_BT3H = projected(x_BTH, "qkv", 3 * model.width)
-            seen = partial(cache.seen, self, length_R=length.reshape(-1), axis=2) if model.causal else None
+            seen = partial(attention.seen, self, length_R=length.reshape(-1), axis=2) if model.causal else None
             context_BTH = attend(qkv_BT3H, length, model, place.dropped_probabilities, seen)
             return place.dropped(projected(context_BTH, "attention_out", model.width, spread), drop.ATTENTION_OUT)
 
@@ -153,7 +153,7 @@ def stack(
         else:
             number_L = jnp.arange(count) + first if first else jnp.arange(count)
             in_axes: Any = (0, nn.broadcast, nn.broadcast)
-            by_layer: Any = {"params": 0, cache.KEPT: 0, cache.MADE: 0}
+            by_layer: Any = {"params": 0, attention.KEPT: 0, attention.MADE: 0}
             unroll = 1 if model.scan else count
             # In a loop the compiler cannot merge a layer that is computed again with the one of the forward pass.
             one = nn.remat(layer, prevent_cse=not model.scan) if model.rematerialize == "layers" else layer  # pyright: ignore[reportArgumentType]

@@ -8,7 +8,7 @@ Shape legend: T tokens, V vocabulary, K classes; H width, F feed-forward, L laye
 from typing import ClassVar, Literal
 
 from dpx.declaration import declaration, require
-from dpx.models.protocol import Shapes, Transformer, check_attention
+from dpx.models.model_protocol import Shapes, Transformer, check_attention
 
 
 @declaration

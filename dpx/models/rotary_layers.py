@@ -19,8 +19,7 @@ from jaxtyping import Array, Float
 from dpx.clipping import ops
 from dpx.clipping.norms import at_least_float32
 from dpx.models import dropout as drop
-from dpx.models.attention import MASKED_SCORE, by_text
-from dpx.models.cache import places, seen
+from dpx.models.attention import MASKED_SCORE, by_text, places, seen
 from dpx.models.lora import adapted
 from dpx.models.modules import Dense, in_compute_dtype
 from dpx.models.rotary import RotaryDecoder

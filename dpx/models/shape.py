@@ -6,9 +6,9 @@ Shape legend: V vocabulary, H width, F feed-forward, L layers; layers are stacke
 from typing import ClassVar, Literal
 
 from dpx.declaration import declaration, require
-from dpx.models.protocol import ExampleModel, Transformer, check_attention
-from dpx.models.protocol import Shapes as Shapes
-from dpx.models.protocol import count as count
+from dpx.models.model_protocol import ExampleModel, Transformer, check_attention
+from dpx.models.model_protocol import Shapes as Shapes
+from dpx.models.model_protocol import count as count
 from dpx.models.rotary import RotaryDecoder
 
 

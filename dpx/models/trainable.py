@@ -16,17 +16,17 @@ import jax.numpy as jnp
 from flax.traverse_util import flatten_dict, unflatten_dict
 
 from dpx.declaration import ConfigError, require
-from dpx.models.selection import ALL as ALL
-from dpx.models.selection import BIAS as BIAS
-from dpx.models.selection import LAST_LAYER as LAST_LAYER
-from dpx.models.selection import LAYERS, Selection
-from dpx.models.selection import LORA as LORA
-from dpx.models.selection import LORA_FFA as LORA_FFA
-from dpx.models.selection import OUTPUT as OUTPUT
-from dpx.models.selection import either as either
-from dpx.models.selection import matching as matching
-from dpx.models.selection import top as top
-from dpx.parameter_path import path_name
+from dpx.models.trained import ALL as ALL
+from dpx.models.trained import BIAS as BIAS
+from dpx.models.trained import LAST_LAYER as LAST_LAYER
+from dpx.models.trained import LAYERS, Selection
+from dpx.models.trained import LORA as LORA
+from dpx.models.trained import LORA_FFA as LORA_FFA
+from dpx.models.trained import OUTPUT as OUTPUT
+from dpx.models.trained import either as either
+from dpx.models.trained import matching as matching
+from dpx.models.trained import top as top
+from dpx.randomness import path_name
 
 BELOW = "layers_below"
 

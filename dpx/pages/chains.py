@@ -12,16 +12,16 @@ from typing import Any, cast
 
 from omegaconf import OmegaConf
 
-from dpx import config, step_metrics
-from dpx.chain import document, seal
-from dpx.chain.document import ChainClaim, StageFacts
-from dpx.claim import agreement
+from dpx import config
 from dpx.data import manifests
 from dpx.declaration import require
+from dpx.files import results
+from dpx.files.results import interval, read_results
+from dpx.files.run_folder import Status
 from dpx.pages.run_rows import Run
 from dpx.privacy.ledger import Ledger
-from dpx.results import interval, read_results
-from dpx.run_folder import Status
+from dpx.statement import agreement, chain_seal
+from dpx.statement.chain_seal import ChainClaim, StageFacts
 
 KIND = "chain"
 HELD_OUT = "held-out rows"
@@ -32,12 +32,12 @@ Start = tuple[float, str]
 
 def is_chain(folder: Path) -> bool:
     """Returns whether this is the folder of a chain; its stages are runs in other folders."""
-    return (folder / "release" / document.STATEMENT).is_file()
+    return (folder / "release" / chain_seal.STATEMENT).is_file()
 
 
 def of_folder(folder: Path) -> Run:
     """Returns a finished chain. Raises `ConfigError` for one that has not finished, and where a statement differs from its seal."""
-    found = seal.check(folder)
+    found = chain_seal.check(folder)
     assert found is not None
     stated, checked_by = found
     waiting = [_label(one) for one in stated.stages if one.state != "finished"]
@@ -97,7 +97,7 @@ class Finished:
         require(known is not None, folder.name, "has no ledger to hold its results against", "Collect from where it ran")
         self.ledger = cast(Ledger, known)
         self.plain = cast(dict[str, Any], OmegaConf.to_container(config.read(config.place_of(folder))))
-        self.lines = step_metrics.read(folder / "private")
+        self.lines = results.read(folder / "private")
         self.status = Status(folder, "train").read()
 
     def corpus(self) -> str:

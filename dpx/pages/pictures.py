@@ -10,10 +10,9 @@ from typing import Any
 
 from dpx.declaration import ConfigError
 from dpx.extras import require_extra
-from dpx.pages.document import Figure, one_line
-from dpx.picture import Arrows, Cells, Lines, Picture
-from dpx.places import as_printed
-from dpx.table import Table
+from dpx.files.run_folder import as_printed
+from dpx.pages.analysis_tables import Arrows, Cells, Lines, Picture, Table
+from dpx.pages.page_document import Figure, one_line
 
 Row = dict[str, Any]
 # An x that is text is a category of the axis.

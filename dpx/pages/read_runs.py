@@ -9,13 +9,13 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from dpx.claim.document import RunStatement
-from dpx.claim.seals import STATEMENT, read_run_statement
 from dpx.declaration import ConfigError
+from dpx.files.records import to_json
+from dpx.files.results import Results
 from dpx.pages import chains
 from dpx.pages.run_rows import Run
-from dpx.records import to_json
-from dpx.results import Results
+from dpx.statement.seals import STATEMENT, read_run_statement
+from dpx.statement.statement_records import RunStatement
 
 Curves = dict[str, tuple[tuple[int, float], ...]]
 WINDOWS = {"train/loss": 40, "grad/snr": 40, "grad/norm": 20, "grad/example_norm": 20, "grad/clipped_fraction": 20, "weights/matrices": 20}

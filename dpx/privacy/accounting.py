@@ -15,7 +15,7 @@ import numpy as np
 from dp_accounting import dp_event, pld, rdp
 
 from dpx.declaration import ConfigError, require
-from dpx.privacy import cache, closed_form, event_json, events, gaussian_losses, loss_grid
+from dpx.privacy import cache, closed_form, events, gaussian_losses, loss_grid
 from dpx.privacy.events import Release
 
 Charges = list[tuple[Release, int]]
@@ -246,7 +246,7 @@ def _check_known(charges: Charges, accountant: str, adjacency: str) -> None:
     event, relation = events.composed(charges, adjacency, accountant), events.RELATION[adjacency]
     known = (pld.PLDAccountant(relation) if accountant == "pld" else rdp.RdpAccountant(neighboring_relation=relation)).supports(event)
     if not known:
-        kinds = ", ".join(sorted({type(event_json.from_text(one.event, adjacency)).__name__ for one, _ in charges if one.event}))
+        kinds = ", ".join(sorted({type(events.from_text(one.event, adjacency)).__name__ for one, _ in charges if one.event}))
         fix = f"Use accountant={'rdp' if accountant == 'pld' else 'pld'}, or another sampler"
         raise ConfigError(
             f"accountant={accountant}", f"dp-accounting cannot compose {kinds} with this accountant under adjacency={adjacency}", fix

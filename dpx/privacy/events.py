@@ -2,20 +2,74 @@
 
 Every number that this module returns is relative to the sensitivity that the accountant assumes. The clipped sum has sensitivity C under
 `zero_out` and `add_remove`, and 2C under `replace_one`; dp-accounting's PLD doubles by itself, its RDP does not.
+
+Writes dp-accounting's events as JSON, so that epsilon can be composed again from a ledger or a statement alone.
 """
 
 import dataclasses
+import json
 import math
 from collections.abc import Callable
-from typing import Literal
+from typing import Any, Literal
 
 import dp_accounting
 from dp_accounting import NeighboringRelation, dp_event
 from scipy.stats import binom
 
 from dpx.declaration import ConfigError, declaration, require
-from dpx.privacy import event_json
 from dpx.privacy.gaussian_losses import RevealedGaussianDpEvent
+
+# Events that dp-accounting does not have.
+_OWN = {kind.__name__: kind for kind in (RevealedGaussianDpEvent,)}
+
+
+def describe(event: dp_accounting.DpEvent) -> dict[str, Any]:
+    """Returns a dp-accounting event as plain data: its class under `class`, its arguments by name."""
+    named = event.to_named_tuple()
+    described: dict[str, Any] = {"class": named.class_name}
+    for name in named._fields:
+        if name not in ("module_name", "class_name"):
+            described[name] = _described(getattr(event, name))
+    return described
+
+
+def restore(described: dict[str, Any]) -> dp_accounting.DpEvent:
+    """Returns the event that `describe` was given. Raises `ConfigError` for a class that is not an event of dp-accounting or of dpx."""
+    named = str(described.get("class"))
+    kind = _OWN.get(named) or getattr(dp_event, named, None)
+    if not isinstance(kind, type) or not issubclass(kind, dp_accounting.DpEvent):
+        raise ConfigError(
+            f"event={described.get('class')}", "is not an event of dp-accounting", "Restore the file, or use the version that wrote it"
+        )
+    return kind(**{name: _restored(value) for name, value in described.items() if name != "class"})
+
+
+def as_text(event: dp_accounting.DpEvent, adjacency: str) -> str:
+    """Returns `event` and its neighbouring relation `adjacency` as text, in the form that a ledger holds."""
+    return json.dumps({"adjacency": adjacency, "event": describe(event)}, sort_keys=True)
+
+
+def from_text(text: str, adjacency: str) -> dp_accounting.DpEvent:
+    """Returns the event that `as_text` was given. Raises `ConfigError` if it was stored with another neighbouring relation."""
+    held = json.loads(text)
+    if held["adjacency"] != adjacency:
+        reason = f"the package defines the event in the ledger for {held['adjacency']} only"
+        raise ConfigError(f"adjacency={adjacency}", reason, f"Use {held['adjacency']}")
+    return restore(held["event"])
+
+
+def _described(value: Any) -> Any:
+    if isinstance(value, dp_accounting.DpEvent):
+        return describe(value)
+    return [_described(item) for item in value] if isinstance(value, (list, tuple)) else value
+
+
+def _restored(value: Any) -> Any:
+    if isinstance(value, dict):
+        return restore(value)
+    # dp-accounting's events are cached by their values, so the values must be hashable.
+    return tuple(_restored(item) for item in value) if isinstance(value, list) else value
+
 
 _LARGEST_NOISE = 3.4028234e38
 
@@ -51,7 +105,7 @@ class Release:
     one unit owns at most `rows_per_unit`; "slot_revealed" one draw of rows whose noisy vectors are released one by one, so that everyone
     sees who takes part (`dpx.privacy.gaussian_losses`). `size`, `cap` and `sample_size` count rows, for the kinds that depend on them.
     `is_discrete`: sum and noise lie on a grid of integers. "package": `event` is the whole release, sampling included, as an external
-    package defined it (`dpx.privacy.event_json`); the noise multiplier then only sets how fine the grid of the composition is.
+    package defined it (`dpx.privacy.events`); the noise multiplier then only sets how fine the grid of the composition is.
     """
 
     noise_multiplier: float
@@ -233,7 +287,7 @@ def event(release: Release, adjacency: str, accountant: str) -> Event:
     if release.event is not None:
         known = "dpx knows no closed form for an event that a package defines"
         require(accountant != "deterministic", "accountant=deterministic", known, "Use accountant=pld")
-        return event_json.from_text(release.event, adjacency)
+        return from_text(release.event, adjacency)
     cell = TABLE[(release.kind, adjacency, accountant)]
     if isinstance(cell, tuple):
         raise ConfigError(f"sampler={release.kind}, adjacency={adjacency}, accountant={accountant}", *cell)

@@ -1,7 +1,7 @@
 """Records durably what was released: one line for each step, synced before anything of that step can be seen.
 
-The file is a chain (`dpx.privacy.chain`) of JSON lines, each a record with its `kind` (`dpx.privacy.lines`). A line of the kind `event`
-states the event that each of the following steps is charged, and a `step` is a line with its number.
+The file is a chain (`dpx.privacy.hash_chain`) of JSON lines, each a record with its `kind` (`dpx.privacy.lines`). A line of the kind
+`event` states the event that each of the following steps is charged, and a `step` is a line with its number.
 
 A release is identified by (ledger it was first entered in, noise epoch by number and name, event, step): a replay with the same key gives
 the same bits and is charged once; an entry in several epochs or branches is charged each time.
@@ -14,22 +14,21 @@ from pathlib import Path
 from typing import cast
 
 from dpx.declaration import ConfigError, require
+from dpx.files.records import as_written, from_json
 from dpx.privacy import events, lines
-from dpx.privacy.chain import Chain, Mark
 from dpx.privacy.closed_form import joint
 from dpx.privacy.events import Kind, Release
+from dpx.privacy.hash_chain import Chain, Mark
 from dpx.privacy.lines import Line, NoiseEpoch, Plan, TrialOf, Verdict
 from dpx.privacy.origins import Origin, charged, merged
-from dpx.privacy.segments import LedgerEntry, Segment, Segments, encode, entry_in, is_forward, join, of_entry
+from dpx.privacy.segments import IN_EPOCHS, LedgerEntry, Segment, Segments, encode, entry_in, is_forward, join, of_entry, steps_per_epoch
 from dpx.privacy.segments import decode as decode
 from dpx.privacy.segments import rows_clipped_apart as rows_clipped_apart
 from dpx.privacy.segments import until as until
 from dpx.privacy.unit_facts import UnitFacts
-from dpx.records import as_written, from_json
-from dpx.sampler import IN_EPOCHS, steps_per_epoch
 
 # Since 7, rows are drawn by the shards of `dpx.sampler.poisson`; 6 had larger ones, and 5 none. Ledgers of these formats have the same
-# lines, so they are read, but their runs are not continued (`dpx.claim.agreement.before_training`).
+# lines, so they are read, but their runs are not continued (`dpx.statement.agreement.before_training`).
 FORMAT, READABLE = 7, (5, 6, 7)
 _FIX = "Restore the file, or use the version of dpx that wrote it"
 
@@ -40,7 +39,7 @@ AUXILIARY = ("count_noise_multiplier", "telemetry_noise_multiplier")
 class Ledger:
     """An append-only ledger at `path`, created durably if missing. Raises `ConfigError` for a file that is not a ledger.
 
-    `statements` are checksums of the statements that may lie in the run's folder, `configs` those of its configs (`dpx.claim.seals`).
+    `statements` are checksums of the statements that may lie in the run's folder, `configs` those of its configs (`dpx.statement.seals`).
     """
 
     def __init__(self, path: str | os.PathLike[str]):

@@ -6,11 +6,11 @@ To enter something new, declare its line here, add it to `Line` and handle it in
 import dataclasses
 from typing import Any, Literal
 
-from dpx.privacy.chain import Mark
+from dpx.files.records import described, from_json, record
+from dpx.privacy.hash_chain import Mark
 from dpx.privacy.origins import Origin
 from dpx.privacy.segments import LedgerEntry, StepCost
 from dpx.privacy.unit_facts import UnitFacts
-from dpx.records import described, from_json, record
 
 
 @record
@@ -42,7 +42,7 @@ class NoiseEpoch:
 
 @record
 class TrialOf:
-    """The search that a run is a trial of (`dpx.tuning`)."""
+    """The search that a run is a trial of (`dpx.claim.study`)."""
 
     study: str = described("Name of the study.")
     charge: str = described("How the study charges the choice among its trials.")

@@ -12,13 +12,12 @@ import dataclasses
 from collections.abc import Iterable, Sequence
 from typing import Any, Literal
 
-from dpx.data.declarations import Data
 from dpx.declaration import ConfigError
+from dpx.files.records import described, record
 from dpx.privacy import relations
-from dpx.privacy.declarations import Privacy
+from dpx.privacy.declared_privacy import Privacy
 from dpx.privacy.segments import Segment, Segments, join
 from dpx.privacy.unit_facts import PUBLIC_SOURCES, UnitFacts, released_checksum
-from dpx.records import described, record
 
 # Declared, never computed from data: a relation that one row of the data could change would reveal something about that row.
 Relation = Literal["unknown", "disjoint"]
@@ -388,33 +387,7 @@ def learnt_from(origin: "Origin | ReleasedText") -> str:
 
 
 # The relation of charges, and that of a claim which may hold them: a claim for the text of a unit is weaker than one for all of it.
-_WEAKER = ("zero_out", "zero_out_text")
-
-
-def unit_mismatch(origin: Origin, data: Data, privacy: Privacy, is_same_data: bool) -> str | None:
-    """Returns the reason, as text, why the charges of `origin` cannot be added to those of a run on `data`.
-
-    It is `None` if they can or need not be.
-
-    Events of two runs compose for one unit: both runs must define it, cut it into rows and protect it in a split in the same way. The
-    maximum number of rows per unit may differ, and so may what a step draws: each event is valid for the part of the unit that its run
-    kept.
-    """
-    if not origin.is_composed or origin.reasons:
-        return None
-    ours = UnitFacts.from_data(data, privacy)
-    theirs = origin.claim.units
-    if theirs is None:
-        return f"the unit that {origin.name} protects is not recorded"
-    # Reading the weights checks that the vocabularies are the same; another check excludes one learnt from protected text.
-    alike = {name: getattr(ours, name) for name in ("unit_mode", "rows_per_unit_max", "vocabulary_source")} | {"vocabulary_sha256": ""}
-    alike |= {"adjacency": ours.adjacency} if (theirs.adjacency, ours.adjacency) == _WEAKER else {}
-    differing = dataclasses.replace(theirs, **alike).differences(dataclasses.replace(ours, vocabulary_sha256=""))
-    if differing:
-        return f"{origin.name} protects another unit than this run: {'; '.join(differing)} differ"
-    if privacy.unit == "row" and data.pairs == "cross_document" and not is_same_data:
-        return f"a row of this run holds text of two documents, and {origin.name} may have paired documents differently"
-    return None
+WEAKER = ("zero_out", "zero_out_text")
 
 
 def require_same_relation(origins: Iterable[Origin], privacy: Privacy) -> None:
@@ -427,7 +400,7 @@ def require_same_relation(origins: Iterable[Origin], privacy: Privacy) -> None:
         if not origin.is_composed or origin.reasons or theirs == ours:
             continue
         value = f"privacy.adjacency={ours}"
-        if (theirs, ours) == _WEAKER:
+        if (theirs, ours) == WEAKER:
             relations.require_proved(list(origin.segments), theirs, ours, f"{origin.name}, which this run starts from,", value)
             continue
         raise ConfigError(

@@ -1,10 +1,14 @@
 """Declares the releases that a ledger enters, and their run-length encoding, which statements hold."""
 
 import dataclasses
+import math
 from collections.abc import Collection, Iterable, Iterator
 from typing import Any, Literal
 
-from dpx.records import described, record
+from dpx.files.records import described, record
+
+# The kinds of release that are charged per epoch.
+IN_EPOCHS = ("shuffled", "deterministic", "balls_in_bins")
 
 Spans = tuple[tuple[int, int], ...]
 
@@ -37,9 +41,9 @@ class LedgerEntry(StepCost):
     """The event of one step.
 
     `epoch_name` is that of the noise epoch (`dpx.privacy.lines.NoiseEpoch`): numbers start at 0 in every folder, also in a copy, but names
-    are unique. `event` (`dpx.privacy.event_json`) and `by` (`dpx.claim.outside_code`) are set only where code of an external package takes
-    part. With `noise` "forward_gaussian" a step is `micro_batches` independent draws, each at q / `micro_batches`, whose rows' vectors are
-    released one by one with noise (`dpx.privacy.gaussian_losses`).
+    are unique. `event` (`dpx.privacy.events`) and `by` (`dpx.statement.outside_code`) are set only where code of an external package
+    takes part. With `noise` "forward_gaussian" a step is `micro_batches` independent draws, each at q / `micro_batches`, whose rows'
+    vectors are released one by one with noise (`dpx.privacy.gaussian_losses`).
     """
 
     epoch: int = described("Number of the noise epoch, from 0 in every folder.")
@@ -175,3 +179,8 @@ def until(segments: Segments, end: int) -> Segments:
         if spans:
             kept.append(dataclasses.replace(segment, steps=spans))
     return kept
+
+
+def steps_per_epoch(sampling_probability: float) -> int:
+    """Returns ceil(1/q), whatever the rounding of the last bits of q = B/N."""
+    return math.ceil(1 / sampling_probability * (1 - 1e-12))

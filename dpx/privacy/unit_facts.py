@@ -5,16 +5,14 @@ the same way with one vocabulary, protect it in the same split, and use the same
 """
 
 import dataclasses
-import json
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from dpx.data.declarations import Data, Vocabulary
-from dpx.privacy.declarations import Privacy
-from dpx.records import described, record
+from dpx.files.records import described, record
 
-_OF_PRIVACY = ("unit", "unit_mode", "rows_per_unit_max", "adjacency")
-_OF_SPLITS = ("split_salt", "public_fraction", "heldout_fraction", "heldout_by", "test_split")
+# Fields that are declared under `privacy`, and those under `data`.
+OF_PRIVACY = ("unit", "unit_mode", "rows_per_unit_max", "adjacency")
+OF_SPLITS = ("split_salt", "public_fraction", "heldout_fraction", "heldout_by", "test_split")
 _VOCABULARY = "data.vocabulary"
 # Sources of a vocabulary that is public. The checksum of any other is that of words counted in protected text without noise: whoever
 # guesses the text could test the guess by it.
@@ -25,8 +23,8 @@ PUBLIC_SOURCES = ("file", "public_split")
 class UnitFacts:
     """The units that a run protects.
 
-    `definition` says what one unit is (`unit_definition`); `unit_mode` and `rows_per_unit_max` how much of it a step can hold. A unit is
-    protected in one split only, so the fields that decide the splits belong to it. `vocabulary_sha256` is `None` if the data is not
+    `definition` says what one unit is (`dpx.data.protected_units`); `unit_mode` and `rows_per_unit_max` how much of it a step can hold. A
+    unit is protected in one split only, so the fields that decide the splits belong to it. `vocabulary_sha256` is `None` if the data is not
     prepared; an unknown checksum agrees with no other.
     """
 
@@ -49,17 +47,6 @@ class UnitFacts:
         default="hash",
     )
     test_split: str | None = described("Which split a separate test set is; null without one.")
-
-    @classmethod
-    def from_data(cls, data: Data, privacy: Privacy, manifest: Any = None) -> "UnitFacts":
-        """Returns the record of a run on `data`; `manifest` belongs to its prepared store, `None` before preparation."""
-        return cls(
-            **{name: getattr(privacy, name) for name in _OF_PRIVACY},
-            **{name: getattr(data, name) for name in _OF_SPLITS},
-            definition=unit_definition(data, privacy),
-            vocabulary_source=vocabulary_source(data.vocabulary, manifest),
-            vocabulary_sha256=None if manifest is None else manifest.vocabulary_checksum,
-        )
 
     def as_released(self, tells_words: bool = True) -> "UnitFacts":
         """Returns the record for a file that may leave the machine: without the checksum of a vocabulary that is not public.
@@ -97,9 +84,9 @@ class UnitFacts:
         return facts
 
     def _keyed(self) -> Iterator[tuple[str, Any]]:
-        yield from ((f"privacy.{name}", getattr(self, name)) for name in _OF_PRIVACY)
+        yield from ((f"privacy.{name}", getattr(self, name)) for name in OF_PRIVACY)
         yield _VOCABULARY, f"{self.vocabulary_source} {self.vocabulary_sha256 or 'with other words'}"
-        yield from ((f"data.{name}", getattr(self, name)) for name in _OF_SPLITS)
+        yield from ((f"data.{name}", getattr(self, name)) for name in OF_SPLITS)
         yield from _flat("", self.definition)
 
 
@@ -126,28 +113,3 @@ def _flat(key: str, value: Any) -> Iterator[tuple[str, Any]]:
         return
     for name, item in value.items():
         yield from _flat(f"{key}.{name}" if key else _CONFIG_KEYS.get(str(name), str(name)), item)
-
-
-def unit_definition(data: Data, privacy: Privacy) -> dict[str, Any]:
-    """Returns the definition of one protected unit. Two runs must agree on all of it to be charged together."""
-    source = dataclasses.asdict(data)["source"]
-    names = {"kind", "text_field", "pair_field", "choices_field", "label_field", "unit_field", "document_per"}
-    # Which settings of another package's source identify documents is not known here, so all of them must agree.
-    is_own = type(data.source).__module__.partition(".")[0] == "dpx"
-    fields = {name: value for name, value in source.items() if name in names or not is_own}
-    fields |= {} if is_own else {"kind": f"{type(data.source).__module__}.{type(data.source).__qualname__}"}
-    corpora = [{name: value for name, value in corpus.items() if name in names} for corpus in source.get("corpora", ())]
-    definition: dict[str, Any] = {"unit": privacy.unit, "documents": fields | ({"corpora": corpora} if corpora else {})}
-    if privacy.unit == "row":
-        definition["rows"] = {name: getattr(data, name) for name in ("sequence_length", "pairs", "short_sequence_rate", "split_salt")}
-        definition["rows"] |= {} if data.cuts is None else {"cuts": data.cuts}
-    return json.loads(json.dumps(definition))
-
-
-def vocabulary_source(vocabulary: Vocabulary, manifest: Any) -> str:
-    """Returns the source of a vocabulary: from the prepared store, or else from the declaration."""
-    if manifest is not None:
-        return manifest.vocabulary_source
-    if vocabulary.fit_on == "protected":
-        return "protected"
-    return "file" if vocabulary.path else "public_split"

@@ -13,8 +13,8 @@ import sys
 import tempfile
 from pathlib import Path
 
-from dpx.interruption import SIGNALS
 from dpx.processes.address import BIND
+from dpx.processes.interruption import SIGNALS
 from dpx.processes.place import COORDINATOR, UNIX
 from dpx.processes.signing import KEY, KEY_FILE
 

@@ -8,12 +8,12 @@ give numbers without an address, which `JAX_COORDINATOR_ADDRESS` then gives.
 import dataclasses
 import os
 from collections.abc import Mapping
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from dpx.declaration import ConfigError, require
 
 if TYPE_CHECKING:
-    from dpx.mesh import Mesh
+    from dpx.processes.mesh import Mesh
 
 COORDINATOR = "JAX_COORDINATOR_ADDRESS"
 # An address that begins so is a Unix socket, of processes on one machine.
@@ -33,6 +33,16 @@ _TPU_PORT = 8476
 # Slurm gives no port. Ports from here on are free on most systems; jobs on one machine should not share one.
 _SLURM_PORTS = range(61_440, 65_536)
 _FIX = "Set JAX_COORDINATOR_ADDRESS=<host of process 0>:<port>, JAX_NUM_PROCESSES and JAX_PROCESS_ID, or start it with dpx-launch or srun"
+
+
+class Part(NamedTuple):
+    """The share of process `index` of `count` in a draw."""
+
+    index: int
+    count: int
+
+
+WHOLE = Part(0, 1)
 
 
 @dataclasses.dataclass(frozen=True)

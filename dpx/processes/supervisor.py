@@ -19,8 +19,8 @@ from collections.abc import Callable
 from typing import Any
 
 from dpx.console import tell
-from dpx.interruption import SIGNALS
 from dpx.processes import liveness
+from dpx.processes.interruption import SIGNALS
 from dpx.processes.team import HEARTBEAT_SECONDS, LOST
 
 # Set in the working process: the handle of a pipe that ends when its supervisor does.

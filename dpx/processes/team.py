@@ -14,17 +14,14 @@ import sys
 import threading
 import time
 from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
-from dpx import __version__, interruption
+from dpx import __version__
 from dpx.console import stage
 from dpx.declaration import ConfigError, require
-from dpx.processes import address, signing
-from dpx.processes.place import ALONE, Place, place
+from dpx.processes import address, interruption, signing
+from dpx.processes.place import ALONE, Part, Place, place
 from dpx.processes.signing import NotSigned, Signer
-
-if TYPE_CHECKING:
-    from dpx.sampler.protocol import Part
 
 HEARTBEAT_SECONDS = 20
 # How long a process waits for one message before it looks for failures.
@@ -119,9 +116,7 @@ class Team:
         return self.place.count == 1
 
     @property
-    def part(self) -> "Part":
-        from dpx.sampler.protocol import Part
-
+    def part(self) -> Part:
         return Part(self.place.index, self.place.count)
 
     def require_joined(self) -> None:
@@ -371,7 +366,7 @@ def join(own: Place, arguments: Sequence[str]) -> Team:
     from absl import logging as absl_logging
 
     absl_logging.get_absl_logger().addFilter(is_not_of_a_loss)
-    # Its service would take SIGTERM from `dpx.interruption`.
+    # Its service would take SIGTERM from `dpx.processes.interruption`.
     jax.config.update("jax_enable_preemption_service", False)
     address.require_own_folder(own)
     found, listens = address.coordinator(own)

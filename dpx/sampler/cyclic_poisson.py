@@ -5,9 +5,10 @@ from typing import Any, ClassVar, Literal
 import numpy as np
 
 from dpx.declaration import declaration, require
-from dpx.privacy.declarations import Accountant, Privacy
+from dpx.privacy.declared_privacy import Accountant, Privacy
+from dpx.processes.place import WHOLE, Part
 from dpx.sampler import poisson
-from dpx.sampler.protocol import WHOLE, GeneratorFor, Part, Sampler
+from dpx.sampler.sampler_protocol import GeneratorFor, Sampler
 
 
 @declaration

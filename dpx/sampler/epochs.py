@@ -10,15 +10,8 @@ from typing import ClassVar, Literal
 import numpy as np
 
 from dpx.declaration import declaration
-from dpx.sampler.protocol import Assumed, GeneratorFor, Sampler
-
-# The kinds of release that are charged per epoch.
-IN_EPOCHS = ("shuffled", "deterministic", "balls_in_bins")
-
-
-def steps_per_epoch(sampling_probability: float) -> int:
-    """Returns ceil(1/q), whatever the rounding of the last bits of q = B/N."""
-    return math.ceil(1 / sampling_probability * (1 - 1e-12))
+from dpx.privacy.segments import steps_per_epoch
+from dpx.sampler.sampler_protocol import Assumed, GeneratorFor, Sampler
 
 
 @declaration

@@ -5,7 +5,7 @@ from typing import ClassVar, Literal
 import numpy as np
 
 from dpx.declaration import declaration
-from dpx.sampler.protocol import Assumed, GeneratorFor, Sampler
+from dpx.sampler.sampler_protocol import Assumed, GeneratorFor, Sampler
 
 
 @declaration

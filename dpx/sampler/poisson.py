@@ -5,7 +5,8 @@ from typing import ClassVar, Literal
 import numpy as np
 
 from dpx.declaration import declaration
-from dpx.sampler.protocol import WHOLE, GeneratorFor, Part, Sampler, share
+from dpx.processes.place import WHOLE, Part
+from dpx.sampler.sampler_protocol import GeneratorFor, Sampler, share
 
 # Virtual shards depend on the number of records only, so a draw is the same on every mesh and for every number of processes. There are at
 # least 4,096 of them if each then has at least 512 records; with fewer, starting the generators would cost more than the draws.

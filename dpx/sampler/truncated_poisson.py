@@ -10,7 +10,7 @@ import numpy as np
 
 from dpx.declaration import declaration, require
 from dpx.sampler import poisson
-from dpx.sampler.protocol import Assumed, GeneratorFor, Sampler
+from dpx.sampler.sampler_protocol import Assumed, GeneratorFor, Sampler
 
 
 @declaration

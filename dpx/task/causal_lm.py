@@ -10,7 +10,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 from dpx.models.decoder import AnyDecoder, DecoderForCausalLM
-from dpx.task.declarations import CausalLanguageModel
+from dpx.task.declared_task import CausalLanguageModel
 from dpx.task.losses import Batch, Counts, Key, Params, decode_losses, dropout_keys
 
 

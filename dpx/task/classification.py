@@ -13,7 +13,7 @@ from jaxtyping import Array, Float
 from dpx.models.bert import BertFeatures, BertForClassification
 from dpx.models.decoder import AnyDecoder, DecoderFeatures, DecoderForClassification
 from dpx.models.shape import Model
-from dpx.task.declarations import Classification, MultipleChoice
+from dpx.task.declared_task import Classification, MultipleChoice
 from dpx.task.losses import Batch, Counts, Key, Params, class_losses, dropout_keys
 from dpx.task.mlm import segments
 

@@ -4,13 +4,13 @@ An objective has `init(key) -> params`, `batch(key, rows) -> batch` (rows as a s
 `losses(params, batch, dropout_key) -> (losses_B, counts)`: the task's `counts`, one value an example, and `answers(batch)`.
 """
 
-from dpx.models.protocol import ExampleModel
+from dpx.models.model_protocol import ExampleModel
 from dpx.models.rotary import RotaryDecoder
 from dpx.models.shape import AnyModel, Bert, Decoder
 from dpx.task import causal_lm, classification, mlm, one_example
-from dpx.task.declarations import CausalLanguageModel, Classification, MaskedLanguageModel, MultipleChoice, Task
-from dpx.task.masking import Marks
-from dpx.task.protocol import Objective, PackageTask
+from dpx.task.declared_task import CausalLanguageModel, Classification, MaskedLanguageModel, MultipleChoice, Task
+from dpx.task.mlm import Marks
+from dpx.task.task_protocol import Objective, PackageTask
 
 
 def objective(model: AnyModel, task: Task, vocabulary_size: int, special: Marks) -> Objective:

@@ -1,4 +1,4 @@
-"""Makes objectives of dpx's tasks for a model of one example (`dpx.models.protocol`).
+"""Makes objectives of dpx's tasks for a model of one example (`dpx.models.model_protocol`).
 
 Rows and counts are the task's, logits the model's.
 
@@ -17,12 +17,12 @@ from jaxtyping import Array
 from dpx.clipping.norms import at_least_float32
 from dpx.data.vocabulary import SpecialIds
 from dpx.declaration import ConfigError, require
-from dpx.models.protocol import ExampleModel
+from dpx.models.model_protocol import ExampleModel
 from dpx.models.trainable import whole
 from dpx.task import causal_lm, classification, mlm
-from dpx.task.declarations import CausalLanguageModel, Classification, MaskedLanguageModel
+from dpx.task.declared_task import CausalLanguageModel, Classification, MaskedLanguageModel
 from dpx.task.losses import Batch, Counts, Key, Params, class_losses, token_losses
-from dpx.task.masking import Marks
+from dpx.task.mlm import Marks
 
 
 @dataclasses.dataclass(frozen=True)

@@ -13,7 +13,7 @@ from jaxtyping import Array
 from dpx.clipping.frozen import merged
 from dpx.clipping.groups import LAYERS
 from dpx.mechanism.carriers import leaves_by_path
-from dpx.mechanism.protocol import Mechanism, Reparametrised
+from dpx.mechanism.mechanism_protocol import Mechanism, Reparametrised
 from dpx.randomness import RootSecret
 from dpx.training import sharding
 

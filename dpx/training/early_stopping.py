@@ -11,10 +11,9 @@ import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
-from dpx.claim import agreement
-from dpx.experiment import Schedule
-from dpx.training.checkpoint import Checkpoints
-from dpx.training.state import State
+from dpx.config.experiment import Schedule
+from dpx.files.orbax_checkpoints import Checkpoints, State
+from dpx.files.weights import facts_of_checkpoint
 
 # Under private/: checkpoints of the best evaluations.
 FOLDER = "best"
@@ -50,7 +49,7 @@ class EarlyStopping:
         self._every, self._kept, self._first = schedule.evaluate_every, kept, first_step
         self.best: Best | None = None
         for steps_done in kept.steps:
-            facts = agreement.facts_of_checkpoint(kept.directory / str(steps_done))
+            facts = facts_of_checkpoint(kept.directory / str(steps_done))
             if steps_done > first_step or facts is None:
                 shutil.rmtree(kept.directory / str(steps_done))
             else:

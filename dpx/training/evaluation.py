@@ -15,23 +15,18 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from dpx.claim.document import StudyStatement
-from dpx.claim.seals import STATEMENT, read_statement
-from dpx.data import length_buckets, manifests
-from dpx.data.declarations import Data
+from dpx.claim.data_of_weights import store_of
+from dpx.config.experiment import Experiment
+from dpx.data import length_buckets
 from dpx.data.keyed import Split
-from dpx.data.prepare import prepare
-from dpx.data.store import VOCABULARY, Store
-from dpx.declaration import require
-from dpx.experiment import Experiment
-from dpx.privacy.declarations import Privacy
+from dpx.data.store import Store
+from dpx.files import orbax_checkpoints
+from dpx.files.results import Results
 from dpx.processes import team
-from dpx.results import Results
-from dpx.sampler.protocol import share
+from dpx.sampler.sampler_protocol import share
 from dpx.task.losses import confusion
 from dpx.task.objective import objective as make_objective
-from dpx.task.protocol import ClassifierObjective
-from dpx.training import checkpoint
+from dpx.task.task_protocol import ClassifierObjective
 from dpx.training.sharding import EXAMPLE_AXES
 
 BATCH_ROWS = 64
@@ -153,34 +148,6 @@ def spread(there: int, count: int) -> np.ndarray:
     return start_n[:-1] + (np.random.RandomState(_SPREAD).random_sample(count) * np.diff(start_n)).astype(np.int64)
 
 
-def store_of(data: Data, privacy: Privacy, params: Path) -> Store:
-    """Returns the prepared data of a run, whose vocabulary the weights in `params` use.
-
-    Raises `ConfigError` if the vocabulary is known to be another one: every token would be read as another token.
-    """
-    store = prepare(data, privacy)
-    require_vocabulary(params, store.manifest.vocabulary_checksum, store.folder)
-    return store
-
-
-def require_vocabulary(params: Path, checksum: str, where: Path) -> None:
-    """Raises `ConfigError`, naming `where`, if the run of the weights in `params` read a vocabulary of another checksum.
-
-    It is in the statement next to the weights, or, if the vocabulary is not public, in the run's private tree alone: a copy of `release/`
-    cannot tell.
-    """
-    place = params.parent / STATEMENT
-    statement = read_statement(place) if place.is_file() else None
-    stated = None if statement is None or isinstance(statement, StudyStatement) else statement.vocabulary.sha256
-    known = {stated} if stated else manifests.vocabularies(place.parent.parent / "private")
-    require(
-        not known or checksum in known,
-        where,
-        "has another vocabulary than the weights were trained with: the data, or the file that data.vocabulary.path names, has changed",
-        f"Restore it, or add data.vocabulary.path=<{VOCABULARY} of the data prepared for the run>",
-    )
-
-
 def of_released(experiment: Experiment, params: Path, split: Split = "heldout", rows: int | None = None) -> Results:
     """Returns metrics of the parameters in `release/params` on `rows` of a split, with the task's baselines.
 
@@ -189,5 +156,5 @@ def of_released(experiment: Experiment, params: Path, split: Split = "heldout", 
     store = store_of(experiment.data, experiment.privacy, params)
     objective = make_objective(experiment.model, experiment.task, experiment.vocabulary_size, store.manifest)
     evaluate = held_out(objective, store, rows or experiment.schedule.evaluation_rows, BATCH_ROWS, experiment.widths, split)
-    metrics = evaluate(checkpoint.released(params))
+    metrics = evaluate(orbax_checkpoints.released(params))
     return Results(steps=experiment.steps, metric=experiment.task.metric, heldout=metrics, baselines=evaluate.baselines, rows=evaluate.rows)

@@ -10,9 +10,9 @@ import jax.numpy as jnp
 import numpy as np
 
 from dpx.clipping.clipped_sum import clipped_sum
-from dpx.mechanism.declarations import Flat
+from dpx.mechanism.declared_mechanism import Flat
 from dpx.models.shape import AnyModel
-from dpx.task.declarations import Task
+from dpx.task.declared_task import Task
 from dpx.task.mlm import Special
 from dpx.task.objective import objective as make_objective
 from dpx.training.microbatch import synthetic_rows

@@ -20,12 +20,12 @@ import numpy as np
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from dpx import file_checksums
 from dpx.data.store import Store
 from dpx.durable import draft_of, make_private, write_durably
-from dpx.task.protocol import TwoPartObjective
+from dpx.files import file_checksums
+from dpx.files.array_checksums import checksums
+from dpx.task.task_protocol import TwoPartObjective
 from dpx.training import sharding
-from dpx.training.checksum import checksums
 from dpx.training.evaluation import BATCH_ROWS, HeldOut, in_batches
 
 FOLDER = "features"

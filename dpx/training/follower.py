@@ -17,12 +17,12 @@ from dpx import config
 from dpx.claim.calibration import Calibrated
 from dpx.data.prepare import prepare
 from dpx.declaration import ConfigError, require
-from dpx.mesh import simulate_devices
+from dpx.files.run_folder import RunFolder
 from dpx.processes import liveness
+from dpx.processes.mesh import simulate_devices
 from dpx.processes.team import Command, Team
 from dpx.randomness import RootSecret
-from dpx.run_folder import RunFolder
-from dpx.training import same_run
+from dpx.training import together
 
 # What a process obeys between "begin" and "close", and nothing else (`dpx/docs/processes.md` says what each does).
 COMMANDS = (
@@ -57,7 +57,7 @@ class _Followed:
     """A run that this process takes part in."""
 
     def __init__(self, team: Team, config_yaml: str, folder: str, fork: str | None):
-        from dpx.training.meeting import connect
+        from dpx.training.together import connect
 
         self._team, self._fork, self._folder, self._private = team, fork, Path(folder), RunFolder(Path(folder)).private
         self._experiment = config.build(cast(DictConfig, OmegaConf.create(config_yaml)))[0]
@@ -74,10 +74,10 @@ class _Followed:
         self._told = contextlib.ExitStack()
 
     def _do_open(self, **facts: Any) -> None:
-        from dpx.audit.objective import audited
+        from dpx.audit.canary_objective import audited
+        from dpx.claim.claim_checksum import claim_checksum
         from dpx.task.objective import objective as make_objective
         from dpx.training.evaluation import BATCH_ROWS, held_out
-        from dpx.training.fingerprint import claim_checksum
         from dpx.training.loop import Computation
         from dpx.training.step import make_step
 
@@ -88,8 +88,8 @@ class _Followed:
         mesh = experiment.mesh.make()
         step = make_step(experiment, audited(objective, experiment.audit, experiment.clip.clipping_norm), mesh, facts["microbatch"])
         strategy = None if facts["strategy"] is None else np.asarray(facts["strategy"], np.float32)
-        self._opened = same_run.opened(claim_checksum(experiment), facts, store.manifest.checksum)
-        same_run.require(team, self._opened, same_run.OPENED)
+        self._opened = together.opened(claim_checksum(experiment), facts, store.manifest.checksum)
+        together.require_agreement(team, self._opened, together.OPENED)
         self._told.enter_context(liveness.told(team, experiment.mesh.deadline_s, experiment.mesh.restarts))
         self._computation = Computation(experiment=experiment, calibrated=calibrated, store=store, step=step, strategy=strategy)
         of_split = partial(held_out, objective, store, batch_rows=BATCH_ROWS, widths=experiment.widths, mesh=mesh)
@@ -134,7 +134,7 @@ class _Followed:
 
     def _do_plant(self) -> None:
         from dpx.audit.canaries import WithCanaries, plant
-        from dpx.audit.declarations import Canaries
+        from dpx.config.declared_audit import Canaries
 
         audit, store = self._experiment.audit, self._computation.store
         assert isinstance(audit, Canaries)
@@ -142,11 +142,11 @@ class _Followed:
         self._computation = dataclasses.replace(self._computation, store=rows)
 
     def _do_start(self, epoch: int, tag: str) -> None:
-        own = same_run.started(self._opened, self._first_step, epoch, self._secret(epoch, tag).tag, self._private)
-        same_run.require(self._team, own, same_run.STARTED)
+        own = together.started(self._opened, self._first_step, epoch, self._secret(epoch, tag).tag, self._private)
+        together.require_agreement(self._team, own, together.STARTED)
 
     def _do_read(self, directory: str, part: str | None) -> None:
-        from dpx.training.checkpoint import on_host
+        from dpx.files.orbax_checkpoints import on_host
 
         on_host(Path(directory), part)
 
@@ -184,7 +184,7 @@ class _Followed:
         self._params, _ = together.gathered(self._state, self._computation.step, self._private)
 
     def _do_export(self, directory: str, facts: dict[str, Any]) -> None:
-        from dpx.training.checkpoint import export
+        from dpx.files.orbax_checkpoints import export
 
         export(self._own(directory), self._params, facts)
 
@@ -197,7 +197,7 @@ class _Followed:
         return path
 
     def _of(self, directory: str) -> Any:
-        from dpx.training.checkpoint import Checkpoints
+        from dpx.files.orbax_checkpoints import Checkpoints
 
         if directory not in self._checkpoints:
             self._checkpoints[directory] = Checkpoints(self._own(directory), self._experiment.schedule.checkpoints_kept)

@@ -10,19 +10,19 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from dpx.audit.canary_objective import CANARIES
 from dpx.clipping.frozen import merged
 from dpx.clipping.groups import LAYERS
 from dpx.cost.memory import Trains
 from dpx.declaration import require
 from dpx.durable import draft_of
-from dpx.mechanism.protocol import Mechanism
+from dpx.files.orbax_checkpoints import on_host
+from dpx.files.weights import FROZEN
+from dpx.mechanism.mechanism_protocol import Mechanism
 from dpx.models.trainable import split, whole
 from dpx.models.trained import Trained
-from dpx.parameter_path import path_name
-from dpx.training.checkpoint import on_host
-from dpx.training.update import CANARIES
+from dpx.randomness import path_name
 
-FOLDER = "resting"
 # Folded into the key of adapters, so that they are drawn separately from the model's own parameters.
 ADAPTERS = 1
 
@@ -63,13 +63,13 @@ def inherit(private: Path, parent: Path, step: Any) -> None:
     """Copies the frozen parameters of a fork from its parent, completely or not at all, unless that was done before.
 
     Raises `ConfigError` if the parent's file is missing."""
-    path = private / FOLDER
+    path = private / FROZEN
     if step.has_frozen and not path.exists():
         require(
-            (parent / FOLDER).is_dir(), parent / FOLDER, "the parent's frozen parameters are missing", "Restore it, or fork with train=all"
+            (parent / FROZEN).is_dir(), parent / FROZEN, "the parent's frozen parameters are missing", "Restore it, or fork with train=all"
         )
         with draft_of(path) as draft:
-            shutil.copytree(parent / FOLDER, draft)
+            shutil.copytree(parent / FROZEN, draft)
 
 
 def placed(private: Path, step: Any) -> Any:
@@ -85,7 +85,7 @@ def loaded(private: Path) -> Any:
 
     Raises `ConfigError` if they are lost or damaged.
     """
-    path = private / FOLDER
+    path = private / FROZEN
     require(
         path.is_dir(), path, "this run's frozen parameters are missing, and cannot be drawn again", "Restore the folder, or begin a new run"
     )

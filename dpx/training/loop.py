@@ -14,26 +14,25 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from dpx import interruption
 from dpx.claim.calibration import Calibrated, entry
 from dpx.clipping.frozen import merged
+from dpx.config.experiment import Experiment, Schedule
 from dpx.data.length_buckets import by_width
 from dpx.data.store import Store
 from dpx.declaration import ConfigError
-from dpx.experiment import Experiment, Schedule
-from dpx.mechanism.protocol import Reparametrised
+from dpx.files.array_checksums import as_text
+from dpx.files.orbax_checkpoints import State
+from dpx.mechanism.mechanism_protocol import Reparametrised
 from dpx.privacy.ledger import Ledger, NoiseEpoch
-from dpx.processes import team
+from dpx.privacy.segments import steps_per_epoch
+from dpx.processes import interruption, team
 from dpx.randomness import RootSecret
-from dpx.sampler import draw, steps_per_epoch
-from dpx.sampler.protocol import share
-from dpx.training.checksum import as_text
-from dpx.training.forward_noise import draw_rows
-from dpx.training.profiling import Unprofiled
+from dpx.sampler import draw
+from dpx.sampler.sampler_protocol import share
+from dpx.training.gradient_sum import draw_rows
+from dpx.training.profiling import AGREEMENT, DATA_WAIT, LEDGER, Unprofiled
 from dpx.training.run_start import RunStart
-from dpx.training.state import State
 from dpx.training.step import Chunk, Step, StepInputs, UpdateInputs, as_chunk
-from dpx.training.timeline import AGREEMENT, DATA_WAIT, LEDGER
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

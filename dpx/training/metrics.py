@@ -13,11 +13,11 @@ import numpy as np
 from omegaconf import OmegaConf
 from tensorboardX import summary
 
+from dpx.claim.search_lines import key_of
 from dpx.console import stage
 from dpx.durable import make_folder, write_durably
-from dpx.step_metrics import LINES, require_counted_from_one
+from dpx.files.results import LINES, require_counted_from_one
 from dpx.training.lossy_file import EventFile, LossyFile
-from dpx.tuning.distribution import key_of
 
 # TensorBoard sorts groups by name: what a run costs, what it learnt and how fast come first.
 _GROUPS = {

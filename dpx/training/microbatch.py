@@ -20,16 +20,16 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from dpx.config.experiment import Experiment
 from dpx.cost.memory import Memory, step_memory
 from dpx.cost.traced import compiled_temporaries
 from dpx.declaration import ConfigError
 from dpx.durable import make_private, write_durably
-from dpx.experiment import Experiment
-from dpx.mechanism.declarations import Mechanism
-from dpx.mesh import Mesh
+from dpx.mechanism.declared_mechanism import Mechanism
 from dpx.models.trained import Trained
 from dpx.optimizer import Optimizer
-from dpx.task.declarations import Task
+from dpx.processes.mesh import Mesh
+from dpx.task.declared_task import Task
 from dpx.training import carried, frozen, update
 from dpx.training.gradient_sum import GradientSum
 

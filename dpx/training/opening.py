@@ -1,46 +1,56 @@
 """Opens a run, from top to bottom: the data and the noise, the step, the initial weights, its ledger and its outputs.
 
 Everything that can be refused is refused before the first array of the model exists.
+
+Lets jax keep compiled programs on disk, so that points of a sweep that share shapes, and a run that is resumed, compile once.
+
+The folder is `$DPX_CACHE/compiled` or `~/.cache/dpx/compiled`, and losing it costs seconds. A program is found by all that decides on it:
+its operations, the versions of jax and XLA, its flags and the device. The same program has the same bits, whether compiled or read.
 """
 
 import contextlib
 import dataclasses
+import hashlib
+import os
+import platform
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any
 
+import jax
+
 from dpx.audit import in_run
 from dpx.audit.canaries import require_same_audit
-from dpx.audit.declarations import Canaries
-from dpx.audit.objective import audited
-from dpx.claim import agreement
+from dpx.audit.canary_objective import audited
 from dpx.claim.calibration import Calibrated, as_planned, calibrate, plan_of, planned_segments
-from dpx.claim.spending import Spending
-from dpx.claim.spent import planned_end, require_bound
+from dpx.claim.claim_checksum import claim_checksum
+from dpx.claim.spent import Spending, planned_end, require_bound
+from dpx.config.declared_audit import Canaries
+from dpx.config.declared_init import Init
+from dpx.config.experiment import Experiment
 from dpx.console import stage
 from dpx.data import left_out, manifests
 from dpx.data.prepare import prepare, say_stage
+from dpx.data.protected_units import unit_facts
 from dpx.data.store import Store
 from dpx.declaration import require
-from dpx.experiment import Experiment
-from dpx.init.declarations import Init
+from dpx.durable import make_folder, make_private
+from dpx.files.orbax_checkpoints import Checkpoints
+from dpx.files.run_folder import RunFolder
 from dpx.init.relation import contradictions
 from dpx.init.start import RANDOM, Receiver, Start, receiver_of, related_again, require_one_start, same_weights, start, start_of_fork
-from dpx.mesh import Mesh
+from dpx.privacy.cache import folder
 from dpx.privacy.ledger import Ledger
-from dpx.privacy.unit_facts import UnitFacts
 from dpx.processes import liveness, team
+from dpx.processes.mesh import Mesh
 from dpx.processes.place import require_processes
-from dpx.run_folder import RunFolder
+from dpx.statement import agreement
 from dpx.task.objective import objective as make_objective
-from dpx.training import early_stopping, features, same_run
-from dpx.training.checkpoint import Checkpoints
-from dpx.training.compile_cache import keep_compiled_programs
+from dpx.training import early_stopping, features, together
 from dpx.training.evaluation import evaluations_of
-from dpx.training.fingerprint import claim_checksum, fingerprint
+from dpx.training.fingerprint import fingerprint
 from dpx.training.loop import Runtime
-from dpx.training.meeting import connect
 from dpx.training.metrics import MetricsWriter
 from dpx.training.microbatch import Workload, resolve_microbatch
 from dpx.training.profiling import profiling
@@ -49,6 +59,35 @@ from dpx.training.released import Released
 from dpx.training.run_start import NoiseEpochs, allowed_again, start_run
 from dpx.training.session import Outputs, Session
 from dpx.training.step import Step, make_step
+from dpx.training.together import connect
+
+_OF_THE_USER = ("JAX_COMPILATION_CACHE_DIR", "JAX_ENABLE_COMPILATION_CACHE")
+
+
+def keep_compiled_programs() -> None:
+    """Keeps programs that take more than a second to compile (`JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS`) from now on.
+
+    A setting of the user wins. Nothing is kept by several processes of one job, or if the folder cannot be made.
+    """
+    # Its attributes are made when jax is imported.
+    config: Any = jax.config
+    if config.jax_compilation_cache_dir or any(name in os.environ for name in _OF_THE_USER) or not team().is_alone:
+        return
+    # What is read is run, so no other account may write it.
+    with contextlib.suppress(OSError):
+        make_private(folder() / "compiled")
+        own = folder() / "compiled" / _processor()
+        make_folder(own)
+        config.update("jax_compilation_cache_dir", str(own))
+
+
+def _processor() -> str:
+    """Returns a name of the processor's model and features: a program for another one may use instructions that this one lacks."""
+    facts = [platform.machine(), platform.processor()]
+    with contextlib.suppress(OSError):
+        lines = Path("/proc/cpuinfo").read_text().partition("\n\n")[0].splitlines()
+        facts += [line for line in lines if line.startswith(("model name", "flags", "Features", "CPU part"))]
+    return f"{platform.machine()}-{hashlib.blake2b(repr(facts).encode(), digest_size=4).hexdigest()}"
 
 
 @contextlib.contextmanager
@@ -75,7 +114,7 @@ def open_run(experiment: Experiment, folder: RunFolder, job: Any = None) -> Iter
         _describe_data(private, store)
         run_start = start_run(noise_epochs, checkpoints, step, ready.start)
         ledger.note_origins(related_again(ledger.origins, ready.receiver, experiment.init, store, ledger.data))
-        ledger.note_units(UnitFacts.from_data(experiment.data, experiment.privacy, store.manifest))
+        ledger.note_units(unit_facts(experiment.data, experiment.privacy, store.manifest))
         if experiment.tune is not None:
             ledger.note_trial(experiment.name, experiment.tune.charge)
         conclude = None
@@ -83,7 +122,7 @@ def open_run(experiment: Experiment, folder: RunFolder, job: Any = None) -> Iter
             of_run = ready.objective, store, run_start.secret, run_start.noise_epoch, folder.fork is not None
             store, conclude = in_run.begun(private, experiment.audit, *claimed, ledger, *of_run)
             team().tell("plant")
-        same_run.agree_on_start(team(), ready.opened, run_start.first_step, run_start.noise_epoch.number, run_start.secret.tag, private)
+        together.agree_on_start(team(), ready.opened, run_start.first_step, run_start.noise_epoch.number, run_start.secret.tag, private)
         outputs = Outputs(
             writer=stack.enter_context(contextlib.closing(MetricsWriter(private, run_start.first_step))),
             progress=stack.enter_context(RunProgress(run_start.first_step, experiment.steps)),
@@ -162,11 +201,11 @@ def _get_ready(experiment: Experiment, folder: RunFolder) -> _Ready:
     if folder.fork and begins_from.private is not None:
         require_same_audit(folder.fork, begins_from.private, experiment.audit)
     strategy = experiment.mechanism.load_strategy(experiment.steps, folder.private)
-    facts = same_run.facts_of_run(experiment.mesh, calibrated, microbatch, strategy)
+    facts = together.facts_of_run(experiment.mesh, calibrated, microbatch, strategy)
     team().tell("open", **facts)
     step = make_step(experiment, trained, mesh, microbatch)
-    opened = "" if team().is_alone else same_run.opened(claim_checksum(experiment), facts, store.manifest.checksum)
-    same_run.require(team(), opened, same_run.OPENED)
+    opened = "" if team().is_alone else together.opened(claim_checksum(experiment), facts, store.manifest.checksum)
+    together.require_agreement(team(), opened, together.OPENED)
     return _Ready(store, calibrated, receiver, begins_from, objective, microbatch, strategy, step, opened)
 
 

@@ -16,20 +16,20 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from dpx.claim import received
+from dpx.claim.data_of_weights import store_of
+from dpx.config.experiment import Experiment
 from dpx.data.length_buckets import in_batches, widths_of
 from dpx.data.rows import marked_examples
 from dpx.data.tokenizer import TextTokenizer, of_path
 from dpx.declaration import ConfigError, require
-from dpx.experiment import Experiment
-from dpx.init.weights import nested
+from dpx.files.orbax_checkpoints import released
+from dpx.files.run_folder import read_json
+from dpx.files.weights import nested
 from dpx.interop.checkpoint import Checkpoint
-from dpx.interop.shape import is_multiple_choice
-from dpx.run_folder import read_json
-from dpx.task.declarations import Classification, MultipleChoice, label_names
+from dpx.models.checkpoint_shape import is_multiple_choice
+from dpx.statement import received
+from dpx.task.declared_task import Classification, MultipleChoice, label_names
 from dpx.task.objective import objective as make_objective
-from dpx.training.checkpoint import released
-from dpx.training.evaluation import store_of
 
 Texts = tuple[tuple[str, ...], ...]  # of a row: one text, alone or as a pair, or one for each choice
 _AT_ONCE = 4096

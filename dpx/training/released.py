@@ -6,9 +6,9 @@ from pathlib import Path
 from typing import Any
 
 from dpx.durable import naming, not_following, sync
-from dpx.privacy.chain import Mark
-from dpx.records import to_json
-from dpx.step_metrics import require_counted_from_one
+from dpx.files.records import to_json
+from dpx.files.results import require_counted_from_one
+from dpx.privacy.hash_chain import Mark
 
 PREFIX = "released/"
 

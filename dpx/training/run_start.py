@@ -14,24 +14,23 @@ from pathlib import Path
 from typing import Any
 
 from dpx.audit import canaries
-from dpx.claim import agreement
 from dpx.claim.calibration import Calibrated, differing
-from dpx.claim.reasons import chosen_late
+from dpx.claim.caveats import chosen_late
 from dpx.claim.spent import require_planned
 from dpx.data import manifests
 from dpx.declaration import ConfigError, require, several
+from dpx.files.orbax_checkpoints import Checkpoints, Saved, State
+from dpx.files.records import from_json, to_json
+from dpx.files.run_folder import RunFolder
 from dpx.init.start import RANDOM, Start
-from dpx.privacy.declarations import Accountant, Privacy
+from dpx.privacy.declared_privacy import Accountant, Privacy
 from dpx.privacy.ledger import Ledger, NoiseEpoch
 from dpx.privacy.lines import Plan, StartFacts
 from dpx.processes import liveness
 from dpx.randomness import RootSecret
-from dpx.records import from_json, to_json
-from dpx.run_folder import RunFolder
+from dpx.statement import agreement
 from dpx.training import frozen, together
-from dpx.training.checkpoint import Checkpoints, Saved
 from dpx.training.fingerprint import differences
-from dpx.training.state import State
 from dpx.training.step import Step
 
 

@@ -8,31 +8,30 @@ import dataclasses
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-from dpx import interruption
-from dpx.audit.objective import without
-from dpx.claim import manifest, outside_code, seals, statement
-from dpx.claim.document import AnyRun, RunStatement, headline
-from dpx.claim.spending import Spending
+from dpx.audit.canary_objective import CANARIES, without
+from dpx.claim import statement
+from dpx.claim.spent import Spending
 from dpx.clipping.frozen import merged
-from dpx.init import weights
-from dpx.interruption import Interrupted
+from dpx.files import weights
+from dpx.files.orbax_checkpoints import Checkpoints, State
+from dpx.files.results import Results, write_results
+from dpx.files.run_folder import RunFolder, read_json, write_json
 from dpx.privacy.ledger import NoiseEpoch
 from dpx.privacy.lines import decisive
+from dpx.processes import interruption
+from dpx.processes.interruption import Interrupted
 from dpx.randomness import RootSecret
-from dpx.results import Results, write_results
-from dpx.run_folder import RunFolder, read_json, write_json
+from dpx.statement import manifest, outside_code, seals
+from dpx.statement.statement_records import AnyRun, RunStatement, headline
 from dpx.training import features, together
-from dpx.training.checkpoint import Checkpoints
 from dpx.training.early_stopping import EarlyStopping, Ended
 from dpx.training.evaluation import Evaluations
 from dpx.training.loop import Runtime, Stopped, run
 from dpx.training.metrics import MetricsWriter, varied_first
+from dpx.training.profiling import CHECKPOINT, EVALUATION
 from dpx.training.progress import RunProgress
 from dpx.training.released import Released
 from dpx.training.run_start import NoiseEpochs, RunStart, facts_of
-from dpx.training.state import State
-from dpx.training.timeline import CHECKPOINT, EVALUATION
-from dpx.training.update import CANARIES
 
 # Under private/: the task's metric of the weights that a run began with, on held-out rows.
 START = "start.json"

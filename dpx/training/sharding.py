@@ -16,7 +16,7 @@ from jax.sharding import AbstractMesh, Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 from jaxtyping import Array
 
-from dpx.parameter_path import path_name
+from dpx.randomness import path_name
 
 # The axes that split examples.
 EXAMPLE_AXES = ("data", "fsdp")

@@ -20,19 +20,18 @@ from jaxtyping import Array
 
 from dpx.clipping.result import ClippedSum
 from dpx.clipping.rounding import MARGINS
+from dpx.config.experiment import Experiment
 from dpx.declaration import require
-from dpx.experiment import Experiment
-from dpx.mechanism.declarations import Clip, Mechanism, Telemetry
-from dpx.mechanism.protocol import Reparametrised
+from dpx.files.array_checksums import checksum
+from dpx.files.orbax_checkpoints import State
+from dpx.mechanism.declared_mechanism import Clip, Mechanism, Telemetry
+from dpx.mechanism.mechanism_protocol import Reparametrised
 from dpx.mechanism.telemetry import count_name
-from dpx.parameter_path import path_name
 from dpx.processes import team
-from dpx.task.declarations import Task
+from dpx.randomness import path_name
+from dpx.task.declared_task import Task
 from dpx.training import carried, frozen, sharding, update
-from dpx.training.checksum import checksum
-from dpx.training.forward_noise import noisy_gradient_sum
-from dpx.training.gradient_sum import GradientSum
-from dpx.training.state import State
+from dpx.training.gradient_sum import GradientSum, noisy_gradient_sum
 
 # The shape of every key: threefry words.
 KEY = jax.ShapeDtypeStruct((2,), jnp.uint32)

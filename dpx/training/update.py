@@ -13,15 +13,13 @@ import optax
 from jax.sharding import AbstractMesh
 from jaxtyping import Array, Float
 
+from dpx.audit.canary_objective import CANARIES
 from dpx.clipping.groups import LAYERS
-from dpx.mesh import Mesh
 from dpx.optimizer import Adam, Optax, Optimizer
 from dpx.optimizer.arguments import BERT, LEARNING_RATE, decay_mask
 from dpx.optimizer.from_optax import transformation as of_optax
+from dpx.processes.mesh import Mesh
 from dpx.training import sharding
-
-# The parameter of an audit's gradient canaries (`dpx.audit.objective`), in addition to the model's parameters.
-CANARIES = "canaries"
 
 
 class Update(NamedTuple):

@@ -32,8 +32,8 @@ from dpx.clipping.clipped_sum import clipped_sum, plain_sum
 from dpx.clipping.frozen import merged
 from dpx.config import recipes
 from dpx.data.vocabulary import SpecialIds
+from dpx.files.weights import nested
 from dpx.init.start import receiver_of
-from dpx.init.weights import nested
 from dpx.interop.adapters import CONFIG, WEIGHTS, adapters
 from dpx.interop.checkpoint import Checkpoint
 from dpx.task.objective import objective

@@ -97,7 +97,7 @@ import sys
 import jax
 import numpy as np
 
-from dpx.training.checkpoint import released
+from dpx.files.orbax_checkpoints import released
 
 LEFT_OUT = {"name", "epoch_name", "origin", "fingerprint", "start", "parent", "ledger_mark", "mark", "chain", "identity", "secret_tag"}
 # How often epsilon is shown follows the clock; tokens were not counted before 38cf43f.

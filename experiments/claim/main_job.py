@@ -7,10 +7,9 @@ Run `python -m dpx` first. Then `python experiments/claim/main_job.py <its folde
 import sys
 from pathlib import Path
 
-from dpx import step_metrics
+from dpx.files import results
 from dpx.pages import pictures
-from dpx.picture import Lines, Picture
-from dpx.table import Table
+from dpx.pages.analysis_tables import Lines, Picture, Table
 
 HERE = Path(__file__).parent
 PANELS = (
@@ -21,7 +20,7 @@ PANELS = (
 
 def steps(run: Path) -> Table:
     """The measured loss and the epsilon stated so far, for every step that wrote both."""
-    lines = step_metrics.read(run / "private")
+    lines = results.read(run / "private")
     columns = ("step", "train/loss", "privacy/epsilon")
     rows = tuple(tuple(line[column] for column in columns) for line in lines if all(column in line for column in columns))
     return Table("steps", ("step", "loss", "epsilon"), rows)

@@ -21,7 +21,7 @@ from typing import Any
 
 import numpy as np
 
-from dpx.lr_schedule import WarmUpThen
+from dpx.optimizer.lr_schedule import WarmUpThen
 from dpx.privacy import noise_multiplier
 
 TASKS = {

@@ -10,9 +10,9 @@ import csv
 from pathlib import Path
 from typing import Any
 
-from dpx.results import interval
-from dpx.scaling import fine_tuning
-from dpx.scaling.fine_tuning import Asked, Measured
+from dpx.cost import fine_tuning
+from dpx.cost.fine_tuning import Asked, Measured
+from dpx.files.results import interval
 
 HERE = Path(__file__).resolve().parent
 FIELDS = ("task", "size", "epsilon", "passes", "designed", "best_of_12", "lost", "allowed", "passes_test", "baseline")

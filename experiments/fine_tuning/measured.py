@@ -14,7 +14,7 @@ import statistics
 from collections import defaultdict
 from pathlib import Path
 
-from dpx.scaling.fine_tuning import COLUMNS
+from dpx.cost.fine_tuning import COLUMNS
 
 HERE = Path(__file__).resolve().parent
 CHECKPOINT = "all-MiniLM-L6-v2"
@@ -71,7 +71,7 @@ def of_scripts() -> list[Row]:
 def of_runs(outputs: Path) -> list[Row]:
     """Finished runs of adapters_grid.sh."""
     from dpx.config import read
-    from dpx.results import late_snr, read_results
+    from dpx.files.results import late_snr, read_results
 
     found = []
     for folder in sorted(outputs.glob("grid_*")):

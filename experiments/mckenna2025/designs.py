@@ -23,11 +23,12 @@ from pathlib import Path
 
 import numpy as np
 
-from dpx import config, step_metrics
+from dpx import config
 from dpx.config import recipes
+from dpx.cost.measured_runs import RECORD_EVERY, load, record_means, shipped
 from dpx.data.prepare import prepare
 from dpx.data.vocabulary import SpecialIds
-from dpx.scaling.runs import RECORD_EVERY, load, record_means, shipped
+from dpx.files import results as results_file
 
 # (epsilon, FLOPs); rows of the text, which are the records.
 BUDGETS = ((4, 2e12), (16, 4e12), (64, 8e12))
@@ -114,7 +115,7 @@ def finals(folder: Path, choice: str) -> list[tuple[int, float]]:
     """(replicate, its mean training loss of the last 100 steps, those without an example left out) of each finished run."""
     found = []
     for results in sorted(folder.glob(f"{choice}_*/private/results.json")):
-        lines = step_metrics.read(results.parent)
+        lines = results_file.read(results.parent)
         losses, examples = (
             np.array([line.get(name, np.nan) for line in lines[-RECORD_EVERY:]]) for name in ("train/loss", "train/examples")
         )

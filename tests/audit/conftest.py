@@ -3,8 +3,8 @@
 import pytest
 
 from dpx import config
-from dpx.audit.dirac import Attack, Setting
 from dpx.config import recipes
+from dpx.training.dirac import Attack, Setting
 
 
 @pytest.fixture(scope="session")

@@ -53,7 +53,7 @@ SLICE_KEY = 'secret.key("noise", step, path_name(path), index)'
 COUNTED = "is_counted_B = is_finite_B & ~is_padding_B"
 FINITE = "is_finite_B = jnp.isfinite(total_B) & jnp.isfinite(losses_B)"
 EVENTS = "dpx/privacy/events.py"
-LEDGER, CHAIN = "dpx/privacy/ledger.py", "dpx/privacy/chain.py"
+LEDGER, CHAIN = "dpx/privacy/ledger.py", "dpx/privacy/hash_chain.py"
 DP_FP = "dpx/mechanism/dp_fp.py"
 ACCIDENTS = "tests/job/test_accidents.py::"
 CHARGED = "charges.append((_release(segment), segment.count))"
@@ -287,7 +287,7 @@ MUTANTS = (
     ),
     Mutant(
         "shuffled but charged as Poisson",
-        "dpx/sampler/protocol.py",
+        "dpx/sampler/sampler_protocol.py",
         "Sampler.ledger_fields",
         '"sampler": self.name',
         '"sampler": "poisson"',
@@ -400,7 +400,7 @@ MUTANTS = (
     ),
     Mutant(
         "rows drawn singly where whole units are charged",
-        "dpx/privacy/declarations.py",
+        "dpx/privacy/declared_privacy.py",
         "Privacy.population",
         'manifest.rows["protected"] if self.unit_mode == "group" else manifest.units["protected"]',
         'manifest.rows["protected"]',
@@ -485,7 +485,7 @@ MUTANTS = (
     ),
     Mutant(
         "the norm follows the exact count",
-        "dpx/mechanism/adaptive_clip.py",
+        "dpx/mechanism/clip.py",
         "AdaptiveClip.next_clipping_norm",
         "(centred + noise) / expected_batch",
         "centred / expected_batch",
@@ -564,7 +564,7 @@ MUTANTS = (
         "sums rounded by the microbatch beside whatever moves rows",
         "dpx/claim/calibration.py",
         "calibrate",
-        "places.check(experiment.mechanism, experiment)",
+        "fixed_places.check(experiment.mechanism, experiment)",
         "_ = places",
         "tests/training/test_neighbours.py::test_neighbours_are_no_further_apart_than_is_charged",
     ),
@@ -658,7 +658,7 @@ MUTANTS = (
     ),
     Mutant(
         "parts of a folder not held against its ledger",
-        "dpx/claim/agreement.py",
+        "dpx/statement/agreement.py",
         "checked",
         "missing = ledger.missing(mark)",
         "missing = None",
@@ -666,7 +666,7 @@ MUTANTS = (
     ),
     Mutant(
         "an edited statement not held against its seal",
-        "dpx/claim/agreement.py",
+        "dpx/statement/agreement.py",
         "_require_sealed",
         "fits = content is None or seal(content) in ledger.statements",
         "fits = True",
@@ -674,15 +674,15 @@ MUTANTS = (
     ),
     Mutant(
         "trials without results not charged",
-        "dpx/tuning/claim.py",
+        "dpx/claim/search_claim.py",
         "_costs",
-        "return [(trial, charges.cost_of(trial, record)) for trial in counted]",
-        "return [(trial, charges.cost_of(trial, record)) for trial in counted if trial.score is not None]",
+        "return [(trial, trial_charges.cost_of(trial, record)) for trial in counted]",
+        "return [(trial, trial_charges.cost_of(trial, record)) for trial in counted if trial.score is not None]",
         "tests/tuning/test_composition.py::test_a_trial_that_left_nothing_is_charged_its_plan_and_named",
     ),
     Mutant(
         "a trial whose folder is gone not charged",
-        "dpx/tuning/claim.py",
+        "dpx/claim/search_claim.py",
         "_costs",
         "counted = record.trials if search",
         "counted = [one for one in record.trials if (record.outputs / one.folder).exists()] if search",
@@ -690,7 +690,7 @@ MUTANTS = (
     ),
     Mutant(
         "a trial let in beyond the declared budget",
-        "dpx/tuning/rules.py",
+        "dpx/claim/search_rules.py",
         "_check_within",
         "budget.holds(begun + new)",
         "budget.holds(begun)",

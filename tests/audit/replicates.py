@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from dpx import config
-from dpx.audit.dirac import Attack, Setting
 from dpx.config import recipes
+from dpx.training.dirac import Attack, Setting
 from tests.audit.test_dirac import REPLICATES, scaled_noise, verdicts
 
 TABLE = Path(__file__).parents[2] / "experiments" / "audit" / "replicates.csv"

@@ -8,25 +8,25 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from dpx.audit import canaries, in_run, scores
+from dpx.audit import canaries, in_run
 from dpx.audit.canaries import Planted, WithCanaries, plant
-from dpx.audit.declarations import Canaries, NoCanaries, Primary
 from dpx.audit.verdict import judge
-from dpx.batch_schedule import Constant
 from dpx.claim.calibration import calibrate
-from dpx.clipping.declarations import ClippingMethod
-from dpx.data.declarations import Data, Synthetic, Vocabulary
+from dpx.clipping.method_names import ClippingMethod
+from dpx.config.declared_audit import Canaries, NoCanaries, Primary
+from dpx.config.experiment import Schedule
+from dpx.data.declared_data import Data, Synthetic, Vocabulary
 from dpx.data.prepare import prepare
 from dpx.declaration import ConfigError
-from dpx.experiment import Schedule
+from dpx.files.orbax_checkpoints import released
+from dpx.files.run_folder import RunFolder
 from dpx.job.train import Train
 from dpx.mechanism import noise
 from dpx.mechanism.clip import Flat
-from dpx.mechanism.declarations import Multiplier
-from dpx.privacy.declarations import Pld, Privacy
+from dpx.mechanism.declared_mechanism import Multiplier
+from dpx.privacy.declared_privacy import Pld, Privacy
 from dpx.randomness import RootSecret
-from dpx.run_folder import RunFolder
-from dpx.training.checkpoint import released
+from dpx.sampler.batch_schedule import Constant
 from dpx.training.loop import chunks
 from dpx.training.opening import open_run
 from tests.processes import WIDTH
@@ -158,9 +158,9 @@ def read(path, *places):
 @pytest.fixture(scope="module")
 def sound(experiment, tmp_path_factory):
     path, patch, seen = tmp_path_factory.mktemp("sound"), pytest.MonkeyPatch(), []
-    whole = scores.of_gradients
+    whole = in_run.of_gradients
     with patch.context() as patched:
-        patched.setattr(scores, "of_gradients", lambda *args: seen.append(whole(*args)) or seen[-1])
+        patched.setattr(in_run, "of_gradients", lambda *args: seen.append(whole(*args)) or seen[-1])
         run(experiment, path)
     return path, seen[0]
 
@@ -212,13 +212,13 @@ def test_a_broken_mechanism_fails_its_own_run(experiment, tmp_path, monkeypatch,
 
 def test_exposure_and_area_by_hand():
     found, is_in = np.array([5.0, 3.0, 0.0, 1.0, 2.0, 4.0]), np.array([True, True, True, False, False, False])
-    np.testing.assert_allclose(scores.exposures(found, is_in), [2, 1, 0])
-    assert scores.area_under_curve(found, is_in) == pytest.approx((3 + 2 + 0) / 9)
+    np.testing.assert_allclose(in_run.exposures(found, is_in), [2, 1, 0])
+    assert in_run.area_under_curve(found, is_in) == pytest.approx((3 + 2 + 0) / 9)
 
 
 def test_nothing_to_compare_with_is_refused():
     with pytest.raises(ConfigError, match="every canary is in"):
-        scores.exposures(np.zeros(3), np.ones(3, bool))
+        in_run.exposures(np.zeros(3), np.ones(3, bool))
 
 
 @pytest.mark.parametrize(

@@ -4,9 +4,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from dpx.audit.declarations import Primary
 from dpx.audit.verdict import judge
 from dpx.clipping.rounding import MARGINS
+from dpx.config.declared_audit import Primary
 from dpx.mechanism import noise
 from dpx.mechanism.clip import Flat
 from dpx.randomness import RootSecret

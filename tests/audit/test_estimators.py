@@ -7,8 +7,8 @@ import pytest
 from scipy.special import expit
 from scipy.stats import binom, norm
 
-from dpx.audit import one_run, trade_off
-from dpx.audit.one_run import Guesses, guess
+from dpx.audit import verdict
+from dpx.audit.verdict import Guesses, guess
 from dpx.declaration import ConfigError
 from dpx.privacy import closed_form
 
@@ -30,33 +30,33 @@ def gaussian(mu: float, guesses: int, seed: int, canaries: int = CANARIES) -> Gu
 
 def test_without_delta_the_p_value_is_the_binomial_tail():
     seen = Guesses(canaries=50, guesses=40, correct=33)
-    assert one_run.p_value(seen, 1.0, 0.0) == pytest.approx(binom.sf(32, 40, math.e / (1 + math.e)))
+    assert verdict.p_value(seen, 1.0, 0.0) == pytest.approx(binom.sf(32, 40, math.e / (1 + math.e)))
 
 
 def test_delta_adds_its_worst_windows():
     seen, chance = Guesses(canaries=30, guesses=12, correct=9), expit(0.7)
     windows = [sum(binom.pmf(k, 12, chance) for k in range(9 - i, 9)) / i for i in range(1, 10)]
     expected = binom.sf(8, 12, chance) + 2 * 30 * 1e-3 * max(windows)
-    assert one_run.p_value(seen, 0.7, 1e-3) == pytest.approx(expected)
+    assert verdict.p_value(seen, 0.7, 1e-3) == pytest.approx(expected)
 
 
 def test_one_coin_is_bounded_by_its_own_curve():
     """With one guess of one coin (*) reads P[correct] <= F(P[wrong]): for pure DP e^eps / (1 + e^eps), exactly."""
     seen, tight = Guesses(1, 1, 1), float(expit(1.5))
-    assert not trade_off.refutes(seen, trade_off.approximate(1.5, 0.0), tight * (1 - 1e-6))
-    assert trade_off.refutes(seen, trade_off.approximate(1.5, 0.0), tight * (1 + 1e-6))
-    assert trade_off.refutes(seen, trade_off.gaussian(1.0), float(norm.cdf(0.5)) * (1 + 1e-6))
-    assert not trade_off.refutes(seen, trade_off.gaussian(1.0), float(norm.cdf(0.5)) * (1 - 1e-6))
+    assert not verdict.refutes(seen, verdict.approximate(1.5, 0.0), tight * (1 - 1e-6))
+    assert verdict.refutes(seen, verdict.approximate(1.5, 0.0), tight * (1 + 1e-6))
+    assert verdict.refutes(seen, verdict.gaussian(1.0), float(norm.cdf(0.5)) * (1 + 1e-6))
+    assert not verdict.refutes(seen, verdict.gaussian(1.0), float(norm.cdf(0.5)) * (1 - 1e-6))
 
 
 def test_nothing_is_learnt_from_chance():
     seen = Guesses(1000, 1000, 500)
-    assert one_run.epsilon_lower_bound(seen, 1e-5, 0.05) == 0
-    assert trade_off.epsilon_lower_bound(seen, 1e-5, 0.05) == 0
-    assert trade_off.mu_lower_bound(seen, 0.05) == 0
+    assert verdict.one_run_lower_bound(seen, 1e-5, 0.05) == 0
+    assert verdict.f_dp_lower_bound(seen, 1e-5, 0.05) == 0
+    assert verdict.mu_lower_bound(seen, 0.05) == 0
 
 
-@pytest.mark.parametrize("curve", [trade_off.approximate(1.0, 1e-3), trade_off.approximate(0.0, 0.0), trade_off.gaussian(0.7)])
+@pytest.mark.parametrize("curve", [verdict.approximate(1.0, 1e-3), verdict.approximate(0.0, 0.0), verdict.gaussian(0.7)])
 def test_inverses_rise_and_stay_below_the_diagonal(curve):
     rates = np.linspace(0, 1, 101)
     values = np.array([curve(float(rate)) for rate in rates])
@@ -66,13 +66,13 @@ def test_inverses_rise_and_stay_below_the_diagonal(curve):
 def test_an_approximate_curve_is_the_hull_of_its_definition():
     """F(F^-1(y)) = y wherever F is not flat, for F = 1 - f of Wasserman and Zhou."""
     epsilon, delta = 0.8, 0.01
-    inverse = trade_off.approximate(epsilon, delta)
+    inverse = verdict.approximate(epsilon, delta)
     for rate in (0.05, 0.3, 0.6, 0.9, 0.98):
         x = inverse(rate)
         assert min(delta + math.exp(epsilon) * x, 1 - math.exp(-epsilon) * (1 - delta - x)) == pytest.approx(rate)
 
 
-BOUNDS = {"one_run": one_run.epsilon_lower_bound, "f_dp": trade_off.epsilon_lower_bound}
+BOUNDS = {"one_run": verdict.one_run_lower_bound, "f_dp": verdict.f_dp_lower_bound}
 
 
 @pytest.mark.parametrize("name", BOUNDS)
@@ -93,10 +93,10 @@ def test_coverage_of_randomised_response_is_what_is_stated():
 
 
 def test_gaussian_coverage_and_power():
-    sound = [trade_off.mu_lower_bound(gaussian(0.5, 200, seed), 0.05) for seed in range(12)]
+    sound = [verdict.mu_lower_bound(gaussian(0.5, 200, seed), 0.05) for seed in range(12)]
     assert np.sum(np.array(sound) > 0.5) <= 3
     assert np.mean(sound) > 0.2
-    assert all(trade_off.mu_lower_bound(gaussian(1.0, 300, seed, canaries=10_000), 0.05) > 0.5 for seed in range(6))
+    assert all(verdict.mu_lower_bound(gaussian(1.0, 300, seed, canaries=10_000), 0.05) > 0.5 for seed in range(6))
 
 
 def test_a_gaussian_never_passes_its_own_epsilon():
@@ -104,12 +104,12 @@ def test_a_gaussian_never_passes_its_own_epsilon():
     truth = closed_form.epsilon(1.0, delta)
     for seed in range(5):
         seen = gaussian(1.0, 300, seed, canaries=10_000)
-        for bound in (*BOUNDS.values(), trade_off.gaussian_epsilon_lower_bound):
+        for bound in (*BOUNDS.values(), verdict.gaussian_dp_lower_bound):
             assert bound(seen, delta, 1e-3) <= truth
 
 
 def test_more_correct_guesses_prove_more():
-    for bound in (*BOUNDS.values(), trade_off.gaussian_epsilon_lower_bound):
+    for bound in (*BOUNDS.values(), verdict.gaussian_dp_lower_bound):
         found = [bound(Guesses(1000, 100, correct), 1e-5, 0.05) for correct in (50, 70, 90, 100)]
         assert found == sorted(found) and found[0] == 0 < found[2] < found[3]
 

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from dpx.audit import verdict
-from dpx.audit.declarations import Primary
 from dpx.audit.verdict import ESTIMATORS, SHARED_ERROR, judge, require_passes
+from dpx.config.declared_audit import Primary
 from dpx.declaration import ConfigError
 from dpx.privacy import closed_form
 

@@ -12,7 +12,7 @@ import pytest
 
 from dpx.config import recipes, run_name
 from dpx.config.instantiate import build
-from dpx.run_folder import RunFolder
+from dpx.files.run_folder import RunFolder
 from tests.processes import WIDTH
 from tests.training.sharing import shared_programs
 

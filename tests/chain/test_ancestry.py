@@ -16,25 +16,26 @@ import pytest
 from omegaconf import OmegaConf
 
 from dpx import config
-from dpx.chain import states
-from dpx.chain.claim import claim
-from dpx.chain.composition import VOCABULARY, StageRun
-from dpx.chain.declarations import declared
-from dpx.claim import calibration, manifest, seals, statement
-from dpx.claim.agreement import METADATA
+from dpx.claim import calibration, statement
+from dpx.claim.claim_checksum import claim_checksum
 from dpx.config import recipes
+from dpx.config.declared_chain import declared
 from dpx.data import learnt_from, manifests
 from dpx.data.prepare import prepare
+from dpx.data.protected_units import unit_facts
+from dpx.files.records import from_json
+from dpx.files.run_folder import RunFolder, write_json
+from dpx.files.weights import METADATA
+from dpx.init.chain_claim import claim
 from dpx.init.parent import open_parent
 from dpx.init.start import Start, planned_start, receiver_of, vocabulary_of
+from dpx.job import chain_states
+from dpx.job.chain_stages import VOCABULARY, StageRun
 from dpx.job.train import Prepare, Train
 from dpx.privacy.ledger import Ledger
 from dpx.privacy.lines import NoiseEpoch
 from dpx.privacy.origins import Origin
-from dpx.privacy.unit_facts import UnitFacts
-from dpx.records import from_json
-from dpx.run_folder import RunFolder, write_json
-from dpx.training.fingerprint import claim_checksum
+from dpx.statement import manifest, seals
 from dpx.training.run_start import facts_of
 from tests.processes import COARSE
 
@@ -140,10 +141,10 @@ class World:
         if node.fault == "seed":
             cfg.seed = 7
         elif node.fault == "table":
-            target = "dpx.init.declarations.MeasuredTable"
+            target = "dpx.config.declared_init.MeasuredTable"
             cfg.chosen_by = {"_target_": target, "name": "losses", "identity": f"table{number}", "provenance": None}
         if node.kind == "bare":
-            cfg.mechanism = {"_target_": "dpx.mechanism.declarations.NoPrivacy"}
+            cfg.mechanism = {"_target_": "dpx.mechanism.declared_mechanism.NoPrivacy"}
         if node.words is None:
             cfg.data.vocabulary.fit_on = node.fit
         else:
@@ -153,7 +154,7 @@ class World:
             copy = self.root / f"copy{number}"
             if node.weights_by == "release":
                 shutil.copytree(place / "release", copy, dirs_exist_ok=True)
-            cfg.init = {"_target_": "dpx.init.declarations.FromRun", "run": str(copy if node.weights_by == "release" else place)}
+            cfg.init = {"_target_": "dpx.config.declared_init.FromRun", "run": str(copy if node.weights_by == "release" else place)}
             cfg.init.disjoint_from = list(apart)
         elif node.words is not None:
             cfg.data.vocabulary.disjoint_from = list(apart)
@@ -168,7 +169,7 @@ class World:
         return {"store": store.folder, "kept": place / "private", "export": place / "export"}[by] / VOCABULARY
 
     def _keep_words(self, number: int) -> None:
-        states.keep_vocabulary(self.runs[number], self.root / f"node{number}" / "private" / VOCABULARY)
+        chain_states.keep_vocabulary(self.runs[number], self.root / f"node{number}" / "private" / VOCABULARY)
         export, store = self.root / f"node{number}" / "export", self.stores[number]
         export.mkdir(parents=True)
         shutil.copyfile(store.folder / VOCABULARY, export / VOCABULARY)
@@ -186,7 +187,7 @@ class World:
                 manifests.inherit(folder.private, start.private)
             entered.declare_plan(calibration.plan_of(experiment, calibrated))
             entered.note_origins(start.origins)
-            entered.note_units(UnitFacts.from_data(experiment.data, experiment.privacy, store.manifest))
+            entered.note_units(unit_facts(experiment.data, experiment.privacy, store.manifest))
             facts = {"claim": claim_checksum(experiment), "data": store.manifest.checksum}
             known = {"number": 0, "name": "first", "from_step": 0, "start": None, "secret_tag": "", "why": "the run begins"}
             entered.open_noise_epoch(NoiseEpoch(**known, secret_place=None if self.graph[number].fault == "seed" else 1, fingerprint=facts))
@@ -209,7 +210,7 @@ class World:
 
 def judge(graph: list[Node], world: World) -> list[str]:
     """How dpx's claims differ from the oracle's, in sentences."""
-    wrong, releases = [], [states.release_of(run) for run in world.runs]
+    wrong, releases = [], [chain_states.release_of(run) for run in world.runs]
     stages = {
         run.stage: {"disjoint_from": [f"node{one}" for one in sorted(node.apart)]} for run, node in zip(world.runs, graph, strict=True)
     }
@@ -218,7 +219,7 @@ def judge(graph: list[Node], world: World) -> list[str]:
     for number, node in enumerate(graph):
         if node.kind != "private":
             continue
-        stated = states.statement_of(world.runs[number])
+        stated = chain_states.statement_of(world.runs[number])
         assert stated is not None
         for what, found, seen in (("run", stated, [number]), ("chain", together[f"node{number}"], everything)):
             least, most = (oracle.epsilon(graph, number, seen, world.sampling, DELTA, is_least) for is_least in (True, False))
@@ -245,12 +246,12 @@ MUTANTS: dict[str, tuple[str, Any, int]] = {
     "measured runs that chose settings": ("dpx.init.start.beside_weights", lambda receiver: vocabulary_of(receiver.data), 16),
     "what a copied release began from": ("dpx.init.parent._stated_further", lambda statement: [], 28),
     "what a run began from": ("dpx.init.start.open_parent", lambda *given: _first(open_parent(*given)), 41),
-    "what a stage began from": ("dpx.chain.states.open_parent", lambda *given: _first(open_parent(*given)), 850),
+    "what a stage began from": ("dpx.job.chain_states.open_parent", lambda *given: _first(open_parent(*given)), 850),
     "training without noise": ("dpx.privacy.origins.reasons_of", lambda origin: list(origin.against), 7),
-    "training without noise, beside a stage": ("dpx.chain.claim.reasons_of", lambda origin: list(origin.against), 6),
+    "training without noise, beside a stage": ("dpx.init.chain_claim.reasons_of", lambda origin: list(origin.against), 6),
     "the split that a vocabulary was learnt from": ("dpx.init.start.learnt_from_protected", lambda *given: None, 177),
     "charges of earlier runs": ("dpx.privacy.ledger.charged", lambda origins: [], 11),
-    "charges of other stages": ("dpx.chain.claim.charged", lambda origins: [], 11),
+    "charges of other stages": ("dpx.init.chain_claim.charged", lambda origins: [], 11),
     "the units of earlier runs": ("dpx.init.start.unit_mismatch", lambda *given: None, 164),
     "texts over a store": ("dpx.data.store.Manifest.learnt_from", (), 67),
     "texts over a released record": ("dpx.data.learnt_from.from_json", lambda kind, *given: _without_texts(kind, *given), 90),

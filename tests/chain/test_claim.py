@@ -5,13 +5,13 @@ from typing import Any
 
 import pytest
 
-from dpx.chain.claim import StageRelease, claim
-from dpx.chain.declarations import declared
 from dpx.claim.calibration import calibrate, planned_segments
+from dpx.config.declared_chain import declared
+from dpx.data.protected_units import unit_facts
+from dpx.init.chain_claim import StageRelease, claim
 from dpx.init.start import Held
 from dpx.privacy.ledger import join
 from dpx.privacy.origins import Origin, ParentClaim, VocabularyFacts, charged
-from dpx.privacy.unit_facts import UnitFacts
 from tests.composed import composed
 
 PRIVATE = ("model=micro", "data=synthetic", "steps=4", "batch_schedule.size=16", "noise=multiplier", "noise.noise_multiplier=1.5")
@@ -25,7 +25,7 @@ def _release(stage: str, *overrides: str, further: tuple[Origin, ...] = ()) -> S
         known = calibrate(experiment, 1000)
         assert known.noise_multiplier is not None
         segments = planned_segments(experiment, known.batch_stages, known.size, known.noise_multiplier, stage)
-    units = UnitFacts.from_data(experiment.data, experiment.privacy)
+    units = unit_facts(experiment.data, experiment.privacy)
     origin = Origin(
         kind="run",
         name=stage,
@@ -57,7 +57,7 @@ def _text(stage: str, *overrides: str) -> Origin:
         name=stage,
         identity=f"text of {stage}",
         reasons=("learnt from protected text",) if fit_on == "protected" else (),
-        claim=ParentClaim(units=UnitFacts.from_data(experiment.data, experiment.privacy)),
+        claim=ParentClaim(units=unit_facts(experiment.data, experiment.privacy)),
         vocabulary=VocabularyFacts(source="protected" if fit_on == "protected" else "public_split"),
     )
 

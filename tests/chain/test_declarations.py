@@ -5,9 +5,9 @@ from typing import Any
 
 import pytest
 
-from dpx.chain.composition import composed
-from dpx.chain.declarations import declared
+from dpx.config.declared_chain import declared
 from dpx.declaration import ConfigError
+from dpx.job.chain_stages import composed
 
 from .conftest import CLASSIFY, PRETRAIN, node
 

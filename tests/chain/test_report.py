@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from dpx.pages import chains, read_runs
-from dpx.pages.document import Folded
+from dpx.pages.page_document import Folded
 from dpx_papers.report import privacy, rows, stages
 
 from .conftest import CLASSIFY, PRETRAIN, node, run

@@ -8,13 +8,13 @@ from typing import Any
 
 import pytest
 
-from dpx.chain.composition import VOCABULARY
 from dpx.data import learnt_from
 from dpx.data.prepare import prepare
 from dpx.declaration import ConfigError
+from dpx.files.records import from_json
 from dpx.init.start import planned_start, receiver_of, start
+from dpx.job.chain_stages import VOCABULARY
 from dpx.privacy import origins
-from dpx.records import from_json
 from tests.composed import composed
 from tests.released_digests import unexplained
 

@@ -10,16 +10,15 @@ import numpy as np
 import pytest
 
 import dpx
-from dpx.chain import seal
-from dpx.chain.document import ChainStatement
-from dpx.claim import manifest
 from dpx.config import load
 from dpx.declaration import ConfigError
-from dpx.init.weights import by_path
+from dpx.files.orbax_checkpoints import on_host
+from dpx.files.records import from_json
+from dpx.files.run_folder import RunFolder
+from dpx.files.weights import by_path
 from dpx.job.released import Evaluate
-from dpx.records import from_json
-from dpx.run_folder import RunFolder
-from dpx.training.checkpoint import on_host
+from dpx.statement import chain_seal, manifest
+from dpx.statement.chain_seal import ChainStatement
 from tests.sealed import sealed_anew
 
 from .conftest import CLASSIFY, PRETRAIN, node, run, statement
@@ -164,13 +163,13 @@ def test_a_changed_statement_of_the_chain_is_detected(place, job):
 
 def test_an_older_statement_of_the_chain_that_is_put_back_is_detected(place):
     (folder,) = Path("outputs").glob("two-*")
-    found, checked_by = seal.read(folder) or pytest.fail("it has a statement")
+    found, checked_by = chain_seal.read(folder) or pytest.fail("it has a statement")
     assert checked_by == "ledger"
     older = (folder / "release" / "chain.json").read_text()
-    seal.write(RunFolder(folder), dataclasses.replace(found, replicate=7))
+    chain_seal.write(RunFolder(folder), dataclasses.replace(found, replicate=7))
     (folder / "release" / "chain.json").write_text(older)
     with pytest.raises(ConfigError, match="differs from the statement"):
-        seal.read(folder)
+        chain_seal.read(folder)
 
 
 def test_a_changed_statement_of_a_stage_is_detected(place):
@@ -182,7 +181,7 @@ def test_a_changed_statement_of_a_stage_is_detected(place):
     # Sealed in its own ledger, but not what the chain was stated from.
     sealed_anew(_folder("pretrain"))
     with pytest.raises(ConfigError, match=r"differs from the statement of this stage that two-\w+/release/chain.json was made from"):
-        seal.check(folder)
+        chain_seal.check(folder)
 
 
 def test_a_stage_that_was_replaced_by_another_run_is_detected(place):
@@ -194,7 +193,7 @@ def test_a_stage_that_was_replaced_by_another_run_is_detected(place):
         run(node())
     with pytest.raises(ConfigError, match="holds another run than"):
         shutil.copytree(place / folder.name, folder, dirs_exist_ok=True)
-        seal.check(folder)
+        chain_seal.check(folder)
 
 
 def test_a_copy_of_the_release_is_read_by_its_manifest(place, tmp_path):
@@ -204,12 +203,12 @@ def test_a_copy_of_the_release_is_read_by_its_manifest(place, tmp_path):
     assert own and manifest.stated_id(folder / "release") == own
     copy = tmp_path / "handed" / folder.name
     shutil.copytree(folder / "release", copy / "release")
-    assert (seal.read(copy) or (None, None))[1] == "manifest"
+    assert (chain_seal.read(copy) or (None, None))[1] == "manifest"
     _edited(copy / "release" / "chain.json", replicate=7)
     with pytest.raises(ConfigError, match="chain.json: differs from the file that was released with its statement"):
-        seal.read(copy)
+        chain_seal.read(copy)
     (copy / "release" / "dpx_manifest.json").unlink()
-    assert (seal.read(copy) or (None, "manifest"))[1] is None
+    assert (chain_seal.read(copy) or (None, "manifest"))[1] is None
     _edited(copy / "release" / "chain.json", format=2)
     with pytest.raises(ConfigError, match="was written with the format number 2, not 3"):
-        seal.read(copy)
+        chain_seal.read(copy)

@@ -8,7 +8,7 @@ import numpy as np
 
 from dpx.models.shape import Bert
 from dpx.task import mlm
-from dpx.task.declarations import MaskedLanguageModel
+from dpx.task.declared_task import MaskedLanguageModel
 
 VOCABULARY = 50
 # Where a program runs once or twice, the compiler's effort would cost more than it saves.

@@ -11,8 +11,8 @@ import numpy as np
 import dpx
 from dpx.models import trainable
 from dpx.models.lora import add_adapters
-from dpx.models.protocol import COMPUTATION
-from dpx.task.declarations import MultipleChoice
+from dpx.models.model_protocol import COMPUTATION
+from dpx.task.declared_task import MultipleChoice
 from tests.clipping.batches import QUICKLY, assert_trees_close, float64_gradients, parameters, squared_norm
 from tests.clipping.families import DROPOUT_KEY, rows, subject
 

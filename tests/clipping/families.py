@@ -10,7 +10,7 @@ from dpx.models.llama import Llama
 from dpx.models.qwen import Qwen
 from dpx.models.shape import Bert, Decoder, Model
 from dpx.task import causal_lm, classification, mlm
-from dpx.task.declarations import CausalLanguageModel, Classification, MaskedLanguageModel, MultipleChoice, Task
+from dpx.task.declared_task import CausalLanguageModel, Classification, MaskedLanguageModel, MultipleChoice, Task
 from dpx.task.objective import objective
 from tests.clipping.batches import (
     SPECIAL,

@@ -12,7 +12,7 @@ import dpx
 from dpx.cost.flops import training_matmul_flops
 from dpx.cost.traced import matmul_flops, temporary_bytes
 from dpx.mechanism.clip import flat_weights
-from dpx.task.declarations import CausalLanguageModel, MaskedLanguageModel
+from dpx.task.declared_task import CausalLanguageModel, MaskedLanguageModel
 from dpx.task.objective import objective
 from tests.clipping.batches import SPECIAL
 from tests.models.declared import declared

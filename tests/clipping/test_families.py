@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 import dpx
 from dpx.clipping import apart
 from dpx.clipping.program import traced
-from dpx.task.declarations import CausalLanguageModel
+from dpx.task.declared_task import CausalLanguageModel
 from dpx.task.objective import objective
 from tests.clipping.batches import QUICKLY, SPECIAL, VOCABULARY, float64_gradients, parameters, squared_norm
 from tests.clipping.exactness import Case, assert_exact

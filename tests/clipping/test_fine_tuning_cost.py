@@ -13,7 +13,7 @@ from dpx.clipping.frozen import merged
 from dpx.cost.traced import temporary_bytes
 from dpx.models import trainable
 from dpx.models.lora import add_adapters
-from dpx.task.declarations import Classification
+from dpx.task.declared_task import Classification
 from dpx.task.objective import objective
 from tests.clipping.batches import SPECIAL
 from tests.clipping.test_cost import VOCABULARY, WEIGHTS

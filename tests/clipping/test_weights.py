@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 from dpx.mechanism.clip import flat_weights
-from dpx.mechanism.declarations import Flat, Normalised
+from dpx.mechanism.declared_mechanism import Flat, Normalised
 
 NORMS = jnp.asarray([0.0, 1e-20, 0.5, 2.0, 3.0, 1e19], jnp.float32)
 

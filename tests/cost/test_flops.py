@@ -11,7 +11,7 @@ from dpx.cost.flops import recomputed_matmul_flops
 from dpx.cost.traced import matmul_flops
 from dpx.models.gemma import Gemma
 from dpx.models.shape import Bert, Decoder
-from dpx.task.declarations import CausalLanguageModel, Classification
+from dpx.task.declared_task import CausalLanguageModel, Classification
 from dpx.task.objective import objective
 from dpx.training.microbatch import synthetic_rows
 from tests.clipping.batches import SPECIAL

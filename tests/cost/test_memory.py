@@ -14,7 +14,7 @@ from dpx.mechanism.dp_sgd import DpSgd
 from dpx.mechanism.rgp import Rgp
 from dpx.models.shape import Bert
 from dpx.models.trained import Adapters, Biases, Everything, LastLayer, TopLayers
-from dpx.task.declarations import MaskedLanguageModel
+from dpx.task.declared_task import MaskedLanguageModel
 from dpx.task.mlm import Special
 from dpx.task.objective import objective
 from dpx.training import frozen

@@ -5,9 +5,9 @@ import random
 from pathlib import Path
 from typing import Any
 
-from dpx.data.declarations import Data, TextFiles, Vocabulary
+from dpx.data.declared_data import Data, TextFiles, Vocabulary
 from dpx.data.vocabulary import SPECIAL_TOKENS
-from dpx.privacy.declarations import Privacy
+from dpx.privacy.declared_privacy import Privacy
 
 PRIVACY = Privacy(delta=1e-5)
 SHARED_DATA = Path(__file__).resolve().parents[3] / "shared" / "data"

@@ -15,14 +15,14 @@ from tokenizers.processors import TemplateProcessing
 
 from dpx.data import completions, left_out
 from dpx.data.completions import ChatTemplate, halves
-from dpx.data.declarations import Data, Vocabulary
+from dpx.data.declared_data import Data, Vocabulary
 from dpx.data.documents import Conversation
 from dpx.data.labelled import Table
 from dpx.data.prepare import prepare
 from dpx.data.store import Store
 from dpx.data.tokenizer import TextTokenizer, of_path
 from dpx.declaration import ConfigError
-from dpx.privacy.declarations import Privacy
+from dpx.privacy.declared_privacy import Privacy
 from tests.clipping.batches import parameters
 from tests.clipping.exactness import Case, assert_exact
 from tests.clipping.families import subject

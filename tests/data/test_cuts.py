@@ -7,7 +7,7 @@ import pytest
 
 from dpx.data.prepare import prepare
 from dpx.data.store import Store
-from dpx.privacy.declarations import Privacy
+from dpx.privacy.declared_privacy import Privacy
 
 from .corpora import declared, records, write_records, write_vocabulary
 
@@ -17,7 +17,7 @@ CORPUS = records(60)
 
 
 def cut(folder: Path, corpus: list[dict[str, str]], **settings: object) -> Store:
-    from dpx.data.declarations import Vocabulary
+    from dpx.data.declared_data import Vocabulary
 
     folder.mkdir(exist_ok=True)
     vocabulary = Vocabulary(size=256, path=str(write_vocabulary(folder / "vocabulary.txt")))
@@ -73,7 +73,7 @@ def test_neighbours_differ_in_the_rows_of_one_document_and_an_empty_one_counts(t
 
 
 def test_a_paragraph_is_a_document(tmp_path: Path):
-    from dpx.data.declarations import TextFiles
+    from dpx.data.declared_data import TextFiles
     from dpx.data.text_files import TextFilesSource
 
     path = write_records(tmp_path / "cases.jsonl", [{"id": "a", "text": "one\n\ntwo"}, {"id": "b", "text": "three"}])

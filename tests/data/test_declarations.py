@@ -2,9 +2,9 @@ from typing import Any
 
 import pytest
 
-from dpx.data.declarations import Data, Embedded, Hub, Source, Synthetic, TextFiles, Vocabulary
+from dpx.data.declared_data import Data, Embedded, Hub, Source, Synthetic, TextFiles, Vocabulary
 from dpx.declaration import ConfigError
-from dpx.privacy.declarations import Privacy
+from dpx.privacy.declared_privacy import Privacy
 
 SYNTHETIC = Synthetic(documents=10, words_per_document=10, states=8)
 

@@ -2,7 +2,7 @@ from pathlib import Path
 
 import pytest
 
-from dpx.data.declarations import Data, Hub, Vocabulary
+from dpx.data.declared_data import Data, Hub, Vocabulary
 from dpx.data.hub import HubSource
 from dpx.data.prepare import prepare
 from dpx.declaration import ConfigError

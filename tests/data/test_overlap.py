@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from dpx.data import manifests, overlap
-from dpx.data.declarations import Vocabulary
+from dpx.data.declared_data import Vocabulary
 from dpx.data.labelled import Table
 from dpx.data.overlap import found_rows
 from dpx.data.prepare import prepare

@@ -15,7 +15,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from dpx.data import left_out
-from dpx.data.declarations import Data, Synthetic, Vocabulary
+from dpx.data.declared_data import Data, Synthetic, Vocabulary
 from dpx.data.documents import Document
 from dpx.data.keyed import SPLITS
 from dpx.data.pairs import LEAST_TOKENS
@@ -23,7 +23,7 @@ from dpx.data.prepare import prepare
 from dpx.data.store import Store
 from dpx.data.writer import SplitWriter
 from dpx.declaration import ConfigError
-from dpx.privacy.declarations import Privacy
+from dpx.privacy.declared_privacy import Privacy
 
 from .corpora import PRIVACY, SHARED_DATA, declared, records, text, write_records, write_vocabulary
 
@@ -301,7 +301,7 @@ def test_two_processes_write_the_same_bytes(tmp_path: Path):
     )
     there_too = dataclasses.replace(here, directory=str(tmp_path / "other"))
     program = (
-        "from dpx.data.declarations import *; from dpx.data.prepare import prepare; from dpx.privacy.declarations import Privacy\n"
+        "from dpx.data.declared_data import *; from dpx.data.prepare import prepare; from dpx.privacy.declared_privacy import Privacy\n"
         f"print(prepare({there_too!r}, {PRIVACY!r}).manifest.checksum)"
     )
     environment = {**os.environ, "PYTHONHASHSEED": "7", "RAYON_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(sys.path)}

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from dpx.data import embedded
-from dpx.data.declarations import Data, Synthetic, SyntheticLabels, Vocabulary
+from dpx.data.declared_data import Data, Synthetic, SyntheticLabels, Vocabulary
 from dpx.data.documents import Example
 from dpx.data.keyed import SPLITS, KeyedHash
 from dpx.data.prepare import FORMAT, prepare
@@ -19,8 +19,8 @@ from dpx.data.store import Store
 from dpx.data.tokenizer import of_vocabulary
 from dpx.data.vocabulary import SPECIAL_TOKENS
 from dpx.declaration import ConfigError, declaration
-from dpx.privacy.declarations import Privacy
-from dpx.task.declarations import CausalLanguageModel, Classification, MaskedLanguageModel, MultipleChoice
+from dpx.privacy.declared_privacy import Privacy
+from dpx.task.declared_task import CausalLanguageModel, Classification, MaskedLanguageModel, MultipleChoice
 from tests.clipping.batches import bert
 
 from .corpora import PRIVACY, declared, records, write_records, write_vocabulary

@@ -7,7 +7,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from dpx import file_checksums
 from dpx.data import verified
 from dpx.data.keyed import SPLITS
 from dpx.data.prepare import prepare
@@ -15,7 +14,8 @@ from dpx.data.schema import as_json, classes, texts
 from dpx.data.store import MANIFEST, UNIT, Manifest, Store, open_store
 from dpx.data.verified import VERIFIED
 from dpx.declaration import ConfigError
-from dpx.privacy.declarations import Privacy
+from dpx.files import file_checksums
+from dpx.privacy.declared_privacy import Privacy
 
 from .corpora import PRIVACY, declared, records, write_records
 

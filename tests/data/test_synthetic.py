@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 from scipy.special import entr
 
-from dpx.data.declarations import Synthetic
+from dpx.data.declared_data import Synthetic
 from dpx.data.synthetic import SyntheticSource, best_masked_loss, transition, words
 from dpx.data.vocabulary import fit, tokenizer_of
 

@@ -11,15 +11,15 @@ import numpy as np
 import pytest
 
 from dpx import config
-from dpx.claim import caveats, reasons
+from dpx.claim import caveats
 from dpx.config import recipes
 from dpx.data import left_out
-from dpx.data.declarations import Data, Vocabulary
+from dpx.data.csv_table import TableSource
+from dpx.data.declared_data import Data, Vocabulary
 from dpx.data.documents import Example
 from dpx.data.labelled import Table
 from dpx.data.prepare import prepare
-from dpx.data.records import records as records_of
-from dpx.data.table import TableSource
+from dpx.data.record_reader import records as records_of
 from dpx.declaration import ConfigError
 
 from .corpora import PRIVACY, SHARED_DATA, write_vocabulary
@@ -269,9 +269,9 @@ def test_the_statement_says_where_labels_come_from_and_what_a_test_set_is(tmp_pa
     given = ["data=table", f"data.source.paths={path}", "task=classification", "data.declared_size=100"]
     declared, _ = config.build(recipes.compose([*given, "data.source.labels=[no,yes]", "data.source.unit_note=a line of a poem"]))
     learnt, _ = config.build(recipes.compose([*given, "data.source.labels=null"]))
-    assert not reasons.reasons_against(declared, None) and not any("test set" in line for line in caveats.not_covered(declared))
+    assert not caveats.reasons_against(declared, None) and not any("test set" in line for line in caveats.not_covered(declared))
     assert any("a line of a poem" in line for line in caveats.not_covered(declared))
-    assert learnt.data.labels == ("no", "yes") and ["labels" in reason for reason in reasons.reasons_against(learnt, None)] == [True]
+    assert learnt.data.labels == ("no", "yes") and ["labels" in reason for reason in caveats.reasons_against(learnt, None)] == [True]
     for select in ("dev", "test"):
         chosen = recipes.compose([*given, "data.source.labels=[no,yes]", "data.source.test_paths=b.csv", f"data.source.select={select}"])
         assert any(f"data.source.select={select}" in line for line in caveats.not_covered(config.build(chosen)[0]))

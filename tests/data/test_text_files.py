@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from dpx.data import text_files
-from dpx.data.declarations import TextFiles
+from dpx.data.declared_data import TextFiles
 from dpx.data.text_files import TextFilesSource
 from dpx.declaration import ConfigError
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 import dpx
-from dpx.data.declarations import TextFiles
+from dpx.data.declared_data import TextFiles
 from dpx.data.hub import _document
 from dpx.data.prepare import prepare
 from dpx.data.text_files import TextFilesSource

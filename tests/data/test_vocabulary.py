@@ -2,7 +2,7 @@ from pathlib import Path
 
 import pytest
 
-from dpx.data.declarations import Vocabulary
+from dpx.data.declared_data import Vocabulary
 from dpx.data.vocabulary import SPECIAL_TOKENS, fit, read, special_ids, tokenizer_of
 from dpx.declaration import ConfigError
 

@@ -11,12 +11,11 @@ from tokenizers import Tokenizer
 from tokenizers.models import WordLevel, WordPiece
 
 from dpx.declaration import ConfigError
-from dpx.generation import output
-from dpx.generation.completer import text_of
+from dpx.files.run_folder import RunFolder
+from dpx.generation import completer
+from dpx.generation.completer import of_checkpoint, text_of
 from dpx.generation.prompts import Style
-from dpx.generation.weights import of_checkpoint
 from dpx.job.generate import Generate
-from dpx.run_folder import RunFolder
 from tests.composed import composed
 from tests.interop.cases import Case
 
@@ -57,7 +56,7 @@ def test_each_prompt_is_completed_once_and_a_kill_changes_no_line(place, monkeyp
     (folder / "out.jsonl").write_bytes(whole[:-20])
     assert generate(folder, weights, batch_size=2) == lines
     (folder / "out.jsonl").unlink()
-    append, calls = output.Lines.append, []
+    append, calls = completer.Lines.append, []
 
     def killed(self, batch):
         calls.append(len(batch))
@@ -66,7 +65,7 @@ def test_each_prompt_is_completed_once_and_a_kill_changes_no_line(place, monkeyp
         append(self, batch)
 
     with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
-        patch.setattr(output.Lines, "append", killed)
+        patch.setattr(completer.Lines, "append", killed)
         generate(folder, weights, batch_size=2)
     assert (folder / "out.jsonl").read_bytes() == b"".join(whole.splitlines(keepends=True)[:2])
     assert generate(folder, weights, batch_size=2, limit=3) == lines[:3], "a limit may be raised later"

@@ -6,11 +6,11 @@ import jax
 import numpy as np
 import pytest
 
+from dpx.files.weights import nested
 from dpx.generation.decoding import Decoding, Rule
-from dpx.init.weights import nested
 from dpx.interop.checkpoint import Checkpoint
 from dpx.models.decoder import AnyDecoder
-from dpx.task.declarations import CausalLanguageModel
+from dpx.task.declared_task import CausalLanguageModel
 from tests.interop.cases import VOCABULARY, Case
 
 LENGTHS, NEW = (3, 7, 5), 8

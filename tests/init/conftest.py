@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
+from dpx.config.experiment import Experiment
 from dpx.data.vocabulary import SPECIAL_TOKENS
-from dpx.experiment import Experiment
 from tests.processes import COARSE
 
 from ..composed import composed

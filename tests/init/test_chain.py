@@ -10,16 +10,16 @@ import pytest
 
 import dpx
 from dpx import privacy
-from dpx.claim.sources import read
+from dpx.claim.combined_ledgers import read
+from dpx.config.declared_init import FromRun
 from dpx.data.prepare import prepare
 from dpx.declaration import ConfigError
-from dpx.init.declarations import FromRun
+from dpx.files.run_folder import RunFolder
+from dpx.files.weights import by_path
 from dpx.init.parent import open_parent
 from dpx.init.start import RANDOM, receiver_of, taken_from
-from dpx.init.weights import by_path
 from dpx.job.account import account
 from dpx.privacy.ledger import Ledger
-from dpx.run_folder import RunFolder
 from dpx.training import opening
 
 from ..composed import composed
@@ -82,7 +82,7 @@ def test_two_runs_on_the_same_text_state_what_both_cost(place, parent, child):
 
 def test_the_weights_are_the_parents(place, parent, child):
     noted = Ledger(child / "private" / "ledger").origins
-    from dpx.init.weights import checksum
+    from dpx.files.weights import checksum
 
     assert [origin.weights for origin in noted] == [checksum(by_path(dpx.load(parent).params))]
     moved = by_path(dpx.load(child).params)

@@ -13,28 +13,29 @@ import numpy as np
 import pytest
 
 import dpx
-from dpx.claim import agreement
-from dpx.claim.agreement import CHECKPOINTS
 from dpx.claim.calibration import calibrate
-from dpx.claim.manifest import MANIFEST
-from dpx.claim.sources import read
+from dpx.claim.combined_ledgers import read
 from dpx.claim.spent import planned_end, require_bound
 from dpx.console import Console
 from dpx.data import manifests
 from dpx.data.prepare import prepare
 from dpx.declaration import ConfigError
+from dpx.files.orbax_checkpoints import export, released
+from dpx.files.records import to_json
+from dpx.files.run_folder import RunFolder
+from dpx.files.weights import PARAMS, by_path, checksum, facts_beside, facts_of_checkpoint, nested, read_file
+from dpx.init.parent import require_no_known_release
 from dpx.init.relation import declared_disjoint
 from dpx.init.start import Start, planned_start, receiver_of, start, start_of_fork
-from dpx.init.weights import PARAMS, by_path, checksum, facts_beside, nested, read_file, require_no_known_release
 from dpx.job.explain import Explain, explain
 from dpx.job.plan import plan_of_run
 from dpx.job.plan_shown import show
 from dpx.job.released import Export
 from dpx.privacy import origins
 from dpx.privacy.ledger import Ledger
-from dpx.records import to_json
-from dpx.run_folder import RunFolder
-from dpx.training.checkpoint import export, released
+from dpx.statement import agreement
+from dpx.statement.agreement import CHECKPOINTS
+from dpx.statement.manifest import MANIFEST
 from tests.planned import plan
 
 from ..made_statement import made_study
@@ -235,7 +236,7 @@ def test_what_is_no_file_is_not_waited_for(tmp_path):
     for folder in (tmp_path / "release" / "params", tmp_path / "private" / CHECKPOINTS / "1"):
         folder.mkdir(parents=True)
         os.mkfifo(folder / METADATA.rpartition("/")[2])
-        assert facts_beside(folder) == {} and agreement.facts_of_checkpoint(folder) is None
+        assert facts_beside(folder) == {} and facts_of_checkpoint(folder) is None
     with pytest.raises(ConfigError, match="beside private/checkpoints/1: is missing"):
         agreement.check(tmp_path)
 
@@ -265,10 +266,10 @@ def test_weights_without_a_seal_or_a_statement(place, handed):
 def test_weights_that_were_exchanged_are_found(place, parent, handed, tmp_path):
     state = handed / PARAMS / "state"
     shutil.rmtree(state)
-    from dpx.training.checkpoint import export
+    from dpx.files.orbax_checkpoints import export
 
     moved = {path: leaf + 1 for path, leaf in by_path(dpx.load(parent).params).items()}
-    from dpx.init.weights import nested
+    from dpx.files.weights import nested
 
     export(tmp_path / "other", nested(moved), {})
     shutil.copytree(tmp_path / "other" / "state", state)
@@ -623,7 +624,7 @@ def test_the_winner_of_a_search_is_loaded_under_its_statement_and_begins_no_run(
 
 
 def test_a_charged_search_begins_from_random_parameters(place, parent):
-    from dpx.tuning.rules import check_init
+    from dpx.claim.search_rules import check_init
 
     experiment = place.declared("tune=search", "tune.charge=composition", "init=run", f"init.run={parent}")
     assert experiment.tune is not None

@@ -7,20 +7,20 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from dpx.config.declared_init import FromRun
 from dpx.data import learnt_from
 from dpx.data.prepare import prepare
 from dpx.declaration import ConfigError
-from dpx.init.declarations import FromRun
+from dpx.files.orbax_checkpoints import released
+from dpx.files.run_folder import RunFolder
+from dpx.files.weights import by_path, checksum
 from dpx.init.parent import open_parent
 from dpx.init.start import start as begin
-from dpx.init.weights import by_path, checksum
 from dpx.job.account import Account
 from dpx.job.explain import Explain
 from dpx.job.plan import Plan
 from dpx.job.released import Evaluate, Export
 from dpx.privacy.origins import Origin
-from dpx.run_folder import RunFolder
-from dpx.training.checkpoint import released
 
 from ..released_digests import held, of_data, unexplained
 from .conftest import Place, statement

@@ -11,17 +11,17 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from dpx.config.declared_init import FromCheckpoint, RandomStart
 from dpx.data.vocabulary import SpecialIds
 from dpx.declaration import ConfigError
-from dpx.init.declarations import FromCheckpoint, RandomStart
-from dpx.init.weights import Leaves, by_path, nested
-from dpx.interop import tensors
+from dpx.files import checkpoint_folder
+from dpx.files.weights import Leaves, by_path, nested
 from dpx.interop.adapters import CONFIG, WEIGHTS, adapters
 from dpx.interop.checkpoint import Checkpoint
 from dpx.interop.written import Written, written
 from dpx.models.lora import add_adapters, merge_adapters
 from dpx.models.trained import Adapters, Biases
-from dpx.task.declarations import CausalLanguageModel, Classification, MaskedLanguageModel
+from dpx.task.declared_task import CausalLanguageModel, Classification, MaskedLanguageModel
 from dpx.task.objective import objective
 
 from .cases import CLASSES, VOCABULARY, Case, inputs, values
@@ -109,7 +109,7 @@ def test_what_peft_cannot_add_is_refused_in_one_line(tmp_path: Path):
         adapters(gpt2.init, TRAIN, gpt2.model, TASK, gpt2.leaves, gpt2.case.config["pad_token_id"])
     held = {name: values(name, shape) for name, shape in trained.case.tensors.items()}
     held["bert.embeddings.LayerNorm.bias"] = held["bert.embeddings.LayerNorm.bias"] + np.float32(1)
-    tensors.write(tmp_path / "a" / "model.safetensors", held)
+    checkpoint_folder.write(tmp_path / "a" / "model.safetensors", held)
     with pytest.raises(
         ConfigError, match=r"contains other values of embeddings/norm/bias than the values that the run began from\. Restore it"
     ):
@@ -127,7 +127,7 @@ def test_peft_computes_the_same_logits(name: str, tmp_path: Path):
     found, folder = trained.out(), tmp_path / "adapters"
     folder.mkdir()
     (folder / CONFIG).write_text(json.dumps(found.config))
-    tensors.write(folder / WEIGHTS, found.tensors)
+    checkpoint_folder.write(folder / WEIGHTS, found.tensors)
     base = getattr(transformers, found.architecture).from_pretrained(trained.init.path, attn_implementation="eager")
     model = peft.PeftModel.from_pretrained(base, str(folder)).eval()
     rows, kind = inputs(trained.case.config["model_type"]), trained.case.config["model_type"]

@@ -11,18 +11,18 @@ from tokenizers.models import BPE
 from tokenizers.pre_tokenizers import WhitespaceSplit
 from tokenizers.processors import TemplateProcessing
 
-from dpx.checkpoint_folder import ends_of
-from dpx.data.declarations import Data, Vocabulary
+from dpx.data.declared_data import Data, Vocabulary
 from dpx.data.labelled import Table
 from dpx.data.prepare import prepare, vocabulary_folder
 from dpx.data.store import Store
 from dpx.data.tokenizer import of_path
 from dpx.data.vocabulary import SpecialIds
 from dpx.declaration import ConfigError
+from dpx.files.checkpoint_folder import ends_of
 from dpx.interop import tokenizer_files
-from dpx.interop.shape import model_of
-from dpx.privacy.declarations import Privacy
-from dpx.task.declarations import CausalLanguageModel, Classification
+from dpx.models.checkpoint_shape import model_of
+from dpx.privacy.declared_privacy import Privacy
+from dpx.task.declared_task import CausalLanguageModel, Classification
 
 from .cases import Case
 

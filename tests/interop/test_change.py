@@ -14,20 +14,20 @@ import pytest
 from omegaconf import OmegaConf
 
 from dpx import config
-from dpx.claim.document import RunStatement
-from dpx.claim.seals import read_run_statement
-from dpx.init.declarations import FromRun
-from dpx.init.weights import by_path
-from dpx.interop.tensors import Tensors, write
+from dpx.config.declared_init import FromRun
+from dpx.files.checkpoint_folder import Tensors, write
+from dpx.files.orbax_checkpoints import released
+from dpx.files.run_folder import RunFolder
+from dpx.files.weights import by_path
 from dpx.job.change import change_of, sentences_of
 from dpx.job.explain import Explain
 from dpx.job.released import Export
 from dpx.mechanism.banded import Banded
 from dpx.mechanism.rgp import Rgp
 from dpx.optimizer import Optax
-from dpx.run_folder import RunFolder
-from dpx.training.change import Change
-from dpx.training.checkpoint import released
+from dpx.statement.seals import read_run_statement
+from dpx.statement.statement_records import RunStatement
+from dpx.training.change_measured import Change
 
 from .conftest import WORDS, train
 

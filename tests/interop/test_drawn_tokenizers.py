@@ -14,9 +14,8 @@ from tokenizers.models import BPE, WordPiece
 from tokenizers.processors import ByteLevel, RobertaProcessing, TemplateProcessing
 
 from dpx.data.rows import marked_examples
-from dpx.data.token_settings import USUAL
 from dpx.data.tokenizer import of_path
-from dpx.data.tokenizer_class import AS_DEFINED
+from dpx.data.tokenizer_class import AS_DEFINED, USUAL
 from dpx.declaration import ConfigError
 
 from .test_tokenizer_class import LETTERS, MARKS, PAIRS, TEXTS, folder

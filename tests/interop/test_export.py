@@ -22,16 +22,16 @@ from dpx.data.rows import marked_examples
 from dpx.data.store import Store
 from dpx.data.vocabulary import SpecialIds
 from dpx.declaration import ConfigError
-from dpx.init.weights import nested
+from dpx.files.orbax_checkpoints import released
+from dpx.files.run_folder import RunFolder
+from dpx.files.weights import nested
 from dpx.interop import tokenizer_files
 from dpx.interop.checkpoint import Checkpoint
 from dpx.interop.export import _with_padding, _written_whole
 from dpx.interop.written import family_of, written
 from dpx.models.shape import Bert, Decoder
-from dpx.run_folder import RunFolder
-from dpx.task.declarations import CausalLanguageModel, Classification, MaskedLanguageModel
+from dpx.task.declared_task import CausalLanguageModel, Classification, MaskedLanguageModel
 from dpx.task.objective import objective
-from dpx.training.checkpoint import released
 
 from . import cases
 from .cases import CLASSES, VOCABULARY, Case

@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 
-from dpx import checkpoint_folder as folders
 from dpx import config
 from dpx.config import recipes
 from dpx.data.prepare import prepare
 from dpx.declaration import ConfigError
+from dpx.files import checkpoint_folder as folders
 from dpx.interop.checkpoint import Checkpoint
 from tests.planned import plan
 

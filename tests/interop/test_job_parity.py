@@ -15,8 +15,8 @@ from omegaconf import OmegaConf
 from dpx import config
 from dpx.config import recipes
 from dpx.data.prepare import prepare
+from dpx.files.run_folder import RunFolder
 from dpx.job.generate import Generate
-from dpx.run_folder import RunFolder
 from tests.generation.test_generate import write
 from tests.processes import COARSE
 

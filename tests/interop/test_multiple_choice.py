@@ -19,15 +19,15 @@ from dpx.config import recipes
 from dpx.data.prepare import prepare
 from dpx.data.vocabulary import SpecialIds
 from dpx.declaration import ConfigError
-from dpx.init.weights import nested
-from dpx.interop import tensors
+from dpx.files import checkpoint_folder
+from dpx.files.orbax_checkpoints import released
+from dpx.files.run_folder import RunFolder
+from dpx.files.weights import nested
 from dpx.interop.checkpoint import Checkpoint
 from dpx.interop.written import written
 from dpx.models.shape import Bert
-from dpx.run_folder import RunFolder
-from dpx.task.declarations import MultipleChoice
+from dpx.task.declared_task import MultipleChoice
 from dpx.task.objective import objective
-from dpx.training.checkpoint import released
 from tests.planned import plan
 
 from ..training.sharing import run_job
@@ -145,7 +145,7 @@ def other_encoder(name: str, folder: Path) -> Checkpoint:
     leaves = {path: cases.values(path, shape) for path, shape in task.parameter_shapes(model, cases.VOCABULARY).items()}
     found = written(model, task, leaves, cases.VOCABULARY, [], type("Special", (), {"pad_id": 1}))
     (folder / "config.json").write_text(json.dumps(found.config))
-    tensors.write(folder / "model.safetensors", found.tensors)
+    checkpoint_folder.write(folder / "model.safetensors", found.tensors)
     return Checkpoint(str(folder))
 
 

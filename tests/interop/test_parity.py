@@ -14,18 +14,18 @@ import pytest
 
 from dpx.clipping import ops
 from dpx.data.vocabulary import SpecialIds
-from dpx.init.weights import nested
-from dpx.interop import tensors
+from dpx.files import checkpoint_folder
+from dpx.files.weights import nested
 from dpx.interop.checkpoint import Checkpoint
-from dpx.interop.families import ROTARY
 from dpx.interop.written import written
 from dpx.models.bert import BertForPreTraining
+from dpx.models.checkpoint_shape import ROTARY
 from dpx.models.decoder import AnyDecoder, DecoderForCausalLM
 from dpx.models.modules import Embeddings, stack
 from dpx.models.rotary_layers import capped
 from dpx.models.shape import Bert, Model
 from dpx.task.classification import Objective
-from dpx.task.declarations import CausalLanguageModel, Classification, MaskedLanguageModel
+from dpx.task.declared_task import CausalLanguageModel, Classification, MaskedLanguageModel
 from dpx.task.mlm import segments
 
 from . import cases
@@ -143,7 +143,7 @@ def test_transformers_computes_the_same_of_a_decoder_that_is_written(name: str, 
     leaves = checkpoint.leaves(checkpoint.select(task.parameter_shapes(model, VOCABULARY)))
     found = written(model, task, leaves, VOCABULARY, [], SpecialIds(pad_id=0, unk_id=1, cls_id=2, sep_id=3, mask_id=4))
     (tmp_path / found.config_file).write_text(json.dumps(found.config))
-    tensors.write(tmp_path / found.weights_file, found.tensors)
+    checkpoint_folder.write(tmp_path / found.weights_file, found.tensors)
     given = inputs("llama")
     is_token = np.arange(given["tokens"].shape[1]) < given["length"][:, None]
     np.testing.assert_allclose(_theirs(tmp_path, given["tokens"])[is_token], Case.read(name).expected["logits"][is_token], atol=1e-5)

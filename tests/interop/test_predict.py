@@ -11,10 +11,10 @@ import pytest
 from omegaconf import OmegaConf
 
 from dpx import config
-from dpx.claim.manifest import MANIFEST
 from dpx.declaration import ConfigError
+from dpx.files.run_folder import RunFolder
 from dpx.job.predict import _write
-from dpx.run_folder import RunFolder
+from dpx.statement.manifest import MANIFEST
 from dpx.training.prediction import of_checkpoint
 from tests.composed import composed
 

@@ -13,18 +13,18 @@ from safetensors.numpy import load_file, save_file
 
 import dpx
 from dpx import config
-from dpx.claim import manifest, received
-from dpx.claim.manifest import MANIFEST
+from dpx.config.declared_init import FromCheckpoint, FromRun
 from dpx.declaration import ConfigError
-from dpx.generation import weights as generation
-from dpx.init.declarations import FromCheckpoint, FromRun
+from dpx.files.run_folder import RunFolder
+from dpx.files.weights import by_path
+from dpx.generation import completer
 from dpx.init.parent import open_parent
 from dpx.init.start import require_not_exported
-from dpx.init.weights import by_path
 from dpx.job.explain import Explain
 from dpx.job.generate import Generate
 from dpx.job.released import Evaluate, Export
-from dpx.run_folder import RunFolder
+from dpx.statement import manifest, received
+from dpx.statement.manifest import MANIFEST
 from dpx.training.prediction import of_checkpoint
 
 from ..composed import composed
@@ -159,7 +159,7 @@ def other_statement(place: Path) -> None:
     told["ledger"]["mark"]["chain"] = "0" * 16
     (place / "privacy.json").write_text(json.dumps(told))
     listed = json.loads((place / MANIFEST).read_text())
-    from dpx import file_checksums
+    from dpx.files import file_checksums
 
     listed["files"]["privacy.json"] = file_checksums.of_file(place / "privacy.json")
     (place / MANIFEST).write_text(json.dumps(listed))
@@ -231,10 +231,10 @@ def test_weights_beside_a_statement_that_somebody_wrote_are_called_unchecked(che
     told = json.loads((tmp_path / "out.json").read_text())
     assert told["checked_by"] is None and not told["is_checked"] and f"the weights' guarantee is {UNCHECKED}" in told["covers"]
     manifest.write(place)
-    assert generation.of_checkpoint(str(place)).received.in_words().startswith(AS_STATED), "its sender's word"
+    assert completer.of_checkpoint(str(place)).received.in_words().startswith(AS_STATED), "its sender's word"
     other_weights(place)
     with pytest.raises(ConfigError, match="model.safetensors: differs"):
-        generation.of_checkpoint(str(place))
+        completer.of_checkpoint(str(place))
 
 
 def test_no_export_is_a_public_start_and_no_folder_that_was_saved_again_from_one(run: Path, folder: Path, tmp_path: Path):

@@ -14,13 +14,13 @@ from dpx.console import Console
 from dpx.data.prepare import prepare
 from dpx.data.vocabulary import SPECIAL_TOKENS
 from dpx.declaration import ConfigError
+from dpx.files.orbax_checkpoints import released
+from dpx.files.weights import by_path
 from dpx.init.parent_weights import is_adapted_alike
 from dpx.init.start import planned_start, receiver_of
-from dpx.init.weights import by_path
 from dpx.job.plan import plan_of_run
 from dpx.job.plan_shown import show
 from dpx.models.trained import Adapters
-from dpx.training.checkpoint import released
 from tests.planned import plan
 
 from .conftest import WORDS, composed, train
@@ -99,7 +99,7 @@ def test_what_does_not_fit_the_checkpoint_is_refused(place: Path, overrides: lis
 
 @pytest.mark.parametrize(("change", "words"), [("pool=mean", "model.pool=mean"), ("classifier=linear", "model.classifier=linear")])
 def test_a_runs_head_is_read_as_it_was_trained(trained: Path, change: str, words: str):
-    of_run = OmegaConf.create({"init": {"_target_": "dpx.init.declarations.FromRun", "run": str(trained)}})
+    of_run = OmegaConf.create({"init": {"_target_": "dpx.config.declared_init.FromRun", "run": str(trained)}})
     cfg: Any = OmegaConf.load(trained / "private" / "config.yaml")
     cfg["init"] = of_run["init"]
     experiment, _ = config.build(OmegaConf.merge(cfg, OmegaConf.from_dotlist([f"model.{change}"])))  # type: ignore[arg-type]

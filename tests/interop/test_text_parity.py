@@ -17,8 +17,8 @@ from dpx.data.labelled import Table
 from dpx.data.store import Store
 from dpx.data.vocabulary import SPECIAL_TOKENS, SpecialIds
 from dpx.interop import tokenizer_files
-from dpx.interop.shape import model_of
-from dpx.task.declarations import CausalLanguageModel, Classification
+from dpx.models.checkpoint_shape import model_of
+from dpx.task.declared_task import CausalLanguageModel, Classification
 from tests.generation.test_generate import generate, write
 
 from . import cases

@@ -11,10 +11,9 @@ from safetensors.numpy import load_file, save_file
 from dpx.data.vocabulary import SpecialIds
 from dpx.declaration import ConfigError
 from dpx.interop.checkpoint import Checkpoint
-from dpx.interop.families import LAYOUTS
-from dpx.interop.shape import OfCheckpoint, written_out
 from dpx.interop.written import written
-from dpx.task.declarations import CausalLanguageModel, MaskedLanguageModel
+from dpx.models.checkpoint_shape import LAYOUTS, OfCheckpoint, written_out
+from dpx.task.declared_task import CausalLanguageModel, MaskedLanguageModel
 
 from .cases import VOCABULARY, Case, names, values
 

@@ -12,15 +12,15 @@ from tokenizers.models import BPE, WordPiece
 from tokenizers.processors import TemplateProcessing
 
 from dpx import config
+from dpx.config.declared_init import RandomStart
 from dpx.data.labelled import Table
 from dpx.data.rows import marked_examples
 from dpx.data.tokenizer import TextTokenizer, of_path, require_read_elsewhere
 from dpx.data.tokenizer_class import AS_DEFINED
 from dpx.declaration import ConfigError
-from dpx.init.declarations import RandomStart
 from dpx.init.start import planned_start, receiver_of
-from dpx.interop.shape import model_of
-from dpx.task.declarations import CausalLanguageModel
+from dpx.models.checkpoint_shape import model_of
+from dpx.task.declared_task import CausalLanguageModel
 
 from .cases import Case
 from .conftest import composed

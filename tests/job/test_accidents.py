@@ -12,17 +12,18 @@ import numpy as np
 import pytest
 
 import dpx
-from dpx.claim.manifest import MANIFEST
 from dpx.declaration import ConfigError
+from dpx.files import orbax_checkpoints
+from dpx.files.orbax_checkpoints import Checkpoints
+from dpx.files.run_folder import RunFolder
 from dpx.job.account import Account
 from dpx.job.explain import Explain
 from dpx.job.released import Evaluate
 from dpx.pages import pictures
 from dpx.privacy.ledger import Ledger
 from dpx.randomness import RootSecret
-from dpx.run_folder import RunFolder
-from dpx.training import checkpoint, loop
-from dpx.training.checkpoint import Checkpoints
+from dpx.statement.manifest import MANIFEST
+from dpx.training import loop
 
 from ..composed import composed
 from ..processes import micro_run
@@ -216,7 +217,7 @@ def test_a_disk_that_fills_between_ledger_and_checkpoint_loses_no_charge(data, t
         raise OSError(28, "No space left on device")
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(checkpoint.ocp.training.Checkpointer, "save_async", full)
+        patch.setattr(orbax_checkpoints.ocp.training.Checkpointer, "save_async", full)
         with pytest.raises(ConfigError, match="the disk is full"):
             train(data, path)
     assert len(drawn) == charged(path) == 2

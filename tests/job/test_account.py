@@ -8,16 +8,16 @@ import pytest
 
 import dpx.privacy
 from dpx import config
-from dpx.claim import seals
-from dpx.claim.sources import read, stated_at
+from dpx.claim.combined_ledgers import read, stated_at
 from dpx.config import recipes
 from dpx.declaration import ConfigError
+from dpx.files.records import to_json
+from dpx.files.run_folder import RunFolder
 from dpx.job.account import Account, account
 from dpx.privacy import ledger
 from dpx.privacy.ledger import Ledger, LedgerEntry
 from dpx.privacy.lines import Part, Plan, PlanParts
-from dpx.records import to_json
-from dpx.run_folder import RunFolder
+from dpx.statement import seals
 from tests.made_statement import made_plain, made_statement
 from tests.privacy.test_ledger import forked
 from tests.privacy.test_unit_facts import facts_of

@@ -10,22 +10,24 @@ from pathlib import Path
 import pytest
 
 from dpx import config
-from dpx.claim import calibration, caveats, seals, statement
-from dpx.claim.sources import read, stated_at, together
+from dpx.claim import calibration, caveats, statement
+from dpx.claim.combined_ledgers import read, stated_at, together
 from dpx.config import recipes
 from dpx.console import Console, figure
+from dpx.data.protected_units import unit_facts
 from dpx.declaration import ConfigError
 from dpx.durable import put_in_place
+from dpx.files.records import to_json
+from dpx.files.run_folder import RunFolder
 from dpx.job.account import Account
 from dpx.launch.sweep import Outcome, show_together
-from dpx.mechanism import places
+from dpx.mechanism import fixed_places
 from dpx.privacy import accounting, events, ledger, relations
-from dpx.privacy.declarations import Privacy
+from dpx.privacy.declared_privacy import Privacy
 from dpx.privacy.ledger import Ledger, LedgerEntry, NoiseEpoch
 from dpx.privacy.lines import Part, Plan, PlanParts
 from dpx.privacy.unit_facts import UnitFacts
-from dpx.records import to_json
-from dpx.run_folder import RunFolder
+from dpx.statement import seals
 from tests.composed import composed
 from tests.made_statement import made_plain, made_statement
 from tests.privacy.test_ledger import forked
@@ -143,7 +145,7 @@ def test_steps_of_other_units_in_one_ledger_leave_no_guarantee(tmp_path):
         recipes.compose(["data.declared_size=1000", "privacy.delta=1e-4", "batch_schedule.size=16", "noise=multiplier", "steps=3"])
     )[0]
     calibrated = calibration.calibrate(experiment, 1000)
-    entered, own = Ledger(tmp_path / "ledger"), UnitFacts.from_data(experiment.data, experiment.privacy, MANIFEST)
+    entered, own = Ledger(tmp_path / "ledger"), unit_facts(experiment.data, experiment.privacy, MANIFEST)
     entered.note_units(own)
     said = statement.build(experiment, None, calibrated, entered)
     assert said.guarantee == "dp" and said.units == (own,)
@@ -194,7 +196,7 @@ def may_run(name: str, adjacency: str) -> bool:
     try:
         calibration.check_claim(experiment, 1000)
         experiment.sampler.check(experiment.privacy, experiment.accountant)
-        places.check(experiment.mechanism, experiment)
+        fixed_places.check(experiment.mechanism, experiment)
     except ConfigError:
         return False
     return any(_has_event(entry_of(experiment), adjacency, accountant) for accountant in events.ACCOUNTANTS)

@@ -9,11 +9,11 @@ import pytest
 from dpx import config
 from dpx.config import recipes
 from dpx.declaration import ConfigError, declaration
+from dpx.files.run_folder import RunFolder
 from dpx.job.analyse import Analyse
 from dpx.job.plan import Plan
 from dpx.job.plan_records import AnalysisInput, AnalysisPlan
-from dpx.run_folder import RunFolder
-from dpx.table import Table
+from dpx.pages.analysis_tables import Table
 
 EXPERIMENT, _ = config.build(recipes.compose([]))
 

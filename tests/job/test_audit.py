@@ -12,8 +12,8 @@ import pytest
 from dpx import config
 from dpx.config import recipes
 from dpx.declaration import ConfigError
+from dpx.files.run_folder import RunFolder
 from dpx.mechanism import noise
-from dpx.run_folder import RunFolder
 
 ROOT = Path(__file__).parents[2]
 

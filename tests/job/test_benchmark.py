@@ -12,7 +12,7 @@ import pytest
 from dpx import config, extras
 from dpx.config import recipes
 from dpx.declaration import ConfigError
-from dpx.run_folder import RunFolder
+from dpx.files.run_folder import RunFolder
 from dpx_papers.benchmark.job import Benchmark, interleaved
 from dpx_papers.benchmark.rows import matrix_rates, rows
 from dpx_papers.benchmark.setting import Setting

@@ -5,15 +5,15 @@ import json
 import pytest
 
 from dpx.config import build, recipes
+from dpx.cost import design_noise
+from dpx.cost.designs import Budget, doubled
+from dpx.cost.measured_runs import shipped
+from dpx.cost.measurements import Measurements
+from dpx.cost.smoothing import grid_of
+from dpx.cost.surface import surface_of
 from dpx.declaration import ConfigError
+from dpx.files.run_folder import RunFolder
 from dpx.job.design import Design
-from dpx.run_folder import RunFolder
-from dpx.scaling import noise
-from dpx.scaling.design import Budget, doubled
-from dpx.scaling.measurements import Measurements
-from dpx.scaling.runs import shipped
-from dpx.scaling.smoothing import grid_of
-from dpx.scaling.surface import surface_of
 from tests.scaling.synthetic import form_l2, measured
 
 BASE = ["+experiment=laptop/mckenna_grid", "hydra.mode=RUN", "data=text", "data.source.paths=x", "job=design"]
@@ -33,7 +33,7 @@ def designed(tmp_path_factory):
     folder = RunFolder(path / "run", "")
     with pytest.MonkeyPatch.context() as patch:
         # The search may do with central-limit noise (tests/scaling/test_noise.py has the solved one); what is designed is solved exactly.
-        patch.setattr(noise, "_node", lambda *_: 0.0)
+        patch.setattr(design_noise, "_node", lambda *_: 0.0)
         job(experiment, folder)
     return folder, {table["name"]: table for table in json.loads((folder.release / "design.json").read_text())["tables"]}
 
@@ -91,7 +91,7 @@ def test_what_cannot_be_designed_is_refused(options, key, tmp_path):
 
 
 def test_without_a_table_of_ones_own_the_losses_that_come_with_dpx_are_used_and_named(tmp_path, monkeypatch):
-    monkeypatch.setattr(noise, "_node", lambda *_: 0.0)
+    monkeypatch.setattr(design_noise, "_node", lambda *_: 0.0)
     experiment, _ = build(recipes.compose([*BASE, COARSE]))
     Design(epsilon=8.0, size=200_000, compute=1e12)(experiment, RunFolder(tmp_path, ""))
     table = json.loads((tmp_path / "release" / "design.json").read_text())["tables"][0]
@@ -100,7 +100,7 @@ def test_without_a_table_of_ones_own_the_losses_that_come_with_dpx_are_used_and_
 
 
 def test_of_a_model_that_is_no_option_the_tables_alone_are_written(tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr(noise, "_node", lambda *_: 0.0)
+    monkeypatch.setattr(design_noise, "_node", lambda *_: 0.0)
     named = {f"of_mine_{number}": value for number, value in enumerate(PARAMETERS.values())}
     measured(form_l2, deviation=0.01, parameters=named).write(tmp_path / "losses.csv")
     experiment, _ = build(recipes.compose([*BASE[:2], COARSE, "data=synthetic", "job=design"]))
@@ -111,7 +111,7 @@ def test_of_a_model_that_is_no_option_the_tables_alone_are_written(tmp_path, mon
 
 
 def test_twice_the_compute_is_never_worse_than_half_of_it(monkeypatch):
-    monkeypatch.setattr(noise, "_node", lambda *_: 0.0)
+    monkeypatch.setattr(design_noise, "_node", lambda *_: 0.0)
     grid = grid_of(Measurements.read(shipped()))
     surface = surface_of(grid, 128.0, 32.0).for_epsilon(float("inf"))
     found = dict(doubled(surface, Budget(1e13, 800_000, float("inf"), 1e-6)))

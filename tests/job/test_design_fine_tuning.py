@@ -6,15 +6,15 @@ from pathlib import Path
 
 import pytest
 
-from dpx.batch_schedule import Constant
 from dpx.config import build, recipes
+from dpx.cost import fine_tuning
 from dpx.declaration import ConfigError
+from dpx.files.run_folder import RunFolder
 from dpx.job.design import Design
 from dpx.job.design_fine_tuning import Designed, designed, experiment_file, tables
 from dpx.job.plan import plan_of_run
 from dpx.optimizer import Optax
-from dpx.run_folder import RunFolder
-from dpx.scaling import fine_tuning
+from dpx.sampler.batch_schedule import Constant
 from tests.processes import COARSE
 
 GIVEN = ["data=synthetic_labels", "model=micro", "task=classification", "train=last_layer", "data.declared_size=4000", "privacy.delta=1e-5"]

@@ -5,9 +5,9 @@ import json
 import jax.numpy as jnp
 import pytest
 
+from dpx.files.run_folder import RunFolder
 from dpx.job import doctor
 from dpx.mechanism import noise
-from dpx.run_folder import RunFolder
 from tests.composed import composed
 
 

@@ -9,9 +9,9 @@ import pytest
 from dpx import config
 from dpx.claim import statement
 from dpx.claim.calibration import calibrate, entry
-from dpx.claim.document import RunStatement
 from dpx.config import recipes
 from dpx.declaration import ConfigError
+from dpx.files.run_folder import RunFolder
 from dpx.init.parent import _claim
 from dpx.interop.card import Model, Published, card
 from dpx.job.explain import Explain, explain, public_size
@@ -20,7 +20,7 @@ from dpx.job.train import _hints
 from dpx.mechanism.rgp import Rgp
 from dpx.privacy.ledger import Ledger
 from dpx.privacy.origins import Origin, in_words
-from dpx.run_folder import RunFolder
+from dpx.statement.statement_records import RunStatement
 
 QUICK = ["steps=4", "batch_schedule.size=64", "noise=multiplier", "noise.noise_multiplier=1.0", "accountant=rdp"]
 

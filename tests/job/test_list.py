@@ -13,12 +13,12 @@ from dpx import config
 from dpx.config import recipes
 from dpx.config.recipes import _values
 from dpx.declaration import ConfigError
-from dpx.interruption import Interrupted
+from dpx.files.records import to_json
+from dpx.files.run_folder import RunFolder
 from dpx.job.list import List, Point
-from dpx.privacy import accounting, cache, event_json
+from dpx.privacy import accounting, cache, events
 from dpx.privacy.events import Release
-from dpx.records import to_json
-from dpx.run_folder import RunFolder
+from dpx.processes.interruption import Interrupted
 
 EXPERIMENT, _ = config.build(recipes.compose([]))
 
@@ -98,7 +98,7 @@ def test_each_distinct_accounting_problem_is_solved_once_and_kept(few: list[Any]
 
 
 def test_an_event_of_a_package_is_a_problem_of_its_own(few: list[Any]) -> None:
-    texts = [event_json.as_text(dp_accounting.GaussianDpEvent(noise), "zero_out") for noise in (1.0, 2.0)]
+    texts = [events.as_text(dp_accounting.GaussianDpEvent(noise), "zero_out") for noise in (1.0, 2.0)]
     charges = [[(Release(noise_multiplier=1.0, kind="package", event=text), 3)] for text in texts]
     with cache.keeping():
         kept = [accounting.compose(one).epsilon(1e-6) for one in (*charges, *charges)]

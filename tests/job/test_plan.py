@@ -10,16 +10,16 @@ import pytest
 from dpx import config
 from dpx.config import recipes
 from dpx.console import Console, duration
-from dpx.cost.compiled_step import CompiledStep
 from dpx.cost.flops import training_matmul_flops
+from dpx.cost.measured_step import CompiledStep
 from dpx.cost.memory import Trains, activations, step_memory
 from dpx.declaration import ConfigError
+from dpx.files.run_folder import RunFolder
 from dpx.job.plan import Plan, largest_microbatch, plan_of_run
 from dpx.job.plan_records import RunPlan
 from dpx.job.plan_shown import show
 from dpx.models.shape import Bert
-from dpx.run_folder import RunFolder
-from dpx.task.declarations import MaskedLanguageModel
+from dpx.task.declared_task import MaskedLanguageModel
 from tests.planned import plan
 
 FIELDS = {

@@ -8,9 +8,9 @@ from omegaconf import OmegaConf
 from dpx import config
 from dpx.config import recipes
 from dpx.declaration import ConfigError
+from dpx.files.run_folder import RunFolder
 from dpx.job.train import Resume, Train
 from dpx.launch.launcher import _of_finished_run
-from dpx.run_folder import RunFolder
 
 
 def _run(folder: Path, *overrides: str) -> Path:

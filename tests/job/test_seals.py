@@ -14,28 +14,28 @@ from omegaconf import OmegaConf
 
 import dpx
 from dpx import config, packages
-from dpx.claim import agreement, seals
-from dpx.claim.document import RunStatement
-from dpx.claim.sources import read
+from dpx.claim import trial_charges
+from dpx.claim.combined_ledgers import read
+from dpx.claim.search_record import Trial
+from dpx.config.declared_init import FromRun
+from dpx.cost import measured_runs
 from dpx.declaration import ConfigError
-from dpx.init.declarations import FromRun
+from dpx.files.records import from_json
+from dpx.files.run_folder import RunFolder
 from dpx.init.parent import open_parent
 from dpx.interop.export import export
+from dpx.job import finished
 from dpx.job.account import Account
 from dpx.job.explain import Explain
 from dpx.job.generate import Generate
 from dpx.job.predict import Predict
 from dpx.job.released import Evaluate, Export
 from dpx.job.train import Resume, Train
-from dpx.launch import finished
 from dpx.launch.launcher import _of_finished_run
 from dpx.pages import read_runs
 from dpx.privacy.ledger import Ledger
-from dpx.records import from_json
-from dpx.run_folder import RunFolder
-from dpx.scaling import runs
-from dpx.tuning import charges
-from dpx.tuning.record import Trial
+from dpx.statement import agreement, seals
+from dpx.statement.statement_records import RunStatement
 from dpx_papers.mckenna2025 import table3_trainset
 
 from ..composed import composed
@@ -175,7 +175,7 @@ ROADS: dict[str, Callable[[Any, Path], Any]] = {
     "init=run of a checkpoint": lambda of, path: open_parent(FromRun(run=str(path), step=2), "init.run=x"),
     "fork": lambda of, path: Train()(of, RunFolder(path.parent / "fork", "name: main\n", f"{path}@2")),
     "report": lambda of, path: read_runs.read(path),
-    "design": lambda of, path: runs._rows(path, 1),
+    "design": lambda of, path: measured_runs._rows(path, 1),
     "analysis": lambda of, path: table3_trainset._row(path, 1.0, 1),
 }
 
@@ -221,10 +221,10 @@ def test_no_job_is_given_a_run_whose_parts_were_edited(copy: Path, file: str) ->
 
 
 def test_a_trial_whose_statement_was_edited_disagrees(copy: Path) -> None:
-    assert charges._believed(copy, Trial(copy.name))[2] is None
+    assert trial_charges._believed(copy, Trial(copy.name))[2] is None
     lower_epsilon(copy)
     assert (
-        charges._believed(copy, Trial(copy.name))[2]
+        trial_charges._believed(copy, Trial(copy.name))[2]
         == "main-0/release/privacy.json differs from the statement whose checksum is in private/ledger"
     )
 

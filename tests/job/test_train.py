@@ -9,15 +9,16 @@ from omegaconf import OmegaConf
 
 import dpx
 from dpx import config
-from dpx.claim.sources import read
+from dpx.claim.combined_ledgers import read
 from dpx.config import recipes
 from dpx.data.prepare import prepare
+from dpx.data.protected_units import unit_facts
 from dpx.declaration import ConfigError
+from dpx.files.records import from_json, to_json
+from dpx.files.run_folder import RunFolder
 from dpx.job.released import Evaluate
 from dpx.job.train import Prepare
 from dpx.privacy.unit_facts import UnitFacts
-from dpx.records import from_json, to_json
-from dpx.run_folder import RunFolder
 from tests.processes import COARSE
 
 
@@ -61,7 +62,7 @@ def test_what_its_units_are_is_entered_before_the_first_step_and_stated(trained)
     assert kinds.count("units") == 1 and kinds.index("units") < kinds.index("step")
     noted = lines[kinds.index("units")]["units"]
     store = prepare(experiment.data, experiment.privacy)
-    assert noted == to_json(UnitFacts.from_data(experiment.data, experiment.privacy, store.manifest)) and noted["vocabulary_sha256"]
+    assert noted == to_json(unit_facts(experiment.data, experiment.privacy, store.manifest)) and noted["vocabulary_sha256"]
     assert json.loads((folder.release / "privacy.json").read_text())["units"] == [noted]
     for place in (folder.path, folder.private / "ledger", folder.release / "privacy.json"):
         assert read(place).units == (from_json(UnitFacts, noted, place),) and read(place).reasons == ()

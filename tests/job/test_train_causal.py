@@ -7,15 +7,15 @@ import pytest
 from omegaconf import OmegaConf
 
 from dpx import config
-from dpx.claim import agreement
 from dpx.config import recipes
 from dpx.data import manifests
 from dpx.data.prepare import prepare
 from dpx.declaration import ConfigError
+from dpx.files.run_folder import RunFolder
 from dpx.job.generate import Generate
 from dpx.job.released import Evaluate
 from dpx.models.shape import Decoder
-from dpx.run_folder import RunFolder
+from dpx.statement import agreement
 from tests.planned import plan
 from tests.processes import COARSE
 

@@ -10,14 +10,15 @@ from omegaconf import OmegaConf
 
 import dpx
 from dpx import config
+from dpx.claim.data_of_weights import store_of
 from dpx.config import recipes
 from dpx.data.prepare import prepare
 from dpx.data.store import VOCABULARY
 from dpx.declaration import ConfigError
+from dpx.files.run_folder import RunFolder
 from dpx.interop.export import export
 from dpx.job.released import Evaluate
-from dpx.run_folder import RunFolder
-from dpx.training.evaluation import spread, store_of
+from dpx.training.evaluation import spread
 from dpx.training.prediction import of_run
 from tests.composed import composed
 from tests.planned import plan

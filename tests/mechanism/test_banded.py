@@ -11,11 +11,11 @@ from dpx import extras
 from dpx.claim import calibration
 from dpx.claim.calibration import calibrate
 from dpx.declaration import ConfigError
-from dpx.mechanism import banded, places
-from dpx.mechanism.declarations import AdaptiveClip, Banded, ReleasedTelemetry, TargetEpsilon
+from dpx.mechanism import banded, fixed_places
+from dpx.mechanism.declared_mechanism import AdaptiveClip, Banded, ReleasedTelemetry, TargetEpsilon
 from dpx.mechanism.noise import add_noise, slice_keys
 from dpx.privacy import ledger
-from dpx.privacy.declarations import GdpClt, Pld, Privacy
+from dpx.privacy.declared_privacy import GdpClt, Pld, Privacy
 from dpx.privacy.events import Release
 from dpx.privacy.ledger import Ledger
 from dpx.randomness import RootSecret
@@ -143,7 +143,7 @@ def test_what_the_proof_does_not_cover_is_refused(change, named):
     with pytest.raises(ConfigError, match=named) as caught:
         experiment.sampler.check(experiment.privacy, experiment.accountant)
         experiment.mechanism.check(experiment)
-        places.check(experiment.mechanism, experiment)
+        fixed_places.check(experiment.mechanism, experiment)
     assert "\n" not in str(caught.value)
 
 

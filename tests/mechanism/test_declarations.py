@@ -3,7 +3,7 @@
 import pytest
 
 from dpx.declaration import ConfigError
-from dpx.mechanism.declarations import (
+from dpx.mechanism.declared_mechanism import (
     REACH,
     AdaptiveClip,
     Banded,

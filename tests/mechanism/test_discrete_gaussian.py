@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 import scipy.stats
 
-from dpx.mechanism import exact_draws as module
-from dpx.mechanism.exact_draws import _below_exp, _exactly_below, _geometric, _uniform, discrete_gaussian
+from dpx.mechanism import discrete_gaussian as discrete_gaussian_module
+from dpx.mechanism.discrete_gaussian import _below_exp, _exactly_below, _geometric, _uniform, discrete_gaussian
 from dpx.randomness import BitStream, RootSecret
 
 SECRET = RootSecret.from_seed(21)
@@ -79,7 +79,7 @@ def test_decisions_too_close_for_floats_are_made_exactly(monkeypatch):
     # With a margin of one half nearly everything is decided by exact arithmetic, and decided the same way.
     exponents = np.linspace(0.01, 3, 300)
     clear = _below_exp(SECRET.stream("close"), exponents, lambda at: pytest.fail("floats decide this"))
-    monkeypatch.setattr(module, "MARGIN", 0.5)
+    monkeypatch.setattr(discrete_gaussian_module, "MARGIN", 0.5)
     assert np.array_equal(clear, _below_exp(SECRET.stream("close"), exponents, lambda at: Fraction(float(exponents[at]))))
 
 

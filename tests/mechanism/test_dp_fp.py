@@ -9,7 +9,7 @@ import pytest
 
 from dpx.clipping.rounding import MARGINS
 from dpx.declaration import ConfigError
-from dpx.mechanism.declarations import DpFp
+from dpx.mechanism.declared_mechanism import DpFp
 from dpx.mechanism.dp_fp import clipped
 from dpx.mechanism.gaussian import gaussian
 from dpx.models.trained import Adapters, Biases, Everything, LastLayer, Matching, OutputLayer, TopLayers

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import scipy.stats
 
-from dpx.mechanism.declarations import REACH
+from dpx.mechanism.declared_mechanism import REACH
 from dpx.mechanism.gaussian import _minus_log_uniform, gaussian
 
 

@@ -19,9 +19,8 @@ from dpx.mechanism.rgp import Rgp
 from dpx.models import trainable
 from dpx.models.shape import Bert
 from dpx.models.trained import Adapters, Biases, Everything, LastLayer, Matching, TopLayers
-from dpx.parameter_path import path_name
-from dpx.randomness import RootSecret
-from dpx.task.declarations import Classification, MaskedLanguageModel
+from dpx.randomness import RootSecret, path_name
+from dpx.task.declared_task import Classification, MaskedLanguageModel
 from tests.clipping.batches import QUICKLY, assert_trees_close, float64_gradients, parameters, squared_norm
 from tests.clipping.families import rows, subject
 

@@ -14,7 +14,7 @@ from dpx.mechanism.rgp import Rgp
 from dpx.models import trainable
 from dpx.models.trained import Everything, Matching, Trained
 from dpx.randomness import RootSecret
-from dpx.task.declarations import Classification
+from dpx.task.declared_task import Classification
 from dpx.task.objective import objective
 from tests.clipping.batches import SPECIAL
 from tests.clipping.test_cost import VOCABULARY

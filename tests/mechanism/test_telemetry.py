@@ -6,11 +6,11 @@ import pytest
 
 from dpx.clipping.result import ClippedSum
 from dpx.declaration import ConfigError
-from dpx.mechanism.declarations import DiscreteGaussian, NoPrivacy, ReleasedTelemetry, SecretTelemetry
+from dpx.mechanism.declared_mechanism import DiscreteGaussian, NoPrivacy, ReleasedTelemetry, SecretTelemetry
 from dpx.mechanism.gaussian import gaussian
 from dpx.privacy.closed_form import joint
 from dpx.randomness import RootSecret
-from dpx.task.declarations import Classification
+from dpx.task.declared_task import Classification
 from tests.training.conftest import declare
 
 TELEMETRY = ReleasedTelemetry(noise_multiplier=5.0, loss_limit=8.0)

@@ -7,7 +7,7 @@ import pytest
 
 from dpx.cost.flops import forward_matmul_flops, published_flops, training_matmul_flops
 from dpx.models.shape import Bert
-from dpx.task.declarations import MaskedLanguageModel
+from dpx.task.declared_task import MaskedLanguageModel
 from dpx.task.objective import objective as objective_of
 from tests.clipping.batches import SPECIAL, batch, objective, parameters
 from tests.clipping.families import FAMILIES

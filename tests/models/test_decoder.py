@@ -7,7 +7,7 @@ import pytest
 
 from dpx.declaration import ConfigError
 from dpx.task import objective as dispatch
-from dpx.task.declarations import CausalLanguageModel, MaskedLanguageModel
+from dpx.task.declared_task import CausalLanguageModel, MaskedLanguageModel
 from tests.clipping.batches import SPECIAL, bert, parameters
 from tests.clipping.families import decoder, rows, subject
 

@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 
 import dpx
-from dpx.claim import outside_code
 from dpx.cost.flops import forward_matmul_flops
 from dpx.cost.memory import Trains, step_memory
 from dpx.cost.traced import matmul_flops, temporary_bytes
@@ -19,8 +18,9 @@ from dpx.models.gemma import Gemma
 from dpx.models.llama import Llama
 from dpx.models.lora import add_adapters
 from dpx.models.rotary_layers import rates
-from dpx.parameter_path import path_name
-from dpx.task.declarations import CausalLanguageModel, MaskedLanguageModel
+from dpx.randomness import path_name
+from dpx.statement import outside_code
+from dpx.task.declared_task import CausalLanguageModel, MaskedLanguageModel
 from dpx.task.objective import objective
 from tests.clipping.batches import SPECIAL
 from tests.clipping.families import ROTARY, subject

@@ -7,10 +7,10 @@ import optax
 import pytest
 
 from dpx import config, packages
+from dpx.claim.claim_checksum import claim_checksum
 from dpx.config import recipes
 from dpx.declaration import ConfigError
 from dpx.optimizer import Adam, Optax, from_optax
-from dpx.training.fingerprint import claim_checksum
 from tests.planned import plan
 from tests.processes import environment
 
@@ -116,7 +116,7 @@ def test_the_optimiser_is_part_of_the_identity_of_a_run():
 
 def test_a_check_looks_for_no_devices(tmp_path):
     program = (
-        "from dpx import config; from dpx.config import recipes; from dpx.mesh import simulate_devices; import sys\n"
+        "from dpx import config; from dpx.config import recipes; from dpx.processes.mesh import simulate_devices; import sys\n"
         "made = config.build(recipes.compose(['optimizer=lion', 'mesh=cpu8']))[0]; assert 'jax' not in sys.modules\n"
         "made.optimizer.require_usable(); simulate_devices(made.mesh, 8); import jax; print(len(jax.devices()))\n"
         "try: simulate_devices(made.mesh, 4)\nexcept ValueError as refused: print(refused)"

@@ -8,18 +8,20 @@ import pytest
 from dp_accounting import rdp
 
 from dpx import config
-from dpx.claim import calibration, outside_code, statement
+from dpx.claim import calibration, statement
+from dpx.claim.claim_checksum import claim_of
+from dpx.claim.search_rules import Search
+from dpx.claim.study import Study
 from dpx.config import recipes
+from dpx.config.experiment import Experiment
 from dpx.declaration import ConfigError
-from dpx.experiment import Experiment
+from dpx.files.records import to_json
 from dpx.job import account, explain
-from dpx.privacy import event_json, ledger
+from dpx.privacy import events, ledger
 from dpx.privacy.ledger import Ledger, LedgerEntry
 from dpx.privacy.segments import Segment
-from dpx.records import to_json
+from dpx.statement import outside_code
 from dpx.training import fingerprint
-from dpx.tuning.search import Search
-from dpx.tuning.study import Study
 from tests.outside.made_up import as_if_unimported, on_path, pond
 from tests.planned import plan
 from tests.privacy.test_ledger import forked
@@ -194,11 +196,11 @@ def test_a_search_keeps_its_trials_word(site, tmp_path, charge):
     of = trials.experiment(charge, 1, "clip=smooth")
     study = Study(tmp_path, of.name)
     trials.trial(study, of, 0, 0.5)
-    from dpx.tuning import claim
-    from dpx.tuning.record import opened
+    from dpx.claim import search_claim
+    from dpx.claim.search_record import opened
 
     with opened(study.outputs, study.path) as record:
-        no_bound(to_json(claim.build(Search.from_experiment(of), record, record.trials[0])))
+        no_bound(to_json(search_claim.build(Search.from_experiment(of), record, record.trials[0])))
 
 
 def test_a_trial_whose_own_statement_says_so_is_enough(site, unimported, tmp_path):
@@ -214,7 +216,7 @@ def test_a_trial_whose_own_statement_says_so_is_enough(site, unimported, tmp_pat
 
 
 def test_an_account_of_its_ledger_needs_no_package_and_says_whose_word_it_is(site, tmp_path, capsys):
-    from dpx.run_folder import RunFolder
+    from dpx.files.run_folder import RunFolder
 
     held = entered(built(*OWN, "mechanism=echo"), tmp_path)
     text = next(run.event for run in held.segments())
@@ -223,9 +225,9 @@ def test_an_account_of_its_ledger_needs_no_package_and_says_whose_word_it_is(sit
     assert "NO BOUND" in capsys.readouterr().out
     assert json.loads((tmp_path / "own" / "release" / "account.json").read_text())["outside_code"] == ["dpx_pond"]
     with pytest.raises(ConfigError, match="for zero_out only"):
-        event_json.from_text(text, "replace_one")
+        events.from_text(text, "replace_one")
     with pytest.raises(ConfigError, match="is not an event of dp-accounting"):
-        event_json.restore({"class": "attr"})
+        events.restore({"class": "attr"})
 
 
 def test_an_explanation_says_whose_word_it_is(site):
@@ -242,7 +244,7 @@ def test_another_version_is_other_code_and_another_class_another_claim(site, tmp
         assert fingerprint.fingerprint(experiment, "data", 8)["packages"] != noted
     with as_if_unimported():
         assert fingerprint.fingerprint(built(*OWN), "data", 8)["packages"] == {}
-    assert "outside_code" in fingerprint.claim_of(experiment) and "outside_code" not in fingerprint.claim_of(built(*OWN))
+    assert "outside_code" in claim_of(experiment) and "outside_code" not in claim_of(built(*OWN))
 
 
 def test_an_old_entry_reads_as_dpxs_own():

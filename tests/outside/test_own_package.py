@@ -9,13 +9,13 @@ import pytest
 
 import dpx
 from dpx import config, packages
-from dpx.claim import outside_code
 from dpx.config import recipes
 from dpx.config.command_line import as_refused
 from dpx.declaration import ConfigError
+from dpx.files.run_folder import RunFolder
 from dpx.job.report import Report
 from dpx.job.train import Train
-from dpx.run_folder import RunFolder
+from dpx.statement import outside_code
 from tests.outside.made_up import as_if_unimported, on_path, package, record
 
 PAPERS = "dpx_papers"

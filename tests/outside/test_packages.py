@@ -11,8 +11,8 @@ from dpx import config, packages
 from dpx.config import recipes
 from dpx.config.command_line import as_refused
 from dpx.declaration import ConfigError
+from dpx.files.run_folder import RunFolder
 from dpx.job.analyse import Analyse
-from dpx.run_folder import RunFolder
 from dpx_papers.report import paper
 from tests.outside.made_up import POND, on_path, package, pond, record
 from tests.processes import environment

@@ -11,10 +11,10 @@ import dpx
 from dpx import config
 from dpx.config import recipes
 from dpx.declaration import ConfigError
+from dpx.files.run_folder import RunFolder, Status
 from dpx.job.released import Evaluate
 from dpx.job.report import Report
 from dpx.privacy.ledger import Ledger
-from dpx.run_folder import RunFolder, Status
 from tests.outside.made_up import POND, on_path, pond
 
 BY = "dp_by_dpx_pond"

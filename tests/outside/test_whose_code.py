@@ -9,21 +9,21 @@ import types
 import pytest
 
 from dpx import config, packages
-from dpx.claim import calibration, outside_code, spent, statement
+from dpx.claim import calibration, spent, statement, trial_charges
+from dpx.claim.search_rules import Search
 from dpx.config import recipes
+from dpx.config.experiment import Experiment
 from dpx.data.store import Store
-from dpx.experiment import Experiment
+from dpx.files.orbax_checkpoints import State
+from dpx.files.records import to_json
+from dpx.files.run_folder import RunFolder
 from dpx.job import explain
 from dpx.job.train import Resume, Train
 from dpx.privacy import ledger
 from dpx.privacy.ledger import Ledger, NoiseEpoch
-from dpx.records import to_json
-from dpx.run_folder import RunFolder
+from dpx.statement import outside_code
 from dpx.training import fingerprint, loop, opening, session
-from dpx.training.state import State
 from dpx.training.step import Step
-from dpx.tuning import charges
-from dpx.tuning.search import Search
 from tests.outside.made_up import on_path, package, record
 from tests.planned import plan
 from tests.tuning import made_up as trials
@@ -134,8 +134,8 @@ def test_a_package_imported_between_two_steps_is_named_from_there_on_and_every_s
     whole = spent.planned_end(experiment, runtime.calibrated, found)
     assert sorted(step for _, step, _ in ledger.decode(whole)) == [0, 1, 2]
     assert said(stated(experiment, found)) == BY
-    plain = charges.planned_segments(experiment)
-    assert plain is not None and len(list(ledger.decode(charges.union(plain, found.segments(), "trial")))) == 3
+    plain = trial_charges.planned_segments(experiment)
+    assert plain is not None and len(list(ledger.decode(trial_charges.union(plain, found.segments(), "trial")))) == 3
 
 
 def test_a_package_imported_while_a_run_trains_is_stated_before_the_next_value_is_shown(site, monkeypatch):

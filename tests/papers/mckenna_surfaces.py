@@ -6,10 +6,10 @@ from typing import Any
 import numpy as np
 
 from dpx.config import declare
+from dpx.cost.smoothing import grid_of
+from dpx.cost.surface import surface_of
 from dpx.packages import option_file
 from dpx.privacy import closed_form
-from dpx.scaling.smoothing import grid_of
-from dpx.scaling.surface import surface_of
 from dpx_papers.mckenna2025.lab import Fitted, Lab
 from tests.scaling.synthetic import BATCH, PARAMETERS, RATIOS, STEPS, TOKENS, form_l2, measured
 

@@ -9,7 +9,7 @@ import pandas as pd
 import pytest
 
 from dpx.config import recipes
-from dpx.init.declarations import RandomStart
+from dpx.config.declared_init import RandomStart
 from dpx.models.shape import Bert
 from dpx_papers.du2021 import batches, label_leak
 from dpx_papers.du2021.label_leak import accuracy_bound, counts_of, dpfp_label_leak

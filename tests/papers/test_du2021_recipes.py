@@ -6,10 +6,10 @@ from pathlib import Path
 import pytest
 import yaml
 
-from dpx.batch_schedule import Constant
 from dpx.config import build, recipes
 from dpx.job.list import Point
-from dpx.mechanism.declarations import TargetClt
+from dpx.mechanism.declared_mechanism import TargetClt
+from dpx.sampler.batch_schedule import Constant
 
 ITEMS = yaml.safe_load((Path(__file__).parents[2] / "experiments" / "du2021" / "paper.yaml").read_text())["items"]
 ROWS = {"glue_sst2": 67_349, "glue_qnli": 104_743, "glue_qqp": 363_846, "glue_mnli": 392_702}

@@ -2,9 +2,9 @@
 
 import pytest
 
-from dpx.batch_schedule import Constant
 from dpx.config import build, recipes
-from dpx.mechanism.declarations import TargetEpsilon
+from dpx.mechanism.declared_mechanism import TargetEpsilon
+from dpx.sampler.batch_schedule import Constant
 
 ROWS = {"glue_sst2": 67_349, "glue_qnli": 104_743, "glue_qqp": 363_846, "glue_mnli": 392_702}
 # Of Li et al.: batches and epochs grow with the task.

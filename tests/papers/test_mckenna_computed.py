@@ -7,7 +7,7 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
-from dpx.table import Table
+from dpx.pages.analysis_tables import Table
 from dpx_papers.mckenna2025 import calibration_profiles, diminishing_batch, fig4_vector_fields, flops_model, table1_models
 from dpx_papers.report import analyses
 from tests.report import made

@@ -8,12 +8,11 @@ import pandas as pd
 import pytest
 from omegaconf import OmegaConf
 
+from dpx.cost.design_noise import Calibration, NoiseBatchRatio
 from dpx.declaration import ConfigError
 from dpx.packages import option_file
 from dpx.pages import pictures
 from dpx.privacy import closed_form
-from dpx.privacy.noise_batch_ratio import NoiseBatchRatio
-from dpx.scaling.noise import Calibration
 from dpx_papers.mckenna2025 import (
     allocation,
     billion_claim,

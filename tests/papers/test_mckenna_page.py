@@ -9,7 +9,7 @@ import pytest
 
 from dpx.config import build, recipes
 from dpx.job.analyse import Analyse
-from dpx.pages import document
+from dpx.pages import page_document
 from dpx.pages.run_rows import Run
 from dpx_papers.mckenna2025 import fig17_transform
 from dpx_papers.mckenna2025.lab import Lab
@@ -106,7 +106,7 @@ def test_the_page_without_runs_shows_what_every_experiment_costs() -> None:
     paper = made.declared("mckenna2025")
     whole = page.evidence(paper, EVIDENCE)
     found = page.document(paper, Evidence(EVIDENCE, published=whole.published, notes=whole.notes))
-    text = document.html(found)
+    text = page_document.html(found)
     assert all(name in text for name in ("20,400 H200 hours", "12.87", "it is not identified", "No model of the paper was trained"))
     assert found.lead[0].startswith("Verdicts: 0 pass, 0 fail, 32 not run")
 
@@ -134,7 +134,7 @@ def test_the_page_shows_tables_pictures_and_verdicts_of_an_analysis(tmp_path, mo
     found = page.document(paper, evidence)
     assert [figure.name for figure in found.figures] == ["mckenna_fig17_transform"]
     (item,) = [one for one in paper.items if one.number == "M24"]
-    assert page.verdict(item, evidence).parts[0].statistic in document.markdown(found)
+    assert page.verdict(item, evidence).parts[0].statistic in page_document.markdown(found)
 
 
 def test_measured_runs_replace_their_own_rows_and_keep_the_others() -> None:

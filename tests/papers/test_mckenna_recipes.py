@@ -4,9 +4,9 @@ import math
 
 import pytest
 
-from dpx.batch_schedule import Constant
 from dpx.config import build, declare, recipes
 from dpx.packages import option_file
+from dpx.sampler.batch_schedule import Constant
 from dpx_papers.scaling.published import SEQUENCE_LENGTH
 
 # Section 4.4: settings that are compared with the optimum, as (model, parameters, steps, batch size).

@@ -8,13 +8,14 @@ from typing import Any
 import pytest
 
 import dpx.privacy
-from dpx import batch_schedule, config
+from dpx import config
 from dpx.config import recipes
+from dpx.cost.query import excess_by_profiles
 from dpx.job.analyse import Analyse
 from dpx.privacy import closed_form, solve
 from dpx.privacy.accounting import compose
 from dpx.privacy.events import Release
-from dpx.scaling.vulnerability import excess_by_profiles
+from dpx.sampler import batch_schedule
 from dpx_papers.du2021.prop1_noise_dimension import dpfp_prop1_noise_dimension
 from dpx_papers.du2021.prop3_noise_ratio import dpfp_prop3_noise_ratio
 from dpx_papers.du2021.table2_accounting import Cell, dpfp_table2_accounting

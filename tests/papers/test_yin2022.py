@@ -6,15 +6,15 @@ from typing import Any
 
 import pytest
 
-from dpx.chain.composition import composed
-from dpx.chain.declarations import declared
 from dpx.claim import caveats
 from dpx.config import build, recipes
-from dpx.data.declarations import Data, TextFiles, Vocabulary
+from dpx.config.declared_chain import declared
+from dpx.data.declared_data import Data, TextFiles, Vocabulary
+from dpx.data.protected_units import unit_facts
 from dpx.data.vocabulary import SPECIAL_TOKENS
 from dpx.declaration import ConfigError
-from dpx.lr_schedule import in_steps
-from dpx.privacy.unit_facts import UnitFacts
+from dpx.job.chain_stages import composed
+from dpx.optimizer.lr_schedule import in_steps
 from dpx_papers.yin2022.tokenizer_leak import FITTED, PUBLIC, legal_tokenizer_leak
 from tests.report import made
 
@@ -43,7 +43,7 @@ def test_a_recipe_reads_one_row_of_each_document_and_epoch(name: str, runs: int)
 def test_the_statement_says_which_documents_are_held_out(by: str) -> None:
     overrides = ["+experiment=legal_nonprivate_full", "mechanism=dp_sgd", f"data.heldout_by={by}"]
     experiment, _ = build(recipes.compose(overrides))
-    assert UnitFacts.from_data(experiment.data, experiment.privacy).heldout_by == by
+    assert unit_facts(experiment.data, experiment.privacy).heldout_by == by
     told = [line for line in caveats.assumptions(experiment, None, 100) if "the first 0.05 of the documents" in line]
     assert len(told) == (by == "first")
 

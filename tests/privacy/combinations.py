@@ -11,13 +11,13 @@ from typing import Literal
 
 from dp_accounting.pld import privacy_loss_distribution
 
-from dpx.audit.declarations import Canaries, NoCanaries, Primary
-from dpx.batch_schedule import Constant, Linear, Staged
 from dpx.claim import calibration, statement
 from dpx.claim.calibration import calibrate
-from dpx.data.declarations import Vocabulary
+from dpx.config.declared_audit import Canaries, NoCanaries, Primary
+from dpx.data.declared_data import Vocabulary
 from dpx.declaration import ConfigError
-from dpx.mechanism.declarations import (
+from dpx.files.records import to_json
+from dpx.mechanism.declared_mechanism import (
     AdaptiveClip,
     Banded,
     DiscreteGaussian,
@@ -33,12 +33,11 @@ from dpx.mechanism.declarations import (
     TargetEpsilon,
 )
 from dpx.privacy import accounting, closed_form, ledger
-from dpx.privacy.declarations import Deterministic as WithoutAmplification
-from dpx.privacy.declarations import GdpClt, Pld, Privacy, Rdp
+from dpx.privacy.declared_privacy import Deterministic as WithoutAmplification
+from dpx.privacy.declared_privacy import GdpClt, Pld, Privacy, Rdp
 from dpx.privacy.ledger import Ledger
-from dpx.records import to_json
+from dpx.privacy.segments import IN_EPOCHS, steps_per_epoch
 from dpx.sampler import (
-    IN_EPOCHS,
     BallsInBins,
     CyclicPoisson,
     Deterministic,
@@ -46,8 +45,8 @@ from dpx.sampler import (
     Poisson,
     Shuffled,
     TruncatedPoisson,
-    steps_per_epoch,
 )
+from dpx.sampler.batch_schedule import Constant, Linear, Staged
 
 # (sampler, adjacency) -> accountants that have a proof for it.
 SUPPORTED = {

@@ -4,18 +4,18 @@ import dataclasses
 
 import pytest
 
-from dpx.batch_schedule import Constant
-from dpx.clipping.declarations import ClippingMethod
-from dpx.data.declarations import Data, Embedded, Vocabulary
-from dpx.experiment import Experiment, Schedule
-from dpx.lr_schedule import WarmUpThen
-from dpx.mechanism.declarations import DpSgd, Flat, Multiplier
-from dpx.mesh import Mesh
+from dpx.clipping.method_names import ClippingMethod
+from dpx.config.experiment import Experiment, Schedule
+from dpx.data.declared_data import Data, Embedded, Vocabulary
+from dpx.mechanism.declared_mechanism import DpSgd, Flat, Multiplier
 from dpx.models.shape import Bert
 from dpx.optimizer import Adam
-from dpx.privacy.declarations import Pld, Privacy
+from dpx.optimizer.lr_schedule import WarmUpThen
+from dpx.privacy.declared_privacy import Pld, Privacy
+from dpx.processes.mesh import Mesh
 from dpx.sampler import Poisson
-from dpx.task.declarations import MaskedLanguageModel
+from dpx.sampler.batch_schedule import Constant
+from dpx.task.declared_task import MaskedLanguageModel
 
 SMALL = Experiment(
     name="small",

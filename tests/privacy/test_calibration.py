@@ -5,16 +5,16 @@ import dataclasses
 import pytest
 
 import dpx.privacy
-from dpx.audit.declarations import Canaries, Primary
-from dpx.batch_schedule import Constant, Linear, Staged
 from dpx.claim import calibration
 from dpx.claim.calibration import as_planned, calibrate, differing, plan_of
+from dpx.config.declared_audit import Canaries, Primary
 from dpx.declaration import ConfigError
-from dpx.mechanism.declarations import Multiplier, NoiseBatchRatio, NoPrivacy, TargetEpsilon
+from dpx.mechanism.declared_mechanism import Multiplier, NoiseBatchRatio, NoPrivacy, TargetEpsilon
 from dpx.privacy import accounting, cache, closed_form, solve
-from dpx.privacy.declarations import Deterministic, GdpClt, Pld, Rdp
+from dpx.privacy.declared_privacy import Deterministic, GdpClt, Pld, Rdp
 from dpx.privacy.events import Release
 from dpx.sampler import BallsInBins, FixedSize, Shuffled, TruncatedPoisson
+from dpx.sampler.batch_schedule import Constant, Linear, Staged
 from tests.processes import WIDTH
 
 N = 10_000

@@ -5,18 +5,19 @@ import json
 
 import pytest
 
-from dpx.claim import seals, spent, statement
+from dpx.claim import spent, statement
 from dpx.claim.calibration import calibrate, entry
-from dpx.claim.document import RunStatement
+from dpx.data.protected_units import unit_facts
 from dpx.declaration import ConfigError
+from dpx.files.records import to_json
+from dpx.files.run_folder import RunFolder
 from dpx.job.account import Account
 from dpx.job.explain import explain
-from dpx.privacy import accounting, event_json
+from dpx.privacy import accounting, events
 from dpx.privacy.events import Release
 from dpx.privacy.ledger import Ledger
-from dpx.privacy.unit_facts import UnitFacts
-from dpx.records import to_json
-from dpx.run_folder import RunFolder
+from dpx.statement import seals
+from dpx.statement.statement_records import RunStatement
 from tests.composed import composed
 from tests.planned import plan
 from tests.privacy.test_unit_facts import MANIFEST
@@ -70,7 +71,7 @@ def test_with_everything_below_the_noise_frozen_the_text_is_protected(tmp_path):
     facts = document["mechanism"]
     assert facts["micro_batches"] == MICRO and facts["noise_batch_ratio"] is None and facts["noise_multiplier"] == sigma
     (listed,) = document["ledger"]["events"]
-    assert listed["count"] == STEPS * MICRO and event_json.restore(listed["event"]).noise_multiplier == sigma
+    assert listed["count"] == STEPS * MICRO and events.restore(listed["event"]).noise_multiplier == sigma
 
 
 @pytest.mark.parametrize("train", [("train=all",), ("train=bias", "train.head=true"), ("train=top", "train.layers=1")])
@@ -125,7 +126,7 @@ def folder_of(place, *given):
     calibrated = calibrate(experiment, SIZE)
     assert calibrated.noise_multiplier is not None
     entered = Ledger(place / "private" / "ledger")
-    entered.note_units(UnitFacts.from_data(experiment.data, experiment.privacy, MANIFEST))
+    entered.note_units(unit_facts(experiment.data, experiment.privacy, MANIFEST))
     for step in range(STEPS):
         entered.append(step, entry(experiment, SIZE, calibrated.noise_multiplier, 40))
     document = statement.build(experiment, None, calibrated, entered)

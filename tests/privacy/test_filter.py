@@ -8,7 +8,7 @@ from dp_accounting import dp_event, rdp
 
 from dpx.declaration import ConfigError
 from dpx.privacy.events import Release
-from dpx.privacy.filter import Filter, renyi, renyi_limit, zcdp, zcdp_limit
+from dpx.privacy.search_accounting import Filter, renyi, renyi_limit, zcdp, zcdp_limit
 
 RELATION = dp_accounting.NeighboringRelation.REPLACE_SPECIAL
 STEP = Release(noise_multiplier=1.1, sampling_probability=0.01)

@@ -13,7 +13,7 @@ from dp_accounting.pld.privacy_loss_mechanism import AdjacencyType, GaussianPriv
 from dpx.claim.calibration import calibrate
 from dpx.declaration import ConfigError
 from dpx.privacy import accounting, cache, gaussian_losses, loss_grid, solve
-from dpx.privacy.declarations import Deterministic, GdpClt, Pld, Rdp
+from dpx.privacy.declared_privacy import Deterministic, GdpClt, Pld, Rdp
 from dpx.privacy.events import Release
 from tests.composed import composed
 

@@ -9,12 +9,12 @@ from dp_accounting import pld
 from dpx.claim import calibration, statement
 from dpx.claim.calibration import calibrate
 from dpx.declaration import ConfigError
-from dpx.mechanism.declarations import AdaptiveClip, TargetEpsilon
+from dpx.files.records import to_json
+from dpx.mechanism.declared_mechanism import AdaptiveClip, TargetEpsilon
 from dpx.privacy import accounting, closed_form, ledger
 from dpx.privacy.closed_form import joint, remaining
 from dpx.privacy.events import Release
 from dpx.privacy.ledger import Ledger
-from dpx.records import to_json
 from dpx.sampler import Shuffled
 
 N = 10_000

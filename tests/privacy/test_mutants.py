@@ -12,11 +12,11 @@ from dpx import sampler
 from dpx.claim import calibration, statement
 from dpx.claim.calibration import calibrate
 from dpx.declaration import ConfigError
+from dpx.files.records import to_json
 from dpx.privacy import accounting, closed_form, events, ledger
 from dpx.privacy.events import Release
 from dpx.privacy.ledger import Ledger
 from dpx.randomness import RootSecret
-from dpx.records import to_json
 from dpx.sampler import Poisson, Shuffled, poisson
 
 N = 10_000
@@ -157,7 +157,7 @@ def test_counted_size_used_under_add_remove(small, monkeypatch):
 
 
 def test_an_approximation_under_epsilon(small, tmp_path):
-    from dpx.privacy.declarations import GdpClt
+    from dpx.privacy.declared_privacy import GdpClt
 
     experiment = small(accountant=GdpClt())
     document = to_json(

@@ -4,13 +4,13 @@ import dataclasses
 
 import pytest
 
+from dpx.data.protected_units import unit_facts, unit_mismatch
 from dpx.declaration import ConfigError
+from dpx.files.records import to_json
 from dpx.privacy import ledger as ledgers
 from dpx.privacy import origins
 from dpx.privacy.ledger import Ledger
 from dpx.privacy.origins import Origin, ParentClaim, ReleasedRun, merged, of_released
-from dpx.privacy.unit_facts import UnitFacts
-from dpx.records import to_json
 from tests.sealed import refuting
 
 from .test_ledger import entry, fill
@@ -115,8 +115,8 @@ def test_rows_are_the_same_units_only_where_they_are_cut_alike(small):
     declared = small()
 
     def mismatch(data=declared.data, privacy=declared.privacy, of=declared.data, is_same=False, **changes):
-        claim = ParentClaim(units=UnitFacts.from_data(of, declared.privacy))
-        return origins.unit_mismatch(origin("one", claim=claim, **changes), data, privacy, is_same)
+        claim = ParentClaim(units=unit_facts(of, declared.privacy))
+        return unit_mismatch(origin("one", claim=claim, **changes), data, privacy, is_same)
 
     assert mismatch() is None
     shorter = dataclasses.replace(declared.data, sequence_length=16)
@@ -124,4 +124,4 @@ def test_rows_are_the_same_units_only_where_they_are_cut_alike(small):
     assert "privacy.unit (row and document)" in (mismatch(privacy=dataclasses.replace(declared.privacy, unit="document")) or "")
     crossed = dataclasses.replace(declared.data, pairs="cross_document")
     assert "paired documents differently" in (mismatch(crossed, of=crossed) or "") and mismatch(crossed, of=crossed, is_same=True) is None
-    assert "is not recorded" in (origins.unit_mismatch(origin("one"), declared.data, declared.privacy, True) or "")
+    assert "is not recorded" in (unit_mismatch(origin("one"), declared.data, declared.privacy, True) or "")

@@ -9,10 +9,10 @@ from scipy.optimize import brentq
 from scipy.stats import binom
 
 from dpx.declaration import ConfigError
-from dpx.privacy import accounting, closed_form, event_json, events, ledger, loss_grid, relations, solve
+from dpx.files.records import to_json
+from dpx.privacy import accounting, closed_form, events, ledger, loss_grid, relations, solve
 from dpx.privacy.events import Release
 from dpx.privacy.segments import LedgerEntry, encode
-from dpx.records import to_json
 
 # Du and Mi 2021, section 4.1: D, then (sigma at the target, epsilon of what is released) for the two targets of Table 2.
 PRINTED = {
@@ -112,7 +112,7 @@ def test_the_noise_for_a_target_is_solved_by_the_bound_that_holds():
 def test_its_event_goes_through_json():
     ((release, count),) = draws(1000, 0.6)
     event = dp_accounting.SelfComposedDpEvent(events.event(release, "zero_out_text", "pld"), count)
-    assert event_json.restore(event_json.describe(event)) == event
+    assert events.restore(events.describe(event)) == event
 
 
 def entry(**changes):

@@ -9,19 +9,20 @@ import dp_accounting
 import pytest
 from dp_accounting import pld
 
-from dpx.batch_schedule import Linear
-from dpx.claim import calibration, caveats, seals, statement
+from dpx.claim import calibration, caveats, statement
 from dpx.claim.calibration import calibrate
-from dpx.claim.reasons import reasons_against
-from dpx.data.declarations import Vocabulary
+from dpx.claim.caveats import reasons_against
+from dpx.data.declared_data import Vocabulary
 from dpx.durable import write_durably
-from dpx.mechanism.declarations import REACH, DiscreteGaussian, DpSgd, NoPrivacy, TargetEpsilon
+from dpx.files.records import to_json
+from dpx.files.run_folder import RunFolder
+from dpx.mechanism.declared_mechanism import REACH, DiscreteGaussian, DpSgd, NoPrivacy, TargetEpsilon
 from dpx.privacy import accounting, closed_form, ledger
-from dpx.privacy.declarations import Deterministic, GdpClt, Pld, Rdp
+from dpx.privacy.declared_privacy import Deterministic, GdpClt, Pld, Rdp
 from dpx.privacy.ledger import Ledger
-from dpx.records import to_json
-from dpx.run_folder import RunFolder
 from dpx.sampler import FixedSize, Poisson, Shuffled, TruncatedPoisson
+from dpx.sampler.batch_schedule import Linear
+from dpx.statement import seals
 from tests.made_statement import made_statement
 
 N = 10_000

@@ -8,10 +8,11 @@ import pytest
 
 from dpx import config
 from dpx.config import recipes
+from dpx.config.experiment import Experiment
+from dpx.data.protected_units import unit_facts
 from dpx.declaration import ConfigError
-from dpx.experiment import Experiment
+from dpx.files.records import from_json, to_json
 from dpx.privacy.unit_facts import UnitFacts
-from dpx.records import from_json, to_json
 
 MANIFEST = types.SimpleNamespace(vocabulary_source="public_split", vocabulary_checksum="a" * 64)
 DOCUMENTS = ("data=text", "data.source.paths=text.jsonl", "data.source.unit_field=author", "data.declared_size=1000")
@@ -23,7 +24,7 @@ def built(*overrides: str) -> Experiment:
 
 def facts_of(*overrides: str, manifest: Any = MANIFEST) -> UnitFacts:
     experiment = built(*overrides)
-    return UnitFacts.from_data(experiment.data, experiment.privacy, manifest)
+    return unit_facts(experiment.data, experiment.privacy, manifest)
 
 
 def changed(facts: UnitFacts):

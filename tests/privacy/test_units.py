@@ -8,11 +8,11 @@ import pytest
 from dpx.claim import statement
 from dpx.claim.calibration import calibrate, entry
 from dpx.declaration import ConfigError
+from dpx.files.records import to_json
 from dpx.job.explain import explain
 from dpx.privacy import ledger
-from dpx.privacy.declarations import Adjacency, Privacy, Rdp
+from dpx.privacy.declared_privacy import Adjacency, Privacy, Rdp
 from dpx.privacy.ledger import Ledger
-from dpx.records import to_json
 from dpx.sampler import Deterministic, FixedSize
 
 N = 1_000

@@ -12,13 +12,13 @@ from typing import Any
 
 from omegaconf import OmegaConf
 
-from dpx.claim import seals
-from dpx.claim.document import AnyRun
+from dpx.files.results import Results, write_results
+from dpx.files.run_folder import RunFolder
+from dpx.pages.analysis_tables import Table
 from dpx.pages.run_rows import Run
 from dpx.privacy.ledger import Ledger, NoiseEpoch
-from dpx.results import Results, write_results
-from dpx.run_folder import RunFolder
-from dpx.table import Table
+from dpx.statement import seals
+from dpx.statement.statement_records import AnyRun
 from dpx_papers.report import page, paper, rows
 from dpx_papers.report.evidence import Evidence
 from dpx_papers.report.shape import Verdict

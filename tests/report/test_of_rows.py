@@ -9,7 +9,7 @@ import pytest
 
 from dpx.declaration import ConfigError
 from dpx.job.report import Report
-from dpx.pages.document import html, markdown
+from dpx.pages.page_document import html, markdown
 from dpx_papers.report import of_rows, page, paper, rows
 from dpx_papers.supplied import report_of_papers
 from tests.outside.made_up import on_path, record

@@ -11,8 +11,8 @@ import pytest
 
 from dpx.declaration import ConfigError
 from dpx.pages import run_page
-from dpx.pages.document import Document, Figure, Panels, Section, html
-from dpx.table import Table
+from dpx.pages.analysis_tables import Table
+from dpx.pages.page_document import Document, Figure, Panels, Section, html
 from dpx_papers.report import overview, page, rows
 from tests.report import made
 

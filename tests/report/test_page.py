@@ -10,10 +10,10 @@ import pytest
 from dpx import config
 from dpx.config import recipes
 from dpx.declaration import ConfigError
+from dpx.files.run_folder import RunFolder
 from dpx.job.report import Report
-from dpx.pages.document import Document, Folded, Section, grid, html, items
+from dpx.pages.page_document import Document, Folded, Section, grid, html, items
 from dpx.pages.run_rows import Run
-from dpx.run_folder import RunFolder
 from dpx_papers.report import page, rows
 from dpx_papers.report.evidence import Evidence
 from tests.report import made

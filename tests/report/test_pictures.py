@@ -12,8 +12,7 @@ from dpx import config
 from dpx.config import recipes
 from dpx.job.analyse import Analyse
 from dpx.pages import pictures
-from dpx.picture import Arrows, Cells, Lines, Picture
-from dpx.table import Table
+from dpx.pages.analysis_tables import Arrows, Cells, Lines, Picture, Table
 
 EVIDENCE = Path(__file__).resolve().parents[2] / "experiments"
 COMMITTED = sorted({path.parent for path in EVIDENCE.glob("*/accounting/*/*.svg")})

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
+from dpx.cost import fine_tuning
+from dpx.cost.fine_tuning import Asked, Measured, choose, expected
 from dpx.declaration import ConfigError
-from dpx.scaling import fine_tuning
-from dpx.scaling.fine_tuning import Asked, Measured, choose, expected
 
 JUDGE = Path(__file__).parents[2] / "experiments" / "fine_tuning" / "judge.py"
 ONE = Measured("a", "c", "last_layer", 100, 1000, 8.0, 1e-5, 125, 40, 0.05, 3, 1.0, 0.5, 0.8, 500, 0.5)

@@ -3,11 +3,11 @@
 import numpy as np
 import pytest
 
+from dpx.cost import designs, smoothing
+from dpx.cost.design_noise import Calibration
+from dpx.cost.query import candidates, ends_flat, knee, saturating_compute
+from dpx.cost.surface import Surface, surface_of
 from dpx.declaration import ConfigError
-from dpx.scaling import design, smoothing
-from dpx.scaling.noise import Calibration
-from dpx.scaling.query import candidates, ends_flat, knee, saturating_compute
-from dpx.scaling.surface import Surface, surface_of
 
 from .synthetic import BATCH, RATIOS, TOKENS, fewer_examples, form_l1, form_l2, measured, saturating, simple_ratio
 
@@ -106,6 +106,6 @@ def test_a_curve_over_less_than_a_doubling_does_not_end_flat():
 def test_without_noise_a_design_keeps_the_measured_batch():
     """A loss at a batch of 1 as at the measured one would make the smallest batch the best of all."""
     found = surface(ratios=np.concatenate([[2.0**-40], RATIOS]))
-    budget = design.Budget(COMPUTE / 10, int(SIZE), float("inf"), 1e-6)
-    asked = design.search(found, Calibration(float("inf"), 1e-6), budget)
+    budget = designs.Budget(COMPUTE / 10, int(SIZE), float("inf"), 1e-6)
+    asked = designs.search(found, Calibration(float("inf"), 1e-6), budget)
     assert set(asked.batch_size.tolist()) == {BATCH}

@@ -8,9 +8,9 @@ import pytest
 from omegaconf import OmegaConf
 
 from dpx.config import recipes, resolved
+from dpx.cost import measured_runs
+from dpx.cost.measurements import NUMBERS, TEXT, Measurements
 from dpx.declaration import ConfigError
-from dpx.scaling import runs
-from dpx.scaling.measurements import NUMBERS, TEXT, Measurements
 
 
 @functools.cache
@@ -30,13 +30,13 @@ def folder(path, losses, *overrides):
 
 
 def test_records_are_means_of_whole_windows():
-    steps, means = runs.record_means(np.arange(250.0), np.ones(250, bool))
+    steps, means = measured_runs.record_means(np.arange(250.0), np.ones(250, bool))
     assert steps.tolist() == [100, 200] and means.tolist() == [49.5, 149.5]
 
 
 def test_steps_without_examples_do_not_count():
     losses = np.array([1.0, 0.0, 3.0, 9.0, 0.0, 0.0, 5.0, np.inf])
-    steps, means = runs.record_means(losses, losses > 0, every=2)
+    steps, means = measured_runs.record_means(losses, losses > 0, every=2)
     assert steps.tolist() == [2, 4, 8] and means.tolist() == [1.0, 6.0, np.inf]
 
 
@@ -55,7 +55,7 @@ def test_runs_become_rows_and_what_is_no_run_is_named(tmp_path):
     ):
         folder(tmp_path / f"laptop_mckenna_grid-{name}", np.linspace(7, 6, 200))
         (tmp_path / f"laptop_mckenna_grid-{name}" / file).write_text(text)
-    found, left_out = runs.measured(tmp_path, "laptop_mckenna_grid-")
+    found, left_out = measured_runs.measured(tmp_path, "laptop_mckenna_grid-")
     assert found.step.tolist() == [100, 200, 100] and found.model.tolist() == ["width_16", "width_16", "width_32"]
     assert found.noise_batch_ratio.tolist() == [2**-15, 2**-15, 2**-10] and found.replicate.tolist() == [0, 0, 1]
     # Tables of 1,024 + 32 + 2 rows, two layers of 12 H^2 + 13 H, and the head.
@@ -67,14 +67,14 @@ def test_runs_become_rows_and_what_is_no_run_is_named(tmp_path):
 def test_of_two_runs_with_the_same_settings_the_longer_counts(tmp_path):
     for name, steps in (("a", 200), ("b", 300), ("c", 300)):
         folder(tmp_path / name, np.full(steps, float(ord(name))))
-    found, left_out = runs.measured(tmp_path)
+    found, left_out = measured_runs.measured(tmp_path)
     assert found.loss.tolist() == [ord("b")] * 3
     assert [line.split("; ")[0] for line in left_out] == ["a: the settings of b", "c: the settings of b"]
 
 
 def test_a_folder_without_runs_is_refused(tmp_path):
     with pytest.raises(ConfigError, match="no run"):
-        runs.measured(tmp_path)
+        measured_runs.measured(tmp_path)
 
 
 @pytest.mark.parametrize("row", ["width_16,24848", "width_16,24848,0,1,0,128,32,100,much", "width_16,24848,0,1,0,128,32,100,nan"])
@@ -112,4 +112,4 @@ def test_a_mark_of_byte_order_is_no_part_of_a_name(tmp_path):
 def test_what_folders_begin_with_is_no_pattern(match, tmp_path):
     folder(tmp_path / "a", np.full(200, 7.0))
     with pytest.raises(ConfigError, match="no run in this folder has a record"):
-        runs.measured(tmp_path, match)
+        measured_runs.measured(tmp_path, match)

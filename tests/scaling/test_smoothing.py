@@ -6,9 +6,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
+from dpx.cost import smoothing
+from dpx.cost.measurements import Measurements
 from dpx.declaration import ConfigError
-from dpx.scaling import smoothing
-from dpx.scaling.measurements import Measurements
 
 from .synthetic import RATIOS, form_l2, measured, rows_of
 

@@ -3,11 +3,11 @@
 import numpy as np
 import pytest
 
+from dpx.cost import smoothing
+from dpx.cost.measurements import Measurements
+from dpx.cost.smoothing import extend, fit_power_law
+from dpx.cost.surface import surface_of
 from dpx.declaration import ConfigError
-from dpx.scaling import smoothing
-from dpx.scaling.extrapolation import extend, fit_power_law
-from dpx.scaling.measurements import Measurements
-from dpx.scaling.surface import surface_of
 
 from .synthetic import BATCH, PARAMETERS, RATIOS, STEPS, TOKENS, form_l2, measured, rows_of
 

@@ -12,12 +12,12 @@ from omegaconf import OmegaConf
 
 from dpx.config import recipes
 from dpx.declaration import ConfigError
+from dpx.files.run_folder import RunFolder
 from dpx.job.train import Train
 from dpx.launch import launcher
-from dpx.mesh import Mesh
 from dpx.processes import Team
+from dpx.processes.mesh import Mesh
 from dpx.processes.place import ALONE, Place, place, require_processes
-from dpx.run_folder import RunFolder
 from dpx.training import opening
 from dpx.training.opening import open_run
 from dpx.training.step import make_step

@@ -9,12 +9,13 @@ import pytest
 from dpx.audit.canaries import COINS
 from dpx.claim.calibration import Calibrated
 from dpx.declaration import ConfigError
-from dpx.init import weights
+from dpx.files import weights
+from dpx.files.orbax_checkpoints import export
+from dpx.files.run_folder import RunFolder
+from dpx.files.weights import FROZEN
 from dpx.processes import Team
 from dpx.processes.place import Place
-from dpx.run_folder import RunFolder
-from dpx.training import frozen, microbatch, opening, same_run
-from dpx.training.checkpoint import export
+from dpx.training import microbatch, opening, together
 
 from ..training.conftest import declare
 from ..training.test_adaptive import synthetic
@@ -26,7 +27,7 @@ STRATEGY = np.asarray([0.8, 0.4], np.float32)
 
 def opened(claim="claim", data="data", **changes):
     given = {"mesh": mesh_of(), "calibrated": CALIBRATED, "microbatch": 8, "strategy": STRATEGY}
-    return same_run.opened(claim, same_run.facts_of_run(**(given | changes)), data)
+    return together.opened(claim, together.facts_of_run(**(given | changes)), data)
 
 
 OTHER_RUNS = {
@@ -51,13 +52,13 @@ def test_nor_does_a_run_of_another_version_or_code_have_the_same(monkeypatch):
     with monkeypatch.context() as patch:
         patch.setattr("dpx.__version__", "0.0.1")
         assert opened() != own
-    monkeypatch.setattr("dpx.training.code_checksum.code_checksum", lambda _: "another")
+    monkeypatch.setattr("dpx.training.fingerprint.code_checksum", lambda _: "another")
     assert opened() != own
 
 
 def keep_frozen(private, value):
     params = {"layers": {"up": {"kernel": jnp.full((2, 3), value)}}}
-    export(private / frozen.FOLDER, params, weights.facts(params, ()))
+    export(private / FROZEN, params, weights.facts(params, ()))
 
 
 STARTED = {"opened": "run", "first_step": 5, "noise_epoch": 1, "tag": "ab"}
@@ -66,7 +67,7 @@ OTHER_STARTS = {"opened": "another", "first_step": 6, "noise_epoch": 2, "tag": "
 
 @pytest.mark.parametrize("name", OTHER_STARTS)
 def test_another_start_has_another_checksum(tmp_path, name):
-    own, again, other = (same_run.started(**(STARTED | more), private=tmp_path) for more in ({}, {}, {name: OTHER_STARTS[name]}))
+    own, again, other = (together.started(**(STARTED | more), private=tmp_path) for more in ({}, {}, {name: OTHER_STARTS[name]}))
     assert own == again != other
 
 
@@ -74,11 +75,11 @@ def test_so_do_other_frozen_parameters_and_other_canaries(tmp_path):
     found = []
     for number, value in enumerate((1.0, 1.0, 1.0 + 2**-23)):
         keep_frozen(tmp_path / str(number), value)
-        found.append(same_run.started(**STARTED, private=tmp_path / str(number)))
+        found.append(together.started(**STARTED, private=tmp_path / str(number)))
     assert found[0] == found[1] != found[2]
     for number in (0, 1):
         (tmp_path / str(number) / COINS).write_text(f'{{"coins": [{number}]}}')
-        found.append(same_run.started(**STARTED, private=tmp_path / str(number)))
+        found.append(together.started(**STARTED, private=tmp_path / str(number)))
     assert len(set(found)) == 4
 
 
@@ -102,11 +103,11 @@ class Opened(Exception):
     pass
 
 
-@pytest.mark.parametrize(("otherwise", "fix"), [same_run.OPENED, same_run.STARTED])
+@pytest.mark.parametrize(("otherwise", "fix"), [together.OPENED, together.STARTED])
 def test_a_process_with_another_checksum_is_refused_in_one_line(otherwise, fix):
-    same_run.require(Heard("a"), "a", (otherwise, fix))
+    together.require_agreement(Heard("a"), "a", (otherwise, fix))
     with pytest.raises(ConfigError) as caught:
-        same_run.require(Heard("b"), "a", (otherwise, fix))
+        together.require_agreement(Heard("b"), "a", (otherwise, fix))
     assert str(caught.value).startswith(f"process 1: {otherwise}. {fix}") and "\n" not in str(caught.value)
 
 
@@ -119,4 +120,4 @@ def test_process_zero_measures_the_microbatch_and_tells_it_under_the_checksum(tm
         opening._get_ready(declare(data=synthetic(str(tmp_path / "data")), microbatch="auto"), RunFolder(tmp_path / "run"))
     told = both.told["open"]
     assert told["microbatch"] == 4
-    assert same_run.opened("claim", told, "data") != same_run.opened("claim", told | {"microbatch": 8}, "data")
+    assert together.opened("claim", told, "data") != together.opened("claim", told | {"microbatch": 8}, "data")

@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from dpx.privacy.chain import Chain
+from dpx.privacy.hash_chain import Chain
 
 from .test_two_processes import FSDP, TWO, children, ended, one_sum_a_key, outcome, several, worker_of
 

@@ -8,13 +8,12 @@ from concurrent.futures import Future, ThreadPoolExecutor
 
 import pytest
 
-from dpx import interruption
 from dpx.declaration import ConfigError
-from dpx.processes import supervisor
+from dpx.files import orbax_checkpoints
+from dpx.processes import interruption, supervisor
 from dpx.processes.place import Place
 from dpx.processes.signing import SHORTEST, Signer
 from dpx.processes.team import LOST, PeerLost, Team, as_lost, is_not_of_a_loss, tells_of_a_loss
-from dpx.training import checkpoint
 
 KEY = b"k" * SHORTEST
 # The signal that the process played by this thread received.
@@ -130,12 +129,12 @@ def test_a_lost_process_is_one_wherever_it_is_noticed(teams, error):
 
 def test_a_failed_save_is_told_to_the_others_unless_one_of_them_is_lost(teams, monkeypatch, tmp_path):
     noted = []
-    monkeypatch.setattr(checkpoint, "team", lambda: teams[1])
+    monkeypatch.setattr(orbax_checkpoints, "team", lambda: teams[1])
     monkeypatch.setattr(teams[1], "note_storage_fault", noted.append)
     for error in (*LOSSES, OSError(28, "No space left on device")):
         ended = Future()
         ended.set_exception(error)
-        checkpoint.Checkpoints(tmp_path, 1)._note_fault(ended)
+        orbax_checkpoints.Checkpoints(tmp_path, 1)._note_fault(ended)
     assert len(noted) == 1 and "No space left on device" in noted[0]
 
 

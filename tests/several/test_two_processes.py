@@ -16,11 +16,11 @@ import yaml
 
 from dpx.audit.canaries import COINS
 from dpx.audit.in_run import VERDICT
-from dpx.init import weights
-from dpx.privacy.chain import Chain
+from dpx.files import weights
+from dpx.files.orbax_checkpoints import on_host, released
+from dpx.files.results import read_results
+from dpx.privacy.hash_chain import Chain
 from dpx.privacy.ledger import Ledger
-from dpx.results import read_results
-from dpx.training.checkpoint import on_host, released
 from tests.chain.conftest import node
 from tests.processes import environment, micro_run
 

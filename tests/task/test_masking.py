@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from dpx.models.dropout import record_keys
-from dpx.task.declarations import MaskedLanguageModel
-from dpx.task.masking import mask, ordinary_id, special_ids
+from dpx.task.declared_task import MaskedLanguageModel
+from dpx.task.mlm import mask, ordinary_id, special_ids
 from tests.clipping.batches import SPECIAL, objective
 
 V, T = 60, 128

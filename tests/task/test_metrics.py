@@ -7,8 +7,7 @@ import jax
 import numpy as np
 import pytest
 
-from dpx.task.losses import confusion
-from dpx.task.metrics import of_confusion
+from dpx.task.losses import confusion, of_confusion
 
 CASES = json.loads(Path(__file__).with_name("metrics.json").read_text())
 

@@ -10,9 +10,9 @@ import pytest
 
 from dpx.clipping.clipped_sum import clipped_sum
 from dpx.declaration import ConfigError
-from dpx.models.protocol import ExampleModel
+from dpx.models.model_protocol import ExampleModel
 from dpx.models.trainable import split, top
-from dpx.task.declarations import CausalLanguageModel, Classification, MaskedLanguageModel, MultipleChoice
+from dpx.task.declared_task import CausalLanguageModel, Classification, MaskedLanguageModel, MultipleChoice
 from dpx.task.mlm import Special
 from dpx.task.objective import objective
 from dpx.training.microbatch import synthetic_rows

@@ -8,19 +8,19 @@ import numpy as np
 import pytest
 from omegaconf import OmegaConf
 
-from dpx.batch_schedule import Constant
-from dpx.clipping.declarations import ClippingMethod
-from dpx.data.declarations import Data, Synthetic, Vocabulary
-from dpx.experiment import Experiment, Schedule
-from dpx.lr_schedule import WarmUpThen
-from dpx.mechanism.declarations import DpSgd, Flat, Multiplier
-from dpx.mesh import Mesh
+from dpx.clipping.method_names import ClippingMethod
+from dpx.config.experiment import Experiment, Schedule
+from dpx.data.declared_data import Data, Synthetic, Vocabulary
+from dpx.files.run_folder import RunFolder
+from dpx.mechanism.declared_mechanism import DpSgd, Flat, Multiplier
 from dpx.models.shape import Bert
 from dpx.optimizer import Adam
-from dpx.privacy.declarations import Privacy, Rdp
-from dpx.run_folder import RunFolder
+from dpx.optimizer.lr_schedule import WarmUpThen
+from dpx.privacy.declared_privacy import Privacy, Rdp
+from dpx.processes.mesh import Mesh
 from dpx.sampler import Poisson
-from dpx.task.declarations import MaskedLanguageModel
+from dpx.sampler.batch_schedule import Constant
+from dpx.task.declared_task import MaskedLanguageModel
 from dpx.task.mlm import Special
 from dpx.task.objective import objective
 from dpx.training.opening import open_run

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
+from dpx.files.run_folder import RunFolder
 from dpx.mechanism import noise
-from dpx.run_folder import RunFolder
 from dpx.training import evaluation, loop, opening
 
 
@@ -42,7 +42,7 @@ def _step_key(experiment: Any, objective: Any, mesh: Any, microbatch: int) -> st
 
 
 def _evaluation_key(objective: Any, store: Any, *rows: Any) -> str:
-    # Rows that were not prepared (dpx.cost.measure) have no checksum.
+    # Rows that were not prepared (dpx.training.measure) have no checksum.
     return repr((objective, getattr(store.manifest, "checksum", id(store)), rows))
 
 

@@ -8,14 +8,14 @@ import numpy as np
 import pytest
 
 from dpx.clipping.clipped_sum import clipped_sum
-from dpx.data.declarations import Data, Synthetic, Vocabulary
+from dpx.config.experiment import Schedule
+from dpx.data.declared_data import Data, Synthetic, Vocabulary
 from dpx.declaration import ConfigError
-from dpx.experiment import Schedule
+from dpx.files.run_folder import RunFolder
 from dpx.mechanism.clip import flat_weights
-from dpx.mechanism.declarations import AdaptiveClip, Flat, ReleasedTelemetry, SecretTelemetry
+from dpx.mechanism.declared_mechanism import AdaptiveClip, Flat, ReleasedTelemetry, SecretTelemetry
 from dpx.mechanism.gaussian import gaussian
 from dpx.randomness import RootSecret
-from dpx.run_folder import RunFolder
 from dpx.training import loop
 
 from .conftest import declare, make_rows, opened

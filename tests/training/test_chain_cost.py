@@ -10,14 +10,15 @@ import time
 import jax
 import pytest
 
-from dpx import config, file_checksums
-from dpx.claim import agreement, outside_code, seals
+from dpx import config
 from dpx.config import recipes
 from dpx.data import store
+from dpx.files import file_checksums, orbax_checkpoints
+from dpx.files.run_folder import RunFolder
 from dpx.job.train import Train
 from dpx.privacy.ledger import Ledger
-from dpx.run_folder import RunFolder
-from dpx.training import checkpoint, loop
+from dpx.statement import agreement, outside_code, seals
+from dpx.training import loop
 from dpx.training.opening import open_run
 
 STEPS = 12
@@ -64,7 +65,7 @@ _AT_THE_START = (
     (seals, "write_config"),
 )
 _AT_A_STEP = ((outside_code, "of"), (outside_code, "imported"))
-_AT_A_SAVE = ((checkpoint, "checksums"), (file_checksums, "of_folder"), (seals, "write_statement"))
+_AT_A_SAVE = ((orbax_checkpoints, "checksums"), (file_checksums, "of_folder"), (seals, "write_statement"))
 STEPS_OF_THE_MAIN_JOB = 120
 
 

@@ -10,12 +10,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from dpx.claim import agreement
 from dpx.declaration import ConfigError
-from dpx.init.weights import facts
-from dpx.training import checkpoint
-from dpx.training.checkpoint import Checkpoints, Damaged, export, on_host, released
-from dpx.training.state import State
+from dpx.files import orbax_checkpoints
+from dpx.files.orbax_checkpoints import Checkpoints, Damaged, State, export, on_host, released
+from dpx.files.weights import METADATA, facts
 
 FACTS = {"ledger": {"chain": "a", "position": 3, "digest": "00"}, "epoch": "b"}
 DEVICE = jax.sharding.SingleDeviceSharding(jax.devices()[0])
@@ -77,17 +75,17 @@ def test_a_flipped_bit_in_any_file_is_found_before_the_file_is_read_as_anything(
 def test_values_are_held_against_their_own_checksum(copied, monkeypatch, has_checksums_of_files):
     """Also after a kill between the commit and the checksums of files; an example of bits that a file format does not check."""
     if not has_checksums_of_files:
-        (copied / "4" / checkpoint.FILES).unlink()
+        (copied / "4" / orbax_checkpoints.FILES).unlink()
         found, damaged = Checkpoints(copied, 3).newest_whole(state_of(0))
         assert found is not None and (found.steps_done, damaged) == (4, []) and are_equal(found.state, state_of(4))
-    whole = checkpoint.ocp.load
+    whole = orbax_checkpoints.ocp.load
 
     def other(place, abstract):
         found = whole(place, abstract)
         found["params"]["half"] = found["params"]["half"].at[3].multiply(-1) if place.endswith("4") else found["params"]["half"]
         return found
 
-    monkeypatch.setattr(checkpoint.ocp, "load", other)
+    monkeypatch.setattr(orbax_checkpoints.ocp, "load", other)
     found, damaged = Checkpoints(copied, 3).newest_whole(state_of(0))
     assert found is not None and (found.steps_done, damaged) == (2, [4])
 
@@ -96,7 +94,7 @@ def test_values_are_held_against_their_own_checksum(copied, monkeypatch, has_che
     "harm", ["metadata lost", "metadata cut", "facts edited", "facts removed", "file lost", "file cut", "emptied", "of another step"]
 )
 def test_a_damaged_checkpoint_is_passed_over_moved_aside_and_saved_again(copied, harm):
-    metadata, largest = copied / "4" / agreement.METADATA, max(files_of(copied / "4" / "state"), key=lambda path: path.stat().st_size)
+    metadata, largest = copied / "4" / METADATA, max(files_of(copied / "4" / "state"), key=lambda path: path.stat().st_size)
     if harm == "metadata lost":
         metadata.unlink()
     elif harm == "metadata cut":
@@ -113,7 +111,7 @@ def test_a_damaged_checkpoint_is_passed_over_moved_aside_and_saved_again(copied,
         shutil.rmtree(copied / "4")
         (copied / "4").mkdir()
     else:
-        for name in ("state", checkpoint.FILES):
+        for name in ("state", orbax_checkpoints.FILES):
             source, target = copied / "2" / name, copied / "4" / name
             shutil.rmtree(target) if target.is_dir() else target.unlink()
             shutil.copytree(source, target) if source.is_dir() else None
@@ -137,7 +135,7 @@ def test_where_the_machine_is_the_cause_no_checkpoint_is_called_damaged(copied, 
     def refused(*_):
         raise ValueError("RESOURCE_EXHAUSTED: Out of memory while trying to allocate")
 
-    monkeypatch.setattr(checkpoint.ocp, "load", refused)
+    monkeypatch.setattr(orbax_checkpoints.ocp, "load", refused)
     with pytest.raises(ConfigError, match="checkpoints/4: could not be read") as caught:
         Checkpoints(copied, 3).newest_whole(state_of(0))
     assert not isinstance(caught.value, Damaged)
@@ -162,7 +160,7 @@ def test_a_device_without_memory_is_not_called_a_full_disk(tmp_path, monkeypatch
     def refused(*_, **__):
         raise jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: Out of memory while trying to allocate 17179869184 bytes.")
 
-    monkeypatch.setattr(checkpoint.ocp, "save", refused)
+    monkeypatch.setattr(orbax_checkpoints.ocp, "save", refused)
     with pytest.raises(jax.errors.JaxRuntimeError, match="Out of memory"):
         export(tmp_path / "params", {}, {})
 

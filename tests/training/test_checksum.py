@@ -7,7 +7,7 @@ import pytest
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from dpx.training.checksum import as_text, checksum, checksums
+from dpx.files.array_checksums import as_text, checksum, checksums
 
 
 def _tree():

@@ -7,13 +7,12 @@ import numpy as np
 import pytest
 from jax.sharding import PartitionSpec as P
 
-from dpx.clipping.declarations import ClippingMethod
-from dpx.cost.collectives import collectives
+from dpx.clipping.method_names import ClippingMethod
+from dpx.cost.compiled import collectives
 from dpx.mechanism import noise
 from dpx.mechanism.noise import slice_keys
-from dpx.mesh import Mesh
-from dpx.parameter_path import path_name
-from dpx.randomness import RootSecret
+from dpx.processes.mesh import Mesh
+from dpx.randomness import RootSecret, path_name
 from dpx.training import sharding
 from dpx.training.step import StepInputs, UpdateInputs, as_chunk, make_step
 

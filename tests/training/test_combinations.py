@@ -15,14 +15,14 @@ from dp_accounting import pld
 
 from dpx.claim import calibration, statement
 from dpx.claim.calibration import calibrate
-from dpx.claim.sources import read
-from dpx.data.declarations import Data, Synthetic, Vocabulary
+from dpx.claim.combined_ledgers import read
+from dpx.config.experiment import Schedule
+from dpx.data.declared_data import Data, Synthetic, Vocabulary
 from dpx.data.prepare import prepare
 from dpx.declaration import ConfigError
-from dpx.experiment import Schedule
-from dpx.mechanism.declarations import Banded, TargetEpsilon
+from dpx.files.run_folder import RunFolder
+from dpx.mechanism.declared_mechanism import Banded, TargetEpsilon
 from dpx.privacy import accounting, ledger, loss_grid
-from dpx.run_folder import RunFolder
 from dpx.training import opening
 
 from ..privacy.combinations import COARSE, check, drawn

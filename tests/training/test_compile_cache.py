@@ -9,7 +9,7 @@ from typing import Any
 import jax
 import pytest
 
-from dpx.training.compile_cache import keep_compiled_programs
+from dpx.training.opening import keep_compiled_programs
 from tests.processes import environment, micro_run
 
 # Its attributes are made when jax is imported.

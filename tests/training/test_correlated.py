@@ -6,10 +6,10 @@ import jax
 import numpy as np
 import pytest
 
-from dpx.experiment import Schedule
-from dpx.mechanism.declarations import Banded
+from dpx.config.experiment import Schedule
+from dpx.files.run_folder import RunFolder
+from dpx.mechanism.declared_mechanism import Banded
 from dpx.privacy.ledger import Ledger
-from dpx.run_folder import RunFolder
 from dpx.sampler import CyclicPoisson
 from dpx.training import loop
 

@@ -5,15 +5,15 @@ import itertools
 import numpy as np
 import pytest
 
-from dpx.batch_schedule import Staged
-from dpx.data.declarations import Data, Synthetic, Vocabulary
+from dpx.config.experiment import Schedule
+from dpx.data.declared_data import Data, Synthetic, Vocabulary
 from dpx.data.store import Store
-from dpx.experiment import Schedule
+from dpx.files.run_folder import RunFolder
 from dpx.mechanism import noise
 from dpx.privacy.ledger import Ledger
 from dpx.randomness import RootSecret
-from dpx.run_folder import RunFolder
 from dpx.sampler import draw
+from dpx.sampler.batch_schedule import Staged
 from dpx.training.opening import open_run
 
 from .conftest import declare

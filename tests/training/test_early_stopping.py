@@ -7,22 +7,21 @@ import numpy as np
 import pytest
 
 from dpx import config
-from dpx.batch_schedule import Constant
 from dpx.config import recipes
-from dpx.data.declarations import Data, Vocabulary
+from dpx.config.experiment import Schedule
+from dpx.data.declared_data import Data, Vocabulary
 from dpx.data.labelled import Table
 from dpx.declaration import ConfigError
-from dpx.experiment import Schedule
-from dpx.mechanism.declarations import DpSgd, NoPrivacy
-from dpx.results import read_results
-from dpx.run_folder import RunFolder
+from dpx.files.orbax_checkpoints import Checkpoints, State
+from dpx.files.results import read_results
+from dpx.files.run_folder import RunFolder
+from dpx.mechanism.declared_mechanism import DpSgd, NoPrivacy
 from dpx.sampler import Shuffled
-from dpx.task.declarations import Classification
+from dpx.sampler.batch_schedule import Constant
+from dpx.task.declared_task import Classification
 from dpx.training import loop
-from dpx.training.checkpoint import Checkpoints
 from dpx.training.early_stopping import EarlyStopping
 from dpx.training.evaluation import HeldOut
-from dpx.training.state import State
 
 from .conftest import declare, opened
 

@@ -7,17 +7,16 @@ import jax
 import numpy as np
 import pytest
 
-from dpx.batch_schedule import Staged
-from dpx.data.declarations import Data, Synthetic, Vocabulary
-from dpx.experiment import Schedule
+from dpx.config.experiment import Schedule
+from dpx.data.declared_data import Data, Synthetic, Vocabulary
+from dpx.files.run_folder import RunFolder
 from dpx.mechanism import noise
 from dpx.mechanism.noise import row_blocks
-from dpx.parameter_path import path_name
 from dpx.privacy import ledger as ledgers
 from dpx.privacy.ledger import Ledger
-from dpx.randomness import RootSecret
-from dpx.run_folder import RunFolder
+from dpx.randomness import RootSecret, path_name
 from dpx.sampler import Poisson, draw
+from dpx.sampler.batch_schedule import Staged
 from dpx.training import loop
 from dpx.training.opening import open_run
 

@@ -11,9 +11,9 @@ import pytest
 import dpx
 from dpx.data.prepare import prepare
 from dpx.data.vocabulary import SpecialIds
+from dpx.files.results import read_results
 from dpx.models.shape import Bert, Decoder
-from dpx.results import read_results
-from dpx.task.declarations import MultipleChoice
+from dpx.task.declared_task import MultipleChoice
 from dpx.task.objective import objective as make_objective
 from dpx.training import features
 from dpx.training.frozen import draw

@@ -11,15 +11,15 @@ import pytest
 
 import dpx
 from dpx.claim.calibration import differing
+from dpx.claim.claim_checksum import claim_checksum
+from dpx.config.declared_init import FromRun
+from dpx.config.experiment import Schedule
 from dpx.declaration import declaration, identifying_values
-from dpx.experiment import Schedule
-from dpx.init.declarations import FromRun
-from dpx.mechanism.declarations import NoPrivacy
-from dpx.mesh import Mesh
-from dpx.privacy.declarations import Pld
+from dpx.mechanism.declared_mechanism import NoPrivacy
+from dpx.privacy.declared_privacy import Pld
 from dpx.privacy.lines import Part, Plan, PlanParts
-from dpx.training.code_checksum import ROOTS, closure, code_checksum, module_at
-from dpx.training.fingerprint import claim_checksum, code_of, differences, fingerprint, processor
+from dpx.processes.mesh import Mesh
+from dpx.training.fingerprint import ROOTS, closure, code_checksum, code_of, differences, fingerprint, module_at, processor
 
 from .conftest import declare
 
@@ -82,7 +82,7 @@ def test_code_that_a_sum_a_draw_or_noise_depends_on_has_a_checksum(tmp_path: Pat
 def test_docstrings_comments_reports_and_analyses_do_not_change_the_checksum(checkout: Path):
     step = checkout / "dpx/training/step.py"
     step.write_text("# A comment.\n" + step.read_text().replace("Adds noise once", "Adds the noise once"))
-    for place in ("pages/run_page.py", "job/explain.py", "job/analyse.py", "scaling/design.py"):
+    for place in ("pages/run_page.py", "job/explain.py", "job/analyse.py", "cost/designs.py"):
         (checkout / "dpx" / place).write_text("x = 1\n")
     assert step.read_text() != (TOP / "dpx/training/step.py").read_text()
     assert code_checksum(top=checkout) == code_checksum()
@@ -96,7 +96,7 @@ def test_the_closure_holds_the_step_and_no_reports():
         "mechanism.gaussian",
         "sampler.epochs",
         "optimizer",
-        "training.checksum",
+        "files.array_checksums",
         "declaration",
     }
     assert {f"dpx.{name}" for name in parts} <= modules

@@ -10,21 +10,21 @@ import pytest
 
 import dpx
 from dpx.clipping.rounding import MARGINS
-from dpx.data.declarations import Data, SyntheticLabels, Vocabulary
-from dpx.mechanism.declarations import DpFp, Flat
+from dpx.data.declared_data import Data, SyntheticLabels, Vocabulary
+from dpx.files.array_checksums import as_text
+from dpx.mechanism.declared_mechanism import DpFp, Flat
 from dpx.mechanism.dp_fp import clipped
 from dpx.mechanism.gaussian import gaussian
 from dpx.models.shape import Bert
 from dpx.models.trained import LastLayer, Matching
-from dpx.privacy.declarations import Pld, Privacy
+from dpx.privacy.declared_privacy import Pld, Privacy
 from dpx.randomness import RootSecret
 from dpx.sampler import Poisson
-from dpx.task.declarations import Classification
+from dpx.task.declared_task import Classification
 from dpx.task.mlm import Special
 from dpx.task.objective import objective as make_objective
 from dpx.training import features
-from dpx.training.checksum import as_text
-from dpx.training.forward_noise import KEY, SLOT, draw_rows
+from dpx.training.gradient_sum import KEY, SLOT, draw_rows
 from dpx.training.step import Chunk, StepInputs, UpdateInputs, as_chunk, make_step
 from tests.processes import COARSE, WIDTH
 
@@ -292,7 +292,7 @@ def test_an_empty_draw_between_others_moves_no_slot_and_no_key(monkeypatch):
     """Slots and keys go by the number of the draw, not by its place among the draws that have rows."""
     rows = {0: [4, 9], 1: [], 2: [9]}
     monkeypatch.setattr(
-        "dpx.training.forward_noise.draw",
+        "dpx.training.gradient_sum.draw",
         lambda sampler, size, probability, generator, step: np.array(rows.pop(min(rows)), np.int64),
     )
     mechanism = DpFp(micro_batches=3)

@@ -13,9 +13,10 @@ from orbax.checkpoint import v1 as ocp
 import dpx
 from dpx import config
 from dpx.declaration import ConfigError
+from dpx.files.run_folder import RunFolder
+from dpx.files.weights import FROZEN
 from dpx.job.released import Evaluate
-from dpx.parameter_path import path_name
-from dpx.run_folder import RunFolder
+from dpx.randomness import path_name
 from dpx.training import frozen
 from tests.processes import COARSE
 
@@ -121,7 +122,7 @@ def test_a_fork_keeps_the_frozen_parameters_of_its_parent(adapted, data, tmp_pat
 
 def test_frozen_parameters_are_not_drawn_again_where_it_was_lost(adapted, data, tmp_path):
     train(data, tmp_path / "run", "train=lora", "train.rank=2", until=3)
-    shutil.rmtree(tmp_path / "run" / "private" / frozen.FOLDER)
+    shutil.rmtree(tmp_path / "run" / "private" / FROZEN)
     with pytest.raises(ConfigError, match="private/resting: this run's frozen parameters are missing"):
         train(data, tmp_path / "run", "train=lora", "train.rank=2")
 

@@ -6,9 +6,9 @@ import jax
 import numpy as np
 import pytest
 
-from dpx.data.declarations import Data, Synthetic, Vocabulary
+from dpx.data.declared_data import Data, Synthetic, Vocabulary
 from dpx.models.gemma import Gemma
-from dpx.task.declarations import CausalLanguageModel
+from dpx.task.declared_task import CausalLanguageModel
 from dpx.task.mlm import Special
 from dpx.task.objective import objective
 from tests.training.conftest import LENGTH, VOCABULARY, make_rows

@@ -11,8 +11,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from dpx.files.records import to_json
 from dpx.privacy.ledger import Ledger
-from dpx.records import to_json
 from tests.processes import COARSE, MAIN, answers, environment
 
 STEPS = 24

@@ -7,17 +7,17 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from dpx.batch_schedule import Staged
 from dpx.claim import statement
 from dpx.claim.calibration import calibrate
-from dpx.claim.document import RunStatement
+from dpx.config.experiment import Experiment
 from dpx.declaration import ConfigError
-from dpx.experiment import Experiment
-from dpx.init.known_start import known_start
 from dpx.init.start import receiver_of
 from dpx.job.change import _deviations
-from dpx.mechanism.adaptive_clip import AdaptiveClip
+from dpx.mechanism.clip import AdaptiveClip
 from dpx.models.trained import Adapters, Biases, Everything, LastLayer, Trained
+from dpx.sampler.batch_schedule import Staged
+from dpx.statement.statement_records import RunStatement
+from dpx.training.change_measured import known_start
 
 from .conftest import declare
 

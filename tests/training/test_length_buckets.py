@@ -9,11 +9,11 @@ import pytest
 
 import dpx
 from dpx.audit.canaries import Planted, WithCanaries, canary_tokens
-from dpx.audit.declarations import Canaries, Primary
-from dpx.data.declarations import Data, SyntheticLabels, Vocabulary
+from dpx.config.declared_audit import Canaries, Primary
+from dpx.data.declared_data import Data, SyntheticLabels, Vocabulary
 from dpx.data.length_buckets import by_width
 from dpx.data.prepare import prepare
-from dpx.privacy.declarations import Privacy
+from dpx.privacy.declared_privacy import Privacy
 from dpx.training.loop import chunks
 from dpx.training.microbatch import synthetic_rows
 from dpx.training.step import Step

@@ -7,11 +7,11 @@ import jax
 import numpy as np
 import pytest
 
-from dpx.batch_schedule import Constant
-from dpx.data.declarations import Data, Synthetic, Vocabulary
-from dpx.experiment import Schedule
-from dpx.privacy.declarations import Privacy
-from dpx.run_folder import RunFolder
+from dpx.config.experiment import Schedule
+from dpx.data.declared_data import Data, Synthetic, Vocabulary
+from dpx.files.run_folder import RunFolder
+from dpx.privacy.declared_privacy import Privacy
+from dpx.sampler.batch_schedule import Constant
 from dpx.training import loop
 from dpx.training.features import WithFeatures
 from dpx.training.opening import open_run

@@ -10,10 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from dpx import step_metrics
 from dpx.config.command_line import as_refused
 from dpx.declaration import ConfigError
 from dpx.durable import write_durably
+from dpx.files import results
 from dpx.privacy.ledger import Ledger
 from dpx.privacy.lines import Plan
 from dpx.training import lossy_file
@@ -131,7 +131,7 @@ def test_a_folder_whose_steps_count_from_0_is_one_line_and_stays_as_it_was(tmp_p
             opened(tmp_path / name)
         assert (tmp_path / name).read_text() == older
     with pytest.raises(ConfigError, match="counts its steps from 0"):
-        step_metrics.read(tmp_path)
+        results.read(tmp_path)
 
 
 def test_a_file_of_the_claim_that_cannot_be_written_is_named_in_one_line(tmp_path, limit):

@@ -14,20 +14,20 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from dpx.batch_schedule import Constant
 from dpx.claim import calibration
 from dpx.claim.calibration import Calibrated, calibrate
 from dpx.data.store import Store
 from dpx.declaration import ConfigError
-from dpx.mechanism.declarations import Banded, DiscreteGaussian, DpSgd, Flat
+from dpx.mechanism.declared_mechanism import Banded, DiscreteGaussian, DpSgd, Flat
 from dpx.mechanism.rgp import Rgp
-from dpx.mesh import Mesh
 from dpx.privacy import events, ledger
-from dpx.privacy.declarations import Deterministic as WithoutAmplification
-from dpx.privacy.declarations import Pld, Privacy, Rdp
+from dpx.privacy.declared_privacy import Deterministic as WithoutAmplification
+from dpx.privacy.declared_privacy import Pld, Privacy, Rdp
 from dpx.privacy.ledger import Ledger
+from dpx.processes.mesh import Mesh
 from dpx.randomness import RootSecret
 from dpx.sampler import BallsInBins, CyclicPoisson, Deterministic, FixedSize, Poisson, Shuffled, TruncatedPoisson
+from dpx.sampler.batch_schedule import Constant
 from dpx.training import loop
 from dpx.training.step import make_step
 

@@ -4,8 +4,7 @@ import numpy as np
 import pytest
 
 from dpx.optimizer import Adam, Optax
-from dpx.training.change import compare
-from dpx.training.noise_alone import MOST_COORDINATES, is_coordinatewise, moments
+from dpx.training.change_measured import MOST_COORDINATES, compare, is_coordinatewise, moments
 
 STEPS = 30
 DEVIATIONS = np.linspace(0.5, 2.0, STEPS)

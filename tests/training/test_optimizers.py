@@ -13,15 +13,14 @@ from optax import contrib
 
 import dpx
 from dpx import config, packages
-from dpx.audit.objective import Audited
+from dpx.audit.canary_objective import CANARIES, Audited
 from dpx.config import recipes
 from dpx.declaration import ConfigError
 from dpx.mechanism.noise import slice_keys
-from dpx.mesh import Mesh
 from dpx.models.trained import Adapters
 from dpx.optimizer import Adam, Optax
-from dpx.parameter_path import path_name
-from dpx.randomness import RootSecret
+from dpx.processes.mesh import Mesh
+from dpx.randomness import RootSecret, path_name
 from dpx.training import frozen, session, sharding, update
 from dpx.training.step import StepInputs, UpdateInputs, as_chunk, make_step
 from tests.composed import composed
@@ -117,14 +116,14 @@ def test_a_layer_moves_as_it_would_alone(name):
 
 @pytest.mark.parametrize("optimizer", [*map(named, NAMED), *OTHERS], ids=lambda optimizer: optimizer.name)
 def test_canaries_move_by_the_noisy_gradient_and_change_nothing_else(optimizer):
-    params, canaries = parameters(), {update.CANARIES: {"table": np.zeros((2, 100), np.float32)}}
-    each = [one | {update.CANARIES: {"table": np.full((2, 100), number, np.float32)}} for number, one in enumerate(gradients(params))]
+    params, canaries = parameters(), {CANARIES: {"table": np.zeros((2, 100), np.float32)}}
+    each = [one | {CANARIES: {"table": np.full((2, 100), number, np.float32)}} for number, one in enumerate(gradients(params))]
     found, _ = moved(optimizer, params | canaries, each)
     alone, _ = moved(optimizer, params, gradients(params))
-    np.testing.assert_array_equal(found.pop(update.CANARIES)["table"], np.full((2, 100), -3.0))
+    np.testing.assert_array_equal(found.pop(CANARIES)["table"], np.full((2, 100), -3.0))
     assert_same(found, alone)
-    only, state = moved(optimizer, canaries, [{update.CANARIES: one[update.CANARIES]} for one in each])
-    np.testing.assert_array_equal(only[update.CANARIES]["table"], np.full((2, 100), -3.0))
+    only, state = moved(optimizer, canaries, [{CANARIES: one[CANARIES]} for one in each])
+    np.testing.assert_array_equal(only[CANARIES]["table"], np.full((2, 100), -3.0))
     assert jax.tree.leaves(state) == []
 
 
@@ -178,10 +177,10 @@ def test_a_step_with_adapters_and_canaries_on_eight_devices(name, micro):
     keys = slice_keys(RootSecret.from_seed(0), 0, state.params)
     state, metrics = step.finish(state, step.reduce(sums, ()), UpdateInputs(keys, np.float32(0.05), np.float32(10), RATE))
     assert jax.tree.map(lambda leaf: (leaf.shape, leaf.dtype, leaf.sharding), state.moments) == form
-    assert state.params.keys() == {"layers", update.CANARIES}
+    assert state.params.keys() == {"layers", CANARIES}
     assert all("lora" in path_name(path) for path, _ in jax.tree_util.tree_leaves_with_path(state.params["layers"]))
     assert any(np.any(np.asarray(new) != old) for new, old in zip(jax.tree.leaves(state.params), jax.tree.leaves(before), strict=True))
-    assert np.isfinite(float(metrics["snr"])) and np.any(np.asarray(state.params[update.CANARIES]["table"]))
+    assert np.isfinite(float(metrics["snr"])) and np.any(np.asarray(state.params[CANARIES]["table"]))
     trained, rest = frozen.shapes(experiment.train, micro[1])
     held = sum(leaf.nbytes for leaf in jax.tree.leaves(state.moments))
     assert held == update.state_bytes(experiment.optimizer, trained, dataclasses.replace(mesh, data=1, fsdp=1)) and jax.tree.leaves(rest)

@@ -6,15 +6,13 @@ import jax
 import numpy as np
 import pytest
 
-from dpx.data.declarations import Data, Synthetic, Vocabulary
+from dpx.config.experiment import Schedule, StepProfile
+from dpx.data.declared_data import Data, Synthetic, Vocabulary
 from dpx.declaration import ConfigError
-from dpx.experiment import Schedule
-from dpx.run_folder import RunFolder
-from dpx.step_profile import StepProfile
+from dpx.files.run_folder import RunFolder
 from dpx.training.metrics import _shown
-from dpx.training.profiling import Unprofiled, profiling
+from dpx.training.profiling import ALL, Span, Timeline, Unprofiled, divided, profiling
 from dpx.training.step import Step
-from dpx.training.timeline import ALL, Span, Timeline, divided
 
 from .conftest import declare, opened
 

@@ -6,12 +6,11 @@ import jax
 import numpy as np
 import pytest
 
-from dpx.audit.dirac import variance_p_value
 from dpx.mechanism.noise import slice_keys
-from dpx.mesh import Mesh
 from dpx.optimizer import Adam
-from dpx.parameter_path import path_name
-from dpx.randomness import RootSecret
+from dpx.processes.mesh import Mesh
+from dpx.randomness import RootSecret, path_name
+from dpx.training.dirac import variance_p_value
 from dpx.training.step import UpdateInputs, make_step
 
 from .conftest import declare

@@ -11,17 +11,16 @@ import pytest
 
 import dpx
 from dpx.clipping.clipped_sum import clipped_sum
-from dpx.clipping.declarations import ClippingMethod
 from dpx.clipping.frozen import merged
+from dpx.clipping.method_names import ClippingMethod
 from dpx.clipping.rounding import MARGINS
 from dpx.clipping.weights import FactoredWeights
 from dpx.declaration import ConfigError
 from dpx.mechanism import noise
 from dpx.mechanism.rgp import Rgp
-from dpx.mesh import Mesh
 from dpx.models.trained import Matching
-from dpx.parameter_path import path_name
-from dpx.randomness import RootSecret
+from dpx.processes.mesh import Mesh
+from dpx.randomness import RootSecret, path_name
 from dpx.training import update
 from dpx.training.step import StepInputs, UpdateInputs, as_chunk, make_step
 

@@ -10,17 +10,16 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from dpx.claim import agreement
 from dpx.declaration import ConfigError
+from dpx.files.orbax_checkpoints import Checkpoints, State
+from dpx.files.run_folder import RunFolder
 from dpx.init.start import RANDOM, Start
 from dpx.privacy.ledger import Ledger
 from dpx.privacy.lines import Plan, PlanLine
 from dpx.privacy.origins import Origin
 from dpx.privacy.segments import StepCost
-from dpx.run_folder import RunFolder
-from dpx.training.checkpoint import Checkpoints
+from dpx.statement import agreement
 from dpx.training.run_start import NoiseEpochs, RunStart, facts_of, note_plan, start_run
-from dpx.training.state import State
 from dpx.training.step import Step
 
 ONE, OTHER = {"claim": "as declared", "microbatch": 4}, {"claim": "as declared", "microbatch": 3}

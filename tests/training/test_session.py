@@ -9,20 +9,21 @@ import jax
 import numpy as np
 import pytest
 
-from dpx.batch_schedule import Constant
-from dpx.data.declarations import Data, Synthetic, Vocabulary
+from dpx.config.declared_tuning import Tune
+from dpx.config.experiment import Schedule
+from dpx.data.declared_data import Data, Synthetic, Vocabulary
 from dpx.data.store import Store
 from dpx.declaration import ConfigError
-from dpx.experiment import Schedule
-from dpx.mechanism.declarations import NoPrivacy
-from dpx.mesh import Mesh
-from dpx.privacy.declarations import Privacy
+from dpx.files import orbax_checkpoints
+from dpx.files.records import to_json
+from dpx.files.run_folder import RunFolder
+from dpx.mechanism.declared_mechanism import NoPrivacy
+from dpx.privacy.declared_privacy import Privacy
 from dpx.privacy.ledger import Ledger, TrialOf
-from dpx.records import to_json
-from dpx.run_folder import RunFolder
+from dpx.processes.mesh import Mesh
 from dpx.sampler import Shuffled
-from dpx.training import checkpoint, loop
-from dpx.tuning.declarations import Tune
+from dpx.sampler.batch_schedule import Constant
+from dpx.training import loop
 
 from .conftest import declare, opened
 
@@ -227,7 +228,7 @@ def test_a_full_disk_stops_the_run_with_one_line_and_it_goes_on_afterwards(exper
         raise OSError(28, "No space left on device")
 
     with monkeypatch.context() as patch:
-        patch.setattr(checkpoint.ocp.training.Checkpointer, "save_async", full)
+        patch.setattr(orbax_checkpoints.ocp.training.Checkpointer, "save_async", full)
         with pytest.raises(ConfigError, match="the disk is full"):
             _train(experiment(seed=5), tmp_path)
     assert _equal(_train(experiment(seed=5), tmp_path), uninterrupted[1])

@@ -4,14 +4,13 @@ from functools import partial
 
 import pytest
 
-from dpx.claim import spending
+from dpx.claim import spent as spent_module
 from dpx.claim.calibration import calibrate, entry, planned_segments
-from dpx.claim.spending import Spending
-from dpx.claim.spent import require_planned
+from dpx.claim.spent import Spending, require_planned
 from dpx.declaration import ConfigError
-from dpx.mechanism.declarations import Multiplier
+from dpx.mechanism.declared_mechanism import Multiplier
 from dpx.privacy import accounting, ledger
-from dpx.privacy.declarations import Pld, Privacy
+from dpx.privacy.declared_privacy import Pld, Privacy
 from dpx.privacy.ledger import Ledger, NoiseEpoch
 
 from .conftest import declare
@@ -67,15 +66,15 @@ def test_it_stays_below_the_planned_end_and_needs_a_claim(tmp_path):
 
 
 def test_showing_epsilon_is_given_up_where_it_takes_long_but_at_the_last_step(tmp_path, monkeypatch):
-    monkeypatch.setattr(spending, "SECONDS", 0.0)
-    monkeypatch.setattr(spending, "SHARE", 0.0)
+    monkeypatch.setattr(spent_module, "SECONDS", 0.0)
+    monkeypatch.setattr(spent_module, "SHARE", 0.0)
     found = spent(begun(tmp_path, range(STEPS)))
     assert found.after(2) is not None
     assert found.after(4) is None and found.after(STEPS) is not None
 
 
 def test_one_steps_losses_are_found_once_for_all_points(tmp_path, monkeypatch):
-    monkeypatch.setattr(spending, "SECONDS", 60.0)
+    monkeypatch.setattr(spent_module, "SECONDS", 60.0)
     accounting._losses_of_one.cache_clear()
     found = spent(begun(tmp_path, range(STEPS)))
     shown = [found.after(done) or 0.0 for done in range(1, STEPS, 2)]

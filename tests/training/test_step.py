@@ -9,14 +9,13 @@ import numpy as np
 import pytest
 
 from dpx.clipping.clipped_sum import clipped_sum
-from dpx.clipping.declarations import ClippingMethod
+from dpx.clipping.method_names import ClippingMethod
 from dpx.clipping.rounding import MARGINS
-from dpx.mechanism.declarations import NoPrivacy
+from dpx.mechanism.declared_mechanism import NoPrivacy
 from dpx.mechanism.noise import slice_keys
-from dpx.mesh import Mesh
 from dpx.models.trained import Adapters
-from dpx.parameter_path import path_name
-from dpx.randomness import RootSecret
+from dpx.processes.mesh import Mesh
+from dpx.randomness import RootSecret, path_name
 from dpx.training import sharding
 from dpx.training.step import StepInputs, UpdateInputs, _flat, as_chunk, make_step
 

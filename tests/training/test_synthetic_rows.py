@@ -4,7 +4,7 @@ import jax
 import numpy as np
 import pytest
 
-from dpx.task.declarations import CausalLanguageModel, Classification, MultipleChoice
+from dpx.task.declared_task import CausalLanguageModel, Classification, MultipleChoice
 from dpx.training.microbatch import synthetic_rows
 from tests.clipping.families import subject
 

@@ -9,15 +9,15 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from dpx.audit.objective import Audited
-from dpx.batch_schedule import Constant
+from dpx.audit.canary_objective import Audited
 from dpx.clipping.clipped_sum import clipped_sum
-from dpx.clipping.declarations import ClippingMethod
+from dpx.clipping.method_names import ClippingMethod
 from dpx.clipping.rounding import MARGINS
-from dpx.data.declarations import Data, Synthetic, Vocabulary
-from dpx.experiment import Schedule
-from dpx.privacy.declarations import Privacy
-from dpx.run_folder import RunFolder
+from dpx.config.experiment import Schedule
+from dpx.data.declared_data import Data, Synthetic, Vocabulary
+from dpx.files.run_folder import RunFolder
+from dpx.privacy.declared_privacy import Privacy
+from dpx.sampler.batch_schedule import Constant
 from dpx.training import loop
 from dpx.training.opening import open_run
 from dpx.training.step import StepInputs, as_chunk, make_step

@@ -9,15 +9,16 @@ from types import SimpleNamespace
 from dp_accounting import dp_event
 
 from dpx import config
-from dpx.claim import calibration, seals
+from dpx.claim import calibration, search_rules
+from dpx.claim.search_lines import TrialDistribution
+from dpx.claim.study import Study
 from dpx.config import recipes
-from dpx.experiment import Experiment
+from dpx.config.experiment import Experiment
+from dpx.data.protected_units import unit_facts
+from dpx.files.run_folder import RunFolder
 from dpx.privacy.ledger import Ledger
 from dpx.privacy.unit_facts import UnitFacts
-from dpx.run_folder import RunFolder
-from dpx.tuning import rules
-from dpx.tuning.distribution import TrialDistribution
-from dpx.tuning.study import Study
+from dpx.statement import seals
 from tests.made_statement import made_statement
 
 # So much noise keeps privacy loss distributions short, and tests fast.
@@ -42,7 +43,7 @@ def experiment(charge: str, trials: int = 3, *overrides: str) -> Experiment:
 
 def distribution(**fixed: object) -> TrialDistribution:
     """A search over one setting, which every made-up point draws."""
-    sampler = {"_target_": rules._SWEEPER, "sampler": {"_target_": rules._SAMPLER, "seed": None}}
+    sampler = {"_target_": search_rules._SWEEPER, "sampler": {"_target_": search_rules._SAMPLER, "seed": None}}
     space = {"optimizer.weight_decay": {"type": "float", "low": 0.0, "high": 10.0, "step": None, "is_log": False}}
     return TrialDistribution(sampler=sampler, space=space, fixed=dict(fixed))
 
@@ -61,7 +62,7 @@ def folder_of(study: Study, number: int) -> Path:
 
 def units_of(of: Experiment, vocabulary: str = "a" * 64) -> UnitFacts:
     """What a trial's steps protect, on data with a vocabulary of that checksum."""
-    return UnitFacts.from_data(of.data, of.privacy, SimpleNamespace(vocabulary_source="public_split", vocabulary_checksum=vocabulary))
+    return unit_facts(of.data, of.privacy, SimpleNamespace(vocabulary_source="public_split", vocabulary_checksum=vocabulary))
 
 
 def enter(folder: Path, of: Experiment, steps: Iterable[int], epoch: int = 0, units: UnitFacts | None = None) -> None:

@@ -6,10 +6,10 @@ from pathlib import Path
 
 from dpx import config
 from dpx.claim import calibration
+from dpx.claim.study import Study
 from dpx.config import recipes
-from dpx.experiment import Experiment
+from dpx.config.experiment import Experiment
 from dpx.privacy.ledger import Ledger
-from dpx.tuning.study import Study
 from tests.tuning import made_up
 
 SIZE, SIGMA, STEPS = 1000, 4.0, 5

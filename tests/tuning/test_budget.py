@@ -4,12 +4,12 @@ from pathlib import Path
 
 import pytest
 
+from dpx.claim.search_rules import check_charge
+from dpx.claim.study import Study
+from dpx.config.declared_tuning import Budget, Tune
 from dpx.declaration import ConfigError
 from dpx.privacy.events import Release
-from dpx.privacy.filter import renyi, renyi_limit
-from dpx.tuning.declarations import Budget, Tune
-from dpx.tuning.rules import check_charge
-from dpx.tuning.study import Study
+from dpx.privacy.search_accounting import renyi, renyi_limit
 from tests.tuning.made_up import STEPS, begin, enter, experiment, folder_of, stated, trial
 
 BUDGET = ("tune.budget.epsilon=0.9", "tune.budget.order=16")

@@ -6,13 +6,13 @@ from pathlib import Path
 
 import pytest
 
+from dpx.claim.search_rules import check_fork
+from dpx.claim.study import Study
+from dpx.config.declared_tuning import Tune
 from dpx.declaration import ConfigError
+from dpx.files.records import to_json
+from dpx.files.run_folder import Status
 from dpx.privacy.ledger import Ledger
-from dpx.records import to_json
-from dpx.run_folder import Status
-from dpx.tuning.declarations import Tune
-from dpx.tuning.rules import check_fork
-from dpx.tuning.study import Study
 from tests.sealed import sealed_anew
 from tests.tuning.made_up import STEPS, begin, enter, experiment, folder_of, stated, steps_of, trial, units_of
 

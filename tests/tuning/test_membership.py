@@ -11,15 +11,15 @@ import pytest
 from omegaconf import OmegaConf
 
 from dpx.claim import calibration, statement
+from dpx.claim.study import Study
+from dpx.config.experiment import Experiment
 from dpx.declaration import ConfigError, declaration
-from dpx.experiment import Experiment
+from dpx.files.results import Results, write_results
+from dpx.files.run_folder import Status
 from dpx.job.released import Evaluate
 from dpx.job.train import Resume, Train
 from dpx.launch import launcher as launch
 from dpx.privacy.ledger import Ledger
-from dpx.results import Results, write_results
-from dpx.run_folder import Status
-from dpx.tuning.study import Study
 from tests.tuning.made_up import BATCH, DRAWN, SIGMA, SIZE, STEPS, begin, enter, experiment, folder_of, stated, steps_of, trial
 
 CHARGES = ("uncharged", "composition", "repeat_and_select")
@@ -27,7 +27,7 @@ CHARGES = ("uncharged", "composition", "repeat_and_select")
 
 @pytest.fixture(autouse=True)
 def three_trials(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("dpx.privacy.selection.draw", lambda mean, shape: 3)
+    monkeypatch.setattr("dpx.privacy.search_accounting.draw", lambda mean, shape: 3)
 
 
 def _without_search(of: Experiment) -> Experiment:

@@ -7,14 +7,14 @@ from typing import Any
 
 import pytest
 
-from dpx.claim.sources import read
+from dpx.claim import search_record
+from dpx.claim.combined_ledgers import read
+from dpx.claim.search_lines import Line
+from dpx.claim.study import Study
+from dpx.config.declared_tuning import Tune
 from dpx.declaration import ConfigError
-from dpx.privacy.chain import Chain
-from dpx.records import to_json
-from dpx.tuning import record
-from dpx.tuning.declarations import Tune
-from dpx.tuning.lines import Line
-from dpx.tuning.study import Study
+from dpx.files.records import to_json
+from dpx.privacy.hash_chain import Chain
 from tests.tuning.made_up import STEPS, begin, experiment, folder_of, stated, trial
 
 
@@ -86,7 +86,7 @@ class Killed(Exception):
 def test_a_kill_while_a_study_is_stated_locks_nobody_out(tmp_path: Path, killed: str, monkeypatch: pytest.MonkeyPatch) -> None:
     study, of = Study(tmp_path, "s"), experiment("composition")
     trial(study, of, 1, 0.1)
-    whole, note = record.write_durably, record.Record.note
+    whole, note = search_record.write_durably, search_record.Record.note
 
     def mortal(*given: Any) -> None:
         if killed == "written":
@@ -100,8 +100,8 @@ def test_a_kill_while_a_study_is_stated_locks_nobody_out(tmp_path: Path, killed:
 
     for number in (2, 3):
         with monkeypatch.context() as patch, pytest.raises(Killed):
-            patch.setattr(record, "write_durably", mortal)
-            patch.setattr(record.Record, "note", noted)
+            patch.setattr(search_record, "write_durably", mortal)
+            patch.setattr(search_record.Record, "note", noted)
             trial(study, of, number, 0.1)
     study.close(of)
     assert stated(study)["trials"]["begun"] == 3
@@ -119,7 +119,7 @@ def test_a_new_record_under_an_old_name_is_another_one(tmp_path: Path) -> None:
     study, of = Study(tmp_path, "s"), experiment("composition")
     trial(study, of, 1, 0.1)
     (study.private / "trials").unlink()
-    Chain(study.private / "trials", {"trials": record.FORMAT}).close()
+    Chain(study.private / "trials", {"trials": search_record.FORMAT}).close()
     _refuses_everything(study, "is another chain")
 
 
@@ -148,7 +148,7 @@ def test_the_plan_is_on_disk_before_a_trial_starts(tmp_path: Path) -> None:
 def test_a_line_that_is_not_a_record_of_a_search_is_refused(tmp_path: Path, line: dict[str, Any], words: str) -> None:
     study = Study(tmp_path, "s")
     study.private.mkdir(parents=True)
-    written = Chain(study.private / "trials", {"trials": record.FORMAT})
+    written = Chain(study.private / "trials", {"trials": search_record.FORMAT})
     written.append([line])
     written.close()
     _refuses_everything(study, f"private/trials, {words}")
@@ -171,7 +171,7 @@ def test_a_record_of_another_format_is_refused(tmp_path: Path) -> None:
 
 def test_a_trial_whose_plan_is_not_recorded_has_an_unknown_cost(tmp_path: Path) -> None:
     study, of = Study(tmp_path, "s"), experiment("composition")
-    with record.opened(study.outputs, study.path) as begun:
+    with search_record.opened(study.outputs, study.path) as begun:
         begun.begin(folder_of(study, 1), (), None)
     study.close(of)
     said = stated(study)

@@ -8,24 +8,25 @@ from unittest.mock import Mock
 import pytest
 
 from dpx import config
-from dpx.claim import agreement
-from dpx.claim.agreement import LEDGER, METADATA
+from dpx.claim.study import Study
 from dpx.config import recipes
+from dpx.config.experiment import Experiment
 from dpx.declaration import ConfigError
-from dpx.experiment import Experiment
+from dpx.files.records import to_json
+from dpx.files.results import Results, write_results
+from dpx.files.run_folder import Status, write_json
+from dpx.files.weights import METADATA
 from dpx.launch import launcher as launch
 from dpx.privacy.ledger import Ledger, TrialOf
-from dpx.records import to_json
-from dpx.results import Results, write_results
-from dpx.run_folder import Status, write_json
-from dpx.tuning.study import Study
+from dpx.statement import agreement
+from dpx.statement.agreement import LEDGER
 from tests.composed import in_command
 from tests.tuning.made_up import DRAWN, STEPS, begin, enter, experiment, folder_of, stated, trial, units_of
 
 
 @pytest.fixture(autouse=True)
 def three_trials(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("dpx.privacy.selection.draw", lambda mean, shape: 3)
+    monkeypatch.setattr("dpx.privacy.search_accounting.draw", lambda mean, shape: 3)
 
 
 def _complete(study: Study, last: Callable[[Study, Experiment], None]) -> dict:
@@ -141,7 +142,7 @@ def test_a_killed_trial_that_is_resumed_and_ends_as_planned_is_a_draw(tmp_path: 
     assert not (folder_of(study, 2) / "release").exists(), "what it gave out on the way is withheld again"
 
 
-@pytest.mark.parametrize("place", ["dpx.tuning.study._withhold", "dpx.tuning.record.Record.end"])
+@pytest.mark.parametrize("place", ["dpx.claim.study._withhold", "dpx.claim.search_record.Record.end"])
 def test_a_kill_while_a_trial_is_noted_as_finished_costs_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, place: str) -> None:
     def last(study: Study, of: Experiment) -> None:
         _killed(study, of)
@@ -171,7 +172,7 @@ def test_trials_of_another_cost_are_no_repetitions(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("number", [1, 3])
 def test_nothing_released_tells_how_many_trials_there_were(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int) -> None:
-    monkeypatch.setattr("dpx.privacy.selection.draw", lambda mean, shape: number)
+    monkeypatch.setattr("dpx.privacy.search_accounting.draw", lambda mean, shape: number)
     study, of = Study(tmp_path, "s"), experiment("repeat_and_select", 8)
     for place in range(number):
         trial(study, of, place, 0.1 * place + 0.1)
@@ -201,7 +202,7 @@ def test_the_winners_weights_carry_the_seal_of_the_statement_that_they_are_relea
 
 
 def _complete_with_one(outputs: Path, monkeypatch: pytest.MonkeyPatch) -> dict:
-    monkeypatch.setattr("dpx.privacy.selection.draw", lambda mean, shape: 1)
+    monkeypatch.setattr("dpx.privacy.search_accounting.draw", lambda mean, shape: 1)
     study, of = Study(outputs, "s"), experiment("repeat_and_select", 8)
     trial(study, of, 0, 0.5)
     study.close(of)

@@ -7,12 +7,12 @@ import pytest
 from omegaconf import DictConfig, OmegaConf, open_dict
 
 from dpx import config
+from dpx.claim.search_rules import _SAMPLER, _SWEEPER
+from dpx.claim.study import Study
 from dpx.config import recipes
 from dpx.declaration import ConfigError
 from dpx.launch import late, resolvers, search_space
 from dpx.packages import conf_directory
-from dpx.tuning.rules import _SAMPLER, _SWEEPER
-from dpx.tuning.study import Study
 
 RECIPE = ("+experiment=laptop/anil_tune_32k", "hydra/sweeper=basic", "tune.charge=repeat_and_select")
 
@@ -110,7 +110,7 @@ def test_no_optuna_study_is_stored_where_trials_are_drawn_anew(tmp_path: Path) -
 
 
 def test_the_launch_settles_everything_and_a_later_one_that_differs_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("dpx.privacy.selection.draw", lambda mean, shape: 4)
+    monkeypatch.setattr("dpx.privacy.search_accounting.draw", lambda mean, shape: 4)
     root = _root(sweep_dir=tmp_path)
     assert resolvers.trials_left(root) == 4
     before = (tmp_path / "studies" / root.name / "private" / "trials").read_bytes()
@@ -147,7 +147,7 @@ def test_a_plan_of_a_search_settles_and_stores_nothing(tmp_path: Path) -> None:
 
 
 def test_a_search_that_has_had_all_its_trials_ends_before_a_sweeper_is_asked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("dpx.privacy.selection.draw", lambda mean, shape: 0)
+    monkeypatch.setattr("dpx.privacy.search_accounting.draw", lambda mean, shape: 0)
     with pytest.raises(late.NothingLeft) as ended:
         resolvers.trials_left(_root("tune.shape=.inf", sweep_dir=tmp_path))
     assert ended.value.config.name == "laptop_anil_tune_32k" and not isinstance(ended.value, Exception)

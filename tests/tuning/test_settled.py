@@ -6,14 +6,14 @@ from pathlib import Path
 
 import pytest
 
+from dpx.claim import search_record
+from dpx.claim.search_lines import TrialDistribution, different_keys
+from dpx.claim.search_rules import check_space
+from dpx.claim.study import Study
+from dpx.config.declared_tuning import Tune
+from dpx.config.experiment import Experiment
 from dpx.declaration import ConfigError
-from dpx.experiment import Experiment
-from dpx.privacy.chain import Chain
-from dpx.tuning import record
-from dpx.tuning.declarations import Tune
-from dpx.tuning.distribution import TrialDistribution, different_keys
-from dpx.tuning.rules import check_space
-from dpx.tuning.study import Study
+from dpx.privacy.hash_chain import Chain
 from tests.tuning.made_up import BATCH, DRAWN, STEPS, begin, distribution, enter, experiment, folder_of, stated, trial
 
 TUNE = Tune(charge="repeat_and_select", trials=8)
@@ -21,7 +21,7 @@ TUNE = Tune(charge="repeat_and_select", trials=8)
 
 @pytest.fixture(autouse=True)
 def three_trials(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("dpx.privacy.selection.draw", lambda mean, shape: 3)
+    monkeypatch.setattr("dpx.privacy.search_accounting.draw", lambda mean, shape: 3)
 
 
 def _lines(study: Study) -> list[str]:
@@ -167,14 +167,14 @@ def test_the_statement_holds_trials_against_the_space_too(tmp_path: Path, monkey
         "charged": False,
     }
     assert "the score that chooses among the trials reads them, and they are not protected" in whole["not_covered"][1]
-    monkeypatch.setattr("dpx.tuning.study.check_draw", lambda *unused: None)
+    monkeypatch.setattr("dpx.claim.study.check_draw", lambda *unused: None)
     outside = _three(Study(tmp_path / "outside", "s"), of, last=("optimizer.weight_decay=11",))
     assert outside["guarantee"] == "none" and outside["epsilon"] == {}
     assert outside["reasons"] == ["repeat_and_select: a trial's settings are not a draw from the declared search space"]
     study = Study(tmp_path / "unsettled", "s")
     study.settle(TUNE, distribution())
     _without(study, "draws_from")
-    monkeypatch.setattr("dpx.tuning.study.Study.settle", lambda *unused: None)
+    monkeypatch.setattr("dpx.claim.study.Study.settle", lambda *unused: None)
     unsettled = _three(study, of)
     assert unsettled["reasons"] == ["repeat_and_select: what trials are drawn from was not recorded before the first"]
 
@@ -193,7 +193,7 @@ def _without(study: Study, kind: str) -> None:
     """Rewrites the record as if no line of that kind had been written."""
     lines = [line for line in Chain(study.private / "trials").lines if line["kind"] != kind]
     (study.private / "trials").unlink()
-    rewritten = Chain(study.private / "trials", {"trials": record.FORMAT})
+    rewritten = Chain(study.private / "trials", {"trials": search_record.FORMAT})
     rewritten.append(lines)
     rewritten.close()
 
@@ -259,7 +259,7 @@ def test_different_keys_are_named_in_dots() -> None:
 
 
 def test_a_number_of_zero_is_no_trial_and_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("dpx.privacy.selection.draw", lambda mean, shape: 0)
+    monkeypatch.setattr("dpx.privacy.search_accounting.draw", lambda mean, shape: 0)
     study, of = Study(tmp_path, "s"), experiment("repeat_and_select", 8, "tune.shape=.inf")
     assert of.tune is not None
     study.settle(of.tune, distribution())

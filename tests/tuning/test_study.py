@@ -8,12 +8,12 @@ import pytest
 from dp_accounting import dp_event, pld, rdp
 
 from dpx.claim import calibration
+from dpx.claim.search_rules import _SAMPLER, _SWEEPER, check_charge
+from dpx.claim.study import Study
+from dpx.config.declared_tuning import Tune
 from dpx.declaration import ConfigError
-from dpx.records import to_json
-from dpx.run_folder import Status
-from dpx.tuning.declarations import Tune
-from dpx.tuning.rules import _SAMPLER, _SWEEPER, check_charge
-from dpx.tuning.study import Study
+from dpx.files.records import to_json
+from dpx.files.run_folder import Status
 from tests.released_digests import unexplained
 from tests.tuning.made_up import BATCH, SIGMA, SIZE, STEPS, begin, distribution, event, experiment, folder_of, stated, trial
 
@@ -61,7 +61,7 @@ def test_composition_sums_all_trials_and_a_failed_one_costs_its_plan(tmp_path: P
 
 
 def test_repeat_and_select_releases_the_winner_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("dpx.privacy.selection.draw", lambda mean, shape: 3)
+    monkeypatch.setattr("dpx.privacy.search_accounting.draw", lambda mean, shape: 3)
     study, of = Study(tmp_path, "s"), experiment("repeat_and_select", 8)
     for number, accuracy in enumerate([0.1, 0.3, 0.2]):
         assert study.close(of) == [], "nothing is told before the last trial"
@@ -84,7 +84,7 @@ def test_repeat_and_select_releases_the_winner_alone(tmp_path: Path, monkeypatch
 
 def test_the_number_of_trials_is_drawn_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     drawn = iter([4, 9])
-    monkeypatch.setattr("dpx.privacy.selection.draw", lambda mean, shape: next(drawn))
+    monkeypatch.setattr("dpx.privacy.search_accounting.draw", lambda mean, shape: next(drawn))
     tune = Tune(charge="repeat_and_select")
     for _ in range(2):
         Study(tmp_path, "s").settle(tune, distribution())
@@ -116,7 +116,7 @@ def test_a_number_is_not_drawn_again_from_another_distribution_not_even_before_t
 def test_trials_of_one_study_share_what_the_charge_needs(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, charge: str, override: str, named: str
 ) -> None:
-    monkeypatch.setattr("dpx.privacy.selection.draw", lambda mean, shape: 3)
+    monkeypatch.setattr("dpx.privacy.search_accounting.draw", lambda mean, shape: 3)
     study = Study(tmp_path, "s")
     begin(study, experiment(charge, 8), tmp_path / "a")
     with pytest.raises(ConfigError, match=f"began with another {named}"):

@@ -14,7 +14,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
-from dpx.table import Table
+from dpx.pages.analysis_tables import Table
 from dpx_papers.report import analyses, shape
 
 HERE = Path(__file__).resolve().parent

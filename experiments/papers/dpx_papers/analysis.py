@@ -15,8 +15,7 @@ from dpx.config.hints import unknown_key
 from dpx.config.instantiate import make
 from dpx.declaration import declaration
 from dpx.extras import require_extra
-from dpx.picture import Picture
-from dpx.table import Table
+from dpx.pages.analysis_tables import Picture, Table
 from dpx_papers.report.shape import verdict_table
 
 # The value of a parameter that is the path of a file or folder, which must exist before the analysis starts.
@@ -41,7 +40,7 @@ class Analysis:
 
     Attributes:
         tables: Title and notes of each table, in which {name} stands for a value of the analysis.
-        figures: Name, caption and panels of each figure; a panel has the keys of dpx.picture.
+        figures: Name, caption and panels of each figure; a panel has the keys of dpx.pages.analysis_tables.
     """
 
     tables: Mapping[str, Mapping[str, Any]] = dataclasses.field(default_factory=dict)
@@ -145,7 +144,7 @@ def _panel(node: Mapping[str, Any], values: Mapping[str, Any]) -> Any:
     """Returns the panel that is declared: arrows have components, cells a value, and all others lines."""
     kind = "Arrows" if "right" in node else "Cells" if "value" in node else "Lines"
     given = {name: _formatted(value, values) for name, value in node.items() if name != "where"}
-    panel = make({"_target_": f"dpx.picture.{kind}", **given}, "analysis.figures")
+    panel = make({"_target_": f"dpx.pages.analysis_tables.{kind}", **given}, "analysis.figures")
     # The value of a column may be true or false, which a list of a config may not hold.
     return dataclasses.replace(panel, where=node["where"]) if "where" in node else panel
 

@@ -3,10 +3,10 @@
 
 from collections.abc import Mapping, Sequence
 
-from dpx.batch_schedule import stages as stages_of
 from dpx.privacy import accounting, solve
 from dpx.privacy.approximations import gdp_clt_epsilon, gdp_clt_noise_multiplier
 from dpx.privacy.events import Release
+from dpx.sampler.batch_schedule import stages as stages_of
 from dpx_papers.analysis import Made, analysis
 from dpx_papers.anil2021.schedule_savings import readings
 

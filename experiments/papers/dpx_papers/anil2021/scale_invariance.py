@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from dpx.models.shape import Bert
-from dpx.parameter_path import path_name
+from dpx.randomness import path_name
 from dpx_papers.analysis import Made, analysis
 
 TABLES = ("embeddings/word", "embeddings/position", "embeddings/segment")

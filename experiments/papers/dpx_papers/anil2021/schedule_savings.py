@@ -3,7 +3,7 @@ only."""
 
 from typing import Any
 
-from dpx.batch_schedule import Constant, Linear, Staged, stages
+from dpx.sampler.batch_schedule import Constant, Linear, Staged, stages
 from dpx_papers.analysis import Made, analysis
 
 # Stages of 196,608 more, a quarter of the way each (section 5.2).

@@ -20,9 +20,9 @@ import numpy as np
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from dpx.cost.collectives import collectives
+from dpx.cost.compiled import collectives
 from dpx.cost.traced import compiled_temporaries, matmul_flops
-from dpx.mechanism.declarations import NoPrivacy
+from dpx.mechanism.declared_mechanism import NoPrivacy
 from dpx.mechanism.noise import slice_keys
 from dpx.randomness import RootSecret
 from dpx.task.mlm import Special

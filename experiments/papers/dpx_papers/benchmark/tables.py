@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from dpx.declaration import require
-from dpx.pages.document import grid
-from dpx.run_folder import read_json
+from dpx.files.run_folder import read_json
+from dpx.pages.page_document import grid
 
 BEGIN, END = "<!-- tables: job=report report.paper=benchmarks -->", "<!-- end of tables -->"
 PRIVATE = "book_keeping"

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from dpx.declaration import ConfigError, require
 from dpx.models.shape import AnyModel, Bert
-from dpx.task.declarations import MaskedLanguageModel, Task
+from dpx.task.declared_task import MaskedLanguageModel, Task
 from dpx.training.microbatch import synthetic_rows
 from dpx_papers.benchmark.setting import Program, Setting, identity
 from dpx_papers.benchmark.torch_bert import Rows, TorchBert, inputs, losses

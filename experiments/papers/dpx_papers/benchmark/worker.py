@@ -12,7 +12,7 @@ from multiprocessing.connection import Connection
 from typing import Any
 
 from dpx.declaration import ConfigError
-from dpx.mesh import simulate_devices
+from dpx.processes.mesh import simulate_devices
 from dpx_papers.benchmark.setting import Setting
 
 # Threads that spin while they wait would slow whoever is timed meanwhile.

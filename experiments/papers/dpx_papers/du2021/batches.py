@@ -6,13 +6,13 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from dpx.checkpoint_folder import folder_of
-from dpx.data.declarations import Data
+from dpx.config.declared_init import FromCheckpoint, RandomStart
+from dpx.data.declared_data import Data
 from dpx.data.labelled import Table as Labelled
 from dpx.data.tokenizer import TextTokenizer, of_path, of_vocabulary
 from dpx.data.vocabulary import SPECIAL_TOKENS, fit
-from dpx.init.declarations import FromCheckpoint, RandomStart
-from dpx.interop.shape import OfCheckpoint
+from dpx.files.checkpoint_folder import folder_of
+from dpx.models.checkpoint_shape import OfCheckpoint
 from dpx.models.shape import Bert
 from dpx_papers.du2021 import labelled_rows
 from dpx_papers.du2021.one_step import NoisyClassifier, batch_of, shape_of, standard_normal

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 from dpx.data.labelled import Table
-from dpx.data.records import RowSet, label_of
+from dpx.data.record_reader import RowSet, label_of
 from dpx.declaration import ConfigError
 
 

@@ -9,10 +9,10 @@ from typing import Any
 
 import numpy as np
 
+from dpx.config.declared_init import FromCheckpoint, RandomStart
 from dpx.data.tokenizer import TextTokenizer
 from dpx.declaration import ConfigError
-from dpx.init.declarations import FromCheckpoint, RandomStart
-from dpx.interop.shape import OfCheckpoint
+from dpx.models.checkpoint_shape import OfCheckpoint
 from dpx.models.shape import Bert
 
 
@@ -30,7 +30,7 @@ class NoisyClassifier:
     @property
     def _objective(self) -> Any:
         from dpx.task.classification import Objective
-        from dpx.task.declarations import Classification
+        from dpx.task.declared_task import Classification
 
         return Objective(
             dataclasses.replace(self.model, classifier="pooler", pool="cls"), Classification(classes=self.classes), self.vocabulary_size
@@ -40,7 +40,7 @@ class NoisyClassifier:
         """Returns float32 parameters: random, or those of a checkpoint with a random head (and pooler, if the checkpoint has none)."""
         import jax
 
-        from dpx.init import weights
+        from dpx.files import weights
         from dpx.interop.checkpoint import Checkpoint
 
         objective = self._objective

@@ -12,10 +12,10 @@ from typing import Any
 
 import numpy as np
 
-from dpx.data.declarations import Data
+from dpx.config.declared_init import FromCheckpoint, RandomStart
+from dpx.data.declared_data import Data
 from dpx.declaration import require
-from dpx.init.declarations import FromCheckpoint, RandomStart
-from dpx.interop.shape import OfCheckpoint
+from dpx.models.checkpoint_shape import OfCheckpoint
 from dpx.models.shape import Bert
 from dpx_papers.analysis import Made, Noted, analysis, frame
 from dpx_papers.du2021 import batches

@@ -12,9 +12,9 @@ from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
-from dpx.clipping.declarations import ClippingMethod
+from dpx.clipping.method_names import ClippingMethod
 from dpx.declaration import require
-from dpx.mechanism.declarations import DpFp, DpSgd, Flat, Mechanism, NoPrivacy
+from dpx.mechanism.declared_mechanism import DpFp, DpSgd, Flat, Mechanism, NoPrivacy
 from dpx.mechanism.rgp import Rgp
 from dpx.models.trained import Everything, Matching, Trained
 from dpx.randomness import RootSecret
@@ -120,7 +120,7 @@ class _Subject:
 
     def __init__(self, model: Any, length: int, vocabulary: int):
         from dpx.task.classification import Objective
-        from dpx.task.declarations import Classification
+        from dpx.task.declared_task import Classification
 
         self.objective, self.length = Objective(model, Classification(classes=2), vocabulary), length
 

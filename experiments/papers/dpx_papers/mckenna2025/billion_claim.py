@@ -2,9 +2,9 @@
 
 from collections.abc import Sequence
 
-from dpx.scaling.noise import Calibration
-from dpx.scaling.query import FLOPS_A_TOKEN
-from dpx.scaling.surface import Surface
+from dpx.cost.design_noise import Calibration
+from dpx.cost.query import FLOPS_A_TOKEN
+from dpx.cost.surface import Surface
 from dpx_papers.analysis import Made, Noted
 from dpx_papers.mckenna2025.lab import Lab, of_positive
 from dpx_papers.report.shape import Part

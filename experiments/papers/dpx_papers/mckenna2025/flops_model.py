@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from dpx.run_folder import read_json
+from dpx.files.run_folder import read_json
 from dpx_papers.analysis import Made
 from dpx_papers.mckenna2025 import verdicts
 from dpx_papers.mckenna2025.lab import of_positive

@@ -8,12 +8,12 @@ from typing import Any
 
 import numpy as np
 
+from dpx.cost.measured_runs import load
+from dpx.cost.measurements import Measurements
+from dpx.cost.query import Ratio
+from dpx.cost.smoothing import Choice, Grid, grid_of
+from dpx.cost.surface import Surface, surface_of
 from dpx.declaration import declaration, require
-from dpx.scaling.measurements import Measurements
-from dpx.scaling.query import Ratio
-from dpx.scaling.runs import load
-from dpx.scaling.smoothing import Choice, Grid, grid_of
-from dpx.scaling.surface import Surface, surface_of
 from dpx_papers.analysis import analysis
 
 
@@ -64,7 +64,7 @@ class Lab:
     `size`, `epsilon` and `compute` are the fixed values where one of the others varies.
 
     Attributes:
-        measurements: A CSV table (dpx.scaling.measurements), or a folder of runs.
+        measurements: A CSV table (dpx.cost.measurements), or a folder of runs.
         match: Beginning of the names of the runs that are read.
         made_by: Recipe that makes the runs.
         choice: How one loss is chosen among runs that differ in the learning rate only.
@@ -142,7 +142,7 @@ class Lab:
 
     def ratio(self, epsilon: float | int) -> Ratio:
         """Returns noise-batch ratios of (epsilon, delta): the smaller of Poisson sampling and fixed batches."""
-        from dpx.scaling.noise import Calibration
+        from dpx.cost.design_noise import Calibration
 
         return Calibration(epsilon, self.delta).ratio
 

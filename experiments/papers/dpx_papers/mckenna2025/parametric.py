@@ -6,8 +6,8 @@ from collections.abc import Mapping
 
 import numpy as np
 
+from dpx.cost.measurements import Measurements
 from dpx.declaration import require
-from dpx.scaling.measurements import Measurements
 from dpx_papers.analysis import Made, Noted
 from dpx_papers.mckenna2025.lab import Lab, of_positive
 from dpx_papers.report.shape import Part

@@ -10,11 +10,11 @@ import statistics
 from collections.abc import Callable
 from pathlib import Path
 
+from dpx.cost.measured_runs import measured
+from dpx.cost.measurements import Measurements
+from dpx.cost.smoothing import grid_of
+from dpx.cost.surface import surface_of
 from dpx.declaration import ConfigError, declaration
-from dpx.scaling.measurements import Measurements
-from dpx.scaling.runs import measured
-from dpx.scaling.smoothing import grid_of
-from dpx.scaling.surface import surface_of
 from dpx_papers.report.evidence import Evidence, Rows
 from dpx_papers.report.rules import Groups, Judged, Rule, lower_end
 from dpx_papers.report.shape import Part

@@ -4,9 +4,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from dpx.claim.document import RunStatement
-from dpx.claim.seals import STATEMENT, read_run_statement
 from dpx.declaration import require
+from dpx.statement.seals import STATEMENT, read_run_statement
+from dpx.statement.statement_records import RunStatement
 from dpx_papers.analysis import Input, Made, frame
 from dpx_papers.mckenna2025.lab import of_positive
 from dpx_papers.report.shape import Part

@@ -7,9 +7,9 @@ from typing import Any
 
 from dpx.declaration import ConfigError
 from dpx.durable import write_durably
+from dpx.files.run_folder import read_json
+from dpx.pages.analysis_tables import Table
 from dpx.pages.read_runs import source
-from dpx.run_folder import read_json
-from dpx.table import Table
 
 Tables = Mapping[str, Table]
 

@@ -9,7 +9,7 @@ from omegaconf import OmegaConf
 from dpx import config
 from dpx.config import recipes
 from dpx.config.identity import identity
-from dpx.lr_schedule import in_steps
+from dpx.optimizer.lr_schedule import in_steps
 from dpx.pages import chains
 from dpx.pages.read_runs import knobs_of
 from dpx.pages.run_rows import Run

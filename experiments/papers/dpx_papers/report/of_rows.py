@@ -9,7 +9,7 @@ import pandas as pd
 
 from dpx import packages
 from dpx.declaration import ConfigError, require
-from dpx.table import Table
+from dpx.pages.analysis_tables import Table
 from dpx_papers.analysis import table_of
 from dpx_papers.report.evidence import Evidence, Rows, drawn_tables
 

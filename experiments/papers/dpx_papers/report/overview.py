@@ -4,7 +4,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
-from dpx.pages.document import Document, Section, escaped, grid
+from dpx.pages.page_document import Document, Section, escaped, grid
 from dpx.pages.run_page import privacy
 from dpx_papers.report import page, shape
 from dpx_papers.report.evidence import Evidence

@@ -12,10 +12,9 @@ import pandas as pd
 from dpx.config import build, recipes
 from dpx.declaration import ConfigError, require
 from dpx.pages import chains, pictures
-from dpx.pages.document import Block, Document, Figure, Section, code, escaped, grid, items
+from dpx.pages.analysis_tables import Lines, Picture, Table
+from dpx.pages.page_document import Block, Document, Figure, Section, code, escaped, grid, items
 from dpx.pages.run_rows import Run
-from dpx.picture import Lines, Picture
-from dpx.table import Table
 from dpx_papers.report import analyses, of_rows, privacy, rows, shape, stages
 from dpx_papers.report.evidence import Evidence, cell, drawn_tables, mean_of_all
 from dpx_papers.report.paper import KINDS, Item, Paper

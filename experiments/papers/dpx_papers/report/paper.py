@@ -14,8 +14,8 @@ from dpx import config
 from dpx.config import recipes
 from dpx.config.hints import nearest
 from dpx.declaration import ConfigError, declaration, require
+from dpx.pages.analysis_tables import Lines, Picture
 from dpx.pages.run_rows import Run
-from dpx.picture import Lines, Picture
 from dpx_papers.report import rules
 from dpx_papers.report.rules import Rule
 
@@ -34,7 +34,7 @@ _PARTS = {
     "than": "dpx_papers.report.evidence.Selection",
     "best": "dpx_papers.report.evidence.Best",
     "figures": "dpx_papers.report.paper.Figure",
-    "panels": "dpx.picture.Lines",
+    "panels": "dpx.pages.analysis_tables.Lines",
 }
 
 

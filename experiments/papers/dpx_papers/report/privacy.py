@@ -3,10 +3,10 @@
 import json
 from collections.abc import Mapping, Sequence
 
-from dpx.claim.outside_code import heading
 from dpx.pages.chains import KIND, is_of_chain
-from dpx.pages.document import escaped
+from dpx.pages.page_document import escaped
 from dpx.pages.run_rows import Run
+from dpx.statement.outside_code import heading
 
 # An epsilon above this bounds no odds that matter.
 LARGE = 100.0

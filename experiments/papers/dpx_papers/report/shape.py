@@ -11,8 +11,8 @@ import statistics
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from dpx.results import interval
-from dpx.table import Table
+from dpx.files.results import interval
+from dpx.pages.analysis_tables import Table
 
 # Steps and knobs are integers in one run and not in another.
 Number = int | float

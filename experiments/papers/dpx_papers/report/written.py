@@ -13,7 +13,7 @@ from dpx.declaration import require
 from dpx.durable import make_folder
 from dpx.job.report import Report, addresses, missing_page
 from dpx.pages import pictures, read_runs, run_page
-from dpx.pages.document import html, markdown
+from dpx.pages.page_document import html, markdown
 from dpx_papers.benchmark import tables
 from dpx_papers.report import analyses, collect, overview, page, paper, rows
 

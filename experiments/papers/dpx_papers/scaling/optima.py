@@ -7,8 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from dpx.scaling.query import MODELS, Ratio, candidates
-from dpx.scaling.surface import Surface
+from dpx.cost.query import MODELS, Ratio, candidates
+from dpx.cost.surface import Surface
 from dpx_papers.analysis import frame
 
 

@@ -8,7 +8,7 @@ No model of the paper was trained to a stated epsilon: these are predictions of 
 import dataclasses
 
 from dpx.declaration import ConfigError
-from dpx.table import Table
+from dpx.pages.analysis_tables import Table
 
 SEQUENCE_LENGTH, DELTA = 512, 1e-8
 

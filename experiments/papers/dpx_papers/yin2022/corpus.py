@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from dpx.data.declarations import TextFiles
+from dpx.data.declared_data import TextFiles
 from dpx_papers.analysis import Made, analysis, frame
 from dpx_papers.report.shape import Part
 

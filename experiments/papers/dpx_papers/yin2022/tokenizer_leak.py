@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from dpx.data.declarations import Data
+from dpx.data.declared_data import Data
 from dpx.declaration import require
 from dpx_papers.analysis import Made, analysis, frame
 from dpx_papers.report.shape import Part

@@ -1,7 +1,7 @@
 """`analysis=ripples`: how often an echo is heard."""
 
 from dpx.declaration import declaration
-from dpx.table import Table
+from dpx.pages.analysis_tables import Table
 
 
 @declaration

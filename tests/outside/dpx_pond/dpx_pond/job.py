@@ -1,9 +1,9 @@
 """`job=census`: what a config rests on, written beside the run."""
 
-from dpx.claim import outside_code
+from dpx.config.experiment import Experiment
 from dpx.declaration import declaration
-from dpx.experiment import Experiment
-from dpx.run_folder import RunFolder, write_json
+from dpx.files.run_folder import RunFolder, write_json
+from dpx.statement import outside_code
 
 
 @declaration

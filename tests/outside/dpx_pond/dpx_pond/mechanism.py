@@ -6,7 +6,7 @@ from typing import Any
 from dp_accounting import ComposedDpEvent, DpEvent, GaussianDpEvent
 
 from dpx.declaration import declaration, require
-from dpx.mechanism.protocol import Declared, Mechanism, NoisySum
+from dpx.mechanism.mechanism_protocol import Declared, Mechanism, NoisySum
 from dpx.randomness import RootSecret
 
 
@@ -35,7 +35,7 @@ class Echo(Mechanism):
         import jax
         import numpy as np
 
-        from dpx.parameter_path import path_name
+        from dpx.randomness import path_name
 
         def keys(path: Any, leaf: Any) -> np.ndarray:
             return np.stack([secret.key(purpose, step, path_name(path)) for purpose in ("echo_first", "echo_second")])

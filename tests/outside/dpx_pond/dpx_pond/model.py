@@ -6,7 +6,7 @@ T tokens, V vocabulary, H width.
 from typing import Any, ClassVar, Literal
 
 from dpx.declaration import declaration, require
-from dpx.models.protocol import ExampleModel
+from dpx.models.model_protocol import ExampleModel
 
 
 @declaration

@@ -6,7 +6,7 @@ import numpy as np
 
 from dpx.declaration import declaration
 from dpx.sampler import Sampler
-from dpx.sampler.protocol import GeneratorFor
+from dpx.sampler.sampler_protocol import GeneratorFor
 
 
 @declaration

@@ -4,7 +4,7 @@ import dataclasses
 from typing import Any
 
 from dpx.declaration import declaration, require
-from dpx.task.protocol import Objective, PackageTask
+from dpx.task.task_protocol import Objective, PackageTask
 
 
 @declaration

@@ -1,0 +1,257 @@
+"""The record of a search: a chain of JSON lines (`dpx.privacy.hash_chain`), one before a trial starts and one when it ends.
+
+Each line is a record with its `kind` (`dpx.claim.search_lines`). The files that follow from the record name a line of it: the study's
+statement, and `private/trial.json` in each trial's run folder. They show that a record was lost, cut or changed, so a study whose folder
+was deleted does not start to count again.
+"""
+
+import contextlib
+import dataclasses
+import fcntl
+import json
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+from dpx.claim import search_lines
+from dpx.claim.search_lines import DrawnNumber, HeldLedger, Line, SharedSettings, TrialDistribution, TrialNote
+from dpx.config.declared_tuning import Budget, Tune
+from dpx.declaration import require, several
+from dpx.durable import locked, make_private, write_durably
+from dpx.files.file_checksums import seal
+from dpx.files.records import as_written, from_json, to_json
+from dpx.files.run_folder import RunFolder, read_json, write_json
+from dpx.privacy.hash_chain import Chain, Mark, mark_of
+from dpx.privacy.lines import SealedStatementLine, StatedLine
+from dpx.privacy.segments import Segments
+from dpx.statement.seals import STATEMENT, text_of
+from dpx.statement.statement_records import StudyStatement
+
+CHAIN, TRIAL = "trials", "private/trial.json"
+FORMAT = 3
+STATEMENTS = (STATEMENT, f"winner/{STATEMENT}")
+_RESTORE = "Restore the study's folder, or give the study another name: the privacy that its trials spent stays spent"
+
+
+@dataclasses.dataclass(frozen=True)
+class Trial:
+    """Holds one trial of a search, as its record tells it.
+
+    `state` is `begun` until the trial ends; `folder` is its run folder's name, which a trial that is drawn again may share with a lost
+    one.
+
+    `plan` is the charge of its whole schedule, `None` without privacy; `held` is what its ledger held when it last ended; `reasons` say why
+    its own statement had no guarantee then.
+    """
+
+    folder: str
+    point: tuple[str, ...] = ()
+    state: str = "begun"
+    score: float | None = None
+    error: str | None = None
+    number: int = 0
+    plan: Segments | None = None
+    held: HeldLedger = HeldLedger()
+    reasons: tuple[str, ...] = ()
+
+
+class Record:
+    """Reads the record of the study in `path`, and checks it against everything under `outputs` that follows from it.
+
+    Raises `ConfigError` if the check fails."""
+
+    def __init__(self, outputs: Path, path: Path):
+        self.outputs, self.path = outputs, path
+        self.trials: list[Trial] = []
+        self.began_with: SharedSettings | None = None
+        self.drawn: int | None = None
+        self.drawn_from: DrawnNumber | None = None
+        self.distribution: TrialDistribution | None = None
+        self.declared: int | None = None
+        self.raised: list[str] = []
+        self.sealed: set[str] = set()
+        followers = list(_followers(outputs, path))
+        self.chain = self._opened(followers)
+        for number, node in enumerate(self.chain.lines, 2):
+            place = f"{self.chain.path}, line {number}"
+            line = from_json(Line, node, place)
+            self._require_begun(line, place)
+            self._take(line)
+        for place, mark, _ in followers:
+            self._require(place, mark)
+        self._require_sealed(followers)
+
+    @property
+    def tune(self) -> Tune | None:
+        """Returns the search that its first trial began with, with the number of trials that was declared last; `None` before the first
+        trial."""
+        known = self.began_with
+        if known is None:
+            return None
+        drawn = self.drawn_from if known.charge == "repeat_and_select" else None
+        trials, shape = (drawn.mean, drawn.shape) if drawn else (self.declared or len(self.trials), 1.0)
+        return Tune(charge=known.charge, trials=trials, shape=float(shape), budget=known.budget or Budget())
+
+    def note(self, *further: Line) -> None:
+        """Adds lines; on disk when this returns."""
+        nodes, read = as_written(further, Line, self.path)
+        self.chain.append(nodes)
+        for line in read:
+            self._take(line)
+
+    def state(self, statement: StudyStatement) -> None:
+        """Seals the statement of the study and writes it, also beside a winner that was already released (see `dpx.statement.seals`)."""
+        text = text_of(statement)
+        checksum = seal(json.loads(text))
+        self.note(SealedStatementLine(checksum=checksum))
+        released = self.path / "release"
+        for path in (released / STATEMENT, *(path for name in STATEMENTS[1:] if (path := released / name).is_file())):
+            write_durably(path, text)
+        self.note(StatedLine(checksum=checksum))
+
+    def begin(self, folder: Path, point: tuple[str, ...], plan: Segments | None) -> None:
+        """Notes a new trial with its whole plan, here and in its folder."""
+        noted = None if plan is None else tuple(plan)
+        self.note(search_lines.BegunLine(number=len(self.trials), folder=folder.name, point=point, plan=noted))
+        self._mark(folder, len(self.trials) - 1)
+
+    def begin_again(self, trial: Trial) -> None:
+        """Notes that the same trial resumes."""
+        self.note(search_lines.AgainLine(number=trial.number))
+        self._mark(self.outputs / trial.folder, trial.number)
+
+    def end(
+        self, trial: Trial, state: str, held: HeldLedger, score: float | None = None, error: str | None = None, reasons: Iterable[str] = ()
+    ) -> None:
+        """Notes the result of a trial, and what its ledger held then."""
+        self.note(search_lines.EndedLine(number=trial.number, state=state, score=score, error=error, reasons=tuple(reasons), held=held))
+
+    def trial_in(self, folder: Path) -> Trial | None:
+        """Returns the trial whose run lies in `folder`; `None` if no trial began there, or if that trial was lost."""
+        newest, noted = self.newest_in(folder.name), note_in(folder)
+        is_noted = newest is not None and noted is not None and (noted.study, noted.trial) == (self.path.name, newest.number)
+        return newest if is_noted else None
+
+    def newest_in(self, folder: str) -> Trial | None:
+        """Returns the last trial that began in the run folder with that name; earlier ones were lost."""
+        return next((trial for trial in reversed(self.trials) if trial.folder == folder), None)
+
+    def _mark(self, folder: Path, number: int) -> None:
+        make_private(folder / "private")
+        write_json(folder / TRIAL, to_json(TrialNote(study=self.path.name, trial=number, mark=self.chain.mark)))
+
+    def _opened(self, followers: "list[Follower]") -> Chain:
+        path = self.path / "private" / CHAIN
+        lost = [] if path.is_file() else [place for place, _, _ in followers]
+        require(not lost, path, f"is lost, but {several(lost)} follow{'s' if len(lost) == 1 else ''} from it", _RESTORE)
+        return Chain(path, {"trials": FORMAT})
+
+    def _require(self, place: str, mark: "Mark | str | None") -> None:
+        if isinstance(mark, str):
+            missing = None if _holds(self.chain, mark) else "does not have the line that this file names"
+        else:
+            missing = self.chain.missing(mark)
+        require(missing is None, f"{self.chain.path}, beside {place}", missing or "", _RESTORE)
+
+    def _require_sealed(self, followers: "list[Follower]") -> None:
+        """Raises `ConfigError` for a statement of the study that was edited, or replaced by an older one."""
+        for place, _, content in followers:
+            fits = content is None or seal(content) in self.sealed
+            require(fits, f"{self.path.parent / place}", "differs from the statement whose checksum is in the study's record", _RESTORE)
+
+    def _require_begun(self, line: Line, place: str) -> None:
+        """Returns what holds of a line beside those before it: trials begin in order, and only one that began can end."""
+        begun = len(self.trials)
+        if isinstance(line, search_lines.BegunLine):
+            require(line.number == begun, place, f"trial {line.number} begins after {begun} others", _RESTORE)
+        if isinstance(line, (search_lines.AgainLine, search_lines.EndedLine)):
+            require(0 <= line.number < begun, place, f"trial {line.number} did not begin", _RESTORE)
+
+    def _take(self, line: Line) -> None:
+        """Adds what one line says."""
+        match line:
+            case search_lines.SharedLine():
+                self.began_with = line.shared
+            case search_lines.NumberLine():
+                self.drawn, self.drawn_from = line.number, line.drawn_from
+            case search_lines.DistributionLine():
+                # A distribution that was declared after the first trial may depend on its result.
+                self.distribution = self.distribution if self.trials else line.distribution
+            case search_lines.DeclaredLine():
+                self._declare(line.trials)
+            case SealedStatementLine():
+                self.sealed.add(line.checksum)
+            case StatedLine():
+                self.sealed = {line.checksum}
+            case _:
+                self._take_trial(line)
+
+    def _take_trial(self, line: search_lines.BegunLine | search_lines.AgainLine | search_lines.EndedLine) -> None:
+        match line:
+            case search_lines.BegunLine():
+                plan = None if line.plan is None else list(line.plan)
+                self.trials.append(Trial(line.folder, line.point, number=line.number, plan=plan))
+            case search_lines.AgainLine():
+                self._change(line.number, state="begun", score=None, error=None)
+            case search_lines.EndedLine():
+                self._change(line.number, state=line.state, score=line.score, error=line.error, reasons=line.reasons, held=line.held)
+
+    def _declare(self, number: int) -> None:
+        if self.declared is not None:
+            said = f"tune.trials was raised from {self.declared} to {number} after {len(self.trials)} had begun"
+            self.raised.append(f"{said}: the number of trials was chosen after results")
+        self.declared = number
+
+    def _change(self, number: int, **facts: Any) -> None:
+        self.trials[number] = dataclasses.replace(self.trials[number], **facts)
+
+
+@contextlib.contextmanager
+def opened(outputs: Path, path: Path) -> Iterator[Record]:
+    """Opens the record of the study in `path` for one process at a time; creates it if it is missing."""
+    private = path / "private"
+    RunFolder(path).made_private()
+    with locked(private / "trials.lock", fcntl.LOCK_EX):
+        record = Record(outputs, path)
+        try:
+            yield record
+        finally:
+            record.chain.close()
+
+
+def note_in(folder: Path) -> TrialNote | None:
+    """Returns the note in the run folder of a trial; `None` for a run that is not a trial."""
+    path = folder / TRIAL
+    return from_json(TrialNote, read_json(path), path) if path.is_file() else None
+
+
+# A file that follows from a record: its path, the line it names (only the digest if a position would reveal a secret number), and the
+# content of a statement.
+Follower = tuple[str, Mark | str | None, Any]
+
+
+def _followers(outputs: Path, path: Path) -> Iterator[Follower]:
+    for name in STATEMENTS:
+        stated = path / "release" / name
+        if stated.is_file():
+            # Not read as a record yet: one that was edited may be none, and its seal shows that.
+            content = read_json(stated)
+            yield f"{path.name}/release/{name}", _mark_in(content.get("record", {}).get("mark")), content
+    for noted_at in sorted(outputs.glob(f"*/{TRIAL}")):
+        folder = noted_at.parent.parent
+        noted = note_in(folder)
+        if noted is not None and noted.study == path.name:
+            yield f"{folder.name}/{TRIAL}", noted.mark, None
+
+
+def _mark_in(node: Any) -> Mark | str | None:
+    if isinstance(node, dict) and node.get("position") is None:
+        return str(node.get("digest"))
+    return mark_of(node)
+
+
+def _holds(chain: Chain, digest: str) -> bool:
+    """Returns whether a line of `chain` has that digest."""
+    last = chain.mark
+    places = (Mark(chain=last.chain, position=position, digest=digest) for position in range(last.position, 0, -1))
+    return any(chain.missing(place) is None for place in places)

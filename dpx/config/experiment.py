@@ -1,0 +1,305 @@
+"""Defines the root declaration: one frozen record of everything that the privacy claim depends on.
+
+Declares what a run measures of the time of its steps (`profile=none`, `steps` or `trace`). It imports no jax.
+"""
+
+import re
+from collections import defaultdict
+from collections.abc import Sequence
+from typing import Any, Literal
+
+from dpx.clipping.method_names import ClippingMethod
+from dpx.config.declared_audit import Audit, Canaries, NoCanaries
+from dpx.config.declared_init import Init, MeasuredTable, RandomStart
+from dpx.config.declared_tuning import Tune
+from dpx.data.declared_data import Data
+from dpx.data.length_buckets import LengthBuckets, widths_of
+from dpx.declaration import declaration, require
+from dpx.mechanism.declared_mechanism import Clip, Mechanism, Noise, NoiseBatchRatio, SecretTelemetry, Telemetry
+from dpx.models.shape import AnyModel
+from dpx.models.trained import Everything, Trained
+from dpx.optimizer import Optimizer
+from dpx.optimizer.lr_schedule import LrSchedule
+from dpx.privacy.declared_privacy import Accountant, Privacy
+from dpx.processes.mesh import Mesh
+from dpx.sampler import Sampler
+from dpx.sampler.batch_schedule import BatchSchedule, Constant
+from dpx.task.declared_task import Task
+
+
+@declaration
+class StepProfile:
+    """Sets which measurements of time a run makes; the parameters and the claim are the same with and without them.
+
+    Both are private, because time depends on the data.
+
+    Attributes:
+        shares: Whether every line of metrics says which share of the time went where.
+        trace_steps: Steps, numbered as in metrics.jsonl, of which jax.profiler writes a trace; neighbours share one.
+    """
+
+    shares: bool = False
+    trace_steps: Sequence[int] = ()
+
+    def __post_init__(self) -> None:
+        for step in self.trace_steps:
+            require(step >= 1, f"profile.trace_steps=[{step}]", "steps are numbered from 1", "Use 1 or more")
+
+    @property
+    def is_on(self) -> bool:
+        return self.shares or bool(self.trace_steps)
+
+    def require_fits(self, steps: int) -> None:
+        """Raises `ConfigError` for a step that the run, which has `steps` steps, never reaches."""
+        for step in self.trace_steps:
+            require(step <= steps, f"profile.trace_steps=[{step}]", f"the run has {steps} steps", f"Use {steps} or less")
+
+
+@declaration
+class Schedule:
+    """Sets how often a run evaluates and saves. None of these settings affects the claim.
+
+    Attributes:
+        evaluate_every: Steps between two evaluations.
+        evaluation_rows: Held-out rows of an evaluation.
+        checkpoint_every: Steps between two checkpoints.
+        checkpoints_kept: How many of the newest checkpoints are kept.
+        stop_after_evaluations_without_gain: Number of evaluations in a row without a new best held-out metric, after which a run without
+            noise ends; it keeps the weights of the best evaluation. None runs all steps.
+        gain_in: The held-out metric that is compared; None is the task's own.
+    """
+
+    evaluate_every: int = 100
+    evaluation_rows: int = 10_000
+    checkpoint_every: int = 100
+    checkpoints_kept: int = 3
+    stop_after_evaluations_without_gain: int | None = None
+    gain_in: str | None = None
+
+    def __post_init__(self) -> None:
+        counts = ("evaluate_every", "evaluation_rows", "checkpoint_every", "checkpoints_kept", "stop_after_evaluations_without_gain")
+        for name in counts:
+            value = getattr(self, name)
+            require(value is None or value > 0, f"schedule.{name}={value}", "must be at least 1", "Give a positive number")
+
+
+@declaration
+class Experiment:
+    """Declares the model, the data, the training and the privacy of one run. Imports no jax.
+
+    Attributes:
+        name: First part of the name of the run's folder.
+        steps: Updates of the parameters.
+        model: The network and its size.
+        task: What the network learns to predict.
+        data: The text or the rows, their splits and their vocabulary.
+        privacy: What one unit is, how neighbours differ, and delta.
+        sampler: How the units of a step are drawn.
+        batch_schedule: Expected batch size of each step.
+        mechanism: Where the noise is added, and what that protects.
+        clip: How one example's contribution is limited.
+        noise: How much noise is added: given, or solved for a target.
+        clipping_method: How clipped sums are computed; all methods give the same sums.
+        accountant: How epsilon is computed from what ran.
+        optimizer: How a noisy gradient updates the parameters.
+        lr_schedule: Learning rate of each step.
+        mesh: The devices of the run.
+        schedule: How often a run evaluates and saves.
+        microbatch: Examples that a device holds at once; the result does not depend on it. auto measures what fits.
+        telemetry: Whether measurements of training are released with noise, or stay private.
+        train: Which parameters are trained.
+        init: Where the initial weights come from.
+        replicate: Numbers a repetition of the same config, which has its own randomness and its own folder.
+        seed: Fixes all randomness, for tests; a run with a seed has no guarantee.
+        audit: An attack with canaries inside the run.
+        tune: A search over settings and how the choice among its trials is charged.
+        length_buckets: Shorter lengths to which texts are padded if they fit: a list, auto (powers of two from 16), or null.
+        profile: Which times of a step are measured.
+    """
+
+    name: str
+    steps: int
+    model: AnyModel
+    task: Task
+    data: Data
+    privacy: Privacy
+    sampler: Sampler
+    batch_schedule: BatchSchedule
+    mechanism: Mechanism
+    clip: Clip
+    noise: Noise
+    clipping_method: ClippingMethod
+    accountant: Accountant
+    optimizer: Optimizer
+    lr_schedule: LrSchedule
+    mesh: Mesh
+    schedule: Schedule
+    microbatch: int | Literal["auto"]
+    telemetry: Telemetry = SecretTelemetry()
+    train: Trained = Everything()
+    init: Init = RandomStart()
+    chosen_by: MeasuredTable | None = None
+    replicate: int = 0
+    seed: int | None = None
+    audit: Audit = NoCanaries()
+    tune: Tune | None = None
+    length_buckets: LengthBuckets = None
+    profile: StepProfile = StepProfile()
+
+    def __post_init__(self) -> None:
+        require(self.steps > 0, f"steps={self.steps}", "a run needs at least one step", "Use 1 or more")
+        require_name(self.name)
+        require(self.seed is None or self.seed >= 0, f"seed={self.seed}", "a seed is not negative", "Use 0 or more, or null")
+        require(self.replicate >= 0, f"replicate={self.replicate}", "repeats are numbered from 0", "Use 0 or more")
+        self.data.require_fits(self.privacy)
+        # A protected unit is something that the source holds: copies of its text that dpx makes are rows of one unit.
+        require(
+            not self.is_private or self.data.cuts in (None, 1) or self.privacy.unit != "row",
+            f"data.cuts={self.data.cuts} with privacy.unit=row",
+            f"the text of each document is in {self.data.cuts} rows, and epsilon of one row would not protect it",
+            f"Use privacy.unit=document with privacy.rows_per_unit_max={self.data.cuts}, or data.cuts=null",
+        )
+        self._require_audit_fits()
+        require(
+            self.microbatch == "auto" or self.microbatch > 0,
+            f"microbatch={self.microbatch}",
+            "a microbatch has at least one example",
+            "Use 1 or more, or auto",
+        )
+        self._require_model_fits()
+        self.task.require_fits(self.model, self.data)
+        self.mechanism.require_fits(self.model, self.task, self.train)
+        widths_of(self.length_buckets, self.data.sequence_length)
+        self.profile.require_fits(self.steps)
+        require(
+            not (isinstance(self.noise, NoiseBatchRatio) and not isinstance(self.batch_schedule, Constant)),
+            "noise=noise_batch_ratio",
+            "the ratio is noise over one batch size, but the batch size varies",
+            "Use batch_schedule=constant or noise=multiplier",
+        )
+        require(
+            self.privacy.unit_mode != "one_row" or isinstance(self.batch_schedule, Constant),
+            "privacy.unit_mode=one_row",
+            "the row of a unit depends on the epoch, and epochs have a length only at one batch size",
+            "Use batch_schedule=constant or privacy.unit_mode=sample_units",
+        )
+        self._require_telemetry_fits()
+        self._require_end_fits()
+        for key in self.privacy.assumed:
+            require(_has(self, key), f"privacy.assumed={key}", "no such key", "Name keys of the config, such as data.declared_size")
+
+    def _require_audit_fits(self) -> None:
+        if not isinstance(self.audit, Canaries):
+            return
+        require(
+            self.is_private,
+            "audit=canaries with mechanism=none",
+            "a run without noise makes no claim, so an audit has nothing to test",
+            "Use audit=none",
+        )
+        self.audit.require_fits(self.privacy)
+        for is_met, value in (
+            (self.mechanism.is_independent_gaussian, f"mechanism={self.mechanism.name}"),
+            (not self.clip.is_adaptive, f"clip={self.clip.kind}"),
+        ):
+            require(
+                is_met,
+                f"audit=canaries, {value}",
+                "scores of canaries are defined only for independent noise and one clipping norm",
+                "Use audit=none",
+            )
+
+    def _require_model_fits(self) -> None:
+        require(
+            self.data.sequence_length <= self.model.positions,
+            f"data.sequence_length={self.data.sequence_length}",
+            f"model {self.model.name} has {self.model.positions} positions",
+            f"Use data.sequence_length={self.model.positions}, or a model with more positions",
+        )
+        rows = self.model.vocabulary_size
+        require(
+            rows is None or rows >= self.data.vocabulary.size,
+            f"data.vocabulary.size={self.data.vocabulary.size}",
+            f"model {self.model.name} has a word table of {rows} rows",
+            f"Use data.vocabulary.size={rows}",
+        )
+        is_cudnn = self.model.attention == "cudnn"
+        for is_met, value, reason, fix in (
+            (self.mesh.platform in ("gpu", "any"), f"mesh={self.mesh.name}", "cuDNN needs a GPU", "Use model.attention=xla"),
+            (
+                self.clipping_method.name != "ghost",
+                "clipping_method=ghost",
+                "ghost clipping repeats the backward pass, and that of cuDNN differs in its last bits from one time to the next",
+                "Use clipping_method=book_keeping",
+            ),
+        ):
+            require(is_met or not is_cudnn, f"model.attention=cudnn, {value}", reason, fix)
+
+    def _require_telemetry_fits(self) -> None:
+        require(
+            self.privacy.rows_per_example == 1 or not self.telemetry.is_released,
+            "telemetry=released, privacy.unit_mode=sample_units",
+            "the loss of a unit is a sum over its rows, and no limit is declared for this sum",
+            "Use telemetry=secret",
+        )
+        require(
+            self.is_private or not self.telemetry.is_released,
+            "telemetry=released",
+            "mechanism=none makes no claim, so no claim can include released telemetry",
+            "Use telemetry=secret, or mechanism=dp_sgd",
+        )
+
+    def _require_end_fits(self) -> None:
+        schedule = self.schedule
+        if schedule.stop_after_evaluations_without_gain is None:
+            return
+        require(
+            not self.is_private,
+            f"schedule.stop_after_evaluations_without_gain={schedule.stop_after_evaluations_without_gain}, mechanism={self.mechanism.name}",
+            "the last step of a private run is not chosen by held-out rows: the claim does not cover what the choice reveals of them",
+            "Use null, or mechanism=none",
+        )
+        totals: Any = defaultdict(float, confusion=((1.0,),))
+        measured = self.task.metrics(totals)
+        name = self.gain_in
+        require(name in measured, f"schedule.gain_in={name}", "is not measured by this task", f"Use one of {', '.join(measured)}")
+
+    @property
+    def gain_in(self) -> str:
+        """The held-out metric by which a run may end early."""
+        return self.schedule.gain_in or self.task.metric
+
+    @property
+    def vocabulary_size(self) -> int:
+        """The number of rows of the model's embedding table, as the model declares it, or else as the data declares it."""
+        return self.model.vocabulary_size or self.data.vocabulary.size
+
+    @property
+    def widths(self) -> tuple[int, ...]:
+        """The lengths in tokens that texts are padded to, ascending."""
+        return widths_of(self.length_buckets, self.data.sequence_length)
+
+    @property
+    def trained(self) -> Trained:
+        """The trained parameters: `train`, without the parameters that the mechanism's noise does not cover."""
+        return self.mechanism.trained(self.train)
+
+    @property
+    def is_private(self) -> bool:
+        return self.mechanism.is_private
+
+
+def require_name(name: str) -> None:
+    """Raises `ConfigError` for the name of a run that is a path or a pattern: it begins the name of a folder."""
+    require(
+        re.fullmatch(r"\w[\w.+-]*", name) is not None,
+        f"name={name}",
+        "the name of a run begins the name of its folder, and this one is a path or holds other characters",
+        "Use letters, digits and . _ + -; hydra.run.dir=<folder> chooses the folder",
+    )
+
+
+def _has(declared: Any, key: str) -> bool:
+    """Returns whether a declaration has the dotted config key `key`."""
+    name, _, rest = key.partition(".")
+    return hasattr(declared, name) and (not rest or _has(getattr(declared, name), rest))

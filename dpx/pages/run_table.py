@@ -1,0 +1,218 @@
+"""Tables of runs and of their measurements, with numbers as numbers: for `dpx.runs`, `list.to` and the table beside a sweep.
+
+Reads state, held-out metric and epsilon of the runs in a folder from their own files: for the table of a sweep and `job=list`.
+"""
+
+import csv
+import dataclasses
+import fnmatch
+import json
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+from omegaconf import OmegaConf
+
+from dpx.console import figure
+from dpx.declaration import require
+from dpx.durable import write_durably
+from dpx.extras import is_installed, missing
+from dpx.files import results
+from dpx.files.results import BASELINES, accuracy_in_words, interval, read_results
+from dpx.files.run_folder import CONFIG, Status
+from dpx.statement.seals import STATEMENT, read_run_statement
+from dpx.statement.statement_records import headline
+
+# Jobs that train, the one that trains most often first.
+_TRAINING = ("train", "resume", "chain")
+
+
+@dataclasses.dataclass(frozen=True)
+class Summary:
+    """Describes one run as text; an entry is empty if the run's folder does not hold it."""
+
+    folder: Path
+    state: str
+    metric: str
+    epsilon: str
+
+    @classmethod
+    def of(cls, folder: Path) -> "Summary":
+        """Reads a run's folder. What is missing or damaged is left empty: a table of runs does not check them."""
+        return cls(folder, state_of(folder), accuracy_of(folder), epsilon_of(folder))
+
+
+def runs_in(outputs: Path) -> list[Path]:
+    """Returns the folders of runs below `outputs`, by name: those with a config in `release/`."""
+    return sorted(path.parent.parent for path in outputs.glob(f"*/release/{CONFIG}"))
+
+
+def accuracy_of(folder: Path) -> str:
+    """Returns the held-out metric of a finished run with its interval; empty without one."""
+    try:
+        results = read_results(folder / "private")
+        return accuracy_in_words(results.heldout[results.metric], results.rows)
+    except (OSError, ValueError, KeyError, TypeError):
+        return ""
+
+
+def baselines_of(folder: Path) -> str:
+    """Returns the metric of trivial models on the same held-out rows of a finished run; empty without any."""
+    try:
+        found = read_results(folder / "private").baselines
+    except (OSError, ValueError, TypeError):
+        return ""
+    return ", ".join(f"{value:.2%} ({BASELINES.get(name, name.replace('_', ' '))})" for name, value in found.items())
+
+
+def epsilon_of(folder: Path) -> str:
+    """Returns the epsilon that a run's statement gives by its own accountant, or its guarantee without one; empty without a statement."""
+    try:
+        stated = read_run_statement(folder / "release" / STATEMENT)
+    except (OSError, ValueError):
+        return ""
+    epsilon = headline(stated)
+    return f"guarantee {stated.guarantee}" if epsilon is None else figure(epsilon)
+
+
+def state_of(folder: Path) -> str:
+    """Returns the state of the newest job that trained in a run's folder."""
+    entries = [Status(folder, job).read() for job in _TRAINING]
+    states = [(str(entry.get("at", "")), str(entry.get("state", ""))) for entry in entries if entry]
+    return max(states)[1] if states else "not trained"
+
+
+# Differences in these do not make two runs different experiments.
+_LEFT_OUT = ("job", "hydra", "mesh", "schedule", "microbatch", "profile", "run", "list", "plan", "point")
+FORMATS = (".csv", ".json", ".parquet")
+
+
+class Records(list[dict[str, Any]]):
+    """A list of records, one dict each, of numbers, texts, truth values and None."""
+
+    def to_pandas(self) -> Any:
+        """Returns the records as a `pandas.DataFrame`; raises `ConfigError` where pandas is not installed."""
+        if not is_installed("pandas"):
+            raise missing("to_pandas()", "hub", "pandas")
+        import pandas
+
+        return pandas.DataFrame.from_records(self, columns=self.columns)
+
+    @property
+    def columns(self) -> list[str]:
+        """The keys of all records, in the order in which they first appear."""
+        return list(dict.fromkeys(key for record in self for key in record))
+
+
+def runs(outputs: str | Path = "outputs", match: str = "*") -> Records:
+    """Reads the runs of a folder, one record each.
+
+    A record holds `run`, `state`, `steps`, `metric`, its `value` on `rows` held-out rows with the ends `low` and `high` of the 95 %
+    interval, `guarantee`, `epsilon` by the run's accountant and `delta`, then each key of the config that differs between the runs. What
+    a run does not have is None. Metrics depend on held-out rows and are not protected.
+
+    Args:
+        outputs: The folder of the runs.
+        match: Pattern of the names of runs.
+
+    Raises:
+        ConfigError: If no run matches.
+    """
+    folders = [folder for folder in runs_in(Path(outputs)) if fnmatch.fnmatchcase(folder.name, match)]
+    require(bool(folders), f"match={match}", f"{outputs} holds no run of this name", "Use match='*', or start a run")
+    return records_of(folders)
+
+
+def records_of(folders: Iterable[Path]) -> Records:
+    """Returns the records of the runs in `folders`, as `runs` does. What is missing or damaged is None: a table does not check runs."""
+    folders = list(folders)
+    configs = [_flat(_config(folder)) for folder in folders]
+    keys = list(dict.fromkeys(key for one in configs for key in one))
+    differing = [key for key in keys if any(one.get(key) != configs[0].get(key) for one in configs)]
+    return Records(
+        _measured(folder) | _stated(folder) | {key: one.get(key) for key in differing} for folder, one in zip(folders, configs, strict=True)
+    )
+
+
+def metrics(folder: Path) -> Records:
+    """Returns the measurements of a run (`dpx.files.results`); raises `ConfigError` for a run without any."""
+    return Records(results.read(folder / "private"))
+
+
+def write(records: Records, path: Path) -> None:
+    """Writes `records` to `path`, whose ending is one of `FORMATS`.
+
+    Raises `ConfigError` for another ending, a folder that does not exist, or where pyarrow is missing.
+    """
+    ending = path.suffix.lower()
+    require_format(path)
+    require(path.absolute().parent.is_dir(), path, "is in a folder that does not exist", "Name a file in an existing folder")
+    if ending == ".json":
+        write_durably(path, json.dumps(records, indent=1).encode() + b"\n")
+    elif ending == ".csv":
+        with path.open("w", newline="") as file:
+            writer = csv.DictWriter(file, records.columns)
+            writer.writeheader()
+            writer.writerows(records)
+    else:
+        import pyarrow
+        from pyarrow import parquet
+
+        # A key may hold numbers in one run and a text in another.
+        columns = {name: [one.get(name) for one in records] for name in records.columns}
+        parquet.write_table(pyarrow.table({name: _of_one_type(values) for name, values in columns.items()}), path)
+
+
+def require_format(path: Path, given: str | None = None) -> None:
+    """Raises `ConfigError`, which begins with `given` or the path, for a table that cannot be written here."""
+    ending = path.suffix.lower()
+    require(ending in FORMATS, given or path, "is not a table that dpx writes", f"End the name with {', '.join(FORMATS)}")
+    if ending == ".parquet" and not is_installed("pyarrow"):
+        raise missing(given or str(path), "hub", "pyarrow")
+
+
+def _of_one_type(values: list[Any]) -> list[Any]:
+    kinds = {type(value) for value in values if value is not None}
+    if kinds <= {int, float}:
+        return [None if value is None else float(value) for value in values] if float in kinds else values
+    return values if len(kinds) <= 1 else [None if value is None else str(value) for value in values]
+
+
+def _measured(folder: Path) -> dict[str, Any]:
+    record: dict[str, Any] = {"run": folder.name, "state": state_of(folder)}
+    names = ("steps", "metric", "value", "low", "high", "rows")
+    try:
+        results = read_results(folder / "private")
+        value, rows = results.heldout[results.metric], results.rows
+    except (OSError, ValueError, KeyError, TypeError):
+        return record | dict.fromkeys(names)
+    low, high = interval(value, rows) if rows and 0.0 <= value <= 1.0 else (None, None)
+    return record | dict(zip(names, (results.steps, results.metric, value, low, high, rows), strict=True))
+
+
+def _stated(folder: Path) -> dict[str, Any]:
+    try:
+        stated = read_run_statement(folder / "release" / STATEMENT)
+    except (OSError, ValueError):
+        return dict.fromkeys(("guarantee", "epsilon", "delta"))
+    return {"guarantee": stated.guarantee, "epsilon": headline(stated), "delta": getattr(stated, "delta", None)}
+
+
+def has_config(folder: Path) -> bool:
+    """Returns whether a run got as far as keeping its config."""
+    return (folder / "release" / CONFIG).is_file()
+
+
+def _config(folder: Path) -> Any:
+    try:
+        return OmegaConf.to_container(OmegaConf.load(folder / "release" / CONFIG), resolve=False)
+    except Exception:
+        return {}
+
+
+def _flat(node: Any, path: str = "") -> dict[str, Any]:
+    """Returns the values below a node by dotted key; a list is one text."""
+    if isinstance(node, dict):
+        kept = {str(key): value for key, value in node.items() if path or key not in _LEFT_OUT}
+        return {full: value for key, one in kept.items() for full, value in _flat(one, f"{path}.{key}".lstrip(".")).items()}
+    return {path: json.dumps(node) if isinstance(node, list) else node}

@@ -1,0 +1,1 @@
+"""The records of a statement, their seals, and whether the parts of a release agree. No jax."""

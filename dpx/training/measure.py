@@ -1,0 +1,259 @@
+"""Runs some steps of a config on this machine and states their time. The rows are public or synthetic, so the time reveals nothing.
+
+Every program is the run's own: the draw, padding to widths, clipped sums, noise, the update and the evaluation.
+
+Counts matrix-product FLOPs of training with some parameters frozen, traced on shapes.
+
+They depend on which parameters are frozen.
+
+A frozen parameter has no gradient, and nothing below the lowest trained parameter is differentiated. Nothing is allocated or run.
+"""
+
+import contextlib
+import dataclasses
+import math
+import shutil
+import statistics
+import time
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from dpx.claim.calibration import Calibrated
+from dpx.clipping.clipped_sum import plain_sum
+from dpx.clipping.frozen import merged
+from dpx.config.declared_audit import Canaries
+from dpx.config.experiment import Experiment
+from dpx.cost.measured_step import MeasuredRun
+from dpx.cost.traced import matmul_flops
+from dpx.data.declared_data import Data
+from dpx.data.store import Store
+from dpx.files.orbax_checkpoints import Checkpoints, State
+from dpx.mechanism.mechanism_protocol import Mechanism
+from dpx.models.shape import AnyModel
+from dpx.models.trained import Trained
+from dpx.randomness import RootSecret
+from dpx.sampler.batch_schedule import Constant
+from dpx.task.declared_task import Task
+from dpx.task.mlm import Special
+from dpx.task.objective import objective
+from dpx.task.objective import objective as make_objective
+from dpx.task.task_protocol import TwoPartObjective
+from dpx.training import carried, features, frozen
+from dpx.training.evaluation import BATCH_ROWS, HeldOut, held_out
+from dpx.training.frozen import draw
+from dpx.training.loop import Computation, computed
+from dpx.training.microbatch import Workload, resolve_microbatch, synthetic_rows
+from dpx.training.step import make_step
+
+TIMED_STEPS = 3
+# A larger step is timed at this size: its time is in proportion to the examples.
+LARGEST_BATCH = 1024
+_ROWS = 1024
+_EVALUATED_ROWS = 4 * BATCH_ROWS
+
+
+class SampleRows(Store):
+    """Some rows in the place of a prepared corpus of `size` rows or units: they are read again and again.
+
+    `protected` and `heldout` are columns [n, ...] of these splits.
+    """
+
+    def __init__(self, protected: dict[str, np.ndarray], heldout: dict[str, np.ndarray], size: int):
+        self._rows, self._size = {"protected": protected, "heldout": heldout}, size
+        self.manifest: Any = SimpleNamespace(rows={"heldout": _EVALUATED_ROWS}, most_frequent_public_token_id=None)
+
+    def population(self, privacy: Any) -> int:
+        return self._size
+
+    def rows(self, split: Any, indices: Any, width: int | None = None) -> dict[str, np.ndarray]:
+        columns = self._rows[split]
+        taken = np.asarray(indices, np.int64) % len(columns["record"])
+        return {name: values[taken][..., :width] if name == "tokens" else values[taken] for name, values in columns.items()}
+
+    def examples(
+        self, split: Any, indices: Any, rows_per_example: int, width: int | None = None, epoch: int | None = None
+    ) -> dict[str, np.ndarray]:
+        if rows_per_example == 1:
+            rows = self.rows(split, indices, width)
+            return rows if epoch is None else rows | {"is_padding": np.zeros(len(rows["record"]), bool)}
+        rows = self.rows(split, self._of_units(indices, rows_per_example), width)
+        return rows | {"is_padding": np.zeros((len(indices), rows_per_example), bool)}
+
+    def lengths(self, split: Any, indices: Any, rows_per_example: int, epoch: int | None = None) -> np.ndarray:
+        if "length" not in self._rows[split]:
+            return np.zeros(len(indices), np.int32)
+        length = self.rows(split, self._of_units(indices, rows_per_example))["length"]
+        return length.reshape(len(indices), -1).max(axis=1)
+
+    @staticmethod
+    def _of_units(indices: Any, rows_per_example: int) -> np.ndarray:
+        """Returns the numbers [n, R] of the rows of each unit."""
+        return np.asarray(indices, np.int64)[:, None] * rows_per_example + np.arange(rows_per_example)
+
+
+def measure(experiment: Experiment, calibrated: Calibrated, vocabulary_size: int, store: Store | None, private: Path) -> MeasuredRun:
+    """Returns the time of a run on this machine's devices. `store` is the prepared data, of which the public split alone is read.
+
+    `private` is a folder for what is chosen once for a run: the microbatch and the mechanism's strategy. Raises `ConfigError` if the
+    machine has fewer devices than the mesh.
+    """
+    special = store.manifest if store else Special(pad_id=0, unk_id=1, cls_id=2, sep_id=3, mask_id=4)
+    subject = make_objective(experiment.model, experiment.task, vocabulary_size, special)
+    kind, texts = _texts(experiment.task, experiment.data.sequence_length, vocabulary_size, store)
+    trained, kept = frozen.shapes(experiment.trained, subject)
+    once = subject if features.are_constant(subject, trained) and not isinstance(experiment.audit, Canaries) else None
+    rows = SampleRows(texts if once is None else _with_features(subject, kept, texts), texts, calibrated.size)
+    batch = min(max(size for size, _ in calibrated.batch_stages), LARGEST_BATCH)
+    mesh, timed = experiment.mesh.make(), dataclasses.replace(experiment, batch_schedule=Constant(size=batch))
+    microbatch = resolve_microbatch(experiment.microbatch, Workload.from_experiment(experiment, subject), private)
+    computation = Computation(
+        experiment=timed,
+        calibrated=calibrated,
+        store=rows,
+        step=make_step(timed, subject, mesh, microbatch),
+        strategy=experiment.mechanism.load_strategy(experiment.steps, private),
+    )
+    times, save_s, params = _steps(computation, private)
+    step_s, schedule = statistics.median(times[1:]), experiment.schedule
+    make = partial(held_out, subject, rows, _EVALUATED_ROWS, BATCH_ROWS, experiment.widths)
+    compile_s, row_s, read_s = _row_seconds(make, params, once)
+    compile_s += max(times[0] - step_s, 0.0)
+    # Of the untrained model, of weights that are not drawn at random, and after steps.
+    evaluations = (1 if experiment.init.is_random else 2) + math.ceil(experiment.steps / schedule.evaluate_every)
+    saves, protected = math.ceil(experiment.steps / schedule.checkpoint_every), calibrated.size * experiment.privacy.rows_per_example
+    heldout = _heldout_rows(experiment.data, protected, schedule.evaluation_rows)
+    evaluation_s, once_s = row_s * heldout, read_s * (protected + heldout)
+    examples = sum(size * steps for size, steps in calibrated.batch_stages)
+    return MeasuredRun(
+        device=mesh.devices.flat[0].device_kind,
+        devices=mesh.size,
+        rows=kind,
+        microbatch=microbatch,
+        batch_size=batch,
+        steps=TIMED_STEPS,
+        step_s=step_s,
+        compile_s=compile_s,
+        evaluations=evaluations,
+        evaluation_s=evaluation_s,
+        read_once_s=once_s,
+        saves=saves,
+        save_s=save_s,
+        run_s=compile_s + step_s * examples / batch + evaluations * evaluation_s + once_s + saves * save_s,
+    )
+
+
+def _texts(task: Task, sequence_length: int, vocabulary_size: int, store: Store | None) -> tuple[str, dict[str, np.ndarray]]:
+    """Returns the kind of the rows that are timed, and these rows: the public split, or synthetic rows if it is empty."""
+    public = store.manifest.rows["public"] if store else 0
+    if store and public:
+        return "public", store.rows("public", np.arange(min(public, _ROWS)))
+    return "synthetic", synthetic_rows(task, _ROWS, sequence_length, vocabulary_size)
+
+
+def _steps(computation: Computation, private: Path) -> tuple[list[float], float, Any]:
+    """Returns the seconds of each step, the first with compiling, those of saving the state, and the parameters after the steps."""
+    step, secret = computation.step, RootSecret.from_seed(0)
+    state = step.init(secret.key("init"), None)
+    if step.has_frozen:
+        computation = dataclasses.replace(computation, frozen=step.place_frozen(step.draw_frozen(secret.key("init"), None)))
+    times = []
+    for number in range(TIMED_STEPS + 1):
+        began = time.perf_counter()
+        state, _ = jax.block_until_ready(computed(computation, secret, min(number, computation.experiment.steps - 1), state, None))
+        times.append(time.perf_counter() - began)
+    return times, _save_s(state, private), merged(state.params, computation.frozen)
+
+
+def _save_s(state: State, private: Path) -> float:
+    """Returns the seconds of saving a state, the second time; a run saves beside its steps, but seldom has a processor to spare."""
+    folder = private / "measured"
+    try:
+        with contextlib.closing(Checkpoints(folder, 1)) as checkpoints:
+            for steps_done in (1, 2):
+                began = time.perf_counter()
+                checkpoints.save(steps_done, state, {})
+                checkpoints.wait()
+            return time.perf_counter() - began
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def _with_features(subject: Any, kept: Any, texts: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """Returns the rows with zeros as features in the place of their texts, as a step reads them if the head alone is trained."""
+    batch = jax.eval_shape(subject.batch, np.zeros(2, np.uint32), texts)
+    shape = jax.eval_shape(subject.features, kept, batch).shape
+    return {name: values for name, values in texts.items() if name not in features.TEXT} | {"features": np.zeros(shape, np.float32)}
+
+
+def _row_seconds(make: Callable[[], HeldOut], params: Any, once: TwoPartObjective | None) -> tuple[float, float, float]:
+    """Returns the seconds of compiling an evaluation, of a row in it, and of a text that is read once: 0 if `once` is `None`.
+
+    `once` is the objective whose evaluations read features in place of texts.
+    """
+    first_s, second_s = _evaluations(make, params)
+    compile_s, row_s = max(first_s - second_s, 0.0), second_s / _EVALUATED_ROWS
+    if once is None:
+        return compile_s, row_s, 0.0
+    _, of_features_s = _evaluations(lambda: features.of_heldout(once, params, make()), params)
+    return compile_s, of_features_s / _EVALUATED_ROWS, row_s
+
+
+def _evaluations(make: Callable[[], Callable[[Any], Any]], params: Any) -> tuple[float, float]:
+    """Returns the seconds of two evaluations, the first with what precedes it: making the evaluation and compiling."""
+    began = time.perf_counter()
+    evaluate = make()
+    evaluate(params)
+    compiled = time.perf_counter()
+    evaluate(params)
+    return compiled - began, time.perf_counter() - compiled
+
+
+def _heldout_rows(data: Data, protected: int, most: int) -> int:
+    """Returns the rows of an evaluation, as declared fractions give them for the public number of protected rows; `most` if unknown."""
+    share = data.heldout_fraction / max(1 - data.heldout_fraction - data.public_fraction, 1e-9)
+    return most if data.test_split == "heldout" else min(most, math.ceil(protected * share))
+
+
+class Products(NamedTuple):
+    """The FLOPs of each row that a step draws, and of each protected row once, before the first step."""
+
+    drawn_row: int
+    protected_row: int
+
+
+def products(
+    model: AnyModel,
+    task: Task,
+    train: Trained,
+    mechanism: Mechanism,
+    vocabulary_size: int,
+    sequence_length: int,
+    *,
+    reads_once: bool = True,
+) -> Products:
+    """Returns the matrix-product FLOPs of training what `train` selects, differentiated as `mechanism` does.
+
+    If the head alone is trained, the encoder reads each text once, unless `reads_once` is false (an audit's canaries are among the rows).
+    """
+    subject = objective(model, task, vocabulary_size, Special(pad_id=0, unk_id=1, cls_id=2, sep_id=3, mask_id=4))
+    key = np.zeros(2, np.uint32)
+    trained, frozen = jax.eval_shape(lambda key: draw(train, subject, key), key)
+    by = carried.shapes(mechanism, trained)
+    trained, frozen = by.trained, merged(by.constants, frozen)
+    rows = synthetic_rows(task, 1, sequence_length, vocabulary_size)
+    batch = jax.eval_shape(subject.batch, key, rows)
+    once = 0
+    if reads_once and features.are_constant(subject, trained):
+        once = matmul_flops(subject.features, frozen, batch)
+        shape = jax.eval_shape(subject.features, frozen, batch).shape
+        read = {name: column for name, column in rows.items() if name not in features.TEXT}
+        batch = jax.eval_shape(subject.batch, key, read | {"features": jax.ShapeDtypeStruct(shape, jnp.float32)})
+    step = matmul_flops(lambda *given: plain_sum(subject.losses, *given[:2], frozen=given[2], fused=False).total, trained, batch, frozen)
+    return Products(step, once)

@@ -1,1 +1,0 @@
-"""Searches over settings: the number of trials, their joint cost, and which of their results may be released."""
