@@ -1,10 +1,8 @@
 """Builds `privacy.json`: what the run guarantees, computed from its ledger, and what it does not guarantee."""
 
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
-
-import dp_accounting
 
 from dpx.claim.calibration import Calibrated, auxiliary
 from dpx.claim.caveats import NOT_COVERED as NOT_COVERED
@@ -235,11 +233,3 @@ def _noise_facts(experiment: Experiment) -> dict[str, Any]:
 def releases(experiment: Experiment) -> list[str]:
     """Returns the list of values that a run releases under the claim."""
     return ["the parameters of every step", *experiment.clip.published(), *experiment.telemetry.published()]
-
-
-def recompute(document: dict[str, Any], epsilon_of: Callable[[dp_accounting.DpEvent], float]) -> float:
-    """Returns the epsilon of the composed event that the statement lists; it needs only the JSON, no code of dpx."""
-    parts: list[dp_accounting.DpEvent] = [
-        dp_accounting.SelfComposedDpEvent(restore(item["event"]), item["count"]) for item in document["ledger"]["events"]
-    ]
-    return epsilon_of(dp_accounting.ComposedDpEvent(parts))

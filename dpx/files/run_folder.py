@@ -14,8 +14,6 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from omegaconf import OmegaConf
-
 from dpx.declaration import ConfigError, require
 from dpx.durable import held, locked, make_folder, make_private, naming, not_following, write_durably
 
@@ -29,6 +27,9 @@ def without_places(config_yaml: str) -> str:
     """
     if not config_yaml.strip():
         return config_yaml
+    # Whoever checks a claim alone may not have it.
+    from omegaconf import OmegaConf
+
     released = told(OmegaConf.to_container(OmegaConf.create(config_yaml), resolve=False))
     return OmegaConf.to_yaml(OmegaConf.create(released))
 

@@ -6,12 +6,15 @@ which is printed beside its guarantee. A release that contradicts its manifest, 
 """
 
 import dataclasses
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any, Literal
 
+import dp_accounting
+
 from dpx.declaration import require
 from dpx.files.run_folder import read_json
+from dpx.privacy.events import restore
 from dpx.statement import agreement, manifest
 from dpx.statement.seals import STATEMENT, read_statement
 from dpx.statement.statement_records import Statement
@@ -135,3 +138,11 @@ def require_not_of_dpx(folder: Path, asked: str, has_card: bool) -> None:
     run = next((one for one in runs if one), None)
     fix = f"Use init=run init.run={run}" if run else "Use init=run with that run, or with a copy of its release/"
     require(not runs, asked, "contains weights that a run of dpx trained and exported", fix)
+
+
+def recompute(document: dict[str, Any], epsilon_of: Callable[[dp_accounting.DpEvent], float]) -> float:
+    """Returns the epsilon of the composed event that the statement lists; it needs only the JSON, no code of dpx."""
+    parts: list[dp_accounting.DpEvent] = [
+        dp_accounting.SelfComposedDpEvent(restore(item["event"]), item["count"]) for item in document["ledger"]["events"]
+    ]
+    return epsilon_of(dp_accounting.ComposedDpEvent(parts))

@@ -17,7 +17,7 @@ from dpx.data.declared_data import Data
 from dpx.data.schema import Schema, classes, running_text, texts
 from dpx.declaration import ConfigError, declaration, require
 from dpx.models.shape import AnyModel, Bert, Decoder, Shapes
-from dpx.task.losses import of_confusion
+from dpx.task.confusion import of_confusion
 from dpx.task.task_protocol import OneText, PackageTask, require_columns
 
 

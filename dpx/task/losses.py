@@ -2,14 +2,9 @@
 
 Every loss is normalised within its example, never over the batch, so an example's gradient is a function of that example.
 
-Computes F1 and Matthews' correlation of a classifier from its confusion matrix, as scikit-learn defines them.
-
 B: examples, M: positions decoded, V: vocabulary, K: classes.
-
-K: classes; rows are the true classes, columns the answers.
 """
 
-import math
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -73,25 +68,3 @@ def confusion(answered_B: Int[Array, " B"], label_B: Int[Array, " B"], is_paddin
     """Counts the answers (columns) for each true class (rows), without padding."""
     weight_B = jnp.where(is_padding_B, 0.0, 1.0)
     return jnp.zeros((classes, classes)).at[label_B, answered_B].add(weight_B)
-
-
-def of_confusion(confusion_KK: Float[np.ndarray, "K K"]) -> dict[str, float]:
-    """Returns the metrics `macro_f1`, `micro_f1` and `matthews`.
-
-    `macro_f1` is the mean over classes that occur, as truth or as answer; `micro_f1`, for one label a row, is accuracy.
-    """
-    right_K, true_K, answered_K = np.diag(confusion_KK), confusion_KK.sum(axis=1), confusion_KK.sum(axis=0)
-    occurs_K = true_K + answered_K > 0
-    f1_K = 2 * right_K[occurs_K] / (true_K + answered_K)[occurs_K]
-    count = float(confusion_KK.sum())
-    return {
-        "macro_f1": float(f1_K.mean()) if len(f1_K) else 0.0,
-        "micro_f1": float(right_K.sum()) / max(count, 1.0),
-        "matthews": _matthews(float(right_K.sum()), true_K, answered_K, count),
-    }
-
-
-def _matthews(right: float, true_K: np.ndarray, answered_K: np.ndarray, count: float) -> float:
-    """Returns Gorodkin's coefficient for any number of classes; 0 if truth or answers are all one class."""
-    spread = (count**2 - float(true_K @ true_K)) * (count**2 - float(answered_K @ answered_K))
-    return (right * count - float(true_K @ answered_K)) / math.sqrt(spread) if spread > 0 else 0.0

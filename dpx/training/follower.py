@@ -22,7 +22,7 @@ from dpx.processes import liveness
 from dpx.processes.mesh import simulate_devices
 from dpx.processes.team import Command, Team
 from dpx.randomness import RootSecret
-from dpx.training import together
+from dpx.training import one_run_of_all
 
 # What a process obeys between "begin" and "close", and nothing else (`dpx/docs/processes.md` says what each does).
 COMMANDS = (
@@ -88,8 +88,8 @@ class _Followed:
         mesh = experiment.mesh.make()
         step = make_step(experiment, audited(objective, experiment.audit, experiment.clip.clipping_norm), mesh, facts["microbatch"])
         strategy = None if facts["strategy"] is None else np.asarray(facts["strategy"], np.float32)
-        self._opened = together.opened(claim_checksum(experiment), facts, store.manifest.checksum)
-        together.require_agreement(team, self._opened, together.OPENED)
+        self._opened = one_run_of_all.opened(claim_checksum(experiment), facts, store.manifest.checksum)
+        one_run_of_all.require_agreement(team, self._opened, one_run_of_all.OPENED)
         self._told.enter_context(liveness.told(team, experiment.mesh.deadline_s, experiment.mesh.restarts))
         self._computation = Computation(experiment=experiment, calibrated=calibrated, store=store, step=step, strategy=strategy)
         of_split = partial(held_out, objective, store, batch_rows=BATCH_ROWS, widths=experiment.widths, mesh=mesh)
@@ -142,8 +142,8 @@ class _Followed:
         self._computation = dataclasses.replace(self._computation, store=rows)
 
     def _do_start(self, epoch: int, tag: str) -> None:
-        own = together.started(self._opened, self._first_step, epoch, self._secret(epoch, tag).tag, self._private)
-        together.require_agreement(self._team, own, together.STARTED)
+        own = one_run_of_all.started(self._opened, self._first_step, epoch, self._secret(epoch, tag).tag, self._private)
+        one_run_of_all.require_agreement(self._team, own, one_run_of_all.STARTED)
 
     def _do_read(self, directory: str, part: str | None) -> None:
         from dpx.files.orbax_checkpoints import on_host

@@ -47,7 +47,7 @@ from dpx.processes.mesh import Mesh
 from dpx.processes.place import require_processes
 from dpx.statement import agreement
 from dpx.task.objective import objective as make_objective
-from dpx.training import early_stopping, features, together
+from dpx.training import early_stopping, features, one_run_of_all
 from dpx.training.evaluation import evaluations_of
 from dpx.training.fingerprint import fingerprint
 from dpx.training.loop import Runtime
@@ -122,7 +122,9 @@ def open_run(experiment: Experiment, folder: RunFolder, job: Any = None) -> Iter
             of_run = ready.objective, store, run_start.secret, run_start.noise_epoch, folder.fork is not None
             store, conclude = in_run.begun(private, experiment.audit, *claimed, ledger, *of_run)
             team().tell("plant")
-        together.agree_on_start(team(), ready.opened, run_start.first_step, run_start.noise_epoch.number, run_start.secret.tag, private)
+        one_run_of_all.agree_on_start(
+            team(), ready.opened, run_start.first_step, run_start.noise_epoch.number, run_start.secret.tag, private
+        )
         outputs = Outputs(
             writer=stack.enter_context(contextlib.closing(MetricsWriter(private, run_start.first_step))),
             progress=stack.enter_context(RunProgress(run_start.first_step, experiment.steps)),
@@ -201,11 +203,11 @@ def _get_ready(experiment: Experiment, folder: RunFolder) -> _Ready:
     if folder.fork and begins_from.private is not None:
         require_same_audit(folder.fork, begins_from.private, experiment.audit)
     strategy = experiment.mechanism.load_strategy(experiment.steps, folder.private)
-    facts = together.facts_of_run(experiment.mesh, calibrated, microbatch, strategy)
+    facts = one_run_of_all.facts_of_run(experiment.mesh, calibrated, microbatch, strategy)
     team().tell("open", **facts)
     step = make_step(experiment, trained, mesh, microbatch)
-    opened = "" if team().is_alone else together.opened(claim_checksum(experiment), facts, store.manifest.checksum)
-    together.require_agreement(team(), opened, together.OPENED)
+    opened = "" if team().is_alone else one_run_of_all.opened(claim_checksum(experiment), facts, store.manifest.checksum)
+    one_run_of_all.require_agreement(team(), opened, one_run_of_all.OPENED)
     return _Ready(store, calibrated, receiver, begins_from, objective, microbatch, strategy, step, opened)
 
 

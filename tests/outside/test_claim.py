@@ -20,7 +20,7 @@ from dpx.job import account, explain
 from dpx.privacy import events, ledger
 from dpx.privacy.ledger import Ledger, LedgerEntry
 from dpx.privacy.segments import Segment
-from dpx.statement import outside_code
+from dpx.statement import outside_code, received
 from dpx.training import fingerprint
 from tests.outside.made_up import as_if_unimported, on_path, pond
 from tests.planned import plan
@@ -114,7 +114,7 @@ def test_an_own_event_is_composed_as_it_was_given(site, tmp_path):
     # Two releases at sqrt(2) sigma are worth one at sigma.
     with as_if_unimported():
         assert expected == pytest.approx(stated(built(*OWN))["epsilon"]["rdp"], rel=1e-6)
-    again = statement.recompute(json.loads(json.dumps(document)), lambda event: theirs_of(event))
+    again = received.recompute(json.loads(json.dumps(document)), lambda event: theirs_of(event))
     assert again == pytest.approx(expected, rel=1e-6)
 
 

@@ -22,7 +22,7 @@ from dpx.privacy.declared_privacy import Deterministic, GdpClt, Pld, Rdp
 from dpx.privacy.ledger import Ledger
 from dpx.sampler import FixedSize, Poisson, Shuffled, TruncatedPoisson
 from dpx.sampler.batch_schedule import Linear
-from dpx.statement import seals
+from dpx.statement import received, seals
 from tests.made_statement import made_statement
 
 N = 10_000
@@ -56,7 +56,7 @@ def test_epsilon_is_recomputable_by_dp_accounting_alone(small, tmp_path):
     event = dp_accounting.SelfComposedDpEvent(dp_accounting.PoissonSampledDpEvent(64 / N, dp_accounting.GaussianDpEvent(1.0)), 7)
     theirs = dp_accounting_alone(event)
     assert document["epsilon"]["pld"] == pytest.approx(theirs, rel=1e-9)
-    listed = statement.recompute(document, dp_accounting_alone)
+    listed = received.recompute(document, dp_accounting_alone)
     assert listed == pytest.approx(theirs, rel=1e-9)
     (entered,) = document["ledger"]["segments"]
     assert (entered["q"], entered["noise_multiplier"], entered["steps"]) == (64 / N, 1.0, [[0, 7]])
@@ -82,7 +82,7 @@ def test_a_ramp_is_stated_with_what_rounding_its_rates_up_costs(small, monkeypat
 
 def test_the_events_listed_are_those_of_the_runs_own_accountant(small, tmp_path):
     document = run(small(accountant=Deterministic(), noise={"noise_multiplier": 20.0}, steps=5), tmp_path)
-    listed = statement.recompute(document, dp_accounting_alone)
+    listed = received.recompute(document, dp_accounting_alone)
     assert listed == pytest.approx(document["epsilon"]["deterministic"], rel=2e-3)
     assert listed > 2 * document["epsilon"]["pld"], "the other accountants know of the sampling"
 

@@ -15,7 +15,7 @@ from dpx.files.run_folder import RunFolder
 from dpx.files.weights import FROZEN
 from dpx.processes import Team
 from dpx.processes.place import Place
-from dpx.training import microbatch, opening, together
+from dpx.training import microbatch, one_run_of_all, opening
 
 from ..training.conftest import declare
 from ..training.test_adaptive import synthetic
@@ -27,7 +27,7 @@ STRATEGY = np.asarray([0.8, 0.4], np.float32)
 
 def opened(claim="claim", data="data", **changes):
     given = {"mesh": mesh_of(), "calibrated": CALIBRATED, "microbatch": 8, "strategy": STRATEGY}
-    return together.opened(claim, together.facts_of_run(**(given | changes)), data)
+    return one_run_of_all.opened(claim, one_run_of_all.facts_of_run(**(given | changes)), data)
 
 
 OTHER_RUNS = {
@@ -67,7 +67,7 @@ OTHER_STARTS = {"opened": "another", "first_step": 6, "noise_epoch": 2, "tag": "
 
 @pytest.mark.parametrize("name", OTHER_STARTS)
 def test_another_start_has_another_checksum(tmp_path, name):
-    own, again, other = (together.started(**(STARTED | more), private=tmp_path) for more in ({}, {}, {name: OTHER_STARTS[name]}))
+    own, again, other = (one_run_of_all.started(**(STARTED | more), private=tmp_path) for more in ({}, {}, {name: OTHER_STARTS[name]}))
     assert own == again != other
 
 
@@ -75,11 +75,11 @@ def test_so_do_other_frozen_parameters_and_other_canaries(tmp_path):
     found = []
     for number, value in enumerate((1.0, 1.0, 1.0 + 2**-23)):
         keep_frozen(tmp_path / str(number), value)
-        found.append(together.started(**STARTED, private=tmp_path / str(number)))
+        found.append(one_run_of_all.started(**STARTED, private=tmp_path / str(number)))
     assert found[0] == found[1] != found[2]
     for number in (0, 1):
         (tmp_path / str(number) / COINS).write_text(f'{{"coins": [{number}]}}')
-        found.append(together.started(**STARTED, private=tmp_path / str(number)))
+        found.append(one_run_of_all.started(**STARTED, private=tmp_path / str(number)))
     assert len(set(found)) == 4
 
 
@@ -103,11 +103,11 @@ class Opened(Exception):
     pass
 
 
-@pytest.mark.parametrize(("otherwise", "fix"), [together.OPENED, together.STARTED])
+@pytest.mark.parametrize(("otherwise", "fix"), [one_run_of_all.OPENED, one_run_of_all.STARTED])
 def test_a_process_with_another_checksum_is_refused_in_one_line(otherwise, fix):
-    together.require_agreement(Heard("a"), "a", (otherwise, fix))
+    one_run_of_all.require_agreement(Heard("a"), "a", (otherwise, fix))
     with pytest.raises(ConfigError) as caught:
-        together.require_agreement(Heard("b"), "a", (otherwise, fix))
+        one_run_of_all.require_agreement(Heard("b"), "a", (otherwise, fix))
     assert str(caught.value).startswith(f"process 1: {otherwise}. {fix}") and "\n" not in str(caught.value)
 
 
@@ -120,4 +120,4 @@ def test_process_zero_measures_the_microbatch_and_tells_it_under_the_checksum(tm
         opening._get_ready(declare(data=synthetic(str(tmp_path / "data")), microbatch="auto"), RunFolder(tmp_path / "run"))
     told = both.told["open"]
     assert told["microbatch"] == 4
-    assert together.opened("claim", told, "data") != together.opened("claim", told | {"microbatch": 8}, "data")
+    assert one_run_of_all.opened("claim", told, "data") != one_run_of_all.opened("claim", told | {"microbatch": 8}, "data")

@@ -13,7 +13,7 @@ import dp_accounting
 import pytest
 from dp_accounting import pld
 
-from dpx.claim import calibration, statement
+from dpx.claim import calibration
 from dpx.claim.calibration import calibrate
 from dpx.claim.combined_ledgers import read
 from dpx.config.experiment import Schedule
@@ -23,6 +23,7 @@ from dpx.declaration import ConfigError
 from dpx.files.run_folder import RunFolder
 from dpx.mechanism.declared_mechanism import Banded, TargetEpsilon
 from dpx.privacy import accounting, ledger, loss_grid
+from dpx.statement import received
 from dpx.training import opening
 
 from ..privacy.combinations import COARSE, check, drawn
@@ -89,7 +90,7 @@ def test_what_is_stated_after_training_is_what_the_ledger_recomputes_to(combinat
             composed = pld.PLDAccountant(dp_accounting.NeighboringRelation[relation], width).compose(event)
             return composed.get_epsilon(document["delta"])
 
-        assert statement.recompute(document, by_dp_accounting_alone) == document["epsilon"]["pld"]
+        assert received.recompute(document, by_dp_accounting_alone) == document["epsilon"]["pld"]
 
 
 def test_the_trained_combinations_are_not_all_alike(combinations):
