@@ -20,8 +20,9 @@ from dpx.clipping.probes import ProbeSession, is_probed, session_of, shapes_of
 from dpx.clipping.program import traced, with_counts
 from dpx.clipping.reader_ops import are_separate
 from dpx.clipping.readers import has_narrow
-from dpx.clipping.result import ClippedSum, batch_size
-from dpx.clipping.route_costs import RouteCost, is_dearer, of_parameter
+from dpx.clipping.result import KEPT_BYTES, ClippedSum, batch_size
+from dpx.clipping.route_costs import RouteCost, beside_vmap, by_ghost, by_vmap, of_parameter
+from dpx.clipping.units import Units, flags
 from dpx.declaration import ConfigError, require
 
 # How many times larger the gradients of parts of a parameter may become, each padded to the whole.
@@ -34,8 +35,8 @@ Readers = Mapping[str, list[Reader]]
 class Taken:
     """How one parameter's per-example gradients are computed.
 
-    It holds the route, the primitives that read the parameter, the bytes kept for one example, what each exact way costs for one unit, and
-    how many units are computed at once.
+    It holds the route, the primitives that read the parameter, the bytes kept for one example, what each exact way costs for one unit, how
+    many units are computed at once, and the cost of the ways that are taken divided by the cost of `vmap`.
     """
 
     path: str
@@ -44,6 +45,7 @@ class Taken:
     bytes_per_example: int
     costs: tuple[RouteCost, ...]
     units_at_once: int
+    beside_vmap: float
 
 
 class _Plan(NamedTuple):
@@ -96,44 +98,67 @@ class ByExample:
                 reason = f"is read by {', '.join(_names(self.readers[path]))} in a way that needs a gradient for each example"
                 raise ConfigError(path, reason, "Leave out strict, or use the parameter in products and lookups only")
 
-    def summed(self, method: str, takes_turns: bool = False, **options: Any) -> ClippedSum:
+    def summed(self, method: str, is_by_unit: bool = False, kept_bytes: int | None = None, **options: Any) -> ClippedSum:
         """Computes the clipped sum by a method of `sum_by`, with its options.
 
-        With `takes_turns` book-keeping takes fewer units at once where that is cheaper. The weights must then be of one norm each.
+        With `is_by_unit` the weight of a unit depends on its norm alone, so that book-keeping may take fewer units at once where that is
+        cheaper. Without `kept_bytes` dpx chooses how many bytes of gradients are kept.
         """
+        rows, is_padding_B = options["rows_per_unit"], options["is_padding_B"]
+        units = Units(rows, is_padding_B).is_padding_U.shape[0]
 
-        def run(batch: Any, is_padding_B: Any, kept_bytes: int) -> ClippedSum:
-            own = options | {"kept_bytes": kept_bytes, "is_padding_B": is_padding_B}
+        def run(batch: Any, is_padding_B: Any, kept: int = KEPT_BYTES if kept_bytes is None else kept_bytes) -> ClippedSum:
+            own = options | {"kept_bytes": kept, "is_padding_B": is_padding_B}
             return sum_by(method, self.losses, self.params, batch, checked=False, **own)
 
-        kept_bytes, rows = options["kept_bytes"], options["rows_per_unit"]
-        is_padding_B, units = options["is_padding_B"], batch_size(self.batch) // rows
         try:
-            if method == "book_keeping" and takes_turns and not self._fits(kept_bytes, units):
-                plan = self._planned(kept_bytes, rows)
-                if plan.units < units:
-                    again = partial(run, kept_bytes=plan.kept_bytes)
-                    return turns.summed(again, self.batch, is_padding_B, rows, plan.units)
-            return run(self.batch, is_padding_B, kept_bytes)
+            if method != "book_keeping" or self._fits(KEPT_BYTES if kept_bytes is None else kept_bytes, units):
+                return run(self.batch, is_padding_B)
+            plan = self._planned(kept_bytes, rows, is_by_unit)
+            again = partial(run, kept=plan.kept_bytes)
+            if plan.units < units:
+                return turns.summed(again, self.batch, is_padding_B, rows, plan.units)
+            return again(self.batch, is_padding_B)
         except NotImplementedError as error:
             reason = f"cannot be mapped over examples ({str(error).strip().splitlines()[0]})"
             raise ConfigError("the loss", reason, "Use functions that jax.vmap has a rule for") from error
 
-    def routes_taken(self, kept_bytes: int, rows_per_unit: int, takes_turns: bool) -> list[Taken]:
-        """Returns the route of every parameter without computing anything."""
-        plan = (self._planned if takes_turns else self._at_once)(kept_bytes, rows_per_unit)
-        routes, size = self.routes, plan.bytes_per_example
-        return [Taken(path, routes[path], _names(reads), size[path], plan.costs[path], plan.units) for path, reads in self.readers.items()]
+    def routes_taken(self, method: str, kept_bytes: int | None, rows_per_unit: int, is_by_unit: bool) -> list[Taken]:
+        """Returns the route of every parameter by this method without computing anything."""
+        Units(rows_per_unit, flags(None, batch_size(self.batch), "is_padding"))
+        if method == "book_keeping":
+            plan = self._planned(kept_bytes, rows_per_unit, is_by_unit)
+        else:
+            # Ghost clipping keeps no gradients.
+            plan = self._at_once(0, rows_per_unit)
+        found, routes = [], self.routes
+        for path, reads in self.readers.items():
+            size, costs = plan.bytes_per_example[path], plan.costs[path]
+            if method == "vmap":
+                costs = by_vmap(costs)
+                size = costs[-1].bytes // rows_per_unit
+            elif method == "ghost":
+                costs = by_ghost(costs)
+            found.append(Taken(path, routes[path], _names(reads), size, costs, plan.units, beside_vmap(costs)))
+        return found
 
     def _fits(self, kept_bytes: int, units: int) -> bool:
         """Returns whether the gradients of all units may be kept, whichever of them are better kept."""
         return 4 * units * sum(leaf.size for leaf in jax.tree.leaves(self.params)) <= kept_bytes
 
-    def _planned(self, kept_bytes: int, rows_per_unit: int) -> _Plan:
-        """Returns the plan for all units at once, or for fewer of them if a parameter then costs no more than by `vmap`."""
+    def _planned(self, kept_bytes: int | None, rows_per_unit: int, is_by_unit: bool) -> _Plan:
+        """Returns the plan for all units at once, unless a parameter then costs more than by `vmap`.
+
+        Then it is for fewer units. Where weights may depend on all norms together, gradients are kept instead, as `vmap` keeps them, unless
+        the user has said how many bytes may be kept.
+        """
+        is_chosen = kept_bytes is None
+        kept_bytes = KEPT_BYTES if kept_bytes is None else kept_bytes
         plan = self._at_once(kept_bytes, rows_per_unit)
-        if plan.wanted <= kept_bytes or not any(map(is_dearer, plan.costs.values())):
+        if plan.wanted <= kept_bytes or all(beside_vmap(costs) <= 1 for costs in plan.costs.values()):
             return plan
+        if not is_by_unit:
+            return self._at_once(plan.wanted, rows_per_unit) if is_chosen else plan
         of_one = -(-plan.wanted // plan.units)
         units = turns.units_at_once(plan.units, max(1, kept_bytes // of_one))
         rows = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct((units * rows_per_unit, *leaf.shape[1:]), leaf.dtype), self.batch)

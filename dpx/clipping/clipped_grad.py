@@ -18,7 +18,7 @@ from dpx.clipping import weights as by_norm
 from dpx.clipping.by_example import ByExample, Taken
 from dpx.clipping.methods import check_untracked
 from dpx.clipping.norms import at_least_float32
-from dpx.clipping.result import KEPT_BYTES, batch_size
+from dpx.clipping.result import batch_size
 from dpx.clipping.rounding import LARGEST_CLIPPING_NORM, MARGINS, SMALLEST_CLIPPING_NORM
 from dpx.clipping.units import check_rows, flags
 from dpx.declaration import ConfigError, require
@@ -80,7 +80,8 @@ class WeightedGrad:
         require(self.method in METHODS, f"method={self.method!r}", "no such method", f"Use {', '.join(METHODS)}")
         check_rows(self.rows_per_unit)
         is_size = isinstance(self.kept_bytes, int) and not isinstance(self.kept_bytes, bool) and self.kept_bytes >= 0
-        require(is_size, f"kept_bytes={self.kept_bytes!r}", "is not a number of bytes", "Give 0 or more")
+        is_right = is_size or self.kept_bytes is None
+        require(is_right, f"kept_bytes={self.kept_bytes!r}", "is not a number of bytes", "Give 0 or more, or leave it out")
 
     def __call__(self, *args: Any, is_padding: Any = None, **others: Any) -> ClippedGradients:
         """Computes the weighted sum of the gradients of all rows; may be called under `jax.jit`.
@@ -107,7 +108,7 @@ class WeightedGrad:
         traced = self._traced(split)
         if self.strict:
             traced.check_no_copies()
-        options: dict[str, Any] = {"kept_bytes": self.kept_bytes, "rows_per_unit": self.rows_per_unit, "takes_turns": self._takes_turns}
+        options: dict[str, Any] = {"kept_bytes": self.kept_bytes, "rows_per_unit": self.rows_per_unit, "is_by_unit": self._is_by_unit}
         try:
             found = traced.summed(self.method, weights=self._weights(traced.is_narrow), is_padding_B=is_padding_B, **options)
         except ConfigError as error:
@@ -126,8 +127,9 @@ class WeightedGrad:
 
         Returns:
             For each parameter its path, its route, the primitives that read it, the bytes that are kept for one example, `costs`: FLOPs,
-            bytes and the cost of both for each exact way to its norm and sum for one unit, and which one is taken
-            (`dpx.clipping.route_costs`), and how many units are computed at once.
+            bytes and the cost of both for each exact way to its norm and sum for one unit, and which one `method` takes
+            (`dpx.clipping.route_costs`), how many units are computed at once, and `beside_vmap`: the cost of what is taken divided by the
+            cost of `method="vmap"`. It is at most 1, unless you chose `method="ghost"` or, in `dpx.weighted_grad`, `kept_bytes`.
         """
         leaves, tree = jax.tree.flatten(args)
         # Those without values, in which a loss can use shared arguments too, or whose place on a mesh does not matter here.
@@ -148,11 +150,11 @@ class WeightedGrad:
         if batch_size(split.batch) == 0:
             unit = lambda leaf: jax.ShapeDtypeStruct((self.rows_per_unit, *leaf.shape[1:]), leaf.dtype)  # noqa: E731
             split = split._replace(batch=jax.tree.map(unit, split.batch))
-        return self._traced(split).routes_taken(self.kept_bytes, self.rows_per_unit, self._takes_turns)
+        return self._traced(split).routes_taken(self.method, self.kept_bytes, self.rows_per_unit, self._is_by_unit)
 
     @property
-    def _takes_turns(self) -> bool:
-        """Returns whether fewer units may be computed at once. Weights that the user gives may depend on all norms together."""
+    def _is_by_unit(self) -> bool:
+        """Returns whether the weight of a unit depends on its norm alone. Weights that the user gives may depend on all norms together."""
         return False
 
     def _refused(self, is_padding_B: Any) -> Any:
@@ -251,7 +253,7 @@ class ClippedGrad(WeightedGrad):
         return MOVES[adjacency] * self.clipping_norm
 
     @property
-    def _takes_turns(self) -> bool:
+    def _is_by_unit(self) -> bool:
         return True
 
     def _refused(self, is_padding_B: Any) -> Any:
@@ -275,7 +277,7 @@ def clipped_grad(
     shared_argnums: Any = (),
     rows_per_unit: Any = 1,
     method: Any = "book_keeping",
-    kept_bytes: Any = KEPT_BYTES,
+    kept_bytes: Any = None,
     strict: bool = False,
 ) -> ClippedGrad:
     """Transforms the loss of one example into the sum of the clipped gradients of all examples.
@@ -293,8 +295,9 @@ def clipped_grad(
             keys are batched too: one for each example.
         rows_per_unit: R. Every R consecutive rows are one unit, and the norm of the sum of their gradients is clipped.
         method: "book_keeping", "ghost" (two backward passes) or "vmap" (one gradient for each example).
-        kept_bytes: The most bytes of per-example gradients that are kept in memory to avoid computing them again. Where the other ways
-            cost more than `method="vmap"`, fewer units are computed at once, so that their gradients fit; at least one unit is.
+        kept_bytes: The most bytes of per-example gradients that are kept in memory to avoid computing them again; 72 MiB if not given.
+            Where the other ways cost more than `method="vmap"`, fewer units are computed at once, so that their gradients fit; at least
+            one unit is.
         strict: Whether to refuse a use of a parameter that needs a gradient for each example (`explain` lists them).
 
     Returns:
@@ -327,7 +330,7 @@ def weighted_grad(
     shared_argnums: Any = (),
     rows_per_unit: Any = 1,
     method: Any = "book_keeping",
-    kept_bytes: Any = KEPT_BYTES,
+    kept_bytes: Any = None,
     strict: bool = False,
 ) -> WeightedGrad:
     """Transforms the loss of one example into a sum of gradients with your own weights, in place of the weights of a clipping norm.
@@ -337,7 +340,9 @@ def weighted_grad(
     Args:
         loss: As for `dpx.clipped_grad`, and so are all arguments that are not listed here.
         weights: A function of the norms, float32 [U], to factors of the same shape. It runs under jit. It may depend on all norms, so all
-            units are computed at once, whatever `kept_bytes` is.
+            units are computed at once.
+        kept_bytes: The most bytes of per-example gradients that are kept in memory to avoid computing them again, even if the other ways
+            cost more than `method="vmap"`. If not given, it is 72 MiB, or all gradients where the other ways cost more.
 
     Returns:
         A function of the same arguments, in the same order, and `is_padding`: it returns `ClippedGradients`.

@@ -29,7 +29,7 @@ def clipped_sum(
     frozen: Any = None,
     is_padding_B: Any = None,
     method: Any = "book_keeping",
-    kept_bytes: int = KEPT_BYTES,
+    kept_bytes: int | None = None,
     fused: bool = True,
     rows_per_unit: Any = 1,
     checked: bool = True,
@@ -49,7 +49,8 @@ def clipped_sum(
             it, and nothing below the lowest trained parameter is differentiated.
         is_padding_B: bool [B]; true for rows that contribute exactly zero. `None` if no row is padding.
         method: "book_keeping" or "ghost", for a loss whose parameters all go through ops; "vmap" or "traced" (row by row), for any loss.
-        kept_bytes: The most bytes of per-example weight gradients that are kept, less what a fused stack of layers keeps.
+        kept_bytes: The most bytes of per-example weight gradients that are kept, less what a fused stack of layers keeps; 72 MiB if not
+            given. "traced" then keeps all gradients where the other ways cost more than "vmap".
         fused: Whether models may use their hand-scheduled blocks.
         rows_per_unit: R. Every R consecutive rows are one unit: its loss is the sum of its rows' losses, and the norm of the sum of their
             gradients is clipped. A unit with a gradient that is not finite contributes zero as a whole.
@@ -63,15 +64,18 @@ def clipped_sum(
             rule for units of several rows. With `frozen` (which may be empty) also for a parameter that is in both trees, or that no path
             from the loss reaches.
     """
-    options: dict[str, Any] = dict(weights=weights, kept_bytes=kept_bytes, rows_per_unit=rows_per_unit)
+    options: dict[str, Any] = dict(weights=weights, rows_per_unit=rows_per_unit)
 
     def run(params: Any, batch: Any, frozen: Any, is_padding_B: Any) -> ClippedSum:
         if method != "traced":
             own = {"frozen": frozen, "is_padding_B": is_padding_B, "fused": fused, "checked": checked}
+            own["kept_bytes"] = KEPT_BYTES if kept_bytes is None else kept_bytes
             return sum_by(method, losses_fn, params, batch, **own, **options)
-        batch_size(batch)
+        is_padding_B = flags(is_padding_B, batch_size(batch), "is_padding_B")
+        check_rows(rows_per_unit)
         check_untracked(params, frozen, batch)
-        return ByExample.trace(_of_one(losses_fn), params, batch, frozen).summed("book_keeping", is_padding_B=is_padding_B, **options)
+        own = {"is_padding_B": is_padding_B, "kept_bytes": kept_bytes, "is_by_unit": getattr(weights, "is_by_unit", False)}
+        return ByExample.trace(_of_one(losses_fn), params, batch, frozen).summed("book_keeping", **own, **options)
 
     return meshes.summed(run, ClippedSum, params, batch, rows_per_unit, params, batch, frozen, is_padding_B)
 

@@ -16,7 +16,7 @@ from dpx.clipping.forms import Form, Outer, Rows
 from dpx.clipping.joint import Key, Norms, Part, form_shapes, layers_along
 from dpx.clipping.program import Program
 
-Way = Literal["kept", "gram", "recomputed", "pairs", "by_id", "formed", "vmap"]
+Way = Literal["kept", "gram", "recomputed", "pairs", "by_id", "formed", "second_pass", "vmap"]
 MOVED = norms.FLOPS_PER_BYTE
 
 
@@ -25,7 +25,8 @@ class RouteCost(NamedTuple):
 
     `kept` forms the gradient once, for the norm and the sum; `gram` takes the norm from products between positions and forms the sum;
     `recomputed` forms both. A lookup's cotangents are compared in `pairs`, or added up `by_id`. `formed` is a gradient that autodiff forms.
-    `vmap`, never taken, is what `method="vmap"` adds for this parameter: it forms the gradient and holds all of it.
+    `second_pass` is what `method="ghost"` computes once more. `vmap` is what `method="vmap"` adds for this parameter: it forms the gradient
+    and holds all of it.
     """
 
     way: Way
@@ -63,10 +64,26 @@ def of_parameter(path: str, program: Program, sources: Norms) -> tuple[RouteCost
     return (*added.values(), by_vmap)
 
 
-def is_dearer(costs: tuple[RouteCost, ...]) -> bool:
-    """Returns whether the ways that are taken cost more than `vmap`."""
-    *_, by_vmap = costs
-    return sum(cost.cost for cost in costs if cost.is_taken) > by_vmap.cost
+def beside_vmap(costs: tuple[RouteCost, ...]) -> float:
+    """Returns the cost of the ways that are taken, divided by that of `vmap`, the last one."""
+    return sum(cost.cost for cost in costs if cost.is_taken) / max(1, costs[-1].cost)
+
+
+def by_vmap(costs: tuple[RouteCost, ...]) -> tuple[RouteCost, ...]:
+    """Returns the ways to a parameter's norm and sum if `vmap` is taken."""
+    return tuple(cost._replace(is_taken=cost.way == "vmap") for cost in costs)
+
+
+def by_ghost(costs: tuple[RouteCost, ...]) -> tuple[RouteCost, ...]:
+    """Returns the ways that are taken where no gradient is kept, and what the second pass adds to them.
+
+    It multiplies by the parameter as the first one does, forward and backward, and forms what the first one has formed and not held.
+    """
+    *ways, vmap = costs
+    again = [cost for cost in ways if cost.is_taken and cost.way in ("kept", "formed")]
+    flops = 2 * vmap.flops
+    second = RouteCost("second_pass", flops + sum(cost.flops for cost in again), 0, flops + sum(cost.cost for cost in again), True)
+    return (*ways, second, vmap)
 
 
 def of_matrix(T: int, p: int, d: int, taken: Way, times: int = 1) -> list[RouteCost]:

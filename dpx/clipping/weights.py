@@ -6,7 +6,7 @@ B: examples, K: groups of parameters clipped separately.
 import dataclasses
 import math
 from collections.abc import Callable
-from typing import Any
+from typing import Any, ClassVar
 
 import jax.numpy as jnp
 from jaxtyping import Array, Float
@@ -39,11 +39,13 @@ def no_factor(path: str) -> float:
 class FactoredWeights:
     """Clip weights for gradients that are multiplied by `factor(path)`, a positive constant, before their joint norm is taken.
 
-    The clipped sum is of the multiplied gradients, so its sensitivity is that of `weights`.
+    The clipped sum is of the multiplied gradients, so its sensitivity is that of `weights`. The weight of a unit depends on its norm alone.
     """
 
     weights: Weights
     factor: Callable[[str], float]
+    # A run sums a batch by microbatches, so no weight can depend on all norms.
+    is_by_unit: ClassVar[bool] = True
 
     @property
     def per_layer(self) -> bool:

@@ -4,10 +4,11 @@
 
 One JSON line for each model and way: FLOPs of products (counted in the traced program, bodies of loops times rounds), equations and lines
 of the program, temporary bytes (only up to `MOST_COMPILED` lines), and with rounds the median processor seconds, all ways by turns (only up
-to `MOST_TIMED` parameters). From a folder that holds `dpx` of another revision beside `tests` and `experiments` of this one, it counts
+to `MOST_TIMED` numbers of gradients). From a folder that holds `dpx` of another revision beside `tests` and `experiments` of this one, it counts
 that revision. A number among the names is the seed of a program of `tests/clipping/test_programs_cost.py`.
 """
 
+import dataclasses
 import json
 import math
 import statistics
@@ -24,8 +25,9 @@ from tests.clipping.test_program_size import llama, size
 from tests.clipping.test_programs_cost import drawn_program, given, programs
 
 # Programs with more lines are not compiled.
-MOST_COMPILED = 22_000
-MOST_TIMED = 20_000_000
+MOST_COMPILED = 24_000
+# Numbers of the gradients of all examples.
+MOST_TIMED = 500_000_000
 
 
 def unet(side: int = 32, width: int = 16, depth: int = 3) -> Any:
@@ -64,6 +66,7 @@ SUBJECTS = {
     "llama, 24 layers": lambda: llama(24),
     "llama, 48 layers": lambda: llama(48),
     "bert-base": lambda: programs.bert_tiny(H=768, A=12, F=3072, layers=12),
+    "bert-base, 4 examples": lambda: dataclasses.replace(programs.bert_tiny(H=768, A=12, F=3072, layers=12), examples=4),
 }
 
 
@@ -88,7 +91,7 @@ def main(rounds: int = 0, *names: str) -> None:
             if lines <= MOST_COMPILED:
                 compiled[way] = jax.jit(run).lower(*given(subject)).compile()
                 rows[way]["temporaries"] = compiled_temporaries(compiled[way])
-        is_timed = rounds and sum(map(math.prod, subject.shapes.values())) <= MOST_TIMED
+        is_timed = rounds and subject.examples * sum(map(math.prod, subject.shapes.values())) <= MOST_TIMED
         taken = processor_seconds(compiled, (subject.params(), subject.batch()), rounds) if is_timed else {}
         for way, row in rows.items():
             seconds = {"processor_s": round(taken[way], 4)} if way in taken else {}

@@ -10,6 +10,8 @@ import pytest
 import dpx
 from dpx.clipping import norms
 from dpx.clipping.route_costs import RouteCost, of_lookup, of_matrix
+from dpx.clipping.weights import FactoredWeights, flat, no_factor
+from dpx.cost.traced import matmul_flops
 
 ROWS, T, D, V = 4, 64, 96, 1000
 
@@ -57,10 +59,62 @@ def test_where_products_between_positions_cost_less_than_by_vmap_all_units_are_c
     assert plan(loss, {"kernel": (D, D)}, X, kept_bytes=0) == (["gram"], ROWS)
 
 
+def squared(p, e):
+    return jnp.square(jnp.tanh(e["x"] @ p["kernel"])).sum()
+
+
+JOINT = {"transform": dpx.weighted_grad, "weights": lambda norms: 1 / norms.max() + 0 * norms}
+# Gradients of all rows are larger than what is kept if the user does not say how much.
+WIDE, WIDE_X = (2048, 2048), {"x": ((1024, 2048), jnp.float32)}
+
+
 def test_weights_of_ones_own_may_depend_on_all_norms_so_that_all_units_are_computed_at_once():
-    loss = lambda p, e: jnp.square(jnp.tanh(e["x"] @ p["kernel"])).sum()  # noqa: E731
-    options = {"transform": dpx.weighted_grad, "weights": lambda norms: 1 / norms.max() + 0 * norms, "kept_bytes": 0}
-    assert plan(loss, {"kernel": (D, D)}, X, **options) == (["gram"], ROWS)
+    assert plan(squared, {"kernel": (D, D)}, X, kept_bytes=0, **JOINT) == (["gram"], ROWS)
+    assert plan(squared, {"kernel": WIDE}, WIDE_X, rows=8, **JOINT) == (["kept"], 8)
+    assert plan(squared, {"kernel": WIDE}, WIDE_X, rows=8) == (["kept"], 4)
+
+
+def test_a_traced_sum_never_forms_a_gradient_twice_unless_the_user_limits_memory():
+    """By turns where a weight depends on one norm alone, as the weights of a run do, and else by keeping what vmap keeps."""
+    params, batch = {"kernel": jax.ShapeDtypeStruct(WIDE, jnp.float32)}, {"x": jax.ShapeDtypeStruct((8, 1024, 2048), jnp.float32)}
+    losses = lambda p, b: jnp.square(jnp.tanh(b["x"] @ p["kernel"])).sum((1, 2))  # noqa: E731
+    weights = flat(1.0)
+
+    def traced(weights, **options):
+        return lambda p, b: dpx.clipped_sum(losses, p, b, weights=weights, **{"method": "traced"} | options).total
+
+    def sizes(run):
+        """FLOPs, and whether gradients of all rows are formed at once."""
+        jaxpr = str(jax.make_jaxpr(run)(params, batch))
+        return matmul_flops(run, params, batch), "f32[8,2048,2048]" in jaxpr
+
+    by_vmap, _ = sizes(traced(weights, method="vmap"))
+    assert sizes(traced(FactoredWeights(weights, no_factor))) == (by_vmap, False)
+    assert sizes(traced(weights)) == (by_vmap, True)
+    assert sizes(traced(weights, kept_bytes=0))[0] > 1.2 * by_vmap
+
+
+def test_a_method_that_the_user_names_says_what_it_costs_beside_vmap():
+    given = {"kernel": jax.ShapeDtypeStruct((D, D), jnp.float32)}, {"x": jax.ShapeDtypeStruct((ROWS, T, D), jnp.float32)}
+    (kept,), (by_vmap,), (ghost,) = (
+        dpx.clipped_grad(squared, clipping_norm=1.0, method=method).explain(*given) for method in ("book_keeping", "vmap", "ghost")
+    )
+    taken = {one.beside_vmap: [cost.way for cost in one.costs if cost.is_taken] for one in (kept, by_vmap)}
+    assert taken == {1.0: ["vmap"]} and [cost.way for cost in kept.costs if cost.is_taken] == ["kept"]
+    assert by_vmap.bytes_per_example == 4 * D * D and by_vmap.units_at_once == ROWS
+    ways = {cost.way: cost for cost in ghost.costs}
+    assert [way for way, cost in ways.items() if cost.is_taken] == ["gram", "second_pass"]
+    # Forward and backward once more.
+    assert ways["second_pass"].flops == 4 * T * D * D and ways["second_pass"].bytes == 0
+    assert ghost.beside_vmap == (ways["gram"].cost + ways["second_pass"].cost) / ways["vmap"].cost > 1
+
+
+def test_what_ghost_clipping_forms_and_does_not_hold_it_forms_again():
+    loss = lambda p, e: jnp.square(e["x"] * p["gain"]).sum()  # noqa: E731
+    (gain,) = dpx.clipped_grad(loss, clipping_norm=1.0, method="ghost").explain(
+        {"gain": jax.ShapeDtypeStruct((D,), jnp.float32)}, {"x": jax.ShapeDtypeStruct((ROWS, T, D), jnp.float32)}
+    )
+    assert gain.beside_vmap == 2 and [cost.way for cost in gain.costs if cost.is_taken] == ["formed", "second_pass"]
 
 
 @pytest.mark.parametrize("kept_bytes", [0, 1 << 16, 1 << 18, 1 << 30])

@@ -193,3 +193,7 @@ def test_an_op_without_a_rule_for_units_is_refused_by_name(method):
 def test_units_that_do_not_fill_the_batch_are_refused():
     with pytest.raises(ConfigError, match="^rows_per_unit=5: does not divide"):
         dpx.clipped_sum(SUBJECT.losses, {}, batch(examples=12), weights=flat_weights(1.0), rows_per_unit=5)
+    unit = dpx.clipped_grad(lambda w, x: jnp.dot(w, x), clipping_norm=1.0, rows_per_unit=2, kept_bytes=0)
+    for run in (unit, unit.explain):
+        with pytest.raises(ConfigError, match="^rows_per_unit=2: does not divide"):
+            run(jnp.zeros(2), jnp.ones((3, 2)))
