@@ -25,8 +25,8 @@ from dpx.clipping.route_costs import RouteCost, beside_vmap, by_ghost, by_vmap, 
 from dpx.clipping.units import Units, flags
 from dpx.declaration import ConfigError, require
 
-# How many times larger the gradients of parts of a parameter may become, each padded to the whole.
-MOST_PADDED = 2
+# The most that all rounds of a loop may copy of a parameter, as a share of it.
+MOST_COPIED = 0.5
 # The readers of each parameter, by path.
 Readers = Mapping[str, list[Reader]]
 
@@ -83,8 +83,11 @@ class ByExample:
             reach.check(loss, params, frozen, _row(batch))
         loss = bound(loss, frozen)
         one = _traced_one(loss, params, batch)
-        readers = _readers(one, params, batch)
-        return cls(_mapped(loss, one, readers), params, batch, readers, has_narrow(one.jaxpr.jaxpr))
+        readers, by_round = _readers(one, params, batch), frozenset[str]()
+        mixed = frozenset(path for path, reads in readers.items() if len({reader.layers for reader in reads}) > 1)
+        if mixed:
+            readers, by_round = _readers(one, params, batch, mixed), mixed
+        return cls(_mapped(loss, one, readers, by_round), params, batch, readers, has_narrow(one.jaxpr.jaxpr))
 
     @property
     def routes(self) -> dict[str, Route]:
@@ -222,23 +225,25 @@ def _traced_one(loss: Any, params: Any, batch: Any) -> _One:
     return _One(jaxpr, jax.tree.structure(out))
 
 
-def _readers(one: _One, params: Any, batch: Any) -> Readers:
+def _readers(one: _One, params: Any, batch: Any, by_round: frozenset[str] = frozenset()) -> Readers:
     """Returns the readers of each parameter without computing anything."""
     shapes = shapes_of(params)
     by_place: dict[str, dict[tuple, Reader]] = {path: {} for path in shapes}
 
     def run(values: list[Any], example: list[Any], tick: Any) -> None:
-        one.run(Tracer(ProbeSession(shapes), tick, readers=by_place), shapes, values, example)
+        one.run(Tracer(ProbeSession(shapes), tick, by_round=by_round, readers=by_place), shapes, values, example)
 
     jax.eval_shape(run, jax.tree.leaves(params), jax.tree.leaves(_row(batch)), jax.ShapeDtypeStruct((), jnp.float32))
     return {path: list(reads.values()) for path, reads in by_place.items()}
 
 
-def _mapped(loss: Any, one: _One, readers: Readers) -> Any:
+def _mapped(loss: Any, one: _One, readers: Readers, by_round: frozenset[str]) -> Any:
     """Returns the loss of a batch, which is made of ops if its parameters are wrapped."""
     copied = frozenset(path for path, reads in readers.items() if _is_copied(reads))
     shared = frozenset(path for path, reads in readers.items() if len(reads) > 1 or any(reader.is_repeated for reader in reads))
     parted = frozenset(path for path, reads in readers.items() if path in shared and are_separate([reader.box for reader in reads]))
+    joined = frozenset(path for path, reads in readers.items() if path in shared - parted and not all(reader.is_matrix for reader in reads))
+    tracer = partial(Tracer, copied=copied, shared=shared, parted=parted, joined=joined, by_round=by_round)
 
     def losses(wrapped: Any, batch: Any) -> Any:
         session = session_of(wrapped)
@@ -247,7 +252,7 @@ def _mapped(loss: Any, one: _One, readers: Readers) -> Any:
         values = [leaf.value for leaf in jax.tree.leaves(wrapped, is_leaf=is_probed)]
 
         def of_one(example: Any, tick: Any) -> Any:
-            results = one.run(Tracer(session, tick, copied, shared, parted), readers, values, jax.tree.leaves(example))
+            results = one.run(tracer(session, tick), readers, values, jax.tree.leaves(example))
             return jax.tree.unflatten(one.outputs, results)
 
         return jax.vmap(of_one)(batch, jnp.zeros(batch_size(batch)))
@@ -259,9 +264,9 @@ def _is_copied(readers: list[Reader]) -> bool:
     """Returns whether the parameter is copied for each example, instead of becoming an op at each of its readers."""
     if len(readers) == 1 and not readers[0].is_repeated or are_separate([reader.box for reader in readers]):
         return False
-    if not readers or not all(reader.is_matrix for reader in readers):
+    if not readers or not all(reader.is_matrix or reader.is_part or reader.copied for reader in readers):
         return True
-    return len(readers) > MOST_PADDED * sum(reader.share for reader in readers)
+    return sum(reader.copied for reader in readers if not reader.is_matrix) > MOST_COPIED
 
 
 def _route(readers: list[Reader]) -> Route:

@@ -110,8 +110,15 @@ class Convolution(Op):
         # array for the gradients, from the forward pass on.
         first_U = g_UETd[:, 0, 0, 0] if g_UETd.size else jnp.zeros(g_UETd.shape[0])
         zero_U = (first_U > jnp.inf).astype(g_UETd.dtype)
-        late_B = jnp.repeat(zero_U, self.rows_per_unit).astype(x_B.dtype)
-        return self._at_offsets(one, x_B + late_B.reshape(-1, *(1,) * (x_B.ndim - 1)), record["g"].shape, axis=2, zero=zero_U)
+        if any(any(edge) for edge in self._edges):
+            x_B = x_B + jnp.repeat(zero_U, self.rows_per_unit).astype(x_B.dtype).reshape(-1, *(1,) * (x_B.ndim - 1))
+        return self._at_offsets(one, x_B, record["g"].shape, axis=2, zero=zero_U)
+
+    @property
+    def _edges(self) -> list[tuple[int, int, int]]:
+        """Returns the padding of each axis of an image: in front, behind, and between numbers."""
+        between = [stretch - 1 for stretch in self._setting("lhs_dilation")]
+        return [(low, high, inside) for (low, high), inside in zip(self._setting("padding"), between, strict=True)]
 
     def _at_offsets(self, use: Callable[[Array], Array], x_B: Array, outputs: tuple[int, ...], axis: int = 0, zero: Any = 0.0) -> Array:
         """Returns `use` of the inputs [U, E, R*T, c] that each offset reads at the output positions, with the offsets K along `axis`.
@@ -119,10 +126,8 @@ class Convolution(Op):
         `outputs` is the output's shape. Where the windows overlap, the offsets take turns, so that one shifted copy of the input is held
         at a time; `zero`, a number or [U], fills the array in which they put their results.
         """
-        stretched = [stretch - 1 for stretch in self._setting("lhs_dilation")]
-        edges = [(low, high, inside) for (low, high), inside in zip(self._setting("padding"), stretched, strict=True)]
         x_BNSC = self._last(x_B, "lhs_spec")
-        x_BNSC = jax.lax.pad(x_BNSC, jnp.zeros((), x_B.dtype), [(0, 0, 0), (0, 0, 0), *edges, (0, 0, 0)])
+        x_BNSC = jax.lax.pad(x_BNSC, jnp.zeros((), x_B.dtype), [(0, 0, 0), (0, 0, 0), *self._edges, (0, 0, 0)])
         counts = [outputs[axis + 1] for axis in self._setting("dimension_numbers").out_spec[2:]]
         steps, (*ends, features) = self._setting("window_strides"), x_BNSC.shape
         spans = [(count - 1) * step + 1 for count, step in zip(counts, steps, strict=True)]

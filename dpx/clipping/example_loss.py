@@ -14,6 +14,7 @@ from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax.core import ShapedArray
 from jax.extend import core
 from jax.extend.core import Primitive, primitives
@@ -22,7 +23,7 @@ from jax.interpreters import batching
 from dpx.clipping import norms
 from dpx.clipping.convolution_ops import Convolution
 from dpx.clipping.probes import Looked, Matrix, Op, ProbeSession, bound, evaluated
-from dpx.clipping.reader_ops import VIEWS, Box, Copied, Gathered, Product, View, is_lookup
+from dpx.clipping.reader_ops import VIEWS, Box, Copied, Gathered, PartOfProduct, Product, View, is_lookup
 from dpx.clipping.readers import body_of, scan_parts
 from dpx.declaration import require
 
@@ -34,28 +35,36 @@ ELEMENTWISE = (primitives.add_p, primitives.sub_p, primitives.mul_p, primitives.
 
 @dataclasses.dataclass(frozen=True)
 class Reader:
-    """One operation that reads a parameter: its route and primitive, whether a loop runs it in each round, and the share that it reads.
+    """One operation that reads a parameter: its route and primitive, and whether a loop runs it in each round.
 
-    `box` is the part that a product reads as a matrix, and `is_matrix` says whether the reader's gradient can be joined with those of
-    others that read some of the same numbers.
+    `box` is the part that a product reads as a matrix. `is_matrix` says whether products between positions join the reader's gradient with
+    those of others, and `is_part` whether it is a product, from whose factors the gradient of the parameter can be formed. `copied` is
+    the size of the copies that all rounds of another reader make, beside the parameter's. `layers` counts loops along the parameter.
     """
 
     route: Route
     primitive: str
     is_repeated: bool
     is_matrix: bool = True
-    share: float = 1.0
+    is_part: bool = False
+    copied: float = 0.0
     box: Box | None = None
+    layers: int = 0
 
 
 @dataclasses.dataclass
 class Followed:
-    """A parameter, or one layer of it, with the view of it that the equations so far have taken."""
+    """A parameter, or one layer of it, with the view of it that the equations so far have taken.
+
+    `starts` is the place of a slice that is computed, along each axis.
+    """
 
     value: Any
     path: str
     view: View
     is_repeated: bool = False
+    layers: int = 0
+    starts: tuple[Any, ...] = ()
 
 
 @dataclasses.dataclass
@@ -86,7 +95,9 @@ class Tracer:
     """Evaluates a loss of one example with ops in place of the equations that read parameters.
 
     `copied` are the parameters that are copied for each example from the start, `shared` those with several readers, whose norm cannot be
-    computed from kept gradients, `parted` those whose readers read separate parts, and `readers` are ordered by parameter and place.
+    computed from kept gradients, `parted` those whose readers read separate parts, and `joined` those whose gradient is formed from the
+    parts of all readers. A loop along one of `by_round` reads it by the number of the round, since others read it in another way.
+    `readers` are ordered by parameter and place; `rounds` counts those of the loops around.
     """
 
     session: ProbeSession
@@ -94,6 +105,9 @@ class Tracer:
     copied: frozenset[str] = frozenset()
     shared: frozenset[str] = frozenset()
     parted: frozenset[str] = frozenset()
+    joined: frozenset[str] = frozenset()
+    by_round: frozenset[str] = frozenset()
+    rounds: int = 1
     readers: dict[str, dict[tuple, Reader]] = dataclasses.field(default_factory=dict)
     at: list[int] = dataclasses.field(default_factory=list)
 
@@ -119,8 +133,12 @@ class Tracer:
             return jax.lax.concatenate(self._by_part(value, lambda part: self.plain(part, primitive)), value.axis)
         if not isinstance(value, Followed):
             return value
+        if value.starts:
+            whole = self.plain(dataclasses.replace(value, view=value.view.before, starts=()), primitive)
+            return value.view.after(jax.lax.dynamic_slice(whole, value.starts, value.view.taken.shape))
         route = "elementwise" if primitive in {p.name for p in ELEMENTWISE} else "copies"
-        self._read(value, Reader(route, primitive, value.is_repeated, False))
+        copied = self.rounds * value.view.share
+        self._read(value, Reader(route, primitive, value.is_repeated, False, copied=copied, layers=value.layers))
         return self._copy(value, route)
 
     def _by_part(self, value: Joined, run: Callable[[Any], Any]) -> list[Any]:
@@ -134,7 +152,7 @@ class Tracer:
 
     def _copy(self, value: Followed, route: Route) -> Any:
         outputs = jax.ShapeDtypeStruct(value.view.shape, value.view.dtype)
-        return self._bind(Copied(value.view, name=route), value, "parameter", (), outputs)
+        return self._bind(Copied(value.view, value.is_repeated, name=route), value, "parameter", (), outputs)
 
     def _read(self, value: Followed, reader: Reader) -> None:
         # By place: the body of a loop is traced again where its types settle.
@@ -152,12 +170,16 @@ class Tracer:
             return self._of_joined(eqn, given)
         if eqn.primitive is primitives.concatenate_p and jnp.issubdtype(eqn.outvars[0].aval.dtype, jnp.floating):
             return [Joined(given, eqn.params["dimension"])]
+        if eqn.primitive.name == "stack" and jnp.issubdtype(eqn.outvars[0].aval.dtype, jnp.floating):
+            return [Joined([_with_axis(value, eqn.params["axis"]) for value in given], eqn.params["axis"])]
         if eqn.primitive is primitives.stop_gradient_p:
             return [given[0].view(eqn.primitive.bind(given[0].value))]
         if eqn.primitive in VIEWS and jnp.issubdtype(eqn.outvars[0].aval.dtype, jnp.floating):
             return [dataclasses.replace(given[0], view=given[0].view.then(eqn))]
         if eqn.primitive.name == "split":
             return [dataclasses.replace(given[0], view=view) for view in given[0].view.parts(eqn)]
+        if eqn.primitive is primitives.dynamic_slice_p and _is_taken_by_rounds(eqn, given[0]):
+            return [dataclasses.replace(given[0], view=given[0].view.then(eqn), starts=tuple(given[1:]))]
         if eqn.primitive is primitives.dot_general_p and len(followed) == 1 and _is_product(eqn):
             return [self._product(eqn, given)]
         if eqn.primitive is primitives.conv_general_dilated_p and len(followed) == 1 and _is_convolution(eqn, given):
@@ -174,20 +196,31 @@ class Tracer:
             return [first.then(eqn)]
         if eqn.primitive is primitives.dot_general_p and _is_product(eqn):
             place = next(place for place, value in enumerate(given) if isinstance(value, Joined))
-            axis, other = _output_axis(eqn, place, given[place].axis), given[1 - place]
-            if axis is not None and not isinstance(other, Followed | Joined):
-
-                def of_part(part: Any) -> Any:
-                    if isinstance(part, Followed) and 0 in part.view.shape:
-                        part = self.plain(part, eqn.primitive.name)
-                    pair = [part, other] if place == 0 else [other, part]
-                    return self._product(eqn, pair, is_part=True) if isinstance(part, Followed) else evaluated(eqn, pair)[0]
-
-                return [jax.lax.concatenate(self._by_part(given[place], of_part), axis)]
+            cut, is_added = _cut_axis(eqn, place, given[place].axis)
+            # Sums of parts would be rounded to a narrow type once more for each part.
+            if not isinstance(given[1 - place], Followed | Joined) and not (is_added and eqn.outvars[0].aval.dtype.itemsize < 4):
+                return [self._product_of_joined(eqn, given, place, cut)]
         if eqn.primitive not in (primitives.jit_p, primitives.closed_call_p, primitives.call_p, primitives.scan_p, primitives.remat_p):
             given = [self.plain(value, eqn.primitive.name) if isinstance(value, Joined) else value for value in given]
         rebuilt = self._bodies(eqn, given)
         return evaluated(eqn, [self.plain(value, eqn.primitive.name) for value in given]) if rebuilt is None else rebuilt
+
+    def _product_of_joined(self, eqn: Any, given: list[Any], place: int, cut: int | None) -> Any:
+        """Evaluates a product with concatenated parameters part by part; the other factor is cut along `cut`, if it shares that axis."""
+        joined, other, start, results = given[place], given[1 - place], 0, []
+        for number, part in enumerate(joined.parts):
+            size = (part.view if isinstance(part, Followed) else part).shape[joined.axis]
+            x = other if cut is None else jax.lax.slice_in_dim(other, start, start + size, axis=cut)
+            start += size
+            pair = [part, x] if place == 0 else [x, part]
+            self.at.append(number)
+            if isinstance(part, Followed) and 0 not in part.view.shape:
+                results.append(self._product(eqn, pair, is_part=True))
+            else:
+                results += evaluated(eqn, [self.plain(value, eqn.primitive.name) for value in pair])
+            self.at.pop()
+        axis = _output_axis(eqn, place, joined.axis)
+        return sum(results[1:], results[0]) if axis is None else jax.lax.concatenate(results, axis)
 
     def _product(self, eqn: Any, given: list[Any], is_part: bool = False) -> Any:
         """Evaluates a product with a parameter, which may be a part of the factor that the equation reads."""
@@ -196,25 +229,31 @@ class Tracer:
         if not is_first:
             dimensions = tuple(tuple(reversed(pair)) for pair in dimensions)
         settings = {name: eqn.params[name] for name in ("precision", "preferred_element_type")}
-        form: norms.Form = "gram" if kernel.path in self.shared else "kept"
-        op = Product(kernel.view, _tuples(dimensions), is_first, tuple(settings.items()), form, kernel.path in self.parted)
-        view, box = kernel.view, kernel.view.box if op.is_matrix else None
-        # Padded to the whole, parts take more products than their copies do, which only a loop makes up for.
-        is_matrix = op.is_matrix and len(view.shape) == len(box or ()) and (kernel.is_repeated or view.share == 1)
-        self._read(kernel, Reader("product", eqn.primitive.name, kernel.is_repeated, is_matrix, view.share, box))
+        view, dimensions = kernel.view, _tuples(dimensions)
+        if kernel.path in self.joined or kernel.starts:
+            op = PartOfProduct(view, dimensions, is_first, tuple(settings.items()), "recomputed")
+        else:
+            form: norms.Form = "gram" if kernel.path in self.shared else "kept"
+            op = Product(view, dimensions, is_first, tuple(settings.items()), form, kernel.path in self.parted)
+        box = view.box if op.is_matrix else None
+        is_matrix = op.is_matrix and len(view.shape) == len(box or ()) and view.share == 1
+        self._read(kernel, Reader("product", eqn.primitive.name, kernel.is_repeated, is_matrix, True, box=box, layers=kernel.layers))
         outputs = _shape(eqn)
         if is_part:
             outputs = jax.eval_shape(op.one, *(jax.ShapeDtypeStruct(given.shape, given.dtype) for given in (x, kernel.view)))
-        return self._bind(op, kernel, "kernel", (x,), outputs)
+        starts = tuple(jnp.asarray(start, jnp.int32) for start in kernel.starts)
+        return self._bind(op, kernel, "kernel", (x, *starts), outputs)
 
     def _convolution(self, eqn: Any, given: list[Any]) -> Any:
         x, kernel = given
-        self._read(kernel, Reader("convolution", eqn.primitive.name, kernel.is_repeated, not kernel.is_repeated))
+        if kernel.starts:
+            return evaluated(eqn, [x, self.plain(kernel, eqn.primitive.name)])[0]
+        self._read(kernel, Reader("convolution", eqn.primitive.name, kernel.is_repeated, not kernel.is_repeated, layers=kernel.layers))
         return self._bind(Convolution(kernel.view, tuple(eqn.params.items())), kernel, "kernel", (x,), _shape(eqn))
 
     def _lookup(self, eqn: Any, given: list[Any]) -> Any:
         table, index = given
-        self._read(table, Reader("lookup", eqn.primitive.name, table.is_repeated))
+        self._read(table, Reader("lookup", eqn.primitive.name, table.is_repeated, layers=table.layers))
         op = Gathered(table.view, tuple(eqn.params.items()), is_kept=table.path not in self.shared)
         return self._bind(op, table, "table", (index,), _shape(eqn))
 
@@ -266,22 +305,59 @@ class Tracer:
         start = consts + count
         body = eqn.params["jaxpr"]
         carry = [self.plain(value, "scan") for value in given[consts:start]]
-        along = [value if isinstance(value, Followed) and value.view.is_cast else self.plain(value, "scan") for value in given[start:]]
+        is_by_round = [self._is_by_round(value) for value in given[start:]]
+        along = [
+            value if isinstance(value, Followed) and (by_round or value.view.is_cast and not value.starts) else self.plain(value, "scan")
+            for value, by_round in zip(given[start:], is_by_round, strict=True)
+        ]
         inner = [*given[:consts], *carry, *along]
         changes: list[dict] = [{"is_repeated": True} if isinstance(value, Followed | Joined) else {} for value in inner]
-        for place, value in enumerate(along, start):
-            if isinstance(value, Followed):
+        for place, (value, by_round) in enumerate(zip(along, is_by_round, strict=True), start):
+            if by_round:
+                changes[place]["view"] = value.view.of_round()
+            elif isinstance(value, Followed):
                 # A view of the whole stack only casts; that of one layer does the same.
-                changes[place] = {"view": View(value.view.steps, value.view.shape[1:], value.view.dtype)}
+                changes[place] |= {"view": View(value.view.steps, value.view.shape[1:], value.view.dtype), "layers": value.layers + 1}
+        tracer = dataclasses.replace(self, rounds=self.rounds * max(1, eqn.params["length"]))
 
-        def round_of(carried: Any, sliced: Any) -> Any:
-            arrays = [*_arrays(given[:consts]), *carried, *sliced]
-            results = self._within(body, inner, arrays, changes)
+        def round_of(carried: Any, own: Any) -> Any:
+            number, sliced = own
+            slices = iter(sliced)
+            for place, (value, by_round) in enumerate(zip(along, is_by_round, strict=True), start):
+                if by_round:
+                    changes[place]["starts"] = (number, *[np.int32(0)] * (len(value.view.shape) - 1))
+            rest = [value.value if by_round else next(slices) for value, by_round in zip(along, is_by_round, strict=True)]
+            results = tracer._within(body, inner, [*_arrays(given[:consts]), *carried, *rest], changes)
             return results[: len(carried)], results[len(carried) :]
 
+        sliced = [array for array, by_round in zip(_arrays(along), is_by_round, strict=True) if not by_round]
+        number = jnp.arange(eqn.params["length"], dtype=jnp.int32) if any(is_by_round) else None
         options = {name: eqn.params[name] for name in ("length", "reverse", "unroll")}
-        carried, stacked = jax.lax.scan(round_of, carry, _arrays(along), **options)
+        carried, stacked = jax.lax.scan(round_of, carry, (number, sliced), **options)
         return [*carried, *stacked]
+
+    def _is_by_round(self, value: Any) -> bool:
+        """Returns whether a loop along a parameter reads it by the number of the round."""
+        if not isinstance(value, Followed) or value.starts or not value.view.shape[0]:
+            return False
+        return not value.view.is_cast or value.path in self.by_round
+
+
+def _with_axis(value: Any, axis: int) -> Any:
+    """Returns an array or a followed parameter with one more axis, of length one."""
+    if not isinstance(value, Followed):
+        return jnp.expand_dims(value, axis)
+    shape = (*value.view.shape[:axis], 1, *value.view.shape[axis:])
+    cut = jax.make_jaxpr(lambda view: jax.lax.reshape(view, shape))
+    (eqn,) = cut(jax.ShapeDtypeStruct(value.view.shape, value.view.dtype)).jaxpr.eqns
+    return dataclasses.replace(value, view=value.view.then(eqn))
+
+
+def _is_taken_by_rounds(eqn: Any, value: Any) -> bool:
+    """Returns whether the rounds of a loop take slices of a parameter at places that they compute."""
+    return (
+        isinstance(value, Followed) and value.is_repeated and not value.starts and jnp.issubdtype(eqn.outvars[0].aval.dtype, jnp.floating)
+    )
 
 
 def _is_product(eqn: Any) -> bool:
@@ -291,13 +367,23 @@ def _is_product(eqn: Any) -> bool:
 
 
 def _output_axis(eqn: Any, place: int, axis: int) -> int | None:
-    """Returns the axis of a product that is this axis of its factor number `place`, or None for a contracted or a batch axis."""
+    """Returns the axis of a product that is this axis of its factor number `place`, or None for a contracted axis."""
     contracted, batch = eqn.params["dimension_numbers"]
+    if axis in batch[place]:
+        return batch[place].index(axis)
     summed = [{*own, *shared} for own, shared in zip(contracted, batch, strict=True)]
     if axis in summed[place]:
         return None
     free = [[other for other in range(var.aval.ndim) if other not in gone] for var, gone in zip(eqn.invars, summed, strict=True)]
     return len(batch[0]) + place * len(free[0]) + free[place].index(axis)
+
+
+def _cut_axis(eqn: Any, place: int, axis: int) -> tuple[int | None, bool]:
+    """Returns the axis of the other factor that meets this axis of factor number `place`, if one does, and whether products add it up."""
+    for pair, is_added in zip(eqn.params["dimension_numbers"], (True, False), strict=True):
+        if axis in pair[place]:
+            return pair[1 - place][pair[place].index(axis)], is_added
+    return None, False
 
 
 def _is_convolution(eqn: Any, given: list[Any]) -> bool:
@@ -340,7 +426,9 @@ def _batched(given: Any, axes: Any, *, op: Op, leaf: str, path: str, session: Pr
         for x, axis in zip((*inputs, tick), axes[1:], strict=True)
     ]
     inputs = tuple(moved[:-1]) or (moved[-1],)
-    if isinstance(op, (Product, Convolution)):
+    if isinstance(op, PartOfProduct):
+        op = dataclasses.replace(op, is_shared=all(axis is None for axis in axes[2:-1]))
+    elif isinstance(op, (Product, Convolution)):
         op = dataclasses.replace(op, form=_form(op, outputs[0].size, B, path, session))
     if isinstance(op, Gathered):
         op = dataclasses.replace(op, is_kept=_is_kept(op, outputs[0].size, B, path, session))

@@ -6,9 +6,11 @@ looked up and decoded is clipped 12 % too weakly, without any other symptom.
 B: examples, T: tokens (of all uses if uses are joined), p, d: a matrix's rows and columns, n: rounds of a loop.
 """
 
+import dataclasses
 import math
 from collections.abc import Sequence
-from typing import NamedTuple
+from functools import partial
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -42,7 +44,21 @@ class Whole(NamedTuple):
     of_norm: Float[Array, " B"] | None = None
 
 
-Form = Outer | Rows | Whole
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class Part:
+    """The gradient of a part of a parameter, sum_nt a_nt^T g_nt for each batch axis E of a product; `op` writes it to its place.
+
+    The place of round n is `at`, if it differs by round, or by unit too unless the op says that all units share it.
+    """
+
+    a: Any  # [B, n, E, T, p]
+    g: Any  # [B, n, E, T, d]
+    at: Any  # [B, n, axes]
+    op: Any = dataclasses.field(metadata={"static": True})
+
+
+Form = Outer | Rows | Whole | Part
 
 
 class Use(NamedTuple):
@@ -64,6 +80,9 @@ def merged(form: Form, rounds: int) -> Form:
         inward = jnp.moveaxis(x, rounds, 0)
         return inward.reshape(x.shape[rounds], math.prod((*x.shape[:rounds], x.shape[rounds + 1])), *x.shape[rounds + 2 :])
 
+    if isinstance(form, Part):
+        a, g, *at = (one(x) for x in (form.a, form.g, form.at) if x is not None)
+        return dataclasses.replace(form, a=a, g=g, at=at[0] if at else None)
     return type(form)(*(one(x) for x in form))
 
 
@@ -94,7 +113,7 @@ def has_products(forms: Sequence[Form], shape: tuple[int, ...]) -> bool:
     matrices = {(form.a.shape[-1], form.g.shape[-1]) for form in forms if isinstance(form, Outer)}
     # Rows of a table meet a matrix whose rows are the table's.
     is_table = not any(isinstance(form, Rows) for form in forms) or matrices <= {(shape[0], math.prod(shape[1:]))}
-    return not any(isinstance(form, Whole) for form in forms) and len(matrices) <= 1 and is_table
+    return not any(isinstance(form, Whole | Part) for form in forms) and len(matrices) <= 1 and is_table
 
 
 def is_formed_once(forms: Sequence[Form], shape: tuple[int, ...]) -> bool:
@@ -105,7 +124,7 @@ def is_formed_once(forms: Sequence[Form], shape: tuple[int, ...]) -> bool:
     outer = [form for form in forms if isinstance(form, Outer)]
     rows = [form for form in forms if isinstance(form, Rows)]
     if not has_products(forms, shape):
-        return bool(outer)
+        return bool(outer) or any(isinstance(form, Part) for form in forms)
     kept = apart = 0
     if rows:
         (V, d), T = (shape[0], rows[0].g.shape[-1]), sum(form.g.shape[1] for form in rows)
@@ -151,6 +170,10 @@ def of_formed(form: Form) -> Float[Array, " B"]:
     if isinstance(form, Whole):
         values = norms.at_least_float32(form.values)
         return 4 * bounds.unit(values) * jnp.sqrt(norms.squares(values)) if form.of_norm is None else form.of_norm
+    if isinstance(form, Part):
+        length_BE = (bounds.lengths(form.a) * bounds.lengths(form.g)).sum((1, 3))
+        roundings = 2 * form.g.shape[1] * form.g.shape[3] + 1
+        return bounds.of_terms(roundings, form.a, form.g) * jnp.sqrt(norms.squares(length_BE))
     length_BT = bounds.lengths(form.g) * (bounds.lengths(form.a) if isinstance(form, Outer) else 1)
     roundings = 2 * form.g.shape[1] + 1
     return (bounds.of_terms(roundings, form.a, form.g) if isinstance(form, Outer) else roundings * bounds.unit(form.g)) * length_BT.sum(1)
@@ -159,17 +182,57 @@ def of_formed(form: Form) -> Float[Array, " B"]:
 def formed(form: Form, shape: tuple[int, ...]) -> Array:
     """Returns the gradient itself, [B, *shape]."""
     if isinstance(form, Whole):
-        return norms.at_least_float32(form.values).reshape(-1, *shape)
+        return norms.at_least_float32(form.values).reshape(form.values.shape[0], *shape)
     if isinstance(form, Outer):
         return norms.per_example(form.a, form.g).reshape(-1, *shape)
+    if isinstance(form, Part):
+        return _part_formed(form, shape)
     start = jnp.zeros((shape[0], math.prod(shape[1:])), norms.float32_or_wider(form.g.dtype))
     return jax.vmap(lambda id_T, g_Td: start.at[id_T.astype(jnp.int32)].add(g_Td))(form.id, form.g).reshape(-1, *shape)
+
+
+def _part_formed(form: Part, shape: tuple[int, ...]) -> Array:
+    """Returns the gradient of each example, [B, *shape]."""
+    op, dtype = form.op, norms.float32_or_wider(form.a.dtype, form.g.dtype)
+    like = jax.ShapeDtypeStruct(shape, dtype)
+    if form.at is None:
+        return jax.vmap(partial(op.placed, like=like))(norms.product("bnetp,bnetd->bepd", form.a, form.g))
+
+    def add(total: Array, round_of: Any) -> tuple[Array, None]:
+        a, g, at = round_of
+        own = norms.product("betp,betd->bepd", a, g)
+        return jax.vmap(op.added, in_axes=(0, 0, None if op.is_shared else 0))(total, own, at[0] if op.is_shared else at), None
+
+    start = jnp.zeros((form.a.shape[0], *op.view.before.shape), dtype)
+    along = jax.tree.map(lambda x: jnp.moveaxis(x, 1, 0), (form.a, form.g, form.at))
+    return jax.vmap(partial(op.view.before.back, like=like))(jax.lax.scan(add, start, along)[0])
+
+
+def _part_summed(form: Part, weighted: Array, shape: tuple[int, ...]) -> Array:
+    """Returns the sum over examples, [*shape], of gradients with these weighted cotangents."""
+    op, like = form.op, jax.ShapeDtypeStruct(shape, weighted.dtype)
+    if form.at is None:
+        return op.placed(norms.weighted_product("bnetp,bnetd->epd", form.a, weighted), like)
+
+    def add(total: Array, round_of: Any) -> tuple[Array, None]:
+        a, g, at = round_of
+        return op.added(total, norms.weighted_product("betp,betd->epd", a, g), at), None
+
+    if op.is_shared:
+        along = *(jnp.moveaxis(x, 1, 0) for x in (form.a, weighted)), form.at[0]
+    else:
+        along = jax.tree.map(lambda x: x.reshape(-1, 1, *x.shape[2:]), (form.a, weighted))
+        along = *along, form.at.reshape(-1, form.at.shape[-1])
+    start = jnp.zeros(op.view.before.shape, weighted.dtype)
+    return op.view.before.back(jax.lax.scan(add, start, along)[0], like)
 
 
 def summed(form: Form, weights_B: Array, shape: tuple[int, ...]) -> Array:
     """Returns sum_b w_b grad_b, [*shape]."""
     if isinstance(form, Whole):
         return jnp.tensordot(weights_B, norms.at_least_float32(form.values), 1, precision="highest").reshape(shape)
+    if isinstance(form, Part):
+        return _part_summed(form, norms.rows(weights_B, form.g), shape)
     weighted = norms.at_least_float32(form.g) * weights_B[:, None, None]
     if isinstance(form, Outer):
         return norms.summed(form.a, weighted).reshape(shape)

@@ -105,7 +105,7 @@ def _vmap(losses_fn: LossesFn, params: Any, batch: Any, weights: Weights, units:
         losses_1, counts = Units(units.rows, is_padding_R).summed(returned)
         return losses_1[0], (losses_1[0], jax.tree.map(lambda leaf: leaf[0], counts))
 
-    by_unit = jax.tree.map(lambda leaf: leaf.reshape(-1, units.rows, *leaf.shape[1:]), (batch, units.is_padding_B))
+    by_unit = jax.tree.map(lambda leaf: leaf.reshape(leaf.shape[0] // units.rows, units.rows, *leaf.shape[1:]), (batch, units.is_padding_B))
     own_types, params_f32 = params, jax.tree.map(norms.at_least_float32, params)
     crossings.check(loss_of_one, params_f32, *jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape[1:], leaf.dtype), by_unit))
     grads, (losses_B, counts) = jax.vmap(jax.grad(loss_of_one, has_aux=True), in_axes=(None, 0, 0))(params_f32, *by_unit)

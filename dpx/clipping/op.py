@@ -91,7 +91,7 @@ class Op:
 
     def over_rows(self, x: Array) -> Array:
         """Sums `x` [B, ...] over the `rows_per_unit` rows of each unit: [U, ...] with U = B / rows_per_unit."""
-        return x if self.rows_per_unit == 1 else x.reshape(-1, self.rows_per_unit, *x.shape[1:]).sum(1)
+        return x if self.rows_per_unit == 1 else x.reshape(x.shape[0] // self.rows_per_unit, self.rows_per_unit, *x.shape[1:]).sum(1)
 
     def box(self, leaf: str) -> tuple[tuple[int, int, int], ...] | None:
         """Returns the part of a leaf that counts as a separate parameter, None for all of it: (first place, places, step) of each axis.

@@ -26,12 +26,18 @@ from dpx.clipping.probes import evaluated
 
 # A part of a parameter: along each axis the first place, the number of places, and the step between them.
 Box = tuple[tuple[int, int, int], ...]
-VIEWS = (primitives.reshape_p, primitives.transpose_p, primitives.squeeze_p, primitives.convert_element_type_p, primitives.slice_p)
+VIEWS = (
+    *(primitives.reshape_p, primitives.transpose_p, primitives.squeeze_p, primitives.convert_element_type_p, primitives.slice_p),
+    primitives.rev_p,
+)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class View:
-    """The equations from a parameter to its reader, in order; the result has shape `shape` and type `dtype`."""
+    """The equations from a parameter to its reader, in order; the result has shape `shape` and type `dtype`.
+
+    One of them may take a slice at a place that is computed (`dynamic_slice`).
+    """
 
     steps: tuple[Any, ...]
     shape: tuple[int, ...]
@@ -51,11 +57,45 @@ class View:
             found.append(self.then(eqns[0]) if eqns else self)
         return found
 
-    def __call__(self, parameter: Array, with_casts: bool = True) -> Array:
+    def of_round(self) -> "View":
+        """Returns the view of one round of a loop along the first axis; the place of its slice is (round, 0, ...)."""
+
+        def one(whole: Array, *starts: Array) -> Array:
+            return jax.lax.squeeze(jax.lax.dynamic_slice(whole, starts, (1, *self.shape[1:])), (0,))
+
+        starts, view = [jax.ShapeDtypeStruct((), jnp.int32)] * len(self.shape), self
+        for eqn in jax.make_jaxpr(one)(jax.ShapeDtypeStruct(self.shape, self.dtype), *starts).jaxpr.eqns:
+            # The others count negative places from the end.
+            view = view.then(eqn) if eqn.primitive in (primitives.dynamic_slice_p, primitives.squeeze_p) else view
+        return view
+
+    def __call__(self, parameter: Array, with_casts: bool = True, starts: Sequence[Any] = ()) -> Array:
         for eqn in self.steps:
             if with_casts or eqn.primitive is not primitives.convert_element_type_p:
-                (parameter,) = evaluated(eqn, (parameter,))
+                given = (parameter, *starts) if eqn.primitive is primitives.dynamic_slice_p else (parameter,)
+                (parameter,) = evaluated(eqn, given)
         return parameter
+
+    @cached_property
+    def _place(self) -> int:
+        return next(place for place, eqn in enumerate(self.steps) if eqn.primitive is primitives.dynamic_slice_p)
+
+    @property
+    def before(self) -> "View":
+        """Returns the view of which a slice at a computed place is taken."""
+        sliced = self.steps[self._place].invars[0].aval
+        return View(self.steps[: self._place], sliced.shape, sliced.dtype)
+
+    @property
+    def taken(self) -> jax.ShapeDtypeStruct:
+        """Returns the shape of the slice at a computed place."""
+        out = self.steps[self._place].outvars[0].aval
+        return jax.ShapeDtypeStruct(out.shape, out.dtype)
+
+    @property
+    def after(self) -> "View":
+        """Returns the view of the slice at a computed place."""
+        return View(self.steps[self._place + 1 :], self.shape, self.dtype)
 
     def back(self, gradient: Array, like: Any) -> Array:
         """Returns a gradient of the view as a gradient of the parameter `like`, float32 or wider."""
@@ -106,26 +146,10 @@ class View:
                     box[axis] = (start + first * step, size, stride * step)
         return order, tuple(box)
 
-    @cached_property
-    def paddings(self) -> tuple[tuple[tuple[int, int, int], ...], ...]:
-        """Returns how each axis of a view that has an `order` becomes the parameter's: a padding for each slice, the last slice first."""
-        found: list[tuple[tuple[int, int, int], ...]] = [()] * len(self.shape)
-        for eqn in self.steps:
-            if eqn.primitive is primitives.transpose_p:
-                found = [found[axis] for axis in eqn.params["permutation"]]
-            if eqn.primitive is primitives.slice_p:
-                sizes = eqn.invars[0].aval.shape, eqn.outvars[0].aval.shape
-                strides = eqn.params["strides"] or (1,) * len(found)
-                for axis, (whole, part, start, stride) in enumerate(zip(*sizes, eqn.params["start_indices"], strides, strict=True)):
-                    if part != whole:
-                        last = start + (part - 1) * stride
-                        found[axis] = ((start, whole - last - 1, stride - 1), *found[axis])
-        return tuple(found)
-
     @property
     def share(self) -> float:
         """Returns which part of the parameter's numbers slices leave, from 0 to 1."""
-        slices = [eqn for eqn in self.steps if eqn.primitive is primitives.slice_p]
+        slices = [eqn for eqn in self.steps if eqn.primitive in (primitives.slice_p, primitives.dynamic_slice_p)]
         return math.prod((eqn.outvars[0].aval.size / eqn.invars[0].aval.size for eqn in slices), start=1.0)
 
 
@@ -211,10 +235,14 @@ class Product(Op):
         return {"kernel": self._to_parameter(summed_Epd, shape)}
 
     def _to_parameter(self, gradient_Epd, like):
+        return self.view.back(self._of_view(gradient_Epd), like)
+
+    def _of_view(self, gradient_Epd):
+        """Returns the gradient with the axes of the view."""
         k_b, k_c, k_free, *_ = self.axes
         order = (*k_b, *k_c, *k_free)
         apart = gradient_Epd.reshape([self.view.shape[axis] for axis in order])
-        return self.view.back(jnp.transpose(apart, tuple(np.argsort(order))), like)
+        return jnp.transpose(apart, tuple(np.argsort(order)))
 
     @property
     def is_matrix(self) -> bool:
@@ -232,26 +260,68 @@ class Product(Op):
     def box(self, leaf):
         return self.view.box if self.is_apart and not self.view.is_whole else None
 
-    def _whole(self, x_UTn, axes):
-        """Returns a factor of the gradient of the view, whose numbers are those of these axes, as one of the parameter's gradient."""
-        if self.is_apart or not any(self.view.paddings[axis] for axis in axes):
-            return x_UTn
-        apart = x_UTn.reshape(*x_UTn.shape[:2], *(self.view.shape[axis] for axis in axes))
-        for place, axis in enumerate(axes, 2):
-            for padding in self.view.paddings[axis]:
-                around = [padding if other == place else (0, 0, 0) for other in range(apart.ndim)]
-                apart = jax.lax.pad(apart, jnp.zeros((), apart.dtype), around)
-        return apart.reshape(*x_UTn.shape[:2], -1)
-
     def gradients(self, shapes, record):
         flat = self._flat(record)
         if self.is_matrix and self.form != "kept":
-            _, k_c, k_free, *_ = self.axes
-            a, g = self._whole(flat["a"], k_c), self._whole(flat["g"], k_free)
+            a, g = flat["a"], flat["g"]
             return {"kernel": forms.Outer(a, g) if self._places() else forms.Outer(g, a)}
         kernel = flat["kernel"] if self.form == "kept" else norms.per_example(flat["a"], flat["g"])
         kernel_UEpd = kernel.reshape(-1, *self.sizes())
         return {"kernel": forms.Whole(jax.vmap(lambda one: self._to_parameter(one, shapes["kernel"]))(kernel_UEpd))}
+
+
+@dataclasses.dataclass(frozen=True)
+class PartOfProduct(Product):
+    """A product with a part of a parameter of which other readers, or other rounds of a loop, read other parts.
+
+    The gradient of the parameter is formed from all of them (`forms.Part`). Inputs are x, and where a slice is taken at a computed place,
+    its place along each axis; with `is_shared` that of all examples is one.
+    """
+
+    name: str = "part"
+    is_shared: bool = True
+
+    def forward(self, leaves, inputs):
+        return self._multiplied(leaves["kernel"], *inputs), inputs
+
+    def _multiplied(self, parameter, x_B, *starts):
+        if self.is_shared:
+            kernel = self.view(parameter, starts=[start_B[0] for start_B in starts])
+            return jax.vmap(lambda x: self.one(x, kernel))(x_B)
+        return jax.vmap(lambda x, *starts: self.one(x, self.view(parameter, starts=starts)))(x_B, *starts)
+
+    def input_cotangent(self, leaves, residuals, cotangent):
+        x_B, *starts = residuals
+        back = jax.linear_transpose(
+            lambda x_B: self._multiplied(leaves["kernel"], x_B, *starts), jax.ShapeDtypeStruct(x_B.shape, x_B.dtype)
+        )
+        E, R = self.sizes()[0], self.rows_per_unit
+        factors = dataclasses.replace(self, rows_per_unit=1)._factors(x_B, cotangent)
+        record = {name: x.reshape(-1, R, E, *x.shape[1:]) for name, x in zip(("a", "g"), factors, strict=True)}
+        if starts:
+            record["at"] = jnp.stack(starts, -1).astype(jnp.float32).reshape(-1, R, len(starts))
+        return (*back(cotangent), *(None for _ in starts)), record
+
+    def squared_norm(self, leaves, record):
+        return (forms.squares([forms.Use(self._form(record))], leaves["kernel"].shape),)
+
+    def weighted_sum(self, leaves, record, weights):
+        return {"kernel": forms.summed(self._form(record), weights[0], leaves["kernel"].shape)}
+
+    def gradients(self, shapes, record):
+        return {"kernel": self._form(record)}
+
+    def _form(self, record):
+        return forms.Part(record["a"], record["g"], record.get("at"), self)
+
+    def placed(self, gradient_Epd, like):
+        """Returns a gradient of the part as one of the parameter `like`."""
+        return self._to_parameter(gradient_Epd, like)
+
+    def added(self, total, gradient_Epd, at):
+        """Returns `total`, of which a slice is taken at a computed place, plus a gradient of the part at the place `at`."""
+        part, at = self.view.after.back(self._of_view(gradient_Epd), self.view.taken), tuple(at.astype(jnp.int32))
+        return jax.lax.dynamic_update_slice(total, jax.lax.dynamic_slice(total, at, part.shape) + part, at)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -306,11 +376,16 @@ class Gathered(ByRow):
 
 @dataclasses.dataclass(frozen=True)
 class Copied(Op):
-    """A copy of a view for each example; autodiff forms its gradient, whatever operation uses the copy."""
+    """A copy of a view for each example; autodiff forms its gradient, whatever operation uses the copy.
+
+    With `is_repeated` it is a small part of a parameter that a loop copies in each round.
+    """
 
     norm_sees_all = True
     is_copy = True
+    is_shared = True
     view: View
+    is_repeated: bool = False
     name: str = "copied"
     rows_per_unit: int = 1
 
@@ -332,7 +407,15 @@ class Copied(Op):
         return {"parameter": self.view.back(summed, leaves["parameter"])}
 
     def gradients(self, shapes, record):
+        if self.is_repeated:
+            # Each number is the product of one and its cotangent.
+            g = record.reshape(record.shape[0], 1, -1, 1, 1)
+            return {"parameter": forms.Part(jnp.ones_like(g), g, None, self)}
         return {"parameter": forms.Whole(jax.vmap(lambda one: self.view.back(one, shapes["parameter"]))(record))}
+
+    def placed(self, gradient_E11, like):
+        """Returns a gradient of the view as one of the parameter `like`."""
+        return self.view.back(gradient_E11.reshape(self.view.shape), like)
 
 
 def are_separate(boxes: Sequence[Box | None]) -> bool:

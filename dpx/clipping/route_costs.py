@@ -7,13 +7,13 @@ U: units, T: tokens of all uses, p, d: a matrix's rows and columns.
 """
 
 import math
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import jax
 
-from dpx.clipping import norms
-from dpx.clipping.forms import Form, Outer, Rows
-from dpx.clipping.joint import Key, Norms, Part, form_shapes, layers_along
+from dpx.clipping import joint, norms
+from dpx.clipping.forms import Form, Outer, Part, Rows
+from dpx.clipping.joint import Key, Norms, form_shapes, layers_along
 from dpx.clipping.program import Program
 
 Way = Literal["kept", "gram", "recomputed", "pairs", "by_id", "formed", "second_pass", "vmap"]
@@ -114,7 +114,9 @@ def _of_shared(key: Key, uses: list[Form], sources: Norms) -> list[RouteCost]:
     outer = [form for form in uses if isinstance(form, Outer)]
     rows = [form for form in uses if isinstance(form, Rows)]
     is_kept, found = key in sources.kept, list[RouteCost]()
-    if outer:
+    if parts := [form for form in uses if isinstance(form, Part)]:
+        found += _of_parts([*parts, *outer], math.prod(sources.shape_of(key)), is_kept)
+    elif outer:
         T, p, d = sum(form.a.shape[1] for form in outer), outer[0].a.shape[-1], outer[0].g.shape[-1]
         found += of_matrix(T, p, d, "kept" if is_kept else norms.choose(T, p, d, False))
     if rows:
@@ -122,12 +124,26 @@ def _of_shared(key: Key, uses: list[Form], sources: Norms) -> list[RouteCost]:
         lookups = of_lookup(T, d, sources.shape_of(key)[0], is_kept)
         # Rows are added to a gradient that products have formed.
         shared = RouteCost("kept", 0, 0, MOVED * 4 * T * d, is_kept)
-        found += [shared if outer and cost.way == "kept" else cost for cost in lookups]
+        found += [shared if (outer or parts) and cost.way == "kept" else cost for cost in lookups]
     size = 4 * math.prod(sources.shape_of(key))
     return found or [RouteCost("formed", 0, size, MOVED * 3 * size, True)]
 
 
-def _of_apart(part: Part, program: Program) -> list[RouteCost]:
+def _of_parts(uses: list[Any], numbers: int, is_kept: bool) -> list[RouteCost]:
+    """Returns the ways of a parameter, of so many numbers, whose gradient is formed from products with parts of it."""
+    flops = records = 0
+    for form in uses:
+        rows, p, d = math.prod(form.a.shape[1:-1]), form.a.shape[-1], form.g.shape[-1]
+        flops, records = flops + 2 * rows * p * d, records + 4 * rows * (p + d)
+    gradient = 4 * numbers
+    return [
+        RouteCost("kept", flops, gradient, flops + MOVED * (records + 3 * gradient), is_kept),
+        RouteCost("recomputed", 2 * flops, records, 2 * flops + MOVED * (2 * records + 2 * gradient), not is_kept),
+        RouteCost("vmap", flops, 0, flops + MOVED * records, False),
+    ]
+
+
+def _of_apart(part: joint.Part, program: Program) -> list[RouteCost]:
     site = part.site
     path, times = part.first.path, math.prod(site.loops)
     if path in program.session.matrices:

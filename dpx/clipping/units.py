@@ -79,7 +79,7 @@ class Units:
         real = zero_unless(~self.is_padding_B, values)
         if self.rows == 1:
             return real
-        return jax.tree.map(lambda leaf: leaf.reshape(-1, self.rows, *leaf.shape[1:]).sum(1), real)
+        return jax.tree.map(lambda leaf: leaf.reshape(leaf.shape[0] // self.rows, self.rows, *leaf.shape[1:]).sum(1), real)
 
     def of_rows(self, values_U: Float[Array, " U"]) -> Float[Array, " B"]:
         """Returns each unit's value for every one of its rows, [B]; zero for padding rows."""

@@ -4,8 +4,8 @@
 
 One JSON line for each model and way: FLOPs of products (counted in the traced program, bodies of loops times rounds), equations and lines
 of the program, temporary bytes (only up to `MOST_COMPILED` lines), and with rounds the median processor seconds, all ways by turns (only up
-to `MOST_TIMED` numbers of gradients). From a folder that holds `dpx` of another revision beside `tests` and `experiments` of this one, it counts
-that revision. A number among the names is the seed of a program of `tests/clipping/test_programs_cost.py`.
+to `MOST_TIMED` numbers of gradients). From a folder that holds `dpx` of another revision beside `tests` and `experiments` of this one, it
+counts that revision. A number among the names is the seed of a program of `tests/clipping/test_programs_cost.py`.
 """
 
 import dataclasses

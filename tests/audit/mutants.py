@@ -150,6 +150,22 @@ MUTANTS = (
         "tests/clipping/test_parts.py::test_parts_are_exact[overlapping-kept]",
     ),
     Mutant(
+        "a round's part of a gradient replaces what other rounds have added there",
+        "dpx/clipping/reader_ops.py",
+        "PartOfProduct.added",
+        "jax.lax.dynamic_slice(total, at, part.shape) + part",
+        "part",
+        "tests/clipping/test_parts.py::test_parts_are_exact[by_computed_number-kept]",
+    ),
+    Mutant(
+        "a layer that each example chooses taken for one that all share",
+        "dpx/clipping/example_loss.py",
+        "_batched",
+        "all(axis is None for axis in axes[2:-1])",
+        "True",
+        "tests/clipping/test_parts.py::test_parts_are_exact[number_of_the_example-units]",
+    ),
+    Mutant(
         "units that fill the last turn count twice",
         "dpx/clipping/turns.py",
         "summed",

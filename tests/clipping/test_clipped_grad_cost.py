@@ -120,8 +120,10 @@ def test_seconds_of_a_plain_model_beside_the_same_in_ops(is_causal, capsys):
     params = jax.tree.map(lambda leaf: jnp.asarray(drawn.normal(0, 0.05, leaf.shape), jnp.float32), PARAMS)
     batch = {name: jnp.asarray(drawn.integers(0, T, leaf.shape), jnp.int32) for name, leaf in BATCH.items()}
     runs = [jax.jit(run) for run in both(is_causal)]
-    norms = [jax.block_until_ready(run(params, batch))[1] for run in runs]
-    np.testing.assert_allclose(*norms, rtol=1e-4)
+    traced, written = (np.asarray(run(params, batch)[1]) for run in runs)
+    # An op takes the norm of a tied table from products, with the most that rounding may take from it added.
+    np.testing.assert_allclose(traced, written, rtol=1e-3)
+    assert np.all(written >= traced * (1 - 1e-6))
     seconds: list[list[float]] = [[], []]
     for _ in range(7):
         for run, taken in zip(runs, seconds, strict=True):

@@ -1,4 +1,4 @@
-"""Kernels that are read in parts: gates of a cell, heads, layers of a stack by number; exact beside float64, and not copied.
+"""Kernels read in parts: gates, heads, layers by number, parts that overlap; exact beside float64, and not copied.
 
 T: rounds, D: width.
 """
@@ -92,7 +92,86 @@ def by_number_and_in_a_loop(p, x):
     return jax.lax.scan(lambda x, kernel: (jnp.tanh(x @ kernel), None), x, p["layers"])[0]
 
 
-SQUARE = {"kernel": (D, D)}
+def by_computed_number(p, x):
+    """Layers by a number that the loop computes, in another order."""
+    return jax.lax.fori_loop(0, 5, lambda i, x: jnp.tanh(x @ p["layers"][(2 * i) % 3]), x)
+
+
+def number_of_the_example(p, x):
+    """The number of the layer depends on the example, and on the round."""
+
+    def layer(carried, _):
+        at, x = carried
+        x = jnp.tanh(x @ jax.lax.dynamic_index_in_dim(p["layers"], at % 3, keepdims=False))
+        return (at + (x[0, 0] > 0).astype(jnp.int32) + 1, x), None
+
+    return jax.lax.scan(layer, ((x[0, 1] > 0).astype(jnp.int32), x), None, 4)[0][1]
+
+
+def part_of_a_stack(p, x):
+    """Some layers of a stack in a loop, transposed and backwards, and the last one by number."""
+    x = jax.lax.scan(lambda x, kernel: (jnp.tanh(x @ kernel), None), x, jnp.swapaxes(p["layers"][:-1], 1, 2), reverse=True)[0]
+    return jnp.tanh(x @ p["layers"][-1])
+
+
+def window(p, x):
+    """A window of rows that moves by two in each round, past the end, where its place is clamped."""
+
+    def part(carried, i):
+        kernel = jax.lax.dynamic_slice(p["kernel"], (2 * i, 0), (3, D))
+        return jnp.tanh(carried.at[:, :3].add(x[:, :3]) @ jnp.concatenate([kernel, kernel])), None
+
+    return jax.lax.scan(part, x, jnp.arange(3))[0]
+
+
+def overlapping_in_rounds(p, x):
+    """Parts that overlap, the whole backwards, and one row as a bias, in every round."""
+
+    def cell(h, x):
+        h = h[:4] @ p["kernel"][:4] + x[2:] @ p["kernel"][2:] + jnp.flip(h) @ p["kernel"][::-1]
+        return jnp.tanh(h), jnp.tanh(h)
+
+    return jax.lax.scan(cell, x[0], x)[1]
+
+
+def bias_in_rounds(p, x):
+    cell = lambda h, x: ((y := jnp.tanh(x @ p["kernel"][:-1] + h @ p["kernel"][:-1] + p["kernel"][-1])), y)  # noqa: E731
+    return jax.lax.scan(cell, x[0], x[:3])[1]
+
+
+def joined(p, x):
+    """Kernels side by side and one above the other, as the contracted axis, the other axis and the batch axis of products."""
+
+    def cell(h, x):
+        both, pair = jnp.concatenate([p["into"], p["across"]]), jnp.stack([p["into"], p["across"]])
+        h = jnp.tanh(jnp.concatenate([x, h]) @ both + jnp.einsum("ki,kij->kj", jnp.stack([h, x]), pair).sum(0))
+        return h, (h @ jnp.concatenate([p["across"], p["into"]], 1))[:D]
+
+    return jax.lax.scan(cell, jnp.zeros(D, x.dtype), x)[1]
+
+
+def several_axes(p, x):
+    """A kernel for each head, and one whose contracted axes are not side by side."""
+
+    def cell(h, x):
+        h = jnp.tanh(jnp.einsum("hd,hde->he", (h + x).reshape(2, 3), p["heads"])).reshape(-1)
+        return h, h + jnp.einsum("de,dfe->f", x.reshape(2, 3), p["mixed"].reshape(2, D, 3))
+
+    return jax.lax.scan(cell, jnp.zeros(D, x.dtype), x)[1]
+
+
+def looked_up_and_multiplied(p, x):
+    """A table of which a round reads a row by its number and a part as a kernel."""
+
+    def cell(h, given):
+        i, x = given
+        h = jnp.tanh(h[:2] @ p["table"][:2] + x @ p["table"][2:] + jnp.take(p["table"], i, axis=0))
+        return h, h
+
+    return jax.lax.scan(cell, jnp.zeros(D, x.dtype), (jnp.arange(2), x[:2]))[1]
+
+
+SQUARE, LAYERS = {"kernel": (D, D)}, {"layers": (3, D, D)}
 PARTED = {
     "gated": (gated, {"into": (D, 3 * D), "across": (D, 3 * D)}),
     "by_number": (by_number, {"stack": (4, D, D)}),
@@ -102,11 +181,18 @@ PARTED = {
     "nested": (nested, SQUARE),
     "cast": (cast, SQUARE),
     "again": (again, SQUARE),
-}
-COPIED = {
     "overlapping": (overlapping, SQUARE),
     "with_a_bias": (with_a_bias, SQUARE),
     "by_number_and_in_a_loop": (by_number_and_in_a_loop, {"layers": (2, D, D)}),
+    "by_computed_number": (by_computed_number, LAYERS),
+    "number_of_the_example": (number_of_the_example, LAYERS),
+    "part_of_a_stack": (part_of_a_stack, LAYERS),
+    "overlapping_in_rounds": (overlapping_in_rounds, SQUARE),
+    "bias_in_rounds": (bias_in_rounds, {"kernel": (D + 1, D)}),
+    "joined": (joined, {"into": (D, D), "across": (D, D)}),
+    "several_axes": (several_axes, {"heads": (2, 3, 3), "mixed": (2, D, 3)}),
+    "window": (window, SQUARE),
+    "looked_up_and_multiplied": (looked_up_and_multiplied, {"table": (2 + D, D)}),
 }
 WAYS = {
     "kept": {},
@@ -118,7 +204,7 @@ WAYS = {
 
 
 def loss_of(run):
-    return lambda p, x: jnp.sum(run(p, x) * jnp.cos(jnp.arange(x.shape[0], dtype=x.dtype))[:, None])
+    return lambda p, x: jnp.sum((y := run(p, x)) * jnp.cos(jnp.arange(y.shape[0], dtype=x.dtype))[:, None])
 
 
 def params_of(shapes):
@@ -131,12 +217,14 @@ ROWS = np.random.default_rng(6).normal(0, 1, (B, T, D)).astype(np.float32)
 
 QUICK = {("gated", "kept"), ("gated", "grams"), ("heads", "kept"), ("scanned", "grams"), ("strided", "units")}
 QUICK |= {("overlapping", "kept"), ("by_number_and_in_a_loop", "kept")}
-EACH = [(name, way, () if (name, way) in QUICK else pytest.mark.slow) for name in PARTED | COPIED for way in WAYS]
+QUICK |= {("overlapping_in_rounds", "grams"), ("joined", "kept"), ("number_of_the_example", "units")}
+QUICK |= {("part_of_a_stack", "kept"), ("by_computed_number", "kept")}
+EACH = [(name, way, () if (name, way) in QUICK else pytest.mark.slow) for name in PARTED for way in WAYS]
 
 
 @pytest.mark.parametrize(("name", "way"), [pytest.param(name, way, marks=marks) for name, way, marks in EACH])
 def test_parts_are_exact(name, way):
-    run, shapes = (PARTED | COPIED)[name]
+    run, shapes = PARTED[name]
     loss, params, options = loss_of(run), params_of(shapes), WAYS[way]
     with jax.enable_x64(True):
         one = jax.jit(jax.grad(loss), compiler_options=QUICKLY)
@@ -154,15 +242,16 @@ def test_parts_are_exact(name, way):
         np.testing.assert_allclose(found.total[path], wanted, rtol=0, atol=1e-3 * LIMIT)
 
 
-def test_separate_parts_are_not_copied_and_cost_no_more_flops_than_by_vmap():
+def test_parts_are_not_copied_and_cost_no_more_flops_than_by_vmap():
     found = {}
-    for name, (run, shapes) in (PARTED | COPIED).items():
+    for name, (run, shapes) in PARTED.items():
         loss, given = loss_of(run), (params_of(shapes), ROWS)
         gradient = dpx.clipped_grad(loss, clipping_norm=LIMIT)
         by_vmap, ours = (
             matmul_flops(dpx.clipped_grad(loss, clipping_norm=LIMIT, method=method), *given) for method in ("vmap", gradient.method)
         )
-        if name in PARTED:
-            assert ours <= 1.01 * by_vmap, name
-        found[name] = {taken.route for taken in gradient.explain(*given)}
-    assert found == dict.fromkeys(PARTED, {"product"}) | dict.fromkeys(COPIED, {"copies"})
+        assert ours <= 1.05 * by_vmap, name
+        explained = gradient.explain(*given)
+        assert max(taken.beside_vmap for taken in explained) <= 1, name
+        found[name] = {taken.route for taken in explained}
+    assert found == dict.fromkeys(PARTED, {"product"})

@@ -197,3 +197,12 @@ def test_units_that_do_not_fill_the_batch_are_refused():
     for run in (unit, unit.explain):
         with pytest.raises(ConfigError, match="^rows_per_unit=2: does not divide"):
             run(jnp.zeros(2), jnp.ones((3, 2)))
+
+
+@pytest.mark.parametrize("method", ["book_keeping", "ghost", "vmap"])
+def test_units_of_rows_may_have_empty_arrays(method):
+    loss = lambda p, x, empty: (jnp.dot(p["w"], x) + p["none"].sum() + empty.sum(), {"none": empty})  # noqa: E731
+    run = dpx.clipped_grad(loss, has_aux=True, clipping_norm=10.0, rows_per_unit=2, method=method)
+    found = jax.jit(run)({"w": jnp.zeros(2), "none": jnp.zeros((0, 3))}, jnp.asarray([[3.0, 0], [0, 4.0]]), jnp.zeros((2, 0)))
+    np.testing.assert_allclose(found.norms, [5.0], rtol=1e-5)
+    assert found.total["none"].shape == (0, 3) and found.aux["none"].shape == (1, 0)
