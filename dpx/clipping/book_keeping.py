@@ -175,7 +175,7 @@ def _is_one_product(site: Site) -> bool:
     Its weighted cotangents are then no larger than one unit's gradient for each unit.
     """
     reference, *others = site.leaves
-    if not site.loops or others or reference is None or reference.depths:
+    if not site.loops or 0 in site.loops or others or reference is None or reference.depths:
         return False
     found = list(jax.eval_shape(partial(_forms_of_all_rounds, site), site.record).values())
     return len(found) == 1 and isinstance(found[0], forms.Outer) and found[0].g.shape[1] <= found[0].a.shape[-1]

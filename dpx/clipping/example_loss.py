@@ -317,7 +317,7 @@ class Tracer:
                 changes[place]["view"] = value.view.of_round()
             elif isinstance(value, Followed):
                 # A view of the whole stack only casts; that of one layer does the same.
-                changes[place] |= {"view": View(value.view.steps, value.view.shape[1:], value.view.dtype), "layers": value.layers + 1}
+                changes[place] = {"view": View(value.view.steps, value.view.shape[1:], value.view.dtype), "layers": value.layers + 1}
         tracer = dataclasses.replace(self, rounds=self.rounds * max(1, eqn.params["length"]))
 
         def round_of(carried: Any, own: Any) -> Any:

@@ -171,6 +171,12 @@ def looked_up_and_multiplied(p, x):
     return jax.lax.scan(cell, jnp.zeros(D, x.dtype), (jnp.arange(2), x[:2]))[1]
 
 
+def no_rounds(p, x):
+    """A loop of no rounds, and one along a part of no layers."""
+    x = jax.lax.scan(lambda x, _: (jnp.tanh(x @ p["layers"][1]), None), x, None, 0)[0]
+    return jax.lax.scan(lambda x, kernel: (jnp.tanh(x @ kernel), None), x, p["layers"][:0])[0] @ p["layers"][1]
+
+
 SQUARE, LAYERS = {"kernel": (D, D)}, {"layers": (3, D, D)}
 PARTED = {
     "gated": (gated, {"into": (D, 3 * D), "across": (D, 3 * D)}),
@@ -192,6 +198,7 @@ PARTED = {
     "joined": (joined, {"into": (D, D), "across": (D, D)}),
     "several_axes": (several_axes, {"heads": (2, 3, 3), "mixed": (2, D, 3)}),
     "window": (window, SQUARE),
+    "no_rounds": (no_rounds, LAYERS),
     "looked_up_and_multiplied": (looked_up_and_multiplied, {"table": (2 + D, D)}),
 }
 WAYS = {
@@ -218,7 +225,7 @@ ROWS = np.random.default_rng(6).normal(0, 1, (B, T, D)).astype(np.float32)
 QUICK = {("gated", "kept"), ("gated", "grams"), ("heads", "kept"), ("scanned", "grams"), ("strided", "units")}
 QUICK |= {("overlapping", "kept"), ("by_number_and_in_a_loop", "kept")}
 QUICK |= {("overlapping_in_rounds", "grams"), ("joined", "kept"), ("number_of_the_example", "units")}
-QUICK |= {("part_of_a_stack", "kept"), ("by_computed_number", "kept")}
+QUICK |= {("no_rounds", "grams"), ("part_of_a_stack", "kept"), ("by_computed_number", "kept")}
 EACH = [(name, way, () if (name, way) in QUICK else pytest.mark.slow) for name in PARTED for way in WAYS]
 
 
