@@ -1,6 +1,6 @@
 """Writes files that are whole after a power cut: they hold the old content or the new content, never a part.
 
-A file that grows line by line is appended to and synced by its owner instead: `dpx.privacy.hash_chain`, `dpx.training.released`.
+A file that grows line by line is appended to and synced by its owner instead: `dpx.privacy.hash_chain`, `dpx.training.lossy_file`.
 """
 
 import contextlib

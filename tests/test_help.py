@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from dpx import packages
-from dpx.config import help_text, recipes, reference
+from dpx.config import recipes, reference
 from dpx.config.experiment import Experiment
 from tests.processes import answers, environment
 
@@ -89,11 +89,11 @@ def test_help_says_what_a_newcomer_needs(shown: str) -> None:
         ("Anil et al. 2021, Table 1: the best.", "Anil et al. 2021"),
         ("Ours, from Anil et al. 2021, section 5.2: readings.", "Anil et al. 2021"),
         ("Du and Mi 2021, abstract: RoBERTa.", "Du and Mi 2021"),
-        ("A chain of two stages, to copy.", help_text.OTHERS),
+        ("A chain of two stages, to copy.", reference.OTHERS),
     ],
 )
 def test_recipes_are_told_by_paper(meaning: str, paper: str) -> None:
-    assert help_text.paper_of(meaning) == paper
+    assert reference.paper_of(meaning) == paper
 
 
 @pytest.mark.slow

@@ -33,8 +33,8 @@ from dpx.launch.resolvers import hydra_files
 from dpx.launch.same_run import require_same_claim, require_same_run
 from dpx.pages import pictures
 from dpx.privacy.hash_chain import Chain
+from dpx.training.lossy_file import Released
 from dpx.training.metrics import MetricsWriter
-from dpx.training.released import Released
 
 from .composed import composed
 from .init.conftest import MICRO, WORDS

@@ -2,7 +2,7 @@
 
 import math
 
-from dpx.pages.text_plot import text_plot
+from dpx.job.account import text_plot
 
 
 def test_the_ends_of_a_curve_are_in_the_corners() -> None:

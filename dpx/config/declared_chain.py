@@ -7,8 +7,8 @@ from collections.abc import Iterator
 from graphlib import CycleError, TopologicalSorter
 from typing import Any, Literal
 
-from dpx.config.axes import MOST_POINTS
 from dpx.config.instantiate import make
+from dpx.config.interpolations import MOST_POINTS
 from dpx.declaration import ConfigError, declaration, require
 
 _NAME = re.compile(r"[a-z][a-z0-9_]*")

@@ -25,8 +25,7 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import GrammarParseError, OmegaConfBaseException
 from omegaconf.grammar_parser import parse
 
-from dpx.config.axes import require_few_points
-from dpx.config.interpolations import MOST_INTERPOLATIONS, require_bounded
+from dpx.config.interpolations import MOST_INTERPOLATIONS, require_bounded, require_few_points
 from dpx.declaration import ConfigError, require
 from dpx.packages import conf_directory
 

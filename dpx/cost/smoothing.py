@@ -20,7 +20,7 @@ from typing import Any, Literal, TypeVar
 
 import numpy as np
 
-from dpx.cost.measurements import Measurements
+from dpx.cost.measured_runs import Measurements
 from dpx.declaration import require
 
 # The paper does not say how it chooses; the first is the default of dpx (McKenna et al. 2025, section 3.3).

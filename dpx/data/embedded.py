@@ -20,7 +20,7 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
 from dpx.data.documents import Document
-from dpx.data.english import prose
+from dpx.data.synthetic import prose
 
 # The dependencies that this project needs to run; extras are left out so that a developer and a user have the same text.
 DEPENDENCIES = (

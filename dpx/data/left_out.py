@@ -9,8 +9,8 @@ from pathlib import Path
 
 import numpy as np
 
-from dpx.data.keyed import Split
 from dpx.data.store import Store
+from dpx.data.unit_names import Split
 from dpx.durable import write_durably
 from dpx.files.records import described, from_json, record, to_json
 from dpx.files.run_folder import read_json

@@ -12,8 +12,8 @@ from collections.abc import Iterator
 import numpy as np
 from jaxtyping import Bool, Int, UInt64
 
-from dpx.data.keyed import Split
 from dpx.data.store import Store
+from dpx.data.unit_names import Split
 
 WINDOW = 16
 _TOKENS_AT_ONCE = 1 << 20

@@ -22,7 +22,6 @@ from dpx.console import stage
 from dpx.data import left_out, unit_names
 from dpx.data.declared_data import Data, Hub, TextFiles
 from dpx.data.documents import Document, Example, Prompted, Source
-from dpx.data.keyed import KeyedHash, Split
 from dpx.data.labelled import Table
 from dpx.data.learnt_from import learnt_from
 from dpx.data.left_out import LeftOut
@@ -43,6 +42,7 @@ from dpx.data.tokenizer import (
     of_path,
     of_vocabulary,
 )
+from dpx.data.unit_names import KeyedHash, Split
 from dpx.data.vocabulary import SpecialIds, fit
 from dpx.data.writer import HashedFile, SplitWriter
 from dpx.declaration import ConfigError, require

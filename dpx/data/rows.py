@@ -13,11 +13,11 @@ import numpy as np
 from dpx.data.completions import ChatTemplate
 from dpx.data.declared_data import Data
 from dpx.data.documents import Document, Example, Prompted
-from dpx.data.keyed import KeyedHash, Split
 from dpx.data.labelled import Table
 from dpx.data.pairs import Row, Tokens, one_cut, paired_rows, single_rows
 from dpx.data.schema import Columns
 from dpx.data.tokenizer import TextTokenizer
+from dpx.data.unit_names import KeyedHash, Split
 from dpx.declaration import require
 
 _BLOCK_CHARACTERS = 1_000_000  # tokenized at once: enough to keep every core busy, and a small amount of memory

@@ -21,9 +21,9 @@ from typing import Any, Literal
 import numpy as np
 from jaxtyping import Int
 
-from dpx.data.keyed import Split
 from dpx.data.schema import Column, Schema, from_json
 from dpx.data.tokenizer import AS_IT_CAME, BUILT_AS, DEFINITION, TextTokenizer, of_path
+from dpx.data.unit_names import Split
 from dpx.data.verified import AGAIN, verify
 from dpx.data.vocabulary import SpecialIds
 from dpx.declaration import ConfigError, require

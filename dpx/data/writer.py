@@ -10,9 +10,9 @@ from typing import Any, BinaryIO
 
 import numpy as np
 
-from dpx.data.keyed import Split
 from dpx.data.schema import Columns, Schema, stored
 from dpx.data.store import UNIT
+from dpx.data.unit_names import Split
 from dpx.durable import draft_of, not_following
 
 _COPIED_ROWS = 65_536

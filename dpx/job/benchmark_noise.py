@@ -93,7 +93,7 @@ def _generators(draws: int) -> dict[str, tuple[float | None, Callable[[], Any]]]
     import jax.numpy as jnp
 
     from dpx.mechanism.discrete_gaussian import discrete_gaussian
-    from dpx.mechanism.gaussian import gaussian
+    from dpx.mechanism.noise import gaussian
     from dpx.randomness import RootSecret
 
     secret = RootSecret.from_seed(0)

@@ -43,7 +43,7 @@ class Design:
         size: Protected records; null takes data.declared_size, and for fine-tuning the counted number where that is public.
         compute: The compute budget in FLOPs. For fine-tuning, without either budget, what the measured settings take.
         device_hours: The compute budget in hours of the mesh's device, instead of FLOPs.
-        measurements: A CSV table (dpx.cost.measurements) or a folder of runs, for fine-tuning a CSV table of runs
+        measurements: A CSV table (dpx.cost.measured_runs) or a folder of runs, for fine-tuning a CSV table of runs
             (dpx.cost.fine_tuning); null takes the table that comes with dpx.
         match: Beginning of the names of the runs that are read.
         base: Recipe from which the designed experiment is made.

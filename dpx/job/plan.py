@@ -12,8 +12,8 @@ from dpx.claim.spent import planned_end, planned_epsilon
 from dpx.config.declared_audit import Canaries
 from dpx.config.experiment import Experiment
 from dpx.console import Console, answer
+from dpx.cost.compiled import CompiledStep, MeasuredRun
 from dpx.cost.flops import by_type, published_flops, recomputed_matmul_flops, training_matmul_flops
-from dpx.cost.measured_step import CompiledStep, MeasuredRun
 from dpx.cost.memory import Memory, Trains, step_memory
 from dpx.data import left_out
 from dpx.declaration import ConfigError, declaration, require

@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import Literal
 
-from dpx.cost.measured_step import CompiledStep, MeasuredRun
+from dpx.cost.compiled import CompiledStep, MeasuredRun
 from dpx.data.left_out import LeftOut
 from dpx.files.records import described, from_json, record, to_json
 from dpx.files.run_folder import read_json, write_json

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from rich.table import Table
 
 from dpx.console import Console, duration
-from dpx.cost.measured_step import CompiledStep, MeasuredRun
+from dpx.cost.compiled import CompiledStep, MeasuredRun
 from dpx.data import left_out
 from dpx.files.records import to_json
 from dpx.job import chain_plan, plan_units

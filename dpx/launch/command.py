@@ -44,7 +44,7 @@ def run() -> None:
 
         sys.exit(supervisor.supervise(lambda: _as_one_of_several(own)))
     if _asks_for_help(sys.argv[1:]):
-        from dpx.config.help_text import help_text
+        from dpx.config.reference import help_text
 
         Console(soft_wrap=True, markup=False, highlight=False).print(help_text(), end="")
         return

@@ -239,7 +239,7 @@ class AdaptiveClip(Clip):
         """
         import jax.numpy as jnp
 
-        from dpx.mechanism.gaussian import gaussian
+        from dpx.mechanism.noise import gaussian
 
         if key is None:
             return state

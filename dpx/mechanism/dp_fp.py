@@ -142,7 +142,7 @@ class DpFp(Mechanism):
         import jax
         import jax.numpy as jnp
 
-        from dpx.mechanism.gaussian import gaussian
+        from dpx.mechanism.noise import gaussian
 
         clipped_BH, norms_B, is_finite_B = clipped(vectors.astype(jnp.float32), limit)
         noise_BH = jax.vmap(lambda key: gaussian(key, 1, vectors.shape[1])[0])(keys)

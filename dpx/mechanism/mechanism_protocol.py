@@ -39,7 +39,7 @@ from dpx.sampler import Sampler
 if TYPE_CHECKING:
     from dp_accounting import DpEvent
 
-# The largest absolute value that a Gaussian draw takes, in standard deviations: sqrt(2 ln 2^64), rounded down (`dpx.mechanism.gaussian`).
+# The largest absolute value that a Gaussian draw takes, in standard deviations: sqrt(2 ln 2^64), rounded down (`dpx.mechanism.noise`).
 REACH = 9.41
 
 

@@ -101,7 +101,7 @@ class ReleasedTelemetry(Telemetry):
 
     def step_metrics(self, metric: str, counts: dict[str, Any], key: Any, expected_batch: Any) -> dict[str, Any]:
         """Returns (centred sum + noise) / B + half the range for each value, with B the expected batch size."""
-        from dpx.mechanism.gaussian import gaussian
+        from dpx.mechanism.noise import gaussian
 
         if key is None:
             return {}

@@ -16,7 +16,7 @@ def add_noise(key: Any, total: Any, *, stddev: Any) -> Any:
     """Adds independent Gaussian noise to every number of a sum of clipped gradients; may be called under `jax.jit`.
 
     Add it once for each logical batch, after all its parts were added up. Draws reach past 9 standard deviations, in float32
-    (`dpx.mechanism.gaussian`).
+    (`dpx.mechanism.noise`).
 
     Args:
         key: One random key of the generator threefry2x32, different for every sum: fold the step into a key from the operating system.

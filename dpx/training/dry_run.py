@@ -14,8 +14,7 @@ import numpy as np
 
 from dpx.clipping.frozen import merged
 from dpx.config.experiment import Experiment
-from dpx.cost.compiled import collectives, compiled_matmul_flops
-from dpx.cost.measured_step import CompiledStep, Crossing
+from dpx.cost.compiled import CompiledStep, Crossing, collectives, compiled_matmul_flops
 from dpx.declaration import require
 from dpx.mechanism.mechanism_protocol import Reparametrised
 from dpx.randomness import RootSecret

@@ -30,7 +30,7 @@ from dpx.clipping.clipped_sum import plain_sum
 from dpx.clipping.frozen import merged
 from dpx.config.declared_audit import Canaries
 from dpx.config.experiment import Experiment
-from dpx.cost.measured_step import MeasuredRun
+from dpx.cost.compiled import MeasuredRun
 from dpx.cost.traced import matmul_flops
 from dpx.data.declared_data import Data
 from dpx.data.store import Store

@@ -47,15 +47,14 @@ from dpx.processes.mesh import Mesh
 from dpx.processes.place import require_processes
 from dpx.statement import agreement
 from dpx.task.objective import objective as make_objective
-from dpx.training import early_stopping, features, one_run_of_all
+from dpx.training import evaluation, features, one_run_of_all
 from dpx.training.evaluation import evaluations_of
 from dpx.training.fingerprint import fingerprint
 from dpx.training.loop import Runtime
-from dpx.training.metrics import MetricsWriter
+from dpx.training.lossy_file import Released
+from dpx.training.metrics import MetricsWriter, RunProgress
 from dpx.training.microbatch import Workload, resolve_microbatch
 from dpx.training.profiling import profiling
-from dpx.training.progress import RunProgress
-from dpx.training.released import Released
 from dpx.training.run_start import NoiseEpochs, allowed_again, start_run
 from dpx.training.session import Outputs, Session
 from dpx.training.step import Step, make_step
@@ -140,7 +139,7 @@ def open_run(experiment: Experiment, folder: RunFolder, job: Any = None) -> Iter
         measured = stack.enter_context(contextlib.closing(profiling(experiment.profile, private, experiment.mesh.devices)))
         of_step = {"step": measured.watched(step), "strategy": ready.strategy, "frozen": run_start.frozen, "profiling": measured}
         runtime = Runtime(experiment=experiment, calibrated=ready.calibrated, store=store, ledger=ledger, job=job, **of_step)
-        early = stack.enter_context(early_stopping.opened(schedule, experiment.gain_in, private, run_start.first_step))
+        early = stack.enter_context(evaluation.opened(schedule, experiment.gain_in, private, run_start.first_step))
         yield Session(folder, runtime, noise_epochs, run_start, checkpoints, evaluations, outputs, conclude, early)
 
 

@@ -24,13 +24,11 @@ from dpx.randomness import RootSecret
 from dpx.statement import manifest, outside_code, seals
 from dpx.statement.statement_records import AnyRun, RunStatement, headline
 from dpx.training import features, together
-from dpx.training.early_stopping import EarlyStopping, Ended
-from dpx.training.evaluation import Evaluations
+from dpx.training.evaluation import EarlyStopping, Ended, Evaluations
 from dpx.training.loop import Runtime, Stopped, run
-from dpx.training.metrics import MetricsWriter, varied_first
+from dpx.training.lossy_file import Released
+from dpx.training.metrics import MetricsWriter, RunProgress, varied_first
 from dpx.training.profiling import CHECKPOINT, EVALUATION
-from dpx.training.progress import RunProgress
-from dpx.training.released import Released
 from dpx.training.run_start import NoiseEpochs, RunStart, facts_of
 
 # Under private/: the task's metric of the weights that a run began with, on held-out rows.

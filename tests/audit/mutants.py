@@ -730,7 +730,7 @@ MUTANTS = (
     ),
     Mutant(
         "small leaves drawn as one with the first one's key",
-        "dpx/mechanism/gaussian.py",
+        "dpx/mechanism/noise.py",
         "gaussians",
         "jnp.stack(keys)[draw_M]",
         "jnp.stack(keys)[0 * draw_M]",

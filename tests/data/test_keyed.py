@@ -2,7 +2,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dpx.data.keyed import SPLITS, KeyedHash
+from dpx.data.unit_names import SPLITS, KeyedHash
 
 
 def test_splits_have_the_declared_shares():

@@ -11,12 +11,12 @@ import pytest
 from dpx.data import embedded
 from dpx.data.declared_data import Data, Synthetic, SyntheticLabels, Vocabulary
 from dpx.data.documents import Example
-from dpx.data.keyed import SPLITS, KeyedHash
 from dpx.data.prepare import FORMAT, prepare
 from dpx.data.rows import RowCutter, UnitDocument
 from dpx.data.schema import as_json, classes, from_json, require_gives, stored, texts
 from dpx.data.store import Store
 from dpx.data.tokenizer import of_vocabulary
+from dpx.data.unit_names import SPLITS, KeyedHash
 from dpx.data.vocabulary import SPECIAL_TOKENS
 from dpx.declaration import ConfigError, declaration
 from dpx.privacy.declared_privacy import Privacy

@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 
 from dpx.data import verified
-from dpx.data.keyed import SPLITS
 from dpx.data.prepare import prepare
 from dpx.data.schema import as_json, classes, texts
 from dpx.data.store import MANIFEST, UNIT, Manifest, Store, open_store
+from dpx.data.unit_names import SPLITS
 from dpx.data.verified import VERIFIED
 from dpx.declaration import ConfigError
 from dpx.files import file_checksums

@@ -7,8 +7,7 @@ import pytest
 from dpx.config import build, recipes
 from dpx.cost import design_noise
 from dpx.cost.designs import Budget, doubled
-from dpx.cost.measured_runs import shipped
-from dpx.cost.measurements import Measurements
+from dpx.cost.measured_runs import Measurements, shipped
 from dpx.cost.smoothing import grid_of
 from dpx.cost.surface import surface_of
 from dpx.declaration import ConfigError

@@ -10,8 +10,8 @@ import pytest
 from dpx import config
 from dpx.config import recipes
 from dpx.console import Console, duration
+from dpx.cost.compiled import CompiledStep
 from dpx.cost.flops import training_matmul_flops
-from dpx.cost.measured_step import CompiledStep
 from dpx.cost.memory import Trains, activations, step_memory
 from dpx.declaration import ConfigError
 from dpx.files.run_folder import RunFolder

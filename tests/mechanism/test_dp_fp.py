@@ -11,7 +11,7 @@ from dpx.clipping.rounding import MARGINS
 from dpx.declaration import ConfigError
 from dpx.mechanism.declared_mechanism import DpFp
 from dpx.mechanism.dp_fp import clipped
-from dpx.mechanism.gaussian import gaussian
+from dpx.mechanism.noise import gaussian
 from dpx.models.trained import Adapters, Biases, Everything, LastLayer, Matching, OutputLayer, TopLayers
 from dpx.randomness import RootSecret
 from tests.composed import composed

@@ -7,7 +7,7 @@ import pytest
 import scipy.stats
 
 from dpx.mechanism.declared_mechanism import REACH
-from dpx.mechanism.gaussian import _minus_log_uniform, gaussian
+from dpx.mechanism.noise import _minus_log_uniform, gaussian
 
 
 def _draws(key: tuple[int, int], rows: int, columns: int) -> np.ndarray:

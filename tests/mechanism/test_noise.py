@@ -10,8 +10,7 @@ from jax.sharding import PartitionSpec as P
 
 from dpx.cost.traced import compiled_temporaries
 from dpx.mechanism import noise
-from dpx.mechanism.gaussian import gaussian
-from dpx.mechanism.noise import add_noise, row_blocks, slice_keys
+from dpx.mechanism.noise import add_noise, gaussian, row_blocks, slice_keys
 from dpx.models.shape import Bert
 from dpx.randomness import RootSecret
 

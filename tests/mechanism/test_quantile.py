@@ -8,7 +8,7 @@ import pytest
 from dpx.declaration import ConfigError
 from dpx.mechanism.clip import RANGE
 from dpx.mechanism.declared_mechanism import AdaptiveClip, Flat, NoPrivacy
-from dpx.mechanism.gaussian import gaussian
+from dpx.mechanism.noise import gaussian
 from dpx.randomness import RootSecret
 from dpx.training.step import make_step
 from tests.training.conftest import declare

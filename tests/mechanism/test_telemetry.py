@@ -7,7 +7,7 @@ import pytest
 from dpx.clipping.result import ClippedSum
 from dpx.declaration import ConfigError
 from dpx.mechanism.declared_mechanism import DiscreteGaussian, NoPrivacy, ReleasedTelemetry, SecretTelemetry
-from dpx.mechanism.gaussian import gaussian
+from dpx.mechanism.noise import gaussian
 from dpx.privacy.closed_form import joint
 from dpx.randomness import RootSecret
 from dpx.task.declared_task import Classification

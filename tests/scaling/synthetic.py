@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from dpx.cost.measurements import Measurements
+from dpx.cost.measured_runs import Measurements
 
 PARAMETERS = {"a": 2e4, "b": 6e4, "c": 2e5, "d": 6e5, "e": 2e6}
 RATIOS = 2.0 ** -np.arange(6, 15)[::-1]

@@ -11,7 +11,7 @@ import pytest
 from dpx.config import build, recipes
 from dpx.cost import design_noise
 from dpx.cost.design_noise import Calibration
-from dpx.cost.measurements import Measurements
+from dpx.cost.measured_runs import Measurements
 from dpx.files.run_folder import RunFolder
 from dpx_papers.scaling import published
 

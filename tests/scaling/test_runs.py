@@ -9,7 +9,7 @@ from omegaconf import OmegaConf
 
 from dpx.config import recipes, resolved
 from dpx.cost import measured_runs
-from dpx.cost.measurements import NUMBERS, TEXT, Measurements
+from dpx.cost.measured_runs import NUMBERS, TEXT, Measurements
 from dpx.declaration import ConfigError
 
 

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
 from dpx.cost import smoothing
-from dpx.cost.measurements import Measurements
+from dpx.cost.measured_runs import Measurements
 from dpx.declaration import ConfigError
 
 from .synthetic import RATIOS, form_l2, measured, rows_of

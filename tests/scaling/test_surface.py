@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from dpx.cost import smoothing
-from dpx.cost.measurements import Measurements
+from dpx.cost.measured_runs import Measurements
 from dpx.cost.smoothing import extend, fit_power_law
 from dpx.cost.surface import surface_of
 from dpx.declaration import ConfigError

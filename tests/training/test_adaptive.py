@@ -14,7 +14,7 @@ from dpx.declaration import ConfigError
 from dpx.files.run_folder import RunFolder
 from dpx.mechanism.clip import flat_weights
 from dpx.mechanism.declared_mechanism import AdaptiveClip, Flat, ReleasedTelemetry, SecretTelemetry
-from dpx.mechanism.gaussian import gaussian
+from dpx.mechanism.noise import gaussian
 from dpx.randomness import RootSecret
 from dpx.training import loop
 

@@ -20,8 +20,7 @@ from dpx.sampler import Shuffled
 from dpx.sampler.batch_schedule import Constant
 from dpx.task.declared_task import Classification
 from dpx.training import loop
-from dpx.training.early_stopping import EarlyStopping
-from dpx.training.evaluation import HeldOut
+from dpx.training.evaluation import EarlyStopping, HeldOut
 
 from .conftest import declare, opened
 

@@ -14,7 +14,7 @@ from dpx.data.declared_data import Data, SyntheticLabels, Vocabulary
 from dpx.files.array_checksums import as_text
 from dpx.mechanism.declared_mechanism import DpFp, Flat
 from dpx.mechanism.dp_fp import clipped
-from dpx.mechanism.gaussian import gaussian
+from dpx.mechanism.noise import gaussian
 from dpx.models.shape import Bert
 from dpx.models.trained import LastLayer, Matching
 from dpx.privacy.declared_privacy import Pld, Privacy

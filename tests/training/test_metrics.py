@@ -17,9 +17,8 @@ from dpx.files import results
 from dpx.privacy.ledger import Ledger
 from dpx.privacy.lines import Plan
 from dpx.training import lossy_file
-from dpx.training.lossy_file import EventFile, LossyFile
+from dpx.training.lossy_file import EventFile, LossyFile, Released
 from dpx.training.metrics import MetricsWriter, varied_first
-from dpx.training.released import Released
 
 ENOUGH = 400
 

@@ -127,7 +127,7 @@ def profiled(tmp_path_factory):
     folder = tmp_path_factory.mktemp("profiled") / "run"
     with pytest.MonkeyPatch.context() as patch:
         told = []
-        patch.setattr("dpx.training.progress.RunProgress.say", lambda self, text: told.append(text))
+        patch.setattr("dpx.training.metrics.RunProgress.say", lambda self, text: told.append(text))
         return *run(folder, profile=StepProfile(shares=True, trace_steps=[2, 4, 5])), folder, told
 
 

@@ -10,8 +10,8 @@ import sys
 import pytest
 
 from dpx.console import figure, stage, tell
-from dpx.training import progress
-from dpx.training.progress import RunProgress
+from dpx.training import metrics
+from dpx.training.metrics import RunProgress
 
 from ..processes import environment
 
@@ -19,7 +19,7 @@ from ..processes import environment
 @pytest.fixture
 def clock(monkeypatch):
     now = [0.0]
-    monkeypatch.setattr(progress.time, "monotonic", lambda: now[0])
+    monkeypatch.setattr(metrics.time, "monotonic", lambda: now[0])
     return now
 
 

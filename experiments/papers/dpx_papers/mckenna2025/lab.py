@@ -8,8 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from dpx.cost.measured_runs import load
-from dpx.cost.measurements import Measurements
+from dpx.cost.measured_runs import Measurements, load
 from dpx.cost.query import Ratio
 from dpx.cost.smoothing import Choice, Grid, grid_of
 from dpx.cost.surface import Surface, surface_of
@@ -64,7 +63,7 @@ class Lab:
     `size`, `epsilon` and `compute` are the fixed values where one of the others varies.
 
     Attributes:
-        measurements: A CSV table (dpx.cost.measurements), or a folder of runs.
+        measurements: A CSV table (dpx.cost.measured_runs), or a folder of runs.
         match: Beginning of the names of the runs that are read.
         made_by: Recipe that makes the runs.
         choice: How one loss is chosen among runs that differ in the learning rate only.

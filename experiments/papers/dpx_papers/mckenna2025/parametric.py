@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from dpx.cost.measurements import Measurements
+from dpx.cost.measured_runs import Measurements
 from dpx.declaration import require
 from dpx_papers.analysis import Made, Noted
 from dpx_papers.mckenna2025.lab import Lab, of_positive

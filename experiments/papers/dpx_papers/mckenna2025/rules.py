@@ -10,8 +10,7 @@ import statistics
 from collections.abc import Callable
 from pathlib import Path
 
-from dpx.cost.measured_runs import measured
-from dpx.cost.measurements import Measurements
+from dpx.cost.measured_runs import Measurements, measured
 from dpx.cost.smoothing import grid_of
 from dpx.cost.surface import surface_of
 from dpx.declaration import ConfigError, declaration

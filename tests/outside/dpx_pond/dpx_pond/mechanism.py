@@ -46,7 +46,7 @@ class Echo(Mechanism):
         import jax
         import jax.numpy as jnp
 
-        from dpx.mechanism.gaussian import gaussian
+        from dpx.mechanism.noise import gaussian
 
         def mean(leaf: Any, keys: Any) -> Any:
             once, again = (gaussian(key, 1, leaf.size).reshape(leaf.shape) for key in keys)
