@@ -93,7 +93,7 @@ def test_the_closure_holds_the_step_and_no_reports():
     parts = {
         "clipping.book_keeping",
         "models.bert",
-        "mechanism.gaussian",
+        "mechanism.noise",
         "sampler.epochs",
         "optimizer",
         "files.array_checksums",
