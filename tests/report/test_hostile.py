@@ -90,6 +90,8 @@ def _run(text: str, number: int = 0) -> Run:
     }
     falling = tuple((step, 1 / step) for step in range(1, 101))
     finals, curves = {"heldout/mlm_accuracy": 0.25, f"heldout/{text}": 0.5}, {"heldout/loss": falling, "grad/snr": falling}
+    # The name of a parameter, with its norm before and after.
+    finals[f"weights/{text}/kernel"], curves[f"weights/{text}/kernel"] = 0.5, ((1, 0.25),)
     return Run("laptop_anil_weight_decay", f"{number}{text}", text, number, config, facts, finals, curves)
 
 
