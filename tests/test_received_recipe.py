@@ -20,7 +20,7 @@ from hydra.plugins.search_path_plugin import SearchPathPlugin
 from omegaconf import OmegaConf
 
 import dpx
-from dpx import packages
+from dpx import config, packages
 from dpx.config import hydra_node, recipes, register_resolvers
 from dpx.config.command_line import as_refused
 from dpx.config.declared_chain import declared
@@ -268,6 +268,19 @@ def test_a_recipe_gives_no_overrides_of_hydra_to_a_point_or_a_stage() -> None:
 def test_other_resolvers_are_refused_by_name(received: Received, text: str, name: str) -> None:
     for node in ({"name": text}, {"point": {"a": [1, {"b": text}]}}):
         assert f"a recipe may not use the resolver {name}, only oc.select" in received.refused(node)
+
+
+def test_a_text_that_reads_as_an_interpolation_where_it_is_composed_again_is_refused(received: Received) -> None:
+    """An escaped one is a text in the recipe, and would be resolved in the config of a stage or of a trial."""
+    for part in ({"values": {"name": "\\${now:%S}"}}, {"options": {"model": "\\${now:}"}}, {"sweep": {"point.a": [{"b": ["\\${now:}"]}]}}):
+        received.put("experiment/evil", {"chain": {"stages": {"one": part}}})
+        plain = config.resolved(received.composed("+experiment=evil"))
+        with pytest.raises(ConfigError, match="a stage may not compute its values itself"):
+            declared(plain["chain"])
+    register_resolvers()
+    for override in ("name=${now:%S}", "name='${now:%S}'", "+point.a=[${hydra:runtime.cwd}]"):
+        with pytest.raises(ConfigError, match="a recipe may not use the resolver"):
+            search_space.composed(["steps=3", override])
 
 
 def test_every_resolver_of_dpxs_own_recipes_may_be_used() -> None:

@@ -156,6 +156,10 @@ def test_an_axis_that_the_command_gives_takes_the_place_of_the_recipes(received:
     with pytest.raises(ConfigError, match="steps, seed: give 180,000 points"):
         received.composed("+experiment=grid")
     assert received.composed("+experiment=grid", "steps=3").steps == 3
+    # Hydra lists the values of both.
+    received.put("experiment/grid", {"hydra": {"mode": "MULTIRUN", "sweeper": {"params": {"steps": "range(0,10000000000)"}}}})
+    with pytest.raises(ConfigError, match="steps has 10,000,000,000 values"):
+        received.composed("+experiment=grid", "steps=3")
 
 
 def test_a_chains_sweep_is_bounded_too() -> None:

@@ -269,6 +269,18 @@ def require_no_hydra(overrides: Sequence[str], place: str = "a recipe") -> None:
             raise ConfigError(f"{override.get_key_element().lstrip('+~')} in {place}", "a recipe may not set this key of Hydra", _FIX)
 
 
+def require_own_resolvers(overrides: Sequence[str], place: str = "a recipe") -> None:
+    """Raises `ConfigError` for an interpolation with a resolver that a recipe may not use, among overrides that a file gave."""
+    for override in overrides:
+        _require_resolvers(override.partition("=")[2].strip("'\""), override, place)
+
+
+def _require_resolvers(text: str, shown: str, place: str) -> None:
+    for name in _resolvers_in(text) if "${" in text else ():
+        reason = f"a recipe may not use the resolver {name}, only {', '.join(RESOLVERS)}"
+        require(name in RESOLVERS, f"{shown} in {place}", reason, "Write the value itself")
+
+
 def _as_url(path: str) -> str:
     return path if "://" in path else f"file://{path}"
 
@@ -288,10 +300,8 @@ def _require_received(path: str, file: Any) -> None:
         reason = "options of Hydra's own groups come from Hydra, its plugins and dpx alone"
         raise ConfigError(place, reason, f"Remove the file ({PAGE})")
     for key, value in _leaves(OmegaConf.to_container(file.config, resolve=False), (), in_lists=True):
-        for name in _resolvers_in(value) if isinstance(value, str) and "${" in value else ():
-            if name not in RESOLVERS:
-                reason = f"a recipe may not use the resolver {name}, only {', '.join(RESOLVERS)}"
-                raise ConfigError(f"{'.'.join(key)}={value} in {place}", reason, "Write the value itself")
+        if isinstance(value, str):
+            _require_resolvers(value, f"{'.'.join(key)}={value}", place)
 
 
 def _leaves(node: Any, key: tuple[str, ...], *, in_lists: bool = False) -> Iterator[tuple[tuple[str, ...], Any]]:

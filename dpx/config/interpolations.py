@@ -167,12 +167,14 @@ MOST_POINTS = 100_000
 def require_few_points(overrides: Iterable[Override], *, is_grid: bool) -> None:
     """Raises `ConfigError` if the axes among `overrides`, or one of them, give more than `MOST_POINTS` points.
 
-    The last override of a key counts. Without `is_grid` a search draws the points, and only values that are listed count.
+    Each axis is bounded, since Hydra lists its values, and the product of those that are the last of their key. Without `is_grid` a search
+    draws the points, and only values that are listed count.
     """
-    axes = {one.get_key_element(): one for one in overrides}
-    counts = {key: _count(one, is_grid=is_grid) for key, one in axes.items() if one.is_sweep_override()}
-    for key, count in counts.items():
-        shown = str(axes[key].input_line)[:80]
+    counts: dict[str, int] = {}
+    for axis in overrides:
+        key = axis.get_key_element()
+        counts[key] = count = _count(axis, is_grid=is_grid) if axis.is_sweep_override() else 1
+        shown = str(axis.input_line)[:80]
         require(count <= MOST_POINTS, shown, f"{key} has {_in_digits(count)} values, and a sweep at most {MOST_POINTS:,} points", _FIX)
     points = math.prod(counts.values()) if is_grid else 1
     several = ", ".join(key for key, count in counts.items() if count > 1)

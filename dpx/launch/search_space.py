@@ -11,7 +11,7 @@ from omegaconf import DictConfig, OmegaConf
 from dpx import config
 from dpx.claim.search_lines import TrialDistribution, key_of
 from dpx.config import recipes
-from dpx.config.hydra_node import require_no_hydra
+from dpx.config.hydra_node import require_no_hydra, require_own_resolvers
 from dpx.config.identity import identity
 from dpx.declaration import ConfigError, require
 
@@ -61,6 +61,7 @@ def require_settled(sweeper: Any) -> None:
 def composed(overrides: Sequence[str]) -> dict[str, Any]:
     """Returns the config of `overrides`, in the form of `TrialDistribution.fixed` (`dpx.claim.search_lines.Compose`)."""
     require_no_hydra(overrides)
+    require_own_resolvers(overrides)
     return _fixed(recipes.compose(list(overrides)))
 
 
