@@ -66,9 +66,6 @@ class Chain:
             for key in (*part.options, *part.values, *getattr(part, "sweep", ())):
                 is_hydras = re.split(r"\W", key.lstrip("+~"))[0] == "hydra"
                 require(not is_hydras, f"{value}: {key}", "Hydra's node belongs to the command, not to a stage", "Remove it")
-            for text in _texts((part.options, part.values, getattr(part, "sweep", {}))):
-                # Whatever the config computes is computed by now; in the config of a stage this would be resolved unseen.
-                require("${" not in text, f"{value}: {text[:80]}", "a stage may not compute its values itself", "Write the value itself")
         for name, stage in self.stages.items():
             value = f"chain.stages.{name}"
             require(bool(_NAME.fullmatch(name)), value, "is not a name of small letters, digits and _", "Rename the stage")
@@ -125,17 +122,6 @@ class Chain:
         """Returns whether the user vouches that two stages share no unit."""
         first, second = self.stages[one], self.stages[other]
         return other in first.disjoint_from or one in second.disjoint_from or "public" in (first.provenance, second.provenance)
-
-
-def _texts(node: Any) -> Iterator[str]:
-    """Yields every text in `node`, names of keys included."""
-    if isinstance(node, str):
-        yield node
-    elif isinstance(node, dict | list | tuple):
-        for one in node:
-            yield from _texts(one)
-            if isinstance(node, dict):
-                yield from _texts(node[one])
 
 
 def declared(node: Any) -> Chain:

@@ -36,7 +36,8 @@ _OF_THE_END = ("stop_after_evaluations_without_gain", "gain_in", "evaluate_every
 def resolved(cfg: DictConfig) -> dict[str, Any]:
     """Returns `cfg` as plain containers, without Hydra's own node and with the model of a checkpoint written out.
 
-    Raises `ConfigError` for an interpolation that cannot be resolved, and for a checkpoint whose shape cannot be read.
+    Raises `ConfigError` for an interpolation that cannot be resolved, for a text that would be one where the config is read again (a stage
+    of a chain, another process), and for a checkpoint whose shape cannot be read.
     """
     try:
         plain = {str(key): _plain(cfg[key]) for key in cfg if key != "hydra"}
@@ -54,7 +55,18 @@ def resolved(cfg: DictConfig) -> dict[str, Any]:
         plain["model"] = checkpoint_shape.written_out(
             checkpoint_shape.OfCheckpoint(**checked_arguments(checkpoint_shape.OfCheckpoint, given, "model"))
         )
+    _require_no_interpolation(plain, "")
     return plain
+
+
+def _require_no_interpolation(node: Any, path: str) -> None:
+    if isinstance(node, dict | list):
+        for key, value in node.items() if isinstance(node, dict) else enumerate(node):
+            _require_no_interpolation(value, f"{path}.{key}".lstrip("."))
+            _require_no_interpolation(key, path)
+    elif isinstance(node, str) and "${" in node:
+        reason = "would be read as an interpolation where this config is read again"
+        raise ConfigError(f"{path}={node[:80]}", reason, "Write it without ${")
 
 
 def _plain(value: Any) -> Any:
