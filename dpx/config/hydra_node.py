@@ -164,7 +164,8 @@ class ClosedLoader(ConfigLoaderImpl):
             return
         sweeper: Any = OmegaConf.to_container(cfg.hydra.sweeper, resolve=False)
         params = [f"{key}={value}" for key, value in (sweeper.get("params") or {}).items()]
-        axes = OverridesParser.create(self).parse_overrides([*params, *cfg.hydra.overrides.task])
+        task: Any = OmegaConf.to_container(cfg.hydra.overrides.task, resolve=False)
+        axes = OverridesParser.create(self).parse_overrides([*params, *task])
         require_few_points(axes, is_grid=sweeper.get("_target_") == BasicSweeperConf._target_)
 
     def _is_shipped(self, path: str) -> bool:
