@@ -16,13 +16,11 @@ from jaxtyping import Array
 from dpx.clipping import bounds, forms, groups, joint
 from dpx.clipping.joint import Key, Norms
 from dpx.clipping.norms import as_stored, contracted_units
-from dpx.clipping.passed_on import without_copies
-from dpx.clipping.passes import by_leaf
+from dpx.clipping.passes import by_leaf, without_copies
 from dpx.clipping.probes import leaf_names
 from dpx.clipping.program import Program, zero_sums
-from dpx.clipping.result import ClippedSum, zero_unless
+from dpx.clipping.result import ClippedSum, Units, zero_unless
 from dpx.clipping.sites import Reference, Site
-from dpx.clipping.units import Units
 from dpx.randomness import path_name
 
 # Gradients that were formed for the norm, [U, ...], and their weights [U]; the axes of loops along the parameter come first.

@@ -12,17 +12,16 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from dpx.clipping import crossings, joint, reach, turns
+from dpx.clipping import joint, reach, result, row_flow
 from dpx.clipping.example_loss import Reader, Route, Tracer
-from dpx.clipping.frozen import bound
 from dpx.clipping.methods import sum_by
 from dpx.clipping.probes import ProbeSession, is_probed, session_of, shapes_of
 from dpx.clipping.program import traced, with_counts
 from dpx.clipping.reader_ops import are_separate
 from dpx.clipping.readers import has_narrow
-from dpx.clipping.result import KEPT_BYTES, ClippedSum, batch_size
+from dpx.clipping.result import KEPT_BYTES, ClippedSum, Units, batch_size, flags
 from dpx.clipping.route_costs import RouteCost, beside_vmap, by_ghost, by_vmap, of_parameter
-from dpx.clipping.units import Units, flags
+from dpx.clipping.trained_and_frozen import bound
 from dpx.declaration import ConfigError, require
 
 # The most that all rounds of a loop may copy of a parameter, as a share of it.
@@ -120,7 +119,7 @@ class ByExample:
             plan = self._planned(kept_bytes, rows, is_by_unit)
             again = partial(run, kept=plan.kept_bytes)
             if plan.units < units:
-                return turns.summed(again, self.batch, is_padding_B, rows, plan.units)
+                return result.summed(again, self.batch, is_padding_B, rows, plan.units)
             return again(self.batch, is_padding_B)
         except NotImplementedError as error:
             reason = f"cannot be mapped over examples ({str(error).strip().splitlines()[0]})"
@@ -163,7 +162,7 @@ class ByExample:
         if not is_by_unit:
             return self._at_once(plan.wanted, rows_per_unit) if is_chosen else plan
         of_one = -(-plan.wanted // plan.units)
-        units = turns.units_at_once(plan.units, max(1, kept_bytes // of_one))
+        units = result.units_at_once(plan.units, max(1, kept_bytes // of_one))
         rows = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct((units * rows_per_unit, *leaf.shape[1:]), leaf.dtype), self.batch)
         # `vmap` holds more than the gradients of one unit.
         return dataclasses.replace(self, batch=rows)._at_once(max(kept_bytes, units * of_one), rows_per_unit)
@@ -220,8 +219,8 @@ def _traced_one(loss: Any, params: Any, batch: Any) -> _One:
     is_number = out[0].shape == () and jnp.issubdtype(out[0].dtype, jnp.floating)
     returned = f"loss of shape {out[0].shape} and type {out[0].dtype}"
     require(is_number, returned, "is not one floating-point number for each example", "Return a scalar")
-    crossings.check_program(jaxpr)
-    crossings.check_program(jax.make_jaxpr(jax.grad(lambda *given: with_counts(loss(*given)), has_aux=True))(params, example))
+    row_flow.check_program(jaxpr)
+    row_flow.check_program(jax.make_jaxpr(jax.grad(lambda *given: with_counts(loss(*given)), has_aux=True))(params, example))
     return _One(jaxpr, jax.tree.structure(out))
 
 

@@ -18,9 +18,8 @@ from dpx.clipping import weights as by_norm
 from dpx.clipping.by_example import ByExample, Taken
 from dpx.clipping.methods import check_untracked
 from dpx.clipping.norms import at_least_float32
-from dpx.clipping.result import batch_size
+from dpx.clipping.result import batch_size, check_rows, flags
 from dpx.clipping.rounding import LARGEST_CLIPPING_NORM, MARGINS, SMALLEST_CLIPPING_NORM
-from dpx.clipping.units import check_rows, flags
 from dpx.declaration import ConfigError, require
 from dpx.randomness import path_name
 

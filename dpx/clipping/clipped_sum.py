@@ -13,11 +13,10 @@ import jax.numpy as jnp
 
 from dpx.clipping import meshes, norms, reach
 from dpx.clipping.by_example import ByExample
-from dpx.clipping.frozen import bound
 from dpx.clipping.methods import check_untracked, sum_by
 from dpx.clipping.program import check_losses, traced, with_counts, zero_sums
-from dpx.clipping.result import KEPT_BYTES, ClippedSum, LossesFn, batch_size, of_no_rows
-from dpx.clipping.units import Units, check_rows, flags
+from dpx.clipping.result import KEPT_BYTES, ClippedSum, LossesFn, Units, batch_size, check_rows, flags, of_no_rows
+from dpx.clipping.trained_and_frozen import bound
 
 
 def clipped_sum(

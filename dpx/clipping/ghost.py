@@ -20,9 +20,8 @@ from dpx.clipping.book_keeping import is_finite
 from dpx.clipping.joint import Norms
 from dpx.clipping.passes import Pass
 from dpx.clipping.program import Program, zero_sums
-from dpx.clipping.result import ClippedSum, zero_unless
+from dpx.clipping.result import ClippedSum, Units, zero_unless
 from dpx.clipping.sites import Site
-from dpx.clipping.units import Units
 
 
 def clipped_sum(program: Program, norms: Norms, weights: Any, units: Units) -> ClippedSum:

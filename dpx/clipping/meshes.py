@@ -13,7 +13,7 @@ from typing import Any
 import jax
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
-from dpx.clipping.units import check_rows
+from dpx.clipping.result import check_rows
 from dpx.declaration import ConfigError
 
 

@@ -10,13 +10,12 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array
 
-from dpx.clipping import book_keeping, crossings, ghost, groups, joint, norms, reach
-from dpx.clipping.frozen import bound
+from dpx.clipping import book_keeping, ghost, groups, joint, norms, reach, row_flow
 from dpx.clipping.probes import shapes_of
 from dpx.clipping.program import check_losses, traced, with_counts
-from dpx.clipping.result import KEPT_BYTES, ClippedSum, LossesFn, batch_size, of_no_rows, zero_unless
+from dpx.clipping.result import KEPT_BYTES, ClippedSum, LossesFn, Units, batch_size, check_rows, flags, of_no_rows, zero_unless
 from dpx.clipping.separate import check_separate
-from dpx.clipping.units import Units, check_rows, flags
+from dpx.clipping.trained_and_frozen import bound
 from dpx.clipping.weights import Weights, factor_of
 from dpx.declaration import require
 from dpx.randomness import path_name
@@ -64,7 +63,7 @@ def sum_by(
     program = traced(losses_fn, params, batch, options, examples, frozen)
     if frozen is not None:
         reach.check_program(program)
-    crossings.check_collectives(program.closed.jaxpr)
+    row_flow.check_collectives(program.closed.jaxpr)
     # Ghost clipping keeps no gradients.
     left = program.session.kept_bytes if method == "book_keeping" else 0
     norms_of_uses = joint.norms_of(program, getattr(weights, "per_layer", False), factor_of(weights), left)
@@ -107,7 +106,7 @@ def _vmap(losses_fn: LossesFn, params: Any, batch: Any, weights: Weights, units:
 
     by_unit = jax.tree.map(lambda leaf: leaf.reshape(leaf.shape[0] // units.rows, units.rows, *leaf.shape[1:]), (batch, units.is_padding_B))
     own_types, params_f32 = params, jax.tree.map(norms.at_least_float32, params)
-    crossings.check(loss_of_one, params_f32, *jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape[1:], leaf.dtype), by_unit))
+    row_flow.check(loss_of_one, params_f32, *jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape[1:], leaf.dtype), by_unit))
     grads, (losses_B, counts) = jax.vmap(jax.grad(loss_of_one, has_aux=True), in_axes=(None, 0, 0))(params_f32, *by_unit)
     leaves = [(path_name(path), leaf) for path, leaf in jax.tree_util.tree_leaves_with_path(grads)]
     clipped = groups.clip(weights, [_leaf_squares(path, leaf) for path, leaf in leaves], losses_B, units.is_padding_U)

@@ -20,7 +20,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
-from dpx.clipping import bounds, in_parts
+from dpx.clipping import bounds
 from dpx.clipping.bounds import WIDE_ROWS, Bounded
 from dpx.clipping.rounding import CHAIN
 
@@ -76,7 +76,7 @@ def product(equation: str, a: Array, b: Array) -> Array:
 
 def weighted_product(equation: str, a: Array, b: Array) -> Array:
     """Computes `product` of arrays of which one is multiplied by clip weights: in bfloat16 parts if the other one is narrow."""
-    return (in_parts.einsum if in_parts.is_narrow(a) or in_parts.is_narrow(b) else product)(equation, a, b)
+    return (bounds.einsum if bounds.is_narrow(a) or bounds.is_narrow(b) else product)(equation, a, b)
 
 
 def blocks(tokens: int) -> int:
@@ -205,7 +205,7 @@ def _symmetric(
     `outer_BTT` is A A^T, where it is known; then nothing is cut. With `has_parts` A is multiplied in bfloat16 parts.
     """
     count, of_a = len(others), _error_of_a(a_BTp, has_parts=has_parts)
-    own = functools.partial(in_parts.einsum, "bmp,bnp->bmn") if has_parts else outer
+    own = functools.partial(bounds.einsum, "bmp,bnp->bmn") if has_parts else outer
     scaled = [jnp.sqrt(of_a) * alpha_BT, *(math.sqrt(_error_of_g(g)) * gamma for g, gamma in zip(others, gammas, strict=True))]
 
     def strip(start: int, end: int, a_BTp: Array, *arrays: Array) -> tuple[Array, ...]:
@@ -229,7 +229,7 @@ def _error_of_a(a_BTp: Array, by_vector: bool = False, has_parts: bool = False) 
     """Returns the error of the product of two rows of A and of the sum over pairs of tokens, relative to the lengths of the rows."""
     T, p = a_BTp.shape[1:]
     terms = bounds.product_depth(p, by_vector) + bounds.sum_depth(T * T) + 12
-    return in_parts.error(terms, 2) if has_parts else terms * bounds.unit(a_BTp)
+    return bounds.error(terms, 2) if has_parts else terms * bounds.unit(a_BTp)
 
 
 def _error_of_g(g_BTd: Array, by_vector: bool = False) -> float:
@@ -254,7 +254,7 @@ def _lost_of(alpha_B: Array, of_alpha: Any, gamma_B: Array, of_gamma: Any) -> Fl
 @jax.jit
 def gram(a_BTp: Array, g_BTd: Array) -> Bounded:
     """Returns |A^T G|^2 by the centred Gram form."""
-    has_parts, stored_BTd, g_BTd = in_parts.is_narrow(a_BTp) and a_BTp.shape[2] < WIDE_ROWS, g_BTd, at_least_float32(g_BTd)
+    has_parts, stored_BTd, g_BTd = bounds.is_narrow(a_BTp) and a_BTp.shape[2] < WIDE_ROWS, g_BTd, at_least_float32(g_BTd)
     gamma_BT = bounds.lengths(g_BTd)
     if a_BTp.shape[1] == 1:
         length_B = (bounds.lengths(a_BTp) * gamma_BT)[:, 0]
@@ -298,8 +298,8 @@ def of_formed_sum(a: Array, alpha_BT: Array, g_BTd: Array, gamma_BT: Array) -> A
 
 def summed(a_BTp: Array, weighted_BTd: Array) -> Float[Array, "p d"]:
     """Returns sum_b A_b^T G_b, [p, d], in float32 or wider, for cotangents that are multiplied by clip weights (`rows`)."""
-    if in_parts.is_narrow(a_BTp) and weighted_BTd.dtype == jnp.float32:
-        return in_parts.einsum("btp,btd->pd", a_BTp, weighted_BTd)
+    if bounds.is_narrow(a_BTp) and weighted_BTd.dtype == jnp.float32:
+        return bounds.einsum("btp,btd->pd", a_BTp, weighted_BTd)
     return contracted(at_least_float32(a_BTp), weighted_BTd, "highest")
 
 

@@ -16,8 +16,8 @@ from jax.extend import core
 from jax.extend.core import primitives
 from jaxtyping import Array
 
-from dpx.clipping import frozen as frozen_part
 from dpx.clipping import norms, passes, readers
+from dpx.clipping import trained_and_frozen as frozen_part
 from dpx.clipping.probes import ELSEWHERE, ProbeSession, evaluated, shapes_of, wrap
 from dpx.clipping.readers import Scope
 from dpx.clipping.sites import Site

@@ -11,10 +11,10 @@ import jax.numpy as jnp
 from jax.extend import core
 from jax.extend.core import primitives
 
-from dpx.clipping.frozen import merged, missing
 from dpx.clipping.probes import shapes_of
 from dpx.clipping.program import Program, with_counts
 from dpx.clipping.readers import bodies_of, scan_parts
+from dpx.clipping.trained_and_frozen import merged, missing
 from dpx.declaration import ConfigError
 
 # Primitives whose derivative is zero wherever it exists; integers and truth values have none by their type.

@@ -1,8 +1,20 @@
 """Defines the result of a clipped sum, and functions that all methods share.
 
+Groups rows into units: each row, or all rows of one unit, is clipped together.
+
+The loss of a unit is the sum of its rows' losses, so its gradient is the sum of their gradients, and the norm of that sum is clipped.
+
+Computes the clipped sum of a batch a few units at a time, for gradients that are formed once but do not fit in memory for all units.
+
 B: examples (rows), U: units of R rows each (of one, unless said).
+
+B: rows, R: rows of one unit (padding among them), U = B / R: units, in the order of their rows.
+
+B: rows, R: rows of a unit, U: units, c: units at once, n: turns.
 """
 
+import dataclasses
+import math
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -82,3 +94,114 @@ def of_no_rows(run: Callable[[Any, Array], ClippedSum], batch: Any, rows: int) -
 def zero_unless(keep_B: Array, tree: Any) -> Any:
     """Returns every leaf [B, ...] with exact zeros in the rows that are not kept; it uses `where`, so that NaN does not survive."""
     return jax.tree.map(lambda leaf: jnp.where(keep_B.reshape((-1,) + (1,) * (leaf.ndim - 1)), leaf, jnp.zeros((), leaf.dtype)), tree)
+
+
+def check_rows(rows: Any) -> None:
+    """Raises `ConfigError` unless the value is a number of rows that a unit can have."""
+    is_count = isinstance(rows, int) and not isinstance(rows, bool) and rows > 0
+    require(is_count, f"rows_per_unit={rows!r}", "is not a whole number above zero", "Give the number of rows of a unit")
+
+
+def flags(is_padding: Any, examples: int, name: str) -> Bool[Array, " B"]:
+    """Returns a mask of padding rows, bool [B]; None means that no row is padding.
+
+    Raises `ConfigError` unless the mask has one boolean for each row.
+    """
+    if is_padding is None:
+        return jnp.zeros((examples,), bool)
+    is_bool = hasattr(is_padding, "dtype") and is_padding.dtype == bool
+    kind = getattr(is_padding, "dtype", type(is_padding).__name__)
+    require(is_bool, name, f"is of type {kind}, but a mask of rows must be boolean", "Give an array of bool, True for padding")
+    is_flat, reason = is_padding.shape == (examples,), f"does not have one flag for each of the {examples} rows"
+    require(is_flat, f"{name}{is_padding.shape}", reason, "Give it the shape [B]")
+    return jnp.asarray(is_padding)
+
+
+@dataclasses.dataclass(frozen=True)
+class Units:
+    """The units of a batch: `rows` is the number R of rows of each unit, and `is_padding_B` marks rows that no unit's loss includes."""
+
+    rows: int
+    is_padding_B: Bool[Array, " B"]
+
+    def __post_init__(self) -> None:
+        count = self.is_padding_B.shape[0]
+        reason = f"does not divide the {count} rows of a microbatch"
+        require(
+            count % self.rows == 0,
+            f"rows_per_unit={self.rows}",
+            reason,
+            "Add padding rows to every unit until all have this number of rows",
+        )
+
+    @property
+    def is_padding_U(self) -> Bool[Array, " U"]:
+        """Returns a mask of the units without a single real row."""
+        return self.is_padding_B.reshape(-1, self.rows).all(1)
+
+    def filled(self, batch: Any) -> Any:
+        """Returns `batch` with each padding row replaced by a copy of a real row.
+
+        The copied row is of the same unit, or of any unit if its own has no real row.
+
+        The copy's loss has weight zero. Its results are finite wherever those of the copied row are, so that zero times them is zero.
+        """
+        if self.rows == 1:
+            return batch
+        is_padding_UR = self.is_padding_B.reshape(-1, self.rows)
+        own_UR = jnp.arange(is_padding_UR.size).reshape(is_padding_UR.shape)
+        first_U = jnp.where(self.is_padding_U, jnp.argmin(self.is_padding_B), own_UR[:, 0] + jnp.argmin(is_padding_UR, axis=1))
+        source_B = jnp.where(is_padding_UR, first_U[:, None], own_UR).reshape(-1)
+        return jax.tree.map(lambda leaf: leaf[source_B], batch)
+
+    def summed(self, values: Any) -> Any:
+        """Returns leaves [B, ...] as [U, ...]: sums over the real rows of each unit."""
+        real = zero_unless(~self.is_padding_B, values)
+        if self.rows == 1:
+            return real
+        return jax.tree.map(lambda leaf: leaf.reshape(leaf.shape[0] // self.rows, self.rows, *leaf.shape[1:]).sum(1), real)
+
+    def of_rows(self, values_U: Float[Array, " U"]) -> Float[Array, " B"]:
+        """Returns each unit's value for every one of its rows, [B]; zero for padding rows."""
+        return jnp.where(self.is_padding_B, 0, jnp.repeat(values_U, self.rows))
+
+
+# The most padding that turns may add to a batch, as a share of its units.
+MOST_PADDING = 0.02
+
+
+def units_at_once(units: int, most: int) -> int:
+    """Returns the largest number of units, up to `most`, whose turns need little padding."""
+    return next(count for count in range(min(units, most), 0, -1) if math.ceil(units / count) * count <= (1 + MOST_PADDING) * units)
+
+
+def summed(run: Callable[[Any, Any], ClippedSum], batch: Any, is_padding_B: Any, rows: int, at_once: int) -> ClippedSum:
+    """Returns the clipped sum of `batch` from `run(batch, is_padding_B)` of `at_once` units of R `rows` at a time.
+
+    A turn takes every n-th unit, so that each device of a mesh has units in every turn.
+    """
+    units = is_padding_B.shape[0] // rows
+    count = math.ceil(units / at_once)
+    more = count * at_once - units
+
+    def in_turns(leaf_B: Any) -> Any:
+        by_unit = leaf_B.reshape(units, rows, *leaf_B.shape[1:])
+        if more:
+            by_unit = jnp.concatenate([by_unit, by_unit[:more]])
+        by_turn = jnp.swapaxes(by_unit.reshape(at_once, count, rows, *leaf_B.shape[1:]), 0, 1)
+        return by_turn.reshape(count, at_once * rows, *leaf_B.shape[1:])
+
+    is_added = jnp.arange(units + more) >= units
+    is_padding = in_turns(is_padding_B) | jnp.repeat(jnp.swapaxes(is_added.reshape(at_once, count), 0, 1), rows, 1)
+    given = jax.tree.map(in_turns, batch), is_padding
+    of_turn = jax.jit(run)
+    start = jax.eval_shape(of_turn, *jax.tree.map(lambda leaf: leaf[0], given)).total
+
+    def turn(total: Any, own: Any) -> tuple[Any, ClippedSum]:
+        found = of_turn(*own)
+        return jax.tree.map(jnp.add, total, found.total), found._replace(total=())
+
+    zeros = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), start)
+    total, facts = jax.lax.scan(turn, zeros, given)
+    of_units = lambda leaf: jnp.swapaxes(leaf, 0, 1).reshape(units + more, *leaf.shape[2:])[:units]  # noqa: E731
+    return jax.tree.map(of_units, facts)._replace(total=total)

@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array
 
-from dpx.clipping import forms, in_parts, norms
+from dpx.clipping import bounds, forms, norms
 from dpx.clipping.norms import rows
 from dpx.clipping.op import ByRow, Formed, Op
 from dpx.clipping.probes import apply, check
@@ -112,7 +112,7 @@ class Decode(Op):
         h_BMd = residuals
         g_BMd = jnp.einsum("bmv,vd->bmd", cotangent.astype(h_BMd.dtype), leaves["table"].astype(h_BMd.dtype))
         if self.trains("table"):
-            return (g_BMd,), {"h": self.tokens(h_BMd), "g": self.tokens(in_parts.as_narrow_as(h_BMd, cotangent))}
+            return (g_BMd,), {"h": self.tokens(h_BMd), "g": self.tokens(bounds.as_narrow_as(h_BMd, cotangent))}
         is_bias = "bias" in leaves and self.trains("bias")
         return (g_BMd,), {"bias": norms.at_least_float32(self.tokens(cotangent)).sum(1)} if is_bias else {}
 

@@ -63,7 +63,7 @@ def by_type(products: float, of_weights: float, dtype: Literal["float32", "bfloa
     """Returns the FLOPs of a step's matrix products by the type of their factors: bfloat16, float32, or float32_highest (full precision).
 
     A private step weights cotangents in float32. In a bfloat16 model it multiplies them in two parts of bfloat16, so that such a product
-    counts twice (`dpx.clipping.in_parts`). The products of norms alone are not counted.
+    counts twice (`dpx.clipping.bounds`). The products of norms alone are not counted.
 
     Args:
         products: FLOPs of all products, each counted once.

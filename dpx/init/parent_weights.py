@@ -6,7 +6,7 @@ import jax
 import numpy as np
 
 from dpx.audit.canary_objective import CANARIES
-from dpx.clipping.frozen import merged
+from dpx.clipping.trained_and_frozen import merged
 from dpx.declaration import require
 from dpx.files.orbax_checkpoints import read_together
 from dpx.files.weights import FROZEN, Leaves, by_path

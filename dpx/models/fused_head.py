@@ -14,7 +14,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array
 
-from dpx.clipping import forms, in_parts, norms
+from dpx.clipping import bounds, forms, norms
 from dpx.clipping.norms import rows
 from dpx.clipping.probes import Op, ProbeSession, apply
 from dpx.clipping.table_ops import Tie, is_in
@@ -50,7 +50,7 @@ class TokenLoss(Op):
             return self._in_blocks(leaves, *inputs)
         h_BMH, label_BM, has_label_BM = inputs
         losses_B, correct_B, e_BMV, scale_BM = self._decoded(leaves, h_BMH, *_slots(leaves, h_BMH, label_BM, has_label_BM))
-        return (losses_B, correct_B), (h_BMH, in_parts.as_narrow_as(h_BMH, e_BMV), scale_BM)
+        return (losses_B, correct_B), (h_BMH, bounds.as_narrow_as(h_BMH, e_BMV), scale_BM)
 
     def _decoded(self, leaves, h_BMH, label_BM, has_label_BM, weight_BM):
         """Returns the result of `cross_entropy` for the logits of h."""

@@ -10,8 +10,8 @@ from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 from jaxtyping import Array
 
-from dpx.clipping.frozen import merged
 from dpx.clipping.groups import LAYERS
+from dpx.clipping.trained_and_frozen import merged
 from dpx.mechanism.carriers import leaves_by_path
 from dpx.mechanism.mechanism_protocol import Mechanism, Reparametrised
 from dpx.randomness import RootSecret

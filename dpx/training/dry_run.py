@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from dpx.clipping.frozen import merged
+from dpx.clipping.trained_and_frozen import merged
 from dpx.config.experiment import Experiment
 from dpx.cost.compiled import CompiledStep, Crossing, collectives, compiled_matmul_flops
 from dpx.declaration import require

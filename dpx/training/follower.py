@@ -173,7 +173,7 @@ class _Followed:
         (self._heldout if split == "heldout" else self._make_test())(params)
 
     def _do_gather_whole(self) -> None:
-        from dpx.clipping.frozen import merged
+        from dpx.clipping.trained_and_frozen import merged
         from dpx.training import together
 
         together.on_hosts(merged(self._state.params, self._computation.frozen))

@@ -11,8 +11,8 @@ import jax
 import jax.numpy as jnp
 
 from dpx.audit.canary_objective import CANARIES
-from dpx.clipping.frozen import merged
 from dpx.clipping.groups import LAYERS
+from dpx.clipping.trained_and_frozen import merged
 from dpx.cost.memory import Trains
 from dpx.declaration import require
 from dpx.durable import draft_of

@@ -15,7 +15,7 @@ import jax
 import numpy as np
 
 from dpx.claim.calibration import Calibrated, entry
-from dpx.clipping.frozen import merged
+from dpx.clipping.trained_and_frozen import merged
 from dpx.config.experiment import Experiment, Schedule
 from dpx.data.length_buckets import by_width
 from dpx.data.store import Store

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 from dpx.audit.canary_objective import CANARIES, without
 from dpx.claim import statement
 from dpx.claim.spent import Spending
-from dpx.clipping.frozen import merged
+from dpx.clipping.trained_and_frozen import merged
 from dpx.files import weights
 from dpx.files.orbax_checkpoints import Checkpoints, State
 from dpx.files.results import Results, write_results

@@ -167,7 +167,7 @@ MUTANTS = (
     ),
     Mutant(
         "units that fill the last turn count twice",
-        "dpx/clipping/turns.py",
+        "dpx/clipping/result.py",
         "summed",
         "in_turns(is_padding_B) | jnp.repeat(jnp.swapaxes(is_added.reshape(at_once, count), 0, 1), rows, 1)",
         "in_turns(is_padding_B)",
@@ -199,7 +199,7 @@ MUTANTS = (
     ),
     Mutant(
         "a value of a loop taken for another that is stacked",
-        "dpx/clipping/passed_on.py",
+        "dpx/clipping/passes.py",
         "_output",
         "while not isinstance(var, core.Literal) and var in made_by and made_by[var].primitive.name in _SHAPES:",
         "while not isinstance(var, core.Literal) and var in made_by and made_by[var].invars:",
@@ -255,7 +255,7 @@ MUTANTS = (
     ),
     Mutant(
         "the low part of a weighted cotangent left out",
-        "dpx/clipping/in_parts.py",
+        "dpx/clipping/bounds.py",
         "_in_parts",
         "i + j < 2",
         "i + j < 1",

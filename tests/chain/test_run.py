@@ -16,7 +16,7 @@ from dpx.files.orbax_checkpoints import on_host
 from dpx.files.records import from_json
 from dpx.files.run_folder import RunFolder
 from dpx.files.weights import by_path
-from dpx.job.released import Evaluate
+from dpx.job.released_jobs import Evaluate
 from dpx.statement import chain_seal, manifest
 from dpx.statement.chain_seal import ChainStatement
 from tests.sealed import sealed_anew

@@ -16,7 +16,7 @@ from jax.sharding import Mesh
 from jax.sharding import PartitionSpec as P
 
 import dpx
-from dpx.clipping import crossings, ops
+from dpx.clipping import ops, row_flow
 from dpx.clipping.op import Formed
 from dpx.clipping.probes import apply
 from dpx.declaration import ConfigError
@@ -135,7 +135,7 @@ def test_a_host_function_of_one_row_after_another_is_taken():
 
 def test_jaxs_own_batching_rules_are_told_from_others():
     rules = batching.fancy_primitive_batchers.items()
-    outside = {primitive.name for primitive, rule in rules if not crossings._is_jaxs(rule)}
+    outside = {primitive.name for primitive, rule in rules if not row_flow._is_jaxs(rule)}
     own = {primitive.name for primitive in vars(primitives).values() if isinstance(primitive, Primitive)}
     assert "foreign" in outside and len(own) > 100 and not own & outside
 

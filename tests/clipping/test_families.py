@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import dpx
-from dpx.clipping import apart
+from dpx.clipping import separate
 from dpx.clipping.program import traced
 from dpx.task.declared_task import CausalLanguageModel
 from dpx.task.objective import objective
@@ -37,7 +37,7 @@ def test_examples_are_apart_by_the_program(family, fused):
     of = subject(family, **({} if family in ROTARY else {"dropout": 0.1}))
     key, options = jax.random.key(0), {"kept_bytes": 0, "fused": fused, "rows_per_unit": 1}
     params, batch = jax.eval_shape(of.init, jax.random.PRNGKey(0)), rows(of)
-    apart.check(traced(lambda p, b: of.losses(p, b, jax.random.key_data(key)), params, batch, options, 4))
+    separate.check(traced(lambda p, b: of.losses(p, b, jax.random.key_data(key)), params, batch, options, 4))
 
 
 @pytest.mark.slow

@@ -7,8 +7,8 @@ import pytest
 
 import dpx
 from dpx.clipping import ops
-from dpx.clipping.frozen import merged
 from dpx.clipping.program import traced
+from dpx.clipping.trained_and_frozen import merged
 from dpx.clipping.weights import PerLayerWeights
 from dpx.declaration import ConfigError
 from dpx.models import trainable

@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from dpx.clipping import bounds, in_parts, norms
+from dpx.clipping import bounds, norms
 from dpx.clipping.rounding import MARGINS
 from tests.clipping.batches import squared_norm
 from tests.clipping.compiled import clipped, run
@@ -18,7 +18,7 @@ TINY = float(jnp.finfo(jnp.float32).tiny)
 def on_accelerators(monkeypatch):
     """CPUs multiply as accelerators do, in norms that are traced anew."""
     norms.gram.clear_cache()
-    monkeypatch.setattr(in_parts, "_whole", in_parts._in_parts)
+    monkeypatch.setattr(bounds, "_whole", bounds._in_parts)
     yield
     norms.gram.clear_cache()
 
@@ -28,7 +28,7 @@ def test_two_parts_are_a_number_within_what_is_stated_compiled_or_not():
     x = (drawn.normal(size=20_000) * 2.0 ** drawn.integers(-140, 127, 20_000)).astype(np.float32)
     edges = np.float32([0, -0.0, 1, 1 + 2**-8, 1 + 2**-7, 1 + 2**-16, 1 - 2**-24, 255.5, 3.3e38, -1e-38, TINY, TINY / 2, 1e-42])
     x = np.concatenate([x, edges])
-    for function in (in_parts.cut, jax.jit(in_parts.cut)):
+    for function in (bounds.cut, jax.jit(bounds.cut)):
         high, low = (np.float64(part) for part in function(jnp.asarray(x)))
         assert (np.abs(np.float64(x) - high - low) <= 2.0**-16 * np.abs(np.float64(x)) + TINY).all()
         assert (np.abs(low) <= 2.0**-8 * np.abs(np.float64(x)) + TINY).all() and np.count_nonzero(low) > 10_000
@@ -39,10 +39,10 @@ def test_a_product_in_parts_leaves_out_less_than_is_stated(both):
     drawn, depth = np.random.default_rng(1), 384
     a, b = (jnp.asarray(drawn.normal(size=(3, depth, n)) * 10.0 ** drawn.integers(-3, 3, (3, depth, 1)), jnp.float32) for n in (5, 7))
     a = a if both else a.astype(jnp.bfloat16)
-    found = np.float64(jax.jit(lambda a, b: in_parts._in_parts("btp,btd->bpd", a, b))(a, b))
+    found = np.float64(jax.jit(lambda a, b: bounds._in_parts("btp,btd->bpd", a, b))(a, b))
     truth, magnitude = (np.einsum("btp,btd->bpd", kind(np.float64(a)), kind(np.float64(b))) for kind in (np.asarray, np.abs))
     error = np.abs(found - truth) / magnitude
-    assert 2.0**-24 < error.max() <= in_parts.error(depth, 2 if both else 1)
+    assert 2.0**-24 < error.max() <= bounds.error(depth, 2 if both else 1)
     # One bfloat16 product of rounded numbers is much further off.
     rounded = np.einsum("btp,btd->bpd", np.float64(a.astype(jnp.bfloat16)), np.float64(b.astype(jnp.bfloat16)))
     assert (np.abs(rounded - truth) / magnitude).max() > 50 * error.max()

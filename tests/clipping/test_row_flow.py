@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from dpx.clipping import index_bounds
-from dpx.clipping.layout import SHARED, Mixed, Rows
+from dpx.clipping.index_bounds import SHARED, Mixed, Rows
 from dpx.clipping.row_flow import Flow
 
 B, T, D = 3, 4, 2

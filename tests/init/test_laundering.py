@@ -30,7 +30,7 @@ from dpx.init.start import Start, planned_start, receiver_of, start, start_of_fo
 from dpx.job.explain import Explain, explain
 from dpx.job.plan import plan_of_run
 from dpx.job.plan_shown import show
-from dpx.job.released import Export
+from dpx.job.released_jobs import Export
 from dpx.privacy import origins
 from dpx.privacy.ledger import Ledger
 from dpx.statement import agreement

@@ -19,7 +19,7 @@ from dpx.init.start import start as begin
 from dpx.job.account import Account
 from dpx.job.explain import Explain
 from dpx.job.plan import Plan
-from dpx.job.released import Evaluate, Export
+from dpx.job.released_jobs import Evaluate, Export
 from dpx.privacy.origins import Origin
 
 from ..released_digests import held, of_data, unexplained

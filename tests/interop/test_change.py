@@ -21,7 +21,7 @@ from dpx.files.run_folder import RunFolder
 from dpx.files.weights import by_path
 from dpx.job.change import change_of, sentences_of
 from dpx.job.explain import Explain
-from dpx.job.released import Export
+from dpx.job.released_jobs import Export
 from dpx.mechanism.banded import Banded
 from dpx.mechanism.rgp import Rgp
 from dpx.optimizer import Optax

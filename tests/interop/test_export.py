@@ -41,7 +41,7 @@ FLAT: dict[str, Any] = {"name": "m", "layers": 1, "width": 4, "heads": 1, "feed_
 
 
 def export(run: Path, *overrides: str) -> Path:
-    cfg = OmegaConf.merge(OmegaConf.load(run / "private" / "config.yaml"), {"job": {"_target_": "dpx.job.released.Export"}})
+    cfg = OmegaConf.merge(OmegaConf.load(run / "private" / "config.yaml"), {"job": {"_target_": "dpx.job.released_jobs.Export"}})
     experiment, job = config.build(OmegaConf.merge(cfg, OmegaConf.from_dotlist(list(overrides))))  # type: ignore[arg-type]
     job(experiment, RunFolder(run))
     return run / "release" / "hf"

@@ -90,7 +90,7 @@ def predicted(run: Path, given: Path, output: Path, **options: str) -> np.ndarra
 
 @pytest.fixture(scope="module")
 def exported(run: Path) -> Path:
-    of_run(run, "dpx.job.released.Export")
+    of_run(run, "dpx.job.released_jobs.Export")
     return run / "release" / "hf"
 
 
@@ -101,7 +101,7 @@ def test_it_is_planned_trained_and_measured(root: Path, run: Path):
     assert stated["guarantee"] == "dp" and any("5 labels was declared" in line for line in stated["assumptions"])
     assert results["heldout"].keys() == {"loss", "accuracy", "macro_f1", "micro_f1", "matthews"}
     assert results["baselines"].keys() == {"most_frequent_choice", "start", "untrained"}
-    of_run(run, "dpx.job.released.Evaluate")
+    of_run(run, "dpx.job.released_jobs.Evaluate")
     again = json.loads((run / "private" / "evaluation.json").read_text())
     assert again["accuracy"] == results["heldout"]["accuracy"]
     assert again["most_frequent_choice_accuracy"] == results["baselines"]["most_frequent_choice"]

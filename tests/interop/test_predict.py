@@ -40,7 +40,7 @@ def run(place: Path) -> Path:
 
 @pytest.mark.slow
 def test_a_run_and_its_export_predict_alike(run: Path, place: Path, tmp_path: Path):
-    cfg = OmegaConf.merge(OmegaConf.load(run / "private" / "config.yaml"), {"job": {"_target_": "dpx.job.released.Export"}})
+    cfg = OmegaConf.merge(OmegaConf.load(run / "private" / "config.yaml"), {"job": {"_target_": "dpx.job.released_jobs.Export"}})
     experiment, job = config.build(cfg)  # type: ignore[arg-type]
     job(experiment, RunFolder(run))
     own = predict(run, place / "rows.csv", tmp_path / "own")

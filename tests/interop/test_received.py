@@ -22,7 +22,7 @@ from dpx.init.parent import open_parent
 from dpx.init.start import require_not_exported
 from dpx.job.explain import Explain
 from dpx.job.generate import Generate
-from dpx.job.released import Evaluate, Export
+from dpx.job.released_jobs import Evaluate, Export
 from dpx.statement import manifest, received
 from dpx.statement.manifest import MANIFEST
 from dpx.training.prediction import of_checkpoint

@@ -18,7 +18,7 @@ from dpx.files.orbax_checkpoints import Checkpoints
 from dpx.files.run_folder import RunFolder
 from dpx.job.account import Account
 from dpx.job.explain import Explain
-from dpx.job.released import Evaluate
+from dpx.job.released_jobs import Evaluate
 from dpx.pages import pictures
 from dpx.privacy.ledger import Ledger
 from dpx.randomness import RootSecret

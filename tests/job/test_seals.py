@@ -29,7 +29,7 @@ from dpx.job.account import Account
 from dpx.job.explain import Explain
 from dpx.job.generate import Generate
 from dpx.job.predict import Predict
-from dpx.job.released import Evaluate, Export
+from dpx.job.released_jobs import Evaluate, Export
 from dpx.job.train import Resume, Train
 from dpx.launch.launcher import _of_finished_run
 from dpx.pages import read_runs

@@ -16,7 +16,7 @@ from dpx.data.protected_units import unit_facts
 from dpx.declaration import ConfigError
 from dpx.files.records import from_json, to_json
 from dpx.files.run_folder import RunFolder
-from dpx.job.released import Evaluate
+from dpx.job.released_jobs import Evaluate
 from dpx.job.train import Prepare
 from dpx.privacy.unit_facts import UnitFacts
 from tests.processes import COARSE

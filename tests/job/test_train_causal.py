@@ -13,7 +13,7 @@ from dpx.data.prepare import prepare
 from dpx.declaration import ConfigError
 from dpx.files.run_folder import RunFolder
 from dpx.job.generate import Generate
-from dpx.job.released import Evaluate
+from dpx.job.released_jobs import Evaluate
 from dpx.models.shape import Decoder
 from dpx.statement import agreement
 from tests.planned import plan

@@ -17,7 +17,7 @@ from dpx.data.store import VOCABULARY
 from dpx.declaration import ConfigError
 from dpx.files.run_folder import RunFolder
 from dpx.interop.export import export
-from dpx.job.released import Evaluate
+from dpx.job.released_jobs import Evaluate
 from dpx.training.evaluation import spread
 from dpx.training.prediction import of_run
 from tests.composed import composed

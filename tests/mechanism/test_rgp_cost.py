@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import pytest
 
 import dpx
-from dpx.clipping.frozen import merged
+from dpx.clipping.trained_and_frozen import merged
 from dpx.clipping.weights import FactoredWeights, flat
 from dpx.cost.traced import matmul_flops, temporary_bytes
 from dpx.mechanism.rgp import Rgp

@@ -12,7 +12,7 @@ from dpx import config
 from dpx.config import recipes
 from dpx.declaration import ConfigError
 from dpx.files.run_folder import RunFolder, Status
-from dpx.job.released import Evaluate
+from dpx.job.released_jobs import Evaluate
 from dpx.job.report import Report
 from dpx.privacy.ledger import Ledger
 from tests.outside.made_up import POND, on_path, pond

@@ -15,7 +15,7 @@ from dpx import config
 from dpx.declaration import ConfigError
 from dpx.files.run_folder import RunFolder
 from dpx.files.weights import FROZEN
-from dpx.job.released import Evaluate
+from dpx.job.released_jobs import Evaluate
 from dpx.randomness import path_name
 from dpx.training import frozen
 from tests.processes import COARSE

@@ -16,7 +16,7 @@ from dpx.config.experiment import Experiment
 from dpx.declaration import ConfigError, declaration
 from dpx.files.results import Results, write_results
 from dpx.files.run_folder import Status
-from dpx.job.released import Evaluate
+from dpx.job.released_jobs import Evaluate
 from dpx.job.train import Resume, Train
 from dpx.launch import launcher as launch
 from dpx.privacy.ledger import Ledger

@@ -166,7 +166,7 @@ def _gradient(objective: Any, method: Method, params: Any, beside: Any, first: A
     """Computes the noisy gradient of one step, as a run does; `drawn` are keys of rows with noise in the forward pass."""
     import jax.numpy as jnp
 
-    from dpx.clipping.frozen import merged
+    from dpx.clipping.trained_and_frozen import merged
     from dpx.training.gradient_sum import GradientSum
 
     mechanism = method.mechanism
