@@ -10,7 +10,7 @@ from dp_accounting import DpEvent, GaussianDpEvent, PoissonSampledDpEvent
 from dpx import packages
 from dpx.config.experiment import Experiment
 from dpx.declaration import ConfigError, at_default, require
-from dpx.mechanism import fixed_places
+from dpx.mechanism import declared_mechanism
 from dpx.mechanism.clip import Clip
 from dpx.mechanism.declared_mechanism import Multiplier, NoiseBatchRatio, TargetClt, TargetEpsilon
 from dpx.mechanism.mechanism_protocol import Mechanism
@@ -56,7 +56,7 @@ def calibrate(experiment: Experiment, size: int) -> Calibrated:
     sampler = experiment.sampler
     sampler.check(experiment.privacy, experiment.accountant)
     experiment.mechanism.check(experiment)
-    fixed_places.check(experiment.mechanism, experiment)
+    declared_mechanism.check(experiment.mechanism, experiment)
     require_own_word(experiment.mechanism, "ledger_fields")
     require_own_word(sampler, "ledger_fields", "event")
     limit = sampler.largest_batch(size)

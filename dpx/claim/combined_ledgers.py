@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 from dpx.claim.caveats import chosen_late, refuted, seeded, unlike_in_words
 from dpx.declaration import ConfigError, require
 from dpx.files.file_checksums import seal
-from dpx.privacy import ledger, origins, relations
+from dpx.privacy import events, ledger, origins
 from dpx.privacy.declared_privacy import Privacy
 from dpx.privacy.ledger import Ledger
 from dpx.privacy.segments import Segments
@@ -252,8 +252,8 @@ def stated_at(sources: Sequence[Source], delta: float | None, adjacency: str | N
 
 def require_proved(sources: Sequence[Source], adjacency: str) -> None:
     """Raises `ConfigError` if charges of a source are not proved under `adjacency`, which all of them are accounted under."""
-    relations.require_relation(f"job.adjacency={adjacency}", adjacency)
+    events.require_relation(f"job.adjacency={adjacency}", adjacency)
     for source in sources:
         stated = relation_of(source)
         if stated is not None:
-            relations.require_proved(source.segments, stated, adjacency, source.name)
+            events.require_proved(source.segments, stated, adjacency, source.name)

@@ -13,8 +13,7 @@ import jax.numpy as jnp
 from jax.core import Tracer
 from jaxtyping import Array, Bool, Float
 
-from dpx.clipping import meshes
-from dpx.clipping import weights as by_norm
+from dpx.clipping import groups, meshes
 from dpx.clipping.by_example import ByExample, Taken
 from dpx.clipping.methods import check_untracked
 from dpx.clipping.norms import at_least_float32
@@ -264,7 +263,7 @@ class ClippedGrad(WeightedGrad):
     def _weights(self, is_narrow: bool) -> Any:
         # In a narrow type the margin would round away.
         norm = at_least_float32(self.clipping_norm) if isinstance(self.clipping_norm, Tracer) else float(self.clipping_norm)
-        return by_norm.flat(norm * (1 - MARGINS["bfloat16" if is_narrow else "float32"]))
+        return groups.flat(norm * (1 - MARGINS["bfloat16" if is_narrow else "float32"]))
 
 
 def clipped_grad(

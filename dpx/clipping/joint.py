@@ -19,11 +19,10 @@ from jaxtyping import Array
 from dpx.clipping import bounds, forms, groups, norms
 from dpx.clipping.bounds import Bounded
 from dpx.clipping.forms import Form, Use
-from dpx.clipping.groups import Squares
+from dpx.clipping.groups import Squares, no_factor
 from dpx.clipping.probes import ELSEWHERE, leaf_names
 from dpx.clipping.program import Program
 from dpx.clipping.sites import Layer, Reference, Site
-from dpx.clipping.weights import no_factor
 from dpx.declaration import ConfigError, require
 
 

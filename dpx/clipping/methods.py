@@ -10,13 +10,13 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array
 
-from dpx.clipping import book_keeping, ghost, groups, joint, norms, reach, row_flow
+from dpx.clipping import book_keeping, groups, joint, norms, reach, row_flow
+from dpx.clipping.groups import Weights, factor_of
 from dpx.clipping.probes import shapes_of
 from dpx.clipping.program import check_losses, traced, with_counts
 from dpx.clipping.result import KEPT_BYTES, ClippedSum, LossesFn, Units, batch_size, check_rows, flags, of_no_rows, zero_unless
 from dpx.clipping.separate import check_separate
 from dpx.clipping.trained_and_frozen import bound
-from dpx.clipping.weights import Weights, factor_of
 from dpx.declaration import require
 from dpx.randomness import path_name
 
@@ -69,7 +69,7 @@ def sum_by(
     norms_of_uses = joint.norms_of(program, getattr(weights, "per_layer", False), factor_of(weights), left)
     if checked:
         check_separate(losses_fn, program, norms_of_uses)
-    return (ghost if method == "ghost" else book_keeping).clipped_sum(program, norms_of_uses, weights, units)
+    return (book_keeping.ghost_sum if method == "ghost" else book_keeping.clipped_sum)(program, norms_of_uses, weights, units)
 
 
 def check_untracked(*trees: Any) -> None:

@@ -4,8 +4,7 @@ from collections.abc import Sequence
 from typing import Literal
 
 from dpx.data.labelled import Table, require_labels
-from dpx.data.schema import Schema, classes, running_text, texts
-from dpx.data.source_protocol import PackageSource
+from dpx.data.schema import PackageSource, Schema, classes, running_text, texts
 from dpx.data.unit_names import SPLITS, Split
 from dpx.declaration import declaration, require
 from dpx.privacy.declared_privacy import Privacy

@@ -1,8 +1,8 @@
 """Pads texts to a few fixed lengths, so that short texts cost less than long ones.
 
 The lengths do not change which examples are drawn, nor how each is clipped. The microbatch of an example depends on the lengths of all
-examples: exact sums do not change by that, and proofs that need more are refused with it (`dpx.mechanism.fixed_places`). The number of
-examples in each bucket depends on private rows, so it is never written.
+examples: exact sums do not change by that, and proofs that need more are refused with it (`dpx.mechanism.declared_mechanism`). The number
+of examples in each bucket depends on private rows, so it is never written.
 """
 
 from collections.abc import Iterator, Sequence

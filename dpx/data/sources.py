@@ -10,7 +10,7 @@ from dpx.data.documents import Document, Example, Prompted, Source
 from dpx.data.embedded import EmbeddedSource
 from dpx.data.hub import HubSource
 from dpx.data.labelled import Table
-from dpx.data.source_protocol import PackageSource
+from dpx.data.schema import PackageSource
 from dpx.data.synthetic import SyntheticLabelsSource, SyntheticSource
 from dpx.data.text_files import TextFilesSource
 from dpx.declaration import ConfigError

@@ -84,7 +84,7 @@ class Account:
 
     Several sources are charged jointly, common steps once. Raises `ConfigError` if nothing is charged, for several sources that do not
     protect the same units (`dpx.privacy.unit_facts`), and for an `adjacency` under which charges of a source are not proved
-    (`dpx.privacy.relations`).
+    (`dpx.privacy.events`).
 
     Attributes:
         ledgers: Run folders or names of runs, ledger files or statements; none means the run itself.

@@ -18,16 +18,16 @@ from dpx.files.records import to_json
 from dpx.files.results import read_results
 from dpx.files.run_folder import RunFolder, Status, write_json
 from dpx.init import chain_claim
-from dpx.job import chain_states
+from dpx.job import chain_stages
 from dpx.job.chain_plan import show_claim
 from dpx.job.chain_stages import VOCABULARY, Runs, StageRun, composed
-from dpx.job.commit import commit
 from dpx.processes import team
 from dpx.processes.interruption import Interrupted
 from dpx.processes.mesh import simulate_devices
 from dpx.processes.team import PeerLost
 from dpx.statement import chain_seal
 from dpx.statement.chain_seal import ChainStatement
+from dpx.training.fingerprint import commit
 
 RESULTS = "chain_results.json"
 
@@ -50,7 +50,7 @@ class RunChain:
         chain, outputs = declared(self.chain), folder.path.parent
         chain_seal.read(folder.path)
         runs = composed(chain, experiment.name, experiment.replicate, outputs)
-        chain_states.require_nothing_lost(runs, outputs, experiment.name)
+        chain_stages.require_nothing_lost(runs, outputs, experiment.name)
         stated = _state(chain, runs, experiment, folder)
         first = next(iter(runs.values()))[0].experiment
         simulate_devices(first.mesh, first.mesh.simulated_here(team().count))
@@ -58,20 +58,20 @@ class RunChain:
             for run in runs[name]:
                 _say_stale(chain, run, outputs)
                 _run(chain, run, runs)
-            chain_states.keep_vocabulary(runs[name][0], runs[name][0].folder / "private" / VOCABULARY)
+            chain_stages.keep_vocabulary(runs[name][0], runs[name][0].folder / "private" / VOCABULARY)
             stated = _state(chain, runs, experiment, folder)
         _show(chain, runs, stated, folder)
 
 
 def _say_stale(chain: Chain, run: StageRun, outputs: Path) -> None:
-    for old in () if chain_states.is_finished(run) or not chain.stages[run.stage].feeds else chain_states.stale(run, outputs):
+    for old in () if chain_stages.is_finished(run) or not chain.stages[run.stage].feeds else chain_stages.stale(run, outputs):
         stage(f"stage {run.label}: {old} is stale, since a stage before it has changed; it stays as it is and is not used")
 
 
 def _run(chain: Chain, run: StageRun, runs: Runs) -> None:
     """Trains or prepares one stage, unless it has finished. A failure is noted in its own folder."""
-    if chain_states.is_finished(run):
-        chain_states.require_fed_alike(chain, run, runs)
+    if chain_stages.is_finished(run):
+        chain_stages.require_fed_alike(chain, run, runs)
         stage(f"stage {run.label}: finished before, in {run.folder.name}")
         return
     stage(f"stage {run.label}: {os.path.relpath(run.folder)}")
@@ -95,13 +95,13 @@ def _run(chain: Chain, run: StageRun, runs: Runs) -> None:
 
 def _state(chain: Chain, runs: Runs, experiment: Experiment, folder: RunFolder) -> ChainStatement:
     """Writes the statement of what has run so far."""
-    facts = [chain_states.facts(chain, run) for each in runs.values() for run in each]
+    facts = [chain_stages.facts(chain, run) for each in runs.values() for run in each]
     is_over = {one.folder for one in facts if one.state == "finished"}
-    releases = [chain_states.release_of(run) for each in runs.values() for run in each if run.folder.name in is_over]
+    releases = [chain_stages.release_of(run) for each in runs.values() for run in each if run.folder.name in is_over]
     stated = ChainStatement(
         name=experiment.name,
         replicate=experiment.replicate,
-        claim=chain_claim.claim(chain, releases, chain_states.not_run(facts)),
+        claim=chain_claim.claim(chain, releases, chain_stages.not_run(facts)),
         stages=tuple(facts),
     )
     chain_seal.write(folder, stated)

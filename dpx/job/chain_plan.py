@@ -19,7 +19,7 @@ from dpx.data.store import VOCABULARY
 from dpx.init import chain_claim
 from dpx.init.chain_claim import StageRelease
 from dpx.init.start import Held, planned_start, receiver_of, vocabulary_of
-from dpx.job import chain_states
+from dpx.job import chain_stages
 from dpx.job.chain_stages import Runs, StageRun, composed, fitted_by
 from dpx.job.plan_records import ChainPlan, RunPlan, StagePlan
 from dpx.privacy.origins import Origin, ParentClaim, VocabularyFacts
@@ -38,9 +38,9 @@ def plan_of_chain(node: Any, experiment: Experiment, plan_of: PlanOf, outputs: P
     releases: dict[str, StageRelease] = {}
     for run in (run for each in runs.values() for run in each):
         one = chain.stages[run.stage]
-        is_over, alone = chain_states.is_finished(run), alone_of(chain, run, runs)
+        is_over, alone = chain_stages.is_finished(run), alone_of(chain, run, runs)
         planned = None if one.job == "prepare" else plan_of(alone)
-        releases[run.label] = chain_states.release_of(run) if is_over else _planned(chain, run, alone, planned, runs, releases)
+        releases[run.label] = chain_stages.release_of(run) if is_over else _planned(chain, run, alone, planned, runs, releases)
         stages.append(
             StagePlan(
                 stage=run.stage,
@@ -49,7 +49,7 @@ def plan_of_chain(node: Any, experiment: Experiment, plan_of: PlanOf, outputs: P
                 init=one.init,
                 vocabulary=one.vocabulary or one.init,
                 state="finished" if is_over else "to_run",
-                stale=tuple(chain_states.stale(run, outputs)) if one.feeds and not is_over else (),
+                stale=tuple(chain_stages.stale(run, outputs)) if one.feeds and not is_over else (),
                 plan=planned,
             )
         )
@@ -73,7 +73,7 @@ def alone_of(chain: Chain, run: StageRun, runs: Runs) -> Experiment:
     now.
     """
     experiment, stage = run.experiment, chain.stages[run.stage]
-    if stage.init is not None and not chain_states.is_finished(runs[stage.init][0]):
+    if stage.init is not None and not chain_stages.is_finished(runs[stage.init][0]):
         experiment = dataclasses.replace(experiment, init=RandomStart())
     fed, vocabulary = stage.vocabulary or stage.init, experiment.data.vocabulary
     if fed is None or vocabulary.path is None or Path(vocabulary.path).exists() or experiment.data.declared_size is not None:
@@ -92,7 +92,7 @@ def _planned(
 ) -> StageRelease:
     """Returns what would be seen of a stage that has not run; `before` are the stages that feed it."""
     own = Held(run.experiment.data, alone.privacy)
-    release = StageRelease(run.stage, run.label, own, alone.accountant, False, (), chain_states.texts_of(run))
+    release = StageRelease(run.stage, run.label, own, alone.accountant, False, (), chain_stages.texts_of(run))
     if planned is None:
         return release
     segments = []
@@ -137,7 +137,7 @@ def _planned_origins(chain: Chain, run: StageRun, alone: Experiment, runs: Runs,
         yield Origin(
             kind="text",
             name=words.experiment.name,
-            identity=chain_states.planned_text(words),
+            identity=chain_stages.planned_text(words),
             reasons=(learnt_from.PROTECTED,) if is_protected else (),
             claim=ParentClaim(units=unit_facts(data, words.experiment.privacy)),
             vocabulary=VocabularyFacts(source=vocabulary_source(data.vocabulary, None)),

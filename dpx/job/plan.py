@@ -13,8 +13,7 @@ from dpx.config.declared_audit import Canaries
 from dpx.config.experiment import Experiment
 from dpx.console import Console, answer
 from dpx.cost.compiled import CompiledStep, MeasuredRun
-from dpx.cost.flops import by_type, published_flops, recomputed_matmul_flops, training_matmul_flops
-from dpx.cost.memory import Memory, Trains, step_memory
+from dpx.cost.memory import Memory, Trains, by_type, published_flops, recomputed_matmul_flops, step_memory, training_matmul_flops
 from dpx.data import left_out
 from dpx.declaration import ConfigError, declaration, require
 from dpx.files.records import to_json
@@ -218,7 +217,7 @@ def work(experiment: Experiment, parameters: int, vocabulary: int, examples: int
 
 
 def _by_type(experiment: Experiment, exact: float, whole: float) -> dict[str, float]:
-    """Returns the FLOPs of a run's products by type (`dpx.cost.flops.by_type`); `exact` and `whole` are the results of `_products`."""
+    """Returns the FLOPs of a run's products by type (`dpx.cost.memory.by_type`); `exact` and `whole` are the results of `_products`."""
     # Forward pass, cotangents and weight gradients take a third each; what is frozen has no weight gradient.
     of_weights = whole / 3 if experiment.train.is_all else max(0.0, exact - 2 / 3 * whole)
     return dict(by_type(exact, of_weights, experiment.model.dtype, is_private=experiment.mechanism.clips_gradients))

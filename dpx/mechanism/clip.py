@@ -159,14 +159,14 @@ class PerLayer(Clip):
 
     def weights(self, limit: Any) -> Weights:
         """Returns a function from norms_KB to c_KB, with one norm for each group."""
-        from dpx.clipping.weights import PerLayerWeights
+        from dpx.clipping.groups import PerLayerWeights
 
         return PerLayerWeights(limit)
 
 
 def flat_weights(limit: Any) -> Weights:
     """Returns the function min(1, C / norm) of the norms."""
-    from dpx.clipping.weights import flat
+    from dpx.clipping.groups import flat
 
     return flat(limit)
 

@@ -4,8 +4,8 @@ Each microbatch's clipped sum is rounded to the grid, coordinate by coordinate, 
 microbatches and devices in any order. An example lies in one microbatch on one device, so it reaches one rounded sum: before rounding that
 moves by at most C, and rounding two numbers to spacing g moves their distance by at most g per coordinate. All other rounded sums are the
 same integers because all other examples keep their places (`needs_fixed_places`); a microbatch of other examples would be rounded
-differently, by up to g per coordinate each. So every setting that moves examples is refused (`dpx.mechanism.fixed_places`): `add_remove`,
-and `length_buckets` of several lengths.
+differently, by up to g per coordinate each. So every setting that moves examples is refused (`dpx.mechanism.declared_mechanism`):
+`add_remove`, and `length_buckets` of several lengths.
 
 int32 arithmetic wraps around: sums and noise are taken modulo 2^32, which is a function of their exact values and so has no privacy cost.
 

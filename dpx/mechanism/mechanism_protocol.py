@@ -128,7 +128,7 @@ class Mechanism:
     # Canaries and compiled dry runs assume this: every step's noise is Gaussian, real-valued and independent of the noise of other steps.
     is_independent_gaussian: ClassVar[bool] = False
     # Whether the proof needs all other examples to have the same places in both neighbours (device, microbatch, row): settings that would
-    # move them are then refused (`dpx.mechanism.fixed_places`). True is needed for every inexact sum, such as one rounded for each
+    # move them are then refused (`dpx.mechanism.declared_mechanism`). True is needed for every inexact sum, such as one rounded for each
     # microbatch.
     needs_fixed_places: ClassVar[bool] = False
     # Whether noise is added to each row's vector in the forward pass, and to no sum of gradients.

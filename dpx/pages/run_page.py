@@ -14,7 +14,7 @@ from dpx.files.results import BASELINES, accuracy_in_words
 from dpx.pages import pictures, read_runs
 from dpx.pages.analysis_tables import Lines, Picture, Table
 from dpx.pages.page_document import Block, Document, Figure, Panels, Section, code, escaped, grid
-from dpx.pages.run_rows import Run
+from dpx.pages.read_runs import Run
 
 # What is drawn, in this order, with the words for it; a metric that no run has is left out.
 CURVES = {

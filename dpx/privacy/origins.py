@@ -14,7 +14,7 @@ from typing import Any, Literal
 
 from dpx.declaration import ConfigError
 from dpx.files.records import described, record
-from dpx.privacy import relations
+from dpx.privacy import events
 from dpx.privacy.declared_privacy import Privacy
 from dpx.privacy.segments import Segment, Segments, join
 from dpx.privacy.unit_facts import PUBLIC_SOURCES, UnitFacts, released_checksum
@@ -401,7 +401,7 @@ def require_same_relation(origins: Iterable[Origin], privacy: Privacy) -> None:
             continue
         value = f"privacy.adjacency={ours}"
         if (theirs, ours) == WEAKER:
-            relations.require_proved(list(origin.segments), theirs, ours, f"{origin.name}, which this run starts from,", value)
+            events.require_proved(list(origin.segments), theirs, ours, f"{origin.name}, which this run starts from,", value)
             continue
         raise ConfigError(
             value, f"{origin.name}, which this run starts from, was charged under {theirs}", f"Use privacy.adjacency={theirs}"

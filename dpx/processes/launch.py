@@ -13,10 +13,9 @@ import sys
 import tempfile
 from pathlib import Path
 
-from dpx.processes.address import BIND
 from dpx.processes.interruption import SIGNALS
 from dpx.processes.place import COORDINATOR, UNIX
-from dpx.processes.signing import KEY, KEY_FILE
+from dpx.processes.signing import BIND, KEY, KEY_FILE
 
 
 def main() -> None:

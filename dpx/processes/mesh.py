@@ -69,7 +69,7 @@ class Mesh:
         return None if self.simulated_devices is None else self.simulated_devices // processes
 
     def rate(self, kind: Literal["bfloat16", "float32", "float32_highest"]) -> float:
-        """Returns the assumed FLOP/s of products of one kind on one device (`dpx.cost.flops.by_type`)."""
+        """Returns the assumed FLOP/s of products of one kind on one device (`dpx.cost.memory.by_type`)."""
         default = self.float32_flops_per_s or self.flops_per_s
         return {"bfloat16": self.flops_per_s, "float32": default, "float32_highest": self.highest_flops_per_s or default}[kind]
 

@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 from dpx import __version__
 from dpx.console import stage
 from dpx.declaration import ConfigError, require
-from dpx.processes import address, interruption, signing
+from dpx.processes import interruption, signing
 from dpx.processes.place import ALONE, Part, Place, place
 from dpx.processes.signing import NotSigned, Signer
 
@@ -368,10 +368,10 @@ def join(own: Place, arguments: Sequence[str]) -> Team:
     absl_logging.get_absl_logger().addFilter(is_not_of_a_loss)
     # Its service would take SIGTERM from `dpx.processes.interruption`.
     jax.config.update("jax_enable_preemption_service", False)
-    address.require_own_folder(own)
-    found, listens = address.coordinator(own)
+    signing.require_own_folder(own)
+    found, listens = signing.coordinator(own)
     key = signing.job_key()
-    if (warning := address.warning(own)) is not None:
+    if (warning := signing.warning(own)) is not None:
         stage(warning)
     try:
         jax.distributed.initialize(
@@ -385,17 +385,17 @@ def join(own: Place, arguments: Sequence[str]) -> Team:
     except RuntimeError as error:
         is_unbound = "Failed to start RPC server" in str(error)
         reason = "is no free address of this host" if is_unbound else f"not all {own.count} processes have met there within five minutes"
-        fix = f"Start all of them, check that the address can be reached, and set {address.BIND} where this host has another one"
+        fix = f"Start all of them, check that the address can be reached, and set {signing.BIND} where this host has another one"
         raise ConfigError(f"coordinator={own.coordinator}", reason, fix) from error
     # jax has no public name for the store that its processes share.
     from jax._src.distributed import global_state
 
-    address.keep_collectives_at(found, global_state.client)
+    signing.keep_collectives_at(found, global_state.client)
     joined = Team(own, global_state.client)
     joined.meet(key, arguments)
     _current = joined
     if own.is_owner:
-        stage(address.meeting(found, own.count))
+        stage(signing.meeting(found, own.count))
     return _current
 
 

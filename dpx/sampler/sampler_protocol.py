@@ -47,7 +47,7 @@ class Sampler:
     # Whether its event depends on N, so that the claim needs the true N.
     depends_on_size: ClassVar[bool] = False
     # Whether its proof needs all other units to have the same numbers below N in both neighbours, in addition to what the table of events
-    # requires for its kind of release: settings that would move them are then refused (`dpx.mechanism.fixed_places`).
+    # requires for its kind of release: settings that would move them are then refused (`dpx.mechanism.declared_mechanism`).
     needs_fixed_numbers: ClassVar[bool] = False
     # Whether its bounds are proved for integer noise too.
     covers_integer_noise: ClassVar[bool] = True

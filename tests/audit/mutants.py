@@ -215,7 +215,7 @@ MUTANTS = (
     ),
     Mutant(
         "ghost weighs all groups as one in its second pass",
-        "dpx/clipping/ghost.py",
+        "dpx/clipping/book_keeping.py",
         "clipped_sum",
         "joint.part_weights(clipped, site)",
         "joint.part_weights(clipped, program.sites[0])",

@@ -132,7 +132,7 @@ ROOMS = {
         limit_s=2 * LIMIT_S,
     ),
     "models": Room(
-        ("dpx/models/*.py", "dpx/cost/flops.py", "dpx/cost/memory.py"),
+        ("dpx/models/*.py", "dpx/cost/memory.py", "dpx/cost/memory.py"),
         (*_in("models", "shape dropout head bert decoder trainable"), *_in("cost", "memory"), *_in("clipping", "matrix families cost")),
         limit_s=2 * LIMIT_S,
     ),

@@ -29,7 +29,7 @@ from dpx.files.weights import METADATA
 from dpx.init.chain_claim import claim
 from dpx.init.parent import open_parent
 from dpx.init.start import Start, planned_start, receiver_of, vocabulary_of
-from dpx.job import chain_states
+from dpx.job import chain_stages
 from dpx.job.chain_stages import VOCABULARY, StageRun
 from dpx.job.train import Prepare, Train
 from dpx.privacy.ledger import Ledger
@@ -169,7 +169,7 @@ class World:
         return {"store": store.folder, "kept": place / "private", "export": place / "export"}[by] / VOCABULARY
 
     def _keep_words(self, number: int) -> None:
-        chain_states.keep_vocabulary(self.runs[number], self.root / f"node{number}" / "private" / VOCABULARY)
+        chain_stages.keep_vocabulary(self.runs[number], self.root / f"node{number}" / "private" / VOCABULARY)
         export, store = self.root / f"node{number}" / "export", self.stores[number]
         export.mkdir(parents=True)
         shutil.copyfile(store.folder / VOCABULARY, export / VOCABULARY)
@@ -210,7 +210,7 @@ class World:
 
 def judge(graph: list[Node], world: World) -> list[str]:
     """How dpx's claims differ from the oracle's, in sentences."""
-    wrong, releases = [], [chain_states.release_of(run) for run in world.runs]
+    wrong, releases = [], [chain_stages.release_of(run) for run in world.runs]
     stages = {
         run.stage: {"disjoint_from": [f"node{one}" for one in sorted(node.apart)]} for run, node in zip(world.runs, graph, strict=True)
     }
@@ -219,7 +219,7 @@ def judge(graph: list[Node], world: World) -> list[str]:
     for number, node in enumerate(graph):
         if node.kind != "private":
             continue
-        stated = chain_states.statement_of(world.runs[number])
+        stated = chain_stages.statement_of(world.runs[number])
         assert stated is not None
         for what, found, seen in (("run", stated, [number]), ("chain", together[f"node{number}"], everything)):
             least, most = (oracle.epsilon(graph, number, seen, world.sampling, DELTA, is_least) for is_least in (True, False))
@@ -246,7 +246,7 @@ MUTANTS: dict[str, tuple[str, Any, int]] = {
     "measured runs that chose settings": ("dpx.init.start.beside_weights", lambda receiver: vocabulary_of(receiver.data), 16),
     "what a copied release began from": ("dpx.init.parent._stated_further", lambda statement: [], 28),
     "what a run began from": ("dpx.init.start.open_parent", lambda *given: _first(open_parent(*given)), 41),
-    "what a stage began from": ("dpx.job.chain_states.open_parent", lambda *given: _first(open_parent(*given)), 850),
+    "what a stage began from": ("dpx.job.chain_stages.open_parent", lambda *given: _first(open_parent(*given)), 850),
     "training without noise": ("dpx.privacy.origins.reasons_of", lambda origin: list(origin.against), 7),
     "training without noise, beside a stage": ("dpx.init.chain_claim.reasons_of", lambda origin: list(origin.against), 6),
     "the split that a vocabulary was learnt from": ("dpx.init.start.learnt_from_protected", lambda *given: None, 177),

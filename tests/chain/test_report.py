@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from dpx.pages import chains, read_runs
+from dpx.pages import read_runs
 from dpx.pages.page_document import Folded
 from dpx_papers.report import privacy, rows, stages
 
@@ -15,7 +15,7 @@ from .conftest import CLASSIFY, PRETRAIN, node, run
 
 def test_a_finished_chain_is_one_run_with_the_results_of_its_stages(place, tmp_path):
     (found,), left_out = read_runs.collect(Path("outputs"), ("two-",))
-    assert left_out == [] and chains.is_of_chain(found) and found.experiment == "two"
+    assert left_out == [] and read_runs.is_of_chain(found) and found.experiment == "two"
     own = json.loads(next(Path("outputs").glob("two_pretrain-*/private/results.json")).read_text())
     assert found.finals["pretrain/heldout/mlm_accuracy"] == own["heldout"]["mlm_accuracy"]
     assert found.facts["guarantee"] == "dp" and found.facts["sealed"] == "yes" and "epsilon/rdp" in found.facts

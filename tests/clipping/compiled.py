@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 
 import dpx
-from dpx.clipping.weights import PerLayerWeights
+from dpx.clipping.groups import PerLayerWeights
 from tests.clipping.batches import bert, objective
 
 DROPOUT_KEY = jax.random.PRNGKey(7)

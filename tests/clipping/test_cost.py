@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import pytest
 
 import dpx
-from dpx.cost.flops import training_matmul_flops
+from dpx.cost.memory import training_matmul_flops
 from dpx.cost.traced import matmul_flops, temporary_bytes
 from dpx.mechanism.clip import flat_weights
 from dpx.task.declared_task import CausalLanguageModel, MaskedLanguageModel

@@ -7,7 +7,7 @@ import pytest
 
 import dpx
 from dpx.clipping import ops
-from dpx.clipping.weights import FactoredWeights, PerLayerWeights, flat
+from dpx.clipping.groups import FactoredWeights, PerLayerWeights, flat
 from dpx.declaration import ConfigError
 
 LIMIT = 0.5

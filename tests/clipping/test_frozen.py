@@ -7,9 +7,9 @@ import pytest
 
 import dpx
 from dpx.clipping import ops
+from dpx.clipping.groups import PerLayerWeights
 from dpx.clipping.program import traced
 from dpx.clipping.trained_and_frozen import merged
-from dpx.clipping.weights import PerLayerWeights
 from dpx.declaration import ConfigError
 from dpx.models import trainable
 from tests.clipping.batches import QUICKLY, assert_trees_close

@@ -10,7 +10,7 @@ import pytest
 
 import dpx
 from dpx.clipping import ops
-from dpx.clipping.weights import PerLayerWeights
+from dpx.clipping.groups import PerLayerWeights
 from dpx.models.fused_head import token_loss
 
 B, T, M, D, V = 3, 4, 2, 4, 600

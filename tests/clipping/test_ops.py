@@ -9,7 +9,7 @@ import pytest
 
 import dpx
 from dpx.clipping import ops
-from dpx.clipping.weights import PerLayerWeights
+from dpx.clipping.groups import PerLayerWeights
 from dpx.declaration import ConfigError
 from dpx.mechanism.clip import flat_weights
 from tests.clipping.batches import assert_trees_close

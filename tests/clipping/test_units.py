@@ -10,7 +10,7 @@ import pytest
 
 import dpx
 from dpx.clipping import norms, ops, probes
-from dpx.clipping.weights import PerLayerWeights
+from dpx.clipping.groups import PerLayerWeights
 from dpx.declaration import ConfigError
 from dpx.mechanism.clip import flat_weights
 from tests.clipping.batches import assert_trees_close, batch, bert, float64_gradients, objective, parameters, squared_norm

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import pytest
 
 from dpx.clipping.clipped_sum import plain_sum
-from dpx.cost.flops import recomputed_matmul_flops
+from dpx.cost.memory import recomputed_matmul_flops
 from dpx.cost.traced import matmul_flops
 from dpx.models.gemma import Gemma
 from dpx.models.shape import Bert, Decoder

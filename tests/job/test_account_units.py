@@ -21,8 +21,8 @@ from dpx.files.records import to_json
 from dpx.files.run_folder import RunFolder
 from dpx.job.account import Account
 from dpx.launch.sweep import Outcome, show_together
-from dpx.mechanism import fixed_places
-from dpx.privacy import accounting, events, ledger, relations
+from dpx.mechanism import declared_mechanism
+from dpx.privacy import accounting, events, ledger
 from dpx.privacy.declared_privacy import Privacy
 from dpx.privacy.ledger import Ledger, LedgerEntry, NoiseEpoch
 from dpx.privacy.lines import Part, Plan, PlanParts
@@ -196,7 +196,7 @@ def may_run(name: str, adjacency: str) -> bool:
     try:
         calibration.check_claim(experiment, 1000)
         experiment.sampler.check(experiment.privacy, experiment.accountant)
-        fixed_places.check(experiment.mechanism, experiment)
+        declared_mechanism.check(experiment.mechanism, experiment)
     except ConfigError:
         return False
     return any(_has_event(entry_of(experiment), adjacency, accountant) for accountant in events.ACCOUNTANTS)
@@ -222,7 +222,7 @@ def test_steps_are_accounted_under_another_relation_where_the_same_run_would_be_
         return
     segments = entry_of(declared(name, stated))
     try:
-        relations.require_proved(segments, stated, target, "a")
+        events.require_proved(segments, stated, target, "a")
         is_accepted = True
     except ConfigError as refused:
         is_accepted = False

@@ -11,8 +11,7 @@ from dpx import config
 from dpx.config import recipes
 from dpx.console import Console, duration
 from dpx.cost.compiled import CompiledStep
-from dpx.cost.flops import training_matmul_flops
-from dpx.cost.memory import Trains, activations, step_memory
+from dpx.cost.memory import Trains, activations, step_memory, training_matmul_flops
 from dpx.declaration import ConfigError
 from dpx.files.run_folder import RunFolder
 from dpx.job.plan import Plan, largest_microbatch, plan_of_run

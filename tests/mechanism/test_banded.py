@@ -11,7 +11,7 @@ from dpx import extras
 from dpx.claim import calibration
 from dpx.claim.calibration import calibrate
 from dpx.declaration import ConfigError
-from dpx.mechanism import banded, fixed_places
+from dpx.mechanism import banded, declared_mechanism
 from dpx.mechanism.declared_mechanism import AdaptiveClip, Banded, ReleasedTelemetry, TargetEpsilon
 from dpx.mechanism.noise import add_noise, slice_keys
 from dpx.privacy import ledger
@@ -143,7 +143,7 @@ def test_what_the_proof_does_not_cover_is_refused(change, named):
     with pytest.raises(ConfigError, match=named) as caught:
         experiment.sampler.check(experiment.privacy, experiment.accountant)
         experiment.mechanism.check(experiment)
-        fixed_places.check(experiment.mechanism, experiment)
+        declared_mechanism.check(experiment.mechanism, experiment)
     assert "\n" not in str(caught.value)
 
 

@@ -15,7 +15,7 @@ from jax.sharding import PartitionSpec as P
 from dpx.claim import statement
 from dpx.claim.calibration import calibrate, entry, planned_segments
 from dpx.declaration import ConfigError
-from dpx.mechanism import fixed_places
+from dpx.mechanism import declared_mechanism
 from dpx.mechanism.declared_mechanism import AdaptiveClip, DiscreteGaussian, DpSgd, TargetEpsilon
 from dpx.mechanism.discrete_gaussian import grid_noise, to_grid, with_grid_noise
 from dpx.optimizer import Adam
@@ -109,13 +109,13 @@ def test_what_the_proof_does_not_cover_is_refused(change, named):
     experiment = declare(mechanism=DiscreteGaussian(), **change)
     with pytest.raises(ConfigError, match=named) as caught:
         experiment.mechanism.check(experiment)
-        fixed_places.check(experiment.mechanism, experiment)
+        declared_mechanism.check(experiment.mechanism, experiment)
     assert "\n" not in str(caught.value)
 
 
 def test_one_length_moves_nobody():
     for widths in (None, "auto"):
-        fixed_places.check(DiscreteGaussian(), declare(length_buckets=widths))
+        declared_mechanism.check(DiscreteGaussian(), declare(length_buckets=widths))
 
 
 def test_any_mechanism_or_sampler_may_need_the_others_to_stay():
@@ -144,7 +144,7 @@ def test_any_mechanism_or_sampler_may_need_the_others_to_stay():
             calibrate(declare(**change), N)
     # Numbers do not follow from lengths.
     for mechanism in (DpSgd(), Doubled()):
-        fixed_places.check(mechanism, declare(sampler=InTurns(), length_buckets=[8]))
+        declared_mechanism.check(mechanism, declare(sampler=InTurns(), length_buckets=[8]))
 
 
 def test_the_statement_claims_renyi_only_and_names_the_margin():

@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from dpx.cost.flops import forward_matmul_flops, published_flops, training_matmul_flops
+from dpx.cost.memory import forward_matmul_flops, published_flops, training_matmul_flops
 from dpx.models.shape import Bert
 from dpx.task.declared_task import MaskedLanguageModel
 from dpx.task.objective import objective as objective_of

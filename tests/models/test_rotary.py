@@ -9,8 +9,7 @@ import numpy as np
 import pytest
 
 import dpx
-from dpx.cost.flops import forward_matmul_flops
-from dpx.cost.memory import Trains, step_memory
+from dpx.cost.memory import Trains, forward_matmul_flops, step_memory
 from dpx.cost.traced import matmul_flops, temporary_bytes
 from dpx.declaration import ConfigError
 from dpx.mechanism.clip import flat_weights

@@ -5,7 +5,7 @@ import functools
 
 import pytest
 
-from dpx.pages.run_rows import Run
+from dpx.pages.read_runs import Run
 from dpx_papers.anil2021.sgd32x_ref import anil_sgd32x_ref
 from tests.report import made
 

@@ -8,7 +8,7 @@ from types import ModuleType
 
 import pytest
 
-from dpx.pages.run_rows import Run
+from dpx.pages.read_runs import Run
 from dpx_papers.report import analyses, collect
 from tests.report import made
 

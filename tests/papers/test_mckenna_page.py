@@ -10,7 +10,7 @@ import pytest
 from dpx.config import build, recipes
 from dpx.job.analyse import Analyse
 from dpx.pages import page_document
-from dpx.pages.run_rows import Run
+from dpx.pages.read_runs import Run
 from dpx_papers.mckenna2025 import fig17_transform
 from dpx_papers.mckenna2025.lab import Lab
 from dpx_papers.mckenna2025.rules import BATCH, LOSS, MODEL, RATE, RATIO, AsPredicted, predictor

@@ -207,7 +207,7 @@ def test_excess_vulnerability_of_two_gaussians():
 
 
 def test_compute_of_a_table_2_row():
-    from dpx.cost.flops import published_flops
+    from dpx.cost.memory import published_flops
 
     case = CASES["mckenna-compute-t2"]
     given = case["inputs"]

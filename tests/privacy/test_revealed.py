@@ -10,7 +10,7 @@ from scipy.stats import binom
 
 from dpx.declaration import ConfigError
 from dpx.files.records import to_json
-from dpx.privacy import accounting, closed_form, events, ledger, loss_grid, relations, solve
+from dpx.privacy import accounting, closed_form, events, ledger, loss_grid, solve
 from dpx.privacy.events import Release
 from dpx.privacy.segments import LedgerEntry, encode
 
@@ -124,9 +124,9 @@ def test_a_ledger_alone_gives_the_draws_of_its_steps():
     segments = encode([("one", step, entry()) for step in range(5)])
     ((release, count),) = ledger.releases(segments)
     assert (release.kind, count) == ("slot_revealed", 160) and release.sampling_probability == pytest.approx(1e-3)
-    assert relations.kind_of(segments[0]) == "slot_revealed"
+    assert events.kind_of(segments[0]) == "slot_revealed"
     with pytest.raises(ConfigError, match="zero_out_text"):
-        relations.require_proved(segments, "zero_out_text", "zero_out", "run")
+        events.require_proved(segments, "zero_out_text", "zero_out", "run")
     with pytest.raises(ConfigError, match="one by one"):
         ledger.releases(encode([("one", 0, entry(sampler="shuffled"))]))
 
@@ -138,7 +138,7 @@ def test_steps_without_such_releases_have_no_number_of_draws():
 @pytest.mark.parametrize("stated", ["zero_out", "replace_one"])
 def test_charges_of_whole_rows_may_be_stated_for_the_text_alone(stated):
     segments = encode([("one", 0, entry(noise="gaussian", micro_batches=None))])
-    relations.require_proved(segments, stated, "zero_out_text", "run")
+    events.require_proved(segments, stated, "zero_out_text", "run")
 
 
 def test_its_grid_follows_from_the_loss_of_one_use():

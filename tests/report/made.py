@@ -15,7 +15,7 @@ from omegaconf import OmegaConf
 from dpx.files.results import Results, write_results
 from dpx.files.run_folder import RunFolder
 from dpx.pages.analysis_tables import Table
-from dpx.pages.run_rows import Run
+from dpx.pages.read_runs import Run
 from dpx.privacy.ledger import Ledger, NoiseEpoch
 from dpx.statement import seals
 from dpx.statement.statement_records import AnyRun

@@ -11,7 +11,7 @@ from dpx import config
 from dpx.config import recipes
 from dpx.declaration import ConfigError
 from dpx.pages import read_runs
-from dpx.pages.run_rows import Run
+from dpx.pages.read_runs import Run
 from dpx_papers.report import collect, rows
 from tests.report import made
 

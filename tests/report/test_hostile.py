@@ -14,9 +14,8 @@ from rich.table import Table as RichTable
 from dpx import console
 from dpx.pages import pictures, run_page
 from dpx.pages.analysis_tables import Arrows, Cells, Lines, Picture, Table
-from dpx.pages.chains import KIND
 from dpx.pages.page_document import Document, Section, code, escaped, grid, html, items, markdown
-from dpx.pages.run_rows import Run
+from dpx.pages.read_runs import KIND, Run
 from dpx_papers.report import overview, page, stages
 from dpx_papers.report.evidence import Evidence
 from tests.report import made

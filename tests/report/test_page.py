@@ -13,7 +13,7 @@ from dpx.declaration import ConfigError
 from dpx.files.run_folder import RunFolder
 from dpx.job.report import Report
 from dpx.pages.page_document import Document, Folded, Section, grid, html, items
-from dpx.pages.run_rows import Run
+from dpx.pages.read_runs import Run
 from dpx_papers.report import page, rows
 from dpx_papers.report.evidence import Evidence
 from tests.report import made

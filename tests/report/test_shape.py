@@ -5,7 +5,7 @@ import math
 import pytest
 
 from dpx.pages import pictures
-from dpx.pages.run_rows import Run
+from dpx.pages.read_runs import Run
 from dpx_papers.report import shape
 from dpx_papers.report.evidence import cell
 from dpx_papers.report.shape import Part, Verdict

@@ -12,7 +12,7 @@ from typing import NamedTuple
 import numpy as np
 import pytest
 
-from dpx.processes import address
+from dpx.processes import signing
 from dpx.processes.place import Place
 from dpx.processes.signing import KEY, SHORTEST
 from tests.processes import environment, micro_run
@@ -25,7 +25,7 @@ NAMES = {"debian": "127.0.1.1", "localhost": "127.0.0.1", "node": "192.0.2.7"}
 
 @pytest.fixture(autouse=True)
 def names(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv(address.BIND, raising=False)
+    monkeypatch.delenv(signing.BIND, raising=False)
 
     def found(host: str, port: object, type: int) -> list[tuple]:
         number = NAMES.get(host, host)
@@ -33,38 +33,38 @@ def names(monkeypatch: pytest.MonkeyPatch) -> None:
             raise socket.gaierror("Name or service not known")
         return [(socket.AF_INET, type, 0, "", (number, port or 0))]
 
-    monkeypatch.setattr(address.socket, "getaddrinfo", found)
+    monkeypatch.setattr(signing.socket, "getaddrinfo", found)
 
 
 @pytest.mark.parametrize("host", ["localhost", "127.0.0.1", "127.0.1.1", "node", "nowhere"])
 def test_a_name_that_leads_to_no_loopback_needs_no_word(host: str) -> None:
-    assert address.warning(Place(0, 2, f"{host}:5000")) is None
+    assert signing.warning(Place(0, 2, f"{host}:5000")) is None
 
 
 def test_process_0_says_that_its_own_name_leads_to_loopback_and_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
     place = Place(0, 2, "debian:5000")
-    assert (said := address.warning(place)) is not None
+    assert (said := signing.warning(place)) is not None
     assert said.startswith(
         "debian leads to 127.0.1.1 on this host, so that processes on this host alone can meet here. If some run on other"
     )
     assert "set JAX_COORDINATOR_BIND_ADDRESS=<address of this host>:5000 here" in said
-    assert address.warning(Place(1, 2, "debian:5000")) is None and address.warning(Place(0, 2, "unix:/tmp/a")) is None
-    monkeypatch.setenv(address.BIND, "192.0.2.7:5000")
-    assert address.warning(place) is None
+    assert signing.warning(Place(1, 2, "debian:5000")) is None and signing.warning(Place(0, 2, "unix:/tmp/a")) is None
+    monkeypatch.setenv(signing.BIND, "192.0.2.7:5000")
+    assert signing.warning(place) is None
 
 
 def test_process_0_meets_the_others_where_it_listens(monkeypatch: pytest.MonkeyPatch) -> None:
     places = [Place(index, 2, "debian:5000") for index in range(2)]
-    assert [address.coordinator(one) for one in places] == [("debian:5000", "debian:5000")] * 2
+    assert [signing.coordinator(one) for one in places] == [("debian:5000", "debian:5000")] * 2
     for listens, found in (("192.0.2.7:5000", "192.0.2.7:5000"), ("0.0.0.0:5000", "debian:5000"), ("[::]:5000", "debian:5000")):
-        monkeypatch.setenv(address.BIND, listens)
-        assert [address.coordinator(one)[0] for one in places] == [found, "debian:5000"]
-        assert address.coordinator(places[0])[1] == listens
+        monkeypatch.setenv(signing.BIND, listens)
+        assert [signing.coordinator(one)[0] for one in places] == [found, "debian:5000"]
+        assert signing.coordinator(places[0])[1] == listens
 
 
 def test_the_side_of_this_host_is_that_on_the_way_to_the_coordinator() -> None:
-    assert address._own_side("localhost:5000") == "127.0.0.1"
-    assert address._own_side("nowhere:5000") is None and address._own_side("localhost") is None
+    assert signing._own_side("localhost:5000") == "127.0.0.1"
+    assert signing._own_side("nowhere:5000") is None and signing._own_side("localhost") is None
 
 
 # A whole job, started as on several hosts.
@@ -168,7 +168,7 @@ def listening(host: Host) -> set[str]:
 
 @pytest.mark.slow
 def test_a_whole_job_on_two_hosts_is_the_run_of_one_and_listens_at_their_own_addresses_alone(tmp_path: Path, two_hosts: list[Host]) -> None:
-    run = over_tcp(tmp_path / "job", two_hosts, "first:5555", **{address.BIND: "10.77.0.1:5555"})
+    run = over_tcp(tmp_path / "job", two_hosts, "first:5555", **{signing.BIND: "10.77.0.1:5555"})
     seen: list[set[str]] = [set(), set()]
     while any(one.poll() is None for one in run):
         for numbers, host in zip(seen, two_hosts, strict=True):

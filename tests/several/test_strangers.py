@@ -16,9 +16,8 @@ import pytest
 
 from dpx.declaration import ConfigError
 from dpx.processes import Team, launch
-from dpx.processes.address import require_own_folder
 from dpx.processes.place import Place
-from dpx.processes.signing import DEFAULT_FILE, KEY, KEY_FILE, SHORTEST, Signer, job_key
+from dpx.processes.signing import DEFAULT_FILE, KEY, KEY_FILE, SHORTEST, Signer, job_key, require_own_folder
 from dpx.processes.team import Forged, PeerLost
 from dpx.training import follower
 

@@ -7,7 +7,7 @@ import jax
 import numpy as np
 import pytest
 
-from dpx.task.confusion import of_confusion
+from dpx.task.declared_task import of_confusion
 from dpx.task.losses import confusion
 
 CASES = json.loads(Path(__file__).with_name("metrics.json").read_text())

@@ -11,10 +11,10 @@ import pytest
 
 import dpx
 from dpx.clipping.clipped_sum import clipped_sum
+from dpx.clipping.groups import FactoredWeights
 from dpx.clipping.method_names import ClippingMethod
 from dpx.clipping.rounding import MARGINS
 from dpx.clipping.trained_and_frozen import merged
-from dpx.clipping.weights import FactoredWeights
 from dpx.declaration import ConfigError
 from dpx.mechanism import noise
 from dpx.mechanism.rgp import Rgp

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from dpx.cost.flops import published_flops
+from dpx.cost.memory import published_flops
 from dpx.declaration import require
 from dpx.models.shape import Bert
 from dpx_papers.analysis import Made, analysis

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from dpx.config.experiment import Experiment
-from dpx.cost.flops import training_matmul_flops
+from dpx.cost.memory import training_matmul_flops
 
 # The two non-private baselines, the clipping methods, and a loop over single examples (Yin and Habernal 2022, Figure 3).
 OWN = ("autodiff", "plain", "vmap", "ghost", "book_keeping", "loop")

@@ -10,9 +10,8 @@ from dpx import config
 from dpx.config import recipes
 from dpx.config.identity import identity
 from dpx.optimizer.lr_schedule import in_steps
-from dpx.pages import chains
-from dpx.pages.read_runs import knobs_of
-from dpx.pages.run_rows import Run
+from dpx.pages import read_runs
+from dpx.pages.read_runs import Run, knobs_of
 
 # How a run is computed, and on which text, may differ from its recipe; what is computed may not.
 _FREE = ("microbatch", "clipping_method", "data.name")
@@ -50,7 +49,7 @@ def _points_of(name: str) -> list[dict[str, str]]:
     plain = ["hydra/sweeper=basic", "job=plan"]
     composed = [recipes.compose([f"+experiment={recipe}", *plain, *point]) for point in recipes.points(recipe)]
     if composed[0].get("chain") is not None:
-        return [chains.knobs(cast(dict[str, Any], OmegaConf.to_container(one, resolve=False))) for one in composed]
+        return [read_runs.knobs(cast(dict[str, Any], OmegaConf.to_container(one, resolve=False))) for one in composed]
     configs = [config.resolved(one) for one in composed]
     sweep = recipes.compose([f"+experiment={recipe}", "hydra/sweeper=basic"], with_hydra=True).hydra.sweeper.params
     searched = any("interval" in str(value) for value in (sweep or {}).values())

@@ -17,7 +17,7 @@ import pandas as pd
 from dpx.config.hints import nearest
 from dpx.declaration import ConfigError, declaration, require
 from dpx.pages.analysis_tables import Table
-from dpx.pages.run_rows import Run
+from dpx.pages.read_runs import Run
 from dpx_papers.report.analyses import Tables
 from dpx_papers.report.rows import Published
 from dpx_papers.report.shape import is_share

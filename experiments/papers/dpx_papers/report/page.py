@@ -11,10 +11,10 @@ import pandas as pd
 
 from dpx.config import build, recipes
 from dpx.declaration import ConfigError, require
-from dpx.pages import chains, pictures
+from dpx.pages import pictures, read_runs
 from dpx.pages.analysis_tables import Lines, Picture, Table
 from dpx.pages.page_document import Block, Document, Figure, Section, code, escaped, grid, items
-from dpx.pages.run_rows import Run
+from dpx.pages.read_runs import Run
 from dpx_papers.report import analyses, of_rows, privacy, rows, shape, stages
 from dpx_papers.report.evidence import Evidence, cell, drawn_tables, mean_of_all
 from dpx_papers.report.paper import KINDS, Item, Paper
@@ -83,7 +83,7 @@ def _lead(paper: Paper, judged: Sequence[Verdict], found: Evidence) -> list[str]
 
 def _is_shown(run: Run, paper: Paper) -> bool:
     """Returns whether a run has finished training, alone or as a whole chain."""
-    return paper.headline in run.finals or chains.is_of_chain(run)
+    return paper.headline in run.finals or read_runs.is_of_chain(run)
 
 
 def _glance(paper: Paper, judged: dict[str, Verdict], found: Evidence) -> Block:
@@ -140,7 +140,7 @@ def _section(paper: Paper, item: Item, judged: Verdict, found: Evidence) -> Sect
     ]
     columns = ("quantity", "published", "how we know", "where", "ours, full scale", "note")
     blocks += [grid(columns, [_published(line, item, found) for line in lines])] if lines else []
-    alone, whole = ([run for run in own if chains.is_of_chain(run) is chained] for chained in (False, True))
+    alone, whole = ([run for run in own if read_runs.is_of_chain(run) is chained] for chained in (False, True))
     blocks += [*([_points(alone, paper)] if alone else []), *(stages.tables(whole) if whole else [])]
     blocks += [*_norms(own, item.norms), *_privacy(item, own)]
     return Section(f"{item.number}. {item.title}", blocks, item.number.lower())
@@ -249,7 +249,7 @@ def _privacy(item: Item, runs: Sequence[Run]) -> list[Block]:
 def _all_runs(paper: Paper, found: Evidence) -> Block:
     lines = [
         (escaped(run.experiment), code(run.point), str(run.replicate),
-         "a chain" if chains.is_of_chain(run) else _mean([run], paper.headline),
+         "a chain" if read_runs.is_of_chain(run) else _mean([run], paper.headline),
          escaped(run.facts.get("seconds", "–")), code(run.facts.get("commit", "unknown")), code(run.run))
         for run in found.runs
         if _is_shown(run, paper)

@@ -15,7 +15,7 @@ from dpx.config import recipes
 from dpx.config.hints import nearest
 from dpx.declaration import ConfigError, declaration, require
 from dpx.pages.analysis_tables import Lines, Picture
-from dpx.pages.run_rows import Run
+from dpx.pages.read_runs import Run
 from dpx_papers.report import rules
 from dpx_papers.report.rules import Rule
 

@@ -3,9 +3,8 @@
 import json
 from collections.abc import Mapping, Sequence
 
-from dpx.pages.chains import KIND, is_of_chain
 from dpx.pages.page_document import escaped
-from dpx.pages.run_rows import Run
+from dpx.pages.read_runs import KIND, Run, is_of_chain
 from dpx.statement.outside_code import heading
 
 # An epsilon above this bounds no odds that matter.

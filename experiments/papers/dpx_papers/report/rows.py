@@ -14,7 +14,7 @@ from pathlib import Path
 
 from dpx.declaration import ConfigError, require
 from dpx.durable import write_durably
-from dpx.pages.run_rows import FINAL, Run
+from dpx.pages.read_runs import FINAL, Run
 
 COLUMNS = ("experiment", "run", "point", "replicate", "metric", "step", "value")
 # How a sum is computed is not compared.

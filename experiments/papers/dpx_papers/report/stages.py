@@ -2,9 +2,8 @@
 
 from collections.abc import Sequence
 
-from dpx.pages.chains import HELD_OUT
 from dpx.pages.page_document import Block, code, escaped, grid
-from dpx.pages.run_rows import Run
+from dpx.pages.read_runs import HELD_OUT, Run
 from dpx_papers.report import shape
 from dpx_papers.report.privacy import bounds
 

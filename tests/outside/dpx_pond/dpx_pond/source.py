@@ -4,7 +4,7 @@ import random
 from collections.abc import Iterator
 
 from dpx.data.documents import Document
-from dpx.data.source_protocol import PackageSource
+from dpx.data.schema import PackageSource
 from dpx.declaration import declaration, require
 
 WORDS = "round flat grey smooth wet small cold bright old heavy sunk warm".split()
