@@ -15,7 +15,7 @@ from dpx.mechanism.clip import Clip
 from dpx.mechanism.declared_mechanism import Multiplier, NoiseBatchRatio, TargetClt, TargetEpsilon
 from dpx.mechanism.mechanism_protocol import Mechanism
 from dpx.mechanism.telemetry import Telemetry
-from dpx.privacy import accounting, approximations, events, ledger, solve
+from dpx.privacy import accounting, events, ledger, profile, solve
 from dpx.privacy.closed_form import remaining
 from dpx.privacy.declared_privacy import Accountant, GdpClt, Privacy
 from dpx.privacy.ledger import LedgerEntry, NoiseEpoch, Segments
@@ -320,7 +320,7 @@ def _noise_by_limit(mechanism: Mechanism, noise: TargetClt, delta: float, batch_
     )
     draws = mechanism.draws_per_step
     stages = [(batch / size / draws, steps * draws) for batch, steps in batch_stages]
-    return approximations.gdp_clt_noise_multiplier(stages, epsilon=noise.epsilon, delta=delta, value="noise.epsilon")
+    return profile.gdp_clt_noise_multiplier(stages, epsilon=noise.epsilon, delta=delta, value="noise.epsilon")
 
 
 # Papers that assume Poisson sampling account for it under add-or-remove-one, which zero_out equals.

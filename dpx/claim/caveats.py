@@ -15,7 +15,7 @@ from dpx.data.declared_data import Data
 from dpx.data.labelled import Table
 from dpx.data.protected_units import vocabulary_source as vocabulary_source
 from dpx.declaration import ConfigError
-from dpx.privacy import accounting, approximations, ledger, origins
+from dpx.privacy import accounting, ledger, origins, profile
 from dpx.privacy.declared_privacy import Accountant, GdpClt
 from dpx.privacy.ledger import Ledger, Segments
 from dpx.privacy.lines import Verdict
@@ -201,7 +201,7 @@ def unsupported(
     numbers += as_if_hidden(accountant, delta, segments)
     if isinstance(accountant, GdpClt) and not any(map(is_forward, segments)):
         known = [replace(segment, sampler="poisson") for segment in segments]
-        value = approximations.gdp_clt_epsilon(ledger.releases(known), delta)
+        value = profile.gdp_clt_epsilon(ledger.releases(known), delta)
         why = "the central limit of Gaussian DP is an approximation and can underestimate epsilon"
         numbers.append(NotABound(name="epsilon/gdp_clt", value=accounting.finite(value), reason=why))
     return tuple(numbers)
@@ -224,7 +224,7 @@ def as_if_hidden(declared: Accountant, delta: float, segments: Segments) -> list
         "assumes a limit of many small privacy losses (p sqrt(T M) constant at a fixed mu), but p is far smaller and single losses are "
         "large; it can under-report, and it assumes hidden participation too"
     )
-    value = accounting.finite(approximations.gdp_clt_epsilon(charges, delta))
+    value = accounting.finite(profile.gdp_clt_epsilon(charges, delta))
     return [*numbers, NotABound(name="epsilon/gdp_clt", value=value, reason=limit)]
 
 

@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from dpx.data import manifests
+from dpx.data import left_out
 from dpx.data.declared_data import Data
 from dpx.data.prepare import prepare
 from dpx.data.store import VOCABULARY, Store
@@ -31,7 +31,7 @@ def require_vocabulary(params: Path, checksum: str, where: Path) -> None:
     place = params.parent / STATEMENT
     statement = read_statement(place) if place.is_file() else None
     stated = None if statement is None or isinstance(statement, StudyStatement) else statement.vocabulary.sha256
-    known = {stated} if stated else manifests.vocabularies(place.parent.parent / "private")
+    known = {stated} if stated else left_out.vocabularies(place.parent.parent / "private")
     require(
         not known or checksum in known,
         where,

@@ -13,7 +13,7 @@ from dpx.config.hints import nearest
 from dpx.declaration import ConfigError, require
 from dpx.files.run_folder import CONFIG
 from dpx.statement import agreement
-from dpx.statement.manifest import CHAIN
+from dpx.statement.seals import CHAIN
 
 _MOST_BYTES = 1 << 20
 _DEEPEST = 32

@@ -16,7 +16,7 @@ from dpx.claim.caveats import audit_state, chosen_late, of_a_trial, reasons_agai
 from dpx.claim.claim_checksum import claim_checksum
 from dpx.config.declared_init import FromRun
 from dpx.config.experiment import Experiment
-from dpx.data import manifests
+from dpx.data import left_out
 from dpx.data.declared_data import Data
 from dpx.data.protected_units import unit_facts
 from dpx.declaration import ConfigError, require
@@ -88,7 +88,7 @@ def open_parent(init: FromRun, asked: str) -> Parent:
         experiment = _declared(asked, config.place_of(folder.path))
         place = _checkpoint(asked, folder, init.step) if init.step else _released(asked, release)
         stated = read_run_statement(release / STATEMENT) if (release / STATEMENT).is_file() else None
-        known = [manifest for one in entered.data if one and (manifest := manifests.manifest(folder.private, one))]
+        known = [manifest for one in entered.data if one and (manifest := left_out.manifest(folder.private, one))]
         origin = Origin(
             kind="run",
             name=experiment.name,

@@ -9,7 +9,7 @@ import dataclasses
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
-from dpx.data import manifests
+from dpx.data import left_out
 from dpx.data.overlap import are_comparable, found_rows
 from dpx.data.store import Store
 from dpx.declaration import require
@@ -103,7 +103,7 @@ def contradictions(origins: Sequence[Origin], store: Store, private: Path | None
         value, fix = f"{key}.disjoint_from: {origin.name}", "Remove it; then what was done with that text counts here too"
         require(store.manifest.checksum not in origin.data, value, "this run draws from the same prepared data", fix)
         require_other_text(value, store.manifest.read_from, origin.files, origin.name, fix)
-        others = [manifests.store(private, one) if private is not None and one else None for one in origin.data]
+        others = [left_out.store(private, one) if private is not None and one else None for one in origin.data]
         searched = [other for other in others if other is not None and are_comparable(store, other)]
         found = [found_rows(store, other) for other in searched]
         most, rows = max((one["any"] for one in found), default=0), store.manifest.rows["protected"]

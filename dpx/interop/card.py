@@ -19,7 +19,7 @@ from dpx.files.records import to_json
 from dpx.files.run_folder import told
 from dpx.interop.trained_on import RELEASE, license_named_by_card
 from dpx.privacy.origins import OWED, VERDICTS, in_words
-from dpx.statement import manifest, received
+from dpx.statement import received, seals
 from dpx.statement.outside_code import heading
 from dpx.statement.statement_records import PlainStatement, RunStatement, Statement, StudyStatement
 from dpx.task.declared_task import CausalLanguageModel, Classification, MaskedLanguageModel, MultipleChoice, Task
@@ -132,7 +132,7 @@ def _front_matter(model: Model, statement: Statement) -> list[str]:
         f"license: {json.dumps(model.published.license or 'unknown')}",
         *([f"base_model: {json.dumps(base)}"] if base else []),
         *([f"pipeline_tag: {tag}"] if tag else []),
-        f"{RELEASE}: {json.dumps(manifest.release_id(to_json(statement)))}",
+        f"{RELEASE}: {json.dumps(seals.release_id(to_json(statement)))}",
         *("tags:", "- differential-privacy", f"- guarantee-{statement.guarantee}", "---", ""),
     ]
 

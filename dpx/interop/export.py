@@ -34,7 +34,7 @@ from dpx.interop.written import Written, written
 from dpx.models.decoder import AnyDecoder
 from dpx.models.lora import merge_adapters
 from dpx.models.shape import AnyModel, Bert
-from dpx.statement import manifest, received
+from dpx.statement import received, seals
 from dpx.statement.seals import STATEMENT
 from dpx.statement.statement_records import Statement
 from dpx.task.declared_task import CausalLanguageModel, Classification, Task
@@ -93,7 +93,7 @@ def export(
         command = f"python -m dpx job=export job.format={format} run=outputs/{folder.name}"
         told = card(statement, shown, training_command(folder / "private"), command, changed(statement), found.checked_by, anew)
         (unfinished / "README.md").write_text(told)
-        manifest.write(unfinished)
+        seals.write(unfinished)
     return converted
 
 

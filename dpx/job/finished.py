@@ -10,9 +10,8 @@ from dpx.config.identity import identity
 from dpx.declaration import ConfigError
 from dpx.files.results import read_results
 from dpx.files.run_folder import Status, without_places
-from dpx.statement import manifest
-from dpx.statement.manifest import MANIFEST
-from dpx.statement.seals import STATEMENT, read_run_statement
+from dpx.statement import seals
+from dpx.statement.seals import MANIFEST, STATEMENT, read_run_statement
 
 # The files that a run writes at its end; if one of them is removed, the same command makes it again.
 _LEFT = ("release/params", f"release/{STATEMENT}", f"release/{MANIFEST}", "private/results.json")
@@ -54,9 +53,9 @@ def say(folder: Path) -> None:
     agreement.check(folder)
     release = folder / "release"
     try:
-        manifest.check(release)
+        seals.check(release)
     except ConfigError as damaged:
-        fix = f"Restore it, or remove {release / manifest.PARAMS} and run the same command, which releases the weights again"
+        fix = f"Restore it, or remove {release / seals.PARAMS} and run the same command, which releases the weights again"
         raise ConfigError(damaged.value, damaged.reason, fix) from damaged
     results, claim = read_results(folder / "private"), read_run_statement(folder / "release" / STATEMENT)
     stage("this run has finished; nothing was done. With replicate=1 it is run again, with fresh noise and its own cost.")

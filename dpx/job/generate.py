@@ -88,7 +88,7 @@ class Generate:
         require(is_named, f"generate.output={self.output}", "is not the name of a file of JSON lines", "Let it end in .jsonl")
 
     def __call__(self, experiment: Experiment, folder: RunFolder) -> None:
-        from dpx.data import manifests
+        from dpx.data import left_out
         from dpx.generation.completer import MADE_FROM, completed, lines_of
         from dpx.generation.prompts import read, require_rows
         from dpx.init.relation import require_other_text
@@ -97,7 +97,7 @@ class Generate:
         file = Path(self.prompts).expanduser()
         require_rows(file)
         if self.prompts_provenance == "public" and self.checkpoint is None:
-            text, read_from = file_checksums.of_file(file)["sha256"], manifests.files_of(folder.path / "private")
+            text, read_from = file_checksums.of_file(file)["sha256"], left_out.files_of(folder.path / "private")
             fix = "Remove it: completions of the run's own rows show them"
             require_other_text("generate.prompts_provenance=public", [text], read_from, "the run", fix)
         weights = self._weights(experiment, folder)

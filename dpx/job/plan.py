@@ -19,7 +19,7 @@ from dpx.declaration import ConfigError, declaration, require
 from dpx.files.records import to_json
 from dpx.files.run_folder import RunFolder
 from dpx.init.start import planned_start, receiver_of
-from dpx.job import chain_plan, plan_units
+from dpx.job import chain_plan, plan_shown
 from dpx.job.analyse import inputs
 from dpx.job.plan_records import AnalysisInput, AnalysisPlan, PlanDocument, RunPlan, write_plan
 from dpx.job.plan_shown import show
@@ -93,7 +93,7 @@ class Plan:
             return chain_plan.plan_of_chain(self.chain, experiment, plan_of_run, outputs)
         if self.analysis is None:
             planned = plan_of_run(experiment, fork)
-            by_unit = plan_units.by_unit(experiment, planned.noise_multiplier, planned.protected_rows)
+            by_unit = plan_shown.by_unit(experiment, planned.noise_multiplier, planned.protected_rows)
             planned = dataclasses.replace(planned, noise_by_unit=by_unit)
             return dataclasses.replace(planned, compiled=_compiled(experiment, planned)) if self.compile else planned
         read = tuple(AnalysisInput(**one) for one in inputs(self.analysis))

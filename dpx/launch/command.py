@@ -100,7 +100,7 @@ def _asks_for_help(arguments: list[str]) -> bool:
 
 def _as_one_of_several(own: Place) -> int:
     """Runs this process of a job of several. Process 0 runs the command line, the others do what it tells; returns the exit code."""
-    from dpx.processes import liveness
+    from dpx.processes import supervisor
 
     interruption.install()
     code = 1
@@ -109,7 +109,7 @@ def _as_one_of_several(own: Place) -> int:
     except ConfigError as refused:
         tell(f"error: {refused}")
         # The processes of before may not all have ended yet; and jax's exit handlers would wait for processes that never came.
-        leave(LOST if liveness.restart() or isinstance(refused, PeerLost) else 2)
+        leave(LOST if supervisor.restart() or isinstance(refused, PeerLost) else 2)
     try:
         if own.is_owner:
             with answers_alone():

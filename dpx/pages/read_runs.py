@@ -22,7 +22,7 @@ from typing import Any, cast
 from omegaconf import OmegaConf
 
 from dpx import config
-from dpx.data import manifests
+from dpx.data import left_out
 from dpx.declaration import ConfigError, require
 from dpx.files import results
 from dpx.files.records import to_json
@@ -165,7 +165,7 @@ class Finished:
     def _rows(self, split: str) -> int:
         """Returns the number of rows that were read, 0 if it is not known."""
         checksum = self.ledger.data[-1]
-        kept = None if checksum is None else manifests.manifest(self.folder / "private", checksum)
+        kept = None if checksum is None else left_out.manifest(self.folder / "private", checksum)
         there = 0 if kept is None else kept.rows.get(split, 0)
         return min(there, self.plain["schedule"]["evaluation_rows"]) if split == "heldout" else there
 

@@ -70,7 +70,7 @@ class Team:
         self._storage_fault: str | None = None
         # When this process stops waiting for a message.
         self._until = math.inf
-        # How often this process made progress (`dpx.processes.liveness`).
+        # How often this process made progress (`dpx.processes.supervisor`).
         self.progress = 0
 
     def meet(self, key: bytes, arguments: Sequence[str] = ()) -> None:

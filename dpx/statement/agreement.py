@@ -20,7 +20,7 @@ from dpx.files.run_folder import CONFIG, read_json
 from dpx.files.weights import DAMAGED, METADATA, facts_of_checkpoint
 from dpx.privacy.hash_chain import RESTORE, Mark, mark_of
 from dpx.privacy.ledger import FORMAT, Ledger
-from dpx.statement import manifest
+from dpx.statement import seals
 from dpx.statement.seals import STATEMENT, read_node
 
 LEDGER = "private/ledger"
@@ -88,14 +88,14 @@ def check_copy(release: Path) -> bool:
     weights, statement, config = release / "params", release / STATEMENT, release / CONFIG
     told = _facts_beside(weights) if weights.is_dir() else None
     if told is None:
-        return manifest.check(release)
+        return seals.check(release)
     if statement.is_file():
         fits = told.get("statement") == seal(read_node(statement, OR_COPY))
         require(fits, statement, "differs from the statement that was released with these weights", OR_COPY)
     if config.is_file():
         fits = told.get("config") == seal(config.read_text(errors="replace"))
         require(fits, config, "differs from the config that these weights were trained with", OR_COPY)
-    return manifest.check(release)
+    return seals.check(release)
 
 
 def seal_winner(release: Path, document: dict[str, Any]) -> None:
@@ -108,7 +108,7 @@ def seal_winner(release: Path, document: dict[str, Any]) -> None:
         told = read_json(metadata)
         facts = _dict(told, "custom_metadata") | {"statement": seal(document)}
         write_durably(metadata, json.dumps(told | {"custom_metadata": facts}))
-        manifest.write(release)
+        seals.write(release)
 
 
 def _require_sealed(folder: Path, ledger: Ledger, artefacts: Sequence[Found]) -> None:

@@ -18,9 +18,9 @@ from dpx.files.file_checksums import seal
 from dpx.files.records import described, from_json, record, to_json
 from dpx.files.run_folder import RunFolder, read_json, write_json
 from dpx.privacy.unit_facts import UnitFacts
-from dpx.statement import agreement, manifest, seals
-from dpx.statement.manifest import CHAIN
+from dpx.statement import agreement, seals
 from dpx.statement.received import CheckedBy
+from dpx.statement.seals import CHAIN
 from dpx.statement.statement_records import Epsilons
 
 STATEMENT = CHAIN
@@ -93,14 +93,14 @@ _AGAIN = "Restore the file, or move it away and run the chain again: it writes a
 
 def write(folder: RunFolder, stated: ChainStatement) -> None:
     """Seals `stated` and writes it to `release/chain.json`, with the manifest of the release."""
-    release = manifest.stated_id(folder.release) or secrets.token_hex(8)
+    release = seals.stated_id(folder.release) or secrets.token_hex(8)
     node = json.loads(json.dumps(to_json(dataclasses.replace(stated, release=release))))
     place, checksum = folder.made_private() / SEALS, seal(node)
     earlier = _sealed(folder.path)
     write_json(place, {"sealed": list(dict.fromkeys([*earlier, checksum]))})
     write_json(folder.made_release() / STATEMENT, node)
     write_json(place, {"sealed": [checksum]})
-    manifest.write(folder.release)
+    seals.write(folder.release)
 
 
 def read(folder: Path) -> tuple[ChainStatement, CheckedBy] | None:
@@ -118,7 +118,7 @@ def read(folder: Path) -> tuple[ChainStatement, CheckedBy] | None:
         require(seal(node) in sealed, path, f"differs from the statement whose checksum is in private/{SEALS}", _AGAIN)
     else:
         require(not (folder / "private").is_dir(), path, f"its checksum is missing: private/{SEALS} is not there", _AGAIN)
-    checked_by: CheckedBy = "ledger" if sealed else "manifest" if manifest.check(path.parent) else None
+    checked_by: CheckedBy = "ledger" if sealed else "manifest" if seals.check(path.parent) else None
     return from_json(ChainStatement, node, path, _AGAIN), checked_by
 
 

@@ -1,7 +1,7 @@
 """Reads a release in one place: a run's own folder, a copy of its `release/`, or an export, for every job that repeats its guarantee.
 
 There are three answers. A run's own folder is checked against its ledger. A release that was copied or exported is *consistent* if every
-file is the one in its manifest (`dpx.statement.manifest`): what it says is the word of its sender. Without a manifest it is *unchecked*,
+file is the one in its manifest (`dpx.statement.seals`): what it says is the word of its sender. Without a manifest it is *unchecked*,
 which is printed beside its guarantee. A release that contradicts its manifest, its seals or its ledger is refused.
 """
 
@@ -15,7 +15,7 @@ import dp_accounting
 from dpx.declaration import require
 from dpx.files.run_folder import read_json
 from dpx.privacy.events import restore
-from dpx.statement import agreement, manifest
+from dpx.statement import agreement, seals
 from dpx.statement.seals import STATEMENT, read_statement
 from dpx.statement.statement_records import Statement
 
@@ -99,7 +99,7 @@ def _stated(folder: Path, checked_by: CheckedBy) -> Received:
 
 def mark(run: str, folder: Path) -> dict[str, Any]:
     """Returns the mark of an export of `run`, whose statement is in `folder`."""
-    return {MARK: {"run": run, "release": manifest.stated_id(folder)}}
+    return {MARK: {"run": run, "release": seals.stated_id(folder)}}
 
 
 def adapters_mark(config: dict[str, Any], mark: dict[str, Any]) -> dict[str, Any]:
@@ -112,7 +112,7 @@ def marks(folder: Path) -> dict[str, dict[str, Any]]:
     found = {}
     for name in _MARKED:
         # Reads regular files only: a named pipe in a folder from elsewhere may never end.
-        facts = read_json(folder / name, manifest.AGAIN) if (folder / name).is_file() else {}
+        facts = read_json(folder / name, seals.AGAIN) if (folder / name).is_file() else {}
         mapped = facts.get(_OF_ADAPTERS)
         held = facts.get(MARK) or (mapped.get(MARK) if isinstance(mapped, dict) else None)
         if held is not None:
@@ -122,10 +122,10 @@ def marks(folder: Path) -> dict[str, dict[str, Any]]:
 
 def require_own_mark(folder: Path) -> None:
     """Raises `ConfigError` if a file of `folder` has the mark of another release than its statement."""
-    stated = manifest.stated_id(folder)
+    stated = seals.stated_id(folder)
     for name, one in marks(folder).items():
         reason = f"is of the release {one.get('release')}, but {STATEMENT} beside it is of {stated}"
-        require(stated is None or one.get("release") == stated, folder / name, reason, manifest.AGAIN)
+        require(stated is None or one.get("release") == stated, folder / name, reason, seals.AGAIN)
 
 
 def require_not_of_dpx(folder: Path, asked: str, has_card: bool) -> None:
@@ -134,7 +134,7 @@ def require_not_of_dpx(folder: Path, asked: str, has_card: bool) -> None:
     `has_card` says whether the model card beside them is an export's.
     """
     runs = [one.get("run") for one in marks(folder).values()]
-    runs += [None for name in (manifest.MANIFEST, STATEMENT) if (folder / name).is_file()] + [None] * has_card
+    runs += [None for name in (seals.MANIFEST, STATEMENT) if (folder / name).is_file()] + [None] * has_card
     run = next((one for one in runs if one), None)
     fix = f"Use init=run init.run={run}" if run else "Use init=run with that run, or with a copy of its release/"
     require(not runs, asked, "contains weights that a run of dpx trained and exported", fix)

@@ -18,7 +18,7 @@ from dpx.claim.calibration import Calibrated
 from dpx.data.prepare import prepare
 from dpx.declaration import ConfigError, require
 from dpx.files.run_folder import RunFolder
-from dpx.processes import liveness
+from dpx.processes import supervisor
 from dpx.processes.mesh import simulate_devices
 from dpx.processes.team import Command, Team
 from dpx.randomness import RootSecret
@@ -90,7 +90,7 @@ class _Followed:
         strategy = None if facts["strategy"] is None else np.asarray(facts["strategy"], np.float32)
         self._opened = one_run_of_all.opened(claim_checksum(experiment), facts, store.manifest.checksum)
         one_run_of_all.require_agreement(team, self._opened, one_run_of_all.OPENED)
-        self._told.enter_context(liveness.told(team, experiment.mesh.deadline_s, experiment.mesh.restarts))
+        self._told.enter_context(supervisor.told(team, experiment.mesh.deadline_s, experiment.mesh.restarts))
         self._computation = Computation(experiment=experiment, calibrated=calibrated, store=store, step=step, strategy=strategy)
         of_split = partial(held_out, objective, store, batch_rows=BATCH_ROWS, widths=experiment.widths, mesh=mesh)
         self._heldout, self._make_test = of_split(experiment.schedule.evaluation_rows), partial(of_split, None, split="test")

@@ -30,7 +30,7 @@ from dpx.config.declared_audit import Canaries
 from dpx.config.declared_init import Init
 from dpx.config.experiment import Experiment
 from dpx.console import stage
-from dpx.data import left_out, manifests
+from dpx.data import left_out
 from dpx.data.prepare import prepare, say_stage
 from dpx.data.protected_units import unit_facts
 from dpx.data.store import Store
@@ -42,7 +42,7 @@ from dpx.init.relation import contradictions
 from dpx.init.start import RANDOM, Receiver, Start, receiver_of, related_again, require_one_start, same_weights, start, start_of_fork
 from dpx.privacy.cache import folder
 from dpx.privacy.ledger import Ledger
-from dpx.processes import liveness, team
+from dpx.processes import supervisor, team
 from dpx.processes.mesh import Mesh
 from dpx.processes.place import require_processes
 from dpx.statement import agreement
@@ -102,7 +102,7 @@ def open_run(experiment: Experiment, folder: RunFolder, job: Any = None) -> Iter
     store, step, private = ready.store, ready.step, folder.private
     with contextlib.ExitStack() as stack:
         stack.callback(team().tell, "close")
-        stack.enter_context(liveness.told(team(), experiment.mesh.deadline_s, experiment.mesh.restarts))
+        stack.enter_context(supervisor.told(team(), experiment.mesh.deadline_s, experiment.mesh.restarts))
         ledger = stack.enter_context(contextlib.closing(Ledger(private / "ledger")))
         schedule, mesh = experiment.schedule, experiment.mesh.make()
         checkpoints = stack.enter_context(contextlib.closing(Checkpoints(private / agreement.CHECKPOINTS, schedule.checkpoints_kept)))
@@ -145,7 +145,7 @@ def open_run(experiment: Experiment, folder: RunFolder, job: Any = None) -> Iter
 
 def _describe_data(private: Path, store: Store) -> None:
     """Writes to `private` what the data are and what is left out of them, and says the latter."""
-    manifests.keep(private, store)
+    left_out.keep_manifest(private, store)
     left_out.keep(private, store)
     for line in left_out.lines(private):
         stage(line)

@@ -17,7 +17,7 @@ from dpx.audit import canaries
 from dpx.claim.calibration import Calibrated, differing
 from dpx.claim.caveats import chosen_late
 from dpx.claim.spent import require_planned
-from dpx.data import manifests
+from dpx.data import left_out
 from dpx.declaration import ConfigError, require, several
 from dpx.files.orbax_checkpoints import Checkpoints, Saved, State
 from dpx.files.records import from_json, to_json
@@ -26,7 +26,7 @@ from dpx.init.start import RANDOM, Start
 from dpx.privacy.declared_privacy import Accountant, Privacy
 from dpx.privacy.ledger import Ledger, NoiseEpoch
 from dpx.privacy.lines import Plan, StartFacts
-from dpx.processes import liveness
+from dpx.processes import supervisor
 from dpx.randomness import RootSecret
 from dpx.statement import agreement
 from dpx.training import frozen, together
@@ -56,7 +56,7 @@ def allowed_again(
 ) -> Callable[[int], None]:
     """Returns the check of a new noise epoch: `allowed`, and for a process that was restarted by another that of the planned epsilon."""
     noise_multiplier = calibrated.noise_multiplier
-    if not liveness.restart() or noise_multiplier is None:
+    if not supervisor.restart() or noise_multiplier is None:
         return allowed
     planned = partial(plan, calibrated.batch_stages, calibrated.size, noise_multiplier, entered.identity)
     return partial(require_planned, accountant, privacy, planned, entered)
@@ -215,7 +215,7 @@ def _why_anew(noise_epochs: NoiseEpochs, changed: list[str], first_step: int, st
 def _fresh(noise_epochs: NoiseEpochs, step: Step, start: Start) -> RunStart:
     private = noise_epochs.folder.private
     if start.private is not None:
-        manifests.inherit(private, start.private)
+        left_out.inherit(private, start.private)
     note_plan(noise_epochs.ledger, noise_epochs.plan)
     # The privacy cost of the weights is charged before the weights are loaded.
     noise_epochs.ledger.note_origins(start.origins)
@@ -253,7 +253,7 @@ def _fork(noise_epochs: NoiseEpochs, checkpoints: Checkpoints, step: Step, start
     if start.private is None or start.step is None:
         raise ConfigError(folder.path, "its checkpoints are missing, and its parent was not read", "Run the same command again")
     state = _state_of_parent(folder.fork, start.private, start.step, step.form())
-    manifests.inherit(folder.private, start.private)
+    left_out.inherit(folder.private, start.private)
     canaries.inherit(folder.private, start.private)
     frozen.inherit(folder.private, start.private, step)
     frozen_params = together.place_frozen(folder.private, step)

@@ -21,7 +21,7 @@ from dpx.privacy.lines import decisive
 from dpx.processes import interruption
 from dpx.processes.interruption import Interrupted
 from dpx.randomness import RootSecret
-from dpx.statement import manifest, outside_code, seals
+from dpx.statement import outside_code, seals
 from dpx.statement.statement_records import AnyRun, RunStatement, headline
 from dpx.training import features, together
 from dpx.training.evaluation import EarlyStopping, Ended, Evaluations
@@ -117,7 +117,7 @@ class Session:
         together.write_weights(
             place, state, self.runtime.step, self.folder.private, lambda params, trained: beside | weights.facts(params, trained)
         )
-        manifest.write(self.folder.release)
+        seals.write(self.folder.release)
         metric = experiment.task.metric
         results = Results(
             steps=done,

@@ -20,7 +20,7 @@ from dpx.claim import calibration, statement
 from dpx.claim.claim_checksum import claim_checksum
 from dpx.config import recipes
 from dpx.config.declared_chain import declared
-from dpx.data import learnt_from, manifests
+from dpx.data import learnt_from, left_out
 from dpx.data.prepare import prepare
 from dpx.data.protected_units import unit_facts
 from dpx.files.records import from_json
@@ -35,7 +35,7 @@ from dpx.job.train import Prepare, Train
 from dpx.privacy.ledger import Ledger
 from dpx.privacy.lines import NoiseEpoch
 from dpx.privacy.origins import Origin
-from dpx.statement import manifest, seals
+from dpx.statement import seals
 from dpx.training.run_start import facts_of
 from tests.processes import COARSE
 
@@ -182,9 +182,9 @@ class World:
         folder = RunFolder(run.folder, text)
         calibrated = calibration.calibrate(experiment, experiment.privacy.population(store.manifest))
         with contextlib.closing(Ledger(folder.made_private() / "ledger")) as entered:
-            manifests.keep(folder.private, store)
+            left_out.keep_manifest(folder.private, store)
             if start.private is not None:
-                manifests.inherit(folder.private, start.private)
+                left_out.inherit(folder.private, start.private)
             entered.declare_plan(calibration.plan_of(experiment, calibrated))
             entered.note_origins(start.origins)
             entered.note_units(unit_facts(experiment.data, experiment.privacy, store.manifest))
@@ -205,7 +205,7 @@ class World:
         params = folder.release / "params"
         params.mkdir()
         write_json(params / METADATA, {"custom_metadata": beside})
-        manifest.write(folder.release)
+        seals.write(folder.release)
 
 
 def judge(graph: list[Node], world: World) -> list[str]:

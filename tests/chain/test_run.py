@@ -17,7 +17,7 @@ from dpx.files.records import from_json
 from dpx.files.run_folder import RunFolder
 from dpx.files.weights import by_path
 from dpx.job.released_jobs import Evaluate
-from dpx.statement import chain_seal, manifest
+from dpx.statement import chain_seal, seals
 from dpx.statement.chain_seal import ChainStatement
 from tests.sealed import sealed_anew
 
@@ -198,9 +198,9 @@ def test_a_stage_that_was_replaced_by_another_run_is_detected(place):
 
 def test_a_copy_of_the_release_is_read_by_its_manifest(place, tmp_path):
     (folder,) = Path("outputs").glob("two-*")
-    own = manifest.stated_id(folder / "release")
+    own = seals.stated_id(folder / "release")
     run(node())
-    assert own and manifest.stated_id(folder / "release") == own
+    assert own and seals.stated_id(folder / "release") == own
     copy = tmp_path / "handed" / folder.name
     shutil.copytree(folder / "release", copy / "release")
     assert (chain_seal.read(copy) or (None, None))[1] == "manifest"

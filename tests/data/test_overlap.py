@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from dpx.data import manifests, overlap
+from dpx.data import left_out, overlap
 from dpx.data.declared_data import Vocabulary
 from dpx.data.labelled import Table
 from dpx.data.overlap import found_rows
@@ -76,15 +76,15 @@ def test_two_vocabularies_are_not_compared(tmp_path: Path):
 
 def test_a_manifest_is_that_of_its_checksum_or_none(tmp_path: Path):
     one, private = store(tmp_path, "one", texts(0)), tmp_path / "private"
-    manifests.keep(private, one)
-    found = manifests.store(private, one.manifest.checksum)
+    left_out.keep_manifest(private, one)
+    found = left_out.store(private, one.manifest.checksum)
     assert found is not None and np.array_equal(found.rows("protected", [0])["tokens"], one.rows("protected", [0])["tokens"])
-    manifests.inherit(tmp_path / "next", private)
-    assert manifests.manifest(tmp_path / "next", one.manifest.checksum) == one.manifest
-    assert manifests.store(private, "another") is None
-    path = private / manifests.FOLDER / f"{one.manifest.checksum}.json"
+    left_out.inherit(tmp_path / "next", private)
+    assert left_out.manifest(tmp_path / "next", one.manifest.checksum) == one.manifest
+    assert left_out.store(private, "another") is None
+    path = private / left_out.FOLDER / f"{one.manifest.checksum}.json"
     held = json.loads(path.read_text())
     path.write_text(json.dumps(held | {"manifest": held["manifest"] | {"rows": {"protected": 1}}}))
-    assert manifests.manifest(private, one.manifest.checksum) is None
+    assert left_out.manifest(private, one.manifest.checksum) is None
     path.write_text(json.dumps(held | {"store": str(tmp_path)}))
-    assert manifests.manifest(private, one.manifest.checksum) is not None and manifests.store(private, one.manifest.checksum) is None
+    assert left_out.manifest(private, one.manifest.checksum) is not None and left_out.store(private, one.manifest.checksum) is None

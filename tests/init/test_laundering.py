@@ -17,7 +17,7 @@ from dpx.claim.calibration import calibrate
 from dpx.claim.combined_ledgers import read
 from dpx.claim.spent import planned_end, require_bound
 from dpx.console import Console
-from dpx.data import manifests
+from dpx.data import left_out
 from dpx.data.prepare import prepare
 from dpx.declaration import ConfigError
 from dpx.files.orbax_checkpoints import export, released
@@ -35,7 +35,7 @@ from dpx.privacy import origins
 from dpx.privacy.ledger import Ledger
 from dpx.statement import agreement
 from dpx.statement.agreement import CHECKPOINTS
-from dpx.statement.manifest import MANIFEST
+from dpx.statement.seals import MANIFEST
 from tests.planned import plan
 
 from ..made_statement import made_study
@@ -153,7 +153,7 @@ def test_text_that_was_told_apart_otherwise_is_another_unit(place, copied):
 @pytest.mark.parametrize("how", ["edited", "forged", "lost", "store"])
 def test_data_whose_manifest_cannot_be_believed_is_not_searched(place, parent, tmp_path, how):
     copied = shutil.copytree(parent, tmp_path / "run")
-    (path,) = (copied / "private" / manifests.FOLDER).glob("*.json")
+    (path,) = (copied / "private" / left_out.FOLDER).glob("*.json")
     if how == "lost":
         path.unlink()
     elif how == "store":
@@ -176,8 +176,8 @@ def test_data_whose_manifest_cannot_be_believed_is_not_searched(place, parent, t
 
 
 def _kept(store: Any, private: Path) -> Path:
-    manifests.keep(private, store)
-    return private / manifests.FOLDER / f"{store.manifest.checksum}.json"
+    left_out.keep_manifest(private, store)
+    return private / left_out.FOLDER / f"{store.manifest.checksum}.json"
 
 
 def test_a_shorter_ledger_is_refused(place, copied):
@@ -333,7 +333,7 @@ def test_a_vocabulary_is_the_parents_and_was_not_learnt_from_what_is_protected(p
     with pytest.raises(ConfigError, match="another vocabulary"):
         began(place, "init=run", f"init.run={parent}", "data.vocabulary.path=null", text="other")
     fitted = place.train("fitted", "data.vocabulary.path=null")
-    (held,) = (fitted / "private" / manifests.FOLDER).glob("*.json")
+    (held,) = (fitted / "private" / left_out.FOLDER).glob("*.json")
     learnt = Path(json.loads(held.read_text())["store"]) / "vocabulary.txt"
     again = ("init=run", f"data.vocabulary.path={learnt}")
     assert reasons(began(place, *again, f"init.run={fitted}", text="other")) == "", "a document that is public there is public here"

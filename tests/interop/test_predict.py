@@ -14,7 +14,7 @@ from dpx import config
 from dpx.declaration import ConfigError
 from dpx.files.run_folder import RunFolder
 from dpx.job.predict import _write
-from dpx.statement.manifest import MANIFEST
+from dpx.statement.seals import MANIFEST
 from dpx.training.prediction import of_checkpoint
 from tests.composed import composed
 

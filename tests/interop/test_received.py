@@ -23,8 +23,8 @@ from dpx.init.start import require_not_exported
 from dpx.job.explain import Explain
 from dpx.job.generate import Generate
 from dpx.job.released_jobs import Evaluate, Export
-from dpx.statement import manifest, received
-from dpx.statement.manifest import MANIFEST
+from dpx.statement import received, seals
+from dpx.statement.seals import MANIFEST
 from dpx.training.prediction import of_checkpoint
 
 from ..composed import composed
@@ -69,9 +69,9 @@ def test_a_manifest_lists_every_file_and_repeats_the_random_id_of_the_statement(
     for place in (run / "release", folder, adapters):
         held = json.loads((place / MANIFEST).read_text())
         files = {path.relative_to(place).as_posix() for path in place.rglob("*") if path.is_file()} - {MANIFEST}
-        assert set(held["files"]) == files and held["format"] == manifest.FORMAT and held["release"] == identity
-        assert manifest.release_id(json.loads((place / "privacy.json").read_text())) == identity
-        assert manifest.check(place)
+        assert set(held["files"]) == files and held["format"] == seals.FORMAT and held["release"] == identity
+        assert seals.release_id(json.loads((place / "privacy.json").read_text())) == identity
+        assert seals.check(place)
     # The base model and its vocabulary are public by the user's word, and nothing else has a digest that is not of these files.
     stated = json.loads((run / "release" / "privacy.json").read_text())
     public = [stated["vocabulary"]["sha256"], stated["init"]["origins"][0]["weights"].removeprefix("sha256:")]
@@ -85,7 +85,7 @@ def test_a_finished_run_that_ends_again_keeps_its_id_and_its_weights(run: Path, 
     (again / "release" / MANIFEST).unlink()
     train(place, "again", "train=lora", "train.head=true", "train.rank=2", "init.provenance=public")
     one, other = (json.loads((folder / "release" / MANIFEST).read_text()) for folder in (run, again))
-    assert one["release"] == other["release"] and manifest.check(again / "release")
+    assert one["release"] == other["release"] and seals.check(again / "release")
     differing = {name for name, known in one["files"].items() if other["files"].get(name) != known}
     # A statement names the newest line of the ledger, and so does what lies beside the weights.
     assert differing <= {"privacy.json", "params/_CHECKPOINT_METADATA", *(name for name in one["files"] if "params/state" in name)}
@@ -230,7 +230,7 @@ def test_weights_beside_a_statement_that_somebody_wrote_are_called_unchecked(che
     Generate(checkpoint=str(place), **given)(composed()[0], RunFolder(tmp_path / "run"))
     told = json.loads((tmp_path / "out.json").read_text())
     assert told["checked_by"] is None and not told["is_checked"] and f"the weights' guarantee is {UNCHECKED}" in told["covers"]
-    manifest.write(place)
+    seals.write(place)
     assert completer.of_checkpoint(str(place)).received.in_words().startswith(AS_STATED), "its sender's word"
     other_weights(place)
     with pytest.raises(ConfigError, match="model.safetensors: differs"):
@@ -241,7 +241,7 @@ def test_no_export_is_a_public_start_and_no_folder_that_was_saved_again_from_one
     """What PEFT and transformers keep of the marks was measured with PEFT 0.21 and transformers 5.24 (experiments/LOG.md)."""
     adapters = exported(run, tmp_path / "adapters", format="peft")
     peft = json.loads((adapters / "adapter_config.json").read_text())
-    assert peft["auto_mapping"] == {"dpx": {"run": "received", "release": manifest.stated_id(adapters)}}
+    assert peft["auto_mapping"] == {"dpx": {"run": "received", "release": seals.stated_id(adapters)}}
     refused = "contains weights that a run of dpx trained and exported. Use init=run"
     # Trained further by transformers, merged by PEFT and saved with the tokenizer, saved again by PEFT, beside the card, or the statement.
     for number, (source, names) in enumerate(

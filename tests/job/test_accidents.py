@@ -22,7 +22,7 @@ from dpx.job.released_jobs import Evaluate
 from dpx.pages import pictures
 from dpx.privacy.ledger import Ledger
 from dpx.randomness import RootSecret
-from dpx.statement.manifest import MANIFEST
+from dpx.statement.seals import MANIFEST
 from dpx.training import loop
 
 from ..composed import composed

@@ -8,7 +8,7 @@ from omegaconf import OmegaConf
 
 from dpx import config
 from dpx.config import recipes
-from dpx.data import manifests
+from dpx.data import left_out
 from dpx.data.prepare import prepare
 from dpx.declaration import ConfigError
 from dpx.files.run_folder import RunFolder
@@ -75,7 +75,7 @@ def test_the_runs_own_rows_are_not_public_prompts(tmp_path):
     read = (f"data.source.paths={rows}", "data=text", f"data.directory={tmp_path}/data", "data.vocabulary.size=128")
     experiment = config.build(recipes.compose(["model=micro", *read, "data.public_fraction=0.5"]))[0]
     folder = RunFolder(tmp_path / "run")
-    manifests.keep(folder.made_private(), prepare(experiment.data, experiment.privacy))
+    left_out.keep_manifest(folder.made_private(), prepare(experiment.data, experiment.privacy))
     with pytest.raises(ConfigError, match="prompts_provenance=public: a whole file of this text is also in that of the run"):
         Generate(prompts=str(rows), prompts_provenance="public")(experiment, folder)
 

@@ -10,7 +10,7 @@ import pytest
 import dpx.privacy
 from dpx import config
 from dpx.config import recipes
-from dpx.cost.query import excess_by_profiles
+from dpx.cost.designs import excess_by_profiles
 from dpx.job.analyse import Analyse
 from dpx.privacy import closed_form, solve
 from dpx.privacy.accounting import compose

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 import dpx.privacy
-from dpx.privacy import accounting, approximations, closed_form
+from dpx.privacy import accounting, closed_form, profile
 
 CASES = {case["id"]: case for case in json.loads((Path(__file__).parent / "reference.json").read_text())}
 
@@ -17,7 +17,7 @@ def test_three_accountants_at_one_noise():
     runs, delta, expected = case["inputs"]["runs"], case["inputs"]["delta"], case["expected"]
     sigma = dpx.privacy.noise_multiplier(runs, epsilon=case["inputs"]["epsilon_rdp"], delta=delta, accountant="rdp")
     assert sigma == pytest.approx(expected["noise_multiplier"], rel=0.005)
-    clt = approximations.gdp_clt_epsilon(accounting.charges_of(runs, sigma), delta)
+    clt = profile.gdp_clt_epsilon(accounting.charges_of(runs, sigma), delta)
     assert clt == pytest.approx(expected["epsilon_gdp_clt"], rel=0.005)
     pld = dpx.privacy.epsilon(runs, noise_multiplier=sigma, delta=delta)
     assert pld == pytest.approx(expected["epsilon_pld"], rel=0.005) and clt < pld
@@ -28,14 +28,14 @@ def test_the_noise_of_equation_eleven():
     given, expected = case["inputs"], case["expected"]
     runs = [(given["sampling_probability"], given["compositions"])]
     assert closed_form.mu(given["epsilon_clt"], given["delta"]) == pytest.approx(expected["mu_total"], rel=0.005)
-    sigma = approximations.gdp_clt_noise_multiplier(runs, epsilon=given["epsilon_clt"], delta=given["delta"])
+    sigma = profile.gdp_clt_noise_multiplier(runs, epsilon=given["epsilon_clt"], delta=given["delta"])
     assert sigma == pytest.approx(expected["noise_multiplier"], rel=0.005)
     found = dpx.privacy.epsilon(runs, noise_multiplier=sigma, delta=given["delta"])
     assert found == pytest.approx(expected["epsilon_pld_same_sigma"], rel=0.005)
 
 
 def test_small_noise_overflows_to_infinity_and_not_to_nonsense():
-    assert math.isinf(approximations.gdp_clt_epsilon(accounting.charges_of([(0.01, 10)], 0.01), 1e-6))
+    assert math.isinf(profile.gdp_clt_epsilon(accounting.charges_of([(0.01, 10)], 0.01), 1e-6))
 
 
 def test_the_limit_is_no_accountant():

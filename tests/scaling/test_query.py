@@ -5,7 +5,7 @@ import pytest
 
 from dpx.cost import designs, smoothing
 from dpx.cost.design_noise import Calibration
-from dpx.cost.query import candidates, ends_flat, knee, saturating_compute
+from dpx.cost.designs import candidates, ends_flat, knee, saturating_compute
 from dpx.cost.surface import Surface, surface_of
 from dpx.declaration import ConfigError
 

@@ -4,8 +4,8 @@
 from collections.abc import Mapping, Sequence
 
 from dpx.privacy import accounting, solve
-from dpx.privacy.approximations import gdp_clt_epsilon, gdp_clt_noise_multiplier
 from dpx.privacy.events import Release
+from dpx.privacy.profile import gdp_clt_epsilon, gdp_clt_noise_multiplier
 from dpx.sampler.batch_schedule import stages as stages_of
 from dpx_papers.analysis import Made, analysis
 from dpx_papers.anil2021.schedule_savings import readings

@@ -33,7 +33,7 @@ def dpfp_prop3_noise_ratio(
         epsilons_by_uses: Epsilons for which a record's uses are composed, which is valid with a frozen encoder.
     """
     from dpx.privacy import solve
-    from dpx.privacy.approximations import gdp_clt_noise_multiplier
+    from dpx.privacy.profile import gdp_clt_noise_multiplier
 
     delta, by_the_limit, by_losses, by_uses = 1 / (2 * size), [], [], []
     for epsilon in epsilons:

@@ -86,7 +86,7 @@ def at_noise(cell: Cell, batch_size: int, epochs: int, of_the_limit: bool, inter
     """Returns the steps, the noise for the cell's target (Renyi's epsilon, or the printed limit), and the limit and PLD at that noise with
     their differences to the printed ones."""
     from dpx.privacy import accounting, solve
-    from dpx.privacy.approximations import gdp_clt_epsilon, gdp_clt_noise_multiplier
+    from dpx.privacy.profile import gdp_clt_epsilon, gdp_clt_noise_multiplier
 
     stages = [(batch_size / cell.size, epochs * cell.size // batch_size)]
     if of_the_limit:
@@ -101,7 +101,7 @@ def at_noise(cell: Cell, batch_size: int, epochs: int, of_the_limit: bool, inter
 
 def _of_their_own(cell: Cell, stages: list[tuple[float, int]], interval: float | None) -> dict[str, Any]:
     from dpx.privacy import accounting, closed_form
-    from dpx.privacy.approximations import gdp_clt_epsilon, gdp_clt_noise_multiplier
+    from dpx.privacy.profile import gdp_clt_epsilon, gdp_clt_noise_multiplier
 
     ((probability, draws),) = stages
     sigma = round(gdp_clt_noise_multiplier(stages, epsilon=cell.published_clt, delta=cell.delta), 3)

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from dpx.cost.query import excess_by_profiles
+from dpx.cost.designs import excess_by_profiles
 from dpx_papers.analysis import Made, frame
 from dpx_papers.mckenna2025.lab import of_positive
 from dpx_papers.report.shape import Part

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import Any
 
-from dpx.cost.query import NEAR, ends_flat, knee, saturating_compute
+from dpx.cost.designs import NEAR, ends_flat, knee, saturating_compute
 from dpx_papers.analysis import Made, Noted, frame
 from dpx_papers.mckenna2025 import verdicts
 from dpx_papers.mckenna2025.lab import Lab, of_positive

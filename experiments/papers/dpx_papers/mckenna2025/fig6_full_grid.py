@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 
-from dpx.cost.query import Candidates, candidates
+from dpx.cost.designs import Candidates, candidates
 from dpx_papers.analysis import Made, Noted, frame
 from dpx_papers.mckenna2025 import verdicts
 from dpx_papers.mckenna2025.lab import Lab, of_positive

@@ -8,8 +8,8 @@ from typing import Any
 
 import numpy as np
 
+from dpx.cost.designs import Ratio
 from dpx.cost.measured_runs import Measurements, load
-from dpx.cost.query import Ratio
 from dpx.cost.smoothing import Choice, Grid, grid_of
 from dpx.cost.surface import Surface, surface_of
 from dpx.declaration import declaration, require

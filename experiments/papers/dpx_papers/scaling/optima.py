@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from dpx.cost.query import MODELS, Ratio, candidates
+from dpx.cost.designs import MODELS, Ratio, candidates
 from dpx.cost.surface import Surface
 from dpx_papers.analysis import frame
 
