@@ -14,7 +14,7 @@ _MODULES = {
     "weighted_grad": "dpx.clipping.clipped_grad",
     "ClippedGradients": "dpx.clipping.clipped_grad",
     "add_noise": "dpx.mechanism.tree_noise",
-    "load": "dpx.job.load_run",
+    "load": "dpx.pages.run_table",
     "runs": "dpx.pages.run_table",
 }
 

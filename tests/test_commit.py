@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from dpx.training import fingerprint
+from dpx.job import commit
 
 from .processes import CHECKOUT, environment
 
@@ -19,7 +19,7 @@ def git(*arguments: str, at: Path) -> str:
 
 def told(checkout: Path) -> str:
     """What `commit` is in a process that imports dpx from `checkout`."""
-    program = f"import sys; sys.path.insert(0, {str(checkout)!r}); from dpx.training.fingerprint import commit; print(commit())"
+    program = f"import sys; sys.path.insert(0, {str(checkout)!r}); from dpx.job.commit import commit; print(commit())"
     environ = environment(PYTHONPATH=str(checkout))
     return subprocess.run([sys.executable, "-c", program], env=environ, capture_output=True, text=True, check=True).stdout.strip()
 
@@ -28,7 +28,7 @@ def told(checkout: Path) -> str:
 def clone(tmp_path: Path) -> Path:
     """A fresh checkout of a commit of the packages that report the commit."""
     source = tmp_path / "source"
-    for name in ("dpx/__init__.py", "dpx/job/__init__.py", "dpx/training/fingerprint.py"):
+    for name in ("dpx/__init__.py", "dpx/job/__init__.py", "dpx/job/commit.py"):
         (source / name).parent.mkdir(parents=True, exist_ok=True)
         (source / name).write_text((CHECKOUT / name).read_text())
     author = ("-c", "user.name=a", "-c", "user.email=a@b")
@@ -55,4 +55,4 @@ def test_what_is_no_checkout_names_nothing(clone: Path) -> None:
 
 def test_git_that_fails_names_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", "")
-    assert fingerprint.commit() is None
+    assert commit.commit() is None

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 import tensorstore
 
-from dpx.launch.log_file import log_uncaught
+from dpx.launch.refused import log_uncaught
 from tests.processes import Answer, answers, environment, micro_run
 
 LINE = [*micro_run(4), "seed=1", "schedule.checkpoint_every=2"]

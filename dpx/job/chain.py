@@ -21,13 +21,13 @@ from dpx.init import chain_claim
 from dpx.job import chain_stages
 from dpx.job.chain_plan import show_claim
 from dpx.job.chain_stages import VOCABULARY, Runs, StageRun, composed
+from dpx.job.commit import commit
 from dpx.processes import team
 from dpx.processes.interruption import Interrupted
 from dpx.processes.mesh import simulate_devices
 from dpx.processes.team import PeerLost
 from dpx.statement import chain_seal
 from dpx.statement.chain_seal import ChainStatement
-from dpx.training.fingerprint import commit
 
 RESULTS = "chain_results.json"
 

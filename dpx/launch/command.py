@@ -14,8 +14,7 @@ from dpx.console import Console, answers_alone, closed_pipe, require_standard_st
 from dpx.declaration import ConfigError, require
 from dpx.launch.late import LateLauncher, NothingLeft, register_resolvers
 from dpx.launch.launchers import register_launchers
-from dpx.launch.log_file import log_uncaught
-from dpx.launch.refused import remove_sweep_if_new
+from dpx.launch.refused import log_uncaught, remove_sweep_if_new
 from dpx.processes import Place, interruption, place, team
 from dpx.processes.team import LOST, PeerLost, as_lost, disconnect, join, leave
 

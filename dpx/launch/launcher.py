@@ -32,6 +32,7 @@ from dpx.durable import put_in_place
 from dpx.files.results import read_results
 from dpx.files.run_folder import RunFolder, Status
 from dpx.job import finished
+from dpx.job.commit import commit
 from dpx.job.train import Train
 from dpx.launch import search_space, sweep
 from dpx.launch.elsewhere import Command, Told
@@ -44,7 +45,6 @@ from dpx.processes.interruption import Interrupted
 from dpx.processes.mesh import simulate_devices
 from dpx.processes.place import require_processes
 from dpx.statement import outside_code
-from dpx.training.fingerprint import commit
 
 log = logging.getLogger("dpx")
 

@@ -30,7 +30,7 @@ from dpx.durable import make_folder
 from dpx.launch.elsewhere import Command, composed
 from dpx.launch.late import register_resolvers
 from dpx.launch.launcher import Launcher
-from dpx.launch.log_file import log_uncaught
+from dpx.launch.refused import log_uncaught
 from dpx.processes import interruption
 from dpx.processes.supervisor import end_with, how_ended
 

@@ -1,6 +1,8 @@
 """Tables of runs and of their measurements, with numbers as numbers: for `dpx.runs`, `list.to` and the table beside a sweep.
 
 Reads state, held-out metric and epsilon of the runs in a folder from their own files: for the table of a sweep and `job=list`.
+
+Loads a finished run in Python: its declaration, its parameters and its privacy statement.
 """
 
 import csv
@@ -9,15 +11,18 @@ import fnmatch
 import json
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from omegaconf import OmegaConf
 
+from dpx import config
+from dpx.config.experiment import Experiment
 from dpx.console import figure
 from dpx.declaration import require
 from dpx.durable import write_durably
 from dpx.extras import is_installed, missing
 from dpx.files import results
+from dpx.files.records import to_json
 from dpx.files.results import BASELINES, accuracy_in_words, interval, read_results
 from dpx.files.run_folder import CONFIG, Status
 from dpx.statement.seals import STATEMENT, read_run_statement
@@ -216,3 +221,56 @@ def _flat(node: Any, path: str = "") -> dict[str, Any]:
         kept = {str(key): value for key, value in node.items() if path or key not in _LEFT_OUT}
         return {full: value for key, one in kept.items() for full, value in _flat(one, f"{path}.{key}".lstrip(".")).items()}
     return {path: json.dumps(node) if isinstance(node, list) else node}
+
+
+@dataclasses.dataclass(frozen=True)
+class Loaded:
+    """Holds a finished run.
+
+    Attributes:
+        experiment: What was declared.
+        params: The released weights, a nested dict of arrays whose paths and shapes are the model's `parameter_shapes`.
+        privacy: The content of `privacy.json`.
+        is_checked: Whether the release was compared with the run's ledger; false for a copy of `release/` without `private/`.
+        folder: The run's folder.
+        checked_by: What it was compared with: "ledger", in a copy "manifest" (then it is the word of its sender), or `None`.
+    """
+
+    experiment: Experiment
+    params: Any
+    privacy: dict[str, Any]
+    is_checked: bool
+    checked_by: Literal["ledger", "manifest"] | None
+    folder: Path
+
+    def metrics(self) -> Records:
+        """Returns the measurements of training, one record for each step that was measured, with `to_pandas()`.
+
+        They are private: they depend on the data without noise. Raises `ConfigError` for a copy of `release/` alone.
+        """
+        return metrics(self.folder)
+
+
+def load(run: str | Path) -> Loaded:
+    """Loads a finished run: its declaration, its weights and its statement.
+
+    Args:
+        run: The run's folder, or its name if one run under `outputs/` has it.
+
+    Returns:
+        The run, as `Loaded`.
+
+    Raises:
+        ConfigError: If the run does not exist or released no weights, if its statement is missing, or if its files disagree with its
+            ledger, or a copy of them with its manifest.
+    """
+    cfg, path = config.load(str(run))
+    require((path / "release" / "params").exists(), f"run={path}", "contains no released parameters", "Let it train to its end")
+    require((path / "release" / STATEMENT).exists(), f"run={path}", "contains no statement", f"Restore its release/{STATEMENT}")
+    from dpx.files.orbax_checkpoints import released
+    from dpx.statement import received
+
+    found = received.read(path)
+    experiment, _ = config.build(cfg)
+    params, privacy = released(path / "release" / "params"), to_json(found.statement)
+    return Loaded(experiment, params, privacy, found.checked_by == "ledger", found.checked_by, path)

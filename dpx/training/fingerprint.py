@@ -9,8 +9,6 @@ It covers the modules that the training step imports, without docstrings.
 
 Comments, docstrings and formatting do not enter it, nor do modules that no module of the closure imports, such as reports and the papers'
 analyses. Imports are read from the source, inside functions too, so a module counts whether or not it was imported yet.
-
-Finds the version of the code that runs: the commit of the checkout, if dpx runs from a checkout.
 """
 
 import ast
@@ -20,7 +18,6 @@ import hashlib
 import importlib.metadata
 import os
 import platform
-import subprocess
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -224,24 +221,3 @@ def accelerator_libraries() -> dict[str, str]:
 def differences(old: dict[str, Any], new: dict[str, Any]) -> list[str]:
     """Returns the names of the fields that differ."""
     return [name for name in new if old.get(name) != new[name]]
-
-
-_CHECKOUT = Path(dpx.__file__).resolve().parents[1]
-
-
-def commit() -> str | None:
-    """Returns the short hash of HEAD, with `+` if `dpx/` or `conf/` differ from it; `None` in an installed wheel or without git."""
-    if not (_CHECKOUT / ".git").exists():
-        return None
-    head = _git("rev-parse", "--short=12", "HEAD")
-    if not head:
-        return None
-    return head + ("+" if _git("status", "--porcelain", "--untracked-files=no", "--", "dpx", "conf") else "")
-
-
-def _git(*arguments: str) -> str:
-    try:
-        done = subprocess.run(["git", *arguments], cwd=_CHECKOUT, capture_output=True, text=True, timeout=20)
-    except (OSError, subprocess.TimeoutExpired):
-        return ""
-    return done.stdout.strip() if done.returncode == 0 else ""

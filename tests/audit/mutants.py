@@ -580,7 +580,7 @@ MUTANTS = (
         "sums rounded by the microbatch beside whatever moves rows",
         "dpx/claim/calibration.py",
         "calibrate",
-        "fixed_places.check(experiment.mechanism, experiment)",
+        "declared_mechanism.check(experiment.mechanism, experiment)",
         "_ = places",
         "tests/training/test_neighbours.py::test_neighbours_are_no_further_apart_than_is_charged",
     ),

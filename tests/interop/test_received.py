@@ -69,7 +69,7 @@ def test_a_manifest_lists_every_file_and_repeats_the_random_id_of_the_statement(
     for place in (run / "release", folder, adapters):
         held = json.loads((place / MANIFEST).read_text())
         files = {path.relative_to(place).as_posix() for path in place.rglob("*") if path.is_file()} - {MANIFEST}
-        assert set(held["files"]) == files and held["format"] == seals.FORMAT and held["release"] == identity
+        assert set(held["files"]) == files and held["format"] == seals.MANIFEST_FORMAT and held["release"] == identity
         assert seals.release_id(json.loads((place / "privacy.json").read_text())) == identity
         assert seals.check(place)
     # The base model and its vocabulary are public by the user's word, and nothing else has a digest that is not of these files.
