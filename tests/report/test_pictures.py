@@ -6,7 +6,10 @@ from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
 
+import matplotlib.style
 import pytest
+from matplotlib.colors import to_hex
+from matplotlib.figure import Figure
 
 from dpx import config
 from dpx.config import recipes
@@ -36,6 +39,42 @@ def test_every_kind_of_panel_is_drawn_as_svg_in_pixels_and_as_pdf() -> None:
     assert all(text in svg for text in ("ours, a", "published, b", "2K", "#0060a0"))
     assert figure.drawn("png").startswith(b"\x89PNG") and figure.drawn("pdf").startswith(b"%PDF")
     assert all(figure.drawn(kind) == again.drawn(kind) for kind in pictures.KINDS), "a file is a function of what it shows"
+
+
+def _axes(panel: Lines, table: Table) -> Any:
+    with matplotlib.style.context(pictures._STYLE):
+        figure = Figure()
+        pictures._draw(panel, table.as_json()["rows"], axes := figure.subplots())
+        figure.draw_without_rendering()
+    return axes
+
+
+def _labels(axis: Any) -> list[str]:
+    return [text.get_text() for text in (*axis.get_ticklabels(), *axis.get_ticklabels(minor=True)) if text.get_text()]
+
+
+def test_a_rule_that_is_the_same_for_every_value_is_drawn_once_and_a_mark_has_the_colour_of_its_line() -> None:
+    rows = tuple((task, x, y, y + 1.0, 10.0 * x) for task, y in (("a", 1.0), ("b", 2.0)) for x in (1, 2))
+    table = Table("lines", ("task", "x", "fitted", "measured", "rule"), rows)
+    axes = _axes(Lines(table="lines", x="x", y=("fitted",), marks=("measured", "rule"), by="task"), table)
+    handles, labels = axes.get_legend_handles_labels()
+    assert sorted(labels) == ["fitted, a", "fitted, b", "measured, a", "measured, b", "rule"]
+    by_label = dict(zip(labels, handles, strict=True))
+    for task in "ab":
+        assert to_hex(by_label[f"measured, {task}"].get_edgecolor()[0]) == to_hex(by_label[f"fitted, {task}"].get_color())
+
+
+def test_labels_of_axes_and_series_are_those_of_numbers_and_keys() -> None:
+    table = Table("lines", ("lr_schedule.rate", "batch_size", "y"), ((1.0, 80_000.0, 4.0), (3.0, 8_000_000.0, 7.5)))
+    axes = _axes(Lines(table="lines", x="lr_schedule.rate", y=("y",), by="batch_size", x_scale="category", y_scale="log"), table)
+    assert axes.get_xlabel() == "lr_schedule.rate" and axes.get_legend().get_title().get_text() == "batch size"
+    assert [text.get_text() for text in axes.get_legend().get_texts()] == ["80,000", "8,000,000"]
+    assert _labels(axes.xaxis) == ["1", "3"] and {"4", "5", "6", "7"} <= set(_labels(axes.yaxis))
+
+
+def test_the_highest_mark_of_categories_is_below_the_edge() -> None:
+    axes = _axes(Lines(table="lines", x="task", marks=("y",), x_scale="category"), Table("lines", ("task", "y"), (("a", 0.7), ("b", 0.75))))
+    assert axes.get_ylim()[0] == 0 and axes.get_ylim()[1] > 0.75 * 1.05
 
 
 def test_the_files_of_a_picture_need_nothing_beside_them(tmp_path: Path) -> None:
