@@ -21,6 +21,8 @@ from dpx.pages import pictures
 from dpx.pages.analysis_tables import Picture
 from dpx_papers.benchmark.job import require_installed
 
+from .processes import answers, micro_run
+
 
 @pytest.mark.parametrize(
     ("extra", "needs_it"),
@@ -55,3 +57,25 @@ def test_a_search_without_its_library_names_the_extra():
 def test_nothing_is_imported_to_know_what_is_installed():
     assert extras.is_installed("antigravity") and not extras.is_installed("no_such_module_anywhere")
     assert "antigravity" not in sys.modules
+
+
+def test_core_jobs_run_without_the_libraries_of_pages_and_the_papers_name_their_extra(tmp_path):
+    """As in an environment that has none of them: an import of one fails, and none is found."""
+    blocked = (
+        "import sys\nfor name in ('pandas', 'jinja2', 'matplotlib'):\n    assert name not in sys.modules\n    sys.modules[name] = None"
+    )
+    grid = ["+experiment=laptop/mckenna_grid", "hydra.mode=RUN", "data=text", "data.source.paths=x", "job=design"]
+    lines = [
+        blocked,
+        ["job=list", "list.match=anil_2m_batch"],
+        ["+experiment=anil_2m_batch", "job=plan"],
+        ["+experiment=mckenna_fig1_allocation", "job=plan"],
+        [*grid, "design.epsilon=inf", "design.size=800000", "design.compute=1e13"],
+        micro_run(2),
+        ["+experiment=anil_sgd32x_ref"],
+        ["job=report", "report.paper=anil2021"],
+    ]
+    *ran, analysis, page = answers([(tmp_path, line) for line in lines])
+    assert [(done.returncode, done.stderr) for done in ran if done.returncode] == []
+    end = "needs pandas, which is not installed. Install the extra papers: pip install 'dpx-lm[papers]', in a checkout '.[papers]'."
+    assert [analysis.refusal(), page.refusal()] == [f"error: an analysis of a paper: {end}", f"error: report.paper=anil2021: {end}"]
