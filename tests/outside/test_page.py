@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 import dpx
+import dpx_papers
 from tests.outside.made_up import POND, pond
 from tests.processes import CHECKOUT, answers
 
@@ -23,9 +24,10 @@ def blocks(language: str) -> list[str]:
 
 @pytest.mark.parametrize("code", blocks("python"), ids=lambda code: code.split("(")[0].split()[-1])
 def test_its_code_is_the_ponds(code):
-    """Part by part, a docstring left out or not."""
-    written = [re.sub(r'\n +"""[^"]*"""(?=\n)', "", path.read_text()) for folder in (POND, PUDDLE) for path in folder.glob("*.py")]
-    for part in re.split(r"\n\n+", re.sub(r'\n +"""[^"]*"""(?=\n)', "", code.strip())):
+    """Or that of the papers, part by part, a docstring left out or not, and a line `...` for what is left out."""
+    files = [*POND.glob("*.py"), *PUDDLE.glob("*.py"), *Path(str(dpx_papers.__file__)).parent.rglob("*.py")]
+    written = [re.sub(r'\n +"""[^"]*"""(?=\n)', "", path.read_text()) for path in files]
+    for part in re.split(r"\n\n+|\n +\.\.\.\n", re.sub(r'\n +"""[^"]*"""(?=\n)', "", code.strip())):
         places = (part, textwrap.indent(part, "    "))
         assert any(place in re.sub(r"\n\n+", "\n\n", text) for place in places for text in written), part
 
