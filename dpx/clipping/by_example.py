@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 
 from dpx.clipping import joint, reach, result, row_flow
-from dpx.clipping.example_loss import Reader, Route, Tracer
+from dpx.clipping.example_loss import Evaluation, Reader, Route
 from dpx.clipping.methods import sum_by
 from dpx.clipping.probes import ProbeSession, is_probed, session_of, shapes_of
 from dpx.clipping.program import traced, with_counts
@@ -194,11 +194,11 @@ class _One:
     jaxpr: Any
     outputs: Any
 
-    def run(self, tracer: Tracer, paths: Iterable[str], values: list[Any], example: list[Any]) -> list[Any]:
-        """Returns the outputs as a flat list; `tracer` follows the parameters `paths`, which have these values."""
-        followed = [tracer.parameter(path, value) for path, value in zip(paths, values, strict=True)]
-        results = tracer.run(self.jaxpr.jaxpr, self.jaxpr.consts, [*followed, *example])
-        return [tracer.plain(value, "return") for value in results]
+    def run(self, evaluation: Evaluation, paths: Iterable[str], values: list[Any], example: list[Any]) -> list[Any]:
+        """Returns the outputs as a flat list; `evaluation` follows the parameters `paths`, which have these values."""
+        followed = [evaluation.parameter(path, value) for path, value in zip(paths, values, strict=True)]
+        results = evaluation.run(self.jaxpr.jaxpr, self.jaxpr.consts, [*followed, *example])
+        return [evaluation.plain(value, "return") for value in results]
 
 
 def _row(batch: Any) -> Any:
@@ -230,7 +230,7 @@ def _readers(one: _One, params: Any, batch: Any, by_round: frozenset[str] = froz
     by_place: dict[str, dict[tuple, Reader]] = {path: {} for path in shapes}
 
     def run(values: list[Any], example: list[Any], tick: Any) -> None:
-        one.run(Tracer(ProbeSession(shapes), tick, by_round=by_round, readers=by_place), shapes, values, example)
+        one.run(Evaluation(ProbeSession(shapes), tick, by_round=by_round, readers=by_place), shapes, values, example)
 
     jax.eval_shape(run, jax.tree.leaves(params), jax.tree.leaves(_row(batch)), jax.ShapeDtypeStruct((), jnp.float32))
     return {path: list(reads.values()) for path, reads in by_place.items()}
@@ -242,7 +242,7 @@ def _mapped(loss: Any, one: _One, readers: Readers, by_round: frozenset[str]) ->
     shared = frozenset(path for path, reads in readers.items() if len(reads) > 1 or any(reader.is_repeated for reader in reads))
     parted = frozenset(path for path, reads in readers.items() if path in shared and are_separate([reader.box for reader in reads]))
     joined = frozenset(path for path, reads in readers.items() if path in shared - parted and not all(reader.is_matrix for reader in reads))
-    tracer = partial(Tracer, copied=copied, shared=shared, parted=parted, joined=joined, by_round=by_round)
+    evaluation = partial(Evaluation, copied=copied, shared=shared, parted=parted, joined=joined, by_round=by_round)
 
     def losses(wrapped: Any, batch: Any) -> Any:
         session = session_of(wrapped)
@@ -251,7 +251,7 @@ def _mapped(loss: Any, one: _One, readers: Readers, by_round: frozenset[str]) ->
         values = [leaf.value for leaf in jax.tree.leaves(wrapped, is_leaf=is_probed)]
 
         def of_one(example: Any, tick: Any) -> Any:
-            results = one.run(tracer(session, tick), readers, values, jax.tree.leaves(example))
+            results = one.run(evaluation(session, tick), readers, values, jax.tree.leaves(example))
             return jax.tree.unflatten(one.outputs, results)
 
         return jax.vmap(of_one)(batch, jnp.zeros(batch_size(batch)))

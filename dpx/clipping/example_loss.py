@@ -91,7 +91,7 @@ class Joined:
 
 
 @dataclasses.dataclass
-class Tracer:
+class Evaluation:
     """Evaluates a loss of one example with ops in place of the equations that read parameters.
 
     `copied` are the parameters that are copied for each example from the start, `shared` those with several readers, whose norm cannot be
@@ -318,7 +318,7 @@ class Tracer:
             elif isinstance(value, Followed):
                 # A view of the whole stack only casts; that of one layer does the same.
                 changes[place] = {"view": View(value.view.steps, value.view.shape[1:], value.view.dtype), "layers": value.layers + 1}
-        tracer = dataclasses.replace(self, rounds=self.rounds * max(1, eqn.params["length"]))
+        evaluation = dataclasses.replace(self, rounds=self.rounds * max(1, eqn.params["length"]))
 
         def round_of(carried: Any, own: Any) -> Any:
             number, sliced = own
@@ -327,7 +327,7 @@ class Tracer:
                 if by_round:
                     changes[place]["starts"] = (number, *[np.int32(0)] * (len(value.view.shape) - 1))
             rest = [value.value if by_round else next(slices) for value, by_round in zip(along, is_by_round, strict=True)]
-            results = tracer._within(body, inner, [*_arrays(given[:consts]), *carried, *rest], changes)
+            results = evaluation._within(body, inner, [*_arrays(given[:consts]), *carried, *rest], changes)
             return results[: len(carried)], results[len(carried) :]
 
         sliced = [array for array, by_round in zip(_arrays(along), is_by_round, strict=True) if not by_round]

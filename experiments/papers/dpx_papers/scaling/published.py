@@ -14,7 +14,7 @@ SEQUENCE_LENGTH, DELTA = 512, 1e-8
 
 
 @dataclasses.dataclass(frozen=True)
-class Optimum:
+class PublishedOptimum:
     """A row of Table 2: the compute beyond which more does not help at this data and budget, and the best configuration there."""
 
     size: float
@@ -65,10 +65,10 @@ _TABLE_2 = """
 1e9 16 1.0e23 1.22 3.3e8 1.1e5 8.8e5 1.5e5
 1e9 64 1.2e23 1.20 3.3e8 1.1e5 1.1e6 1.8e5
 """
-TABLE_2 = tuple(Optimum(*map(float, line.split())) for line in _TABLE_2.strip().splitlines())
+TABLE_2 = tuple(PublishedOptimum(*map(float, line.split())) for line in _TABLE_2.strip().splitlines())
 
 
-def look_up(size: float | int, epsilon: float | int) -> Optimum:
+def look_up(size: float | int, epsilon: float | int) -> PublishedOptimum:
     """Returns the row of exactly this data and epsilon; raises `ConfigError` for any other, which would be an interpolation."""
     for row in TABLE_2:
         if (row.size, row.epsilon) == (size, epsilon):
