@@ -39,7 +39,7 @@ class Analysis:
     """Is the base class of what `analysis` makes.
 
     Attributes:
-        tables: Title and notes of each table, in which {name} stands for a value of the analysis.
+        tables: Title and notes of each table, where {name} is replaced by a value of the analysis.
         figures: Name, caption and panels of each figure; a panel has the keys of dpx.pages.analysis_tables.
     """
 
