@@ -26,9 +26,7 @@ class Analyse:
     analysis: Any = None
 
     def __post_init__(self) -> None:
-        # Without a package that has analyses, there is no such group of options, and a name stays a text.
-        if isinstance(self.analysis, str):
-            raise without_papers(f"analysis={self.analysis}")
+        require_analysis(self.analysis)
 
     def __call__(self, experiment: Experiment, folder: RunFolder) -> None:
         require(
@@ -51,6 +49,15 @@ class Analyse:
         drawn = pictures.write(shown, tables, folder.release)
         if drawn:
             console.print(drawn, highlight=False, soft_wrap=True)
+
+
+def require_analysis(analysis: Any) -> None:
+    """Raises `ConfigError` for a value that is no analysis; `None` is none that is chosen."""
+    # Without a package that has analyses, there is no such group of options, and a name stays a text.
+    if isinstance(analysis, str):
+        raise without_papers(f"analysis={analysis}")
+    known = analysis is None or callable(analysis)
+    require(known, f"analysis={analysis}", "is not an analysis", "Choose one by its name: analysis=<name>, listed by --help")
 
 
 def inputs(analysis: Any) -> list[dict[str, Any]]:

@@ -20,7 +20,7 @@ from dpx.files.records import to_json
 from dpx.files.run_folder import RunFolder
 from dpx.init.start import planned_start, receiver_of
 from dpx.job import chain_plan, plan_shown
-from dpx.job.analyse import inputs
+from dpx.job.analyse import inputs, require_analysis
 from dpx.job.plan_records import AnalysisInput, AnalysisPlan, PlanDocument, RunPlan, write_plan
 from dpx.job.plan_shown import show
 from dpx.models.shape import count
@@ -60,6 +60,7 @@ class Plan:
     def __post_init__(self) -> None:
         reason = "steps are compiled for simulated devices by the one, and run on this machine's by the other"
         require(not (self.compile and self.measure), "plan.compile=true, plan.measure=true", reason, "Use one of them at a time")
+        require_analysis(self.analysis)
 
     def __call__(self, experiment: Experiment, folder: RunFolder) -> None:
         console = Console(soft_wrap=True)

@@ -57,3 +57,10 @@ def test_an_analysis_has_to_be_chosen(tmp_path: Path) -> None:
 def test_rows_have_as_many_cells_as_columns() -> None:
     with pytest.raises(ValueError, match="2 cells under 1"):
         Table("t", ("a",), ((1, 2),))
+
+
+@pytest.mark.parametrize("job", [Analyse, Plan])
+def test_a_value_that_is_no_analysis_is_refused_before_anything_is_planned(job):
+    for value, reason in ((5, "is not an analysis"), ("anil_accounting", "needs the package of the papers")):
+        with pytest.raises(ConfigError, match=f"analysis={value}: {reason}"):
+            job(analysis=value)
