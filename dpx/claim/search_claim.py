@@ -3,7 +3,7 @@
 import dataclasses
 from pathlib import Path
 
-from dpx.claim import calibration, search_rules, statement, trial_charges
+from dpx.claim import calibration, caveats, search_rules, trial_charges
 from dpx.claim.caveats import unlike_in_words
 from dpx.claim.search_record import Record, Trial
 from dpx.claim.search_rules import Search
@@ -84,7 +84,7 @@ def build(search: Search, record: Record, winner: Trial | None) -> StudyStatemen
         # The folders of the other trials would reveal their number.
         winner=None if winner is None else "winner" if secret else winner.folder,
         assumptions=tuple([_ASSUMED[tune.charge], *([_DECLARED] if tune.charge == "composition" else [])]),
-        not_covered=tuple([_NOT_COVERED[tune.charge], _SCORE_READS, *search.uncovered, *statement.NOT_COVERED[2:]]),
+        not_covered=tuple([_NOT_COVERED[tune.charge], _SCORE_READS, *search.uncovered, *caveats.NOT_COVERED[2:]]),
         draws_from=_draws(record, secret),
         ledger=StudyLedger(repeated=_repeated_events(search, record)) if secret else StudyLedger(segments=_segments(costs)),
         record=RecordFacts(mark=_mark(record, secret)),

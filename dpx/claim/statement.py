@@ -5,7 +5,6 @@ from collections.abc import Sequence
 from typing import Any
 
 from dpx.claim.calibration import Calibrated, auxiliary
-from dpx.claim.caveats import NOT_COVERED as NOT_COVERED
 from dpx.claim.caveats import (
     assumptions,
     chosen_late,
@@ -27,8 +26,6 @@ from dpx.files.records import from_json
 from dpx.models.shape import count
 from dpx.privacy import accounting, ledger, origins
 from dpx.privacy.closed_form import joint
-from dpx.privacy.events import describe as describe
-from dpx.privacy.events import restore as restore
 from dpx.privacy.ledger import Ledger
 from dpx.privacy.lines import AuditBound, Verdict
 from dpx.privacy.origins import Origin, VocabularyFacts

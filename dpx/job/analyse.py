@@ -52,8 +52,8 @@ class Analyse:
 
 
 def require_analysis(analysis: Any) -> None:
-    """Raises `ConfigError` for a value that is no analysis; `None` is none that is chosen."""
-    # Without a package that has analyses, there is no such group of options, and a name stays a text.
+    """Raises `ConfigError` for a value other than an analysis; `None` says that no analysis is chosen."""
+    # Without a package that has analyses, this group of options does not exist, and a name stays a text.
     if isinstance(analysis, str):
         raise without_papers(f"analysis={analysis}")
     known = analysis is None or callable(analysis)
