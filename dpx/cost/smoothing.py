@@ -21,7 +21,7 @@ from typing import Any, Literal, TypeVar
 import numpy as np
 
 from dpx.cost.measured_runs import Measurements
-from dpx.declaration import require
+from dpx.declaration import ConfigError, require
 
 # The paper does not say how it chooses; the first is the default of dpx (McKenna et al. 2025, section 3.3).
 Choice = Literal["pointwise_minimum", "lowest_final_loss"]
@@ -29,30 +29,14 @@ Choice = Literal["pointwise_minimum", "lowest_final_loss"]
 Cells = dict[tuple[float, str, float], tuple[np.ndarray, np.ndarray]]
 
 
-Either = TypeVar("Either", bound="WithNoiseless")
-
-
-class WithNoiseless:
-    """Losses at noise-batch ratios, with separate losses without noise if any were measured."""
-
-    noiseless: Any
-
-    def for_epsilon(self: Either, epsilon: float | int) -> Either:
-        """Returns the losses to use for a budget of `epsilon`: those without noise if it is infinite.
-
-        Raises `ConfigError` if they are missing.
-        """
-        if np.isfinite(epsilon):
-            return self
-        require(self.noiseless is not None, "epsilon=inf", "the measurements have no run without noise", "Also train models without noise")
-        return self.noiseless
+Kind = TypeVar("Kind", bound="GridLosses")
 
 
 @dataclasses.dataclass(frozen=True)
-class Grid(WithNoiseless):
-    """Losses at every (model, ratio, record); `rates_MRT` are the learning rates with which they were reached.
+class GridLosses:
+    """Losses [M, R, T] at models, noise-batch ratios and numbers of steps, ascending.
 
-    `noiseless` are losses without noise: a grid with its own models and the single ratio 0.
+    `noiseless` are losses without noise, if any were measured: they have their own models and the single ratio 0.
     """
 
     names: tuple[str, ...]
@@ -60,9 +44,25 @@ class Grid(WithNoiseless):
     ratios_R: np.ndarray
     steps_T: np.ndarray
     losses_MRT: np.ndarray
+    noiseless: Any = dataclasses.field(default=None, kw_only=True)
+
+    def for_epsilon(self: Kind, epsilon: float | int) -> Kind:
+        """Returns the losses to use for a budget of `epsilon`: those without noise if it is infinite.
+
+        Raises `ConfigError` if they are missing.
+        """
+        found = self if np.isfinite(epsilon) else self.noiseless
+        if found is None:
+            raise ConfigError("epsilon=inf", "the measurements have no run without noise", "Also train models without noise")
+        return found
+
+
+@dataclasses.dataclass(frozen=True)
+class Grid(GridLosses):
+    """Losses at every (model, ratio, record) that was measured; `rates_MRT` are the learning rates with which they were reached."""
+
     rates_MRT: np.ndarray
     left_out: tuple[str, ...] = ()
-    noiseless: "Grid | None" = None
 
 
 def over_rates(losses_LT: np.ndarray, choice: Choice = "pointwise_minimum") -> tuple[np.ndarray, np.ndarray]:

@@ -8,7 +8,7 @@ import dataclasses
 
 import numpy as np
 
-from dpx.cost.smoothing import FITTED_PART, Grid, WithNoiseless, extend, isotonic, smooth
+from dpx.cost.smoothing import FITTED_PART, Grid, GridLosses, extend, isotonic, smooth
 from dpx.declaration import require
 
 Real = np.ndarray | float | int
@@ -25,21 +25,12 @@ class Found:
 
 
 @dataclasses.dataclass(frozen=True)
-class Surface(WithNoiseless):
-    """The nodes of a grid, ascending, and losses [M, R, T] on them; `measured_steps` is the last step that was run.
+class Surface(GridLosses):
+    """Smooth losses at the nodes of a grid; `measured_steps` is the last step that was run, `tokens` the length of an example."""
 
-    `noiseless` are losses without noise: a surface with its own models and the single ratio 0. `tokens` is the length of an example.
-    """
-
-    names: tuple[str, ...]
-    parameters_M: np.ndarray
-    ratios_R: np.ndarray
-    steps_T: np.ndarray
-    losses_MRT: np.ndarray
     measured_steps: float
     batch_size: float
     tokens: float
-    noiseless: "Surface | None" = None
 
     def at(self, parameters: Real, steps: Real, ratio: Real) -> Found:
         """Returns the losses at models (parameters), steps and noise-batch ratios, broadcast against one another.

@@ -8,7 +8,7 @@ from dpx.data.left_out import LeftOut
 from dpx.files.records import described, from_json, record, to_json
 from dpx.files.run_folder import read_json, write_json
 from dpx.privacy.origins import Beginning
-from dpx.statement.chain_seal import ChainClaim
+from dpx.statement.chain_seal import ChainClaim, FedStage
 from dpx.statement.statement_records import Epsilons, NotABound
 
 PLAN = "plan.json"
@@ -106,14 +106,9 @@ class AnalysisPlan:
 
 
 @record
-class StagePlan:
+class StagePlan(FedStage):
     """What one run of a stage would cost and guarantee by itself."""
 
-    stage: str = described("Name of the stage.")
-    point: str = described("Its place in the sweep of the stage; empty without one.")
-    folder: str = described("Name of its run folder.")
-    init: str | None = described("The stage whose weights it starts from; null without one.")
-    vocabulary: str | None = described("The stage whose vocabulary it reads; null where it reads or fits its own.")
     state: Literal["finished", "to_run"] = described("Whether it has run to its end; what has is not run again.")
     stale: tuple[str, ...] = described("Folders of the stage that were fed by a stage before it as that was then; they are not used.")
     plan: RunPlan | None = described("Its plan, from random parameters before the stage that feeds it has run; null without training.")

@@ -29,15 +29,21 @@ FORMAT = 3
 
 
 @record
-class StageFacts:
-    """One run of a stage."""
+class FedStage:
+    """One run of a stage, and the stages that feed it."""
 
     stage: str = described("Name of the stage.")
     point: str = described("Its place in the sweep of the stage; empty without one.")
     folder: str = described("Name of its run folder, beside that of the chain.")
-    job: Literal["train", "prepare"] = described("Whether it trains, or prepares text alone.")
     init: str | None = described("The stage whose weights it starts from; null without one.")
     vocabulary: str | None = described("The stage whose vocabulary it reads; null where it reads or fits its own.")
+
+
+@record
+class StageFacts(FedStage):
+    """One run of a stage, as it ran."""
+
+    job: Literal["train", "prepare"] = described("Whether it trains, or prepares text alone.")
     provenance: str | None = described("`public` where the user vouches that none of its text needs protection.")
     disjoint_from: tuple[str, ...] = described("Stages with which it shares no unit, by the user's word.")
     state: Literal["finished", "not_run"] = described("Whether it has run to its end.")

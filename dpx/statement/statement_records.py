@@ -111,17 +111,6 @@ class LedgerFacts(ChainFacts):
 
 
 @record
-class CarrierFacts:
-    """Describes the low-rank carriers whose gradients are clipped and noised instead of those of weight matrices (`mechanism=rgp`)."""
-
-    rank: int = described("Their rank.")
-    decomposes: str = described("The matrix that they follow: update, what training has added to a weight matrix, or weight.")
-    power_iterations: int = described("Rounds of the power method that find them, once a step.")
-    head_factor: float = described("Factor by which gradients of the head are multiplied before clipping.")
-    restores_head: bool = described("Whether the noisy gradient of the head is divided by that factor.")
-
-
-@record
 class MechanismFacts:
     """Describes the clipping, the noise and its generator."""
 
@@ -143,7 +132,10 @@ class MechanismFacts:
     )
     micro_batches: int | None = described("Independent draws of a step with noise in the forward pass; else null.", default=None)
     noised: str | None = described("What the noise is added to, as text; null for the sum of gradients.", default=None)
-    carriers: CarrierFacts | None = described("The carriers of weight matrices; null without them.", default=None)
+    carriers: dict[str, Any] | None = described(
+        "How `mechanism=rgp` was declared, whose low-rank carriers are clipped and noised instead of weight matrices; null without them.",
+        default=None,
+    )
     grid_margin: float = described("What a grid adds to the sensitivity, relative to the clipping norm.")
     generator: str = described("The random generator of the noise.")
     generator_strength_bits: int = described("Strength of the generator in bits; 0 with a fixed seed.")
