@@ -16,7 +16,7 @@ from dpx.files.results import BASELINES, Results, accuracy_in_words, nothing_lea
 from dpx.files.run_folder import RunFolder, as_printed
 from dpx.privacy.origins import OWED, in_words
 from dpx.processes import team
-from dpx.statement import outside_code
+from dpx.statement import outside_code, seals
 from dpx.statement.statement_records import AnyRun, RunStatement
 
 
@@ -31,11 +31,12 @@ class Train:
         team().require_joined()
         # jax starts here, after every declaration has been checked.
         from dpx.training.opening import open_run
+        from dpx.training.session import train
 
-        with folder.claimed(), open_run(experiment, folder, self) as session:
+        with folder.claimed(), open_run(experiment, folder, self) as run:
             # A refused command has changed nothing.
-            session.keep_config()
-            trained = session.train()
+            seals.write_config(folder, run.ledger)
+            trained = train(run)
         show(trained.results, trained.stated, folder.path)
         if trained.verdict is not None:
             from dpx.audit.verdict import require_passes

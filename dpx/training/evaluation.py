@@ -15,7 +15,7 @@ import shutil
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -64,24 +64,15 @@ class HeldOut:
         return self.metrics(totals)
 
 
-class Evaluations(NamedTuple):
-    """Metrics of parameters on held-out rows, and on the test set.
-
-    The test set is read when `test` is called, which returns `None` if the data has none.
-    """
-
-    heldout: HeldOut
-    test: Callable[[], HeldOut] | None
-
-
-def evaluations_of(objective: Any, store: Store, rows: int, widths: Sequence[int], mesh: Mesh) -> Evaluations:
-    """Returns the metrics on `rows` held-out rows, and on the test set if the data has one."""
+def evaluations_of(
+    objective: Any, store: Store, rows: int, widths: Sequence[int], mesh: Mesh
+) -> tuple[HeldOut, Callable[[], HeldOut] | None]:
+    """Returns the metrics on `rows` held-out rows, and what reads the test set and returns those on it, if the data has one."""
 
     def of_split(rows: int | None, split: Split) -> HeldOut:
         return held_out(objective, store, rows, BATCH_ROWS, widths, split, mesh)
 
-    test_set = partial(of_split, None, "test") if "test" in store.manifest.splits else None
-    return Evaluations(of_split(rows, "heldout"), test_set)
+    return of_split(rows, "heldout"), partial(of_split, None, "test") if "test" in store.manifest.splits else None
 
 
 def held_out(
@@ -232,7 +223,7 @@ class EarlyStopping:
 
 
 @contextlib.contextmanager
-def opened(schedule: Schedule, metric: str, private: Path, first_step: int) -> Iterator[EarlyStopping | None]:
+def early_stopping(schedule: Schedule, metric: str, private: Path, first_step: int) -> Iterator[EarlyStopping | None]:
     """Yields what ends a run early, with the states that it kept in `private`; `None` for a run that takes all its steps."""
     if schedule.stop_after_evaluations_without_gain is None:
         yield None

@@ -15,13 +15,15 @@ import jax
 import numpy as np
 
 from dpx.claim.calibration import Calibrated, entry
+from dpx.claim.spent import Spending
 from dpx.clipping.trained_and_frozen import merged
 from dpx.config.experiment import Experiment, Schedule
 from dpx.data.length_buckets import by_width
 from dpx.data.store import Store
 from dpx.declaration import ConfigError
 from dpx.files.array_checksums import as_text
-from dpx.files.orbax_checkpoints import State
+from dpx.files.orbax_checkpoints import Checkpoints, State
+from dpx.files.run_folder import RunFolder
 from dpx.mechanism.mechanism_protocol import Reparametrised
 from dpx.privacy.ledger import Ledger, NoiseEpoch
 from dpx.privacy.segments import steps_per_epoch
@@ -29,15 +31,21 @@ from dpx.processes import interruption, team
 from dpx.randomness import RootSecret
 from dpx.sampler import draw
 from dpx.sampler.sampler_protocol import share
+from dpx.training.evaluation import EarlyStopping, HeldOut
 from dpx.training.gradient_sum import draw_rows
+from dpx.training.lossy_file import Released
+from dpx.training.metrics import MetricsWriter, RunProgress
 from dpx.training.profiling import AGREEMENT, DATA_WAIT, LEDGER, Unprofiled
-from dpx.training.run_start import RunStart
+from dpx.training.run_start import NoiseEpochs, RunStart
 from dpx.training.step import Chunk, Step, StepInputs, UpdateInputs, as_chunk
+
+# (steps done, the state after them, the metrics of the last one by name), to which it may add its own.
+Observer = Callable[[int, State, dict[str, Any]], None]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Computation:
-    """Everything that a process needs to compute the steps of a run, made from a checked declaration."""
+    """The part of a run that every process has, and computes its steps with; made from a checked declaration."""
 
     experiment: Experiment
     calibrated: Calibrated
@@ -50,12 +58,27 @@ class Computation:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Runtime(Computation):
-    """A computation with the ledger that its steps are charged to, which process 0 alone holds."""
+class Run(Computation):
+    """What never changes in a run while it is open (`dpx.training.opening`). Process 0 alone has it, and charges its steps to the ledger.
 
+    `job` is the job that runs the experiment: its class may come from another package. `conclude`, of a run that has an audit, makes the
+    verdict from the final parameters. `early_stopping` is that of a run that may end before its last step.
+    """
+
+    folder: RunFolder
     ledger: Ledger
-    # The job that runs the experiment: its class may come from another package.
+    noise_epochs: NoiseEpochs
+    start: RunStart
+    checkpoints: Checkpoints
+    heldout: HeldOut
+    test: Callable[[], HeldOut] | None
+    writer: MetricsWriter
+    progress: RunProgress
+    spending: Spending
+    released: Released
     job: Any = None
+    conclude: Callable[[Any], dict[str, Any]] | None = None
+    early_stopping: EarlyStopping | None = None
 
 
 class Tokens(NamedTuple):
@@ -79,7 +102,6 @@ class Tokens(NamedTuple):
         return Tokens(self.real + other.real, self.padded + other.padded)
 
 
-Observer = Callable[[int, State, dict[str, Any]], None]
 # (step, state, reason) -> the noise epoch in which the run continues, its secret, and the state from which it starts.
 Renewal = Callable[[int, State, str], tuple[NoiseEpoch, RootSecret, State]]
 
@@ -104,30 +126,29 @@ class AnotherSum(ConfigError):
         )
 
 
-def run(runtime: Runtime, run_start: RunStart, observe: Observer, renew: Renewal) -> State:
-    """Trains from `run_start` to the last step; calls `observe(step, state, metrics)` after each step, with the metrics one step late.
+def run_steps(run: Run, observers: Sequence[Observer], renew: Renewal) -> State:
+    """Trains from the start of `run` to the last step; calls `observers` in turn after each step, with its metrics one step late.
 
     `renew` opens a new noise epoch if a replayed step gives a different sum, or devices do. Raises `Stopped` after a step if the user asked
     to stop.
     """
-    experiment, noise_epoch, secret = runtime.experiment, run_start.noise_epoch, run_start.secret
-    state = run_start.state
+    experiment, noise_epoch, secret, state = run.experiment, run.start.noise_epoch, run.start.secret, run.start.state
     pending: tuple[NoiseEpoch, int, dict[str, Any]] | None = None
     began = time.perf_counter()
-    for step in runtime.profiling.steps(range(run_start.first_step, experiment.steps)):
+    for step in run.profiling.steps(range(run.start.first_step, experiment.steps)):
         try:
-            state, metrics = one_step(runtime, noise_epoch, secret, step, state)
+            state, metrics = one_step(run, noise_epoch, secret, step, state)
         except AnotherSum as another:
             if pending is not None:
-                began, pending = _show(runtime, *pending, state, began, observe), None
+                began, pending = _show(run, *pending, state, began, observers), None
             noise_epoch, secret, state = renew(step, state, f"{another.value}: {another.reason}")
-            state, metrics = one_step(runtime, noise_epoch, secret, step, state)
+            state, metrics = one_step(run, noise_epoch, secret, step, state)
         if pending is not None:
-            began = _show(runtime, *pending, state, began, observe)
+            began = _show(run, *pending, state, began, observers)
         pending = (noise_epoch, step, metrics)
         is_stopping = step + 1 < experiment.steps and interruption.is_requested()
         if is_stopping or _pauses(experiment.schedule, experiment.steps, step + 1):
-            _show(runtime, *pending, state, began, observe)
+            _show(run, *pending, state, began, observers)
             pending, began = None, time.perf_counter()
         if is_stopping:
             raise Stopped(step + 1, state)
@@ -140,72 +161,74 @@ def _pauses(schedule: Schedule, steps: int, done: int) -> bool:
 
 
 def _show(
-    runtime: Runtime, noise_epoch: NoiseEpoch, step: int, metrics: dict[str, Any], state: State, began: float, observe: Observer
+    run: Run, noise_epoch: NoiseEpoch, step: int, metrics: dict[str, Any], state: State, began: float, observers: Sequence[Observer]
 ) -> float:
     """Waits for one step's metrics and reports them; returns the time of their arrival, from which the next step is timed."""
     values = jax.device_get(metrics)
     ended = time.perf_counter()
-    measured = runtime.profiling.metrics()
-    with runtime.profiling.host(LEDGER):
-        _record(runtime, noise_epoch, step, as_text(values.pop("checksum")))
-    observe(step, state, _readable(runtime, values, ended - began) | measured)
+    measured = run.profiling.metrics()
+    with run.profiling.host(LEDGER):
+        _record(run, noise_epoch, step, as_text(values.pop("checksum")))
+    scalars = _readable(run, values, ended - began) | measured
+    for observe in observers:
+        observe(step + 1, state, scalars)
     return ended
 
 
-def _enter(runtime: Runtime, noise_epoch: NoiseEpoch, step: int) -> None:
+def _enter(run: Run, noise_epoch: NoiseEpoch, step: int) -> None:
     """Charges the step durably before anything of it exists; a replayed step of the same epoch is already in the ledger."""
-    experiment, calibrated = runtime.experiment, runtime.calibrated
+    experiment, calibrated = run.experiment, run.calibrated
     if calibrated.noise_multiplier is None:
         return
     batch = experiment.batch_schedule.at(step)
-    release = entry(experiment, calibrated.size, calibrated.noise_multiplier, batch, noise_epoch.number, noise_epoch.name, runtime.job)
-    if not runtime.ledger.holds(step, release):
-        runtime.ledger.append(step, release)
+    release = entry(experiment, calibrated.size, calibrated.noise_multiplier, batch, noise_epoch.number, noise_epoch.name, run.job)
+    if not run.ledger.holds(step, release):
+        run.ledger.append(step, release)
 
 
-def _record(runtime: Runtime, noise_epoch: NoiseEpoch, step: int, checksum: str) -> None:
+def _record(run: Run, noise_epoch: NoiseEpoch, step: int, checksum: str) -> None:
     """Enters the checksum of a step's sum before anything of it is shown; that of a replayed step is already in the ledger."""
-    if runtime.calibrated.noise_multiplier is not None and runtime.ledger.sum_of(noise_epoch.name, step) is None:
-        runtime.ledger.record_sum(noise_epoch.name, step, checksum)
+    if run.calibrated.noise_multiplier is not None and run.ledger.sum_of(noise_epoch.name, step) is None:
+        run.ledger.record_sum(noise_epoch.name, step, checksum)
 
 
-def one_step(runtime: Runtime, noise_epoch: NoiseEpoch, secret: RootSecret, step: int, state: State) -> tuple[State, dict[str, Any]]:
+def one_step(run: Run, noise_epoch: NoiseEpoch, secret: RootSecret, step: int, state: State) -> tuple[State, dict[str, Any]]:
     """Runs one step: charge, draw, clipped sums chunk by chunk, one reduction, noise once, division by the expected batch size, update.
 
     Raises `AnotherSum`, with `state` unchanged, if devices hold different sums, or if the step ran before in this epoch and what its noise
     is added to is different now.
     """
-    with runtime.profiling.host(LEDGER):
-        _enter(runtime, noise_epoch, step)
-    before = runtime.ledger.sum_of(noise_epoch.name, step)
+    with run.profiling.host(LEDGER):
+        _enter(run, noise_epoch, step)
+    before = run.ledger.sum_of(noise_epoch.name, step)
     # Without this command no other process draws.
     team().tell("step", step=step, epoch=noise_epoch.number, tag=secret.tag, before=before)
-    return computed(runtime, secret, step, state, before)
+    return computed(run, secret, step, state, before)
 
 
-def computed(runtime: Computation, secret: RootSecret, step: int, state: State, before: str | None) -> tuple[State, dict[str, Any]]:
+def computed(run: Computation, secret: RootSecret, step: int, state: State, before: str | None) -> tuple[State, dict[str, Any]]:
     """Does a charged step: all of `one_step` after the charge, in every process of the job.
 
     `before` is the checksum of a replayed step, from which this one must not differ.
     """
-    experiment, parts, clip = runtime.experiment, runtime.step, runtime.experiment.clip
+    experiment, parts, clip = run.experiment, run.step, run.experiment.clip
     size, norm = experiment.batch_schedule.at(step), clip.in_force(state.clip)
-    noise_multiplier = runtime.calibrated.noise_multiplier or 0.0
+    noise_multiplier = run.calibrated.noise_multiplier or 0.0
     deviation = np.float32(noise_multiplier) * norm
     by = parts.differentiated_by(state, experiment.mechanism.draw_first(secret, step, state.params))
     carriers = by.trained if experiment.mechanism.reparametrises else None
-    scaled = {"deviation": deviation, "clipping_norm": norm, "strategy": runtime.strategy, "past_noise": state.noise, "carriers": carriers}
+    scaled = {"deviation": deviation, "clipping_norm": norm, "strategy": run.strategy, "past_noise": state.noise, "carriers": carriers}
     if before is not None and experiment.mechanism.is_forward:
         # Its noise precedes the sum, so all its rows are compared first, without noise.
-        without_noise, _ = _sums(runtime, secret, step, by, norm, None)
+        without_noise, _ = _sums(run, secret, step, by, norm, None)
         _require_same(step, before, parts.reduce(without_noise, scaled))
-    sums, tokens = _sums(runtime, secret, step, by, norm, deviation)
+    sums, tokens = _sums(run, secret, step, by, norm, deviation)
     reduced = parts.reduce(sums, scaled)
     if before is not None or not team().is_alone:
-        with runtime.profiling.host(AGREEMENT):
-            _require_same(step, before, reduced, is_noised=runtime.calibrated.noise_multiplier is not None)
+        with run.profiling.host(AGREEMENT):
+            _require_same(step, before, reduced, is_noised=run.calibrated.noise_multiplier is not None)
     rate = np.float32(experiment.lr_schedule.at(step, experiment.steps))
-    drawn = experiment.mechanism.draw(secret, step, by.trained, noise_multiplier, clip.clipping_norm, runtime.strategy)
+    drawn = experiment.mechanism.draw(secret, step, by.trained, noise_multiplier, clip.clipping_norm, run.strategy)
     auxiliary = {"count": clip.draw(secret, step, state.clip), "telemetry": experiment.telemetry.draw(secret, step)}
     checksum = reduced["checksum"]
     state, metrics = parts.finish(state, reduced, UpdateInputs(drawn, deviation, np.float32(size), rate, auxiliary, carriers))
@@ -226,17 +249,17 @@ def _require_same(step: int, before: str | None, reduced: Any, *, is_noised: boo
         raise AnotherSum(step, "it has another sum than before")
 
 
-def _sums(runtime: Computation, secret: RootSecret, step: int, by: Reparametrised, norm: Any, deviation: Any = None) -> tuple[Any, Tokens]:
+def _sums(run: Computation, secret: RootSecret, step: int, by: Reparametrised, norm: Any, deviation: Any = None) -> tuple[Any, Tokens]:
     """Draws the step's rows, and returns their sums, still separate on each device, and their tokens.
 
     The loss is differentiated `by` these arrays.
 
     With noise in the forward pass, it is drawn here, with that `deviation`; `None` derives no key of it, and adds none.
     """
-    experiment, parts = runtime.experiment, runtime.step
-    q, population = experiment.batch_schedule.at(step) / runtime.calibrated.size, runtime.store.population(experiment.privacy)
+    experiment, parts = run.experiment, run.step
+    q, population = experiment.batch_schedule.at(step) / run.calibrated.size, run.store.population(experiment.privacy)
     mechanism, sampler, forward, beside = experiment.mechanism, experiment.sampler, None, {}
-    with runtime.profiling.host(DATA_WAIT):
+    with run.profiling.host(DATA_WAIT):
         if mechanism.is_forward:
             forward, is_noised = np.float32(0 if deviation is None else deviation), deviation is not None
             indices, beside = draw_rows(mechanism, sampler, population, q, secret, step, is_noised=is_noised)
@@ -244,12 +267,12 @@ def _sums(runtime: Computation, secret: RootSecret, step: int, by: Reparametrise
         else:
             indices = draw(sampler, population, q, lambda *place: secret.generator("sample", *place), step, team().part)
     masks, dropout = secret.key("mask", step), secret.key("dropout", step)
-    frozen = merged(parts.place_constants(by.constants), runtime.frozen)
+    frozen = merged(parts.place_constants(by.constants), run.frozen)
     inputs = StepInputs(parts.gather(by.trained), masks, dropout, norm, frozen, forward)
     sums, tokens = parts.zero(), Tokens()
     epoch = step // steps_per_epoch(q) if experiment.privacy.unit_mode == "one_row" else None
-    read = chunks(runtime.store, indices, parts, experiment.privacy.rows_per_example, experiment.widths, beside, epoch)
-    for chunk in runtime.profiling.each(DATA_WAIT, read):
+    read = chunks(run.store, indices, parts, experiment.privacy.rows_per_example, experiment.widths, beside, epoch)
+    for chunk in run.profiling.each(DATA_WAIT, read):
         # This chunk was gathered while the device worked on the last; unbounded, the queue would hold the whole logical batch.
         jax.block_until_ready(sums["count"])
         tokens += Tokens.count(chunk.rows_KB, chunk.is_padding_KB)
@@ -290,23 +313,23 @@ def chunks(
 _SHOWN_AS_THEY_ARE = ("weights/", "gradients/", "released/", "carriers/")
 
 
-def _readable(runtime: Runtime, values: dict[str, Any], seconds: float) -> dict[str, Any]:
+def _readable(run: Run, values: dict[str, Any], seconds: float) -> dict[str, Any]:
     """Returns the metrics of one step, which took `seconds`, under their public names."""
     counts = {name.removeprefix("count/"): float(v) for name, v in values.items() if name.startswith("count/")}
     examples = counts["examples"]
     # What is a mean over examples is missing where none was drawn.
-    of_task = runtime.experiment.task.metrics(counts) if examples else {}
+    of_task = run.experiment.task.metrics(counts) if examples else {}
     named: dict[str, Any] = {f"train/{name}": value for name, value in of_task.items()}
     named |= {
         "train/examples": examples,
         "train/examples_per_s": examples / seconds,
         "train/non_finite_examples": counts["non_finite"],
     }
-    if runtime.store.holds_text:
+    if run.store.holds_text:
         named |= {"train/tokens": float(values["tokens"].real), "train/padded_tokens": float(values["tokens"].padded)}
     named |= {"train/learning_rate": values["learning_rate"], "train/expected_batch_size": values["expected_batch_size"]}
     named |= {"grad/norm": values["gradient_norm"]}
-    units, mechanism = counts["units"], runtime.experiment.mechanism
+    units, mechanism = counts["units"], run.experiment.mechanism
     if mechanism.clips_gradients:
         named |= {"grad/snr": values["snr"], "grad/noise_norm": values["noise_norm"]}
     if mechanism.clips_gradients and units:

@@ -23,7 +23,7 @@ import jax
 from dpx.audit import in_run
 from dpx.audit.canaries import require_same_audit
 from dpx.audit.canary_objective import audited
-from dpx.claim.calibration import Calibrated, as_planned, calibrate, plan_of, planned_segments
+from dpx.claim.calibration import as_planned, calibrate, plan_of, planned_segments
 from dpx.claim.claim_checksum import claim_checksum
 from dpx.claim.spent import Spending, planned_end, require_bound
 from dpx.config.declared_audit import Canaries
@@ -47,17 +47,16 @@ from dpx.processes.mesh import Mesh
 from dpx.processes.place import require_processes
 from dpx.statement import agreement
 from dpx.task.objective import objective as make_objective
-from dpx.training import evaluation, features, one_run_of_all
-from dpx.training.evaluation import evaluations_of
+from dpx.training import features, one_run_of_all
+from dpx.training.evaluation import early_stopping, evaluations_of
 from dpx.training.fingerprint import fingerprint
-from dpx.training.loop import Runtime
+from dpx.training.loop import Run
 from dpx.training.lossy_file import Released
 from dpx.training.metrics import MetricsWriter, RunProgress
 from dpx.training.microbatch import Workload, resolve_microbatch
 from dpx.training.profiling import profiling
 from dpx.training.run_start import NoiseEpochs, allowed_again, start_run
-from dpx.training.session import Outputs, Session
-from dpx.training.step import Step, make_step
+from dpx.training.step import make_step
 from dpx.training.together import connect
 
 _OF_THE_USER = ("JAX_COMPILATION_CACHE_DIR", "JAX_ENABLE_COMPILATION_CACHE")
@@ -72,87 +71,118 @@ def keep_compiled_programs() -> None:
     config: Any = jax.config
     if config.jax_compilation_cache_dir or any(name in os.environ for name in _OF_THE_USER) or not team().is_alone:
         return
-    # What is read is run, so no other account may write it.
-    with contextlib.suppress(OSError):
-        make_private(folder() / "compiled")
-        own = folder() / "compiled" / _processor()
-        make_folder(own)
-        config.update("jax_compilation_cache_dir", str(own))
-
-
-def _processor() -> str:
-    """Returns a name of the processor's model and features: a program for another one may use instructions that this one lacks."""
+    # A program for another processor may use instructions that this one lacks.
     facts = [platform.machine(), platform.processor()]
     with contextlib.suppress(OSError):
         lines = Path("/proc/cpuinfo").read_text().partition("\n\n")[0].splitlines()
         facts += [line for line in lines if line.startswith(("model name", "flags", "Features", "CPU part"))]
-    return f"{platform.machine()}-{hashlib.blake2b(repr(facts).encode(), digest_size=4).hexdigest()}"
+    processor = f"{platform.machine()}-{hashlib.blake2b(repr(facts).encode(), digest_size=4).hexdigest()}"
+    # What is read is run, so no other account may write it.
+    with contextlib.suppress(OSError):
+        make_private(folder() / "compiled")
+        own = folder() / "compiled" / processor
+        make_folder(own)
+        config.update("jax_compilation_cache_dir", str(own))
 
 
 @contextlib.contextmanager
-def open_run(experiment: Experiment, folder: RunFolder, job: Any = None) -> Iterator[Session]:
+def open_run(experiment: Experiment, folder: RunFolder, job: Any = None) -> Iterator[Run]:
     """Prepares a run of `job` in `folder` and keeps its ledger, checkpoints and output files open until the context ends.
 
     Raises `ConfigError` before the first array of the model is allocated. In a job of several processes, this is process 0, which tells
     the others what to do (`dpx.training.follower`).
     """
-    _start_jax(experiment.mesh, folder)
+    private, schedule, of_run = folder.private, experiment.schedule, (experiment.accountant, experiment.privacy)
+    mesh = _start_jax(experiment.mesh, folder)
     keep_compiled_programs()
-    ready = _get_ready(experiment, folder)
-    store, step, private = ready.store, ready.step, folder.private
+
+    # The data, the noise and the initial weights.
+    experiment.mechanism.require_library(private)
+    known = agreement.before_training(folder.path)
+    store = data = prepare(experiment.data, experiment.privacy, say_stage)
+    stage("solving for the noise and its epsilon" if experiment.is_private else "planning")
+    calibrated = calibrate(experiment, experiment.privacy.population(data.manifest))
+    calibrated = as_planned(experiment, calibrated, known.plan if known else None)
+    receiver = receiver_of(experiment)
+    begins_from = _begin_from(experiment.init, receiver, data, folder, known)
+    require_bound(*of_run, planned_end(experiment, calibrated, None) if experiment.is_private else [], begins_from.origins)
+
+    # The step, on which all processes agree.
+    objective = make_objective(experiment.model, experiment.task, experiment.vocabulary_size, data.manifest)
+    microbatch = resolve_microbatch(experiment.microbatch, Workload.from_experiment(experiment, objective), private)
+    trained = audited(objective, experiment.audit, experiment.clip.clipping_norm)
+    if folder.fork and begins_from.private is not None:
+        require_same_audit(folder.fork, begins_from.private, experiment.audit)
+    strategy = experiment.mechanism.load_strategy(experiment.steps, private)
+    facts = one_run_of_all.facts_of_run(experiment.mesh, calibrated, microbatch, strategy)
+    team().tell("open", **facts)
+    step = make_step(experiment, trained, mesh, microbatch)
+    opened = "" if team().is_alone else one_run_of_all.opened(claim_checksum(experiment), facts, data.manifest.checksum)
+    one_run_of_all.require_agreement(team(), opened, one_run_of_all.OPENED)
+
     with contextlib.ExitStack() as stack:
         stack.callback(team().tell, "close")
         stack.enter_context(supervisor.told(team(), experiment.mesh.deadline_s, experiment.mesh.restarts))
+
+        # The ledger, and where in it the run starts.
         ledger = stack.enter_context(contextlib.closing(Ledger(private / "ledger")))
-        schedule, mesh = experiment.schedule, experiment.mesh.make()
         checkpoints = stack.enter_context(contextlib.closing(Checkpoints(private / agreement.CHECKPOINTS, schedule.checkpoints_kept)))
-        unchanged = fingerprint(experiment, store.manifest.checksum, ready.microbatch, ready.strategy, job)
-        claimed = experiment.accountant, experiment.privacy
-        allow = allowed_again(*claimed, partial(planned_segments, experiment), ready.calibrated, ledger)
-        noise_epochs = NoiseEpochs(folder, experiment.seed, unchanged, ledger, plan_of(experiment, ready.calibrated), allow)
-        _describe_data(private, store)
-        run_start = start_run(noise_epochs, checkpoints, step, ready.start)
-        ledger.note_origins(related_again(ledger.origins, ready.receiver, experiment.init, store, ledger.data))
-        ledger.note_units(unit_facts(experiment.data, experiment.privacy, store.manifest))
+        unchanged = fingerprint(experiment, data.manifest.checksum, microbatch, strategy, job)
+        allow = allowed_again(*of_run, partial(planned_segments, experiment), calibrated, ledger)
+        noise_epochs = NoiseEpochs(folder, experiment.seed, unchanged, ledger, plan_of(experiment, calibrated), allow)
+        left_out.keep_manifest(private, data)
+        left_out.keep(private, data)
+        for line in left_out.lines(private):
+            stage(line)
+        start = start_run(noise_epochs, checkpoints, step, begins_from)
+        ledger.note_origins(related_again(ledger.origins, receiver, experiment.init, data, ledger.data))
+        ledger.note_units(unit_facts(experiment.data, experiment.privacy, data.manifest))
         if experiment.tune is not None:
             ledger.note_trial(experiment.name, experiment.tune.charge)
+
+        # What its steps read: the data, with an audit's canaries, or features in place of texts.
         conclude = None
         if isinstance(experiment.audit, Canaries):
-            of_run = ready.objective, store, run_start.secret, run_start.noise_epoch, folder.fork is not None
-            store, conclude = in_run.begun(private, experiment.audit, *claimed, ledger, *of_run)
+            audited_run = objective, data, start.secret, start.noise_epoch, folder.fork is not None
+            store, conclude = in_run.begun(private, experiment.audit, *of_run, ledger, *audited_run)
             team().tell("plant")
-        one_run_of_all.agree_on_start(
-            team(), ready.opened, run_start.first_step, run_start.noise_epoch.number, run_start.secret.tag, private
-        )
-        outputs = Outputs(
-            writer=stack.enter_context(contextlib.closing(MetricsWriter(private, run_start.first_step))),
-            progress=stack.enter_context(RunProgress(run_start.first_step, experiment.steps)),
-            spending=Spending(experiment.accountant, experiment.privacy, experiment.steps, ledger),
+        at = start.first_step, start.noise_epoch.number, start.secret.tag
+        one_run_of_all.agree_on_start(team(), opened, *at, private)
+        writer = stack.enter_context(contextlib.closing(MetricsWriter(private, start.first_step)))
+        progress = stack.enter_context(RunProgress(start.first_step, experiment.steps))
+        heldout, test = evaluations_of(objective, data, schedule.evaluation_rows, experiment.widths, mesh)
+        if conclude is None and team().is_alone and features.are_constant(objective, start.state.params):
+            stage("reading every text once: the head alone is trained")
+            store = features.of_store(objective, start.frozen, store, experiment.widths, mesh, private)
+            heldout = features.of_heldout(objective, start.frozen, heldout)
+        profiled = stack.enter_context(contextlib.closing(profiling(experiment.profile, private, experiment.mesh.devices)))
+        yield Run(
+            experiment=experiment,
+            job=job,
+            folder=folder,
+            calibrated=calibrated,
+            store=store,
+            step=profiled.watched(step),
+            strategy=strategy,
+            frozen=start.frozen,
+            profiling=profiled,
+            ledger=ledger,
+            noise_epochs=noise_epochs,
+            start=start,
+            checkpoints=checkpoints,
+            heldout=heldout,
+            test=test,
+            conclude=conclude,
+            early_stopping=stack.enter_context(early_stopping(schedule, experiment.gain_in, private, start.first_step)),
+            writer=writer,
+            progress=progress,
+            spending=Spending(*of_run, experiment.steps, ledger),
             released=Released(folder.release / "telemetry.jsonl"),
         )
-        evaluations = evaluations_of(ready.objective, ready.store, schedule.evaluation_rows, experiment.widths, mesh)
-        if conclude is None and team().is_alone and features.are_constant(ready.objective, run_start.state.params):
-            stage("reading every text once: the head alone is trained")
-            store = features.of_store(ready.objective, run_start.frozen, store, experiment.widths, mesh, private)
-            heldout = features.of_heldout(ready.objective, run_start.frozen, evaluations.heldout)
-            evaluations = evaluations._replace(heldout=heldout)
-        measured = stack.enter_context(contextlib.closing(profiling(experiment.profile, private, experiment.mesh.devices)))
-        of_step = {"step": measured.watched(step), "strategy": ready.strategy, "frozen": run_start.frozen, "profiling": measured}
-        runtime = Runtime(experiment=experiment, calibrated=ready.calibrated, store=store, ledger=ledger, job=job, **of_step)
-        early = stack.enter_context(evaluation.opened(schedule, experiment.gain_in, private, run_start.first_step))
-        yield Session(folder, runtime, noise_epochs, run_start, checkpoints, evaluations, outputs, conclude, early)
 
 
-def _describe_data(private: Path, store: Store) -> None:
-    """Writes to `private` what the data are and what is left out of them, and says the latter."""
-    left_out.keep_manifest(private, store)
-    left_out.keep(private, store)
-    for line in left_out.lines(private):
-        stage(line)
-
-
-def _start_jax(mesh: Mesh, folder: RunFolder) -> None:
-    """Starts jax in all processes of this job, and connects their devices.
+def _start_jax(mesh: Mesh, folder: RunFolder) -> jax.sharding.Mesh:
+    """Starts jax in all processes of this job, connects their devices and returns them.
 
     Raises `ConfigError` before that for another number of processes than the mesh declares.
     """
@@ -161,81 +191,30 @@ def _start_jax(mesh: Mesh, folder: RunFolder) -> None:
     # Devices are found by all processes at once.
     team().tell("begin", config_yaml=folder.config_yaml, folder=str(folder.path), fork=folder.fork)
     team().require_jax()
-    connect(team(), mesh.make(), mesh.deadline_s)
+    devices = mesh.make()
+    connect(team(), devices, mesh.deadline_s)
+    return devices
 
 
-@dataclasses.dataclass(frozen=True)
-class _Ready:
-    """A prepared run.
+def _begin_from(init: Init, receiver: Receiver, store: Store, folder: RunFolder, known: Ledger | None) -> Start:
+    """Returns the start of a run that has no checkpoint yet; a run with a checkpoint resumes without its initial weights.
 
-    `objective` is the model's own, `step` trains it with what an audit adds; `microbatch` is the number of examples on one device;
-    `strategy` is the mechanism's, `None` if it needs no strategy. `opened` is the checksum on which several processes agreed.
+    Its data from which it has not drawn yet are checked against the user's statement that its data are disjoint.
     """
-
-    store: Store
-    calibrated: Calibrated
-    receiver: Receiver
-    start: Start
-    objective: Any
-    microbatch: int
-    strategy: Any
-    step: Step
-    opened: str
-
-
-def _get_ready(experiment: Experiment, folder: RunFolder) -> _Ready:
-    """Prepares data, solves for the noise and builds the step; raises `ConfigError` for settings that cannot be combined."""
-    experiment.mechanism.require_library(folder.private)
-    known = agreement.before_training(folder.path)
-    store = prepare(experiment.data, experiment.privacy, say_stage)
-    stage("solving for the noise and its epsilon" if experiment.is_private else "planning")
-    calibrated = calibrate(experiment, experiment.privacy.population(store.manifest))
-    calibrated = as_planned(experiment, calibrated, known.plan if known else None)
-    mesh = experiment.mesh.make()
-    receiver = receiver_of(experiment)
-    begins_from = _start(experiment.init, receiver, store, folder, known)
-    own = planned_end(experiment, calibrated, None) if experiment.is_private else []
-    require_bound(experiment.accountant, experiment.privacy, own, begins_from.origins)
-    objective = make_objective(experiment.model, experiment.task, experiment.vocabulary_size, store.manifest)
-    microbatch = resolve_microbatch(experiment.microbatch, Workload.from_experiment(experiment, objective), folder.private)
-    trained = audited(objective, experiment.audit, experiment.clip.clipping_norm)
-    if folder.fork and begins_from.private is not None:
-        require_same_audit(folder.fork, begins_from.private, experiment.audit)
-    strategy = experiment.mechanism.load_strategy(experiment.steps, folder.private)
-    facts = one_run_of_all.facts_of_run(experiment.mesh, calibrated, microbatch, strategy)
-    team().tell("open", **facts)
-    step = make_step(experiment, trained, mesh, microbatch)
-    opened = "" if team().is_alone else one_run_of_all.opened(claim_checksum(experiment), facts, store.manifest.checksum)
-    one_run_of_all.require_agreement(team(), opened, one_run_of_all.OPENED)
-    return _Ready(store, calibrated, receiver, begins_from, objective, microbatch, strategy, step, opened)
-
-
-def _start(init: Init, receiver: Receiver, store: Store, folder: RunFolder, known: Ledger | None) -> Start:
-    """Returns the start of a run that has no checkpoint yet; a run with a checkpoint resumes without its initial weights."""
     require_one_start(init, folder.fork)
-    has_begun = known is not None and bool(known.noise_epochs)
-    has_checkpoint = any(path.name.isdigit() for path in folder.private.glob(f"{agreement.CHECKPOINTS}/*"))
-    if has_begun and has_checkpoint:
-        return _going_on(init, receiver, store, folder, known)
+    begun = known if known is not None and known.noise_epochs else None
+    if begun is not None and any(path.name.isdigit() for path in folder.private.glob(f"{agreement.CHECKPOINTS}/*")):
+        if store.manifest.checksum in begun.data:
+            return RANDOM
+        noted = related_again(begun.origins, receiver, init, store, begun.data)
+        return dataclasses.replace(RANDOM, messages=tuple(contradictions(noted, store, folder.private, folder.private)))
     if folder.fork is not None:
         return start_of_fork(folder.fork, receiver, store, folder.private)
     begins_from = start(init, receiver, store, {folder.path.parent, Path("outputs")}, folder.private)
     require(
-        not has_begun or same_weights(begins_from.origins, known.origins if known else ()),
+        begun is None or same_weights(begins_from.origins, begun.origins),
         folder.path,
         "the run or file that it started from now holds other weights, and it has no checkpoint yet",
         "Restore them, or add replicate=1 for a new run",
     )
     return begins_from
-
-
-def _going_on(init: Init, receiver: Receiver, store: Store, folder: RunFolder, known: Ledger | None) -> Start:
-    """Returns the start of a run that has a checkpoint.
-
-    Weights are not read again, but data from which it has not drawn yet are checked against the user's statement that its data are
-    disjoint.
-    """
-    if known is None or store.manifest.checksum in known.data:
-        return RANDOM
-    noted = related_again(known.origins, receiver, init, store, known.data)
-    return dataclasses.replace(RANDOM, messages=tuple(contradictions(noted, store, folder.private, folder.private)))

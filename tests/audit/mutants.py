@@ -361,8 +361,8 @@ MUTANTS = (
         "counted N sampled from under add_remove",
         LOOP,
         "_sums",
-        ".at(step) / runtime.calibrated.size,",
-        ".at(step) / runtime.store.population(experiment.privacy),",
+        ".at(step) / run.calibrated.size,",
+        ".at(step) / run.store.population(experiment.privacy),",
         "tests/training/test_loop.py::test_the_rate_and_the_charge_follow_the_declared_size",
     ),
     Mutant(
@@ -385,7 +385,7 @@ MUTANTS = (
         "a step that is not in the ledger when its noise is drawn",
         LOOP,
         "one_step",
-        "        _enter(runtime, noise_epoch, step)",
+        "        _enter(run, noise_epoch, step)",
         "        pass",
         "tests/training/test_loop.py::test_the_ledger_is_written_before_the_noise_is_drawn",
     ),
@@ -667,9 +667,9 @@ MUTANTS = (
     Mutant(
         "values released before the statement that charges for them",
         "dpx/training/session.py",
-        "Session._seen",
-        "outputs.released.hold(self.runtime.ledger.noise_epochs[-1].number, done, metrics)",
-        "outputs.released.hold(0, done, metrics); outputs.released.publish(self.runtime.ledger.mark)",
+        "observers_of.hold",
+        "run.released.hold(run.ledger.noise_epochs[-1].number, done, scalars)",
+        "run.released.hold(0, done, scalars); run.released.publish(run.ledger.mark)",
         ACCIDENTS + "test_no_value_is_released_ahead_of_the_statement_that_charges_for_it[telemetry]",
     ),
     Mutant(

@@ -27,6 +27,7 @@ from dpx.mechanism.declared_mechanism import Multiplier
 from dpx.privacy.declared_privacy import Pld, Privacy
 from dpx.randomness import RootSecret
 from dpx.sampler.batch_schedule import Constant
+from dpx.training import session
 from dpx.training.loop import chunks
 from dpx.training.opening import open_run
 from tests.processes import WIDTH
@@ -205,8 +206,8 @@ def test_a_broken_mechanism_fails_its_own_run(experiment, tmp_path, monkeypatch,
     assert stated["reasons"][0].startswith("audit: a lower bound of")
     # Started again and killed before it judges once more, the run still says so.
     folder = RunFolder(tmp_path, "name: micro\n")
-    with folder.claimed(), open_run(experiment(), folder) as session:
-        session.publish()
+    with folder.claimed(), open_run(experiment(), folder) as again:
+        session.publish(again)
     assert read(tmp_path, "release", "privacy.json") | {"ledger": 0} == stated | {"ledger": 0}
 
 

@@ -169,7 +169,7 @@ def test_a_run_that_goes_on_with_other_data_is_held_to_its_word_again(place, apa
         store = prepare(experiment.data, experiment.privacy)
         receiver = receiver_of(experiment)
         with pytest.raises(ConfigError, match="draws from the same prepared data") if refused else contextlib.nullcontext():
-            assert opening._start(experiment.init, receiver, store, RunFolder(apart), known) is RANDOM
+            assert opening._begin_from(experiment.init, receiver, store, RunFolder(apart), known) is RANDOM
 
 
 def test_a_fork_onto_the_parents_text_composes_what_was_apart(place, apart):

@@ -4,7 +4,6 @@ import dataclasses
 import importlib
 import json
 import sys
-import types
 
 import pytest
 
@@ -13,7 +12,6 @@ from dpx.claim import calibration, spent, statement, trial_charges
 from dpx.claim.search_rules import Search
 from dpx.config import recipes
 from dpx.config.experiment import Experiment
-from dpx.data.store import Store
 from dpx.files.orbax_checkpoints import State
 from dpx.files.records import to_json
 from dpx.files.run_folder import RunFolder
@@ -23,7 +21,6 @@ from dpx.privacy import ledger
 from dpx.privacy.ledger import Ledger, NoiseEpoch
 from dpx.statement import outside_code
 from dpx.training import fingerprint, loop, opening, session
-from dpx.training.step import Step
 from tests.outside.made_up import on_path, package, record
 from tests.planned import plan
 from tests.tuning import made_up as trials
@@ -125,13 +122,13 @@ def test_a_package_imported_between_two_steps_is_named_from_there_on_and_every_s
     experiment, found = built(), Ledger(tmp_path / "ledger")
     epoch = NoiseEpoch(number=0, name="e", from_step=0, start=None, secret_tag="", secret_place=1, fingerprint={}, why="")
     found.open_noise_epoch(epoch)
-    nothing = {"store": object.__new__(Store), "step": object.__new__(Step)}
-    runtime = loop.Runtime(experiment=experiment, calibrated=calibration.calibrate(experiment, SIZE), ledger=found, job=Train(), **nothing)
-    loop._enter(runtime, epoch, 0)
+    run = object.__new__(loop.Run)
+    vars(run).update(experiment=experiment, calibrated=calibration.calibrate(experiment, SIZE), ledger=found, job=Train())
+    loop._enter(run, epoch, 0)
     importlib.import_module("dpx_reed.patch")
-    loop._enter(runtime, epoch, 1)
+    loop._enter(run, epoch, 1)
     assert [entry.by for _, entry in found.entries()] == [None, BY]
-    whole = spent.planned_end(experiment, runtime.calibrated, found)
+    whole = spent.planned_end(experiment, run.calibrated, found)
     assert sorted(step for _, step, _ in ledger.decode(whole)) == [0, 1, 2]
     assert said(stated(experiment, found)) == BY
     plain = trial_charges.planned_segments(experiment)
@@ -142,15 +139,15 @@ def test_a_package_imported_while_a_run_trains_is_stated_before_the_next_value_i
     class Stated(Exception):
         pass
 
-    def publish(self):
+    def publish(_):
         raise Stated
 
-    monkeypatch.setattr(session.Session, "publish", publish)
-    running = object.__new__(session.Session)
-    vars(running).update(runtime=types.SimpleNamespace(experiment=built()), outputs=None, newest=session.Newest())
+    monkeypatch.setattr(session, "publish", publish)
+    observe = session.Restatement(object.__new__(loop.Run))
+    observe(1, object.__new__(State), {})
     importlib.import_module("dpx_reed.patch")
     with pytest.raises(Stated):
-        running._seen(0, object.__new__(State), {})
+        observe(2, object.__new__(State), {})
 
 
 def test_what_was_entered_stays_named_where_the_package_is_gone(taking_part, tmp_path):

@@ -116,8 +116,10 @@ def test_process_zero_measures_the_microbatch_and_tells_it_under_the_checksum(tm
     monkeypatch.setattr(microbatch, "_rates", lambda *_: {2: 10.0, 4: 30.0, 8: 20.0})
     both = Heard("")
     monkeypatch.setattr(opening, "team", lambda: both)
-    with pytest.raises(Opened):
-        opening._get_ready(declare(data=synthetic(str(tmp_path / "data")), microbatch="auto"), RunFolder(tmp_path / "run"))
+    monkeypatch.setattr(opening, "_start_jax", lambda mesh, _: mesh.make())
+    experiment = declare(data=synthetic(str(tmp_path / "data")), microbatch="auto")
+    with pytest.raises(Opened), opening.open_run(experiment, RunFolder(tmp_path / "run")):
+        pass
     told = both.told["open"]
     assert told["microbatch"] == 4
     assert one_run_of_all.opened("claim", told, "data") != one_run_of_all.opened("claim", told | {"microbatch": 8}, "data")

@@ -20,6 +20,7 @@ from dpx.privacy.declared_privacy import Privacy, Rdp
 from dpx.processes.mesh import Mesh
 from dpx.sampler import Poisson
 from dpx.sampler.batch_schedule import Constant
+from dpx.statement import seals
 from dpx.task.declared_task import MaskedLanguageModel
 from dpx.task.mlm import Special
 from dpx.task.objective import objective
@@ -78,11 +79,11 @@ def as_yaml(experiment: Experiment) -> str:
 
 @contextlib.contextmanager
 def opened(experiment: Experiment, folder: RunFolder):
-    """A session in `folder`, which keeps its config as `job=train` does."""
+    """A run that is open in `folder`, which keeps its config as `job=train` does."""
     folder = dataclasses.replace(folder, config_yaml=as_yaml(experiment))
-    with folder.claimed(), open_run(experiment, folder) as session:
-        session.keep_config()
-        yield session
+    with folder.claimed(), open_run(experiment, folder) as run:
+        seals.write_config(folder, run.ledger)
+        yield run
 
 
 def make_rows(count: int, first_record: int = 0) -> dict[str, np.ndarray]:

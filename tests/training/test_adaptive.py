@@ -16,7 +16,7 @@ from dpx.mechanism.clip import flat_weights
 from dpx.mechanism.declared_mechanism import AdaptiveClip, Flat, ReleasedTelemetry, SecretTelemetry
 from dpx.mechanism.noise import gaussian
 from dpx.randomness import RootSecret
-from dpx.training import loop
+from dpx.training import loop, session
 
 from .conftest import declare, make_rows, opened
 
@@ -48,8 +48,8 @@ def experiment(tmp_path_factory):
 
 
 def train(experiment, path, fork=None):
-    with opened(experiment, RunFolder(path, fork=fork)) as session:
-        return jax.tree.map(np.array, session.train().state), session.runtime.step
+    with opened(experiment, RunFolder(path, fork=fork)) as run:
+        return jax.tree.map(np.array, session.train(run).state), run.step
 
 
 @pytest.fixture(scope="module")

@@ -18,7 +18,7 @@ from dpx.files.run_folder import RunFolder
 from dpx.job.train import Train
 from dpx.privacy.ledger import Ledger
 from dpx.statement import agreement, outside_code, seals
-from dpx.training import loop
+from dpx.training import loop, session
 from dpx.training.opening import open_run
 
 STEPS = 12
@@ -43,12 +43,12 @@ def test_chain_and_checksum_take_less_than_a_hundredth_of_a_step(tmp_path, monke
     monkeypatch.setattr(Ledger, "_add", lambda self, *lines: timed("ledger", lambda: add(self, *lines))())
     monkeypatch.setattr(loop, "one_step", timed("step", whole))
     folder = RunFolder(tmp_path / "run", "name: main\n")
-    with folder.claimed(), open_run(experiment, folder) as session:
-        parts = session.runtime.step
+    with folder.claimed(), open_run(experiment, folder) as run:
+        parts = run.step
         waited = lambda sums, scaled: timed("reduce", parts.reduce)(jax.block_until_ready(sums), scaled)  # noqa: E731
-        runtime = dataclasses.replace(session.runtime, step=dataclasses.replace(parts, reduce=waited))
+        watched = dataclasses.replace(run, step=dataclasses.replace(parts, reduce=waited))
         seconds["ledger"].clear()
-        loop.run(runtime, session.run_start, lambda *_: None, session._renew)
+        loop.run_steps(watched, (), lambda *given: session.renew(run, *given))
     found = {name: statistics.median(values[2:]) for name, values in seconds.items()}
     # Two lines a step: its charge before, its checksum after.
     share = (found["reduce"] + 2 * found["ledger"]) / found["step"]

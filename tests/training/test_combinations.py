@@ -24,7 +24,7 @@ from dpx.files.run_folder import RunFolder
 from dpx.mechanism.declared_mechanism import Banded, TargetEpsilon
 from dpx.privacy import accounting, ledger, loss_grid
 from dpx.statement import received
-from dpx.training import opening
+from dpx.training import opening, session
 
 from ..privacy.combinations import COARSE, check, drawn
 from .conftest import declare
@@ -70,9 +70,9 @@ def _standing(base, size_of):
 def test_what_is_stated_after_training_is_what_the_ledger_recomputes_to(combinations, number, tmp_path):
     experiment = combinations[number]
     folder = RunFolder(tmp_path, "")
-    with folder.claimed(), opening.open_run(experiment, folder) as opened:
-        opened.train()
-        calibrated = opened.runtime.calibrated
+    with folder.claimed(), opening.open_run(experiment, folder) as run:
+        session.train(run)
+        calibrated = run.calibrated
     document = json.loads((tmp_path / "release" / "privacy.json").read_text())
     segments = read(tmp_path).segments if experiment.is_private else []
     check(experiment, calibrated, document, segments)

@@ -11,7 +11,7 @@ from dpx.files.run_folder import RunFolder
 from dpx.mechanism.declared_mechanism import Banded
 from dpx.privacy.ledger import Ledger
 from dpx.sampler import CyclicPoisson
-from dpx.training import loop
+from dpx.training import loop, session
 
 from .conftest import declare, opened
 from .test_adaptive import synthetic
@@ -42,13 +42,13 @@ def place(path, fork=None, strategy=STRATEGY):
 
 
 def train(experiment, path, fork=None):
-    with opened(experiment, place(path, fork)) as session:
-        return jax.tree.map(np.array, session.train().state)
+    with opened(experiment, place(path, fork)) as run:
+        return jax.tree.map(np.array, session.train(run).state)
 
 
 def past_noise_at_start(experiment, path, fork=None, strategy=STRATEGY):
-    with opened(experiment, place(path, fork, strategy)) as session:
-        return session.run_start.first_step, max(float(abs(leaf).max()) for leaf in jax.tree.leaves(session.run_start.state.noise))
+    with opened(experiment, place(path, fork, strategy)) as run:
+        return run.start.first_step, max(float(abs(leaf).max()) for leaf in jax.tree.leaves(run.start.state.noise))
 
 
 def test_replay_is_bit_exact_and_past_noise_stays_within_its_epoch(experiment, tmp_path, monkeypatch):

@@ -14,6 +14,7 @@ from dpx.privacy.ledger import Ledger
 from dpx.randomness import RootSecret
 from dpx.sampler import draw
 from dpx.sampler.batch_schedule import Staged
+from dpx.training import session
 from dpx.training.opening import open_run
 
 from .conftest import declare
@@ -46,10 +47,10 @@ def ran(tmp_path_factory):
         # As in test_every_draw_is_charged.py, so that both take one compiled step.
         patch.setattr(noise, "SLICE_ELEMENTS", 1 << 11)
         folder = RunFolder(path, "name: micro\n")
-        with folder.claimed(), open_run(experiment, folder) as session:
+        with folder.claimed(), open_run(experiment, folder) as run:
             patch.setattr(Store, "examples", watched)
-            session.train()
-            population = session.runtime.store.population(experiment.privacy)
+            session.train(run)
+            population = run.store.population(experiment.privacy)
     return experiment, population, read, Ledger(path / "private" / "ledger")
 
 

@@ -19,7 +19,7 @@ from dpx.mechanism.declared_mechanism import DpSgd, NoPrivacy
 from dpx.sampler import Shuffled
 from dpx.sampler.batch_schedule import Constant
 from dpx.task.declared_task import Classification
-from dpx.training import loop
+from dpx.training import loop, session
 from dpx.training.evaluation import EarlyStopping, HeldOut
 
 from .conftest import declare, opened
@@ -96,8 +96,8 @@ def train(experiment, path, monkeypatch, die_after: int | None = None):
 
     monkeypatch.setattr(loop, "one_step", step)
     monkeypatch.setattr(HeldOut, "__call__", lambda self, params: measured(self, params) | {"macro_f1": _VALUES.get(done["steps"], 0.1)})
-    with monkeypatch.context(), opened(experiment, RunFolder(path)) as session:
-        return jax.tree.map(np.array, session.train().state.params)
+    with monkeypatch.context(), opened(experiment, RunFolder(path)) as run:
+        return jax.tree.map(np.array, session.train(run).state.params)
 
 
 def test_a_run_ends_with_its_best_weights_also_when_it_was_interrupted(experiment, tmp_path, monkeypatch):

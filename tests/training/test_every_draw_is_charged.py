@@ -17,7 +17,7 @@ from dpx.privacy.ledger import Ledger
 from dpx.randomness import RootSecret, path_name
 from dpx.sampler import Poisson, draw
 from dpx.sampler.batch_schedule import Staged
-from dpx.training import loop
+from dpx.training import loop, session
 from dpx.training.opening import open_run
 
 from .conftest import declare
@@ -67,12 +67,10 @@ def watched(tmp_path_factory):
             patch.setattr(loop, "draw", watched_draw)
             patch.setattr(loop, "one_step", mortal)
             patch.setattr(noise, "SLICE_ELEMENTS", 1 << 11)
-            with open_run(experiment, folder) as session:
-                seen["shapes"] = [
-                    (path_name(p), leaf.shape) for p, leaf in jax.tree_util.tree_leaves_with_path(session.run_start.state.params)
-                ]
+            with open_run(experiment, folder) as run:
+                seen["shapes"] = [(path_name(p), leaf.shape) for p, leaf in jax.tree_util.tree_leaves_with_path(run.start.state.params)]
                 seen["blocks"] = {name: len(row_blocks(shape)) for name, shape in seen["shapes"]}  # type: ignore[assignment]
-                session.train()
+                session.train(run)
         return experiment
 
     train(3)

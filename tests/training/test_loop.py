@@ -15,6 +15,7 @@ from dpx.sampler.batch_schedule import Constant
 from dpx.training import loop
 from dpx.training.features import WithFeatures
 from dpx.training.opening import open_run
+from dpx.training.session import renew
 
 from .conftest import declare
 
@@ -38,14 +39,14 @@ def opened(tmp_path_factory):
         schedule=Schedule(evaluation_rows=32),
     )
     folder = RunFolder(tmp_path_factory.mktemp("loop"), "name: micro\n")
-    with folder.claimed(), open_run(experiment, folder) as session:
-        yield session
+    with folder.claimed(), open_run(experiment, folder) as run:
+        yield run
 
 
 @pytest.fixture(scope="module")
 def seen(opened):
     """What passed through the run's one step."""
-    calls, step, draw = {"rows": 0, "order": []}, opened.runtime.step, loop.draw
+    calls, step, draw = {"rows": 0, "order": []}, opened.step, loop.draw
 
     def watched_draw(sampler, size, q, *rest):
         calls["q"], calls["size"] = q, size
@@ -57,18 +58,18 @@ def seen(opened):
         return step.accumulate(sums, chunk, inputs)
 
     def finish(state, reduced, inputs):
-        calls["order"].append(sorted(opened.runtime.ledger.steps(0)))
+        calls["order"].append(sorted(opened.ledger.steps(0)))
         calls["deviation"], calls["expected"] = float(inputs.deviation), float(inputs.expected_batch)
         state, calls["values"] = step.finish(state, reduced, inputs)
         return state, calls["values"]
 
-    runtime = dataclasses.replace(opened.runtime, step=dataclasses.replace(step, accumulate=accumulate, finish=finish))
+    run = dataclasses.replace(opened, step=dataclasses.replace(step, accumulate=accumulate, finish=finish))
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(loop, "draw", watched_draw)
-        loop.run(runtime, opened.run_start, lambda _step, _state, metrics: calls.update(metrics=metrics), opened._renew)
-    calls["rows_in_store"], calls["capacity"] = runtime.store.manifest.rows["protected"], step.chunk * step.rows
-    calls["calibrated"], calls["clip"] = runtime.calibrated, runtime.experiment.clip
-    calls["entry"] = next((entry for _, entry in runtime.ledger.entries()), None)
+        loop.run_steps(run, [lambda _done, _state, metrics: calls.update(metrics=metrics)], lambda *given: renew(opened, *given))
+    calls["rows_in_store"], calls["capacity"] = run.store.manifest.rows["protected"], step.chunk * step.rows
+    calls["calibrated"], calls["clip"] = run.calibrated, run.experiment.clip
+    calls["entry"] = next((entry for _, entry in run.ledger.entries()), None)
     return calls
 
 
@@ -100,15 +101,15 @@ def test_example_norms_are_told_as_the_mean_over_examples_and_not_over_padding(s
 
 
 def test_tokens_are_counted_with_the_padding_of_texts_and_without_that_of_chunks(seen, opened):
-    lengths = opened.runtime.store.lengths("protected", seen["drawn"], 1)
+    lengths = opened.store.lengths("protected", seen["drawn"], 1)
     assert seen["metrics"]["train/tokens"] == lengths.sum() < seen["metrics"]["train/padded_tokens"] == 16 * len(seen["drawn"])
 
 
 def test_an_empty_draw_has_no_loss_and_features_have_no_tokens(seen, opened):
     values = {name: value * 0 if name.startswith("count/") else value for name, value in seen["values"].items()}
     values |= {"learning_rate": 0.1, "expected_batch_size": BATCH, "tokens": loop.Tokens()}
-    runtime = dataclasses.replace(opened.runtime, store=WithFeatures(opened.runtime.store, np.zeros((1, 2), np.float32)))
-    empty = loop._readable(runtime, values, 0.5)
+    run = dataclasses.replace(opened, store=WithFeatures(opened.store, np.zeros((1, 2), np.float32)))
+    empty = loop._readable(run, values, 0.5)
     missing = {
         "train/loss",
         "train/mlm_accuracy",
@@ -119,7 +120,7 @@ def test_an_empty_draw_has_no_loss_and_features_have_no_tokens(seen, opened):
         "train/padded_tokens",
     }
     assert seen["metrics"].keys() - empty.keys() == missing and empty["train/examples"] == empty["train/examples_per_s"] == 0.0
-    assert {"train/tokens", "train/padded_tokens"} <= loop._readable(opened.runtime, values, 0.5).keys()
+    assert {"train/tokens", "train/padded_tokens"} <= loop._readable(opened, values, 0.5).keys()
 
 
 def test_rows_without_text_count_no_tokens_and_texts_of_a_choice_each_their_own():
@@ -130,12 +131,12 @@ def test_rows_without_text_count_no_tokens_and_texts_of_a_choice_each_their_own(
 
 
 def test_a_sum_once_entered_stays_and_a_run_without_noise_enters_none(seen, opened):
-    runtime, name = opened.runtime, opened.run_start.noise_epoch.name
-    first, mark = runtime.ledger.sum_of(name, 0), runtime.ledger.mark
-    loop._record(runtime, opened.run_start.noise_epoch, 0, "another")
-    plain = dataclasses.replace(runtime, calibrated=dataclasses.replace(runtime.calibrated, noise_multiplier=None))
-    loop._record(plain, opened.run_start.noise_epoch, 1, "another")
-    assert runtime.ledger.sum_of(name, 0) == first is not None and runtime.ledger.mark == mark
+    name = opened.start.noise_epoch.name
+    first, mark = opened.ledger.sum_of(name, 0), opened.ledger.mark
+    loop._record(opened, opened.start.noise_epoch, 0, "another")
+    plain = dataclasses.replace(opened, calibrated=dataclasses.replace(opened.calibrated, noise_multiplier=None))
+    loop._record(plain, opened.start.noise_epoch, 1, "another")
+    assert opened.ledger.sum_of(name, 0) == first is not None and opened.ledger.mark == mark
 
 
 def test_nothing_runs_ahead_of_an_evaluation_a_checkpoint_or_the_end():
@@ -145,7 +146,7 @@ def test_nothing_runs_ahead_of_an_evaluation_a_checkpoint_or_the_end():
 
 def test_before_a_new_epoch_the_step_before_is_shown_in_its_own(opened, monkeypatch):
     """Metrics are read one step late: those of the first step are still pending when the second gives another sum."""
-    first, order = opened.run_start.noise_epoch, []
+    first, order = opened.start.noise_epoch, []
     second = dataclasses.replace(first, number=first.number + 1, name="second")
 
     def one_step(_, noise_epoch, secret, step, state):
@@ -155,12 +156,12 @@ def test_before_a_new_epoch_the_step_before_is_shown_in_its_own(opened, monkeypa
 
     def renew(step, state, why):
         order.append(("renewed", why))
-        return second, opened.run_start.secret, state
+        return second, opened.start.secret, state
 
     monkeypatch.setattr(loop, "one_step", one_step)
     monkeypatch.setattr(loop, "_show", lambda _, noise_epoch, step, *rest: order.append((noise_epoch.number, step)) or 0.0)
-    experiment = dataclasses.replace(opened.runtime.experiment, steps=3, schedule=Schedule(evaluate_every=100, checkpoint_every=100))
-    loop.run(dataclasses.replace(opened.runtime, experiment=experiment), opened.run_start, lambda *_: None, renew)
+    experiment = dataclasses.replace(opened.experiment, steps=3, schedule=Schedule(evaluate_every=100, checkpoint_every=100))
+    loop.run_steps(dataclasses.replace(opened, experiment=experiment), (), renew)
     assert order == [(0, 0), ("renewed", "step 2: it has another sum than before"), (1, 1), (1, 2)]
 
 

@@ -23,7 +23,6 @@ from dpx.mechanism.rgp import Rgp
 from dpx.privacy import events, ledger
 from dpx.privacy.declared_privacy import Deterministic as WithoutAmplification
 from dpx.privacy.declared_privacy import Pld, Privacy, Rdp
-from dpx.privacy.ledger import Ledger
 from dpx.processes.mesh import Mesh
 from dpx.randomness import RootSecret
 from dpx.sampler import BallsInBins, CyclicPoisson, Deterministic, FixedSize, Poisson, Shuffled, TruncatedPoisson
@@ -162,15 +161,13 @@ def drawn(experiment: Any) -> np.ndarray:
 
 def summed(experiment: Any, step: Any, store: Store, gone: range, path: Any) -> np.ndarray:
     """The sum of the first step, as noise is added to it. All that are drawn from the whole data set take part, less those in `gone`."""
-    runtime = loop.Runtime(
-        experiment=experiment, calibrated=Calibrated(1.0, (), (), SIZE, {}), store=store, step=step, ledger=Ledger(path / "ledger")
-    )
+    run = loop.Computation(experiment=experiment, calibrated=Calibrated(1.0, (), (), SIZE, {}), store=store, step=step)
     left = np.setdiff1d(drawn(experiment), gone)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(loop, "draw", lambda *_: left - len(gone) * (left >= gone.stop))
         state = step.init(np.zeros(2, np.uint32), None)
         by = step.differentiated_by(state, experiment.mechanism.draw_first(SECRET, 0, state.params))
-        sums, _ = loop._sums(runtime, SECRET, 0, by, np.float32(NORM))
+        sums, _ = loop._sums(run, SECRET, 0, by, np.float32(NORM))
         leaves = jax.tree.leaves(step.reduce(sums, ())["gradient"])
     return np.concatenate([np.asarray(leaf, np.float64).ravel() for leaf in leaves]) * (
         experiment.mechanism.spacing(NORM) if experiment.mechanism is GRID else 1

@@ -10,6 +10,7 @@ from dpx.config.experiment import Schedule, StepProfile
 from dpx.data.declared_data import Data, Synthetic, Vocabulary
 from dpx.declaration import ConfigError
 from dpx.files.run_folder import RunFolder
+from dpx.training import session
 from dpx.training.metrics import _shown
 from dpx.training.profiling import ALL, Span, Timeline, Unprofiled, divided, profiling
 from dpx.training.step import Step
@@ -111,10 +112,10 @@ def run(folder, **changes):
     schedule = Schedule(evaluation_rows=32, evaluate_every=2, checkpoint_every=2)
     experiment = declare(data=data, steps=5, seed=7, schedule=schedule, **changes)
     lines = []
-    with opened(experiment, RunFolder(folder)) as session:
-        write = session.outputs.writer.write
-        session.outputs.writer.write = lambda step, scalars: (lines.append(scalars), write(step, scalars))
-        return session.train(), lines
+    with opened(experiment, RunFolder(folder)) as run:
+        write = run.writer.write
+        run.writer.write = lambda step, scalars: (lines.append(scalars), write(step, scalars))
+        return session.train(run), lines
 
 
 @pytest.fixture(scope="module")

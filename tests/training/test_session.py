@@ -23,7 +23,7 @@ from dpx.privacy.ledger import Ledger, TrialOf
 from dpx.processes.mesh import Mesh
 from dpx.sampler import Shuffled
 from dpx.sampler.batch_schedule import Constant
-from dpx.training import loop
+from dpx.training import loop, session
 
 from .conftest import declare, opened
 
@@ -66,8 +66,8 @@ def _train(experiment, path, fork=None, die_after=None, monkeypatch: Any = None)
 
         monkeypatch.setattr(loop, "one_step", mortal)
     try:
-        with opened(experiment, folder) as session:
-            return jax.tree.map(np.array, session.train().state.params)
+        with opened(experiment, folder) as run:
+            return jax.tree.map(np.array, session.train(run).state.params)
     finally:
         if die_after is not None:
             monkeypatch.setattr(loop, "one_step", whole)

@@ -18,7 +18,7 @@ from dpx.data.declared_data import Data, Synthetic, Vocabulary
 from dpx.files.run_folder import RunFolder
 from dpx.privacy.declared_privacy import Privacy
 from dpx.sampler.batch_schedule import Constant
-from dpx.training import loop
+from dpx.training import loop, session
 from dpx.training.opening import open_run
 from dpx.training.step import StepInputs, as_chunk, make_step
 
@@ -50,9 +50,9 @@ def ran(tmp_path_factory):
         return calls["drawn"][-1]
 
     folder = RunFolder(tmp_path_factory.mktemp("units"), "name: micro\n")
-    with patch.context(), folder.claimed(), open_run(experiment, folder) as session:
+    with patch.context(), folder.claimed(), open_run(experiment, folder) as run:
         patch.setattr(loop, "draw", watched)
-        step, seen = session.runtime.step, calls
+        step, seen = run.step, calls
 
         def accumulate(sums, chunk, inputs):
             found = step.accumulate(sums, chunk, inputs)
@@ -65,9 +65,8 @@ def ran(tmp_path_factory):
             seen["expected"].append(float(inputs.expected_batch))
             return step.finish(state, reduced, inputs)
 
-        watching = dataclasses.replace(session.runtime, step=dataclasses.replace(step, accumulate=accumulate, finish=finish))
-        session.runtime = watching
-        session.train()
+        watching = dataclasses.replace(run, step=dataclasses.replace(step, accumulate=accumulate, finish=finish))
+        session.train(watching)
         calls |= {"store": watching.store, "experiment": experiment, "entries": [entry for _, entry in watching.ledger.entries()]}
     patch.undo()
     calls["statement"] = json.loads((folder.release / "privacy.json").read_text())

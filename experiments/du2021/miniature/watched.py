@@ -31,11 +31,11 @@ def watch(path: Path) -> None:
             seen.append(tuple(np.asarray(value) for value in (chunk.rows_KB["tokens"], chunk.rows_KB["length"], chunk.is_padding_KB)))
             yield chunk
 
-    def watched_sums(runtime: Any, secret: Any, step: int, *rest: Any) -> Any:
+    def watched_sums(run: Any, secret: Any, step: int, *rest: Any) -> Any:
         seen.clear()
-        found, tokens = sums(runtime, secret, step, *rest)
+        found, tokens = sums(run, secret, step, *rest)
         gradient_VH = np.asarray(found["gradient"]["embeddings"]["word"]).sum(0)
-        marks = {int(getattr(runtime.store.manifest, name)) for name in MARKS}
+        marks = {int(getattr(run.store.manifest, name)) for name in MARKS}
         read = set(np.flatnonzero(np.any(gradient_VH != 0, axis=1)).tolist()) - marks
         words, rows = set(), 0
         for tokens_KBT, length_KB, is_padding_KB in seen:
@@ -46,7 +46,7 @@ def watch(path: Path) -> None:
         words -= marks
         with path.open("a", newline="") as file:
             csv.writer(file, lineterminator="\n").writerow(
-                (runtime.experiment.name, step, rows, len(words), len(words & read), len(read - words))
+                (run.experiment.name, step, rows, len(words), len(words & read), len(read - words))
             )
         return found, tokens
 
