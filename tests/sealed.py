@@ -7,14 +7,14 @@ from pathlib import Path
 from dpx.files.file_checksums import seal
 from dpx.files.run_folder import CONFIG
 from dpx.privacy.ledger import Ledger
-from dpx.privacy.lines import LowerBound, Verdict
+from dpx.privacy.lines import AuditBound, Verdict
 from dpx.statement.agreement import LEDGER
 from dpx.statement.seals import STATEMENT
 
 
 def refuting() -> Verdict:
     """What an audit proves against a claim of 1."""
-    bound = LowerBound(
+    bound = AuditBound(
         score="gradient",
         estimator="one_run",
         guesses=100,

@@ -28,6 +28,7 @@ from dpx.claim.spent import Spent
 from dpx.config.declared_audit import Canaries
 from dpx.data.store import Store
 from dpx.declaration import require
+from dpx.files.records import to_json
 from dpx.files.run_folder import write_json
 from dpx.privacy import events, ledger
 from dpx.privacy.declared_privacy import Accountant, Privacy
@@ -141,7 +142,7 @@ def conclude(
 
     kinds = {type(events.event(release, privacy.adjacency, spent.accountants[0])).__name__ for release, _ in ledger.releases(segments)}
     verdict = judge(scored, claim, audit.primary, is_gaussian=kinds == {"GaussianDpEvent"})
-    document = verdict.as_json() | {"canaries": {"gradients": audit.gradients, "sequences": audit.sequences}}
+    document = to_json(verdict) | {"canaries": {"gradients": audit.gradients, "sequences": audit.sequences}}
     document["in"] = {name: int(is_in_M.sum()) for name, (_, is_in_M) in scored.items()}
     if "loss" in scored:
         document["sequences_without_guarantee"] = power(*scored["loss"])

@@ -30,7 +30,7 @@ Shape legend: M canaries.
 
 import dataclasses
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
@@ -40,7 +40,9 @@ from scipy.stats import binom
 
 from dpx.config.declared_audit import Primary
 from dpx.declaration import ConfigError, require
+from dpx.files.records import described, record
 from dpx.privacy import closed_form
+from dpx.privacy.lines import AuditBound, Verdict
 
 # Searches end within this of the largest refuted epsilon, on its lower side.
 RESOLUTION = 1e-3
@@ -166,54 +168,14 @@ OTHER_GUESSES = (100, 400, 1000)
 OTHER_DELTAS = (1e-5, 1e-6)
 
 
-@dataclasses.dataclass(frozen=True)
-class Bound:
-    """A lower bound on epsilon beside the claimed epsilon at the same delta. Without `guarantee` it decides nothing."""
+@record
+class Judged(Verdict):
+    """The whole result of an audit, as `private/audit.json` holds it: estimates beside the bounds that decide."""
 
-    score: str
-    estimator: str
-    guesses: int
-    correct: int
-    delta: float
-    error: float | None
-    epsilon: float
-    claim: float
-    guarantee: bool = True
-
-    @property
-    def refutes(self) -> bool:
-        """Returns whether a bound with a guarantee exceeds the claimed epsilon."""
-        return self.guarantee and self.epsilon > self.claim
+    without_guarantee: tuple[AuditBound, ...] = described("Estimates, which only inform.")
 
 
-@dataclasses.dataclass(frozen=True)
-class Verdict:
-    """The result of an audit: `primary` and `others` decide, `estimates` only inform."""
-
-    primary: Bound
-    others: tuple[Bound, ...]
-    estimates: tuple[Bound, ...]
-
-    @property
-    def refuting(self) -> tuple[Bound, ...]:
-        """Returns the bounds above their claimed epsilon, the primary one first."""
-        return tuple(bound for bound in (self.primary, *self.others) if bound.refutes)
-
-    def as_json(self) -> dict[str, Any]:
-        """Returns the verdict as JSON, in the form of `private/audit.json`."""
-
-        def listed(bounds: Sequence[Bound]) -> list[dict[str, Any]]:
-            return [dataclasses.asdict(bound) | {"refutes": bound.refutes} for bound in bounds]
-
-        return {
-            "passes": not self.refuting,
-            "primary": listed([self.primary])[0],
-            "others": listed(self.others),
-            "without_guarantee": listed(self.estimates),
-        }
-
-
-def judge(scored: Scored, claim: Callable[[float], float], primary: Primary, *, is_gaussian: bool = True) -> Verdict:
+def judge(scored: Scored, claim: Callable[[float], float], primary: Primary, *, is_gaussian: bool = True) -> Judged:
     """Returns the verdict with every bound that the scores allow; `claim(delta)` is the epsilon that is claimed at `delta`.
 
     `is_gaussian` says that the claimed curve is Gaussian; otherwise `gaussian_dp` proves nothing and is left out.
@@ -238,17 +200,38 @@ def judge(scored: Scored, claim: Callable[[float], float], primary: Primary, *, 
         if (score, name, guesses, delta) != declared
     ]
 
-    def bound(score: str, name: str, guesses: int, delta: float, error: float) -> Bound:
-        seen = guess(*scored[score], guesses)
-        return Bound(score, name, guesses, seen.correct, delta, error, ESTIMATORS[name](seen, delta, error), claim(delta))
+    def beside(score: str, name: str, guesses: int, correct: int, delta: float, error: float | None, epsilon: float) -> AuditBound:
+        claimed = claim(delta)
+        return AuditBound(
+            score=score,
+            estimator=name,
+            guesses=guesses,
+            correct=correct,
+            delta=delta,
+            error=error,
+            epsilon=epsilon,
+            claim=claimed,
+            guarantee=error is not None,
+            refutes=error is not None and epsilon > claimed,
+        )
 
+    def bound(score: str, name: str, guesses: int, delta: float, error: float) -> AuditBound:
+        seen = guess(*scored[score], guesses)
+        return beside(score, name, guesses, seen.correct, delta, error, ESTIMATORS[name](seen, delta, error))
+
+    first = bound(*declared, primary.error)
     others = tuple(bound(*combination, SHARED_ERROR / len(combinations)) for combination in combinations)
-    estimates = tuple(_plug_in(score, *scored[score], delta, claim) for score in scored for delta in OTHER_DELTAS)
-    return Verdict(bound(*declared, primary.error), others, estimates)
+    estimates = tuple(
+        beside(score, "plug_in_gaussian", len(scores_M), 0, delta, None, _plug_in(scores_M, is_in_M, delta))
+        for score, (scores_M, is_in_M) in scored.items()
+        for delta in OTHER_DELTAS
+    )
+    passes = not any(one.refutes for one in (first, *others))
+    return Judged(passes=passes, primary=first, others=others, without_guarantee=estimates)
 
 
 def require_passes(document: dict[str, Any]) -> None:
-    """Raises `ConfigError` if a bound of `Verdict.as_json` exceeds its claim."""
+    """Raises `ConfigError` if a bound of an audit, as JSON, exceeds its claim."""
     refuting = [bound for bound in (document["primary"], *document["others"]) if bound["refutes"]]
     if refuting:
         worst = max(refuting, key=lambda bound: bound["epsilon"] - bound["claim"])
@@ -257,12 +240,11 @@ def require_passes(document: dict[str, Any]) -> None:
         raise ConfigError("audit", reason, "Do not release outputs of this mechanism until its noise and its clipping are corrected")
 
 
-def _plug_in(score: str, scores_M: np.ndarray, is_in_M: np.ndarray, delta: float, claim: Callable[[float], float]) -> Bound:
+def _plug_in(scores_M: np.ndarray, is_in_M: np.ndarray, delta: float) -> float:
     """Returns epsilon of the Gaussian whose mu is the standardised difference of the two groups' means; no error is known for it."""
     inside, outside = scores_M[is_in_M], scores_M[~is_in_M]
     if not (len(inside) and len(outside)):
-        return Bound(score, "plug_in_gaussian", len(scores_M), 0, delta, None, 0.0, claim(delta), guarantee=False)
+        return 0.0
     deviation = math.sqrt((inside.var() + outside.var()) / 2)
     mu = abs(float(inside.mean() - outside.mean())) / deviation if deviation > 0 else math.inf
-    epsilon = closed_form.epsilon(mu, delta) if 0 < mu < 30 else math.inf if mu else 0.0
-    return Bound(score, "plug_in_gaussian", len(scores_M), 0, delta, None, epsilon, claim(delta), guarantee=False)
+    return closed_form.epsilon(mu, delta) if 0 < mu < 30 else math.inf if mu else 0.0

@@ -5,7 +5,8 @@ from pathlib import Path
 
 from dpx.claim import calibration, caveats, search_rules, trial_charges
 from dpx.claim.caveats import unlike_in_words
-from dpx.claim.search_record import Record, Trial
+from dpx.claim.search_lines import Trial
+from dpx.claim.search_record import Record
 from dpx.claim.search_rules import Search
 from dpx.claim.spent import counted
 from dpx.claim.trial_charges import Cost
@@ -290,7 +291,7 @@ def _beside(search: Search, record: Record, costs: Costs, headline: Epsilons) ->
 def _plan(record: Record) -> Charges:
     """Returns the event of one repetition: the plan that was recorded when the first trial began, whatever the results."""
     plan = next((trial.plan for trial in record.trials if trial.plan is not None), [])
-    return accounting.bucketed(ledger.releases(plan))
+    return accounting.bucketed(ledger.releases(list(plan)))
 
 
 def _repeated_events(search: Search, record: Record) -> tuple[CountedEvent, ...]:

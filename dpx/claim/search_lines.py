@@ -146,14 +146,31 @@ class DeclaredLine:
 
 
 @record
-class BegunLine:
-    """A trial that starts, with its whole plan: it is charged even if its folder is deleted."""
+class TrialStart:
+    """A trial with its whole plan, as it started: it is charged even if its folder is deleted."""
 
-    kind: Literal["begun"] = "begun"
     number: int = described("Number of the trial, from 0.")
     folder: str = described("Name of its run folder.")
     point: tuple[str, ...] = described("The overrides of the trial.")
     plan: tuple[Segment, ...] | None = described("The charge of its whole schedule; null without privacy.")
+
+
+@record
+class TrialEnd:
+    """What a trial came to."""
+
+    state: str = described("How it ended: finished or failed.")
+    score: float | None = described("What trials are compared by; null for a trial without a result.")
+    error: str | None = described("Why it failed; null for a trial that finished.")
+    reasons: tuple[str, ...] = described("Why its own statement has no guarantee.")
+    held: HeldLedger = described("What its ledger held.")
+
+
+@record
+class BegunLine(TrialStart):
+    """A trial that starts."""
+
+    kind: Literal["begun"] = "begun"
 
 
 @record
@@ -165,16 +182,25 @@ class AgainLine:
 
 
 @record
-class EndedLine:
-    """The result of a trial."""
+class EndedLine(TrialEnd):
+    """The end of a trial."""
 
     kind: Literal["ended"] = "ended"
     number: int = described("Number of the trial.")
-    state: str = described("How it ended: finished or failed.")
-    score: float | None = described("What trials are compared by; null for a trial without a result.")
-    error: str | None = described("Why it failed; null for a trial that finished.")
-    reasons: tuple[str, ...] = described("Why its own statement has no guarantee.")
-    held: HeldLedger = described("What its ledger held.")
+
+
+@record
+class Trial(TrialStart, TrialEnd):
+    """A trial as the whole record tells it. `state` is `begun` until it ends, and again while it resumes.
+
+    A trial that is drawn again may share its folder with a lost one.
+    """
+
+    state: str = "begun"
+    score: float | None = None
+    error: str | None = None
+    reasons: tuple[str, ...] = ()
+    held: HeldLedger = HeldLedger()
 
 
 Line = SharedLine | NumberLine | DistributionLine | DeclaredLine | BegunLine | AgainLine | EndedLine | SealedStatementLine | StatedLine

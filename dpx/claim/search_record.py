@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from dpx.claim import search_lines
-from dpx.claim.search_lines import DrawnNumber, HeldLedger, Line, SharedSettings, TrialDistribution, TrialNote
+from dpx.claim.search_lines import DrawnNumber, HeldLedger, Line, SharedSettings, Trial, TrialDistribution, TrialEnd, TrialNote
 from dpx.config.declared_tuning import Budget, Tune
 from dpx.declaration import require, several
 from dpx.durable import locked, make_private, write_durably
@@ -31,28 +31,6 @@ CHAIN, TRIAL = "trials", "private/trial.json"
 FORMAT = 3
 STATEMENTS = (STATEMENT, f"winner/{STATEMENT}")
 _RESTORE = "Restore the study's folder, or give the study another name: the privacy that its trials spent stays spent"
-
-
-@dataclasses.dataclass(frozen=True)
-class Trial:
-    """Holds one trial of a search, as its record tells it.
-
-    `state` is `begun` until the trial ends; `folder` is its run folder's name, which a trial that is drawn again may share with a lost
-    one.
-
-    `plan` is the charge of its whole schedule, `None` without privacy; `held` is what its ledger held when it last ended; `reasons` say why
-    its own statement had no guarantee then.
-    """
-
-    folder: str
-    point: tuple[str, ...] = ()
-    state: str = "begun"
-    score: float | None = None
-    error: str | None = None
-    number: int = 0
-    plan: Segments | None = None
-    held: HeldLedger = HeldLedger()
-    reasons: tuple[str, ...] = ()
 
 
 class Record:
@@ -183,27 +161,20 @@ class Record:
                 self.sealed.add(line.checksum)
             case StatedLine():
                 self.sealed = {line.checksum}
-            case _:
-                self._take_trial(line)
-
-    def _take_trial(self, line: search_lines.BegunLine | search_lines.AgainLine | search_lines.EndedLine) -> None:
-        match line:
             case search_lines.BegunLine():
-                plan = None if line.plan is None else list(line.plan)
-                self.trials.append(Trial(line.folder, line.point, number=line.number, plan=plan))
+                self.trials.append(Trial(number=line.number, folder=line.folder, point=line.point, plan=line.plan))
             case search_lines.AgainLine():
-                self._change(line.number, state="begun", score=None, error=None)
+                again = dataclasses.replace(self.trials[line.number], state="begun", score=None, error=None)
+                self.trials[line.number] = again
             case search_lines.EndedLine():
-                self._change(line.number, state=line.state, score=line.score, error=line.error, reasons=line.reasons, held=line.held)
+                ended = {field.name: getattr(line, field.name) for field in dataclasses.fields(TrialEnd)}
+                self.trials[line.number] = dataclasses.replace(self.trials[line.number], **ended)
 
     def _declare(self, number: int) -> None:
         if self.declared is not None:
             said = f"tune.trials was raised from {self.declared} to {number} after {len(self.trials)} had begun"
             self.raised.append(f"{said}: the number of trials was chosen after results")
         self.declared = number
-
-    def _change(self, number: int, **facts: Any) -> None:
-        self.trials[number] = dataclasses.replace(self.trials[number], **facts)
 
 
 @contextlib.contextmanager

@@ -196,7 +196,7 @@ def check_plan(search: Search, record: Record, plan: Segments | None, point: tup
     if budget is not None:
         _check_within(search, record, plan, budget)
         return
-    known = next((trial.plan for trial in record.trials if trial.plan is not None), plan)
+    known = next((list(trial.plan) for trial in record.trials if trial.plan is not None), plan)
     value = " ".join(part for part in point if is_accounted(part)) or f"tune.charge={tune.charge}"
     is_secret = tune.charge == "repeat_and_select"
     require(

@@ -27,7 +27,7 @@ from dpx.models.shape import count
 from dpx.privacy import accounting, ledger, origins
 from dpx.privacy.closed_form import joint
 from dpx.privacy.ledger import Ledger
-from dpx.privacy.lines import AuditBound, Verdict
+from dpx.privacy.lines import Verdict
 from dpx.privacy.origins import Origin, VocabularyFacts
 from dpx.privacy.unit_facts import UnitFacts
 from dpx.statement import outside_code
@@ -177,12 +177,11 @@ def audit_facts(experiment: Experiment, verdict: Verdict | None) -> AuditFacts |
     audit = experiment.audit
     if not isinstance(audit, Canaries):
         return None
-    named = [field.name for field in dataclasses.fields(AuditBound)]
     return AuditFacts(
         canaries=CanaryCounts(gradients=audit.gradients, sequences=audit.sequences),
         primary=dataclasses.asdict(audit.primary),
         verdict=state_after(verdict),
-        lower_bound=None if verdict is None else AuditBound(**{name: getattr(verdict.primary, name) for name in named}),
+        lower_bound=None if verdict is None else verdict.primary,
         released="the verdict and the primary bound: functions of noisy sums charged above and of coins tossed without the data, at no "
         "further cost. Every other bound, the coins, the canaries' texts and the scores stay under private/",
     )

@@ -21,9 +21,10 @@ from dpx.claim.search_lines import (
     NumberLine,
     SharedLine,
     SharedSettings,
+    Trial,
     TrialDistribution,
 )
-from dpx.claim.search_record import CHAIN, TRIAL, Record, Trial, note_in, opened
+from dpx.claim.search_record import CHAIN, TRIAL, Record, note_in, opened
 from dpx.claim.search_rules import Search, check_charge, check_draw, check_plan, check_space, differs, filter_of
 from dpx.config.declared_tuning import Tune
 from dpx.config.experiment import Experiment

@@ -5,8 +5,8 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from dpx.claim import calibration
-from dpx.claim.search_lines import HeldLedger
-from dpx.claim.search_record import Record, Trial
+from dpx.claim.search_lines import HeldLedger, Trial
+from dpx.claim.search_record import Record
 from dpx.config.experiment import Experiment
 from dpx.declaration import ConfigError
 from dpx.privacy import ledger
@@ -58,7 +58,8 @@ def cost_of(trial: Trial, record: Record) -> Cost:
     if record.newest_in(trial.folder) == trial and (record.outputs / trial.folder / agreement.LEDGER).is_file():
         held, of_held, disagrees = _believed(record.outputs / trial.folder, trial)
         entered, units, lost = ledger.join(entered, held), [*units, *of_held], False
-    return Cost(union(trial.plan or [], entered, f"planned/{trial.number}"), entered, trial.plan, lost, disagrees, distinct(units))
+    plan = None if trial.plan is None else list(trial.plan)
+    return Cost(union(plan or [], entered, f"planned/{trial.number}"), entered, plan, lost, disagrees, distinct(units))
 
 
 def held(trial: Trial, record: Record) -> HeldLedger:

@@ -11,6 +11,7 @@ from dpx.config.declared_audit import Estimator, Primary
 from dpx.config.experiment import Experiment
 from dpx.console import answer, wide_console
 from dpx.declaration import ConfigError, declaration, require
+from dpx.files.records import to_json
 from dpx.files.run_folder import RunFolder, write_json
 
 # Noise further from its stated variance than this is a defect, whichever way.
@@ -84,7 +85,7 @@ class Audit:
             },
             "noise": {"p_value": noise_p_value, "passes": noise_p_value >= NOISE_ERROR},
             "not_covered": ["the sampler", "the data and its units", "the optimiser and the trained parameters"],
-            **verdict.as_json(),
+            **to_json(verdict),
         }
 
 

@@ -80,7 +80,7 @@ class Plan:
 
 @record
 class AuditBound:
-    """Holds a lower bound on epsilon by an audit, beside the claimed epsilon at the same delta; infinite values are null."""
+    """A lower bound on epsilon by an audit, beside the claimed epsilon at the same delta; infinite values are null on disk."""
 
     score: str = described("What the canaries were scored by.")
     estimator: str = described("How the bound follows from the guesses.")
@@ -90,12 +90,6 @@ class AuditBound:
     error: float | None = described("Probability that the bound is wrong; null of an estimate, which proves nothing.")
     epsilon: float | None = described("The lower bound.")
     claim: float | None = described("Epsilon that is claimed at this delta.")
-
-
-@record
-class LowerBound(AuditBound):
-    """A lower bound, and what follows from it."""
-
     guarantee: bool = described("Whether the bound holds for this number of guesses; if not, it decides nothing.")
     refutes: bool = described("Whether the bound exceeds the claim, so that the claim is false.")
 
@@ -105,8 +99,8 @@ class Verdict:
     """The bounds that decide the result of an audit, which passes if none exceeds the claimed epsilon."""
 
     passes: bool = described("Whether no bound exceeds the claim.")
-    primary: LowerBound = described("The bound that was declared beforehand.")
-    others: tuple[LowerBound, ...] = described("All other bounds, which share one small probability of error.")
+    primary: AuditBound = described("The bound that was declared beforehand.")
+    others: tuple[AuditBound, ...] = described("All other bounds, which share one small probability of error.")
 
 
 def decisive(document: dict[str, Any]) -> Verdict:

@@ -87,30 +87,27 @@ _KEYS = {"run": "init", "file": "init", "text": "vocabulary", "table": "chosen_b
 
 
 @record
-class Origin:
-    """What a run's starting parameters, vocabulary or settings come from, directly or through earlier runs, as a ledger holds it."""
+class ReleasedOrigin:
+    """What a run's starting parameters, vocabulary or settings come from, directly or through earlier runs, as a statement holds it."""
 
     kind: Kind = described(
         "A run of dpx, a file of weights, a prepared text that a vocabulary was learnt from, or measured runs that settings were chosen by."
     )
     name: str = described("Its name.")
-    identity: str = described("Name of its ledger; of a file, the checksum of its values; of a text and a table, a random name.")
+    identity: str = described(
+        "Name of its ledger; of a file, the checksum of its values, empty if it may not be released; of a text and a table, a random name."
+    )
     relation: Relation = described("Relation of its data to the data of the run that holds this record.", default="unknown")
     is_fork: bool = described("Whether the run resumes from its state, and so keeps the canaries of its audit.", default=False)
-    weights: str = described("Checksum of the weights that were loaded from it; empty for an earlier origin.", default="")
+    weights: str = described("Checksum of the weights that were loaded from it; empty where that may not be released.", default="")
     segments: tuple[Segment, ...] = described("Its charges.", default=())
     reasons: tuple[str, ...] = described("Why it has no guarantee.", default=())
     against: tuple[str, ...] = described("Other reasons why the run that holds this record has no guarantee.", default=())
     claim: ParentClaim = described("What it stated.", default=ParentClaim())
     checkpoint: CheckpointFacts | None = described("What was taken from a checkpoint; null of a run and of a plain file.", default=None)
     vocabulary: VocabularyFacts = described("Its vocabulary.", default=VocabularyFacts())
-    data: tuple[str | None, ...] = described(
-        "Checksums of its prepared data, null for unknown data; they never leave private/.", default=(None,)
-    )
-    files: tuple[str, ...] = described("Checksums of the files that its data was read from; they never leave private/.", default=())
     is_checked: bool = described("Whether its ledger was checked against everything that follows from it.", default=False)
-    provenance: str | None = described("The user's word for where a file is from; null of a run.", default=None)
-    step: int | None = described("Steps of the checkpoint that was loaded of a run; null for what it released.", default=None)
+    provenance: str | None = described("The user's word for where a file or a table is from; null of a run.", default=None)
 
     @property
     def label(self) -> str:
@@ -132,105 +129,39 @@ class Origin:
     @property
     def is_of_weights(self) -> bool:
         """Returns whether starting parameters come from it."""
-        return self.kind in _OF_WEIGHTS
+        return self.kind in ("run", "file")
 
     @property
     def is_composed(self) -> bool:
         """Returns whether its charges are composed with those of the run that holds this record."""
         return self.kind == "run" and self.may_share
 
-    def as_released(self, tells_words: bool = True) -> "Released":
+
+@record
+class Origin(ReleasedOrigin):
+    """An origin as a ledger holds it; its further fields never leave private/, and no statement has a place for them."""
+
+    data: tuple[str | None, ...] = described("Checksums of its prepared data, null for unknown data.", default=(None,))
+    files: tuple[str, ...] = described("Checksums of the files that its data was read from.", default=())
+    step: int | None = described("Steps of the checkpoint that was loaded of a run; null for what it released.", default=None)
+
+    def as_released(self, tells_words: bool = True) -> ReleasedOrigin:
         """Returns the record of the origin for a statement, without checksums of data, and of weights that are neither public nor
         released."""
-        if self.kind == "file":
-            is_public = self.provenance == "public"
-            word = "the user vouches that no protected data was used to make it" if is_public else None
-            told = self if is_public else dataclasses.replace(self, identity=UNREAD, weights="")
-            return ReleasedFile(**{name: getattr(told, name) for name in _OF_FILE}, word=word)
         units = None if self.claim.units is None else self.claim.units.as_released(tells_words)
+        is_of_unknown_file = self.kind == "file" and self.provenance != "public"
         told = dataclasses.replace(
             self,
-            weights="" if self.step else self.weights,
+            identity=UNREAD if is_of_unknown_file else self.identity,
+            weights="" if is_of_unknown_file or self.step else self.weights,
             vocabulary=self.vocabulary.as_released(tells_words),
             claim=dataclasses.replace(self.claim, units=units),
         )
-        if self.kind == "text":
-            return ReleasedText(**{name: getattr(told, name) for name in _OF_TEXT})
-        if self.kind == "table":
-            return ReleasedTable(**{name: getattr(self, name) for name in _OF_TABLE})
-        return ReleasedRun(**{name: getattr(told, name) for name in _OF_RUN}, composed=self.is_composed)
+        return ReleasedOrigin(**{field.name: getattr(told, field.name) for field in dataclasses.fields(ReleasedOrigin)})
 
 
-@record
-class ReleasedFile:
-    """A file that the starting parameters come from."""
-
-    kind: Literal["file"] = "file"
-    name: str = described("Its name.")
-    identity: str = described("Checksum of its values; empty for one of unknown provenance, which may hold what protected text taught.")
-    weights: str = described("Checksum of the weights that were loaded from it; empty for one of unknown provenance.")
-    provenance: str | None = described("Where it is from: `public` is the user's word.")
-    word: str | None = described("What the user's word says; null without it.")
-    checkpoint: CheckpointFacts | None = described("What was taken from a checkpoint; null of a plain file.")
-
-
-@record
-class ReleasedRun:
-    """A run that the starting parameters come from."""
-
-    kind: Literal["run"] = "run"
-    name: str = described("Its name.")
-    identity: str = described("Name of its ledger.")
-    relation: Relation = described("Relation of its data to that of this run: unknown, or declared disjoint.")
-    is_fork: bool = described("Whether this run resumes from its state.")
-    weights: str = described("Checksum of the released weights that were loaded from it; empty for a checkpoint and an earlier run.")
-    segments: tuple[Segment, ...] = described("Its charges.")
-    reasons: tuple[str, ...] = described("Why it has no guarantee.")
-    against: tuple[str, ...] = described("Other reasons why this run has no guarantee.")
-    claim: ParentClaim = described("What it stated.")
-    vocabulary: VocabularyFacts = described("Its vocabulary.")
-    is_checked: bool = described("Whether its ledger was checked against everything that follows from it.")
-    composed: bool = described("Whether its charges are composed with those of this run.")
-
-
-@record
-class ReleasedTable:
-    """Measured runs by which settings were chosen."""
-
-    kind: Literal["table"] = "table"
-    name: str = described("Its name.")
-    identity: str = described("Random name of the choice.")
-    provenance: str | None = described("What it was measured on: `public` is the user's word.")
-
-
-@record
-class ReleasedText:
-    """A text that the vocabulary was learnt from."""
-
-    kind: Literal["text"] = "text"
-    name: str = described("Its name.")
-    identity: str = described("Random name of its prepared rows.")
-    relation: Relation = described("Relation of the text to the data of this run: unknown, or declared disjoint.")
-    reasons: tuple[str, ...] = described("Why the vocabulary has no guarantee on it.")
-    against: tuple[str, ...] = described("Other reasons why this run has no guarantee.")
-    claim: ParentClaim = described("The units of the text.")
-    vocabulary: VocabularyFacts = described("The split that the vocabulary was learnt from.")
-
-
-Released = ReleasedRun | ReleasedFile | ReleasedText | ReleasedTable
-
-_OF_FILE = ("name", "identity", "weights", "provenance", "checkpoint")
-_OF_RUN = tuple(field.name for field in dataclasses.fields(ReleasedRun) if field.name not in ("kind", "composed"))
-_OF_TABLE = ("name", "identity", "provenance")
-_OF_WEIGHTS = ("run", "file")
-_OF_TEXT = tuple(field.name for field in dataclasses.fields(ReleasedText) if field.name != "kind")
-# What a statement says of an origin that holds for any run that starts from it, by kind.
-_LASTING = {
-    "run": ("name", "identity", "weights", "segments", "reasons", "claim", "vocabulary"),
-    "file": _OF_FILE,
-    "text": ("name", "identity", "reasons", "claim", "vocabulary"),
-    "table": _OF_TABLE,
-}
+# What a statement says of an origin that holds for any run that starts from it.
+_LASTING = ("kind", "name", "identity", "weights", "segments", "reasons", "claim", "checkpoint", "vocabulary", "provenance")
 
 
 @record
@@ -239,21 +170,21 @@ class Beginning:
 
     kind: Literal["random", "fork", "run", "file"] = described("Random parameters, a fork, the weights of another run, or a file.")
     meaning: str | None = described("What the headline covers then; null for random parameters.")
-    origins: tuple[Released, ...] = described("What they come from, nearest first, and what vocabulary and settings come from.")
+    origins: tuple[ReleasedOrigin, ...] = described("What they come from, nearest first, and what vocabulary and settings come from.")
 
     @property
-    def of_weights(self) -> "tuple[ReleasedRun | ReleasedFile, ...]":
+    def of_weights(self) -> tuple[ReleasedOrigin, ...]:
         """Returns the runs and files that the starting parameters come from, nearest first."""
-        return tuple(one for one in self.origins if isinstance(one, ReleasedRun | ReleasedFile))
+        return tuple(one for one in self.origins if one.is_of_weights)
 
 
 # As JSON, where a statement says nothing of its parameters.
 RANDOM = {"kind": "random", "meaning": None, "origins": []}
 
 
-def of_released(released: Released) -> Origin:
+def of_released(released: ReleasedOrigin) -> Origin:
     """Returns the origin of a released record, for a run that has no other facts about it: its data counts as unknown."""
-    return Origin(kind=released.kind, **{name: getattr(released, name) for name in _LASTING[released.kind]})
+    return Origin(**{name: getattr(released, name) for name in _LASTING})
 
 
 def merged(known: Iterable[Origin], further: Iterable[Origin]) -> list[Origin]:
@@ -283,7 +214,7 @@ def _all_of(one: Sequence[Any], other: Sequence[Any]) -> tuple[Any, ...]:
     return tuple(dict.fromkeys([*one, *other]))
 
 
-def charged(origins: Iterable[Origin]) -> list[Segments]:
+def charged(origins: Iterable[ReleasedOrigin]) -> list[Segments]:
     """Returns the charges of `origins` that are added to the charges of a run that starts from them."""
     return [list(origin.segments) for origin in origins if origin.is_composed]
 
@@ -353,34 +284,33 @@ def facts(origins: Sequence[Origin]) -> Beginning:
 
 def are_composed(beginning: Beginning) -> bool:
     """Returns whether charges of an earlier run are composed with those of the run of a statement."""
-    return any(isinstance(one, ReleasedRun) and one.composed for one in beginning.origins)
+    return any(one.is_composed for one in beginning.origins)
 
 
 def charged_in(beginning: Beginning) -> Segments:
     """Returns the charges of the runs before the run of a statement."""
-    return join(*charged(of_released(one) for one in beginning.origins if isinstance(one, ReleasedRun) and one.composed))
+    return join(*charged(beginning.origins))
 
 
-def in_words(released: Released) -> str:
+def in_words(released: ReleasedOrigin) -> str:
     """Returns one of the `origins` of a statement as text."""
-    if isinstance(released, ReleasedFile):
-        return f"{of_released(released).label}; {released.word or 'its provenance is unknown'}"
-    if isinstance(released, ReleasedTable):
-        word = "the user vouches that no protected data was read for it" if released.provenance == "public" else "its provenance is unknown"
-        return f"{of_released(released).label}; {word}"
-    if isinstance(released, ReleasedText):
-        return f"{of_released(released).label}, {WORDS[released.relation]}: the vocabulary was learnt from its {learnt_from(released)}"
+    if released.kind in ("file", "table"):
+        vouched = "used to make it" if released.kind == "file" else "read for it"
+        word = f"the user vouches that no protected data was {vouched}"
+        return f"{released.label}; {word if released.provenance == 'public' else 'its provenance is unknown'}"
+    if released.kind == "text":
+        return f"{released.label}, {WORDS[released.relation]}: the vocabulary was learnt from its {learnt_from(released)}"
     stated, audit = released.claim.guarantee or "not stated yet", released.claim.audit
     charged_here = (
         "its steps are included in this claim"
-        if released.composed
+        if released.is_composed
         else f"its steps are not included in this claim; its guarantee: {stated}"
     )
     audited = "" if audit is None else f"; its audit {VERDICTS.get(audit, audit)}"
-    return f"{of_released(released).label}, trained on {WORDS[released.relation]}: {charged_here}{audited}"
+    return f"{released.label}, trained on {WORDS[released.relation]}: {charged_here}{audited}"
 
 
-def learnt_from(origin: "Origin | ReleasedText") -> str:
+def learnt_from(origin: ReleasedOrigin) -> str:
     """Returns the split that a vocabulary was learnt from, as text."""
     split = {"protected": "protected", "public_split": "public"}.get(str(origin.vocabulary.source), "unknown")
     return f"{split} split"

@@ -30,7 +30,7 @@ from dpx.statement.statement_records import AnyRun, Statement, StudyStatement, r
 
 STATEMENT = "privacy.json"
 # Format number of the statement of a run and of a study.
-FORMAT = 3
+FORMAT = 4
 VERSION = "Use the version of dpx that wrote it"
 
 

@@ -41,7 +41,7 @@ from dpx.init.start import ADAPTERS, Receiver, taken_from
 from dpx.interop.checkpoint import Checkpoint
 from dpx.optimizer import Adam, Optimizer
 from dpx.optimizer.arguments import decay_mask
-from dpx.privacy.origins import ReleasedFile, ReleasedRun
+from dpx.privacy.origins import ReleasedOrigin
 from dpx.task.objective import objective as make_objective
 from dpx.training import frozen
 from dpx.training.update import Update, make_update
@@ -279,7 +279,7 @@ class _Sum(NamedTuple):
         return Compared(parameter, self.numbers, self.squared**0.5, self.mean**0.5, above, below, shape)
 
 
-def known_start(init: Init, receiver: Receiver, origins: Sequence[ReleasedRun | ReleasedFile]) -> Leaves:
+def known_start(init: Init, receiver: Receiver, origins: Sequence[ReleasedOrigin]) -> Leaves:
     """Returns, by path, the initial values of trained parameters that do not depend on the run's secret.
 
     `origins` are in the run's statement. Raises `NotCompared` if the weights that the run began from are missing or changed, or were never
@@ -308,7 +308,7 @@ def _independent(drawn: Callable[[Any, Any], dict[str, Any]], start: Any) -> lis
     return [path for path, is_read in zip(sorted(shapes), reads_key, strict=True) if not is_read]
 
 
-def _loaded(init: Init, receiver: Receiver, origin: ReleasedRun | ReleasedFile) -> Leaves:
+def _loaded(init: Init, receiver: Receiver, origin: ReleasedOrigin) -> Leaves:
     """Returns the weights that a run began from. Raises `NotCompared` for others than the origin in its statement describes."""
     value = f"init={init.kind}"
     # A fork declares random parameters.

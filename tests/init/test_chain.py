@@ -67,11 +67,7 @@ def test_two_runs_on_the_same_text_state_what_both_cost(place, parent, child):
     assert epsilon(child) == pytest.approx(together(place, 4), rel=1e-6) and epsilon(parent) < epsilon(child)
     assert stated["planned"]["epsilon"]["rdp"] == pytest.approx(epsilon(parent))
     (origin,) = stated["init"]["origins"]
-    assert stated["init"]["kind"] == "run" and (origin["relation"], origin["composed"], origin["is_checked"]) == (
-        "unknown",
-        True,
-        True,
-    )
+    assert stated["init"]["kind"] == "run" and (origin["relation"], origin["is_checked"]) == ("unknown", True)
     assert stated["spent"]["steps"] == 2 and stated["spent"]["charged_steps"] == 4
     assert accounted(child) == pytest.approx(epsilon(child))
     assert "data" not in origin and "units" in origin["claim"]
@@ -92,7 +88,7 @@ def test_the_weights_are_the_parents(place, parent, child):
 def test_the_same_through_a_copied_release(place, copy):
     path = place.train("of_a_copy", "init=run", f"init.run={copy}")
     (origin,) = statement(path)["init"]["origins"]
-    assert (origin["relation"], origin["composed"], origin["is_checked"]) == ("unknown", True, False)
+    assert (origin["relation"], origin["is_checked"]) == ("unknown", False)
     assert epsilon(path) == pytest.approx(together(place, 4), rel=1e-6)
 
 
@@ -112,7 +108,7 @@ def apart(place, parent):
 def test_text_that_is_declared_disjoint_is_not_composed_and_stands_beside(place, parent, apart):
     stated = statement(apart)
     (origin,) = stated["init"]["origins"]
-    assert (origin["relation"], origin["composed"]) == ("disjoint", False)
+    assert origin["relation"] == "disjoint"
     assert epsilon(apart) == stated["planned"]["epsilon"]["rdp"] and origin["claim"]["epsilon"] == statement(parent)["epsilon"]
     assert any("the user vouches (init.disjoint_from)" in line for line in stated["assumptions"])
     assert json.loads((apart / "private" / "declared_disjoint.json").read_text())["declared_disjoint"][0]["found"]

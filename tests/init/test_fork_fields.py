@@ -72,7 +72,8 @@ def judged(cfg: Any, parent: Path) -> str:
     if planned["guarantee"] in ("none", "not_private"):
         return planned["guarantee"]
     (origin,) = planned["init"]["origins"]
-    assert origin["is_fork"] and origin["composed"] and sum(count for run in origin["segments"] for _, count in run["steps"]) == 2
+    assert origin["is_fork"] and origin["relation"] == "unknown"
+    assert sum(count for run in origin["segments"] for _, count in run["steps"]) == 2
     assert planned["epsilon"]["rdp"] > planned["epsilon_of_this_run"]["rdp"]
     return "charged"
 

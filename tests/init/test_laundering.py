@@ -370,7 +370,7 @@ def test_a_run_from_a_public_file_says_whose_word_that_is(place, weights, tmp_pa
     path = place.train("of_a_file", "init=file", f"init.file={file}", "init.provenance=public")
     stated = statement(path)
     (origin,) = stated["init"]["origins"]
-    assert stated["guarantee"] == "dp" and origin["identity"] == checksum(weights) and "the user vouches" in origin["word"]
+    assert stated["guarantee"] == "dp" and origin["identity"] == checksum(weights) and origin["provenance"] == "public"
     assert any("the user vouches" in line and checksum(weights) in line for line in stated["assumptions"])
     # A run that starts from there inherits the assertion, and the name of the file.
     further = began(place, "init=run", f"init.run={path}")
@@ -522,7 +522,7 @@ def test_a_plan_and_an_explanation_say_what_both_cost(place, parent, capsys):
     experiment = place.declared("init=run", f"init.run={parent}")
     found, alone = plan(experiment), plan(place.declared())
     assert found["epsilon_of_this_run"] == alone["epsilon"] and found["epsilon"]["rdp"] > alone["epsilon"]["rdp"]
-    assert found["guarantee"] == "dp" and found["init"]["origins"][0]["composed"]
+    assert found["guarantee"] == "dp" and found["init"]["origins"][0]["relation"] == "unknown"
     begins_from = planned_start(experiment.init, receiver_of(experiment), prepare(experiment.data, experiment.privacy)).origins
     show(plan_of_run(experiment), Console(width=400))
     assert "of this run without those; noise.epsilon is the target for this number" in capsys.readouterr().out

@@ -16,7 +16,7 @@ import dpx
 from dpx import config, packages
 from dpx.claim import trial_charges
 from dpx.claim.combined_ledgers import read
-from dpx.claim.search_record import Trial
+from dpx.claim.search_lines import Trial
 from dpx.config.declared_init import FromRun
 from dpx.cost import measured_runs
 from dpx.declaration import ConfigError
@@ -221,10 +221,10 @@ def test_no_job_is_given_a_run_whose_parts_were_edited(copy: Path, file: str) ->
 
 
 def test_a_trial_whose_statement_was_edited_disagrees(copy: Path) -> None:
-    assert trial_charges._believed(copy, Trial(copy.name))[2] is None
+    assert trial_charges._believed(copy, Trial(number=0, folder=copy.name, point=(), plan=None))[2] is None
     lower_epsilon(copy)
     assert (
-        trial_charges._believed(copy, Trial(copy.name))[2]
+        trial_charges._believed(copy, Trial(number=0, folder=copy.name, point=(), plan=None))[2]
         == "main-0/release/privacy.json differs from the statement whose checksum is in private/ledger"
     )
 

@@ -10,7 +10,7 @@ from dpx.files.records import to_json
 from dpx.privacy import ledger as ledgers
 from dpx.privacy import origins
 from dpx.privacy.ledger import Ledger
-from dpx.privacy.origins import Origin, ParentClaim, ReleasedRun, merged, of_released
+from dpx.privacy.origins import Origin, ParentClaim, ReleasedOrigin, merged, of_released
 from tests.sealed import refuting
 
 from .test_ledger import entry, fill
@@ -80,7 +80,7 @@ def test_the_newest_verdict_of_an_audit_counts_and_is_read_back(tmp_path):
 
 def test_what_is_released_tells_nothing_of_the_data_and_says_least_to_the_next():
     released = origin("one", relation="disjoint", against=("a unit of another kind",)).as_released()
-    assert isinstance(released, ReleasedRun) and "data" not in to_json(released) and not released.composed
+    assert type(released) is ReleasedOrigin and not {"data", "files", "step"} & set(to_json(released)) and not released.is_composed
     again = of_released(released)
     assert (again.relation, again.data, again.against, again.is_checked) == ("unknown", (None,), (), False)
     assert again.segments == released.segments and again.is_composed
