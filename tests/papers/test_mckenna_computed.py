@@ -82,6 +82,12 @@ def test_the_share_of_clipping_and_noise_falls_with_length_or_does_not():
     assert flops_model.judged(turned).state == "fail"
 
 
+def test_shares_are_measured_from_every_benchmark_that_is_committed():
+    found = flops_model.measured_shares(HOME.parent / "benchmarks", batch_size=1024)
+    assert found and {row["model"] for row in found} <= {row["model"] for row in rows("mckenna_flops_model", "flops_of_an_example")}
+    assert all(0 < row["update_share"] < 1 for row in found)
+
+
 def test_profiles_cross_at_the_claim_alone_or_elsewhere():
     found = pd.DataFrame(rows("mckenna_calibration_profiles", "profiles"))
     assert calibration_profiles.judged(found, 8.0).state == "pass"

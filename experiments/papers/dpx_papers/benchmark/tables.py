@@ -24,15 +24,23 @@ def write(home: Path) -> int:
 
     Raises `ConfigError` if the marks or the files are missing.
     """
-    # Measurements of other programs, such as compiled_programs.json, are lists.
-    readme, files = home / "README.md", [path for path in sorted(home.glob("*.json")) if path.read_text().lstrip()[:1] != "["]
+    readme, documents = home / "README.md", measurements(home)
     text = readme.read_text() if readme.is_file() else ""
     require(BEGIN in text and END in text, readme, "has no place for tables", f"Write the lines {BEGIN} and {END} into it")
-    require(bool(files), home, "holds no benchmark.json", "Run job=benchmark with benchmark.output there")
+    require(bool(documents), home, "holds no benchmark.json", "Run job=benchmark with benchmark.output there")
     before, after = text.split(BEGIN)[0], text.split(END)[1]
-    documents = [(path.stem, read_json(path)) for path in files]
     readme.write_text(f"{before}{BEGIN}\n\n{tables(documents)}\n{END}{after}")
-    return len(files)
+    return len(documents)
+
+
+def measurements(home: Path) -> list[tuple[str, Row]]:
+    """Returns the name and content of every benchmark.json in `home`; those that hold no steps have a `kind`.
+
+    Raises `ConfigError` if one is not JSON.
+    """
+    # Measurements of other programs, such as compiled_programs.json, are lists.
+    paths = [path for path in sorted(home.glob("*.json")) if path.read_text().lstrip()[:1] != "["]
+    return [(path.stem, read_json(path)) for path in paths]
 
 
 def tables(documents: Sequence[tuple[str, Row]]) -> str:

@@ -5,8 +5,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from dpx.files.run_folder import read_json
 from dpx_papers.analysis import Made
+from dpx_papers.benchmark.tables import measurements
 from dpx_papers.mckenna2025 import verdicts
 from dpx_papers.mckenna2025.lab import of_positive
 from dpx_papers.report.shape import Part
@@ -50,16 +50,14 @@ def mckenna_flops_model(
         for kind, kept in (("grams", 0), ("kept", 1 << 50)):
             row[f"book_keeping_{kind}"] = subject.flops("book_keeping", kept_bytes=kept) / plain - 1
         shares.append(row | {"noise": NOISE_OPERATIONS * subject.parameters / batch_size / plain})
-    tables = {"flops_of_an_example": products, "clipping_and_noise": shares, "measured_shares": _measured(Path(evidence), batch_size)}
+    tables = {"flops_of_an_example": products, "clipping_and_noise": shares, "measured_shares": measured_shares(Path(evidence), batch_size)}
     return tables | {"verdicts": [judged(shares)]}
 
 
-def _measured(evidence: Path, batch_size: int) -> list[dict[str, Any]]:
+def measured_shares(evidence: Path, batch_size: int) -> list[dict[str, Any]]:
     """Returns the fastest private step of every benchmark: its speed, and the share of time of clipping and of the update."""
     rows = []
-    for path in sorted(evidence.glob("*.json")):
-        document = read_json(path)
-        # Files of another kind do not contain steps: draws of noise, or the bytes of a restart.
+    for _, document in measurements(evidence):
         steps = [] if "kind" in document else document["rows"]
         private = [row for row in steps if row["clipping"] == "book_keeping" and row.get("update_seconds")]
         if not private:
