@@ -1,31 +1,28 @@
 """Computes clipped gradients of a loss of one example, in any JAX code.
 
 The loss is traced for one example. Where a parameter meets a product or a lookup, that equation becomes an op (reader_ops.py); any
-other reader gets a copy of the parameter for each example, whose gradient autodiff forms. Then the whole is mapped over examples by
-`jax.vmap`: the loss never sees the example's axis, so nothing of one example can be in the row of another.
+other reader gets a copy of the parameter for each example, whose gradient autodiff forms (mapped.py). Then the whole is mapped over
+examples by `jax.vmap`: the loss never sees the example's axis, so nothing of one example can be in the row of another.
 
 B: examples.
 """
 
 import dataclasses
-import math
 from collections.abc import Callable
 from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.core import ShapedArray
 from jax.extend import core
-from jax.extend.core import Primitive, primitives
-from jax.interpreters import batching
+from jax.extend.core import primitives
 
-from dpx.clipping import norms
+from dpx.clipping import mapped, norms
 from dpx.clipping.convolution_ops import Convolution
-from dpx.clipping.probes import Looked, Matrix, Op, ProbeSession, bound, evaluated
+from dpx.clipping.mapped import Alike, choice_p, one_p
+from dpx.clipping.probes import Op, ProbeSession, evaluated
 from dpx.clipping.reader_ops import VIEWS, Box, Copied, Gathered, PartOfProduct, Product, View, is_lookup
 from dpx.clipping.readers import body_of, scan_parts
-from dpx.declaration import require
 
 Route = Literal["product", "convolution", "lookup", "elementwise", "copies"]
 
@@ -113,14 +110,15 @@ class Evaluation:
 
     def run(self, jaxpr: core.Jaxpr, consts: Any, arguments: list[Any]) -> list[Any]:
         """Returns the outputs of `jaxpr`, with ops in place of the equations that read parameters."""
-        values: dict[core.Var, Any] = dict(zip((*jaxpr.constvars, *jaxpr.invars), (*consts, *arguments), strict=True))
+        constants = [Alike(lambda const=const: const) for const in consts]
+        values: dict[core.Var, Any] = dict(zip((*jaxpr.constvars, *jaxpr.invars), (*constants, *arguments), strict=True))
         for place, eqn in enumerate(jaxpr.eqns):
-            given = [var.val if isinstance(var, core.Literal) else values[var] for var in eqn.invars]
+            given = [_read(var, values) for var in eqn.invars]
             self.at.append(place)
             with eqn.ctx.manager:
                 values.update(zip(eqn.outvars, self._equation(eqn, given), strict=True))
             self.at.pop()
-        return [var.val if isinstance(var, core.Literal) else values[var] for var in jaxpr.outvars]
+        return [_read(var, values) for var in jaxpr.outvars]
 
     def parameter(self, path: str, value: Any) -> Any:
         """Returns `value` as a followed parameter, or as a copy for each example if `path` is in `copied`."""
@@ -128,14 +126,21 @@ class Evaluation:
         return self._copy(Followed(value, path, view), "copies") if path in self.copied else Followed(value, path, view)
 
     def plain(self, value: Any, primitive: str) -> Any:
-        """Returns `value` itself, or a copy for each example if it is a parameter that is still followed."""
+        """Returns `value` as an array, which is a copy for each example if it is a parameter that is still followed."""
         if isinstance(value, Joined):
             return jax.lax.concatenate(self._by_part(value, lambda part: self.plain(part, primitive)), value.axis)
+        return mapped.plain(self._copied(value, primitive))
+
+    def _copied(self, value: Any, primitive: str) -> Any:
+        """Returns `value` itself, or a copy for each example if it is a parameter that is still followed."""
+        if isinstance(value, Joined):
+            return self.plain(value, primitive)
         if not isinstance(value, Followed):
             return value
         if value.starts:
-            whole = self.plain(dataclasses.replace(value, view=value.view.before, starts=()), primitive)
-            return value.view.after(jax.lax.dynamic_slice(whole, value.starts, value.view.taken.shape))
+            whole = self._copied(dataclasses.replace(value, view=value.view.before, starts=()), primitive)
+            part = lambda whole, *at: value.view.after(jax.lax.dynamic_slice(whole, at, value.view.taken.shape))  # noqa: E731
+            return mapped.taken(part, [whole, *value.starts], self.tick)
         route = "elementwise" if primitive in {p.name for p in ELEMENTWISE} else "copies"
         copied = self.rounds * value.view.share
         self._read(value, Reader(route, primitive, value.is_repeated, False, copied=copied, layers=value.layers))
@@ -150,9 +155,10 @@ class Evaluation:
             self.at.pop()
         return results
 
-    def _copy(self, value: Followed, route: Route) -> Any:
+    def _copy(self, value: Followed, route: Route) -> Alike:
         outputs = jax.ShapeDtypeStruct(value.view.shape, value.view.dtype)
-        return self._bind(Copied(value.view, value.is_repeated, name=route), value, "parameter", (), outputs)
+        copy = self._bind(Copied(value.view, value.is_repeated, name=route), value, "parameter", (), outputs)
+        return Alike(lambda: value.view(primitives.stop_gradient_p.bind(value.value)), copy)
 
     def _read(self, value: Followed, reader: Reader) -> None:
         # By place: the body of a loop is traced again where its types settle.
@@ -165,7 +171,8 @@ class Evaluation:
     def _equation(self, eqn: Any, given: list[Any]) -> list[Any]:
         followed = [value for value in given if isinstance(value, Followed | Joined)]
         if not followed:
-            return evaluated(eqn, given)
+            return self._of_arrays(eqn, given)
+        whole, given = given, [mapped.plain(value) for value in given]
         if any(isinstance(value, Joined) for value in followed):
             return self._of_joined(eqn, given)
         if eqn.primitive is primitives.concatenate_p and jnp.issubdtype(eqn.outvars[0].aval.dtype, jnp.floating):
@@ -186,8 +193,19 @@ class Evaluation:
             return [self._convolution(eqn, given)]
         if eqn.primitive is primitives.gather_p and isinstance(given[0], Followed) and is_lookup(eqn, given[0].view):
             return [self._lookup(eqn, given)]
+        return self._by_bodies_or_copies(eqn, whole)
+
+    def _of_arrays(self, eqn: Any, given: list[Any]) -> list[Any]:
+        """Evaluates an equation that reads no parameter that is still followed."""
+        has_copies = any(isinstance(value, Alike) and value.copy is not None for value in given)
+        rebuilt = self._bodies(eqn, given) if has_copies else None
+        return mapped.results(eqn, given, self.tick) if rebuilt is None else rebuilt
+
+    def _by_bodies_or_copies(self, eqn: Any, given: list[Any]) -> list[Any]:
         rebuilt = self._bodies(eqn, given)
-        return evaluated(eqn, [self.plain(value, eqn.primitive.name) for value in given]) if rebuilt is None else rebuilt
+        if rebuilt is not None:
+            return rebuilt
+        return mapped.results(eqn, [self._copied(value, eqn.primitive.name) for value in given], self.tick)
 
     def _of_joined(self, eqn: Any, given: list[Any]) -> list[Any]:
         """Evaluates an equation that reads concatenated parameters: a product with each part in turn, or with copies."""
@@ -202,8 +220,7 @@ class Evaluation:
                 return [self._product_of_joined(eqn, given, place, cut)]
         if eqn.primitive not in (primitives.jit_p, primitives.closed_call_p, primitives.call_p, primitives.scan_p, primitives.remat_p):
             given = [self.plain(value, eqn.primitive.name) if isinstance(value, Joined) else value for value in given]
-        rebuilt = self._bodies(eqn, given)
-        return evaluated(eqn, [self.plain(value, eqn.primitive.name) for value in given]) if rebuilt is None else rebuilt
+        return self._by_bodies_or_copies(eqn, given)
 
     def _product_of_joined(self, eqn: Any, given: list[Any], place: int, cut: int | None) -> Any:
         """Evaluates a product with concatenated parameters part by part; the other factor is cut along `cut`, if it shares that axis."""
@@ -274,7 +291,8 @@ class Evaluation:
 
     def _branches(self, eqn: Any, given: list[Any]) -> list[Any]:
         """Evaluates branches through a primitive of dpx whose batching rule leaves parameters without the example's axis."""
-        operands, bodies, consts = given[1:], [], []
+        index, *operands = [mapped.plain(value) for value in given]
+        bodies, consts = [], []
         for number, branch in enumerate(eqn.params["branches"]):
 
             def run(tick: Any, *arrays: Any, branch: Any = branch) -> list[Any]:
@@ -285,7 +303,7 @@ class Evaluation:
             self.at.pop()
             bodies.append((closed.jaxpr, len(consts)))
             consts += closed.consts
-        index = jax.lax.clamp(0, given[0].astype(jnp.int32), len(bodies) - 1)
+        index = jax.lax.clamp(0, index.astype(jnp.int32), len(bodies) - 1)
         return choice_p.bind(index, self.tick, *_arrays(operands), *consts, bodies=tuple(bodies), count=len(operands))
 
     def _within(self, body: core.ClosedJaxpr, given: list[Any], arrays: Any, changes: list[dict] | None = None) -> list[Any]:
@@ -295,6 +313,8 @@ class Evaluation:
         def inside(value: Any, array: Any, change: dict) -> Any:
             if isinstance(value, Joined):
                 return Joined([inside(*part, change) for part in zip(value.parts, array, strict=True)], value.axis)
+            if isinstance(value, Alike):
+                return Alike(lambda: array[0], array[1])
             return dataclasses.replace(value, value=array, **change) if isinstance(value, Followed) else array
 
         inner = [inside(*each) for each in zip(given, arrays, changed, strict=True)]
@@ -304,13 +324,18 @@ class Evaluation:
         consts, count = scan_parts(eqn)
         start = consts + count
         body = eqn.params["jaxpr"]
+        is_alike = mapped.carried(body.jaxpr, given, consts, count)
         carry = [self.plain(value, "scan") for value in given[consts:start]]
         is_by_round = [self._is_by_round(value) for value in given[start:]]
         along = [
-            value if isinstance(value, Followed) and (by_round or value.view.is_cast and not value.starts) else self.plain(value, "scan")
+            value if isinstance(value, Followed) and (by_round or value.view.is_cast and not value.starts) else self._copied(value, "scan")
             for value, by_round in zip(given[start:], is_by_round, strict=True)
         ]
-        inner = [*given[:consts], *carry, *along]
+        inner = [
+            *given[:consts],
+            *(given[consts + at] if own else value for at, (value, own) in enumerate(zip(carry, is_alike, strict=True))),
+            *along,
+        ]
         changes: list[dict] = [{"is_repeated": True} if isinstance(value, Followed | Joined) else {} for value in inner]
         for place, (value, by_round) in enumerate(zip(along, is_by_round, strict=True), start):
             if by_round:
@@ -319,6 +344,7 @@ class Evaluation:
                 # A view of the whole stack only casts; that of one layer does the same.
                 changes[place] = {"view": View(value.view.steps, value.view.shape[1:], value.view.dtype), "layers": value.layers + 1}
         evaluation = dataclasses.replace(self, rounds=self.rounds * max(1, eqn.params["length"]))
+        constants = _arrays(given[:consts])
 
         def round_of(carried: Any, own: Any) -> Any:
             number, sliced = own
@@ -327,7 +353,8 @@ class Evaluation:
                 if by_round:
                     changes[place]["starts"] = (number, *[np.int32(0)] * (len(value.view.shape) - 1))
             rest = [value.value if by_round else next(slices) for value, by_round in zip(along, is_by_round, strict=True)]
-            results = evaluation._within(body, inner, [*_arrays(given[:consts]), *carried, *rest], changes)
+            held = [(value, None) if own else value for value, own in zip(carried, is_alike, strict=True)]
+            results = evaluation._within(body, inner, [*constants, *held, *rest], changes)
             return results[: len(carried)], results[len(carried) :]
 
         sliced = [array for array, by_round in zip(_arrays(along), is_by_round, strict=True) if not by_round]
@@ -392,7 +419,14 @@ def _is_convolution(eqn: Any, given: list[Any]) -> bool:
 
 
 def _arrays(given: list[Any]) -> list[Any]:
-    return [value.value if isinstance(value, Followed | Joined) else value for value in given]
+    return [
+        (value.value, value.copy) if isinstance(value, Alike) else value.value if isinstance(value, Followed | Joined) else value
+        for value in given
+    ]
+
+
+def _read(var: Any, values: dict[core.Var, Any]) -> Any:
+    return Alike(lambda: var.val) if isinstance(var, core.Literal) else values[var]
 
 
 def _tuples(dimensions: Any) -> Any:
@@ -404,89 +438,3 @@ def _tuples(dimensions: Any) -> Any:
 
 def _shape(eqn: Any) -> jax.ShapeDtypeStruct:
     return jax.ShapeDtypeStruct(eqn.outvars[0].aval.shape, eqn.outvars[0].aval.dtype)
-
-
-one_p = Primitive("dpx_op_of_one_example")
-one_p.multiple_results = True
-
-
-@one_p.def_abstract_eval
-def _abstract(*_: Any, outputs: tuple, **__: Any) -> list[Any]:
-    return [ShapedArray(leaf.shape, leaf.dtype) for leaf in outputs]
-
-
-def _batched(given: Any, axes: Any, *, op: Op, leaf: str, path: str, session: ProbeSession, outputs: tuple) -> Any:
-    """Evaluates the op for all examples: `given` is (parameter, *inputs, tick), and the tick always has the examples' axis."""
-    parameter, *inputs, tick = given
-    reason = "is mapped over the example axis together with the examples"
-    require(axes[0] is None, path, reason, "Give parameters without an example axis")
-    B = tick.shape[axes[-1]]
-    moved = [
-        jnp.broadcast_to(x, (B, *x.shape)) if axis is None else jnp.moveaxis(x, axis, 0)
-        for x, axis in zip((*inputs, tick), axes[1:], strict=True)
-    ]
-    inputs = tuple(moved[:-1]) or (moved[-1],)
-    if isinstance(op, PartOfProduct):
-        op = dataclasses.replace(op, is_shared=all(axis is None for axis in axes[2:-1]))
-    elif isinstance(op, (Product, Convolution)):
-        op = dataclasses.replace(op, form=_form(op, outputs[0].size, B, path, session))
-    if isinstance(op, Gathered):
-        op = dataclasses.replace(op, is_kept=_is_kept(op, outputs[0].size, B, path, session))
-    shape = jax.ShapeDtypeStruct((B, *outputs[0].shape), outputs[0].dtype)
-    result = bound(op.of_units(session.rows_per_unit), {leaf: parameter}, (path,), inputs, shape)
-    return [result], [0]
-
-
-batching.primitive_batchers[one_p] = _batched
-
-
-def _form(op: Product | Convolution, outputs: int, B: int, path: str, session: ProbeSession) -> norms.Form:
-    E, p, d = op.sizes()
-    T = outputs // (E * d)
-    whole = T * session.rows_per_unit
-    form = norms.choose(whole, p, d, False) if op.form != "kept" else session.form(path, B, T, (p, d))
-    session.matrices[path] = Matrix(whole, E, p, d, form)
-    return form
-
-
-def _is_kept(op: Gathered, outputs: int, B: int, path: str, session: ProbeSession) -> bool:
-    """Returns whether the gradient of a table is kept: always if it is smaller than the cotangents of its rows."""
-    (V, d), rows = op.view.shape, session.rows_per_unit
-    T = outputs // d * rows
-    other = "by_id" if norms.is_added_by_id(T, V) else "pairs"
-    is_cheaper = op.is_kept and norms.lookup_cost("kept", T, d, V) < norms.lookup_cost(other, T, d, V)
-    is_kept = is_cheaper and (V <= T or session.keep(path, 4 * (B // rows) * math.prod(session.shapes[path])))
-    session.lookups[path] = Looked(T, d, V, is_kept)
-    return is_kept
-
-
-choice_p = Primitive("dpx_choice_of_one_example")
-choice_p.multiple_results = True
-
-
-@choice_p.def_abstract_eval
-def _of_any(*_: Any, bodies: tuple, count: int) -> list[Any]:
-    return [ShapedArray(var.aval.shape, var.aval.dtype) for var in bodies[0][0].outvars]
-
-
-def _chosen(given: Any, axes: Any, *, bodies: tuple, count: int) -> Any:
-    """Evaluates one branch if all examples take the same one (for example by a loop's round); else all branches, and selects by example."""
-    index, tick, *rest = given
-
-    def branch(jaxpr: core.Jaxpr, start: int) -> Any:
-        def run(tick: Any, *rest: Any) -> list[Any]:
-            consts = rest[count + start : count + start + len(jaxpr.constvars)]
-            return core.jaxpr_as_fun(core.ClosedJaxpr(jaxpr, consts))(tick, *rest[:count])
-
-        return jax.vmap(run, in_axes=tuple(axes[1:]), axis_size=tick.shape[axes[1]])
-
-    runs = [branch(*body) for body in bodies]
-    if axes[0] is None:
-        results = jax.lax.switch(index, runs, tick, *rest)
-    else:
-        cases = zip(*(run(tick, *rest) for run in runs), strict=True)
-        results = [jax.vmap(jax.lax.select_n)(jnp.moveaxis(index, axes[0], 0), *each) for each in cases]
-    return results, [0] * len(results)
-
-
-batching.primitive_batchers[choice_p] = _chosen

@@ -45,8 +45,6 @@ class Op:
     norm_sees_all = False
     # Whether autodiff keeps the inputs alone and computes the op again, where the op trains nothing.
     is_recomputed = False
-    # Whether the output is the leaf, once for each example.
-    is_copy = False
 
     def of_units(self, rows_per_unit: int) -> "Op":
         """Returns this op for units of that many rows; raises `ConfigError` if it has no rule for their joint gradient."""

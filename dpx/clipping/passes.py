@@ -62,27 +62,6 @@ def _backward(op: Op, kind: Pass, saved: Any, cotangent: Any) -> Any:
 run.defvjp(_forward, _backward)
 
 
-@partial(jax.custom_vjp, nondiff_argnums=(0,))
-def copied_again(op: Op, values: Any, inputs: tuple, copy: Any, varying: Any) -> Any:
-    """Returns `copy`, the output of an op that copies its leaf, made where a loop reads it, so that the loop need not hold it.
-
-    The cotangent goes to `copy`. `varying` is anything that differs by round: what does not is computed before the loop.
-    """
-    return _copied_forward(op, values, inputs, copy, varying)[0]
-
-
-def _copied_forward(op: Op, values: Any, inputs: tuple, copy: Any, varying: Any) -> Any:
-    (values, inputs), _ = jax.lax.optimization_barrier(((values, inputs), varying))
-    return op.outputs(values, inputs), None
-
-
-def _copied_backward(op: Op, _: None, cotangent: Any) -> Any:
-    return None, None, cotangent, None
-
-
-copied_again.defvjp(_copied_forward, _copied_backward)
-
-
 def _of_wanted(op: Op, values: Any, gradient: Any, wanted: tuple[bool, ...]) -> tuple:
     return tuple(leaf if is_wanted else None for leaf, is_wanted in zip(by_leaf(op, values, gradient), wanted, strict=True))
 

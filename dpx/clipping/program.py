@@ -6,8 +6,8 @@ B: examples, U: units.
 """
 
 import dataclasses
-from collections.abc import Callable, Mapping, Sequence
-from functools import cached_property, partial
+from collections.abc import Callable, Mapping
+from functools import cached_property
 from typing import Any
 
 import jax
@@ -143,7 +143,6 @@ def _evaluate(
 ) -> list[Any]:
     """Evaluates a program; `shadows` holds the sum of each parameter under the variable that holds the parameter's value."""
     values: dict[core.Var, Any] = dict(zip((*jaxpr.constvars, *jaxpr.invars), (*consts, *arguments), strict=True))
-    copies: dict[core.Var, Any] = {}
 
     def read(var: Any) -> Any:
         return var.val if isinstance(var, core.Literal) else values[var]
@@ -152,18 +151,13 @@ def _evaluate(
         given, here = [read(var) for var in eqn.invars], scope.get(place)
         shadow = [shadows.get(var) if isinstance(var, core.Var) else None for var in eqn.invars]
         with eqn.ctx.manager:
-            if isinstance(here, Site) and here.op.is_copy:
-                copies[eqn.outvars[0]] = partial(passes.copied_again, here.op, *jax.tree.unflatten(eqn.params["tree"], given))
-            again = _made_in_rounds(eqn, copies)
-            results, sums = _equation(eqn, given, shadow, [{}] if here is None and any(again) else here, taps, kind, again)
+            results, sums = _equation(eqn, given, shadow, here, taps, kind)
         values.update(zip(eqn.outvars, results, strict=True))
         shadows.update((var, total) for var, total in zip(eqn.outvars, sums, strict=True) if total is not None)
     return [read(var) for var in jaxpr.outvars]
 
 
-def _equation(
-    eqn: Any, given: list[Any], shadow: list[Any], here: Any, taps: dict[Site, Any], kind: Any, again: Sequence[Any]
-) -> tuple[list, list]:
+def _equation(eqn: Any, given: list[Any], shadow: list[Any], here: Any, taps: dict[Site, Any], kind: Any) -> tuple[list, list]:
     """Returns the outputs of an equation, and the sums of the parameters among them."""
     nothing = [None] * len(eqn.outvars)
     if isinstance(here, Site):
@@ -176,7 +170,7 @@ def _equation(
         has_sums = eqn.invars and all(total is not None for total in shadow)
         return evaluated(eqn, given), evaluated(eqn, shadow) if has_sums else nothing
     if eqn.primitive is primitives.scan_p:
-        return _loop(eqn, given, shadow, here[0], taps, kind, again), nothing
+        return _loop(eqn, given, shadow, here[0], taps, kind), nothing
     if eqn.primitive is primitives.cond_p:
         branches = [_body(body, shadow[1:], scope, taps, kind) for body, scope in zip(eqn.params["branches"], here, strict=True)]
         return list(jax.lax.switch(given[0], branches, *given[1:])), nothing
@@ -191,43 +185,15 @@ def _body(body: core.ClosedJaxpr, shadow: list[Any], scope: Scope, taps: dict[Si
     return lambda *given: _evaluate(body.jaxpr, body.consts, given, dict(known), scope, taps, kind)
 
 
-def _made_in_rounds(eqn: Any, copies: dict[core.Var, Any]) -> list[Any]:
-    """Returns, for each constant of a loop, how a round makes it: None for all but a copy of a parameter that is read by index alone.
-
-    A loop would hold the whole copy, of which a round reads little.
-    """
-    if not copies or eqn.primitive is not primitives.scan_p:
-        return []
-    consts, body = readers.scan_parts(eqn)[0], eqn.params["jaxpr"].jaxpr
-    outer_inner = zip(eqn.invars[:consts], body.invars, strict=False)
-    return [copies.get(outer) if isinstance(outer, core.Var) and _is_indexed(body, inner) else None for outer, inner in outer_inner]
-
-
-def _is_indexed(jaxpr: core.Jaxpr, var: core.Var) -> bool:
-    """Returns whether a program reads an array by index alone."""
-
-    def is_by_index(eqn: Any, place: int) -> bool:
-        if eqn.primitive is primitives.jit_p:
-            body = readers.body_of(eqn).jaxpr
-            return _is_indexed(body, body.invars[place])
-        return place == 0 and eqn.primitive in (primitives.gather_p, primitives.dynamic_slice_p)
-
-    read_at = [(eqn, place) for eqn in jaxpr.eqns for place, own in enumerate(eqn.invars) if own is var]
-    return all(is_by_index(*at) for at in read_at) and not any(out is var for out in jaxpr.outvars)
-
-
-def _loop(eqn: Any, given: list[Any], shadow: list[Any], scope: Scope, taps: dict[Site, Any], kind: Any, again: Sequence[Any]) -> list[Any]:
-    """Evaluates a loop; `again` has, for each of its constants, how a round makes the constant, or None."""
+def _loop(eqn: Any, given: list[Any], shadow: list[Any], scope: Scope, taps: dict[Site, Any], kind: Any) -> list[Any]:
     consts, count = readers.scan_parts(eqn)
-    carry, made = consts + count, again or [None] * consts
+    carry = consts + count
     body, inside = eqn.params["jaxpr"], _sites(scope)
 
     def round_of(carried: Any, sliced: Any) -> Any:
         xs, sums, own = sliced
         run = _body(body, [*shadow[:consts], *([None] * len(carried)), *sums], scope, {**taps, **dict(zip(inside, own, strict=True))}, kind)
-        varying = jax.tree.leaves((xs, carried))[:1]
-        constants = [make(value, varying) if make and varying else value for make, value in zip(made, given[:consts], strict=True)]
-        results = run(*constants, *carried, *xs)
+        results = run(*given[:consts], *carried, *xs)
         return results[: len(carried)], results[len(carried) :]
 
     along = (given[carry:], shadow[carry:], [taps.get(site) for site in inside])

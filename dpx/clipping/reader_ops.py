@@ -382,7 +382,6 @@ class Copied(Op):
     """
 
     norm_sees_all = True
-    is_copy = True
     is_shared = True
     view: View
     is_repeated: bool = False

@@ -159,11 +159,19 @@ MUTANTS = (
     ),
     Mutant(
         "a layer that each example chooses taken for one that all share",
-        "dpx/clipping/example_loss.py",
+        "dpx/clipping/mapped.py",
         "_batched",
         "all(axis is None for axis in axes[2:-1])",
         "True",
         "tests/clipping/test_parts.py::test_parts_are_exact[number_of_the_example-units]",
+    ),
+    Mutant(
+        "gradients of what no example reaches added up before they are clipped",
+        "dpx/clipping/mapped.py",
+        "_linear",
+        "out + tick.astype(out.dtype)",
+        "out",
+        "tests/clipping/test_alike.py::test_kernels_computed_from_parameters_are_exact[without_data-kept]",
     ),
     Mutant(
         "units that fill the last turn count twice",

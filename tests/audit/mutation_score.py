@@ -115,7 +115,7 @@ ROOMS = {
             "units": _in("clipping", "units found_by_attack"),
             "clipped_grad": _in("clipping", "transform"),
             "by_example": _in("clipping", "clipped_grad readme found_by_attack"),
-            "example_loss": _in("clipping", "clipped_grad readme found_by_attack"),
+            **dict.fromkeys(("example_loss", "mapped"), _in("clipping", "clipped_grad readme found_by_attack")),
             "reader_ops": _in("clipping", "clipped_grad readme found_by_attack"),
             "separate": _in("clipping", "attacks_rows readme attacks_wrapped found_by_attack"),
             **dict.fromkeys(
