@@ -15,9 +15,11 @@ import pytest
 from omegaconf import OmegaConf, open_dict
 
 from dpx import config, packages
-from dpx.config import recipes
+from dpx.config import following, recipes
 from dpx.config.experiment import Experiment
+from dpx.config.identity import composed
 from dpx.declaration import ConfigError
+from dpx.models import checkpoint_shape
 from dpx.optimizer.lr_schedule import in_steps
 
 GOLDEN = Path(__file__).parent / "golden"
@@ -433,6 +435,23 @@ def test_run_name_ignores_how_and_where(override: str) -> None:
 @pytest.mark.parametrize("override", ["replicate=1", "seed=1", "steps=7", "noise.epsilon=3", "data.sequence_length=48"])
 def test_run_name_follows_the_claim(override: str) -> None:
     assert _name([override]) != _name([])
+
+
+def test_composing_a_config_and_naming_its_run_opens_no_checkpoint(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "config.json").write_text((SMALL_CHECKPOINT / "config.json").read_text())
+    given = ["init=hf", f"init.path={tmp_path}", "model=hf", "task=classification", "data=random"]
+    for folder in (tmp_path, tmp_path / "missing"):
+        with monkeypatch.context() as patched:
+            for reader in ("folder_of", "config_of"):
+                patched.setattr(following, reader, lambda *_: pytest.fail("a checkpoint was read"))
+                patched.setattr(checkpoint_shape, reader, lambda *_: pytest.fail("a checkpoint was read"))
+            overrides = [*given, f"init.path={folder}"]
+            cfg = recipes.compose(overrides, with_hydra=True)
+            assert config.run_name(cfg) and composed(cfg)["model"]["_target_"] == checkpoint_shape.TARGET
+    with pytest.raises(ConfigError, match=f"^init.path={tmp_path}/missing: no such folder"):
+        config.build(recipes.compose(overrides))
+    experiment, _ = config.build(recipes.compose([*given, f"init.path={tmp_path}"]))
+    assert experiment.data.vocabulary.size == experiment.model.vocabulary_size
 
 
 def test_a_joint_account_is_not_in_the_folder_of_the_default_run() -> None:

@@ -54,8 +54,7 @@ FOLLOWERS = (
     *("of_checkpoint", "without_checkpoint", "at_most_positions", "none_if_causal", "number_of_labels", "no_labels_of_completions"),
     "by_trained",
 )
-# The resolvers that a recipe may use: each reads the config alone, except that `oc.env` reads variables that the user has listed, and
-# `of_checkpoint`, `at_most_positions` and `without_checkpoint` the shape of the checkpoint that the config names.
+# The resolvers that a recipe may use: each reads the config alone, except that `oc.env` reads variables that the user has listed.
 RESOLVERS = ("oc.select", "oc.dict.keys", "oc.dict.values", "oc.env", "one_minus", *FOLLOWERS)
 
 NOTE_FOLDERS = "dpx.launch.refused.NoteFolders"

@@ -8,9 +8,8 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from dpx.config.experiment import require_name
-from dpx.config.node import checked_arguments
+from dpx.config.following import with_checkpoint
 from dpx.declaration import ConfigError
-from dpx.models import checkpoint_shape
 from dpx.models.model_protocol import COMPUTATION
 
 # These keys never change the identity of a run (design: how a config becomes a run).
@@ -33,28 +32,30 @@ _NOT_IN_THE_NAME += ("tune", "name", "run")
 _OF_THE_END = ("stop_after_evaluations_without_gain", "gain_in", "evaluate_every", "evaluation_rows")
 
 
-def resolved(cfg: DictConfig) -> dict[str, Any]:
-    """Returns `cfg` as plain containers, without Hydra's own node and with the model of a checkpoint written out.
+def composed(cfg: DictConfig) -> dict[str, Any]:
+    """Returns `cfg` as plain containers, without Hydra's own node; what follows a checkpoint is not read yet (`dpx.config.following`).
 
-    Raises `ConfigError` for an interpolation that cannot be resolved, for a text that would be one where the config is read again (a stage
-    of a chain, another process), and for a checkpoint whose shape cannot be read.
+    Raises `ConfigError` for an interpolation that cannot be resolved.
     """
     try:
-        plain = {str(key): _plain(cfg[key]) for key in cfg if key != "hydra"}
+        return {str(key): _plain(cfg[key]) for key in cfg if key != "hydra"}
     except OmegaConfBaseException as error:
-        # A default that follows a checkpoint says what is wrong with the checkpoint.
+        # A resolver of dpx says itself what is wrong.
         cause: BaseException | None = error
         while cause is not None:
             if isinstance(cause, ConfigError):
                 raise cause from error
             cause = cause.__cause__ or cause.__context__
         raise ConfigError(error.full_key or "config", str(error).splitlines()[0], "Correct the interpolation") from error
-    model = plain.get("model")
-    if isinstance(model, dict) and model.get("_target_") == checkpoint_shape.TARGET:
-        given = {key: value for key, value in model.items() if key != "_target_"}
-        plain["model"] = checkpoint_shape.written_out(
-            checkpoint_shape.OfCheckpoint(**checked_arguments(checkpoint_shape.OfCheckpoint, given, "model"))
-        )
+
+
+def resolved(cfg: DictConfig) -> dict[str, Any]:
+    """Returns `cfg` as plain containers, without Hydra's own node and with everything that it takes from a checkpoint.
+
+    Raises `ConfigError` as `composed` does, for a text that would be an interpolation where the config is read again (a stage of a chain,
+    another process), and for a checkpoint whose shape cannot be read.
+    """
+    plain = with_checkpoint(composed(cfg))
     _require_no_interpolation(plain, "")
     return plain
 
@@ -77,7 +78,7 @@ def run_name(root: DictConfig) -> str:
     """Returns the folder name `<name>-<hash>`: the same config has the same folder, in a run and in a sweep, on one device and on many."""
     job = OmegaConf.select(root, "hydra.runtime.choices.job", default="train")
     # The config of the run does not hold Hydra's node, and no name may read the machine from it.
-    plain = resolved(OmegaConf.masked_copy(root, [str(key) for key in root if key != "hydra"]) if "hydra" in root else root)
+    plain = composed(OmegaConf.masked_copy(root, [str(key) for key in root if key != "hydra"]) if "hydra" in root else root)
     # Before Hydra makes the folder.
     require_name(str(plain["name"]))
     if plain.get("run") or job in ("list", "report", "generate"):

@@ -18,11 +18,15 @@ _LEFT = ("release/params", f"release/{STATEMENT}", f"release/{MANIFEST}", "priva
 JOBS = ("train", "resume")
 
 
+def has_ended(folder: Path) -> bool:
+    """Returns whether `folder` holds a run that has finished, whatever its config."""
+    is_whole = all((folder / name).exists() for name in _LEFT)
+    return is_whole and any(Status(folder, job).read().get("state") == "finished" for job in JOBS)
+
+
 def has_finished(folder: Path, plain: dict[str, Any]) -> bool:
     """Returns whether `folder` holds the run that the resolved config `plain` names, and that run has finished."""
-    if not all((folder / name).exists() for name in _LEFT):
-        return False
-    if not any(Status(folder, job).read().get("state") == "finished" for job in JOBS):
+    if not has_ended(folder):
         return False
     try:
         return is_of(folder, plain)

@@ -8,9 +8,9 @@ from omegaconf import DictConfig, OmegaConf
 from dpx import config
 from dpx.claim.study import Study, check_charge
 from dpx.config.experiment import require_name
-from dpx.declaration import ConfigError, require
+from dpx.declaration import require
 from dpx.files.run_folder import RunFolder
-from dpx.job.finished import JOBS, has_finished
+from dpx.job.finished import JOBS, has_ended
 from dpx.launch import search_space
 from dpx.launch.late import NothingLeft
 
@@ -26,17 +26,10 @@ def hydra_files(root: DictConfig) -> str | None:
         return "private/hydra"
     folder = RunFolder(Path(place))
     folder.require_no_links()
-    if _job(root) in JOBS and _has_finished(root, folder):
+    if _job(root) in JOBS and has_ended(folder.path):
         return None
     folder.made_private()
     return "private/hydra"
-
-
-def _has_finished(root: DictConfig, folder: RunFolder) -> bool:
-    try:
-        return has_finished(folder.path, config.resolved(root))
-    except ConfigError:
-        return False
 
 
 def _job(root: DictConfig) -> str:
