@@ -53,26 +53,6 @@ def calibrate(experiment: Experiment, size: int) -> Calibrated:
     if not experiment.is_private:
         return Calibrated(None, tuple((batch / size, steps) for batch, steps in batch_stages), batch_stages, size, {})
     size = check_claim(experiment, size)
-    sampler = experiment.sampler
-    sampler.check(experiment.privacy, experiment.accountant)
-    experiment.mechanism.check(experiment)
-    declared_mechanism.check(experiment.mechanism, experiment)
-    require_own_word(experiment.mechanism, "ledger_fields")
-    require_own_word(sampler, "ledger_fields", "event")
-    limit = sampler.largest_batch(size)
-    for batch, _ in batch_stages:
-        require(
-            batch <= limit,
-            f"batch size {batch}",
-            f"a step draws from {limit} {experiment.privacy.drawn}s, so the sampling probability q would exceed 1",
-            experiment.batch_schedule.with_at_most(limit),
-        )
-    require(
-        not sampler.needs_one_batch_size or len({batch for batch, _ in batch_stages}) == 1,
-        f"sampler={sampler.name}",
-        "this sampler needs the same batch size at every step",
-        "Use batch_schedule=constant",
-    )
     stages = tuple((batch / size, steps) for batch, steps in batch_stages)
     sigma = _noise(experiment, batch_stages, size)
     spent = accounting_of(experiment.accountant, experiment.privacy, planned_segments(experiment, batch_stages, size, sigma))
@@ -96,10 +76,10 @@ def require_own_word(part: Mechanism | Sampler, *methods: str) -> None:
 def check_claim(experiment: Experiment, size: int) -> int:
     """Returns the public N of the claim: `data.declared_size`, or else `size`, plus the number of places for an audit's canaries.
 
-    `add_remove` requires `data.declared_size`. Raises `ConfigError` for a size, a delta or a neighbouring relation that is not valid for
-    the claim.
+    It tries all checks of a private claim, in this order, and raises `ConfigError` for a size, a delta, a neighbouring relation or batch
+    sizes that are not valid, and for declarations that no proof covers together.
     """
-    privacy, declared = experiment.privacy, experiment.data.declared_size
+    privacy, declared, sampler = experiment.privacy, experiment.data.declared_size, experiment.sampler
     require(
         privacy.adjacency != "add_remove" or declared is not None,
         "privacy.adjacency=add_remove",
@@ -122,7 +102,27 @@ def check_claim(experiment: Experiment, size: int) -> int:
         "dpx has no accounting under replace_one for units of several rows that are drawn row by row",
         "Use privacy.adjacency=zero_out, or privacy.unit_mode=sample_units",
     )
-    return size + experiment.audit.places(privacy)
+    size += experiment.audit.places(privacy)
+    sampler.check(privacy, experiment.accountant)
+    experiment.mechanism.check(experiment)
+    declared_mechanism.check(experiment.mechanism, experiment)
+    require_own_word(experiment.mechanism, "ledger_fields")
+    require_own_word(sampler, "ledger_fields", "event")
+    limit, batch_stages = sampler.largest_batch(size), batch_schedule.stages(experiment.batch_schedule, experiment.steps)
+    for batch, _ in batch_stages:
+        require(
+            batch <= limit,
+            f"batch size {batch}",
+            f"a step draws from {limit} {privacy.drawn}s, so the sampling probability q would exceed 1",
+            experiment.batch_schedule.with_at_most(limit),
+        )
+    require(
+        not sampler.needs_one_batch_size or len({batch for batch, _ in batch_stages}) == 1,
+        f"sampler={sampler.name}",
+        "this sampler needs the same batch size at every step",
+        "Use batch_schedule=constant",
+    )
+    return size
 
 
 def plan_of(experiment: Experiment, calibrated: Calibrated) -> Plan:

@@ -147,11 +147,43 @@ class Experiment:
     profile: StepProfile = StepProfile()
 
     def __post_init__(self) -> None:
+        """Tries all checks of the root record, in this order; those of its claim are in `dpx.claim.calibration.check_claim`."""
+        self._require_numbers()
+        self.data.require_fits(self.privacy)
+        self._require_units_fit()
+        self._require_audit_fits()
+        self._require_model_fits()
+        self.task.require_fits(self.model, self.data)
+        self.mechanism.require_fits(self.model, self.task, self.train)
+        widths_of(self.length_buckets, self.data.sequence_length)
+        self.profile.require_fits(self.steps)
+        self._require_batches_fit()
+        self._require_telemetry_fits()
+        self._require_end_fits()
+        for key in self.privacy.assumed:
+            require(_has(self, key), f"privacy.assumed={key}", "no such key", "Name keys of the config, such as data.declared_size")
+
+    def require_new(self) -> None:
+        """Raises `ConfigError` for what only a new run must not be: jobs on an existing run accept any config that it had.
+
+        It may import jax.
+        """
+        self.lr_schedule.require_fits(self.steps)
+        self.optimizer.require_usable()
+
+    def _require_numbers(self) -> None:
         require(self.steps > 0, f"steps={self.steps}", "a run needs at least one step", "Use 1 or more")
         require_name(self.name)
         require(self.seed is None or self.seed >= 0, f"seed={self.seed}", "a seed is not negative", "Use 0 or more, or null")
         require(self.replicate >= 0, f"replicate={self.replicate}", "repeats are numbered from 0", "Use 0 or more")
-        self.data.require_fits(self.privacy)
+        require(
+            self.microbatch == "auto" or self.microbatch > 0,
+            f"microbatch={self.microbatch}",
+            "a microbatch has at least one example",
+            "Use 1 or more, or auto",
+        )
+
+    def _require_units_fit(self) -> None:
         # A protected unit is something that the source holds: copies of its text that dpx makes are rows of one unit.
         require(
             not self.is_private or self.data.cuts in (None, 1) or self.privacy.unit != "row",
@@ -159,18 +191,8 @@ class Experiment:
             f"the text of each document is in {self.data.cuts} rows, and epsilon of one row would not protect it",
             f"Use privacy.unit=document with privacy.rows_per_unit_max={self.data.cuts}, or data.cuts=null",
         )
-        self._require_audit_fits()
-        require(
-            self.microbatch == "auto" or self.microbatch > 0,
-            f"microbatch={self.microbatch}",
-            "a microbatch has at least one example",
-            "Use 1 or more, or auto",
-        )
-        self._require_model_fits()
-        self.task.require_fits(self.model, self.data)
-        self.mechanism.require_fits(self.model, self.task, self.train)
-        widths_of(self.length_buckets, self.data.sequence_length)
-        self.profile.require_fits(self.steps)
+
+    def _require_batches_fit(self) -> None:
         require(
             not (isinstance(self.noise, NoiseBatchRatio) and not isinstance(self.batch_schedule, Constant)),
             "noise=noise_batch_ratio",
@@ -183,10 +205,6 @@ class Experiment:
             "the row of a unit depends on the epoch, and epochs have a length only at one batch size",
             "Use batch_schedule=constant or privacy.unit_mode=sample_units",
         )
-        self._require_telemetry_fits()
-        self._require_end_fits()
-        for key in self.privacy.assumed:
-            require(_has(self, key), f"privacy.assumed={key}", "no such key", "Name keys of the config, such as data.declared_size")
 
     def _require_audit_fits(self) -> None:
         if not isinstance(self.audit, Canaries):

@@ -72,7 +72,6 @@ def prepare(data: Data, privacy: Privacy, progress: Progress | None = None) -> S
     the first to finish gives it its name and the other uses that one. Text is streamed; memory grows by about 100 bytes a document (its
     hash, or its unit's name).
     """
-    data.require_fits(privacy)
     source = open_source(data.source)
     settings = _settings(data, privacy, source)
     key = hashlib.sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest()

@@ -75,8 +75,7 @@ def _run(chain: Chain, run: StageRun, runs: Runs) -> None:
         stage(f"stage {run.label}: finished before, in {run.folder.name}")
         return
     stage(f"stage {run.label}: {os.path.relpath(run.folder)}")
-    run.experiment.lr_schedule.require_fits(run.experiment.steps)
-    run.experiment.optimizer.require_usable()
+    run.experiment.require_new()
     status, began, code = Status(run.folder, str(chain.stages[run.stage].job)), time.monotonic(), commit()
     status.write("running", pid=os.getpid(), commit=code)
     try:

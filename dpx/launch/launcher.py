@@ -168,14 +168,13 @@ class Launcher:
         if cfg.run is None:
             # Only for new work: jobs on an existing run accept any config that it had.
             _check_noise(experiment.mechanism, point)
-            experiment.lr_schedule.require_fits(experiment.steps)
             if status.job in finished.JOBS:
                 require_same_claim(experiment, cfg, path, point)
         require_processes(experiment.mesh, team().count)
         simulate_devices(experiment.mesh, experiment.mesh.simulated_here(team().count))
         if cfg.run is None:
             # Only now: it may import jax.
-            experiment.optimizer.require_usable()
+            experiment.require_new()
         began, code = time.monotonic(), commit()
         with self._trial(experiment, job, path, status, point, cfg.get("fork")) as experiment:
             if self._is_copy and self._command is not None:

@@ -442,8 +442,8 @@ MUTANTS = (
         "canaries left out of N",
         "dpx/claim/calibration.py",
         "check_claim",
-        "return size + experiment.audit.places(privacy)",
-        "return size",
+        "size += experiment.audit.places(privacy)",
+        "size += 0",
         "tests/audit/test_canaries.py::test_canaries_add_to_n",
     ),
     Mutant(
@@ -587,7 +587,7 @@ MUTANTS = (
     Mutant(
         "sums rounded by the microbatch beside whatever moves rows",
         "dpx/claim/calibration.py",
-        "calibrate",
+        "check_claim",
         "declared_mechanism.check(experiment.mechanism, experiment)",
         "_ = places",
         "tests/training/test_neighbours.py::test_neighbours_are_no_further_apart_than_is_charged",

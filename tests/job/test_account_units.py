@@ -21,7 +21,6 @@ from dpx.files.records import to_json
 from dpx.files.run_folder import RunFolder
 from dpx.job.account import Account
 from dpx.launch.sweep import Outcome, show_together
-from dpx.mechanism import declared_mechanism
 from dpx.privacy import accounting, events, ledger
 from dpx.privacy.declared_privacy import Privacy
 from dpx.privacy.ledger import Ledger, LedgerEntry, NoiseEpoch
@@ -195,8 +194,6 @@ def may_run(name: str, adjacency: str) -> bool:
     experiment = declared(name, adjacency)
     try:
         calibration.check_claim(experiment, 1000)
-        experiment.sampler.check(experiment.privacy, experiment.accountant)
-        declared_mechanism.check(experiment.mechanism, experiment)
     except ConfigError:
         return False
     return any(_has_event(entry_of(experiment), adjacency, accountant) for accountant in events.ACCOUNTANTS)
