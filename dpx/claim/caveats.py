@@ -9,17 +9,19 @@ from dataclasses import replace
 from typing import Any, Literal
 
 from dpx.claim.calibration import ASSUMED_ADJACENCY, assumed
+from dpx.claim.run_facts import RunFacts
+from dpx.clipping.method_names import ClippingMethod
 from dpx.config.declared_audit import Audit, Canaries
 from dpx.config.experiment import Experiment
 from dpx.data.declared_data import Data
 from dpx.data.labelled import Table
 from dpx.data.protected_units import vocabulary_source as vocabulary_source
 from dpx.declaration import ConfigError
-from dpx.privacy import accounting, ledger, origins, profile
-from dpx.privacy.declared_privacy import Accountant, GdpClt
+from dpx.mechanism.mechanism_protocol import Mechanism
+from dpx.privacy import accounting, ledger, profile
+from dpx.privacy.declared_privacy import Accountant, GdpClt, Privacy
 from dpx.privacy.ledger import Ledger, Segments
 from dpx.privacy.lines import Verdict
-from dpx.privacy.origins import Origin
 from dpx.privacy.segments import is_forward
 from dpx.privacy.unit_facts import UnitFacts, unlike
 from dpx.sampler import Sampler
@@ -45,17 +47,15 @@ TWO_PASSES = (
 )
 
 
-def not_covered(experiment: Experiment) -> list[str]:
+def not_covered(mechanism: Mechanism, clipping_method: ClippingMethod, data: Data, privacy: Privacy) -> list[str]:
     """Returns the list of things that the guarantee does not cover."""
-    mechanism = experiment.mechanism
     rounded = [f"floating point: {mechanism.floating_point}", *([] if mechanism.is_forward else [MARGIN_COVERS])]
-    uncovered = [*NOT_COVERED, *mechanism.not_covered(), *of_table(experiment.data), *rounded]
-    if mechanism.clips_gradients and experiment.clipping_method.name == "ghost":
+    uncovered = [*NOT_COVERED, *mechanism.not_covered(), *of_table(data), *rounded]
+    if mechanism.clips_gradients and clipping_method.name == "ghost":
         uncovered.append(TWO_PASSES)
-    if experiment.is_private and experiment.privacy.adjacency == "add_remove":
-        size = experiment.data.declared_size
+    if mechanism.is_private and privacy.adjacency == "add_remove":
         uncovered.append(
-            f"a true number of {experiment.privacy.drawn}s above the declared {size}: delta is checked against the declared number only"
+            f"a true number of {privacy.drawn}s above the declared {data.declared_size}: delta is checked against the declared number only"
         )
     return uncovered
 
@@ -105,28 +105,29 @@ def of_table(data: Data) -> list[str]:
     return [*uncovered, f"{test_rows[source.select]}, including its rows of units that also have protected rows"]
 
 
-def assumptions(
-    experiment: Experiment, manifest: Any, size: int, entered: Ledger | None = None, begins_from: Sequence[Origin] = ()
-) -> list[str]:
+def assumptions(experiment: Experiment, manifest: Any, size: int, facts: RunFacts) -> list[str]:
     """Returns the assumptions of the guarantee, one sentence each.
 
-    `manifest` describes the prepared data (`None` before they are prepared), `size` is N, `entered` the ledger of the run's charges, and
-    `begins_from` the origins of its initial weights.
+    `manifest` describes the prepared data (`None` before they are prepared), `size` is N, and `facts` are those of the run's ledger.
     """
-    privacy = experiment.privacy
+    data, privacy, train = experiment.data, experiment.privacy, experiment.train
     counted = size if manifest is None or privacy.adjacency == "add_remove" else privacy.population(manifest)
-    is_composed = any(origin.is_composed for origin in begins_from) or (entered is not None and len(entered.data) > 1)
-    premises = [*_of_public_facts(experiment, manifest, size), *_of_the_unit(experiment)]
-    if not experiment.train.is_all:
+    premises = [*_of_public_facts(data, privacy, manifest, size), *_of_the_unit(data, privacy)]
+    if not train.is_all:
         come = (
             "are copied from the weights that the run begins from (init)"
-            if any(origin.is_of_weights for origin in begins_from)
+            if facts.beginning.of_weights
             else "were drawn at random, before any protected row was read"
         )
-        premises.append(f"train={experiment.train.kind}: frozen parameters {come}")
-    premises += origins.assumptions(begins_from)
-    if is_composed:
-        premises.append(f"in all data that charged steps drew from, {_one_name(privacy.unit)}")
+        premises.append(f"train={train.kind}: frozen parameters {come}")
+    premises += facts.premises
+    if facts.is_joint:
+        renamed = (
+            "a row is cut from the same text in each version of the data: moved text belongs to another row"
+            if privacy.unit == "row"
+            else f"each {privacy.unit} has one name: a renamed {privacy.unit} counts as another {privacy.unit}"
+        )
+        premises.append(f"in all data that charged steps drew from, {renamed}")
     if privacy.rows_per_example > 1:
         most = privacy.rows_per_unit_max
         premises.append(f"each whole {privacy.unit} is drawn and clipped: its gradient is the sum over its rows, at most {most}")
@@ -138,9 +139,8 @@ def assumptions(
     return premises
 
 
-def _of_public_facts(experiment: Experiment, manifest: Any, size: int) -> list[str]:
+def _of_public_facts(data: Data, privacy: Privacy, manifest: Any, size: int) -> list[str]:
     """Returns the assumptions about what is public: the vocabulary, the size, the labels, the choices in the config."""
-    privacy = experiment.privacy
     sources = {
         "public_split": "the vocabulary is fitted on documents of the public split, which are not protected",
         "file": "the vocabulary file does not depend on the protected text",
@@ -153,22 +153,22 @@ def _of_public_facts(experiment: Experiment, manifest: Any, size: int) -> list[s
         "add_remove": f"the declared number of {privacy.drawn}s ({size}) is public and does not depend on the data",
         "replace_one": f"the number of {privacy.drawn}s ({size}) is public; the neighbour has one unit replaced",
     }
-    premises = [sources[vocabulary_source(experiment.data.vocabulary, manifest)], size_known[privacy.adjacency]]
-    if experiment.data.labels and not experiment.data.learns_labels:
-        premises.append(f"the list of {len(experiment.data.labels)} labels was declared without looking at the protected rows")
-    if experiment.data.heldout_by == "first":
-        share = f"the first {experiment.data.heldout_fraction:g} of the documents, in the order of the files, are held out"
+    premises = [sources[vocabulary_source(data.vocabulary, manifest)], size_known[privacy.adjacency]]
+    if data.labels and not data.learns_labels:
+        premises.append(f"the list of {len(data.labels)} labels was declared without looking at the protected rows")
+    if data.heldout_by == "first":
+        share = f"the first {data.heldout_fraction:g} of the documents, in the order of the files, are held out"
         premises.append(f"{share} (data.heldout_by=first); their order and their number are public")
     premises.append("every choice made in this config was made without looking at the protected text")
     premises.append("the root secret stays in private/ and is not given away with the model")
     return premises
 
 
-def _of_the_unit(experiment: Experiment) -> list[str]:
+def _of_the_unit(data: Data, privacy: Privacy) -> list[str]:
     """Returns the assumptions about what one protected unit is."""
-    privacy, premises = experiment.privacy, []
-    rows = {"one labelled text": bool(experiment.data.labels), "one pair of segments": experiment.data.pairs != "none"}
-    rows["one prompt with its completion"] = getattr(experiment.data.source, "has_completions", False)
+    premises = []
+    rows = {"one labelled text": bool(data.labels), "one pair of segments": data.pairs != "none"}
+    rows["one prompt with its completion"] = getattr(data.source, "has_completions", False)
     for row, is_read in rows.items():
         if is_read and privacy.unit == "row":
             premises.append(f"one protected row is {row}: text that appears in several rows is protected in each row separately only")
@@ -179,12 +179,6 @@ def _of_the_unit(experiment: Experiment) -> list[str]:
     if privacy.unit_mode == "one_row":
         premises.append(f"each drawn {privacy.unit} is read as one row, chosen by the {privacy.unit} and the number of the epoch alone")
     return premises
-
-
-def _one_name(unit: str) -> str:
-    if unit == "row":
-        return "a row is cut from the same text in each version of the data: moved text belongs to another row"
-    return f"each {unit} has one name: a renamed {unit} counts as another {unit}"
 
 
 def unsupported(

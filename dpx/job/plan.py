@@ -8,6 +8,7 @@ from typing import Any
 from dpx.claim import statement
 from dpx.claim.calibration import Calibrated, calibrate, differing, plan_of
 from dpx.claim.caveats import as_if_hidden, assumptions, late_choices, little_data, not_covered, reasons_against, under_assumed_sampler
+from dpx.claim.run_facts import RunFacts
 from dpx.claim.spent import planned_end, planned_epsilon
 from dpx.config.declared_audit import Canaries
 from dpx.config.experiment import Experiment
@@ -24,7 +25,6 @@ from dpx.job.analyse import inputs, require_analysis
 from dpx.job.plan_records import AnalysisInput, AnalysisPlan, PlanDocument, RunPlan, write_plan
 from dpx.job.plan_shown import show
 from dpx.models.shape import count
-from dpx.privacy import ledger, origins
 from dpx.privacy.origins import Origin
 from dpx.processes.mesh import simulate_devices
 from dpx.statement import outside_code
@@ -283,13 +283,11 @@ def _claim(
     experiment: Experiment, manifest: Any, calibrated: Calibrated, begins_from: tuple[Origin, ...], against: list[str]
 ) -> dict[str, Any]:
     """Returns guarantee, noise and epsilon; `against` are reasons, in addition to those of the config, why no guarantee is planned."""
-    sigma = calibrated.noise_multiplier
+    sigma, facts = calibrated.noise_multiplier, RunFacts.of(None, begins_from)
     reasons = [f"mechanism={experiment.mechanism.name}"]
     if experiment.is_private:
-        reasons = reasons_against(experiment, manifest) + origins.reasons(begins_from) + against
-    by = outside_code.joined(
-        outside_code.packages_of(experiment), outside_code.packages_of_segments(ledger.join(*origins.charged(begins_from)))
-    )
+        reasons = reasons_against(experiment, manifest) + facts.against + against
+    by = outside_code.joined(outside_code.packages_of(experiment), outside_code.packages_of_segments(facts.segments))
     epsilon = planned_epsilon(experiment, calibrated, begins_from)
     # As in a statement: a number that is not proved is given with its reason, not as a bound.
     why_not = "; ".join(reasons if experiment.is_private and reasons else outside_code.sentences(by))
@@ -306,17 +304,17 @@ def _claim(
         "unit_mode": experiment.privacy.unit_mode,
         "canaries": experiment.audit.places(experiment.privacy),
         "noise_multiplier": sigma,
-        "releases": tuple(statement.releases(experiment)) if experiment.is_private else (),
+        "releases": tuple(statement.releases(experiment.clip, experiment.telemetry)) if experiment.is_private else (),
         "noise_batch_ratio": _noise_batch_ratio(experiment, calibrated),
         "delta": experiment.privacy.delta if experiment.is_private else None,
         "epsilon": {} if why_not else epsilon,
         "epsilon_of_this_run": {} if why_not else dict(calibrated.epsilon),
-        "init": origins.facts(begins_from),
+        "init": facts.beginning,
         "unsupported": tuple(numbers),
         "guarantee": outside_code.guarantee(experiment.is_private, reasons, by),
         "reasons": tuple(reasons),
-        "assumptions": tuple(assumptions(experiment, manifest, calibrated.size, None, begins_from)) if experiment.is_private else (),
-        "not_covered": tuple(not_covered(experiment)),
+        "assumptions": tuple(assumptions(experiment, manifest, calibrated.size, facts)) if experiment.is_private else (),
+        "not_covered": tuple(not_covered(experiment.mechanism, experiment.clipping_method, experiment.data, experiment.privacy)),
         "hints": tuple(_hints(experiment, calibrated)),
     }
 

@@ -572,7 +572,7 @@ MUTANTS = (
         "a refuted run keeps its guarantee",
         "dpx/claim/statement.py",
         "build",
-        "+ refuted(verdict)",
+        "*refuted(facts.verdict),",
         "",
         "tests/audit/test_canaries.py::test_a_broken_mechanism_fails_its_own_run",
     ),

@@ -12,6 +12,7 @@ import pytest
 from dpx import config
 from dpx.claim import calibration, caveats, statement
 from dpx.claim.combined_ledgers import read, stated_at, together
+from dpx.claim.run_facts import RunFacts
 from dpx.config import recipes
 from dpx.console import Console, figure
 from dpx.data.protected_units import unit_facts
@@ -158,10 +159,10 @@ def test_that_no_unit_is_renamed_during_a_run_is_an_assumption(tmp_path):
     experiment = dataclasses.replace(EXPERIMENT, privacy=Privacy(delta=1e-4, unit="document", rows_per_unit_max=4))
     entered = Ledger(tmp_path / "ledger")
     for number, data in enumerate(("a" * 64, "b" * 64)):
-        assert not any("each document has one name" in line for line in caveats.assumptions(experiment, None, 1000, entered))
+        assert not any("each document has one name" in line for line in caveats.assumptions(experiment, None, 1000, RunFacts.of(entered)))
         facts = {"from_step": number, "start": None, "secret_tag": "", "secret_place": 1, "fingerprint": {"data": data}, "why": "it begins"}
         entered.open_noise_epoch(NoiseEpoch(number=number, name=f"{number}", **facts))
-    assert any("each document has one name" in line for line in caveats.assumptions(experiment, None, 1000, entered))
+    assert any("each document has one name" in line for line in caveats.assumptions(experiment, None, 1000, RunFacts.of(entered)))
 
 
 def test_steps_from_before_units_were_noted_stay_unknown(tmp_path):

@@ -157,7 +157,10 @@ def test_the_statement_claims_renyi_only_and_names_the_margin():
     assert release.is_discrete
     facts = statement.mechanism_facts(experiment, calibrated)
     assert 0 < facts.grid_margin < 1e-3 and facts.generator_strength_bits == 256
-    assert any("before it is rounded" in line for line in statement.not_covered(experiment))
+    assert any(
+        "before it is rounded" in line
+        for line in statement.not_covered(experiment.mechanism, experiment.clipping_method, experiment.data, experiment.privacy)
+    )
 
 
 def test_leaves_steps_and_slices_share_no_noise(monkeypatch):

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from dpx.claim import caveats
+from dpx.claim.run_facts import RunFacts
 from dpx.config import build, recipes
 from dpx.config.declared_chain import declared
 from dpx.data.declared_data import Data, TextFiles, Vocabulary
@@ -44,7 +45,7 @@ def test_the_statement_says_which_documents_are_held_out(by: str) -> None:
     overrides = ["+experiment=legal_nonprivate_full", "mechanism=dp_sgd", f"data.heldout_by={by}"]
     experiment, _ = build(recipes.compose(overrides))
     assert unit_facts(experiment.data, experiment.privacy).heldout_by == by
-    told = [line for line in caveats.assumptions(experiment, None, 100) if "the first 0.05 of the documents" in line]
+    told = [line for line in caveats.assumptions(experiment, None, 100, RunFacts.of(None)) if "the first 0.05 of the documents" in line]
     assert len(told) == (by == "first")
 
 

@@ -12,6 +12,7 @@ from dp_accounting import pld
 from dpx.claim import calibration, caveats, statement
 from dpx.claim.calibration import calibrate
 from dpx.claim.caveats import reasons_against
+from dpx.claim.run_facts import RunFacts
 from dpx.data.declared_data import Vocabulary
 from dpx.durable import write_durably
 from dpx.files.records import to_json
@@ -30,6 +31,12 @@ FIELDS = {
     "guarantee", "reasons", "unit", "rows_per_unit_max", "adjacency", "declared_size", "sampler", "mechanism", "delta", "epsilon",
     "unsupported", "planned", "spent", "assumptions", "not_covered", "ledger",
 }  # fmt: skip
+
+NOTHING_RAN = RunFacts.of(None)
+
+
+def not_covered(experiment):
+    return caveats.not_covered(experiment.mechanism, experiment.clipping_method, experiment.data, experiment.privacy)
 
 
 def run(experiment, tmp_path, steps=None, size=N):
@@ -228,13 +235,13 @@ def test_sampler_and_mechanism_are_those_that_ran(small, tmp_path):
 
 def test_what_is_public_and_what_is_not_covered_is_said(small):
     grouped = small(privacy={"unit": "document", "rows_per_unit_max": 3})
-    assert any("the number of rows of each document is public too" in line for line in caveats.assumptions(grouped, None, N))
-    assert not any("is public too" in line for line in caveats.assumptions(small(), None, N))
+    assert any("the number of rows of each document is public too" in line for line in caveats.assumptions(grouped, None, N, NOTHING_RAN))
+    assert not any("is public too" in line for line in caveats.assumptions(small(), None, N, NOTHING_RAN))
     declared = small(data={"declared_size": N}, privacy={"adjacency": "add_remove"})
-    assert any(f"above the declared {N}" in line for line in caveats.not_covered(declared))
-    assert any("forged ledger" in line for line in caveats.not_covered(small()))
+    assert any(f"above the declared {N}" in line for line in not_covered(declared))
+    assert any("forged ledger" in line for line in not_covered(small()))
     for method, mechanism, expected in (("ghost", DpSgd(), True), ("vmap", DpSgd(), False), ("ghost", NoPrivacy(), False)):
-        limits = caveats.not_covered(small(clipping_method={"name": method}, mechanism=mechanism))
+        limits = not_covered(small(clipping_method={"name": method}, mechanism=mechanism))
         assert (caveats.TWO_PASSES in limits) == expected
 
 

@@ -1,0 +1,60 @@
+"""The facts that a statement follows from, read once: what the ledger of a run holds, and what the run begins from."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from dpx.privacy import ledger, origins
+from dpx.privacy.ledger import Ledger, Segments
+from dpx.privacy.lines import Verdict
+from dpx.privacy.origins import Beginning, Origin
+
+
+@dataclass(frozen=True)
+class RunFacts:
+    """What the ledger `entered` of a run holds; without one, what a run that begins from `begins_from` will be charged for that.
+
+    Attributes:
+        segments: All charges so far.
+        own: The run's own steps among them.
+        before: The charges of its origins that are composed with its own.
+        beginning: Its origins, as a statement has them.
+        against: The reasons against a guarantee that they are.
+        premises: The assumptions that they need, as sentences.
+        tells_words: Whether no vocabulary among them was learnt from protected or unknown text.
+        is_joint: Whether charged steps drew from several data.
+        verdict: The result of the run's own audit.
+        trial_charges: How each search that the run is a trial of charges the choice among its trials.
+    """
+
+    entered: Ledger | None
+    begins_from: tuple[Origin, ...]
+    segments: Segments
+    own: Segments
+    before: list[Segments]
+    beginning: Beginning
+    against: list[str]
+    premises: list[str]
+    tells_words: bool
+    is_joint: bool
+    verdict: Verdict | None
+    trial_charges: list[str]
+
+    @classmethod
+    def of(cls, entered: Ledger | None, begins_from: Sequence[Origin] = ()) -> "RunFacts":
+        """Returns the facts of a ledger, or without one those of origins that are not in a ledger yet."""
+        come_from = tuple(begins_from if entered is None else entered.origins)
+        before = origins.charged(come_from)
+        return cls(
+            entered=entered,
+            begins_from=come_from,
+            segments=ledger.join(*before) if entered is None else entered.segments(),
+            own=[] if entered is None else entered.own_segments(),
+            before=before,
+            beginning=origins.facts(come_from),
+            against=origins.reasons(come_from),
+            premises=origins.assumptions(come_from),
+            tells_words=origins.have_public_words(come_from),
+            is_joint=bool(before) or (entered is not None and len(entered.data) > 1),
+            verdict=None if entered is None else entered.verdict,
+            trial_charges=[] if entered is None else [trial.charge for trial in entered.trials],
+        )
