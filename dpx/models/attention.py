@@ -22,7 +22,7 @@ from typing import Any
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Float, Int
+from jaxtyping import Array, Float
 
 from dpx.models.shape import Model
 
@@ -32,18 +32,6 @@ MASKED_SCORE = -1.0e9
 Dropped = Callable[[Array], Array]
 # (keys, values) of the tokens that are read -> of all tokens that they see.
 Seen = Callable[[Array, Array], tuple[Array, Array]]
-
-
-def score_bias(length_R: Int[Array, " R"], tokens: int, dtype, causal: bool) -> Float[Array, "R 1 U S"]:
-    """Returns what is added to the scores: 0 at real keys, and `MASKED_SCORE` at padding and, if `causal`, at later tokens.
-
-    U is 1 if all tokens see the same keys.
-    """
-    place_S = jnp.arange(tokens)
-    is_seen_RUS = (place_S < length_R[:, None])[:, None, :]
-    if causal:
-        is_seen_RUS = is_seen_RUS & (place_S <= place_S[:, None])
-    return jnp.where(is_seen_RUS, 0.0, MASKED_SCORE).astype(dtype)[:, None]
 
 
 def heads_of(x_BTd: Array, parts: int, heads: int) -> Array:
@@ -56,7 +44,12 @@ def probabilities(q_RNTD: Array, k_RNSD: Array, length_R: Array, causal: bool) -
     """Returns the softmax of the scaled scores over the keys that a query sees, computed in float32 or wider."""
     at_least_f32 = jnp.promote_types(q_RNTD.dtype, jnp.float32)
     scores_RNTS = jnp.einsum("RNTD,RNSD->RNTS", q_RNTD, k_RNSD, preferred_element_type=at_least_f32) * q_RNTD.shape[-1] ** -0.5
-    return jax.nn.softmax(scores_RNTS + score_bias(length_R, k_RNSD.shape[2], at_least_f32, causal), axis=-1)
+    place_S = jnp.arange(k_RNSD.shape[2])
+    # [R,U,S], where U is 1 if all tokens see the same keys.
+    is_seen_RUS = (place_S < length_R[:, None])[:, None, :]
+    if causal:
+        is_seen_RUS = is_seen_RUS & (place_S <= place_S[:, None])
+    return jax.nn.softmax(scores_RNTS + jnp.where(is_seen_RUS, 0.0, MASKED_SCORE).astype(at_least_f32)[:, None], axis=-1)
 
 
 def by_text(x_BTd: Array, length: Array) -> Array:

@@ -149,29 +149,26 @@ def _gelu(config: Mapping[str, Any], key: str, where: str, allowed: tuple[str, .
     return kind
 
 
-def _bert(config: Mapping[str, Any], where: str) -> tuple[type[Bert], dict[str, Any]]:
+def _encoder(config: Mapping[str, Any], where: str) -> tuple[type[Bert], dict[str, Any]]:
+    family = config["model_type"]
+    if family == "distilbert":
+        _gelu(config, "activation", where, ("exact",))
+        return Bert, read_sizes(config, where, tied=True) | {"segments": 0, "layer_norm_eps": 1e-12, "classifier": "relu"}
     require_values(config, where, position_embedding_type="absolute", is_decoder=False, add_cross_attention=False)
     _gelu(config, "hidden_act", where, ("exact",))
     segments, eps = whole(config, "type_vocab_size", where, 2, least=0), number(config, "layer_norm_eps", where, 1e-12)
-    return Bert, read_sizes(config, where, tied=True) | {"segments": segments, "layer_norm_eps": eps, "classifier": "pooler"}
-
-
-def _roberta(config: Mapping[str, Any], where: str) -> tuple[type[Bert], dict[str, Any]]:
-    kind, values = _bert(config, where)
-    # The first rows of its position table belong to padding; the first token's is the one after.
+    values = read_sizes(config, where, tied=True) | {"segments": segments, "layer_norm_eps": eps, "classifier": "pooler"}
+    if family == "bert":
+        return Bert, values
+    # The first rows of RoBERTa's position table belong to padding; the first token's is the one after.
     offset = whole(config, "pad_token_id", where, 1, least=0) + 1
     whole(config, "max_position_embeddings", where, least=offset + 1)
     # Transformers' class for choices reads the encoder's pooler; the class for labels has its own dense map.
     classifier = "pooler" if is_multiple_choice(config) else "dense"
-    return kind, values | {"positions": values["positions"] - offset, "position_offset": offset, "classifier": classifier}
+    return Bert, values | {"positions": values["positions"] - offset, "position_offset": offset, "classifier": classifier}
 
 
-def _distilbert(config: Mapping[str, Any], where: str) -> tuple[type[Bert], dict[str, Any]]:
-    _gelu(config, "activation", where, ("exact",))
-    return Bert, read_sizes(config, where, tied=True) | {"segments": 0, "layer_norm_eps": 1e-12, "classifier": "relu"}
-
-
-def _gpt2(config: Mapping[str, Any], where: str) -> tuple[type[Decoder], dict[str, Any]]:
+def _decoder(config: Mapping[str, Any], where: str) -> tuple[type[Decoder], dict[str, Any]]:
     require_values(config, where, scale_attn_weights=True, scale_attn_by_inverse_layer_idx=False, add_cross_attention=False)
     values = read_sizes(config, where, tied=True)
     return Decoder, values | {
@@ -182,9 +179,7 @@ def _gpt2(config: Mapping[str, Any], where: str) -> tuple[type[Decoder], dict[st
 
 
 _FAMILIES: dict[str, Callable[[Mapping[str, Any], str], tuple[type[Model], dict[str, Any]]]] = {
-    "bert": _bert,
-    "roberta": _roberta,
-    "distilbert": _distilbert,
-    "gpt2": _gpt2,
+    **dict.fromkeys(("bert", "roberta", "distilbert"), _encoder),
+    "gpt2": _decoder,
     **{model_type: kind.of_config for model_type, kind in ROTARY.items()},
 }

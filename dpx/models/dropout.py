@@ -56,11 +56,6 @@ def of_tokens(x_BTH: Array, keys_B: UInt32[Array, "B 2"] | None, layer, site: in
     return dropout(by_text, keys_B, layer, site, rate, places=1).reshape(x_BTH.shape)
 
 
-def of_probabilities(probs: Array, keys_B: UInt32[Array, "B 2"] | None, layer, rate: float) -> Array:
-    """Applies dropout to attention probabilities, [B,N,T,S] or [B,C,N,T,S], with a key for each head and query."""
-    return dropout(probs, keys_B, layer, ATTENTION, rate, places=probs.ndim - 2)
-
-
 def of_head(x: Float[Array, "B ..."], keys_B: UInt32[Array, "B 2"] | None, model: Model, site: int) -> Float[Array, "B ..."]:
     """Applies dropout in a classifier; a head counts as the layer after the last."""
     return dropout(x, keys_B, model.layers, site, model.dropout)

@@ -6,8 +6,7 @@ Backward returns the cotangent of a half's input and adds to `factors`: each wei
 B: examples, T: tokens, H: width, F: feed-forward, d: 3 H.
 """
 
-from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -40,20 +39,9 @@ class Place(NamedTuple):
         return drop.of_tokens(x, self.keys_B, self.layer, site, self.model.dropout if rate is None else rate, self.length)
 
     def dropped_probabilities(self, probs: Array) -> Array:
-        """Applies dropout to attention probabilities at the model's rate."""
-        return drop.of_probabilities(probs, self.keys_B, self.layer, self.model.dropout)
-
-
-class Order(NamedTuple):
-    """The order of the halves of a layer.
-
-    `sources` names the residual from which each weight's input is recomputed; if it is the name of a LayerNorm, that norm's gain and offset
-    are applied.
-    """
-
-    sources: dict[str, str]
-    forward: Callable[[Place, Any, Array], tuple[Array, dict[str, Array]]]
-    backward: Callable[[Place, Any, Any, Array], tuple[Array, Any]]
+        """Applies dropout to attention probabilities, [B,N,T,S] or [B,C,N,T,S], at the model's rate."""
+        # A key for each head and query.
+        return drop.dropout(probs, self.keys_B, self.layer, drop.ATTENTION, self.model.dropout, places=probs.ndim - 2)
 
 
 def cast(p: Any, like: Array) -> Any:
@@ -151,59 +139,60 @@ def _sum_biases(factors: Any, *weights: str) -> None:
         factors["sums"][weight] = {"bias": norms.at_least_float32(factors[f"g_{weight}"]).sum(1)}
 
 
-def _post_forward(place: Place, p: Any, x_BTH: Array) -> tuple[Array, dict[str, Array]]:
-    eps = place.model.layer_norm_eps
-    attended, saved = attention(place, p, x_BTH)
-    saved["attention_norm"], saved["attention_factor"] = normalise(x_BTH + attended, eps)
-    y_BTH = scaled(saved["attention_norm"], p["attention_norm"])
-    fed, u = feed_forward(place, p, y_BTH)
-    saved["output_norm"], saved["output_factor"] = normalise(y_BTH + fed, eps)
-    return scaled(saved["output_norm"], p["output_norm"]), saved | u | {"x": x_BTH}
+class PostNorm:
+    """A layer that normalises after each half's sum, as Bert.
+
+    `sources` names the residual from which each weight's input is recomputed; if it is the name of a LayerNorm, that norm's gain and offset
+    are applied.
+    """
+
+    sources: ClassVar = {"qkv": "x", "attention_out": "context", "up": "attention_norm", "down": "u"}
+
+    @staticmethod
+    def forward(place: Place, p: Any, x_BTH: Array) -> tuple[Array, dict[str, Array]]:
+        eps = place.model.layer_norm_eps
+        attended, saved = attention(place, p, x_BTH)
+        saved["attention_norm"], saved["attention_factor"] = normalise(x_BTH + attended, eps)
+        y_BTH = scaled(saved["attention_norm"], p["attention_norm"])
+        fed, u = feed_forward(place, p, y_BTH)
+        saved["output_norm"], saved["output_factor"] = normalise(y_BTH + fed, eps)
+        return scaled(saved["output_norm"], p["output_norm"]), saved | u | {"x": x_BTH}
+
+    @staticmethod
+    def backward(place: Place, p: Any, r: Any, g_BTH: Array) -> tuple[Array, Any]:
+        factors: dict[str, Any] = {"sums": {}, "a_qkv": r.get("x"), "a_up": scaled(r["attention_norm"], p["attention_norm"])}
+        factors["sums"]["output_norm"], g_z = norm_backward(g_BTH, r["output_norm"], r["output_factor"], p["output_norm"])
+        g_y = g_z + feed_forward_backward(place, p, r, g_z, factors)
+        factors["sums"]["attention_norm"], g_z = norm_backward(g_y, r["attention_norm"], r["attention_factor"], p["attention_norm"])
+        return g_z + attention_backward(place, p, r, g_z, factors), factors
 
 
-def _post_backward(place: Place, p: Any, r: Any, g_BTH: Array) -> tuple[Array, Any]:
-    factors: dict[str, Any] = {"sums": {}, "a_qkv": r.get("x"), "a_up": scaled(r["attention_norm"], p["attention_norm"])}
-    factors["sums"]["output_norm"], g_z = norm_backward(g_BTH, r["output_norm"], r["output_factor"], p["output_norm"])
-    g_y = g_z + feed_forward_backward(place, p, r, g_z, factors)
-    factors["sums"]["attention_norm"], g_z = norm_backward(g_y, r["attention_norm"], r["attention_factor"], p["attention_norm"])
-    return g_z + attention_backward(place, p, r, g_z, factors), factors
+class PreNorm:
+    """A layer that normalises before each half, as a Decoder; `sources` are those of `PostNorm`."""
 
+    sources: ClassVar = {"qkv": "attention_norm", "attention_out": "context", "up": "feed_forward_norm", "down": "u"}
 
-def _pre_forward(place: Place, p: Any, x_BTH: Array) -> tuple[Array, dict[str, Array]]:
-    eps = place.model.layer_norm_eps
-    normalised, factor = normalise(x_BTH, eps)
-    attended, saved = attention(place, p, scaled(normalised, p["attention_norm"]))
-    saved |= {"attention_norm": normalised, "attention_factor": factor}
-    x_BTH = x_BTH + attended
-    normalised, factor = normalise(x_BTH, eps)
-    fed, u = feed_forward(place, p, scaled(normalised, p["feed_forward_norm"]))
-    return x_BTH + fed, saved | u | {"feed_forward_norm": normalised, "feed_forward_factor": factor}
+    @staticmethod
+    def forward(place: Place, p: Any, x_BTH: Array) -> tuple[Array, dict[str, Array]]:
+        eps = place.model.layer_norm_eps
+        normalised, factor = normalise(x_BTH, eps)
+        attended, saved = attention(place, p, scaled(normalised, p["attention_norm"]))
+        saved |= {"attention_norm": normalised, "attention_factor": factor}
+        x_BTH = x_BTH + attended
+        normalised, factor = normalise(x_BTH, eps)
+        fed, u = feed_forward(place, p, scaled(normalised, p["feed_forward_norm"]))
+        return x_BTH + fed, saved | u | {"feed_forward_norm": normalised, "feed_forward_factor": factor}
 
-
-def _pre_backward(place: Place, p: Any, r: Any, g_BTH: Array) -> tuple[Array, Any]:
-    factors: dict[str, Any] = {"sums": {}}
-    for weight, norm in (("qkv", "attention_norm"), ("up", "feed_forward_norm")):
-        factors[f"a_{weight}"] = scaled(r[norm], p[norm])
-    g_normed = feed_forward_backward(place, p, r, g_BTH, factors)
-    factors["sums"]["feed_forward_norm"], g_z = norm_backward(
-        g_normed, r["feed_forward_norm"], r["feed_forward_factor"], p["feed_forward_norm"]
-    )
-    g_BTH = g_BTH + g_z
-    g_normed = attention_backward(place, p, r, g_BTH, factors)
-    factors["sums"]["attention_norm"], g_z = norm_backward(g_normed, r["attention_norm"], r["attention_factor"], p["attention_norm"])
-    return g_BTH + g_z, factors
-
-
-# By whether the model is causal.
-ORDERS = {
-    False: Order(
-        {"qkv": "x", "attention_out": "context", "up": "attention_norm", "down": "u"},
-        _post_forward,
-        _post_backward,
-    ),
-    True: Order(
-        {"qkv": "attention_norm", "attention_out": "context", "up": "feed_forward_norm", "down": "u"},
-        _pre_forward,
-        _pre_backward,
-    ),
-}
+    @staticmethod
+    def backward(place: Place, p: Any, r: Any, g_BTH: Array) -> tuple[Array, Any]:
+        factors: dict[str, Any] = {"sums": {}}
+        for weight, norm in (("qkv", "attention_norm"), ("up", "feed_forward_norm")):
+            factors[f"a_{weight}"] = scaled(r[norm], p[norm])
+        g_normed = feed_forward_backward(place, p, r, g_BTH, factors)
+        factors["sums"]["feed_forward_norm"], g_z = norm_backward(
+            g_normed, r["feed_forward_norm"], r["feed_forward_factor"], p["feed_forward_norm"]
+        )
+        g_BTH = g_BTH + g_z
+        g_normed = attention_backward(place, p, r, g_BTH, factors)
+        factors["sums"]["attention_norm"], g_z = norm_backward(g_normed, r["attention_norm"], r["attention_factor"], p["attention_norm"])
+        return g_BTH + g_z, factors

@@ -46,11 +46,33 @@ class TokenLoss(Op):
         return 0 if path == "table" else 1
 
     def forward(self, leaves, inputs):
-        if not any(map(self.trains, leaves)):
-            return self._in_blocks(leaves, *inputs)
         h_BMH, label_BM, has_label_BM = inputs
-        losses_B, correct_B, e_BMV, scale_BM = self._decoded(leaves, h_BMH, *_slots(leaves, h_BMH, label_BM, has_label_BM))
-        return (losses_B, correct_B), (h_BMH, bounds.as_narrow_as(h_BMH, e_BMV), scale_BM)
+        has_label_BM = has_label_BM & is_in(label_BM, leaves["table"].shape[0])
+        weight_BM = has_label_BM.astype(jnp.promote_types(h_BMH.dtype, F32))
+        # The share of each position whose label has a logit in its example's mean.
+        weight_BM = weight_BM / jnp.maximum(weight_BM.sum(1, keepdims=True), 1)
+        if any(map(self.trains, leaves)):
+            losses_B, correct_B, e_BMV, scale_BM = self._decoded(leaves, h_BMH, label_BM, has_label_BM, weight_BM)
+            return (losses_B, correct_B), (h_BMH, bounds.as_narrow_as(h_BMH, e_BMV), scale_BM)
+
+        # Of a frozen head nothing but the cotangent of h depends on e: it is formed for a block of positions, without the logits of all
+        # positions at once, and the residual is that cotangent.
+        (B, M, H), V = h_BMH.shape, leaves["table"].shape[0]
+        rows = max(BLOCK_ROWS, BLOCK_BYTES // (weight_BM.dtype.itemsize * V))
+        blocks = max(1, math.ceil(M / max(1, rows // max(1, B))))
+        wide = math.ceil(M / blocks)
+
+        def one(of_block):
+            losses_B, correct_B, e_BNV, scale_BN = self._decoded(leaves, *of_block)
+            return losses_B, correct_B, self._cotangent(leaves, h_BMH.dtype, e_BNV, scale_BN)
+
+        def cut(x_BM):
+            padded = jnp.pad(x_BM, ((0, 0), (0, blocks * wide - M), *((0, 0),) * (x_BM.ndim - 2)))
+            return jnp.moveaxis(padded.reshape(B, blocks, wide, *x_BM.shape[2:]), 1, 0)
+
+        losses_nB, correct_nB, g_nBNH = jax.lax.map(one, tuple(map(cut, (h_BMH, label_BM, has_label_BM, weight_BM))))
+        g_BMH = jnp.moveaxis(g_nBNH, 0, 1).reshape(B, blocks * wide, H)[:, :M]
+        return (losses_nB.sum(0), correct_nB.sum(0)), (g_BMH,)
 
     def _decoded(self, leaves, h_BMH, label_BM, has_label_BM, weight_BM):
         """Returns the result of `cross_entropy` for the logits of h."""
@@ -63,29 +85,6 @@ class TokenLoss(Op):
         *results, e_BMV, scale_BM = cross_entropy(self.cap * tanh_mV, leaves.get("bias"), label_BM, has_label_BM, weight_BM)
         return *results, e_BMV * (1 - jnp.square(tanh_mV)).reshape(e_BMV.shape), scale_BM
 
-    def _in_blocks(self, leaves, h_BMH, label_BM, has_label_BM):
-        """Returns what `forward` does for a frozen head, without the logits of all positions at once.
-
-        Nothing but the cotangent of h depends on e: it is formed for a block of positions, and the residual is that cotangent.
-        """
-        (B, M, H), V = h_BMH.shape, leaves["table"].shape[0]
-        given = h_BMH, *_slots(leaves, h_BMH, label_BM, has_label_BM)
-        rows = max(BLOCK_ROWS, BLOCK_BYTES // (given[-1].dtype.itemsize * V))
-        blocks = max(1, math.ceil(M / max(1, rows // max(1, B))))
-        wide = math.ceil(M / blocks)
-
-        def one(of_block):
-            losses_B, correct_B, e_BNV, scale_BN = self._decoded(leaves, *of_block)
-            return losses_B, correct_B, self._cotangent(leaves, h_BMH.dtype, e_BNV, scale_BN)
-
-        def cut(x_BM):
-            padded = jnp.pad(x_BM, ((0, 0), (0, blocks * wide - M), *((0, 0),) * (x_BM.ndim - 2)))
-            return jnp.moveaxis(padded.reshape(B, blocks, wide, *x_BM.shape[2:]), 1, 0)
-
-        losses_nB, correct_nB, g_nBNH = jax.lax.map(one, tuple(map(cut, given)))
-        g_BMH = jnp.moveaxis(g_nBNH, 0, 1).reshape(B, blocks * wide, H)[:, :M]
-        return (losses_nB.sum(0), correct_nB.sum(0)), (g_BMH,)
-
     def _cotangent(self, leaves, dtype, e_BMV, scale_BM):
         g_BMH = jnp.einsum("bmv,vh->bmh", e_BMV.astype(dtype), leaves["table"].astype(dtype), preferred_element_type=scale_BM.dtype)
         return (g_BMH * scale_BM[:, :, None]).astype(dtype)
@@ -96,16 +95,14 @@ class TokenLoss(Op):
             return ((g_BMH * cotangent[0][:, None, None]).astype(g_BMH.dtype), None, None), {}
         h_BMH, e_BMV, scale_BM = residuals
         scale_BM = scale_BM * cotangent[0][:, None]
-        record = self._record(leaves, h_BMH, e_BMV, scale_BM)
-        inputs = self._cotangent(leaves, h_BMH.dtype, e_BMV, scale_BM), None, None
-        return inputs, record | {"scale": scale_BM.reshape(record["e"].shape[:2])} if "e" in record else record
-
-    def _record(self, leaves, h_BMH, e_BMV, scale_BM):
-        if not self.trains("table"):
+        record = {}
+        if self.trains("table"):
+            record = {"h": self.tokens(norms.at_least_float32(h_BMH) * scale_BM[:, :, None]), "e": self.tokens(e_BMV)}
+            record["scale"] = scale_BM.reshape(record["e"].shape[:2])
+        elif "bias" in leaves and self.trains("bias"):
             # For the bias alone: its gradient itself, whose size is an M-th of e.
-            is_bias = "bias" in leaves and self.trains("bias")
-            return {"bias": self.over_rows(norms.product("bm,bmv->bv", scale_BM, e_BMV))} if is_bias else {}
-        return {"h": self.tokens(norms.at_least_float32(h_BMH) * scale_BM[:, :, None]), "e": self.tokens(e_BMV)}
+            record = {"bias": self.over_rows(norms.product("bm,bmv->bv", scale_BM, e_BMV))}
+        return (self._cotangent(leaves, h_BMH.dtype, e_BMV, scale_BM), None, None), record
 
     def squared_norm(self, leaves, record):
         if not self.trains("table"):
@@ -160,13 +157,6 @@ def token_loss(
     """
     leaves = {"table": table} | ({} if bias is None else {"bias": bias})
     return apply(TokenLoss(len(leaves), cap), leaves, (h_BMH, label_BM, has_label_BM), session)
-
-
-def _slots(leaves: Any, h_BMH: Array, label_BM: Array, has_label_BM: Array) -> tuple[Array, Array, Array]:
-    """Returns (labels, a mask of the positions whose label has a logit, the share of each such position in its example's mean)."""
-    has_label_BM = has_label_BM & is_in(label_BM, leaves["table"].shape[0])
-    weight_BM = has_label_BM.astype(jnp.promote_types(h_BMH.dtype, F32))
-    return label_BM, has_label_BM, weight_BM / jnp.maximum(weight_BM.sum(1, keepdims=True), 1)
 
 
 def cross_entropy(

@@ -28,7 +28,7 @@ from dpx.clipping.norms import rows
 from dpx.clipping.ops import form_of
 from dpx.clipping.probes import Op, ProbeSession, is_probed
 from dpx.models import lora
-from dpx.models.fused_halves import ORDERS, OVER, WEIGHTS, Order, Place, cast, gelu_and_slope, scaled
+from dpx.models.fused_halves import OVER, WEIGHTS, Place, PostNorm, PreNorm, cast, gelu_and_slope, scaled
 from dpx.models.shape import Bert, Decoder
 
 # With more layers than this, an unrolled program costs more compile time than its loop costs.
@@ -103,9 +103,9 @@ class LayerStack(Op):
         return {weight: form for weight, form in zip(WEIGHTS, self.forms, strict=True) if self.trains(f"{weight}/kernel")}
 
     @property
-    def order(self) -> Order:
+    def order(self) -> type[PreNorm | PostNorm]:
         """Returns the order of the halves of a layer."""
-        return ORDERS[self.model.causal]
+        return PreNorm if self.model.causal else PostNorm
 
     @property
     def is_rematerialized(self) -> bool:
@@ -250,23 +250,21 @@ class LayerStack(Op):
         def body(_, xs):
             p, r, w_B = xs
             # Masked layer by layer, so that at most one layer's record is copied.
-            return None, self._layer_sum(p, r if keep_B is None else self.masked(r, keep_B), w_B)
+            r = r if keep_B is None else self.masked(r, keep_B)
+            summed = jax.tree.map(lambda leaf: jnp.tensordot(w_B, leaf, 1, precision="highest"), r["sums"])
+            for weight, form in self.form.items():
+                if form == "kept":
+                    kernel = jnp.tensordot(w_B, r["kept"][weight], 1, precision="highest")
+                else:
+                    a, g = self._input(p, r, weight), r[self.over.get(weight, f"g_{weight}")]
+                    kernel = norms.summed(self.tokens(a), rows(w_B, self.tokens(g)))
+                summed[weight] = {"kernel": kernel} | summed.get(weight, {})
+            return None, summed
 
         weights_LB = jnp.broadcast_to(weights[0], self.squared_norm(leaves, record)[0].shape)
         if self.is_loop:
             record = {name: leaf for name, leaf in record.items() if name != "squares"}
         return stacked(self.over_layers(body, None, (leaves, record, weights_LB))[1])
-
-    def _layer_sum(self, p: Any, r: Any, w_B: Array) -> Any:
-        summed = jax.tree.map(lambda leaf: jnp.tensordot(w_B, leaf, 1, precision="highest"), r["sums"])
-        for weight, form in self.form.items():
-            if form == "kept":
-                kernel = jnp.tensordot(w_B, r["kept"][weight], 1, precision="highest")
-            else:
-                a, g = self._input(p, r, weight), r[self.over.get(weight, f"g_{weight}")]
-                kernel = norms.summed(self.tokens(a), rows(w_B, self.tokens(g)))
-            summed[weight] = {"kernel": kernel} | summed.get(weight, {})
-        return summed
 
     def _input(self, p: Any, r: Any, weight: str) -> Array:
         """Returns a weight's input, recomputed from a residual."""

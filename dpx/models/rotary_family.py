@@ -83,18 +83,14 @@ _HEAD_NORMS = {"query_norm": "self_attn.q_norm", "key_norm": "self_attn.k_norm"}
 def layout(**norms: str) -> Layout:
     """Returns the layout of a family; `norms` are transformers' names of a layer's norms, beside those of its heads."""
     of_layer = [part for name, theirs in _MAPS.items() for part in dense(f"layers/{name}", f"layers.{{}}.{theirs}")]
-    of_layer += [_scale(f"layers/{name}", f"layers.{{}}.{theirs}") for name, theirs in (_HEAD_NORMS | norms).items()]
+    of_layer += [Part(f"layers/{name}/scale", (f"layers.{{}}.{theirs}.weight",)) for name, theirs in (_HEAD_NORMS | norms).items()]
     return Layout(
         prefix="model.",
-        body=(*table("embeddings/word", "embed_tokens"), *of_layer, _scale("final_norm", "norm")),
+        body=(*table("embeddings/word", "embed_tokens"), *of_layer, Part("final_norm/scale", ("norm.weight",))),
         heads=(Part("classifier/kernel", ("score.weight",), is_transposed=True),),
         decoder=Part("decoder", ("lm_head.weight",)),
         ignored=("rotary_emb.inv_freq",),
     )
-
-
-def _scale(path: str, name: str) -> Part:
-    return Part(f"{path}/scale", (f"{name}.weight",))
 
 
 def common_values(config: Config, where: str, *, tied: bool, rotary_base: float = 10_000.0) -> dict[str, Any]:
@@ -106,14 +102,10 @@ def common_values(config: Config, where: str, *, tied: bool, rotary_base: float 
     quantized = config.get("quantization_config")
     require(not quantized, where, "has a quantization_config: its tensors are not plain numbers", "Write it as float32 or bfloat16 first")
     eps = number(config, "rms_norm_eps", where, 1e-6)
-    return read_sizes(config, where, tied=tied) | {"rms_norm_eps": eps} | rotary_values(rope_of(config), where, rotary_base)
-
-
-def rope_of(config: Config) -> Config:
-    """Returns how a config says that positions turn, in either form: `rope_parameters`, or `rope_theta` and `rope_scaling`."""
+    # A config says how positions turn in either form: `rope_parameters`, or `rope_theta` and `rope_scaling`.
     theta = {"rope_theta": config["rope_theta"]} if config.get("rope_theta") is not None else {}
-    given = config.get("rope_parameters") or config.get("rope_scaling") or {}
-    return theta | dict(given)
+    rope = theta | dict(config.get("rope_parameters") or config.get("rope_scaling") or {})
+    return read_sizes(config, where, tied=tied) | {"rms_norm_eps": eps} | rotary_values(rope, where, rotary_base)
 
 
 def rotary_values(rope: Config, where: str, base: float) -> dict[str, Any]:
@@ -140,24 +132,20 @@ def _asked(rope: Config, key: str) -> Any:
 
 def common_config(model: RotaryDecoder) -> dict[str, Any]:
     """Returns the values of `config.json` that all families have, in the form that every version of transformers reads."""
+    scaling: dict[str, Any] | None = None
+    if model.rotary_scaling != "none":
+        scaling = {"rope_type": model.rotary_scaling, "factor": model.rotary_factor}
+    if scaling is not None and model.rotary_scaling == "llama3":
+        scaling |= {"low_freq_factor": model.rotary_low_frequency, "high_freq_factor": model.rotary_high_frequency}
+        scaling |= {"original_max_position_embeddings": model.rotary_original_positions}
     return written_sizes(model, "") | {
         "num_key_value_heads": model.key_value_heads,
         "head_dim": model.head_dim,
         "rms_norm_eps": model.rms_norm_eps,
         "rope_theta": model.rotary_base,
-        "rope_scaling": _scaling(model),
+        "rope_scaling": scaling,
         "attention_dropout": 0.0,
     }
-
-
-def _scaling(model: RotaryDecoder) -> dict[str, Any] | None:
-    if model.rotary_scaling == "none":
-        return None
-    scaling: dict[str, Any] = {"rope_type": model.rotary_scaling, "factor": model.rotary_factor}
-    if model.rotary_scaling == "llama3":
-        scaling |= {"low_freq_factor": model.rotary_low_frequency, "high_freq_factor": model.rotary_high_frequency}
-        scaling |= {"original_max_position_embeddings": model.rotary_original_positions}
-    return scaling
 
 
 def full_every(config: Config, where: str, usual: int) -> int:

@@ -42,30 +42,20 @@ def split(params: Any, selection: Selection) -> tuple[Any, Any]:
             nearest = ", ".join(difflib.get_close_matches(name, paths, 3, 0.0))
             raise ConfigError(name, "matches no parameter", f"The nearest are {nearest}")
     if selection.top is not None:
-        params = _cut(params, selection.top)
+        # The layers below the top ones get a separate name, which no selection selects.
+        layers, count = jax.tree.leaves(params.get(LAYERS, {})), selection.top
+        have = layers[0].shape[0] if layers else 0
+        require(count <= have, f"top {count} layers", f"is too many: the model has {have} layers", "Choose at most that number")
+        if count < have:
+            parts = {BELOW: slice(have - count), LAYERS: slice(have - count, have)}
+            params = params | {name: jax.tree.map(lambda leaf, part=part: leaf[part], params[LAYERS]) for name, part in parts.items()}
     leaves = flatten_dict(params, sep="/")
-    trained = {path for path in leaves if selection.picks(path) and not _is_constant(path)}
+    # Factors that multiply adapters are constants.
+    never = (f"{BELOW}/*", "*/lora/*/scale", "*/lora/*/dropout")
+    trained = {path for path in leaves if selection.picks(path) and not any(fnmatchcase(path, one) for one in never)}
     trainable = {path: leaf for path, leaf in leaves.items() if path in trained}
     frozen = {path: leaf for path, leaf in leaves.items() if path not in trained}
     return unflatten_dict(trainable, sep="/"), unflatten_dict(frozen, sep="/")
-
-
-def _cut(params: Any, count: int) -> Any:
-    """Moves the layers below the top `count` to a separate name, which no selection selects."""
-    layers = jax.tree.leaves(params.get(LAYERS, {}))
-    have = layers[0].shape[0] if layers else 0
-    require(count <= have, f"top {count} layers", f"is too many: the model has {have} layers", "Choose at most that number")
-    if count == have:
-        return params
-    below, above = (
-        jax.tree.map(lambda leaf, part=part: leaf[part], params[LAYERS]) for part in (slice(have - count), slice(have - count, have))
-    )
-    return params | {LAYERS: above, BELOW: below}
-
-
-def _is_constant(path: str) -> bool:
-    """Returns whether no selection trains the parameter: a layer below the trained ones, or a factor that multiplies adapters."""
-    return path.split("/")[0] == BELOW or any(fnmatchcase(path, f"*/lora/*/{name}") for name in ("scale", "dropout"))
 
 
 def whole(params: Any) -> Any:

@@ -35,15 +35,6 @@ def _is_above(path: str) -> bool:
     return path.split("/")[0] not in ("embeddings", LAYERS)
 
 
-def _is_bias(path: str) -> bool:
-    return path.split("/")[-1] in ("bias", "output_bias")
-
-
-def _is_output(path: str) -> bool:
-    names = path.split("/")
-    return names[0] == "classifier" and names[1] in ("kernel", "bias", "out")
-
-
 def top(layers: int) -> Selection:
     """Selects the top layers, and the head."""
     require(layers > 0, f"top {layers} layers", "is not a number of layers", "Use 1 or more, or the selection last_layer")
@@ -72,11 +63,11 @@ def _matches(pattern: list[str], names: list[str]) -> bool:
 
 ALL = Selection((("all", lambda path: True),))
 # Of dense maps, LayerNorms and the decoder (Ben Zaken et al. 2022; with privacy: Bu et al. 2022).
-BIAS = Selection((("bias", _is_bias),))
+BIAS = Selection((("bias", lambda path: path.split("/")[-1] in ("bias", "output_bias")),))
 # The head: everything above the layers. The table of a tied decoder is an embedding, and is frozen.
 LAST_LAYER = Selection((("last_layer", _is_above),))
 # The last map of a classifier: what it reads is a function of the text and of frozen parameters alone.
-OUTPUT = Selection((("output", _is_output),))
+OUTPUT = Selection((("output", lambda path: path.split("/")[:2] in [["classifier", one] for one in ("kernel", "bias", "out")]),))
 # Adapters (lora.py), and only their second factor.
 LORA = matching("layers/lora/*/a", "layers/lora/*/b")
 LORA_FFA = matching("layers/lora/*/b")

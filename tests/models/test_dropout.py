@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from dpx.models.dropout import dropout, of_probabilities, of_tokens, record_keys
+from dpx.models.dropout import ATTENTION, dropout, of_tokens, record_keys
 
 KEY = jnp.asarray([0, 1], jnp.uint32)
 RECORD_B = jnp.asarray([3, 8])
@@ -51,7 +51,8 @@ def test_a_token_drops_the_same_whatever_its_text_is_padded_to(length_B):
     @functools.partial(jax.jit, static_argnums=0)
     def dropped(tokens):
         hidden = of_tokens(jnp.ones((2, tokens * math.prod(texts), 5)), keys, 0, 1, 0.5, length_B)
-        return hidden.reshape(*length_B.shape, tokens, 5), of_probabilities(jnp.ones((*length_B.shape, 3, tokens, tokens)), keys, 0, 0.5)
+        probs = jnp.ones((*length_B.shape, 3, tokens, tokens))
+        return hidden.reshape(*length_B.shape, tokens, 5), dropout(probs, keys, 0, ATTENTION, 0.5, probs.ndim - 2)
 
     (hidden, probabilities), (longer_hidden, longer_probabilities) = dropped(6), dropped(9)
     np.testing.assert_array_equal(hidden, longer_hidden[..., :6, :])
