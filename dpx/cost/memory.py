@@ -31,8 +31,7 @@ from collections.abc import Mapping
 from typing import Literal, NamedTuple
 
 from dpx.models.model_protocol import ExampleModel
-from dpx.models.rotary import RotaryDecoder
-from dpx.models.shape import AnyModel, Bert, Decoder, Model, Shapes, count
+from dpx.models.shape import AnyModel, Bert, Decoder, Model, RotaryDecoder, Shapes, count
 
 FLOAT32 = 4
 # Training without clipping, or how clipped sums are computed.

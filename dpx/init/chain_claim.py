@@ -13,7 +13,7 @@ from dpx.claim.spent import Spent
 from dpx.config.declared_chain import Chain
 from dpx.init.relation import are_same
 from dpx.init.start import Held, related
-from dpx.interop.trained_on import among
+from dpx.interop.card import among
 from dpx.privacy.declared_privacy import Accountant
 from dpx.privacy.ledger import join
 from dpx.privacy.origins import Origin, charged, merged, reasons_of

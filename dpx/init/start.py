@@ -18,8 +18,8 @@ from dpx.files import weights
 from dpx.files.checkpoint_folder import called, folder_of
 from dpx.init.parent import Parent, of_fork, open_parent, require_no_known_release
 from dpx.init.relation import are_same, contradictions, declared_disjoint, learnt_from_protected, noted_alone, relation
+from dpx.interop.card import among, is_card_of_dpx, named_by_card
 from dpx.interop.checkpoint import Checkpoint
-from dpx.interop.trained_on import among, is_card_of_dpx, named_by_card
 from dpx.models.shape import AnyModel
 from dpx.models.trained import OutputLayer, Trained
 from dpx.optimizer import Optimizer

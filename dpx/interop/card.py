@@ -7,9 +7,11 @@ and no path of a machine.
 import json
 import re
 import shlex
-from collections.abc import Sequence
+import unicodedata
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import yaml
 
@@ -17,12 +19,106 @@ from dpx.config.declared_init import FromCheckpoint, Init
 from dpx.files.checkpoint_folder import hub_name
 from dpx.files.records import to_json
 from dpx.files.run_folder import told
-from dpx.interop.trained_on import RELEASE, license_named_by_card
 from dpx.privacy.origins import OWED, VERDICTS, in_words
 from dpx.statement import received, seals
 from dpx.statement.outside_code import heading
 from dpx.statement.statement_records import PlainStatement, RunStatement, Statement, StudyStatement
 from dpx.task.declared_task import CausalLanguageModel, Classification, MaskedLanguageModel, MultipleChoice, Task
+
+# In the front matter of a card that dpx wrote: the random id of the release.
+RELEASE = "dpx_release"
+_FRONT = re.compile(r"\A\s*---[ \t]*\n(.*?)\n---[ \t]*(?:\n|\Z)", re.DOTALL)
+_HEADING = re.compile(r"^(#+)\s+(.*)$")
+_LINK = re.compile(r"\[([^\]]+)\]\(")
+_ITEM = re.compile(r"^\s*(?:[-*+]|[0-9]+[.)])\s+(.*)$")
+# A key of the front matter that begins a line, and the end of the list that may follow it.
+_LISTED = re.compile(r"^datasets:(.*?)(?=^[^\s\-#]|\Z)", re.DOTALL | re.MULTILINE | re.IGNORECASE)
+
+
+def named_by_card(folder: Path) -> list[str]:
+    """Returns the data sets that a checkpoint's `README.md` lists; empty without a card.
+
+    They are in its front matter, and are links, first cells or items under a heading on training data.
+    """
+    text, front, facts = _read_card(folder)
+    if facts is None:
+        # Names in front matter that is not valid YAML still count.
+        parts = [part for listed in _LISTED.findall(front) for part in re.split(r"[\n,\[\]]", listed)]
+        named = [part.strip(" -'\"") for part in parts if _has_letters(part)]
+    else:
+        named = [name for key, value in facts.items() if str(key).lower() == "datasets" for name in _texts(value)]
+
+    level = 0
+    for line in text.split("\n"):
+        heading = _HEADING.match(line)
+        if heading is not None and (not level or len(heading.group(1)) <= level):
+            title = heading.group(2).lower()
+            is_on_training = "train" in title or "tuning" in title
+            is_on_data = is_on_training and any(word in title for word in ("data", "corpus", "corpora"))
+            level = len(heading.group(1)) if "trained on" in title or is_on_data else 0
+        elif level and (links := _LINK.findall(line)):
+            named += links
+        elif level:
+            # The first cell of a table's row, or an item of a list.
+            item = _ITEM.match(line)
+            first = item.group(1) if item else line.strip().strip("|").split("|")[0] if line.strip().startswith("|") else ""
+            named += [first.strip()] if _has_letters(first) else []
+    return list(dict.fromkeys(named))
+
+
+def license_named_by_card(path: str) -> str | None:
+    """Returns the licence in the front matter of the model card of the checkpoint in the folder `path`; `None` if it names none."""
+    named = (_read_card(Path(path))[2] or {}).get("license")
+    return named if isinstance(named, str) else None
+
+
+def is_card_of_dpx(folder: Path) -> bool:
+    """Returns whether the model card in `folder` was written by an export of dpx."""
+    return RELEASE in (_read_card(folder)[2] or {})
+
+
+def _read_card(folder: Path) -> tuple[str, str, dict[Any, Any] | None]:
+    """Returns the text of a model card, empty without one, its front matter as text and as values; `None` for what is not valid YAML."""
+    card = folder / "README.md"
+    text = card.read_text(encoding="utf-8-sig", errors="replace").replace("\r\n", "\n") if card.is_file() else ""
+    match = _FRONT.match(text)
+    front = match.group(1) if match else ""
+    try:
+        facts = yaml.safe_load(front)
+    except (yaml.YAMLError, ValueError):  # a date that no month has is a ValueError
+        return text, front, None
+    return text, front, facts if isinstance(facts, dict) else {}
+
+
+def _texts(value: Any) -> list[str]:
+    """Yields every text in a node of YAML, except the keys of mappings."""
+    if isinstance(value, dict | list):
+        return [text for one in (value.values() if isinstance(value, dict) else value) for text in _texts(one)]
+    return [] if value is None else [str(value)]
+
+
+def _has_letters(text: str) -> bool:
+    return any(map(str.isalnum, text))
+
+
+def among(known_as: Iterable[str], trained_on: Iterable[str]) -> list[str]:
+    """Returns the entries of `trained_on` that contain one of the names `known_as`."""
+    patterns = [_pattern(letters) for name in known_as if (letters := [one for one in _folded(name) if one.isalnum()])]
+    return [name for name in trained_on if any(pattern.search(_folded(name)) for pattern in patterns)]
+
+
+def _folded(name: str) -> str:
+    """Returns the text without case, accents and width forms."""
+    decomposed = unicodedata.normalize("NFKD", unicodedata.normalize("NFKC", name).casefold())
+    return "".join(letter for letter in decomposed if not unicodedata.combining(letter))
+
+
+def _pattern(letters: list[str]) -> re.Pattern[str]:
+    # A version may follow a name, as in SQuAD2.0; a longer word or number is another name. Scripts other than Latin have no such words.
+    longer = r"[0-9]" if letters[-1].isdigit() else r"[a-z]"
+    shorter = r"(?<![a-z0-9])" if letters[0].isascii() else ""
+    return re.compile(shorter + r"[\W_]*".join(map(re.escape, letters)) + f"(?!{longer})")
+
 
 # The hub's names of tasks; the first three are those of a pipeline of transformers too.
 _TAGS: dict[type, str] = {
@@ -78,7 +174,14 @@ def card(
     the statement was checked against (`dpx.statement.received`), `anew` which of the checkpoint's files differ for another reason.
     """
     kind = f"A {model.architecture}" if model.base is None else f"Adapters of `{model.base}` as a {model.architecture}"
-    lines = [*_front_matter(model, statement), f"# {model.name}", ""]
+    tag, base = _TAGS.get(type(model.task)), model.published.base
+    # What hubs read; the licence is `unknown` if neither the user nor the checkpoint's card names one.
+    lines = ["---", f"library_name: {'transformers' if model.base is None else 'peft'}"]
+    lines += [f"license: {json.dumps(model.published.license or 'unknown')}"]
+    lines += [f"base_model: {json.dumps(base)}"] if base else []
+    lines += [f"pipeline_tag: {tag}"] if tag else []
+    lines += [f"{RELEASE}: {json.dumps(seals.release_id(to_json(statement)))}"]
+    lines += ["tags:", "- differential-privacy", f"- guarantee-{statement.guarantee}", "---", "", f"# {model.name}", ""]
     lines += [f"{kind}, trained with dpx (train={model.trained}).", "", "## Usage", "", "```python", *_usage(model), "```", ""]
     lines += ["## Privacy", "", f"guarantee: **{statement.guarantee}**{received.said(checked_by)}", ""]
     lines += _claim(statement)
@@ -111,30 +214,13 @@ def training_command(private: Path) -> str | None:
         return None
     if not isinstance(overrides, list):
         return None
-    return shlex.join(["python", "-m", "dpx", *(_told_override(str(one)) for one in overrides)])
-
-
-def _told_override(override: str) -> str:
-    key, is_set, value = override.partition("=")
-    if not is_set:
-        return override
-    inside = value.strip("[]")
-    parts = [str(told(part.strip("'\" "))) if "/" in part or "\\" in part else part for part in inside.split(",")]
-    return f"{key}={value[: len(value) - len(value.lstrip('['))]}{','.join(parts)}{value[len(value.rstrip(']')) :]}"
-
-
-def _front_matter(model: Model, statement: Statement) -> list[str]:
-    """Returns the lines that hubs read; the licence is `unknown` if neither the user nor the checkpoint's card names one."""
-    tag, base = _TAGS.get(type(model.task)), model.published.base
-    return [
-        "---",
-        f"library_name: {'transformers' if model.base is None else 'peft'}",
-        f"license: {json.dumps(model.published.license or 'unknown')}",
-        *([f"base_model: {json.dumps(base)}"] if base else []),
-        *([f"pipeline_tag: {tag}"] if tag else []),
-        f"{RELEASE}: {json.dumps(seals.release_id(to_json(statement)))}",
-        *("tags:", "- differential-privacy", f"- guarantee-{statement.guarantee}", "---", ""),
-    ]
+    words = []
+    for override in map(str, overrides):
+        key, is_set, value = override.partition("=")
+        parts = [str(told(part.strip("'\" "))) if "/" in part or "\\" in part else part for part in value.strip("[]").split(",")]
+        opened, closed = value[: len(value) - len(value.lstrip("["))], value[len(value.rstrip("]")) :]
+        words.append(f"{key}={opened}{','.join(parts)}{closed}" if is_set else override)
+    return shlex.join(["python", "-m", "dpx", *words])
 
 
 def _usage(model: Model) -> list[str]:
@@ -169,9 +255,6 @@ def _claim(statement: Statement) -> list[str]:
 
 
 def _listed(title: str, lines: Sequence[str]) -> list[str]:
-    return ["", f"## {title}", "", *(f"- {_without_html(line)}" for line in lines), ""] if lines else []
-
-
-def _without_html(line: str) -> str:
-    """Returns a sentence, which may name a file or a setting of somebody else, as one line in which no tag begins."""
-    return re.sub(r"<(?=[\w/!?])", "&lt;", " ".join(line.split()))
+    # A line may name a file or a setting of somebody else: it is one line, in which no tag begins.
+    plain = [re.sub(r"<(?=[\w/!?])", "&lt;", " ".join(line.split())) for line in lines]
+    return ["", f"## {title}", "", *(f"- {line}" for line in plain), ""] if lines else []

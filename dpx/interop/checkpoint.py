@@ -105,14 +105,22 @@ class Checkpoint:
         prefix = self.layout.prefix if any(name.startswith(self.layout.prefix) for name in stored) else ""
         parts = self.layout.parts(prefix)
         shapes = {name: self._tensors.shapes[old] for name, old in stored.items()}
-        new_groups = {"classifier"} if model is not None and _is_read_otherwise(self.model, model) else set()
+        # Two encoders' classifiers may have parameters of the same paths and compute different functions.
+        own, new_groups = self.model, set[str]()
+        if isinstance(own, Bert) and isinstance(model, Bert):
+            are_unlike = {own.classifier, model.classifier} in ({"dense", "relu"}, {"pooler", "linear"})
+            new_groups = {"classifier"} if own.pool != model.pool or are_unlike else new_groups
         for path in sorted(expected):
-            problem = _problem(parts.get(path), tuple(expected[path]), shapes, layers)
-            if problem is None:
+            part, wanted = parts.get(path), tuple(expected[path])
+            missing = [] if part is None else [name for name in part.tensors(layers) if name not in shapes]
+            shape = None if part is None or missing else part.shape(shapes, layers)
+            if shape == wanted:
                 continue
+            problem = "has nothing" if part is None else f"has {part.names[0].format(0)} of shape {shape}, not {wanted},"
+            problem = f"lacks {missing[0]}" if missing else problem
             group = path.split("/")[0]
             has_head = path == "decoder" or any(part.path.startswith("mlm/") and part.names[0] in stored for part in self.layout.heads)
-            is_lacking = path == self.layout.decoder.path and has_head and problem.startswith("lacks")
+            is_lacking = path == self.layout.decoder.path and has_head and bool(missing)
             reason = f"does not tie the head to the table, but the weights lack {self.layout.decoder.names[0]}"
             require(not is_lacking, self.folder / CONFIG, reason, _FIX_TIED)
             require(group not in ("embeddings", "layers", "final_norm", "decoder"), self.asked, f"{problem} for {path}", _FIX)
@@ -151,21 +159,3 @@ class Checkpoint:
 
 _FIX_TIED = "Set tie_word_embeddings to true in it if the head is the table, or copy the checkpoint again"
 _FIX = "Use model=hf, or a checkpoint of this model; a file may be incomplete or contain tensors under other names"
-
-
-def _is_read_otherwise(own: Model, model: AnyModel) -> bool:
-    """Returns whether two encoders' classifiers have parameters of the same paths and compute different functions."""
-    if not isinstance(own, Bert) or not isinstance(model, Bert):
-        return False
-    return own.pool != model.pool or {own.classifier, model.classifier} in ({"dense", "relu"}, {"pooler", "linear"})
-
-
-def _problem(part: Part | None, own: tuple[int, ...], shapes: Mapping[str, tuple[int, ...]], layers: int) -> str | None:
-    """Returns the reason, as text, why a checkpoint cannot give a parameter of the shape `own`."""
-    if part is None:
-        return "has nothing"
-    missing = [name for name in part.tensors(layers) if name not in shapes]
-    if missing:
-        return f"lacks {missing[0]}"
-    shape = part.shape(shapes, layers)
-    return None if shape == own else f"has {part.names[0].format(0)} of shape {shape}, not {own},"

@@ -7,7 +7,7 @@ import json
 import shutil
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 import jax
 import numpy as np
@@ -28,9 +28,8 @@ from dpx.files.orbax_checkpoints import on_host
 from dpx.files.run_folder import CONFIG, RunFolder, read_json
 from dpx.files.weights import PARAMS, Leaves, by_path
 from dpx.interop import tokenizer_files
-from dpx.interop.adapters import adapters
 from dpx.interop.card import Model, Published, card, training_command
-from dpx.interop.written import Written, written
+from dpx.interop.written import Written, adapters, written
 from dpx.models.decoder import AnyDecoder
 from dpx.models.lora import merge_adapters
 from dpx.models.shape import AnyModel, Bert
@@ -61,13 +60,17 @@ def export(
     found = received.read(folder)
     RunFolder(folder).require_no_links()
     release, published = folder / "release", (published or Published()).with_defaults(experiment.init)
-    model, task, tree = experiment.model, experiment.task, _released(release / PARAMS)
+    is_released, fix = (release / PARAMS).is_dir(), "Let it train to its end, or name another run"
+    require(is_released, f"run={folder}", "contains no released parameters", fix)
+    model, task, tree = experiment.model, experiment.task, on_host(release / PARAMS)
     store = store_of(experiment.data, experiment.privacy, release / PARAMS)
     special = SpecialIds.from_ids(store.manifest)
     if format == "peft":
         converted = adapters(experiment.init, experiment.train, model, task, by_path(tree), special.sep_id, published.base)
     else:
-        leaves, special = _with_padding(model, task, by_path(_merged(tree)), store)
+        if isinstance(tree.get("layers"), dict) and "lora" in tree["layers"]:
+            tree = jax.tree.map(np.asarray, merge_adapters(tree))
+        leaves, special = _with_padding(model, task, by_path(tree), store)
         converted = written(model, task, leaves, max(experiment.vocabulary_size, special.pad_id + 1), experiment.data.labels, special)
     assert isinstance(model, Bert | AnyDecoder)
     if (statement := found.statement) is None:
@@ -109,21 +112,6 @@ def _written_whole(to: Path) -> Iterator[Path]:
     except (OSError, SafetensorError) as error:
         reason = f"cannot be written ({getattr(error, 'strerror', None) or type(error).__name__})"
         raise ConfigError(to, reason, "Free space, or name another folder with job.to") from error
-
-
-def _released(params: Path) -> Any:
-    """Returns the released parameters, nested dicts on the host."""
-    require(
-        params.is_dir(), f"run={params.parent.parent}", "contains no released parameters", "Let it train to its end, or name another run"
-    )
-    return on_host(params)
-
-
-def _merged(tree: Any) -> Any:
-    """Returns the parameters with adapters merged into the weights that they adapt."""
-    if isinstance(tree.get("layers"), dict) and "lora" in tree["layers"]:
-        return jax.tree.map(np.asarray, merge_adapters(tree))
-    return tree
 
 
 def _with_padding(model: AnyModel, task: Task, leaves: Leaves, store: Store) -> tuple[Leaves, SpecialIds]:

@@ -29,7 +29,7 @@ from dpx.declaration import ConfigError, declaration, require
 from dpx.mechanism.dp_sgd import GaussianSum
 from dpx.mechanism.mechanism_protocol import Reparametrised
 from dpx.models.model_protocol import ExampleModel, Shapes
-from dpx.models.rotary import RotaryDecoder
+from dpx.models.shape import RotaryDecoder
 from dpx.randomness import RootSecret
 
 # Parameters below the head, and those of an audit's canaries, by the first name of their paths; all others are the head.

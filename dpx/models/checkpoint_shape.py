@@ -18,12 +18,9 @@ import numpy as np
 
 from dpx.declaration import ConfigError, declaration, require
 from dpx.files.checkpoint_folder import CONFIG, Tensors, config_of, folder_of
-from dpx.models.gemma import Gemma
-from dpx.models.layouts import BERT, DISTILBERT, GPT2, ROBERTA, Layout
-from dpx.models.llama import Llama
+from dpx.models.families import Gemma, Llama, Qwen
+from dpx.models.layouts import BERT, DISTILBERT, GPT2, ROBERTA, Layout, number, read_sizes, require_values, whole
 from dpx.models.model_protocol import COMPUTATION, Attention, Rematerialize
-from dpx.models.qwen import Qwen
-from dpx.models.rotary_family import number, read_sizes, require_values, whole
 from dpx.models.shape import Bert, Decoder, Model
 
 Rotary = Llama | Qwen | Gemma

@@ -14,9 +14,8 @@ from jaxtyping import Array
 from dpx.clipping import ops
 from dpx.clipping.norms import at_least_float32
 from dpx.models.modules import Dense, Embeddings, Layer, LayerNorm, in_compute_dtype, stack
-from dpx.models.rotary import RotaryDecoder
 from dpx.models.rotary_layers import RMSNorm, RotaryLayer, WordEmbeddings
-from dpx.models.shape import Decoder
+from dpx.models.shape import Decoder, RotaryDecoder
 
 AnyDecoder = Decoder | RotaryDecoder
 

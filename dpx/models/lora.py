@@ -57,7 +57,7 @@ TARGETS = {
 }
 # What a stack of layers can add to: the targets of adapters, and all outputs of `qkv` together, as one matrix (`dpx.mechanism.carriers`).
 ADDED = TARGETS | {"qkv": Target("qkv")}
-# The targets of a layer with separate maps for query, key and value (rotary.py).
+# The targets of a layer with separate maps for query, key and value (shape.py).
 APART = {name: Target(name) for name in (*TARGETS, "gate")}
 # The place of an adapter decides its dropout's masks.
 _PLACES = (*ADDED, "gate")

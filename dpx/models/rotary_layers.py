@@ -1,4 +1,4 @@
-"""Defines the layers of decoders with rotary positions (rotary.py) as flax modules made of ops; parameters have the declared paths.
+"""Defines the layers of decoders with rotary positions (shape.py) as flax modules made of ops; parameters have the declared paths.
 
 Norms, positions, softmax and logits are float32 or wider; matrices are in the compute type.
 
@@ -22,7 +22,7 @@ from dpx.models import dropout as drop
 from dpx.models.attention import MASKED_SCORE, by_text, places, seen
 from dpx.models.lora import adapted
 from dpx.models.modules import Dense, in_compute_dtype
-from dpx.models.rotary import RotaryDecoder
+from dpx.models.shape import RotaryDecoder
 
 # The backward pass keeps such a function's inputs and matrix products, and computes everything else again. Layers run in a loop, whose
 # forward and backward passes no compiler merges.

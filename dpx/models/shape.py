@@ -1,6 +1,10 @@
 """Declares model shapes, and computes the parameters that follow from them by arithmetic. It imports no jax.
 
-Shape legend: V vocabulary, H width, F feed-forward, L layers; layers are stacked on a leading axis.
+`families.py` holds what differs between decoders with rotary positions, and `rotary_layers.py` computes all of them; of those the FLOPs and
+the memory are here too.
+
+Shape legend: T tokens, V vocabulary, K classes; H width, F feed-forward, L layers, stacked on a leading axis; N query heads, G key-value
+heads, D numbers of a head.
 """
 
 from typing import ClassVar, Literal
@@ -9,7 +13,171 @@ from dpx.declaration import declaration, require
 from dpx.models.model_protocol import ExampleModel, Transformer, check_attention
 from dpx.models.model_protocol import Shapes as Shapes
 from dpx.models.model_protocol import count as count
-from dpx.models.rotary import RotaryDecoder
+
+
+@declaration
+class RotaryDecoder(Transformer):
+    """A causal decoder with RMSNorm before each half, rotary positions, grouped-query attention and a gated feed-forward.
+
+    `key_value_heads` are shared by `heads`: one is multi-query attention. A head has `head_dim` numbers, whatever the width. Positions turn
+    pairs of numbers at rates `rotary_base`^(-2d/D), which `rotary_scaling` changes: `"linear"` divides all of them by `rotary_factor`;
+    `"llama3"` divides those whose wave is longer than `rotary_original_positions / rotary_low_frequency`, keeps those whose wave is
+    shorter than `rotary_original_positions / rotary_high_frequency`, and passes smoothly between (Llama Team 2024). `tied`: the head is
+    the word table. `vocabulary_size=None` takes the data's. `scan=False`: layers are unrolled in the compiled program, not in a loop.
+
+    A family gives the class variables other values, or declares them as fields.
+
+    Attributes:
+        key_value_heads: Heads of keys and values, which the query heads share.
+        head_dim: Numbers of a head, whatever the width.
+        rms_norm_eps: Constant in RMSNorm's divisor.
+        rotary_base: Base of the rotary positions' rates.
+        rotary_scaling: How these rates are scaled for longer texts; none, linear or llama3.
+        rotary_factor: Divisor of the scaled rates.
+        rotary_low_frequency: Waves in the original context up to which a rate is divided by the whole factor (llama3).
+        rotary_high_frequency: Waves in the original context from which on a rate is kept (llama3).
+        rotary_original_positions: Length of the original context (llama3).
+    """
+
+    dropout: ClassVar[float] = 0.0
+    activation: ClassVar[Literal["silu", "gelu_tanh"]] = "silu"
+    # Added to the scale of a norm: 1 where a checkpoint stores the scale less one.
+    norm_offset: ClassVar[float] = 0.0
+    # RMSNorm of each head's query and key; RMSNorm of what each half adds.
+    has_head_norms: ClassVar[bool] = False
+    has_post_norms: ClassVar[bool] = False
+    # Which maps of the attention have a bias.
+    attention_biases: ClassVar[Literal["none", "query_key_value", "all"]] = "none"
+    # A cap c takes x to c tanh(x / c): of the attention's scores, and of the logits.
+    attention_cap: ClassVar[float | None] = None
+    logit_cap: ClassVar[float | None] = None
+    # A token sees the last `window` tokens, itself included, except in each `full_every`-th layer, which has no window.
+    window: ClassVar[int | None] = None
+    full_every: ClassVar[int] = 1
+    # The base of the layers that have a window, without scaling; None: that of all.
+    window_rotary_base: ClassVar[float | None] = None
+
+    key_value_heads: int
+    head_dim: int
+    rms_norm_eps: float = 1.0e-6
+    rotary_base: float = 10_000.0
+    rotary_scaling: Literal["none", "linear", "llama3"] = "none"
+    rotary_factor: float = 1.0
+    rotary_low_frequency: float = 1.0
+    rotary_high_frequency: float = 4.0
+    rotary_original_positions: int = 8192
+
+    def __post_init__(self) -> None:
+        sizes = (self.layers, self.width, self.heads, self.key_value_heads, self.head_dim, self.feed_forward, self.positions)
+        require(
+            min(sizes) > 0, f"model={self.name}", "sizes must be positive", "Check layers, width, heads, head_dim, feed_forward, positions"
+        )
+        require(
+            self.heads % self.key_value_heads == 0,
+            f"model.key_value_heads={self.key_value_heads}",
+            f"does not divide {self.heads} heads",
+            "Use 1, or a divisor of model.heads",
+        )
+        require(
+            self.head_dim % 2 == 0,
+            f"model.head_dim={self.head_dim}",
+            "rotary positions rotate pairs of numbers, so the size must be even",
+            "Use an even number",
+        )
+        require(self.rotary_base > 0, f"model.rotary_base={self.rotary_base}", "is not positive", "Use 10000, or the checkpoint's")
+        require(self.rotary_factor >= 1, f"model.rotary_factor={self.rotary_factor}", "is below 1", "Use 1 or more")
+        require(
+            0 < self.rotary_low_frequency < self.rotary_high_frequency,
+            f"model.rotary_low_frequency={self.rotary_low_frequency}",
+            f"is not between 0 and model.rotary_high_frequency={self.rotary_high_frequency}",
+            "Use 1 and 4, or the checkpoint's",
+        )
+        require(
+            self.window is None or self.window > 0, f"model.window={self.window}", "is not a number of tokens", "Use 1 or more, or null"
+        )
+        require(self.full_every > 0, f"model.full_every={self.full_every}", "is not a number of layers", "Use 1 or more")
+        check_attention(self, self.head_dim)
+        require(
+            self.attention == "explicit" or (self.attention_cap is None and self.window is None),
+            f"model.attention={self.attention}, model.attention_cap={self.attention_cap}, model.window={self.window}",
+            "jax.nn.dot_product_attention has no cap of scores, and no window in only some of the layers",
+            "Use model.attention=explicit",
+        )
+
+    @property
+    def query_scale(self) -> float:
+        """Returns the factor of the scores."""
+        return self.head_dim**-0.5
+
+    @property
+    def embedding_factor(self) -> float:
+        """Returns the factor of a row of the word table that is looked up; as a head the table has none."""
+        return 1.0
+
+    def parameter_shapes(self, vocabulary_size: int, *, next_sentence: bool = False, outputs: int = 0) -> Shapes:
+        """Returns every parameter's path and shape: with the next-token head, or a classifier of `outputs` values without bias."""
+        require(not next_sentence, f"model={self.name}", "has no next-sentence classifier", "Use task=causal_lm")
+        H, F, D, of_queries, of_keys = self.width, self.feed_forward, self.head_dim, *self._attention_widths
+        outputs_of = {"query": of_queries, "key": of_keys, "value": of_keys}
+        layer: Shapes = {"attention_norm/scale": (H,), "feed_forward_norm/scale": (H,)}
+        layer |= {f"{name}/kernel": (H, width) for name, width in outputs_of.items()} | {"attention_out/kernel": (of_queries, H)}
+        layer |= {"gate/kernel": (H, F), "up/kernel": (H, F), "down/kernel": (F, H)}
+        if self.attention_biases != "none":
+            layer |= {f"{name}/bias": (width,) for name, width in outputs_of.items()}
+        if self.attention_biases == "all":
+            layer["attention_out/bias"] = (H,)
+        if self.has_head_norms:
+            layer |= {"query_norm/scale": (D,), "key_norm/scale": (D,)}
+        if self.has_post_norms:
+            layer |= {"attention_post_norm/scale": (H,), "feed_forward_post_norm/scale": (H,)}
+        shapes: Shapes = {"embeddings/word": (vocabulary_size, H), "final_norm/scale": (H,)}
+        shapes |= {f"layers/{path}": (self.layers, *shape) for path, shape in layer.items()}
+        if outputs:
+            return shapes | {"classifier/kernel": (H, outputs)}
+        return shapes if self.tied else shapes | {"decoder": (vocabulary_size, H)}
+
+    @property
+    def _attention_widths(self) -> tuple[int, int]:
+        """Returns the outputs of the queries' map, and of the keys' or the values'."""
+        return self.heads * self.head_dim, self.key_value_heads * self.head_dim
+
+    def forward_flops(self, vocabulary_size: int, sequence_length: int, outputs: int) -> int:
+        """Returns the FLOPs of the matrix products of one example's forward pass; masked scores count, because they are computed."""
+        T, H = sequence_length, self.width
+        head = 2 * H * outputs if outputs else 2 * T * H * vocabulary_size
+        return self._layer_flops(T) + 2 * T * H * self.feed_forward * self.layers + head
+
+    def recomputed_flops(self, sequence_length: int) -> int:
+        """Returns the FLOPs of one example that the backward pass computes again.
+
+        It does not read the result of `down`, unless that is normalised.
+        """
+        of_down = 2 * sequence_length * self.width * self.feed_forward * self.layers if self.has_post_norms else 0
+        return self._layer_flops(sequence_length) + of_down if self.rematerialize == "layers" else 0
+
+    def _layer_flops(self, T: int) -> int:
+        """Returns the FLOPs of all layers without their last maps, `down`."""
+        H, (of_queries, of_keys) = self.width, self._attention_widths
+        return self.layers * (2 * T * H * (2 * of_queries + 2 * of_keys + 2 * self.feed_forward) + 2 * 2 * T * T * of_queries)
+
+    def activations(self, vocabulary_size: int, sequence_length: int, layers: int, *, kernels: bool) -> int:
+        """Returns how many numbers one example keeps for the backward pass through the top `layers` layers.
+
+        They are what autodiff saves of the layers, the cotangents of trained `kernels`, and the logits (of a vocabulary of 0 words: none).
+        """
+        T, H, F, (of_queries, of_keys) = sequence_length, self.width, self.feed_forward, self._attention_widths
+        # Four of the width to a half (one before and three within its norm), the gate, what it is multiplied with and the product.
+        saved = 8 * H + 2 * of_queries + 2 * of_keys + 4 * self.head_dim + 3 * F
+        cotangents = 2 * H + of_queries + 2 * of_keys + 2 * F if kernels else 0
+        # The formula keeps scores alone; `xla` also keeps probabilities, and a mask, which takes a quarter of a number.
+        scores = {"explicit": 4, "xla": 13, "cudnn": 0}[self.attention] * self.heads * T * T // 4
+        kept = layers * (T * (saved + cotangents) + scores)
+        if self.rematerialize == "layers":
+            # Inputs of layers and, of trained kernels, inputs (that of a half once for each map) and cotangents; of one layer the rest.
+            inputs = 5 * H + of_queries + F if kernels else 0
+            kept = layers * T * (H + inputs + cotangents) + T * saved + scores
+        # Of the layer that runs, what lies between its gate and its product.
+        return kept + T * (3 * H + 2 * F + 2 * vocabulary_size)
 
 
 @declaration

@@ -23,8 +23,7 @@ from dpx.clipping.norms import at_least_float32
 from dpx.data.vocabulary import SpecialIds
 from dpx.declaration import ConfigError, require
 from dpx.models.model_protocol import ExampleModel
-from dpx.models.rotary import RotaryDecoder
-from dpx.models.shape import AnyModel, Bert, Decoder
+from dpx.models.shape import AnyModel, Bert, Decoder, RotaryDecoder
 from dpx.models.trainable import whole
 from dpx.task import causal_lm, classification, mlm
 from dpx.task.declared_task import CausalLanguageModel, Classification, MaskedLanguageModel, MultipleChoice, Task

@@ -34,8 +34,8 @@ from dpx.config import recipes
 from dpx.data.vocabulary import SpecialIds
 from dpx.files.weights import nested
 from dpx.init.start import receiver_of
-from dpx.interop.adapters import CONFIG, WEIGHTS, adapters
 from dpx.interop.checkpoint import Checkpoint
+from dpx.interop.written import ADAPTER_CONFIG, ADAPTER_WEIGHTS, adapters
 from dpx.task.objective import objective
 from dpx.training import frozen
 from dpx.training.microbatch import synthetic_rows
@@ -140,8 +140,8 @@ def torch_model(checkpoint: str, written: Any) -> Any:
     from transformers import AutoModelForCausalLM
 
     with tempfile.TemporaryDirectory() as folder:
-        (Path(folder) / CONFIG).write_text(json.dumps(written.config))
-        save_file({name: np.ascontiguousarray(value) for name, value in written.tensors.items()}, Path(folder) / WEIGHTS)
+        (Path(folder) / ADAPTER_CONFIG).write_text(json.dumps(written.config))
+        save_file({name: np.ascontiguousarray(value) for name, value in written.tensors.items()}, Path(folder) / ADAPTER_WEIGHTS)
         base = AutoModelForCausalLM.from_pretrained(checkpoint, dtype=torch.float32)
         return PeftModel.from_pretrained(base, folder, is_trainable=True).train()
 

@@ -5,9 +5,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from dpx.models.gemma import Gemma
-from dpx.models.llama import Llama
-from dpx.models.qwen import Qwen
+from dpx.models.families import Gemma, Llama, Qwen
 from dpx.models.shape import Bert, Decoder, Model
 from dpx.task import causal_lm, classification, mlm
 from dpx.task.declared_task import CausalLanguageModel, Classification, MaskedLanguageModel, MultipleChoice, Task

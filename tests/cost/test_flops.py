@@ -9,7 +9,7 @@ import pytest
 from dpx.clipping.clipped_sum import plain_sum
 from dpx.cost.memory import recomputed_matmul_flops
 from dpx.cost.traced import matmul_flops
-from dpx.models.gemma import Gemma
+from dpx.models.families import Gemma
 from dpx.models.shape import Bert, Decoder
 from dpx.task.declared_task import CausalLanguageModel, Classification
 from dpx.task.objective import objective

@@ -16,9 +16,8 @@ from dpx.data.vocabulary import SpecialIds
 from dpx.declaration import ConfigError
 from dpx.files import checkpoint_folder
 from dpx.files.weights import Leaves, by_path, nested
-from dpx.interop.adapters import CONFIG, WEIGHTS, adapters
 from dpx.interop.checkpoint import Checkpoint
-from dpx.interop.written import Written, written
+from dpx.interop.written import ADAPTER_CONFIG, ADAPTER_WEIGHTS, Written, adapters, written
 from dpx.models.lora import add_adapters, merge_adapters
 from dpx.models.trained import Adapters, Biases
 from dpx.task.declared_task import CausalLanguageModel, Classification, MaskedLanguageModel
@@ -126,8 +125,8 @@ def test_peft_computes_the_same_logits(name: str, tmp_path: Path):
     trained = Trained(name, tmp_path / "base", *([Adapters(rank=2, alpha=6.0, targets=targets), CausalLanguageModel()] if is_lm else []))
     found, folder = trained.out(), tmp_path / "adapters"
     folder.mkdir()
-    (folder / CONFIG).write_text(json.dumps(found.config))
-    checkpoint_folder.write(folder / WEIGHTS, found.tensors)
+    (folder / ADAPTER_CONFIG).write_text(json.dumps(found.config))
+    checkpoint_folder.write(folder / ADAPTER_WEIGHTS, found.tensors)
     base = getattr(transformers, found.architecture).from_pretrained(trained.init.path, attn_implementation="eager")
     model = peft.PeftModel.from_pretrained(base, str(folder)).eval()
     rows, kind = inputs(trained.case.config["model_type"]), trained.case.config["model_type"]

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from dpx import config
-from dpx.interop.trained_on import among, named_by_card
+from dpx.interop.card import among, named_by_card
 from tests.planned import plan
 
 from .conftest import composed

@@ -13,8 +13,7 @@ from dpx.cost.memory import Trains, forward_matmul_flops, step_memory
 from dpx.cost.traced import matmul_flops, temporary_bytes
 from dpx.declaration import ConfigError
 from dpx.mechanism.clip import flat_weights
-from dpx.models.gemma import Gemma
-from dpx.models.llama import Llama
+from dpx.models.families import Gemma, Llama
 from dpx.models.lora import add_adapters
 from dpx.models.rotary_layers import rates
 from dpx.randomness import path_name

@@ -8,7 +8,7 @@ from dpx.config import build, recipes
 from dpx.declaration import ConfigError
 from dpx.files.records import to_json
 from dpx.job.plan import Plan
-from dpx.models.gemma import Gemma
+from dpx.models.families import Gemma
 from dpx.models.shape import count
 
 RELEASED = 1_038_741_120  # metadata of google/vaultgemma-1b

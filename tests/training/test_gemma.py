@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from dpx.data.declared_data import Data, Synthetic, Vocabulary
-from dpx.models.gemma import Gemma
+from dpx.models.families import Gemma
 from dpx.task.declared_task import CausalLanguageModel
 from dpx.task.mlm import Special
 from dpx.task.objective import objective

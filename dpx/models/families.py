@@ -1,15 +1,19 @@
-"""Declares decoders of the Gemma family: Gemma 2, the text part of Gemma 3, and VaultGemma. No jax."""
+"""Declares the families of decoders with rotary positions: Llama (1 to 3, SmolLM2, TinyLlama, Mistral), Qwen (2, 2.5, 3) and Gemma (2, the
+text part of 3, VaultGemma). No jax.
+
+A class holds its fields, what it computes, its config in both directions, and the names of its norms in a checkpoint.
+"""
 
 import math
 from typing import Any, ClassVar, Literal
 
 from dpx.declaration import declaration, require
-from dpx.models.layouts import Layout
-from dpx.models.rotary import RotaryDecoder
-from dpx.models.rotary_family import (
+from dpx.models.layouts import (
     Config,
+    Layout,
     common_config,
     common_values,
+    flag,
     full_every,
     layer_types,
     layout,
@@ -18,6 +22,95 @@ from dpx.models.rotary_family import (
     rotary_values,
     whole,
 )
+from dpx.models.shape import RotaryDecoder
+
+
+@declaration
+class Llama(RotaryDecoder):
+    """A decoder with a SiLU gate and no norms but those before each half (Llama: Touvron et al. 2023, arXiv 2302.13971).
+
+    `family` is its type in `transformers`; Mistral (Jiang et al. 2023, arXiv 2310.06825) is such a decoder, of which every layer may have a
+    `window`.
+
+    Attributes:
+        family: Type of the model in transformers, llama or mistral.
+        attention_bias: Whether the four maps of the attention have a bias.
+        window: Number of tokens that a token sees, itself included; null for all before it.
+    """
+
+    CLASSES: ClassVar[dict[str, str]] = {"llama": "Llama", "mistral": "Mistral"}
+    LAYOUT: ClassVar[Layout] = layout(attention_norm="input_layernorm", feed_forward_norm="post_attention_layernorm")
+
+    family: Literal["llama", "mistral"] = "llama"
+    attention_bias: bool = False
+    window: int | None = None
+
+    @property
+    def attention_biases(self) -> Literal["none", "all"]:
+        return "all" if self.attention_bias else "none"
+
+    @property
+    def full_every(self) -> int:
+        return self.layers + 1
+
+    @staticmethod
+    def of_config(config: Config, where: str) -> tuple[type["Llama"], dict[str, Any]]:
+        """Returns the class and the values of its fields that a `config.json` declares."""
+        require_values(config, where, hidden_act="silu")
+        values, family = common_values(config, where, tied=False), config["model_type"]
+        values |= {"family": family, "key_value_heads": whole(config, "num_key_value_heads", where, values["heads"])}
+        values |= {"head_dim": whole({"head_dim": config.get("head_dim") or values["width"] // values["heads"]}, "head_dim", where)}
+        if family == "mistral":
+            require_values(config, where, attention_bias=False)
+            window = config.get("sliding_window", 4096)
+            return Llama, values | {"window": None if window is None else whole(config, "sliding_window", where, 4096)}
+        require_values(config, where, sliding_window=None)
+        return Llama, values | {"attention_bias": flag(config, "attention_bias", where, False)}
+
+    def to_config(self) -> dict[str, Any]:
+        """Returns the values of `config.json`."""
+        of_family = {"sliding_window": self.window} if self.family == "mistral" else {"attention_bias": self.attention_bias}
+        return common_config(self) | {"hidden_act": "silu"} | of_family
+
+
+@declaration
+class Qwen(RotaryDecoder):
+    """A decoder with a SiLU gate: with biases of query, key and value (Qwen 2: Yang et al. 2024, arXiv 2407.10671), or with a norm of each
+    head's query and key (Qwen 3: Yang et al. 2025, arXiv 2505.09388).
+
+    Attributes:
+        family: Type of the model in transformers, qwen2 or qwen3.
+        attention_bias: Whether the four maps of Qwen 3's attention have a bias; Qwen 2 always has it on three.
+    """
+
+    CLASSES: ClassVar[dict[str, str]] = {"qwen2": "Qwen2", "qwen3": "Qwen3"}
+    LAYOUT: ClassVar[Layout] = layout(attention_norm="input_layernorm", feed_forward_norm="post_attention_layernorm")
+
+    family: Literal["qwen2", "qwen3"]
+    attention_bias: bool = False
+
+    @property
+    def attention_biases(self) -> Literal["none", "query_key_value", "all"]:
+        return "query_key_value" if self.family == "qwen2" else "all" if self.attention_bias else "none"
+
+    @property
+    def has_head_norms(self) -> bool:
+        return self.family == "qwen3"
+
+    @staticmethod
+    def of_config(config: Config, where: str) -> tuple[type["Qwen"], dict[str, Any]]:
+        """Returns the class and the values of its fields that a `config.json` declares."""
+        require_values(config, where, hidden_act="silu", use_sliding_window=False)
+        values, family = common_values(config, where, tied=False), config["model_type"]
+        values |= {"family": family, "key_value_heads": whole(config, "num_key_value_heads", where)}
+        usual = values["width"] // values["heads"] if family == "qwen2" else 128
+        values |= {"head_dim": whole({"head_dim": config.get("head_dim") or usual}, "head_dim", where)}
+        return Qwen, values | ({"attention_bias": flag(config, "attention_bias", where, False)} if family == "qwen3" else {})
+
+    def to_config(self) -> dict[str, Any]:
+        """Returns the values of `config.json`."""
+        return common_config(self) | {"hidden_act": "silu", "use_sliding_window": False, "attention_bias": self.attention_bias}
+
 
 # What a config means that does not say: (each n-th layer has no window, cap of scores, cap of logits, base of layers without a window).
 _USUAL = {"vaultgemma": (2, 50.0, 30.0, 10_000.0), "gemma2": (2, 50.0, 30.0, 10_000.0), "gemma3_text": (6, None, None, 1_000_000.0)}
