@@ -9,10 +9,9 @@ from dpx import extras
 from dpx.config import recipes
 from dpx.config.command_line import as_refused
 from dpx.data.completions import ChatTemplate
-from dpx.data.csv_table import TableSource
 from dpx.data.declared_data import Hub
-from dpx.data.hub import HubSource
 from dpx.data.labelled import Table
+from dpx.data.sources import HubSource, TableSource
 from dpx.data.tokenizer import of_vocabulary
 from dpx.data.vocabulary import SPECIAL_TOKENS
 from dpx.declaration import ConfigError

@@ -16,8 +16,7 @@ from string import Formatter
 from typing import Any, NoReturn
 
 from dpx.data.documents import Conversation
-from dpx.data.files import parsed, require_characters
-from dpx.data.record_reader import value_of
+from dpx.data.record_reader import parsed, require_characters, value_of
 from dpx.data.tokenizer import CHAT_TEMPLATE, TextTokenizer
 from dpx.declaration import ConfigError, require
 from dpx.extras import require_extra

@@ -102,7 +102,7 @@ class Source(Protocol):
     Records are documents, which are cut into rows, or examples or prompts, each of which is one row (`columns` of the declaration).
     """
 
-    def documents(self) -> Iterator[Document] | Iterator[Example] | Iterator[Prompted]:
+    def documents(self) -> Iterator[Document | Example | Prompted]:
         """Yields all records, the same ones in the same order at every call; no record depends on another."""
         ...
 

@@ -2,17 +2,20 @@
 
 Source files are parsed, never imported. One document is one file; its unit is `<distribution>/<path>`. Its text depends on the installed
 versions alone, so the fingerprint is the list of versions.
+
+English paragraphs are extracted from docstrings, reStructuredText and Markdown; code, tables, signatures and marks are removed. Every rule
+looks at one text alone, so the result for a document depends on that document alone.
 """
 
 import ast
-import contextlib
 import gc
 import hashlib
+import inspect
 import platform
 import re
 import sysconfig
 from collections.abc import Iterator
-from functools import cache, cached_property
+from functools import cached_property
 from importlib import metadata
 from pathlib import Path
 
@@ -20,7 +23,38 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
 from dpx.data.documents import Document
-from dpx.data.synthetic import prose
+
+_FUNCTION_WORDS = frozenset(
+    "a about all also an and any are as at be been but by can do does each either for from has have if in into is it its "
+    "may more must no not of on only or other over same should so some such than that the their then there these they this "
+    "to two until up used using was we were what when where whether which while will with without would you your".split()
+)
+_PLAIN_WORD = re.compile(r"""["'(\[]*[A-Za-z]+(?:['-][A-Za-z]+)*[)\]"'.,;:!?]*$""")
+_CODE_MARK = re.compile(r"[=<>{}\\|@#$%^~_]|\(\)|->|\w\.\w+\(|::")
+_UNDERLINE = re.compile(r"""\s*([-=~^"*+#_`:.])\1{2,}[\s\-=+|]*$""")
+_DOCTEST = re.compile(r"\s*(>>>|\.\.\. |In \[\d+\]:|\$ )")
+_TABLE = re.compile(r"\s*[|+]")
+_FENCE = re.compile(r"\s*(```|~~~)")
+_DIRECTIVE = re.compile(r"\s*\.\. ([\w-]+)::\s*(.*)$")
+_TARGET = re.compile(r"\s*(\.\. (_|\[|\|)|\.\.\s*$|\[\w+\]:\s|<|!\[|\[!)")
+_NUMPY_FIELD = re.compile(r"\s*[\w*.,\[\]() `'\"|-]{1,60}\s:(\s|$)")
+_GOOGLE_FIELD = re.compile(r"(\s*)(?:\*{0,2}`{0,2}[\w.*]+`{0,2}\s?(?:\([^)]*\))?|:\w+[^:]*):\s+(?=\S)")
+_SECTIONS = "args arguments attributes examples? notes? parameters raises references returns? see.also usage yields? warnings?"
+_SECTION = re.compile(rf"\s*({_SECTIONS.replace(' ', '|')}):?\s*$", re.I)
+_FURNITURE = (_UNDERLINE, _TABLE, _FENCE, _TARGET, _NUMPY_FIELD, _SECTION)
+_ITEM = re.compile(r"(\s*)(?:[-*+•]|\(?\d{1,2}[.)]|\[\d+\]|#{1,6}|@)\s+")
+_PROSE_DIRECTIVES = frozenset("note warning tip hint important caution seealso admonition deprecated versionchanged versionadded".split())
+_INLINE = (
+    (re.compile(r":[\w:.+-]+:`~?!?([^`<]+?)\s*(?:<[^`]*>)?`"), r"\1"),
+    (re.compile(r"`([^`<]+?)\s*<[^`]*>`_{0,2}"), r"\1"),
+    (re.compile(r"!?\[([^\]]*)\]\([^)]*\)"), r"\1"),
+    (re.compile(r"<?\b(?:https?|ftp)://\S+"), ""),
+    (re.compile(r"</?[a-zA-Z][^>]*>"), ""),
+    (re.compile(r"`{1,2}([^`]*)`{1,2}_{0,2}"), r"\1"),
+    (re.compile(r"(?<!\w)[*|]{1,2}([^*|]+)[*|]{1,2}(?!\w)"), r"\1"),
+    (re.compile(r"\s*\[[\d, ]+\]_?"), ""),
+)
+_MAY_HOLD_MARKS = re.compile(r"[`<*|[]|://")
 
 # The dependencies that this project needs to run; extras are left out so that a developer and a user have the same text.
 DEPENDENCIES = (
@@ -33,6 +67,7 @@ _SKIPPED_FOLDERS = frozenset(
 )
 _SKIPPED_NAMES = re.compile(r"(licen[cs]e|copying|notice|authors|requirements|top_level|entry_points|sources|.*(_pb2|_gen|_test)\.)", re.I)
 _HOLDERS = (ast.stmt, ast.ExceptHandler, ast.Constant, ast.Call, ast.Dict, ast.List, ast.Tuple)
+_MAY_HOLD_TEXT = ("body", "orelse", "handlers", "finalbody", "value", "args", "values", "elts")
 _LONG_TEXT = 200  # characters; a string this long that is not a docstring may still be documentation held in a constant
 
 
@@ -50,23 +85,21 @@ class EmbeddedSource:
 
     @cached_property
     def _documents(self) -> list[Document]:
-        files = [*_standard_library(), *_dependencies()]
+        files = list(_standard_library())
+        for name, distribution in closure(DEPENDENCIES).items():
+            for file in distribution.files or []:
+                relative = Path(file)
+                if ".." not in relative.parts and _is_documentation(relative):
+                    files.append((f"{name}/{relative.as_posix()}", Path(str(distribution.locate_file(file)))))
         documents = (Document(paragraphs=_paragraphs(path), unit_id=unit_id) for unit_id, path in sorted(files))
-        with _no_collections():
+        # A syntax tree is freed with its last reference, and a search for cycles takes a quarter of the time.
+        was_enabled = gc.isenabled()
+        gc.disable()
+        try:
             return [document for document in documents if document.paragraphs]
-
-
-@contextlib.contextmanager
-def _no_collections() -> Iterator[None]:
-    """Disables the garbage collector: a syntax tree is freed with its last reference, and a search for cycles takes a quarter of the
-    time."""
-    was_enabled = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if was_enabled:
-            gc.enable()
+        finally:
+            if was_enabled:
+                gc.enable()
 
 
 def closure(roots: tuple[str, ...]) -> dict[str, metadata.Distribution]:
@@ -92,14 +125,6 @@ def _standard_library() -> Iterator[tuple[str, Path]]:
         relative = path.relative_to(root)
         if _is_documentation(relative):
             yield f"python/{relative.as_posix()}", path
-
-
-def _dependencies() -> Iterator[tuple[str, Path]]:
-    for name, distribution in closure(DEPENDENCIES).items():
-        for file in distribution.files or []:
-            relative = Path(file)
-            if ".." not in relative.parts and _is_documentation(relative):
-                yield f"{name}/{relative.as_posix()}", Path(str(distribution.locate_file(file)))
 
 
 def _is_documentation(relative: Path) -> bool:
@@ -135,31 +160,94 @@ def _documentation_strings(source: str) -> list[str]:
     texts: dict[tuple[int, str], None] = {}
     while waiting:
         node = waiting.pop()
-        for child in _children_that_may_hold_text(node):
+        # Of its statements, and of the constants that it assigns, lists or passes on: a walk over every expression takes ten times longer.
+        held = [getattr(node, field, None) for field in _MAY_HOLD_TEXT]
+        children = [child for one in held for child in (one if isinstance(one, list) else [one]) if isinstance(child, _HOLDERS)]
+        for child in children:
             if not isinstance(child, ast.Constant):
                 waiting.append(child)
-            elif isinstance(child.value, str) and (isinstance(node, ast.Expr) or _is_long_text(child.value)):
-                texts[child.lineno, child.value] = None
+            elif isinstance(child.value, str):
+                is_long = len(child.value) >= _LONG_TEXT and child.value.count("\n") >= 2
+                if isinstance(node, ast.Expr) or is_long:
+                    texts[child.lineno, child.value] = None
     return [text for _, text in sorted(texts, key=lambda one: one[0])]
 
 
-def _children_that_may_hold_text(node: ast.AST) -> Iterator[ast.AST]:
-    """Returns the statements below `node`, and the constants that it assigns, lists or passes on.
-
-    A walk over every expression takes ten times longer.
-    """
-    for field in _fields_that_may_hold_text(type(node)):
-        child = getattr(node, field, None)
-        if isinstance(child, list):
-            yield from (one for one in child if isinstance(one, _HOLDERS))
-        elif isinstance(child, _HOLDERS):
-            yield child
+def is_english(paragraph: str) -> bool:
+    """Returns whether `paragraph` reads as an English sentence: plain words, some of them function words, little code."""
+    words = paragraph.split()
+    if len(words) < 4:
+        return False
+    if sum(1 for word in words if _PLAIN_WORD.match(word)) < 0.7 * len(words):
+        return False
+    grammar = sum(1 for word in words if word.strip("\"'(),.;:").lower() in _FUNCTION_WORDS)
+    return grammar >= max(1, 0.15 * len(words)) and len(_CODE_MARK.findall(paragraph)) <= 0.25 * len(words)
 
 
-@cache
-def _fields_that_may_hold_text(kind: type[ast.AST]) -> tuple[str, ...]:
-    return tuple(name for name in ("body", "orelse", "handlers", "finalbody", "value", "args", "values", "elts") if name in kind._fields)
+def prose(text: str) -> list[str]:
+    """Returns the English paragraphs of one documentation text, in order, without marks."""
+    paragraphs = []
+    for lines in _paragraph_lines(inspect.cleandoc(text).split("\n")):
+        paragraph = " ".join(lines)
+        if _MAY_HOLD_MARKS.search(paragraph):
+            for pattern, replacement in _INLINE:
+                paragraph = pattern.sub(replacement, paragraph)
+        paragraphs.append(" ".join(paragraph.split()))
+    return [paragraph for paragraph in paragraphs if is_english(paragraph)]
 
 
-def _is_long_text(text: str) -> bool:
-    return len(text) >= _LONG_TEXT and text.count("\n") >= 2
+def _paragraph_lines(lines: list[str]) -> Iterator[list[str]]:
+    """Yields groups of lines that form one paragraph: a blank line, a list item, a field or another indent starts the next."""
+    held: list[str] = []
+    held_indent: int | None = 0  # None: the first line of an item or field, whose continuation may hang at any indent
+    for line in _text_lines(lines):
+        indent = len(line) - len(line.lstrip())
+        if held and line.strip() and not line.startswith("\0") and held_indent in (None, indent):
+            held_indent = indent
+            held.append(line.strip())
+            continue
+        if held:
+            yield held
+        body = line.strip("\0 ")
+        held, held_indent = ([body] if body else []), None if line.startswith("\0") else indent
+    if held:
+        yield held
+
+
+def _text_lines(lines: list[str]) -> Iterator[str]:
+    """Yields the lines that may be prose; a dropped line becomes blank, and a line that starts a new paragraph begins with NUL."""
+    block_indent: int | None = None
+    in_doctest = in_fence = False
+    for position, line in enumerate(lines):
+        indent = len(line) - len(line.lstrip())
+        if _FENCE.match(line):
+            in_fence = not in_fence
+        if not line.strip():
+            in_doctest = False
+        elif block_indent is not None and indent <= block_indent:
+            block_indent = None
+        in_doctest = in_doctest or bool(_DOCTEST.match(line))
+        dropped = in_fence or in_doctest or block_indent is not None or not line.strip()
+        dropped = dropped or any(pattern.match(line) for pattern in _FURNITURE)
+        if dropped or (position + 1 < len(lines) and _UNDERLINE.match(lines[position + 1])):
+            yield ""
+            continue
+        directive = _DIRECTIVE.match(line)
+        if directive and directive[1] not in _PROSE_DIRECTIVES:
+            block_indent = indent
+            yield ""
+            continue
+        if line.rstrip().endswith("::") and not directive:
+            block_indent = indent
+            line = line.rstrip()[:-1]
+        if directive:
+            yield "\0" + re.sub(r"^[\d.]+\s*$", "", directive[2])
+            continue
+        item = _ITEM.match(line)
+        if item:
+            line = line[item.end() :]
+        field = _GOOGLE_FIELD.match(line)
+        if field and field.end() < len(line) and line[: field.end()].strip(" :").lower() not in _FUNCTION_WORDS:
+            yield "\0" + field[1] + line[field.end() :]
+        else:
+            yield "\0" + line if item else line

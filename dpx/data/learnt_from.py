@@ -53,20 +53,9 @@ def learnt_from(place: Path, stores: Path | None = None) -> tuple[Origin, ...]:
         return from_json(LearntFrom, read_json(record, _FIX), record, _FIX).origins
     if (folder / _STATEMENT).is_file() or any("dpx" in _config(folder / name) for name in _MARKED):
         return (Origin(kind="text", name=folder.name, identity=f"unknown {folder.name}", reasons=(_UNKNOWN,)),)
-    return _by_content(place, stores) if stores is not None else ()
-
-
-def _record_of(vocabulary: Path) -> Path:
-    """Returns the path of the record of a list of word pieces, a checkpoint's folder or one of the files of its tokenizer."""
-    if vocabulary.suffix == ".txt" and not vocabulary.is_dir():
-        return vocabulary.with_name(f"{vocabulary.stem}_learnt_from.json")
-    return (vocabulary if vocabulary.is_dir() else vocabulary.parent) / RECORD
-
-
-def _by_content(place: Path, stores: Path) -> tuple[Origin, ...]:
     within = (place / DEFINITION, place / VOCABULARY) if place.is_dir() else (place,)
     file = next((one for one in within if one.is_file()), None)
-    if file is None:
+    if stores is None or file is None:
         return ()
     own, found = file_checksums.of_file(file), dict[str, Origin]()
     for one in sorted(stores.glob(f"*/{MANIFEST}")):
@@ -76,6 +65,13 @@ def _by_content(place: Path, stores: Path) -> tuple[Origin, ...]:
             # A store that was given this vocabulary names the same text again.
             found = {text.identity: text for text in known} | found
     return tuple(found.values())
+
+
+def _record_of(vocabulary: Path) -> Path:
+    """Returns the path of the record of a list of word pieces, a checkpoint's folder or one of the files of its tokenizer."""
+    if vocabulary.suffix == ".txt" and not vocabulary.is_dir():
+        return vocabulary.with_name(f"{vocabulary.stem}_learnt_from.json")
+    return (vocabulary if vocabulary.is_dir() else vocabulary.parent) / RECORD
 
 
 def _name_of(store: Path) -> str:

@@ -38,27 +38,17 @@ def found_rows(own: Store, other: Store) -> dict[str, int]:
     """
     if not are_comparable(own, other):
         raise ValueError("only tokens of one vocabulary can be compared")
-    tokens = max(_tokens(own, "protected"), *(_tokens(other, split) for split in other.manifest.splits))
+    parts = [(own.manifest, "protected"), *((other.manifest, split) for split in other.manifest.splits)]
+    tokens = max(known.rows[split] * known.sequence_length for known, split in parts)
     every = np.uint64(1 << max(0, (tokens // _HASHES_MAX).bit_length()))
-    found = {split: _found(own, np.unique(_all_hashes(other, split, every)), every) for split in other.manifest.splits}
+    found: dict[str, Bool[np.ndarray, " N"]] = {}
+    for split in other.manifest.splits:
+        known = np.unique(np.concatenate([np.zeros(0, np.uint64), *(hash_n for _, hash_n in _hashed(other, split, every))]))
+        found[split] = np.zeros(own.manifest.rows["protected"], bool)
+        for row_n, hash_n in _hashed(own, "protected", every):
+            found[split][row_n[np.isin(hash_n, known)]] = True
     everywhere = np.any(list(found.values()), axis=0)
     return {split: int(is_found_N.sum()) for split, is_found_N in found.items()} | {"any": int(everywhere.sum())}
-
-
-def _found(own: Store, known: UInt64[np.ndarray, " k"], every: np.uint64) -> Bool[np.ndarray, " N"]:
-    is_found_N = np.zeros(own.manifest.rows["protected"], bool)
-    for row_n, hash_n in _hashed(own, "protected", every):
-        is_found_N[row_n[np.isin(hash_n, known)]] = True
-    return is_found_N
-
-
-def _tokens(store: Store, split: Split) -> int:
-    return store.manifest.rows[split] * store.manifest.sequence_length
-
-
-def _all_hashes(store: Store, split: Split, every: np.uint64) -> UInt64[np.ndarray, " n"]:
-    parts = [hash_n for _, hash_n in _hashed(store, split, every)]
-    return np.concatenate(parts) if parts else np.zeros(0, np.uint64)
 
 
 def _hashed(store: Store, split: Split, every: np.uint64) -> Iterator[Hashed]:

@@ -12,7 +12,6 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack
 from dataclasses import asdict
-from functools import partial
 from importlib import metadata
 from itertools import chain
 from pathlib import Path
@@ -26,8 +25,8 @@ from dpx.data.labelled import Table
 from dpx.data.learnt_from import learnt_from
 from dpx.data.left_out import LeftOut
 from dpx.data.protected_units import unit_facts
-from dpx.data.rows import RowCutter, UnitDocument
-from dpx.data.schema import Schema, as_json
+from dpx.data.rows import COUNTED, RowCutter, UnitDocument
+from dpx.data.schema import as_json
 from dpx.data.sources import open_source, parts_of
 from dpx.data.store import LEARNT_FROM, MANIFEST, VOCABULARY, Manifest, Store, open_store
 from dpx.data.tokenizer import (
@@ -43,7 +42,7 @@ from dpx.data.tokenizer import (
     of_vocabulary,
 )
 from dpx.data.unit_names import KeyedHash, Split
-from dpx.data.vocabulary import SpecialIds, fit
+from dpx.data.vocabulary import fit
 from dpx.data.writer import HashedFile, SplitWriter
 from dpx.declaration import ConfigError, require
 from dpx.durable import draft_folder_of, make_folder, make_private, put_in_place, remove_drafts
@@ -76,7 +75,9 @@ def prepare(data: Data, privacy: Privacy, progress: Progress | None = None) -> S
     settings = _settings(data, privacy, source)
     key = hashlib.sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest()
     folder = Path(data.directory) / f"{data.name}-{key[:12]}"
-    _remove_unfinished(folder)
+    # What preparations of this store left that were killed: it holds protected text.
+    for draft in remove_drafts(folder):
+        stage(f"{draft}: removed the text that a preparation left which was killed")
     if folder.exists():
         return open_store(folder, key)
     try:
@@ -93,18 +94,14 @@ def prepare(data: Data, privacy: Privacy, progress: Progress | None = None) -> S
     return open_store(folder, key)
 
 
-def _remove_unfinished(folder: Path) -> None:
-    """Removes what preparations of this store left that were killed: it holds protected text."""
-    for draft in remove_drafts(folder):
-        stage(f"{draft}: removed the text that a preparation left which was killed")
-
-
 class _Preparation:
     def __init__(self, data: Data, privacy: Privacy, source: Source, folder: Path, progress: Progress | None):
         self._data, self._privacy, self._source, self._folder = data, privacy, source, folder
         self._progress = progress or (lambda name, done: None)
         self._keyed = KeyedHash(data.split_salt)
-        self._first_heldout = self._count_heldout()
+        # How many documents at the beginning are held out, for which the source is read once more; 0 with a hash.
+        is_first = data.heldout_by == "first"
+        self._first_heldout = int(data.heldout_fraction * sum(1 for _ in source.documents())) if is_first else 0
         self._read, self._is_read_whole = 0, False  # documents in the current pass, and whether the pass reached the end
         self._first_unit, self._has_several_units = "", False
         self._keeps_equal = isinstance(data.source, Table | TextFiles | Hub) and data.source.equal_rows == "keep"
@@ -117,7 +114,11 @@ class _Preparation:
         columns = self._data.columns
         assert columns is not None
         cutter = RowCutter(self._data, self._keyed, tokenizer)
-        writers: dict[Split, SplitWriter] = {split: self._writer(split, columns) for split in self._data.splits}
+        writers: dict[Split, SplitWriter] = {}
+        for split in self._data.splits:
+            limit = self._privacy.rows_per_unit_max if split == "protected" and self._privacy.unit != "row" else None
+            size = self._data.vocabulary.size
+            writers[split] = SplitWriter(self._folder, split, schema=columns, vocabulary_size=size, limit=limit)
         with ExitStack() as opened:
             for writer in writers.values():
                 opened.callback(writer.release)
@@ -133,8 +134,14 @@ class _Preparation:
             files[name] = self._write(name, file.read_bytes())
         unit_names.write_near_equal(self._folder, self.near_equal)
         self._require_usable(writers)
-        left_out.write(self._folder, {split: _left_out(cutter, split, writer, self.repeated[split]) for split, writer in writers.items()})
-        data = self._data
+        data, counts = self._data, dict[Split, LeftOut]()
+        for split, writer in writers.items():
+            told = {name: cutter.counts[split][name] for name in COUNTED}
+            told |= {"rows": writer.row_count + writer.dropped_rows, "rows_dropped": writer.dropped_rows}
+            counts[split] = LeftOut(texts_repeated=self.repeated[split], **told)
+        left_out.write(self._folder, counts)
+        public_V = writers["public"].token_counts.copy()
+        public_V[list(asdict(special).values())] = 0
         return Manifest(
             key=key,
             name=secrets.token_hex(8),
@@ -146,7 +153,7 @@ class _Preparation:
             vocabulary_source="protected" if data.vocabulary.fit_on == "protected" else "file" if data.vocabulary.path else "public_split",
             ids_in_use=len(tokenizer.vocabulary),
             **asdict(special),
-            most_frequent_public_token_id=_most_frequent(writers["public"], special),
+            most_frequent_public_token_id=int(public_V.argmax()) if public_V.any() else None,
             documents_per_row=2 if data.pairs == "cross_document" else 1,
             unit=self._privacy.unit,
             rows_per_unit_max=self._privacy.rows_per_unit_max,
@@ -186,12 +193,6 @@ class _Preparation:
                 unit_id = content if again == 1 else f"{content}-{again}"
             yield split, UnitDocument(unit_id, content, document)
         self._is_read_whole = True
-
-    def _count_heldout(self) -> int:
-        """Returns how many documents at the beginning are held out, for which the source is read once more; 0 with a hash."""
-        if self._data.heldout_by == "hash":
-            return 0
-        return int(self._data.heldout_fraction * sum(1 for _ in self._source.documents()))
 
     def _split(self, unit_id: str, document: Document | Example | Prompted, number: int) -> Split:
         """Returns the split of a document, the `number`-th of the source, from 1."""
@@ -235,11 +236,6 @@ class _Preparation:
         reason = "the corpus has only one document (or one unit), and it cannot be both trained on and held out"
         require(self._read > 1, data, reason, fix)
 
-    def _writer(self, split: Split, schema: Schema) -> SplitWriter:
-        is_capped = split == "protected" and self._privacy.unit != "row"
-        limit = self._privacy.rows_per_unit_max if is_capped else None
-        return SplitWriter(self._folder, split, schema=schema, vocabulary_size=self._data.vocabulary.size, limit=limit)
-
     def _write_rows(self, cutter: RowCutter, writers: dict[Split, SplitWriter]) -> Iterable[tuple[Split, str]]:
         """Writes every row; returns the units that the source names, by split."""
         numbers: dict[tuple[Split, str], int] = {}  # stays empty if every document is a separate unit
@@ -249,11 +245,9 @@ class _Preparation:
             unit = numbers[named] if again else writers[split].add_unit(document.unit_id)
             if self._data.names_units:
                 numbers[named] = unit
-            writers[split].add_document(unit, rows, partial(self._priority, document), again=again)
+            priority = lambda row, parts=(document.unit_id, document.content): self._keyed.number("surplus", *parts, row) >> 64  # noqa: E731
+            writers[split].add_document(unit, rows, priority, again=again)
         return numbers
-
-    def _priority(self, document: UnitDocument, row: int) -> int:
-        return self._keyed.number("surplus", document.unit_id, document.content, row) >> 64
 
     def _write(self, name: str, content: bytes) -> dict[str, Any]:
         file = HashedFile(self._folder / name)
@@ -273,28 +267,8 @@ class _Preparation:
             )
 
 
-def _left_out(cutter: RowCutter, split: Split, writer: SplitWriter, repeated: int) -> LeftOut:
-    return LeftOut(
-        texts=cutter.texts[split],
-        texts_cut=cutter.texts_cut[split],
-        completions_cut=cutter.completions_cut[split],
-        texts_repeated=repeated,
-        documents_without_rows=cutter.documents_without_rows[split],
-        tokens=cutter.tokens[split],
-        tokens_cut=cutter.tokens_cut[split],
-        rows=writer.row_count + writer.dropped_rows,
-        rows_dropped=writer.dropped_rows,
-    )
-
-
 def _is_test(document: Document | Example | Prompted) -> bool:
     return not isinstance(document, Document) and document.is_test
-
-
-def _most_frequent(writer: SplitWriter, special: SpecialIds) -> int | None:
-    counts = writer.token_counts.copy()
-    counts[list(asdict(special).values())] = 0
-    return int(counts.argmax()) if counts.any() else None
 
 
 def vocabulary_place(vocabulary: str) -> Path:

@@ -11,18 +11,10 @@ from dpx.privacy.unit_facts import OF_PRIVACY, OF_SPLITS, UnitFacts
 
 
 def unit_facts(data: Data, privacy: Privacy, manifest: Any = None) -> UnitFacts:
-    """Returns the record of a run on `data`; `manifest` belongs to its prepared store, `None` before preparation."""
-    return UnitFacts(
-        **{name: getattr(privacy, name) for name in OF_PRIVACY},
-        **{name: getattr(data, name) for name in OF_SPLITS},
-        definition=unit_definition(data, privacy),
-        vocabulary_source=vocabulary_source(data.vocabulary, manifest),
-        vocabulary_sha256=None if manifest is None else manifest.vocabulary_checksum,
-    )
+    """Returns the record of a run on `data`; `manifest` belongs to its prepared store, `None` before preparation.
 
-
-def unit_definition(data: Data, privacy: Privacy) -> dict[str, Any]:
-    """Returns the definition of one protected unit. Two runs must agree on all of it to be charged together."""
+    Two runs must agree on the whole definition of one protected unit to be charged together.
+    """
     source = dataclasses.asdict(data)["source"]
     names = {"kind", "text_field", "pair_field", "choices_field", "label_field", "unit_field", "document_per"}
     # Which settings of another package's source identify documents is not known here, so all of them must agree.
@@ -34,7 +26,13 @@ def unit_definition(data: Data, privacy: Privacy) -> dict[str, Any]:
     if privacy.unit == "row":
         definition["rows"] = {name: getattr(data, name) for name in ("sequence_length", "pairs", "short_sequence_rate", "split_salt")}
         definition["rows"] |= {} if data.cuts is None else {"cuts": data.cuts}
-    return json.loads(json.dumps(definition))
+    return UnitFacts(
+        **{name: getattr(privacy, name) for name in OF_PRIVACY},
+        **{name: getattr(data, name) for name in OF_SPLITS},
+        definition=json.loads(json.dumps(definition)),
+        vocabulary_source=vocabulary_source(data.vocabulary, manifest),
+        vocabulary_sha256=None if manifest is None else manifest.vocabulary_checksum,
+    )
 
 
 def vocabulary_source(vocabulary: Vocabulary, manifest: Any) -> str:

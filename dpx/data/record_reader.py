@@ -1,21 +1,129 @@
 """Reads records of `.tsv`, `.csv`, `.jsonl` and `.parquet` files and of data sets (`hub_rows`), a row at a time.
 
-Each record has its place, for error messages, and its fields by column.
+It finds the files of a declared path and their lines. Each record has its place, for error messages, and its fields by column.
 """
 
+import contextlib
 import csv
+import glob
+import gzip
+import hashlib
 import importlib
 import itertools
+import json
 import re
+import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from dpx.data.files import LONGEST_LINE, digest_of, lines, named, parsed, reading, require_characters
 from dpx.data.hub_rows import HubRows
 from dpx.declaration import ConfigError, require
 from dpx.extras import require_extra
+
+# A longer record is a damaged file, or a corpus in one line: it would be held in memory several times.
+LONGEST_LINE = 4 * 2**20
+
+
+def named(paths: str | Sequence[str], suffixes: tuple[str, ...], key: str) -> list[Path]:
+    """Returns the files that declared paths name: files, folders, and patterns if no file has that exact name.
+
+    Each file is returned once, however often it is named: a pattern such as `texts/**` names a folder and every file in it. Raises
+    `ConfigError` if no file is found, and for an empty path, which would be the working directory.
+    """
+    declared = [paths] if isinstance(paths, str) else paths
+    require(
+        all(path.strip() for path in declared), f"{key}=[{', '.join(declared)}]", "a path is empty", "Name a file, a folder or a pattern"
+    )
+    files: list[Path] = []
+    for path in declared:
+        places = [Path(path).expanduser()]
+        if not places[0].exists() and glob.has_magic(path):
+            places = [Path(one) for one in sorted(glob.glob(str(places[0]), recursive=True))]
+            require(bool(places), path, "no file matches", f"Check {key}; relative paths start at the working directory")
+        files += [file for place in places for file in _files(place, suffixes, key)]
+    kinds = " or ".join((", ".join(suffixes[:-1]), suffixes[-1]))
+    require(bool(files), f"{key}=[{', '.join(declared)}]", "no file was found", f"Name {kinds} files, or a folder of them")
+    once: dict[Path, Path] = {}
+    for file in files:
+        once.setdefault(file.resolve(), file)
+    return list(once.values())
+
+
+def _files(path: Path, suffixes: tuple[str, ...], key: str) -> list[Path]:
+    if path.is_dir():
+        return [file for file in sorted(path.rglob("*")) if file.name.endswith(suffixes) and file.is_file()]
+    require(path.exists(), path, "no such file", f"Check {key}; relative paths start at the working directory")
+    fix = f"Use one of {', '.join(suffixes)}"
+    if path.name.endswith((".csv", ".tsv", ".csv.gz", ".tsv.gz", ".parquet")):
+        fix = f"Write data=table for labelled rows, or prompts and answers. {fix}"
+    require(path.name.endswith(suffixes), path, "dpx cannot read this kind of file", fix)
+    return [path]
+
+
+def lines(file: Path, *, keep_blank: bool = False, keep_ends: bool = False, longest: int | None = None) -> Iterator[tuple[int, str]]:
+    """Yields the numbered lines of a UTF-8 file, from 1; blank lines are left out unless they are kept, and so are line ends.
+
+    Raises `ConfigError` for a line that is not UTF-8, or has more than `longest` bytes; no more than that is read.
+    """
+    number = 0
+    with reading(file), gzip.open(file, "rb") if file.suffix == ".gz" else file.open("rb") as opened:
+        while raw := opened.readline() if longest is None else opened.readline(longest + 1):
+            number += 1
+            if longest is not None and len(raw) > longest:
+                raise ConfigError(
+                    f"{file}:{number}", f"the line has more than {longest} bytes", "Write one record on each line, or shorten the record"
+                )
+            try:
+                line = raw.decode("utf-8-sig" if number == 1 else "utf-8")
+            except UnicodeDecodeError as error:
+                place = f"{file}:{number}"
+                raise ConfigError(place, f"byte {error.start + 1} of the line is not UTF-8", "Convert the file to UTF-8") from None
+            if keep_blank or line.strip():
+                yield number, line if keep_ends else line.rstrip("\r\n")
+
+
+def parsed(place: str, line: str) -> Any:
+    """Returns the JSON value of a line; `place` names the line. Raises `ConfigError` for a line that is not JSON, or that Python cannot
+    read."""
+    try:
+        return json.loads(line)
+    except json.JSONDecodeError as error:
+        raise ConfigError(place, f"is not JSON ({error.msg})", "Write one JSON object on each line") from None
+    except (ValueError, RecursionError):
+        raise ConfigError(
+            place, "contains a number with too many digits, or lists that are nested too deeply", "Shorten the record"
+        ) from None
+
+
+def require_characters(place: str, text: str) -> None:
+    """Raises `ConfigError` for a lone surrogate, half of a character, which a JSON escape can name and no tokenizer can read."""
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        half = f"\\u{ord(text[error.start]):04x}"
+        raise ConfigError(place, f"contains {half}, which is only half of a character", "Write the other half too, or remove it") from None
+
+
+def digest_of(file: Path) -> bytes:
+    """Returns the SHA-256 of the bytes of a file; raises `ConfigError` if it cannot be read."""
+    with reading(file), file.open("rb") as opened:
+        return hashlib.file_digest(opened, "sha256").digest()
+
+
+@contextlib.contextmanager
+def reading(file: Path) -> Iterator[None]:
+    """Converts an error of the operating system or gzip about `file` to a `ConfigError` of one line."""
+    try:
+        yield
+    except (gzip.BadGzipFile, EOFError, zlib.error) as error:
+        raise ConfigError(file, f"is not a complete gzip file ({error})", "Copy it again") from None
+    except FileNotFoundError:
+        raise ConfigError(file, "no such file", "Check data.source.paths") from None
+    except OSError as error:
+        raise ConfigError(file, f"cannot be read ({error.strerror or error})", "Check the file and its permissions") from None
+
 
 SUFFIXES = (".tsv", ".tsv.gz", ".csv", ".csv.gz", ".jsonl", ".jsonl.gz", ".parquet")
 # The most digits of a label that is a number; a longer one is a name made of digits.
@@ -123,24 +231,31 @@ class TextColumns:
         """Returns the texts of one row: one text or one pair, or a pair for each choice. Raises `ConfigError` if one is missing."""
         text = text_of(where, record, self.text)
         if self.choices is not None:
-            return tuple((text, choice) for choice in _listed(where, record, self.choices, self.count))
+            value, count = value_of(where, record, self.choices), self.count
+            is_list = isinstance(value, list) and len(value) == count and all(isinstance(one, str) and one.strip() for one in value)
+            reason = f"does not have {count} texts under {self.choices!r}"
+            require(is_list, where, reason, f"Give every row {count} texts that are not empty")
+            for one in value:
+                require_characters(where, one)
+            return tuple((text, choice) for choice in value)
         return ((text,) if self.pair is None else (text, text_of(where, record, self.pair)),)
-
-
-def _listed(where: str, record: Mapping[str, Any], field: str, count: int | None) -> list[str]:
-    value = value_of(where, record, field)
-    is_list = isinstance(value, list) and len(value) == count and all(isinstance(one, str) and one.strip() for one in value)
-    require(is_list, where, f"does not have {count} texts under {field!r}", f"Give every row {count} texts that are not empty")
-    for one in value:
-        require_characters(where, one)
-    return value
 
 
 def records(file: Path, separator: str | None = None) -> Iterator[Record]:
     """Yields the records of a file in order. Raises `ConfigError` for a file without records, or if one cannot be read."""
     kind = file.name.removesuffix(".gz").rpartition(".")[2]
     is_empty = True
-    for record in _csv(file, separator) if kind == "csv" else {"tsv": _tsv, "jsonl": _jsonl, "parquet": _parquet}[kind](file):
+    match kind:
+        case "csv":
+            found = _csv(file, separator)
+        case "tsv":
+            # Without quoting: a quotation mark is text.
+            found = _under_header(file, ((number, line.split("\t")) for number, line in lines(file, longest=LONGEST_LINE)))
+        case "jsonl":
+            found = _jsonl(file)
+        case _:
+            found = _parquet(file)
+    for record in found:
         is_empty = False
         yield record
     require(not is_empty, file, "contains no row", "Remove it, or add rows to it")
@@ -152,11 +267,6 @@ def _jsonl(file: Path) -> Iterator[Record]:
         record = parsed(where, line)
         require(isinstance(record, dict), where, "is not a JSON object", "Write one JSON object on each line")
         yield where, record
-
-
-def _tsv(file: Path) -> Iterator[Record]:
-    """Yields rows of tab-separated fields without quoting: a quotation mark is text."""
-    yield from _under_header(file, ((number, line.split("\t")) for number, line in lines(file, longest=LONGEST_LINE)))
 
 
 def _csv(file: Path, separator: str | None) -> Iterator[Record]:

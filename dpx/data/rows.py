@@ -4,7 +4,7 @@ Shape legend: n rows of one document, C texts of an example, T positions of a te
 """
 
 import re
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
@@ -20,6 +20,7 @@ from dpx.data.tokenizer import TextTokenizer
 from dpx.data.unit_names import KeyedHash, Split
 from dpx.declaration import require
 
+COUNTED = ("texts", "texts_cut", "completions_cut", "documents_without_rows", "tokens", "tokens_cut")
 _BLOCK_CHARACTERS = 1_000_000  # tokenized at once: enough to keep every core busy, and a small amount of memory
 # An end of sentence: a stop, closing marks, blanks, then what may open the next one.
 _END = re.compile(r"""[.!?]["')\]\u2019\u201d]*\s+(?=["'(\[\u2018\u201c]?[A-Z0-9\u00c0-\u00de])""")
@@ -37,31 +38,19 @@ class UnitDocument:
     content: str
     source: Document | Example | Prompted
 
-    def texts(self) -> list[str]:
-        """Returns the texts that are tokenized: a document's sentences, an example's segments, or a prompt, its completion, and both."""
-        if isinstance(self.source, Document):
-            return [one for paragraph in self.source.paragraphs for one in split_sentences(paragraph)]
-        texts = list(self.source.paragraphs)
-        return [*texts, "".join(texts)] if isinstance(self.source, Prompted) else texts
-
 
 class RowCutter:
     """Cuts documents into rows, some megabytes of text at a time; the order of documents is kept.
 
-    It counts by split the `texts` of examples, texts too long for a row (`texts_cut`, `completions_cut`), and of running text the
-    documents without a row, the `tokens`, and those in no row (`tokens_cut`).
+    Its `counts` have by split, as `COUNTED`, the texts of examples, texts too long for a row, and of running text the documents without a
+    row, the tokens, and those in no row.
     """
 
     def __init__(self, data: Data, keyed: KeyedHash, tokenizer: TextTokenizer):
         self._data, self._keyed = data, keyed
         self._tokenizer, self._schema = tokenizer, data.columns or {}
         self._last: dict[Split, Sequence[Tokens]] = {}
-        self.texts: Counter[Split] = Counter()
-        self.texts_cut: Counter[Split] = Counter()
-        self.completions_cut: Counter[Split] = Counter()
-        self.documents_without_rows: Counter[Split] = Counter()
-        self.tokens: Counter[Split] = Counter()
-        self.tokens_cut: Counter[Split] = Counter()
+        self.counts: dict[Split, Counter[str]] = defaultdict(Counter)
         source = data.source
         has_messages = isinstance(source, Table) and source.messages_field is not None
         self._chat = ChatTemplate(tokenizer, source.chat_date) if isinstance(source, Table) and has_messages else None
@@ -76,26 +65,31 @@ class RowCutter:
                     yield split, document, self._prompted(split, document.source, *ids)
                 else:
                     rows = self._rows(split, document, ids)
-                    self.documents_without_rows[split] += not rows
-                    self.tokens[split] += sum(map(len, ids))
+                    self.counts[split]["documents_without_rows"] += not rows
+                    self.counts[split]["tokens"] += sum(map(len, ids))
                     # With cuts, an epoch takes one row of a document by design.
-                    self.tokens_cut[split] += sum(row.cut for row in rows) if self._data.cuts is None else 0
-                    yield split, document, self._columns(rows)
+                    self.counts[split]["tokens_cut"] += sum(row.cut for row in rows) if self._data.cuts is None else 0
+                    columns = self._marked([(row.first, row.second) for row in rows])
+                    if "is_next" in self._schema:
+                        columns["is_next"] = np.array([row.is_next for row in rows], np.int32)
+                    yield split, document, columns
 
     def _tokens(self, block: list[tuple[Split, UnitDocument]]) -> Iterator[list[Tokens]]:
         """Returns the texts of each document as token ids; all texts of a block are tokenized together, in the tokenizer's threads."""
-        texts = [self._texts(document) for _, document in block]
+        texts = [self._texts(document.source) for _, document in block]
         encodings = iter(
             self._tokenizer.tokenizer.encode_batch_fast([one for document in texts for one in document], add_special_tokens=False)
         )
         for document in texts:
             yield [next(encodings).ids for _ in document]
 
-    def _texts(self, document: UnitDocument) -> list[str]:
-        if self._chat is None:
-            return document.texts()
-        assert isinstance(document.source, Prompted) and document.source.chat is not None
-        texts = self._chat.texts(document.source.where, document.source.chat)
+    def _texts(self, source: Document | Example | Prompted) -> list[str]:
+        """Returns the texts that are tokenized: a document's sentences, an example's segments, or a prompt, its completion, and both."""
+        if isinstance(source, Document):
+            return [one for paragraph in source.paragraphs for one in split_sentences(paragraph)]
+        if isinstance(source, Example):
+            return list(source.paragraphs)
+        texts = source.texts if self._chat is None or source.chat is None else self._chat.texts(source.where, source.chat)
         return [*texts, "".join(texts)]
 
     def _rows(self, split: Split, document: UnitDocument, sentences: list[Tokens]) -> list[Row]:
@@ -108,25 +102,27 @@ class RowCutter:
             # The donor is the previous document of the same split: deleting a document then changes the rows of one other.
             donor = self._last.get(split, ())
             self._last[split] = [sentence for sentence in sentences if sentence] or donor
-        if data.cuts is not None:
-            return self._cuts(split, document, sentences, donor)
-        room = data.sequence_length - 2 - separators(self._tokenizer)
-        return paired_rows(sentences, room=room, short_sequence_rate=data.short_sequence_rate, draws=draws, donor=donor)
-
-    def _cuts(self, split: Split, document: UnitDocument, sentences: list[Tokens], donor: Sequence[Tokens]) -> list[Row]:
-        """The row of each epoch, a function of the document and the number of the epoch; one where nothing is trained on."""
-        data, is_paired = self._data, self._data.pairs != "none"
+        is_paired = data.pairs != "none"
         room = data.sequence_length - (2 + separators(self._tokenizer) if is_paired else 2)
+        if data.cuts is None:
+            return paired_rows(sentences, room=room, short_sequence_rate=data.short_sequence_rate, draws=draws, donor=donor)
+        # The row of each epoch, a function of the document and the number of the epoch; one where nothing is trained on.
         options = {"room": room, "short_sequence_rate": data.short_sequence_rate, "is_paired": is_paired, "donor": donor}
         rows = []
         for number in range((data.cuts or 1) if split == "protected" else 1):
             rows += one_cut(sentences, draws=self._keyed.draws("cut", document.unit_id, document.content, number), **options)
         return rows
 
-    def _columns(self, rows: list[Row]) -> Columns:
-        """Returns the columns of marked rows of running text."""
-        columns = _marked(self._tokenizer, [(row.first, row.second) for row in rows], self._data.sequence_length)
-        return columns | {"is_next": np.array([row.is_next for row in rows], np.int32)} if "is_next" in self._schema else columns
+    def _marked(self, texts: list[tuple[Tokens, Tokens]]) -> Columns:
+        """Returns the columns of running text, [CLS] A [SEP] B [SEP] (or [CLS] A [SEP]) and padding, as `marked_examples` does."""
+        special = self._tokenizer.special
+        first, last = [special.cls_id], [special.sep_id]
+        before_second = last * separators(self._tokenizer)
+        rows = [
+            ([*first, *a, *before_second, *b, *last], 1 + len(a) + len(before_second)) if b else ([*first, *a, *last], len(a) + 2)
+            for a, b in texts
+        ]
+        return _padded(rows, special.pad_id, self._data.sequence_length)
 
     def _example(self, split: Split, example: Example, segments: list[Tokens]) -> Columns:
         """Returns one row: the texts, each cut to fit, and the label."""
@@ -135,8 +131,9 @@ class RowCutter:
         marked = marked_examples(self._tokenizer, texts, self._data.sequence_length)
         reason = "has a text in which the tokenizer reads no token, and it puts none around it"
         require(bool((marked["length"] > 0).all()), example.where, reason, "Remove the row")
-        self.texts[split] += len(texts)
-        self.texts_cut[split] += sum(sum(map(len, text)) > _room(self._tokenizer, text, self._data.sequence_length) for text in texts)
+        self.counts[split]["texts"] += len(texts)
+        length = self._data.sequence_length
+        self.counts[split]["texts_cut"] += sum(sum(map(len, text)) > _room(self._tokenizer, text, length) for text in texts)
         one = {name: values.reshape(1, *self._schema[name].shape) for name, values in marked.items()}
         return one | {"label": np.array([example.label], np.int32)}
 
@@ -166,33 +163,29 @@ class RowCutter:
         context = prompt[len(begin) :]
         room = length - len(begin) - len(answer)
         kept = context[max(0, len(context) - room) :]
-        self.texts[split] += 1
-        self.texts_cut[split] += len(kept) < len(context) or len(answer) < len(completion)
-        self.completions_cut[split] += len(answer) < len(completion)
-        row = [*begin, *kept, *answer]
-        tokens = np.full((1, length), special.pad_id, np.int32)
-        tokens[0, : len(row)] = row
-        return {"tokens": tokens, "segment_start": np.array([len(begin) + len(kept)]), "length": np.array([len(row)])}
+        self.counts[split]["texts"] += 1
+        self.counts[split]["texts_cut"] += len(kept) < len(context) or len(answer) < len(completion)
+        self.counts[split]["completions_cut"] += len(answer) < len(completion)
+        return _padded([([*begin, *kept, *answer], len(begin) + len(kept))], special.pad_id, length)
 
 
 def marked_examples(tokenizer: TextTokenizer, texts: Sequence[Sequence[Tokens]], sequence_length: int) -> Columns:
     """Returns texts of examples, one or two each, cut to fit, with the marks that the tokenizer puts around them.
 
-    The columns are `tokens` [n,T], with padding after each row, `segment_start` and `length` [n].
+    They are cut as transformers does: the longer one of two first; of two that are equally long the second keeps one more. The columns
+    are `tokens` [n,T], with padding after each row, `segment_start` and `length` [n].
     """
-    around = (tokenizer.around_one, tokenizer.around_two)
-    rows = [around[len(one) - 1].row(*_fitted(one, _room(tokenizer, one, sequence_length), tokenizer.cuts_left)) for one in texts]
-    return _padded(rows, tokenizer.special.pad_id, sequence_length)
-
-
-def _marked(tokenizer: TextTokenizer, texts: list[tuple[Tokens, Tokens]], sequence_length: int) -> Columns:
-    """Returns the columns of running text, [CLS] A [SEP] B [SEP] (or [CLS] A [SEP]) and padding, as `marked_examples` does."""
-    first, last = [tokenizer.special.cls_id], [tokenizer.special.sep_id]
-    before_second = last * separators(tokenizer)
-    rows = [
-        ([*first, *a, *before_second, *b, *last], 1 + len(a) + len(before_second)) if b else ([*first, *a, *last], len(a) + 2)
-        for a, b in texts
-    ]
+    around, rows = (tokenizer.around_one, tokenizer.around_two), []
+    for text in texts:
+        room = _room(tokenizer, text, sequence_length)
+        if sum(map(len, text)) > room:
+            kept = [room]
+            if len(text) == 2:
+                of_shorter = min(*map(len, text), room // 2)
+                kept = [room - of_shorter, of_shorter] if len(text[0]) > len(text[1]) else [of_shorter, room - of_shorter]
+            sizes = zip(text, kept, strict=True)
+            text = [one[max(0, len(one) - size) :] if tokenizer.cuts_left else one[:size] for one, size in sizes]
+        rows.append(around[len(text) - 1].row(*text))
     return _padded(rows, tokenizer.special.pad_id, sequence_length)
 
 
@@ -208,20 +201,6 @@ def _padded(rows: Sequence[tuple[Tokens, int]], pad_id: int, sequence_length: in
         tokens[number, : len(ids)] = ids
     starts, lengths = ([start for _, start in rows], [len(ids) for ids, _ in rows])
     return {"tokens": tokens, "segment_start": np.array(starts, np.int32), "length": np.array(lengths, np.int32)}
-
-
-def _fitted(text: Sequence[Tokens], room: int, cuts_left: bool) -> Sequence[Tokens]:
-    """Returns one or two segments cut to `room` tokens together, as transformers cuts them.
-
-    The longer one is cut first; of two that are equally long the second keeps one more.
-    """
-    if sum(map(len, text)) <= room:
-        return text
-    kept = [room]
-    if len(text) == 2:
-        of_shorter = min(*map(len, text), room // 2)
-        kept = [room - of_shorter, of_shorter] if len(text[0]) > len(text[1]) else [of_shorter, room - of_shorter]
-    return [one[max(0, len(one) - size) :] if cuts_left else one[:size] for one, size in zip(text, kept, strict=True)]
 
 
 def _room(tokenizer: TextTokenizer, text: Sequence[Tokens], sequence_length: int) -> int:

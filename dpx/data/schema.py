@@ -80,28 +80,20 @@ def stored(columns: Columns, schema: Schema, where: object) -> Columns:
     """Returns `columns` in their types on disk. Raises `ConfigError`, naming `where` and the column, for any that does not fit the
     schema."""
     require(set(columns) == set(schema), where, f"returned columns {sorted(columns)}, but declared {sorted(schema)}", _SOURCE)
-    return {name: _stored(name, np.asarray(columns[name]), column, where) for name, column in schema.items()}
+    found = {}
+    for name, column in schema.items():
+        values = np.asarray(columns[name])
+        reason = f"returned {name} of shape {list(values.shape[1:])}, but declared {list(column.shape)}"
+        require(values.shape[1:] == column.shape, where, reason, _SOURCE)
+        if column.below is not None and values.size:
+            least, most = int(values.min()), int(values.max())
+            reason = f"returned {name} with values from {least} to {most}, but declared values from 0 to {column.below - 1}"
+            require(0 <= least and most < column.below, where, reason, _SOURCE)
+        found[name] = values.astype(column.dtype)
+    return found
 
 
 _SOURCE = "Correct the source, or the columns that it declares"
-
-
-def _stored(name: str, values: np.ndarray, column: Column, where: object) -> np.ndarray:
-    require(
-        values.shape[1:] == column.shape,
-        where,
-        f"returned {name} of shape {list(values.shape[1:])}, but declared {list(column.shape)}",
-        _SOURCE,
-    )
-    if column.below is not None and values.size:
-        least, most = int(values.min()), int(values.max())
-        require(
-            0 <= least and most < column.below,
-            where,
-            f"returned {name} with values from {least} to {most}, but declared values from 0 to {column.below - 1}",
-            _SOURCE,
-        )
-    return values.astype(column.dtype)
 
 
 def require_gives(available: Schema, required: Schema, data: str, task: str) -> None:

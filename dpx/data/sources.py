@@ -1,19 +1,221 @@
-"""Opens each kind of declared source."""
+"""Opens each kind of declared source: reads text files, tables and data sets one after another, a record at a time.
 
-from collections.abc import Iterator
+A document or a row without a named unit is named by its content, not by its position: the deletion of one would rename every later one.
+"""
+
+import hashlib
+import json
+import re
+from collections.abc import Iterator, Mapping
+from functools import cached_property
+from pathlib import Path
+from typing import Any
 
 from dpx import packages
-from dpx.data.csv_table import TableSource
+from dpx.data.completions import answered, halves
 from dpx.data.declared_data import Embedded, Hub, RandomRows, Synthetic, SyntheticLabels, TextFiles
 from dpx.data.declared_data import Source as DeclaredSource
 from dpx.data.documents import Document, Example, Prompted, Source
 from dpx.data.embedded import EmbeddedSource
-from dpx.data.hub import HubSource
+from dpx.data.hub_rows import content_of, load
 from dpx.data.labelled import Table
+from dpx.data.record_reader import digest_of, label_of, lines, named, parsed, require_characters, text_of, value_of
 from dpx.data.schema import PackageSource
 from dpx.data.synthetic import SyntheticLabelsSource, SyntheticSource
-from dpx.data.text_files import TextFilesSource
-from dpx.declaration import ConfigError
+from dpx.data.unit_names import unit_name
+from dpx.declaration import ConfigError, require
+
+
+class HubSource:
+    """Yields the documents of several corpora, one after another; with `streaming` only the current block is downloaded."""
+
+    def __init__(self, declared: Hub):
+        self._declared = declared
+
+    def fingerprint(self) -> str:
+        """Returns a hash of the declaration, and of the content of folders on this machine.
+
+        A hub corpus is identified by its name and `revision` alone, so a prepared store opens again without a network.
+        """
+        whole = hashlib.sha256(json.dumps([dict(corpus) for corpus in self._declared.corpora], sort_keys=True).encode())
+        for corpus in self._declared.corpora:
+            folder = Path(str(corpus["name"]))
+            whole.update(content_of(folder) if folder.is_dir() else b"")
+        return whole.hexdigest()
+
+    def documents(self) -> Iterator[Document]:
+        """Yields the documents. Raises `ConfigError` if a corpus cannot be loaded, or a record lacks the declared field."""
+        for corpus in self._declared.corpora:
+            text_field = corpus.get("text_field") or "text"
+            named = {"split": corpus.get("split") or "train", "config": corpus.get("config"), "revision": corpus.get("revision")}
+            loaded = load(str(corpus["name"]), asked="data=hub", streaming=self._declared.streaming, **named)
+            for number, record in enumerate(loaded):
+                place, unit_field = f"{corpus['name']}[{number}]", corpus.get("unit_field")
+                for field in filter(None, (text_field, unit_field)):
+                    if record.get(field) is None:
+                        reason = f"has no value under {field!r}; its fields are {sorted(record)}"
+                        raise ConfigError(place, reason, "Correct the corpus in data.source.corpora")
+                fix = "Give every record this field, or correct data.source.corpora"
+                unit_id = unit_name(place, record[unit_field], unit_field, fix) if unit_field else None
+                paragraphs = tuple(part for part in str(record[text_field]).split("\n") if part.strip())
+                yield Document(paragraphs=paragraphs, unit_id=unit_id)
+
+
+class TableSource:
+    """Yields the training rows, then the rows of the test set, which are marked (`Example.is_test`)."""
+
+    def __init__(self, declared: Table):
+        self._declared = declared
+        self._training, self._test = declared.training_sets(), declared.test_sets()
+        both = sorted({one.identity for one in self._training} & {one.identity for one in self._test})
+        require(not both, (both or [""])[0], "is named both as training data and as the test set", "Name it once")
+
+    def fingerprint(self) -> str:
+        """Returns a hash of the bytes of every file, in the order read, and of the name and revision of a data set on the hub."""
+        whole = hashlib.sha256()
+        for group in self._digests:
+            whole.update(len(group).to_bytes(8, "little"))
+            for digest in group:
+                whole.update(digest)
+        return whole.hexdigest()
+
+    def parts(self) -> list[str]:
+        """Returns the checksum of every file and data set."""
+        return [digest.hex() for group in self._digests for digest in group]
+
+    @cached_property
+    def _digests(self) -> list[list[bytes]]:
+        return [[one.digest() for one in group] for group in (self._training, self._test)]
+
+    def documents(self) -> Iterator[Example | Prompted]:
+        """Returns the rows. Raises `ConfigError`, naming file and row, for a row that lacks a column, a text or a declared label."""
+        declared, seen = self._declared, set[int]()
+        place = {label: number for number, label in enumerate(declared.classes)}
+        for one in self._training:
+            for where, record in one.records():
+                row = self._row(place, where, record, is_test=False)
+                seen.add(row.label if isinstance(row, Example) else -1)
+                yield row
+        unseen = [label for label, number in place.items() if number not in seen]
+        require(
+            not unseen or declared.allow_unseen_labels,
+            f"data.source.labels: {', '.join(unseen[:3])}",
+            "no training row has this label" if len(unseen) == 1 else f"no training row has these {len(unseen)} labels",
+            "Correct the list, or add data.source.allow_unseen_labels=true",
+        )
+        for one in self._test:
+            for where, record in one.records():
+                yield self._row(place, where, record, is_test=True)
+
+    def _row(self, place: Mapping[str, int], where: str, record: Mapping[str, Any], *, is_test: bool) -> Example | Prompted:
+        """Returns a record as a labelled row, whose label has its number in `place`, or as a prompt with its completion."""
+        declared = self._declared
+        if not declared.has_completions:
+            label = label_of(where, record, declared.label_field)
+            if label not in place:
+                known = ", ".join(list(place)[:5]) + (", ..." if len(place) > 5 else "")
+                raise ConfigError(where, f"has the label {label!r}, which is not among {known}", "Correct the row, or data.source.labels")
+            texts = declared.texts.read_texts(where, record)
+            return Example(texts=texts, label=place[label], unit_id=_unit(where, record, declared.unit_field), is_test=is_test, where=where)
+        unit_id = _unit(where, record, declared.unit_field)
+        if declared.messages_field is not None:
+            fields = declared.messages_field, declared.tools_field, declared.documents_field
+            return Prompted(where, chat=answered(where, record, *fields), unit_id=unit_id, is_test=is_test)
+        assert declared.prompt_field is not None and declared.completion_field is not None
+        first, second = halves(declared.template)
+        prompt = first.format(prompt=text_of(where, record, declared.prompt_field))
+        completion = second.format(completion=text_of(where, record, declared.completion_field))
+        return Prompted(where, texts=(prompt, completion), unit_id=unit_id, is_test=is_test)
+
+
+_SUFFIXES = (".txt", ".txt.gz", ".jsonl", ".jsonl.gz")
+# A short .gz file may hold a line that no memory holds.
+_LONGEST = 1 << 26
+_BLANK_LINE = re.compile(r"\n[ \t]*\n")
+
+
+def _unit(where: str, record: Mapping[str, Any], field: str | None) -> str | None:
+    return None if field is None else unit_name(where, value_of(where, record, field), field)
+
+
+class TextFilesSource:
+    """Yields documents of text files, one file after another, a line at a time.
+
+    Without `unit_field` a document's unit is named by its content, not by file and line: the deletion of one document would rename every
+    later one.
+    """
+
+    def __init__(self, declared: TextFiles):
+        self._declared = declared
+        self._files = named(declared.paths, _SUFFIXES, "data.source.paths")
+        plain = [file for file in self._files if file.name.endswith((".txt", ".txt.gz"))]
+        for key, default in (("text_field", "text"), ("unit_field", None)):
+            field = getattr(declared, key)
+            require(
+                field == default or not plain,
+                f"data.source.{key}={field}",
+                f"{(plain or [''])[0]} is plain text, which has no fields",
+                f"Remove data.source.{key}, or write the text as .jsonl with this field",
+            )
+
+    def fingerprint(self) -> str:
+        """Returns a hash of the bytes of every file, in the order read."""
+        return hashlib.sha256(b"".join(self._digests)).hexdigest()
+
+    def parts(self) -> list[str]:
+        """Returns the SHA-256 of every file."""
+        return [digest.hex() for digest in self._digests]
+
+    @cached_property
+    def _digests(self) -> list[bytes]:
+        return [digest_of(file) for file in self._files]
+
+    def documents(self) -> Iterator[Document]:
+        """Yields the documents.
+
+        Raises `ConfigError`, naming file and line, for text that is missing, empty or not UTF-8, and for a line that is not a record.
+        """
+        for file in self._files:
+            is_empty = True
+            for document in self._documents(file):
+                is_empty = False
+                yield document
+            require(not is_empty, file, "is empty", "Remove it from data.source.paths, or give it text")
+
+    def _documents(self, file: Path) -> Iterator[Document]:
+        if file.name.endswith((".jsonl", ".jsonl.gz")):
+            for number, line in lines(file, longest=_LONGEST):
+                document = self._record(f"{file}:{number}", line)
+                if self._declared.document_per == "paragraph":
+                    yield from (Document((paragraph,), document.unit_id) for paragraph in document.paragraphs)
+                else:
+                    yield document
+        elif self._declared.document_per == "line":
+            for _, line in lines(file, longest=_LONGEST):
+                yield Document(paragraphs=(line,))
+        else:
+            text = "\n".join(line for _, line in lines(file, keep_blank=True, longest=_LONGEST))
+            blocks = _BLANK_LINE.split(text) if _BLANK_LINE.search(text) else text.split("\n")
+            paragraphs = tuple(" ".join(block.split()) for block in blocks if block.strip())
+            if paragraphs:
+                yield Document(paragraphs=paragraphs)
+
+    def _record(self, place: str, line: str) -> Document:
+        declared = self._declared
+        record = parsed(place, line)
+        if not isinstance(record, dict) or not isinstance(record.get(declared.text_field), str):
+            fields = f"; its fields are {_fields_of(record)}" if isinstance(record, dict) else ""
+            raise ConfigError(place, f"has no text under {declared.text_field!r}{fields}", "Name the field with data.source.text_field")
+        require_characters(place, record[declared.text_field])
+        unit_field = declared.unit_field
+        fix = f"Give every record the name of its unit, or name the field with data.source.unit_field; its fields are {_fields_of(record)}"
+        unit_id = None if unit_field is None else unit_name(place, record.get(unit_field), unit_field, fix)
+        paragraphs = tuple(part for part in record[declared.text_field].split("\n") if part.strip())
+        return Document(paragraphs=paragraphs, unit_id=unit_id)
+
+
+def _fields_of(record: dict[str, Any]) -> str:
+    return ", ".join(map(str, list(record)[:8]))
 
 
 class _OfPackage:
@@ -22,7 +224,7 @@ class _OfPackage:
     def __init__(self, declared: PackageSource):
         self._kind, self._source = type(declared), declared.open()
 
-    def documents(self) -> Iterator[Document] | Iterator[Example] | Iterator[Prompted]:
+    def documents(self) -> Iterator[Document | Example | Prompted]:
         return self._source.documents()
 
     def fingerprint(self) -> str:

@@ -2,16 +2,23 @@
 
 A store is a folder: per split an array `<split>.<column>` for each column of the manifest's schema, `<split>.unit` (the unit of each row),
 `<split>.units.jsonl` (one unit id a line), `vocabulary.txt` and `manifest.json`, which lists the SHA-256 of every file. It is opened only
-if every file has its checksum (`dpx.data.verified`).
+if every file has its checksum.
+
+Each file is hashed once, and again if the file system says that it changed: `verified.json`, readable by its owner alone, holds for each
+file its checksum, size, inode and the times of its last changes in nanoseconds. Content and names can be changed without a change of the
+modification time, but not without a change of the change time. An unchanged store costs one look at each file. A disk that alters a file by
+itself changes none of these: delete `verified.json` to have every file hashed again.
 
 The rows of one unit of the protected split follow one another, so a unit is found by binary search, without an index in memory.
 
 Shape legend: N rows of a split, n rows or units asked for, R rows a unit may have, T positions of a row.
 """
 
+import contextlib
 import hashlib
 import json
 import mmap
+import os
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property
@@ -21,14 +28,75 @@ from typing import Any, Literal
 import numpy as np
 from jaxtyping import Int
 
+from dpx.console import stage
 from dpx.data.schema import Column, Schema, from_json
 from dpx.data.tokenizer import AS_IT_CAME, BUILT_AS, DEFINITION, TextTokenizer, of_path
 from dpx.data.unit_names import Split
-from dpx.data.verified import AGAIN, verify
 from dpx.data.vocabulary import SpecialIds
 from dpx.declaration import ConfigError, require
 from dpx.durable import write_durably
+from dpx.files import file_checksums
+from dpx.files.file_checksums import Known
 from dpx.privacy.declared_privacy import Privacy
+
+VERIFIED = "verified.json"
+AGAIN = "Delete the folder to prepare it again"
+# Above this size hashing takes seconds, and its progress is shown.
+SHOWN_BYTES = 2**30
+_PARTS_SHOWN = 10
+
+
+def verify(folder: Path, files: dict[str, Known]) -> None:
+    """Raises `ConfigError` for a file of `files` that is missing, of another size or of another content.
+
+    Memory does not grow with the files. A file that was hashed before and has not changed since is not hashed again.
+    """
+    for name, known in files.items():
+        path = folder / name
+        size = path.stat().st_size if path.exists() else None
+        require(size is not None, path, "is missing from its store", AGAIN)
+        require(size == known["bytes"], path, f"has {size} bytes, but its manifest says {known['bytes']}", AGAIN)
+    try:
+        remembered = json.loads((folder / VERIFIED).read_text())
+    except (OSError, ValueError):
+        remembered = {}
+    remembered = remembered if isinstance(remembered, dict) else {}
+    changed = {name: known for name, known in files.items() if remembered.get(name) != _seen(folder / name, known)}
+    if not changed:
+        return
+    shown = _Shown(folder, sum(known["bytes"] for known in changed.values()))
+    for name, known in changed.items():
+        # Its status is read before it is hashed, so that a later change is detected.
+        remembered[name] = _seen(folder / name, known)
+        digest = file_checksums.of_file(folder / name, shown.read)
+        require(digest == known, folder / name, "does not match the checksum in its manifest", AGAIN)
+    # A store that another user owns, or a full disk, leaves it to the next opening to hash again.
+    with contextlib.suppress(OSError):
+        write_durably(folder / VERIFIED, json.dumps({name: remembered[name] for name in files}, indent=1, sort_keys=True) + "\n")
+        os.chmod(folder / VERIFIED, 0o600)
+
+
+def _seen(path: Path, known: Known) -> dict[str, Any]:
+    """Returns the stored facts of a file that has the checksum `known`."""
+    about = path.stat()
+    return known | {"inode": about.st_ino, "modified_ns": about.st_mtime_ns, "changed_ns": about.st_ctime_ns}
+
+
+class _Shown:
+    """Reports how much of `total` bytes has been read, if that takes long."""
+
+    def __init__(self, folder: Path, total: int):
+        self._folder, self._total, self._done, self._parts = folder, total, 0, 0
+        if total > SHOWN_BYTES:
+            stage(f"checking the {total / 1e9:,.1f} GB of {folder} against their checksums, once")
+
+    def read(self, count: int) -> None:
+        self._done += count
+        parts = self._done * _PARTS_SHOWN // self._total
+        if self._total > SHOWN_BYTES and parts > self._parts:
+            self._parts = parts
+            stage(f"checked {self._done / self._total:.0%} of {self._folder.name}")
+
 
 MANIFEST = "manifest.json"
 VOCABULARY = "vocabulary.txt"
@@ -172,10 +240,7 @@ class Store:
         """
         if epoch is None and rows_per_example == 1:
             return self.rows(split, indices, width)
-        if epoch is None:
-            row_nR, is_padding_nR = self._rows_of_units(split, indices, rows_per_example)
-        else:
-            row_nR, is_padding_nR = self._row_of_epoch(split, indices, epoch)
+        row_nR, is_padding_nR = self._rows_of_units(split, indices, rows_per_example, epoch)
         rows = self.rows(split, row_nR[~is_padding_nR], width)
         filled = {name: np.zeros((*row_nR.shape, *values.shape[1:]), values.dtype) for name, values in rows.items()}
         for name, values in rows.items():
@@ -190,45 +255,35 @@ class Store:
         longest_n = np.zeros(len(wanted_n), np.int32)
         for start in range(0, len(wanted_n), _LENGTHS_AT_ONCE):
             block = slice(start, start + _LENGTHS_AT_ONCE)
-            longest_n[block] = self._lengths(split, wanted_n[block], rows_per_example, epoch)
+            row_nR = wanted_n[block]
+            is_padding_nR = np.zeros(len(row_nR), bool)
+            if epoch is not None or rows_per_example > 1:
+                row_nR, is_padding_nR = self._rows_of_units(split, row_nR, rows_per_example, epoch)
+            length = self._read(split, "length", np.where(is_padding_nR, 0, row_nR).ravel()).reshape(*row_nR.shape, -1)
+            longest_n[block] = np.where(is_padding_nR, 0, length.max(axis=-1)).reshape(len(row_nR), -1).max(axis=1)
         return longest_n
 
-    def _lengths(self, split: Split, wanted_n: np.ndarray, rows_per_example: int, epoch: int | None) -> np.ndarray:
-        if epoch is not None:
-            row_n, is_padding_n = self._row_of_epoch(split, wanted_n, epoch)
-            length = self._read(split, "length", np.where(is_padding_n, 0, row_n)).reshape(len(wanted_n), -1)
-            return np.where(is_padding_n, 0, length.max(axis=1))
-        if rows_per_example == 1:
-            return self._read(split, "length", wanted_n).reshape(len(wanted_n), -1).max(axis=1)
-        row_nR, is_padding_nR = self._rows_of_units(split, wanted_n, rows_per_example)
-        length = self._read(split, "length", np.where(is_padding_nR, 0, row_nR).ravel()).reshape(*row_nR.shape, -1)
-        return np.where(is_padding_nR, 0, length.max(axis=2)).max(axis=1)
-
     def _rows_of_units(
-        self, split: Split, indices: Int[np.ndarray, " n"] | Sequence[int], rows_per_example: int
+        self, split: Split, indices: Int[np.ndarray, " n"] | Sequence[int], rows_per_example: int, epoch: int | None = None
     ) -> tuple[np.ndarray, np.ndarray]:
-        """Returns row numbers [n, R] of these units, and a mask bool [n, R] that is true where a unit has no further row."""
-        first_n, end_n = self._bounds_of_units(split, indices)
-        most = int((end_n - first_n).max(initial=0))
-        require(most <= rows_per_example, self.folder, f"a unit has {most} rows, above the cap of {rows_per_example}", AGAIN)
-        row_nR = first_n[:, None] + np.arange(rows_per_example)
-        return row_nR, row_nR >= end_n[:, None]
+        """Returns row numbers [n, R] of these units, and a mask bool [n, R] that is true where a unit has no further row.
 
-    def _row_of_epoch(self, split: Split, indices: Int[np.ndarray, " n"] | Sequence[int], epoch: int) -> tuple[np.ndarray, np.ndarray]:
-        """Returns the number [n] of the row of each of these units in an epoch, and a mask bool [n] that is true for units without rows."""
-        first_n, end_n = self._bounds_of_units(split, indices)
-        count_n = end_n - first_n
-        return first_n + epoch % np.maximum(count_n, 1), count_n == 0
-
-    def _bounds_of_units(self, split: Split, indices: Int[np.ndarray, " n"] | Sequence[int]) -> tuple[np.ndarray, np.ndarray]:
-        """Returns the first row [n] of each of these units, and the one after its last."""
+        In an `epoch` they are the number [n] of the row that each unit gives, and a mask [n] that is true for units without rows.
+        """
         units_n = np.asarray(indices, dtype=np.int64)
         count = self.manifest.units[split]
         if units_n.size and (units_n.min() < 0 or units_n.max() >= count):
             raise IndexError(f"{split} has units 0 to {count - 1}, but the request was for {units_n.min()} to {units_n.max()}")
         # Keys of another type would make numpy convert the whole column.
         unit_N, key_n = self._columns[split]["unit"], units_n.astype(self._columns[split]["unit"].dtype)
-        return np.searchsorted(unit_N, key_n, side="left"), np.searchsorted(unit_N, key_n, side="right")
+        first_n, end_n = np.searchsorted(unit_N, key_n, side="left"), np.searchsorted(unit_N, key_n, side="right")
+        if epoch is not None:
+            count_n = end_n - first_n
+            return first_n + epoch % np.maximum(count_n, 1), count_n == 0
+        most = int((end_n - first_n).max(initial=0))
+        require(most <= rows_per_example, self.folder, f"a unit has {most} rows, above the cap of {rows_per_example}", AGAIN)
+        row_nR = first_n[:, None] + np.arange(rows_per_example)
+        return row_nR, row_nR >= end_n[:, None]
 
     def unit_of_rows(self, split: Split, indices: Int[np.ndarray, " n"] | Sequence[int]) -> Int[np.ndarray, " n"]:
         """Returns the position in `unit_ids(split)` of each row's unit."""
@@ -257,16 +312,15 @@ class Store:
         for name, column in (self.manifest.schema | {"unit": UNIT}).items():
             shape = (count, *column.shape)
             path = self.folder / f"{split}.{name}"
-            columns[name] = _mapped(path, column.dtype).reshape(shape) if count else np.zeros(shape, column.dtype)
+            if not count:
+                columns[name] = np.zeros(shape, column.dtype)
+                continue
+            with path.open("rb") as file:
+                mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+            if len(mapped) > _READ_AHEAD_BYTES and hasattr(mmap, "MADV_RANDOM"):
+                mapped.madvise(mmap.MADV_RANDOM)
+            columns[name] = np.frombuffer(mapped, column.dtype).reshape(shape)
         return columns
-
-
-def _mapped(path: Path, kind: np.dtype) -> np.ndarray:
-    with path.open("rb") as file:
-        mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
-    if len(mapped) > _READ_AHEAD_BYTES and hasattr(mmap, "MADV_RANDOM"):
-        mapped.madvise(mmap.MADV_RANDOM)
-    return np.frombuffer(mapped, kind)
 
 
 def open_store(folder: Path, key: str | None = None) -> Store:

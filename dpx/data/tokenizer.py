@@ -1,7 +1,7 @@
 """Converts text to token ids: WordPiece over a list of tokens, or a checkpoint's own tokenizer with its own special tokens."""
 
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -11,7 +11,6 @@ from tokenizers import Tokenizer
 from tokenizers.models import BPE
 from tokenizers.processors import TemplateProcessing
 
-from dpx.data.around import Around, around_one, around_two
 from dpx.data.tokenizer_class import AS_DEFINED, TokenSettings, built, class_of, has_segments
 from dpx.data.vocabulary import CLASS, SEPARATOR, SPECIAL_TOKENS, SpecialIds, read, special_ids, tokenizer_of
 from dpx.declaration import ConfigError, require, several
@@ -45,6 +44,54 @@ _OF_DECODERS = {"cls_id": "bos_token", "sep_id": "eos_token"}
 
 
 @dataclass(frozen=True)
+class Around:
+    """Holds the ids `before` the first text, `between` two texts, and `after` the last one.
+
+    The second segment begins with the last `in_second` ids of `between`; with `None`, all ids are of the first segment.
+    """
+
+    before: tuple[int, ...] = ()
+    between: tuple[int, ...] = ()
+    after: tuple[int, ...] = ()
+    in_second: int | None = None
+
+    @property
+    def count(self) -> int:
+        return len(self.before) + len(self.between) + len(self.after)
+
+    def row(self, first: Sequence[int], second: Sequence[int] = ()) -> tuple[list[int], int]:
+        """Returns the ids of a row, and the position of its second segment, its length if it has none."""
+        ids = [*self.before, *first, *self.between, *second, *self.after]
+        start = len(self.before) + len(first) + len(self.between)
+        return ids, len(ids) if self.in_second is None else start - self.in_second
+
+
+def marks_around(tokenizer: Tokenizer, vocabulary: Sequence[str], *, is_pair: bool = False, has_segments: bool = False) -> Around:
+    """Returns what is around a text, or around two, by the tokenizer's definition, as in transformers, whatever its settings say of
+    `add_bos_token`.
+
+    It is what is around a text that the tokenizer has tokens for, or around this text twice; nothing if the tokenizer adds nothing.
+    `has_segments` says whether a model is told which of two texts an id belongs to. Raises `ConfigError` for another order, or for segments
+    that are not one part after the other.
+    """
+    ids, text = next(((ids, one) for one in ("a", *vocabulary) if (ids := tokenizer.encode(one, add_special_tokens=False).ids)), ([], ""))
+    whole = tokenizer.encode(text, text if is_pair else None, add_special_tokens=True)
+    first, second = ([place for place, number in enumerate(whole.sequence_ids) if number == one] for one in (0, 1))
+    if not ids or not first:
+        return Around()
+    end = first[0] + len(ids)
+    begin, last = (second[0], second[0] + len(ids)) if second else (end, end)
+    before, between, after = whole.ids[: first[0]], whole.ids[end:begin], whole.ids[last:]
+    start = whole.type_ids.index(1) if has_segments and 1 in whole.type_ids else None
+    found = Around(tuple(before), tuple(between), tuple(after), None if start is None else begin - start)
+    is_plain = found.row(ids, ids if second else ())[0] == whole.ids
+    is_plain &= start is None or (end <= start <= begin and set(whole.type_ids[start:]) == {1})
+    reason = "puts marks around texts in an order, or gives them segments, that dpx does not follow"
+    require(is_plain, "tokenizer.json: post_processor", reason, "Put marks before, between and after the texts, which stay in their order")
+    return found
+
+
+@dataclass(frozen=True)
 class TextTokenizer:
     """Converts texts to token ids.
 
@@ -67,12 +114,12 @@ class TextTokenizer:
     @cached_property
     def around_one(self) -> Around:
         """The ids around a text."""
-        return around_one(self.tokenizer, self.vocabulary)
+        return marks_around(self.tokenizer, self.vocabulary)
 
     @cached_property
     def around_two(self) -> Around:
         """The ids around two texts that are read together."""
-        return around_two(self.tokenizer, self.vocabulary, self.has_segments)
+        return marks_around(self.tokenizer, self.vocabulary, is_pair=True, has_segments=self.has_segments)
 
     @property
     def begins(self) -> tuple[int, ...]:
@@ -102,21 +149,17 @@ def of_path(path: Path, size: int, built_as: str | None = None) -> TextTokenizer
     if files is None:
         return of_vocabulary(read(path, size))
     loaded = _loaded(*files, built_as=built_as)
-    _require_table_fits(files[0], loaded.vocabulary)
-    fix = f"Set data.vocabulary.size={len(loaded.vocabulary)}"
-    require(len(loaded.vocabulary) <= size, path, f"has {len(loaded.vocabulary)} tokens, but data.vocabulary.size={size}", fix)
-    return loaded
-
-
-def _require_table_fits(file: Path, vocabulary: list[str]) -> None:
-    """Raises `ConfigError` for a tokenizer with tokens for which the weights beside it have no row: no size is right for both."""
-    config = file.with_name("config.json")
+    # No size is right for both a tokenizer with more tokens than the weights beside it have rows, and these weights.
+    config = files[0].with_name("config.json")
     rows = _read(config).get("vocab_size")
     is_whole = isinstance(rows, int) and not isinstance(rows, bool)
-    more = several(vocabulary[int(str(rows)) :], 3) if is_whole else ""
-    reason = f"has {len(vocabulary)} tokens, but the table of the weights beside it has {rows} rows (vocab_size in {config.name}): {more}"
-    fix = f"Name marks that it has in {SETTINGS}, or add rows with transformers: model.resize_token_embeddings({len(vocabulary)})"
-    require(not more, file, reason, fix)
+    count, more = len(loaded.vocabulary), several(loaded.vocabulary[int(str(rows)) :], 3) if is_whole else ""
+    reason = f"has {count} tokens, but the table of the weights beside it has {rows} rows (vocab_size in {config.name}): {more}"
+    fix = f"Name marks that it has in {SETTINGS}, or add rows with transformers: model.resize_token_embeddings({count})"
+    require(not more, files[0], reason, fix)
+    fix = f"Set data.vocabulary.size={count}"
+    require(count <= size, path, f"has {count} tokens, but data.vocabulary.size={size}", fix)
+    return loaded
 
 
 def fingerprint(path: Path) -> str | None:

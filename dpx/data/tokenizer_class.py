@@ -8,7 +8,7 @@ Reads from a tokenizer's files its marks by name, and the tokens that they add t
 
 import contextlib
 import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -46,7 +46,13 @@ class TokenSettings:
         Raises `ConfigError` for a mark or a token that has no meaning.
         """
         has_list = "added_tokens_decoder" in settings
-        _require_types(settings, of_map, late)
+        for key in (_MORE, _FORMER, "model_input_names"):
+            for one in (settings, of_map):
+                is_tokens = key != "model_input_names" and isinstance(one.get(key), dict | None)
+                require(is_tokens or isinstance(one.get(key, []), list), _WHERE, f"has {key}, which is not a list", "Copy the file again")
+        are_ids = all(isinstance(one, int) and not isinstance(one, bool) and one >= 0 for one in late.values())
+        require(are_ids, "added_tokens.json", "has a token without an id", "Copy the file again")
+
         options, of_names = dict(settings), {}
         if _FORMER in options and not options.get(_MORE):
             options[_MORE] = options.pop(_FORMER)
@@ -66,7 +72,13 @@ class TokenSettings:
         marks = {key: None if one is None else _mark(key, one) for key, one in named.items()}
         more = options.get(_MORE) or []
         unnamed = tuple(_mark(_MORE, one) for one in more)
-        by_id = _listed(settings["added_tokens_decoder"]) if has_list else _earlier(late, defined, special)
+        if has_list:
+            by_id = _listed(settings["added_tokens_decoder"])
+        else:
+            are_special = {one.get("content") if isinstance(one, dict) else one for one in special}
+            of_late = {text: text in are_special for text in late}
+            by_id = {late[text]: AddedToken(text, normalized=not is_special, special=is_special) for text, is_special in of_late.items()}
+            by_id |= {token["id"]: _added({key: one for key, one in token.items() if key != "id"}) for token in defined}
         by_text = {one.content: one for one in by_id.values()}
         marks = {key: by_text.get(_text(one), one) if key in USUAL and one is not None else one for key, one in marks.items()}
         return TokenSettings(options, marks, unnamed, tuple(by_id[number] for number in sorted(by_id)))
@@ -99,28 +111,11 @@ class TokenSettings:
         return texts
 
 
-def _require_types(settings: Mapping[str, Any], of_map: Mapping[str, Any], late: Mapping[str, Any]) -> None:
-    """Raises `ConfigError` for a list of tokens or of inputs that is something else."""
-    for key in (_MORE, _FORMER, "model_input_names"):
-        for one in (settings, of_map):
-            is_tokens = key != "model_input_names" and isinstance(one.get(key), dict | None)
-            require(is_tokens or isinstance(one.get(key, []), list), _WHERE, f"has {key}, which is not a list", "Copy the file again")
-    are_ids = all(isinstance(one, int) and not isinstance(one, bool) and one >= 0 for one in late.values())
-    require(are_ids, "added_tokens.json", "has a token without an id", "Copy the file again")
-
-
 def _listed(tokens: Any) -> dict[int, AddedToken]:
     try:
         return {int(number): _added(token) for number, token in tokens.items()}
     except (AttributeError, ValueError):
         raise ConfigError(_WHERE, "has added_tokens_decoder, which is not a list of tokens by their ids", "Copy the file again") from None
-
-
-def _earlier(late: Mapping[str, Any], defined: Sequence[Mapping[str, Any]], marks: Sequence[Any]) -> dict[int, AddedToken]:
-    """Returns the added tokens where the settings list none: those of `added_tokens.json`, then those of the definition."""
-    special = {one.get("content") if isinstance(one, dict) else one for one in marks}
-    by_id = {number: AddedToken(text, normalized=text not in special, special=text in special) for text, number in late.items()}
-    return by_id | {token["id"]: _added({key: one for key, one in token.items() if key != "id"}) for token in defined}
 
 
 def _mark(key: str, value: Any) -> Mark:
@@ -206,12 +201,23 @@ def built(name: str, definition: Tokenizer, tokens: TokenSettings) -> tuple[Toke
         require(kind == needed, "tokenizer.json", reason, f'Set "tokenizer_class": "{AS_DEFINED}" in tokenizer_config.json')
         unknown = tokens.marks.get("unk_token", usual.get("unk_token"))
         with _building(name):
-            own = _BUILDERS[name](model, tokens.options, str(unknown))
+            own = _as_class(name, model, tokens.options, str(unknown))
         own.post_processor = definition.post_processor  # type: ignore[assignment]
     marks = tokens.complete(own, usual, adds_again=name == "Qwen2Tokenizer")
     if name in ("BertTokenizer", "RobertaTokenizer"):
+        # These two have their own marks around a text, whatever the definition says.
+        missing = [key for key in ("cls_token", "sep_token", "unk_token") if key not in marks]
+        require(not missing, "tokenizer_config.json", f"has no {' and no '.join(missing)}, which {name} needs", "Name it there")
+        first, last = marks["cls_token"], marks["sep_token"]
+        ids: dict[str, Any] = {mark: own.token_to_id(mark) for mark in (first, last)}
         with _building(name):
-            own.post_processor = _around(own, name, tokens.options, marks)
+            if name == "BertTokenizer":
+                single, special = f"{first}:0 $A:0 {last}:0", list(ids.items())
+                around: Any = processors.TemplateProcessing(single=single, pair=f"{single} $B:1 {last}:1", special_tokens=special)
+            else:
+                trims, has_space = tokens.options.get("trim_offsets", True), tokens.options.get("add_prefix_space", False)
+                around = processors.RobertaProcessing((last, ids[last]), (first, ids[first]), trims, has_space)
+            own.post_processor = around
     own.no_truncation()
     own.no_padding()
     return own, marks
@@ -227,72 +233,45 @@ def _building(name: str) -> Iterator[None]:
         raise ConfigError("tokenizer_config.json", reason, "Correct it, or remove it") from None
 
 
-def _byte_pairs(model: Mapping[str, Any], **options: Any) -> Tokenizer:
-    merges: Any = [tuple(one.split(" ")) if isinstance(one, str) else tuple(one) for one in model["merges"]]
-    return Tokenizer(BPE(vocab=model["vocab"], merges=merges, **options))
-
-
-def _bert(model: Mapping[str, Any], facts: Mapping[str, Any], unknown: str) -> Tokenizer:
-    own = Tokenizer(WordPiece(model["vocab"], unk_token=unknown))
-    own.normalizer = normalizers.BertNormalizer(
-        clean_text=True,
-        handle_chinese_chars=facts.get("tokenize_chinese_chars", True),
-        strip_accents=facts.get("strip_accents"),
-        lowercase=facts.get("do_lower_case", True),
-    )  # type: ignore[assignment]
-    own.pre_tokenizer = pre_tokenizers.BertPreTokenizer()  # type: ignore[assignment]
-    own.decoder = decoders.WordPiece(prefix="##")  # type: ignore[assignment]
-    return own
-
-
-def _gpt2(model: Mapping[str, Any], facts: Mapping[str, Any], unknown: str) -> Tokenizer:
-    own = _byte_pairs(model, continuing_subword_prefix="", end_of_word_suffix="", fuse_unk=False)
-    own.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=facts.get("add_prefix_space", False))  # type: ignore[assignment]
-    own.decoder = decoders.ByteLevel()  # type: ignore[assignment]
-    return own
-
-
-def _llama(model: Mapping[str, Any], facts: Mapping[str, Any], unknown: str) -> Tokenizer:
-    own, has_space = _byte_pairs(model, fuse_unk=True, byte_fallback=True), facts.get("add_prefix_space")
-    has_space = True if has_space is None else has_space
-    scheme = "never" if not has_space else "always" if facts.get("legacy") else "first"
-    own.pre_tokenizer = pre_tokenizers.Metaspace(replacement="▁", prepend_scheme=scheme, split=False)  # type: ignore[assignment]
-    steps = [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()]
-    own.decoder = decoders.Sequence([*steps, *([decoders.Strip(content=" ", left=1)] if has_space else [])])  # type: ignore[assignment]
-    return own
-
-
-def _qwen(model: Mapping[str, Any], facts: Mapping[str, Any], unknown: str) -> Tokenizer:
-    own = _byte_pairs(model, continuing_subword_prefix="", end_of_word_suffix="", fuse_unk=False, byte_fallback=False)
-    own.normalizer = normalizers.NFC()  # type: ignore[assignment]
-    has_space = bool(facts.get("add_prefix_space"))
-    cut = pre_tokenizers.Split(Regex(_QWEN), behavior="isolated", invert=False)
-    own.pre_tokenizer = pre_tokenizers.Sequence([cut, pre_tokenizers.ByteLevel(add_prefix_space=has_space, use_regex=False)])  # type: ignore[assignment]
-    own.decoder = decoders.ByteLevel()  # type: ignore[assignment]
-    return own
-
-
-def _gemma(model: Mapping[str, Any], facts: Mapping[str, Any], unknown: str) -> Tokenizer:
-    own = _byte_pairs(model, fuse_unk=True, unk_token=unknown, byte_fallback=True)
-    own.normalizer = normalizers.Replace(" ", "▁")  # type: ignore[assignment]
-    own.pre_tokenizer = pre_tokenizers.Split(pattern=" ", behavior="merged_with_previous", invert=False)  # type: ignore[assignment]
-    own.decoder = decoders.Sequence([decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()])  # type: ignore[assignment]
-    return own
-
-
-_Builder = Callable[[Mapping[str, Any], Mapping[str, Any], str], Tokenizer]
-_BUILDERS: dict[str, _Builder] = {"BertTokenizer": _bert, "RobertaTokenizer": _gpt2, "GPT2Tokenizer": _gpt2}
-_BUILDERS |= {"LlamaTokenizer": _llama, "Qwen2Tokenizer": _qwen, "GemmaTokenizer": _gemma}
-
-
-def _around(own: Tokenizer, name: str, facts: Mapping[str, Any], marks: Mapping[str, str]) -> Any:
-    """Returns the marks around a text that BERT's and RoBERTa's classes have, whatever the definition says."""
-    missing = [key for key in ("cls_token", "sep_token", "unk_token") if key not in marks]
-    require(not missing, "tokenizer_config.json", f"has no {' and no '.join(missing)}, which {name} needs", "Name it there")
-    first, last = marks["cls_token"], marks["sep_token"]
-    ids: dict[str, Any] = {mark: own.token_to_id(mark) for mark in (first, last)}
+def _as_class(name: str, model: Mapping[str, Any], facts: Mapping[str, Any], unknown: str) -> Tokenizer:
+    """Returns the tokenizer of a model with the class's own normaliser, cuts and decoder."""
     if name == "BertTokenizer":
-        single = f"{first}:0 $A:0 {last}:0"
-        return processors.TemplateProcessing(single=single, pair=f"{single} $B:1 {last}:1", special_tokens=list(ids.items()))
-    trims, has_space = facts.get("trim_offsets", True), facts.get("add_prefix_space", False)
-    return processors.RobertaProcessing((last, ids[last]), (first, ids[first]), trims, has_space)
+        own = Tokenizer(WordPiece(model["vocab"], unk_token=unknown))
+        own.normalizer = normalizers.BertNormalizer(
+            clean_text=True,
+            handle_chinese_chars=facts.get("tokenize_chinese_chars", True),
+            strip_accents=facts.get("strip_accents"),
+            lowercase=facts.get("do_lower_case", True),
+        )  # type: ignore[assignment]
+        own.pre_tokenizer = pre_tokenizers.BertPreTokenizer()  # type: ignore[assignment]
+        own.decoder = decoders.WordPiece(prefix="##")  # type: ignore[assignment]
+        return own
+
+    whole_words: dict[str, Any] = {"continuing_subword_prefix": "", "end_of_word_suffix": "", "fuse_unk": False}
+    options: dict[str, dict[str, Any]] = {
+        "LlamaTokenizer": {"fuse_unk": True, "byte_fallback": True},
+        "Qwen2Tokenizer": whole_words | {"byte_fallback": False},
+        "GemmaTokenizer": {"fuse_unk": True, "unk_token": unknown, "byte_fallback": True},
+    }
+    merges: Any = [tuple(one.split(" ")) if isinstance(one, str) else tuple(one) for one in model["merges"]]
+    own, has_space = Tokenizer(BPE(vocab=model["vocab"], merges=merges, **options.get(name, whole_words))), facts.get("add_prefix_space")
+    of_pieces = [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()]
+    if name == "LlamaTokenizer":
+        has_space = True if has_space is None else has_space
+        scheme = "never" if not has_space else "always" if facts.get("legacy") else "first"
+        own.pre_tokenizer = pre_tokenizers.Metaspace(replacement="▁", prepend_scheme=scheme, split=False)  # type: ignore[assignment]
+        own.decoder = decoders.Sequence([*of_pieces, *([decoders.Strip(content=" ", left=1)] if has_space else [])])  # type: ignore[assignment]
+    elif name == "GemmaTokenizer":
+        own.normalizer = normalizers.Replace(" ", "▁")  # type: ignore[assignment]
+        own.pre_tokenizer = pre_tokenizers.Split(pattern=" ", behavior="merged_with_previous", invert=False)  # type: ignore[assignment]
+        own.decoder = decoders.Sequence(of_pieces)  # type: ignore[assignment]
+    elif name == "Qwen2Tokenizer":
+        own.normalizer = normalizers.NFC()  # type: ignore[assignment]
+        cut = pre_tokenizers.Split(Regex(_QWEN), behavior="isolated", invert=False)
+        by_bytes = pre_tokenizers.ByteLevel(add_prefix_space=bool(has_space), use_regex=False)
+        own.pre_tokenizer = pre_tokenizers.Sequence([cut, by_bytes])  # type: ignore[assignment]
+        own.decoder = decoders.ByteLevel()  # type: ignore[assignment]
+    else:
+        own.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=facts.get("add_prefix_space", False))  # type: ignore[assignment]
+        own.decoder = decoders.ByteLevel()  # type: ignore[assignment]
+    return own

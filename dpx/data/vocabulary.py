@@ -49,7 +49,10 @@ def fit(texts: Iterable[str], size: int) -> list[str]:
         for text in texts:
             counts.update(_NORMALISER.normalize_str(text))
             held.write(text.replace("\n", " ") + "\n")
-        alphabet = _alphabet(counts, size)
+        # The most frequent characters, ties by code point.
+        letters = [letter for letter in counts if not letter.isspace()]
+        most = min(_ALPHABET_MOST, size // _ALPHABET_SHARE)
+        alphabet = sorted(sorted(letters, key=lambda letter: (-counts[letter], letter))[:most])
         require(
             bool(alphabet),
             "data.vocabulary",
@@ -57,8 +60,15 @@ def fit(texts: Iterable[str], size: int) -> list[str]:
             "Raise data.public_fraction, or name a file with data.vocabulary.path",
         )
         tokenizer = _tokenizer(WordPiece(unk_token=UNKNOWN))
+        trainer = WordPieceTrainer(
+            vocab_size=size,
+            special_tokens=[*SPECIAL_TOKENS, *alphabet, *(f"##{letter}" for letter in alphabet)],
+            initial_alphabet=alphabet,
+            limit_alphabet=len(alphabet),
+            show_progress=False,
+        )
         held.seek(0)
-        tokenizer.train_from_iterator(held, _trainer(size, alphabet))
+        tokenizer.train_from_iterator(held, trainer)
     ids = tokenizer.get_vocab()
     return sorted(ids, key=ids.__getitem__)
 
@@ -90,23 +100,6 @@ def tokenizer_of(tokens: list[str]) -> Tokenizer:
 
 def special_ids(tokens: list[str]) -> SpecialIds:
     return SpecialIds(*map(tokens.index, SPECIAL_TOKENS))
-
-
-def _alphabet(counts: Counter[str], size: int) -> list[str]:
-    """Returns the most frequent characters, ties by code point."""
-    letters = [letter for letter in counts if not letter.isspace()]
-    most = min(_ALPHABET_MOST, size // _ALPHABET_SHARE)
-    return sorted(sorted(letters, key=lambda letter: (-counts[letter], letter))[:most])
-
-
-def _trainer(size: int, alphabet: list[str]) -> WordPieceTrainer:
-    return WordPieceTrainer(
-        vocab_size=size,
-        special_tokens=[*SPECIAL_TOKENS, *alphabet, *(f"##{letter}" for letter in alphabet)],
-        initial_alphabet=alphabet,
-        limit_alphabet=len(alphabet),
-        show_progress=False,
-    )
 
 
 def _tokenizer(model: WordPiece) -> Tokenizer:

@@ -9,10 +9,9 @@ from typing import Any
 from tokenizers import Tokenizer
 from tokenizers.processors import TemplateProcessing
 
-from dpx.data.around import Around, around_one
 from dpx.data.rows import separators
 from dpx.data.store import Store
-from dpx.data.tokenizer import AS_IT_CAME, DEFINITION, SETTINGS, TextTokenizer
+from dpx.data.tokenizer import AS_IT_CAME, DEFINITION, SETTINGS, Around, TextTokenizer, marks_around
 from dpx.data.tokenizer_class import AS_DEFINED, class_of
 from dpx.data.vocabulary import SpecialIds
 from dpx.declaration import require
@@ -84,7 +83,7 @@ def _mark_as_rows(tokenizer: TextTokenizer, vocabulary: Sequence[str], is_prompt
     """Gives the tokenizer the marks around a text that the rows have, and returns whether it had others."""
     own = tokenizer.tokenizer
     before, after = (tokenizer.begins, ()) if is_prompted else ((rows.cls_id,), (rows.sep_id,))
-    if is_prompted and tokenizer.definition is not None and around_one(own, vocabulary) == Around(before, after=after):
+    if is_prompted and tokenizer.definition is not None and marks_around(own, vocabulary) == Around(before, after=after):
         return False
     # The second text has segment 1 if the model has two segments; most RoBERTa models have one.
     second = 1 if segments == 2 else 0

@@ -74,7 +74,7 @@ def test_neighbours_differ_in_the_rows_of_one_document_and_an_empty_one_counts(t
 
 def test_a_paragraph_is_a_document(tmp_path: Path):
     from dpx.data.declared_data import TextFiles
-    from dpx.data.text_files import TextFilesSource
+    from dpx.data.sources import TextFilesSource
 
     path = write_records(tmp_path / "cases.jsonl", [{"id": "a", "text": "one\n\ntwo"}, {"id": "b", "text": "three"}])
     read = lambda **declared: list(TextFilesSource(TextFiles(paths=str(path), **declared)).documents())  # noqa: E731

@@ -1,6 +1,6 @@
 import pytest
 
-from dpx.data.synthetic import is_english, prose
+from dpx.data.embedded import is_english, prose
 
 
 @pytest.mark.parametrize(

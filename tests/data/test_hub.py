@@ -3,8 +3,8 @@ from pathlib import Path
 import pytest
 
 from dpx.data.declared_data import Data, Hub, Vocabulary
-from dpx.data.hub import HubSource
 from dpx.data.prepare import prepare
+from dpx.data.sources import HubSource
 from dpx.declaration import ConfigError
 
 from .corpora import PRIVACY, records, write_records

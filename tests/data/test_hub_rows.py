@@ -5,10 +5,10 @@ from typing import Any
 
 import pytest
 
-from dpx.data.csv_table import TableSource
 from dpx.data.documents import Example
 from dpx.data.labelled import Table
 from dpx.data.prepare import prepare
+from dpx.data.sources import TableSource
 from dpx.declaration import ConfigError
 
 from .corpora import PRIVACY

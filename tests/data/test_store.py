@@ -7,12 +7,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from dpx.data import verified
+from dpx.data import store as stores
 from dpx.data.prepare import prepare
 from dpx.data.schema import as_json, classes, texts
-from dpx.data.store import MANIFEST, UNIT, Manifest, Store, open_store
+from dpx.data.store import MANIFEST, UNIT, VERIFIED, Manifest, Store, open_store
 from dpx.data.unit_names import SPLITS
-from dpx.data.verified import VERIFIED
 from dpx.declaration import ConfigError
 from dpx.files import file_checksums
 from dpx.privacy.declared_privacy import Privacy
@@ -189,13 +188,13 @@ def test_a_record_is_of_the_checksums_that_the_manifest_names(copied: Path):
 
 
 def test_a_store_that_cannot_be_written_to_is_opened_all_the_same(copied: Path, monkeypatch):
-    monkeypatch.setattr(verified, "write_durably", lambda *_: (_ for _ in ()).throw(OSError(30, "Read-only file system")))
+    monkeypatch.setattr(stores, "write_durably", lambda *_: (_ for _ in ()).throw(OSError(30, "Read-only file system")))
     open_store(copied)
     assert not (copied / VERIFIED).exists()
 
 
 def test_checking_much_is_shown_and_takes_no_memory(copied: Path, monkeypatch, capsys):
-    monkeypatch.setattr(verified, "SHOWN_BYTES", 1000)
+    monkeypatch.setattr(stores, "SHOWN_BYTES", 1000)
     monkeypatch.setattr(file_checksums, "BLOCK_BYTES", 64)
     # What the first call imports is not memory that checking takes.
     open_store(copied)

@@ -14,12 +14,12 @@ from dpx import config
 from dpx.claim import caveats
 from dpx.config import recipes
 from dpx.data import left_out
-from dpx.data.csv_table import TableSource
 from dpx.data.declared_data import Data, Vocabulary
 from dpx.data.documents import Example
 from dpx.data.labelled import Table
 from dpx.data.prepare import prepare
 from dpx.data.record_reader import records as records_of
+from dpx.data.sources import TableSource
 from dpx.declaration import ConfigError
 
 from .corpora import PRIVACY, SHARED_DATA, write_vocabulary

@@ -4,9 +4,9 @@ from pathlib import Path
 
 import pytest
 
-from dpx.data import text_files
+from dpx.data import sources
 from dpx.data.declared_data import TextFiles
-from dpx.data.text_files import TextFilesSource
+from dpx.data.sources import TextFilesSource
 from dpx.declaration import ConfigError
 
 from .corpora import records, write_records
@@ -123,7 +123,7 @@ def test_the_fingerprint_is_of_the_content(tmp_path: Path):
 
 
 def test_a_line_that_no_memory_holds_is_refused_before_it_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(text_files, "_LONGEST", 1000)
+    monkeypatch.setattr(sources, "_LONGEST", 1000)
     for name, document_per in (("a.txt.gz", "file"), ("b.txt.gz", "line"), ("c.jsonl.gz", "record")):
         path = tmp_path / name
         path.write_bytes(gzip.compress(b"short\n" * (document_per != "record") + b"x" * 100_000, mtime=0))

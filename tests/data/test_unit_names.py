@@ -10,9 +10,8 @@ import pytest
 
 import dpx
 from dpx.data.declared_data import TextFiles
-from dpx.data.hub import _document
 from dpx.data.prepare import prepare
-from dpx.data.text_files import TextFilesSource
+from dpx.data.sources import TextFilesSource, _document
 from dpx.data.unit_names import MISSING, in_one_form, near_equal, near_form, unit_name
 from dpx.declaration import ConfigError
 

@@ -136,7 +136,7 @@ def test_a_spoiled_folder_is_named_and_the_others_are_read(text: str, tmp_path: 
 def test_one_path_is_one_corpus(tmp_path: Path) -> None:
     plain = _plain(*_point(0))
     for paths in ("text/some.txt", ["text/some.txt"]):
-        plain["data"]["source"] = {"_target_": "dpx.data.text_files.TextFiles", "paths": paths}
+        plain["data"]["source"] = {"_target_": "dpx.data.sources.TextFiles", "paths": paths}
         made.folder(tmp_path, SWEEP, plain, 0.2)
     found, _ = read_runs.collect(tmp_path, ("laptop_anil_",))
     assert {run.facts["corpus"] for run in found} == {f"some.txt ({'0' * 12})"}

@@ -45,7 +45,7 @@ def legal_table1_corpus(
 
 
 def _counted(file: Path) -> dict[str, Any]:
-    from dpx.data.text_files import TextFilesSource
+    from dpx.data.sources import TextFilesSource
 
     documents = [one.paragraphs for one in TextFilesSource(TextFiles(paths=str(file))).documents()]
     paragraphs = [paragraph for own in documents for paragraph in own]
