@@ -13,7 +13,7 @@ import pytest
 from tokenizers import ByteLevelBPETokenizer
 from tokenizers.processors import TemplateProcessing
 
-from dpx.data import completions, left_out
+from dpx.data import left_out
 from dpx.data.completions import ChatTemplate, halves
 from dpx.data.declared_data import Data, Vocabulary
 from dpx.data.documents import Conversation
@@ -394,7 +394,7 @@ def test_a_date_is_a_date():
 )
 def test_a_chat_template_that_never_ends_is_ended(tmp_path, checkpoint, template, monkeypatch):
     pytest.importorskip("jinja2")
-    monkeypatch.setattr(completions, "_MOST_STEPS", 2_000)
+    monkeypatch.setattr("dpx.data.template_sandbox.MOST_STEPS", 2_000)
     own = ChatTemplate(of_path(beside(tmp_path, checkpoint, template), 300))
     for _ in range(2):
         with pytest.raises(ConfigError, match="takes more than 2,000 steps for one conversation"):
@@ -425,8 +425,8 @@ BOMBS = [
 @pytest.mark.parametrize("template", BOMBS)
 def test_a_chat_template_that_takes_all_memory_is_ended(tmp_path, checkpoint, template, monkeypatch):
     pytest.importorskip("jinja2")
-    monkeypatch.setattr(completions, "_MOST_BYTES", 2**28)
-    monkeypatch.setattr(completions, "_MOST_STEPS", 100_000)
+    monkeypatch.setattr("dpx.data.template_sandbox.MOST_BYTES", 2**28)
+    monkeypatch.setattr("dpx.data.template_sandbox.MOST_STEPS", 100_000)
     limits = resource.getrlimit(resource.RLIMIT_AS)
     own = ChatTemplate(of_path(beside(tmp_path, checkpoint, template), 300))
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
@@ -434,7 +434,9 @@ def test_a_chat_template_that_takes_all_memory_is_ended(tmp_path, checkpoint, te
         own.prompt("rows.jsonl:1", Conversation(tuple(chats(1)[0]["messages"])))
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 2**19, "KiB"
     assert resource.getrlimit(resource.RLIMIT_AS) == limits
-    assert completions._counting_environment([]).from_string("{{ 2 ** 10 * 3 }}{{ 'a' * 3 ~ 1 }}").render() == "3072aaa1"
+    from dpx.data.template_sandbox import Sandbox
+
+    assert Sandbox().from_string("{{ 2 ** 10 * 3 }}{{ 'a' * 3 ~ 1 }}").render() == "3072aaa1"
 
 
 def test_a_chat_template_draws_nothing_and_its_steps_are_counted_for_each_conversation(tmp_path, checkpoint, monkeypatch):
@@ -444,7 +446,7 @@ def test_a_chat_template_draws_nothing_and_its_steps_are_counted_for_each_conver
     own = ChatTemplate(of_path(beside(tmp_path / "two", checkpoint, "{{ lipsum() }}"), 300))
     with pytest.raises(ConfigError, match="'lipsum' is undefined"):
         own.prompt("rows.jsonl:1", Conversation(tuple(chats(1)[0]["messages"])))
-    monkeypatch.setattr(completions, "_MOST_STEPS", 4)
+    monkeypatch.setattr("dpx.data.template_sandbox.MOST_STEPS", 4)
     text = "{% for m in messages %}{{ loop.index }} of {{ loop.length }}{% if not loop.last %}, {% endif %}{% endfor %}"
     own = ChatTemplate(of_path(beside(tmp_path / "three", checkpoint, text), 300))
     messages = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]
