@@ -170,7 +170,17 @@ def _listed(path: tuple[tuple[str, int], ...]) -> tuple[Package, ...]:
     packages = sorted(by_entry.values(), key=lambda package: (package.name, not package.is_own, package.distribution))
     # dpx itself counts once too where two records of it are left, such as those before and after its distribution was renamed.
     own = {package.name: package for package in packages if package.is_own}
-    return _without_clashes([package for package in packages if not package.is_own or package is own[package.name]])
+    packages = [package for package in packages if not package.is_own or package is own[package.name]]
+    # A package is set aside if its name or an option also belongs to another one, or to dpx's own, which stays.
+    of_dpx = [package for package in packages if package.is_own]
+    taken = {option: OWN for option in _options(conf_directory())}
+    taken |= {option: package.name for package in of_dpx for option in package.options}
+    checked = []
+    for package in packages:
+        others = of_dpx if package.is_own else [other for other in packages if not other.set_aside]
+        reason = package.set_aside or _clash(package, [other for other in others if other is not package], taken)
+        checked.append(dataclasses.replace(package, set_aside=reason))
+    return tuple(checked)
 
 
 def _changed_at(folder: str) -> int:
@@ -226,18 +236,6 @@ def _is_installed_with_dpx(distribution: metadata.Distribution, folder: Path) ->
         return False
     checkout = Path(unquote(address.path)).resolve()
     return dpx.parent == checkout and folder.is_relative_to(checkout)
-
-
-def _without_clashes(packages: list[Package]) -> tuple[Package, ...]:
-    """Returns `packages`, with every package set aside whose name or option also belongs to another one, or to dpx's own, which stays."""
-    checked, own = [], {option: OWN for option in _options(conf_directory())}
-    of_dpx = [package for package in packages if package.is_own]
-    own |= {option: package.name for package in of_dpx for option in package.options}
-    for package in packages:
-        others = of_dpx if package.is_own else [other for other in packages if not other.set_aside]
-        reason = package.set_aside or _clash(package, [other for other in others if other is not package], own)
-        checked.append(dataclasses.replace(package, set_aside=reason))
-    return tuple(checked)
 
 
 def _clash(package: Package, others: list[Package], own: dict[str, str]) -> str:

@@ -36,34 +36,23 @@ def checksums(parts: dict[str, Any]) -> dict[str, str]:
     return {name: as_text(np.sum([np.zeros(2, np.uint32), *sums], axis=0, dtype=np.uint32)) for name, sums in jax.device_get(found).items()}
 
 
-def _words(leaf: Array) -> UInt32[Array, "..."]:
-    """Returns the bits of each number as a word of 32 bits; a number of 64 bits gives two words, along a further axis."""
-    if leaf.dtype == jnp.bool_:
-        return leaf.astype(jnp.uint32)
-    bits = leaf.dtype.itemsize * 8
-    own = jnp.dtype(f"uint{min(bits, 32)}")
-    words = leaf if leaf.dtype == own else jax.lax.bitcast_convert_type(leaf, own)
-    return words.astype(jnp.uint32)
-
-
 def _of_leaf(leaf: Array, number: Any) -> UInt32[Array, "2"]:
     """Returns the checksum of one leaf; `number` is its position in its tree."""
-    words = _words(leaf)
-    place = jnp.uint32(number + 1) * jnp.uint32(_LEAF) + _places(words.shape) * jnp.uint32(_PLACE)
+    words = leaf
+    if leaf.dtype != jnp.bool_:
+        # The bits of each number as a word of 32 bits; a number of 64 bits gives two words, along a further axis.
+        own = jnp.dtype(f"uint{min(leaf.dtype.itemsize * 8, 32)}")
+        words = leaf if leaf.dtype == own else jax.lax.bitcast_convert_type(leaf, own)
+    words = words.astype(jnp.uint32)
+    # The row-major number of every element, modulo 2^32. It is computed axis by axis, so that a leaf need not be laid out flat.
+    shape = words.shape
+    strides = [math.prod(shape[axis + 1 :]) & 0xFFFFFFFF for axis in range(len(shape))]
+    numbers = [jax.lax.broadcasted_iota(jnp.uint32, shape, axis) * jnp.uint32(stride) for axis, stride in enumerate(strides)]
+    place = jnp.uint32(number + 1) * jnp.uint32(_LEAF) + sum(numbers, jnp.zeros(shape, jnp.uint32)) * jnp.uint32(_PLACE)
     return jnp.stack([jnp.sum(_mixed(words ^ _mixed(place, *_LANES[1 - lane]), *_LANES[lane]), dtype=jnp.uint32) for lane in (0, 1)])
 
 
 _of_one = jax.jit(_of_leaf)
-
-
-def _places(shape: tuple[int, ...]) -> UInt32[Array, "..."]:
-    """Returns the row-major number of every element, modulo 2^32.
-
-    It is computed axis by axis, so that a leaf need not be laid out flat.
-    """
-    strides = [math.prod(shape[axis + 1 :]) & 0xFFFFFFFF for axis in range(len(shape))]
-    numbers = [jax.lax.broadcasted_iota(jnp.uint32, shape, axis) * jnp.uint32(stride) for axis, stride in enumerate(strides)]
-    return sum(numbers, jnp.zeros(shape, jnp.uint32))
 
 
 def _mixed(word: UInt32[Array, "..."], first: int, second: int) -> UInt32[Array, "..."]:

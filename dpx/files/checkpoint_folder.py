@@ -44,7 +44,8 @@ def folder_of(path: str, key: str = "init.path") -> Path:
         is_file, is_folder = place.is_file(), place.is_dir()
     except (OSError, RuntimeError):  # a name that no file can have, or the home of a user who does not exist
         raise ConfigError(asked, "no such folder", "Name a folder that holds config.json") from None
-    require(not is_file, asked, _said_of_file(place), "Name the folder that holds config.json and model.safetensors")
+    said = "is a file that can run code when it is read" if place.name.endswith(_PICKLES) else "is a file"
+    require(not is_file, asked, said, "Name the folder that holds config.json and model.safetensors")
     if is_folder:
         return place
     require(is_hub_id(path) and is_installed("huggingface_hub"), asked, "no such folder", "Name a folder that holds config.json")
@@ -100,7 +101,16 @@ def weight_files(folder: Path) -> dict[str, list[str]]:
     if (folder / WEIGHTS).is_file():
         return {WEIGHTS: []}
     if (folder / INDEX).is_file():
-        return _of_index(folder)
+        names = read_json(folder / INDEX, _COPY).get("weight_map")
+        is_map = isinstance(names, dict) and bool(names) and all(isinstance(file, str) for file in names.values())
+        require(is_map, folder / INDEX, "does not name the file of any tensor", _COPY)
+        by_file: dict[str, list[str]] = {}
+        for name, file in (names or {}).items():
+            reason, fix = f"names {file}, which is not a safetensors file in the same folder", "Copy the checkpoint again"
+            require(Path(file).name == file and file.endswith(".safetensors"), folder / INDEX, reason, fix)
+            require((folder / file).is_file(), folder / file, f"is missing, but {INDEX} names it", fix)
+            by_file.setdefault(file, []).append(name)
+        return by_file
     pickles = sorted(file.name for file in folder.glob("*") if file.name.endswith(_PICKLES))
     if pickles:
         reason = f"stores its weights in {pickles[0]}, and such a file can run code when it is read"
@@ -109,24 +119,6 @@ def weight_files(folder: Path) -> dict[str, list[str]]:
     raise ConfigError(
         folder, f"contains no {WEIGHTS}" + (f", only {others[0]}" if others else ""), f"Name the weights {WEIGHTS}, or its index"
     )
-
-
-def _of_index(folder: Path) -> dict[str, list[str]]:
-    names = read_json(folder / INDEX, _COPY).get("weight_map")
-    is_map = isinstance(names, dict) and bool(names) and all(isinstance(file, str) for file in names.values())
-    require(is_map, folder / INDEX, "does not name the file of any tensor", _COPY)
-    assert isinstance(names, dict)
-    by_file: dict[str, list[str]] = {}
-    for name, file in names.items():
-        is_beside = Path(file).name == file and file.endswith(".safetensors")
-        require(is_beside, folder / INDEX, f"names {file}, which is not a safetensors file in the same folder", "Copy the checkpoint again")
-        require((folder / file).is_file(), folder / file, f"is missing, but {INDEX} names it", "Copy the checkpoint again")
-        by_file.setdefault(file, []).append(name)
-    return by_file
-
-
-def _said_of_file(file: Path) -> str:
-    return "is a file that can run code when it is read" if file.name.endswith(_PICKLES) else "is a file"
 
 
 _FLOATS = ("F32", "F16", "BF16")
@@ -143,19 +135,17 @@ class Tensors:
         self._file: dict[str, Path] = {}
         self.shapes: dict[str, tuple[int, ...]] = {}
         self._types: dict[str, str] = {}
-        for name, promised in weight_files(folder).items():
-            self._read_header(folder / name, promised)
-
-    def _read_header(self, file: Path, promised: list[str]) -> None:
-        with _open(file) as opened:
-            there = list(opened.keys())
-            for name in promised:
-                require(name in there, file, f"does not contain {name}, which its index names", "Copy the checkpoint again")
-            for name in there:
-                reason = f"contains {name}, which {self._file.get(name, file).name} also contains"
-                require(name not in self._file, file, reason, "Keep one of them, or copy the checkpoint again")
-                part = opened.get_slice(name)
-                self._file[name], self.shapes[name], self._types[name] = file, tuple(part.get_shape()), str(part.get_dtype())
+        for of_file, promised in weight_files(folder).items():
+            file = folder / of_file
+            with _open(file) as opened:
+                there = list(opened.keys())
+                for name in promised:
+                    require(name in there, file, f"does not contain {name}, which its index names", "Copy the checkpoint again")
+                for name in there:
+                    reason = f"contains {name}, which {self._file.get(name, file).name} also contains"
+                    require(name not in self._file, file, reason, "Keep one of them, or copy the checkpoint again")
+                    part = opened.get_slice(name)
+                    self._file[name], self.shapes[name], self._types[name] = file, tuple(part.get_shape()), str(part.get_dtype())
 
     def read(self, names: Iterable[str]) -> Iterator[tuple[str, np.ndarray]]:
         """Yields (name, values as float32) of each tensor, file by file."""

@@ -83,11 +83,22 @@ _COMMITTED = "commit_success.txt"
 
 @contextlib.contextmanager
 def _storage_faults(directory: Path) -> Iterator[None]:
-    """Reports a full disk as a one-line error, since the user must free space; earlier checkpoints and the ledger stay undamaged."""
+    """Reports a full disk as a one-line error, since the user must free space; earlier checkpoints and the ledger stay undamaged.
+
+    A full disk is identified by the operating system's error number, which TensorStore writes into the text of its faults. The status of
+    such a fault, RESOURCE_EXHAUSTED, is also that of a device without free memory.
+    """
     try:
         yield
     except Exception as fault:
-        if _is_of_a_full_disk(fault):
+        chain: list[BaseException] = []
+        cause: BaseException | None = fault
+        while cause is not None and cause not in chain:
+            chain.append(cause)
+            cause = cause.__cause__ or cause.__context__
+        of_system = {link.errno for link in chain if isinstance(link, OSError)}
+        of_system |= {int(number) for link in chain for number in _NUMBER_IN_TEXT.findall(str(link))}
+        if of_system & _OF_A_FULL_DISK:
             raise ConfigError(
                 directory,
                 "the disk is full, so the checkpoint was not written",
@@ -97,21 +108,6 @@ def _storage_faults(directory: Path) -> Iterator[None]:
             # What Orbax was told by the operating system is told as such.
             raise OSError(int(numbers[0]), os.strerror(int(numbers[0])), str(directory)) from fault
         raise
-
-
-def _is_of_a_full_disk(fault: BaseException | None) -> bool:
-    """Returns whether `fault`, or a fault that caused it, is the operating system's error for a full disk.
-
-    It is identified by the system's error number, which TensorStore writes into the text of its faults. The status of such a fault,
-    RESOURCE_EXHAUSTED, is also that of a device without free memory.
-    """
-    chain: list[BaseException] = []
-    while fault is not None and fault not in chain:
-        chain.append(fault)
-        fault = fault.__cause__ or fault.__context__
-    numbers = {link.errno for link in chain if isinstance(link, OSError)}
-    numbers |= {int(number) for link in chain for number in _NUMBER_IN_TEXT.findall(str(link))}
-    return bool(numbers & _OF_A_FULL_DISK)
 
 
 class Damaged(ConfigError):

@@ -78,7 +78,11 @@ def _value(kind: Any, node: Any, path: str) -> Any:
     if origin is typing.Literal:
         return _require(any(node == one and type(node) is type(one) for one in arguments), node, path, f"is not {_listed(arguments)}")
     if origin in (list, tuple):
-        return _sequence(origin, arguments, node, path)
+        _require(isinstance(node, list), node, path, "is not a list")
+        is_fixed = origin is tuple and arguments[-1] is not Ellipsis
+        _require(not is_fixed or len(node) == len(arguments), node, path, f"has not {len(arguments)} items")
+        kinds = arguments if is_fixed else [arguments[0]] * len(node)
+        return origin(_value(kind, item, f"{path}[{number}]") for number, (kind, item) in enumerate(zip(kinds, node, strict=True)))
     if origin is dict:
         _require(isinstance(node, dict), node, path, "is not a JSON object")
         return {name: _value(arguments[1], item, f"{path}.{name}".lstrip(".")) for name, item in node.items()}
@@ -134,20 +138,9 @@ def _one_of(kinds: Sequence[Any], node: Any, path: str) -> Any:
 
 @functools.cache
 def _tagged(kinds: tuple[Any, ...]) -> dict[str, Any]:
-    return {tag_of(kind): kind for kind in kinds if dataclasses.is_dataclass(kind)}
-
-
-def tag_of(kind: Any) -> str:
-    """Returns the constant in the field `kind` of a record type."""
-    return str(next(field.default for field in dataclasses.fields(kind) if field.name == TAG))
-
-
-def _sequence(origin: Any, arguments: Sequence[Any], node: Any, path: str) -> Any:
-    _require(isinstance(node, list), node, path, "is not a list")
-    if origin is tuple and arguments[-1] is not Ellipsis:
-        _require(len(node) == len(arguments), node, path, f"has not {len(arguments)} items")
-        return tuple(_value(kind, item, f"{path}[{number}]") for number, (kind, item) in enumerate(zip(arguments, node, strict=True)))
-    return origin(_value(arguments[0], item, f"{path}[{number}]") for number, item in enumerate(node))
+    """Returns the record types among `kinds` by the constant in their field `kind`."""
+    records = [kind for kind in kinds if dataclasses.is_dataclass(kind)]
+    return {str(next(field.default for field in dataclasses.fields(kind) if field.name == TAG)): kind for kind in records}
 
 
 @functools.cache

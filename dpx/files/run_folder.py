@@ -40,18 +40,13 @@ def told(node: Any) -> Any:
         return {key: told(value) for key, value in node.items()}
     if isinstance(node, list):
         return [told(value) for value in node]
-    return _last(node) if isinstance(node, str) and _is_of_the_machine(node) else node
-
-
-def _is_of_the_machine(value: str) -> bool:
-    leads_out = os.path.normpath(value).split(os.sep)[0] == os.pardir
+    if not isinstance(node, str):
+        return node
+    leads_out = os.path.normpath(node).split(os.sep)[0] == os.pardir
     # The home of a service may be the root folder, which contains every path.
     homes = (str(place) for place in (Path.home(), Path.cwd()) if len(place.parts) > 1)
-    return bool(_ABSOLUTE.match(value)) or leads_out or any(home in value for home in homes)
-
-
-def _last(value: str) -> str:
-    return re.split(r"[/\\]", value.rstrip("/\\"))[-1] or "."
+    is_of_the_machine = bool(_ABSOLUTE.match(node)) or leads_out or any(home in node for home in homes)
+    return (re.split(r"[/\\]", node.rstrip("/\\"))[-1] or ".") if is_of_the_machine else node
 
 
 def as_printed(path: Path) -> str:
@@ -112,7 +107,8 @@ class RunFolder:
     def require_no_links(self) -> None:
         """Raises `ConfigError` if `release`, `private` or anything in them is not a regular file or folder."""
         for tree in (self.release, self.private):
-            found = tree if _is_other(tree) else _first_other(tree)
+            is_other = tree.is_symlink() or (tree.exists() and not tree.is_dir())
+            found = tree if is_other else _first_other(tree)
             if found is not None:
                 kind = "a symbolic link" if found.is_symlink() else "not a regular file or folder"
                 raise ConfigError(found, f"is {kind}, which is not allowed in a run's folder", "Put the file or the folder itself there")
@@ -137,23 +133,13 @@ class RunFolder:
         with contextlib.ExitStack() as stack:
             try:
                 if (self.private / LOCK).is_file():
-                    stack.enter_context(_read_locked(self.private / LOCK))
+                    # Opened for reading only, since nobody may have the right to write to the folder.
+                    lock = stack.enter_context(open(self.private / LOCK, opener=not_following))
+                    with naming(self.private / LOCK):
+                        fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
             except BlockingIOError:
                 raise ConfigError(self.path, "another process is training in this folder", "Wait for it, or stop it first") from None
             yield
-
-
-@contextlib.contextmanager
-def _read_locked(path: Path) -> Iterator[None]:
-    """Holds a shared lock on a file that is opened for reading only, since nobody may have the right to write to its folder."""
-    with open(path, opener=not_following) as lock:
-        with naming(path):
-            fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
-        yield
-
-
-def _is_other(path: Path) -> bool:
-    return path.is_symlink() or (path.exists() and not path.is_dir())
 
 
 def _first_other(folder: Path) -> Path | None:

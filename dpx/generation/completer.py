@@ -178,7 +178,11 @@ def lines_of(path: Path, facts: Mapping[str, Any], rows: Sequence[int]) -> Itera
     beside = path.with_suffix(".json")
     # Refused before anything is made: a file that is not known, and completions that were made from something else.
     if beside.exists():
-        _require_same(beside, facts[MADE_FROM])
+        before, made_from = read_json(beside, _FIX).get(MADE_FROM), facts[MADE_FROM]
+        require(isinstance(before, dict), beside, "does not say what the completions were made from", _FIX)
+        assert isinstance(before, dict)
+        told = [f"{key} was {before.get(key)}, not {value}" for key, value in made_from.items() if before.get(key) != value]
+        require(not told, beside, f"the completions were made from something else: {'; '.join(told)}", _FIX)
     else:
         require(not path.exists(), path, f"already exists, without {beside.name} that says what it holds", _FIX)
         write_json(beside, facts)
@@ -187,14 +191,6 @@ def lines_of(path: Path, facts: Mapping[str, Any], rows: Sequence[int]) -> Itera
             yield Lines(path, rows)
     except BlockingIOError:
         raise ConfigError(path, "another process is writing this file", "Wait for it, or name another file with generate.output") from None
-
-
-def _require_same(beside: Path, made_from: Mapping[str, Any]) -> None:
-    before = read_json(beside, _FIX).get(MADE_FROM)
-    require(isinstance(before, dict), beside, "does not say what the completions were made from", _FIX)
-    assert isinstance(before, dict)
-    told = [f"{key} was {before.get(key)}, not {value}" for key, value in made_from.items() if before.get(key) != value]
-    require(not told, beside, f"the completions were made from something else: {'; '.join(told)}", _FIX)
 
 
 class Lines:
