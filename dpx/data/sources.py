@@ -50,15 +50,18 @@ class HubSource:
             named = {"split": corpus.get("split") or "train", "config": corpus.get("config"), "revision": corpus.get("revision")}
             loaded = load(str(corpus["name"]), asked="data=hub", streaming=self._declared.streaming, **named)
             for number, record in enumerate(loaded):
-                place, unit_field = f"{corpus['name']}[{number}]", corpus.get("unit_field")
-                for field in filter(None, (text_field, unit_field)):
-                    if record.get(field) is None:
-                        reason = f"has no value under {field!r}; its fields are {sorted(record)}"
-                        raise ConfigError(place, reason, "Correct the corpus in data.source.corpora")
-                fix = "Give every record this field, or correct data.source.corpora"
-                unit_id = unit_name(place, record[unit_field], unit_field, fix) if unit_field else None
-                paragraphs = tuple(part for part in str(record[text_field]).split("\n") if part.strip())
-                yield Document(paragraphs=paragraphs, unit_id=unit_id)
+                yield _document(record, f"{corpus['name']}[{number}]", text_field, corpus.get("unit_field"))
+
+
+def _document(record: Mapping[str, Any], place: str, text_field: str, unit_field: str | None) -> Document:
+    for field in filter(None, (text_field, unit_field)):
+        if record.get(field) is None:
+            reason = f"has no value under {field!r}; its fields are {sorted(record)}"
+            raise ConfigError(place, reason, "Correct the corpus in data.source.corpora")
+    fix = "Give every record this field, or correct data.source.corpora"
+    unit_id = unit_name(place, record[unit_field], unit_field, fix) if unit_field else None
+    paragraphs = tuple(part for part in str(record[text_field]).split("\n") if part.strip())
+    return Document(paragraphs=paragraphs, unit_id=unit_id)
 
 
 class TableSource:

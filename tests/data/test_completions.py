@@ -14,7 +14,7 @@ from tokenizers import ByteLevelBPETokenizer
 from tokenizers.processors import TemplateProcessing
 
 from dpx.data import left_out
-from dpx.data.completions import ChatTemplate, halves
+from dpx.data.completions import ChatTemplate, answered, halves
 from dpx.data.declared_data import Data, Vocabulary
 from dpx.data.documents import Conversation
 from dpx.data.labelled import Table
@@ -287,7 +287,7 @@ def test_tools_and_documents_of_a_row_are_those_of_transformers(tmp_path, checkp
     place = beside(tmp_path, checkpoint, None, chat_template=named if has_named else WITH_TOOLS)
     messages = [USER, {"role": "assistant", "content": None, "tool_calls": CALL}, {"role": "tool", "content": "rain"}, ANSWER]
     record = {"messages": messages, "tools": tools if documents is None else json.dumps(tools), "papers": documents}
-    chat = completions.answered("row", record, "messages", "tools", "papers")
+    chat = answered("row", record, "messages", "tools", "papers")
     own, other = ChatTemplate(of_path(place, 300)), transformers.PreTrainedTokenizerFast.from_pretrained(place)
     prompt, completion = own.texts("row", chat)
     given = {"tools": tools, "documents": documents, "tokenize": False}
@@ -306,7 +306,7 @@ def test_a_row_without_tools_has_none_and_tools_change_the_unit(tmp_path, checkp
     store, _ = stored(tmp_path / "more", place, twice, 400, messages_field="messages", tools_field="tools", equal_rows="remove")
     assert sum(store.manifest.units.values()) == 40
     with pytest.raises(ConfigError, match="has something else than a list of objects under 'tools'"):
-        completions.answered("row", {"messages": [USER, ANSWER], "tools": ["x"]}, "messages", "tools")
+        answered("row", {"messages": [USER, ANSWER], "tools": ["x"]}, "messages", "tools")
     with pytest.raises(ConfigError, match="data.source.tools_field: only a chat template reads it"):
         Table(paths="x", labels=None, prompt_field="a", completion_field="b", tools_field="tools")
 
