@@ -59,11 +59,11 @@ def is_declaration(value: Any) -> bool:
 
 def at_default(declared: Any) -> list[str]:
     """Returns the fields of a declaration that have their default value, as in a config that leaves them out."""
-    return [field.name for field in dataclasses.fields(declared) if _default(field) == getattr(declared, field.name)]
-
-
-def _default(field: dataclasses.Field[Any]) -> Any:
-    return field.default if field.default_factory is dataclasses.MISSING else field.default_factory()
+    found = []
+    for field in dataclasses.fields(declared):
+        default = field.default if field.default_factory is dataclasses.MISSING else field.default_factory()
+        found += [field.name] if default == getattr(declared, field.name) else []
+    return found
 
 
 def identifying_values(declared: Any) -> Any:

@@ -7,10 +7,12 @@ from typing import Literal
 
 from dpx.data.completions import halves
 from dpx.data.hub_rows import HUB
-from dpx.data.record_reader import RowSet, TextColumns, label_text, labels_in, row_sets
+from dpx.data.record_reader import RowSet, TextColumns, label_of, label_text, row_sets
 from dpx.data.schema import Schema, classes, texts
 from dpx.declaration import declaration, require, require_date
 
+# The most digits of a label that is a number; a longer one is a name made of digits.
+_DIGITS = 18
 _NUMBER = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)(e[+-]?\d+)?", re.IGNORECASE)
 
 
@@ -173,7 +175,11 @@ class Table:
             return ()
         if self.labels is not None:
             return tuple(map(label_text, self.labels))
-        labels = labels_in(self.training_sets(), self.label_field)
+        rows = (row for one in self.training_sets() for row in one.records())
+        found = {label_of(where, record, self.label_field) for where, record in rows}
+        # As numbers if all are numbers, with `1` and `01` ordered by their text.
+        are_whole = all(label.isdecimal() and len(label) <= _DIGITS for label in found)
+        labels = tuple(sorted(found, key=lambda label: (int(label), label)) if are_whole else sorted(found))
         are_numbers = all(_NUMBER.fullmatch(label) for label in labels)
         measured = next((label for label in labels if are_numbers and not label.lstrip("+-").isdecimal()), None)
         reason = f"its values are {len(labels)} numbers with decimals, such as {measured}, and dpx trains on classes"

@@ -42,24 +42,22 @@ def named(paths: str | Sequence[str], suffixes: tuple[str, ...], key: str) -> li
         if not places[0].exists() and glob.has_magic(path):
             places = [Path(one) for one in sorted(glob.glob(str(places[0]), recursive=True))]
             require(bool(places), path, "no file matches", f"Check {key}; relative paths start at the working directory")
-        files += [file for place in places for file in _files(place, suffixes, key)]
+        for place in places:
+            if place.is_dir():
+                files += [file for file in sorted(place.rglob("*")) if file.name.endswith(suffixes) and file.is_file()]
+                continue
+            require(place.exists(), place, "no such file", f"Check {key}; relative paths start at the working directory")
+            fix = f"Use one of {', '.join(suffixes)}"
+            if place.name.endswith((".csv", ".tsv", ".csv.gz", ".tsv.gz", ".parquet")):
+                fix = f"Write data=table for labelled rows, or prompts and answers. {fix}"
+            require(place.name.endswith(suffixes), place, "dpx cannot read this kind of file", fix)
+            files.append(place)
     kinds = " or ".join((", ".join(suffixes[:-1]), suffixes[-1]))
     require(bool(files), f"{key}=[{', '.join(declared)}]", "no file was found", f"Name {kinds} files, or a folder of them")
     once: dict[Path, Path] = {}
     for file in files:
         once.setdefault(file.resolve(), file)
     return list(once.values())
-
-
-def _files(path: Path, suffixes: tuple[str, ...], key: str) -> list[Path]:
-    if path.is_dir():
-        return [file for file in sorted(path.rglob("*")) if file.name.endswith(suffixes) and file.is_file()]
-    require(path.exists(), path, "no such file", f"Check {key}; relative paths start at the working directory")
-    fix = f"Use one of {', '.join(suffixes)}"
-    if path.name.endswith((".csv", ".tsv", ".csv.gz", ".tsv.gz", ".parquet")):
-        fix = f"Write data=table for labelled rows, or prompts and answers. {fix}"
-    require(path.name.endswith(suffixes), path, "dpx cannot read this kind of file", fix)
-    return [path]
 
 
 def lines(file: Path, *, keep_blank: bool = False, keep_ends: bool = False, longest: int | None = None) -> Iterator[tuple[int, str]]:
@@ -126,8 +124,6 @@ def reading(file: Path) -> Iterator[None]:
 
 
 SUFFIXES = (".tsv", ".tsv.gz", ".csv", ".csv.gz", ".jsonl", ".jsonl.gz", ".parquet")
-# The most digits of a label that is a number; a longer one is a name made of digits.
-_DIGITS = 18
 Record = tuple[str, Mapping[str, Any]]  # the place of a record, and its fields
 
 
@@ -171,13 +167,6 @@ def row_sets(paths: str | Sequence[str], key: str, split: str, config: str | Non
     for one in sets:
         once.setdefault(one.identity, one)
     return list(once.values())
-
-
-def labels_in(sets: Sequence[RowSet], field: str) -> tuple[str, ...]:
-    """Returns the labels that rows have under `field`, sorted: as numbers if all are numbers, with `1` and `01` ordered by their text."""
-    labels = {label_of(where, record, field) for one in sets for where, record in one.records()}
-    are_numbers = all(label.isdecimal() and len(label) <= _DIGITS for label in labels)
-    return tuple(sorted(labels, key=lambda label: (int(label), label)) if are_numbers else sorted(labels))
 
 
 def value_of(where: str, record: Mapping[str, Any], field: str) -> Any:

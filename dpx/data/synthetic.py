@@ -11,6 +11,7 @@ import json
 import random
 from collections.abc import Iterator
 from dataclasses import asdict
+from typing import Any
 
 import numpy as np
 
@@ -22,24 +23,27 @@ _SYLLABLES = tuple(consonant + vowel for consonant in "bdfgklmnprstvz" for vowel
 _STEPS = ((1, 0.55), (2, 0.25), (5, 0.15), (7, 0.05))  # step 1 visits every state; 1 and 2 together rule out a period
 
 
-class SyntheticSource:
-    """Yields documents of a stationary chain; each is drawn from its number, so none depends on how many there are."""
+class _Drawn:
+    """Is the base class of sources of made-up words; each record is drawn from its number, so none depends on how many there are."""
 
-    def __init__(self, declared: Synthetic):
-        self._declared = declared
-        self._words = words(declared.states, declared.seed)
-        self._cumulative_SS = np.cumsum(transition(declared), axis=1)
+    def __init__(self, declared: Any):
+        self._declared, self._words = declared, words(declared.states, declared.seed)
 
     def fingerprint(self) -> str:
-        return hashlib.sha256(json.dumps(asdict(self._declared), sort_keys=True).encode()).hexdigest()
+        return hashlib.sha256(json.dumps(asdict(self._declared), sort_keys=True, default=list).encode()).hexdigest()
+
+
+class SyntheticSource(_Drawn):
+    """Yields documents of a stationary chain."""
 
     def documents(self) -> Iterator[Document]:
-        declared = self._declared
+        declared: Synthetic = self._declared
+        cumulative_SS = np.cumsum(transition(declared), axis=1)
         for number in range(declared.documents):
             draws = random.Random(f"document {declared.seed} {number}")
             states = [int(draws.random() * declared.states)]  # the stationary distribution is uniform: see `transition`
             for _ in range(declared.words_per_document - 1):
-                row_S = self._cumulative_SS[states[-1]]
+                row_S = cumulative_SS[states[-1]]
                 states.append(min(int(np.searchsorted(row_S, draws.random(), side="right")), declared.states - 1))
             sentences = [states[start : start + WORDS_PER_SENTENCE] for start in range(0, len(states), WORDS_PER_SENTENCE)]
             paragraphs = tuple(" ".join(self._words[state] for state in sentence) for sentence in sentences)
@@ -84,18 +88,11 @@ def _conditional_entropy(weights_S: np.ndarray, chain_SS: np.ndarray) -> float:
     return float(-(weights_S @ (chain_SS * logs_SS).sum(axis=1)))
 
 
-class SyntheticLabelsSource:
-    """Yields labelled examples; each is drawn from its number, so none depends on how many there are."""
-
-    def __init__(self, declared: SyntheticLabels):
-        self._declared = declared
-        self._words = words(declared.states, declared.seed)
-
-    def fingerprint(self) -> str:
-        return hashlib.sha256(json.dumps(asdict(self._declared), sort_keys=True, default=list).encode()).hexdigest()
+class SyntheticLabelsSource(_Drawn):
+    """Yields labelled examples."""
 
     def documents(self) -> Iterator[Example]:
-        declared = self._declared
+        declared: SyntheticLabels = self._declared
         for number in range(declared.examples):
             draws = random.Random(f"example {declared.seed} {number}")
             label = int(draws.random() * len(declared.labels))

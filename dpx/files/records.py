@@ -143,9 +143,7 @@ def _tagged(kinds: tuple[Any, ...]) -> dict[str, Any]:
     return {str(next(field.default for field in dataclasses.fields(kind) if field.name == TAG)): kind for kind in records}
 
 
-@functools.cache
-def _hints(kind: type) -> dict[str, Any]:
-    return typing.get_type_hints(kind)
+_hints = functools.cache(typing.get_type_hints)
 
 
 def _require(condition: bool, node: Any, path: str, reason: str) -> Any:

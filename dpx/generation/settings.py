@@ -55,7 +55,10 @@ class Settings:
         next."""
         if self == Settings():
             return logits_RV
-        tokens_RU, total_R = _joined(prompts_RW, length_R, new_RN), length_R + count
+        # The tokens of each text one after another; what is behind them has no meaning.
+        rows_R1, places_RN = jnp.arange(len(length_R))[:, None], length_R[:, None] + jnp.arange(new_RN.shape[1])
+        tokens_RU = jnp.pad(prompts_RW, ((0, 0), (0, new_RN.shape[1]))).at[rows_R1, places_RN].set(new_RN)
+        total_R = length_R + count
         scores_RV = _biased(logits_RV, tokens_RU, total_R, self.bias)
         if self.repetition_penalty != 1:
             by_penalty_RV = jnp.where(scores_RV < 0, scores_RV * self.repetition_penalty, scores_RV / self.repetition_penalty)
@@ -196,12 +199,6 @@ def _sequences(file: Path, name: str, value: Any) -> _Sequences:
 def _require_ids(file: Path, name: str, ids: Any) -> None:
     are_ids = isinstance(ids, list) and all(isinstance(one, int) and not isinstance(one, bool) and one >= 0 for one in ids)
     require(are_ids, file, f"has {name}={str(ids)[:60]}, which are not token ids", "Correct it, or remove it")
-
-
-def _joined(prompts_RW: Array, length_R: Array, new_RN: Array) -> Array:
-    """Returns the tokens of each text one after another [R,U]; what is behind them has no meaning."""
-    rows_R1, places_RN = jnp.arange(len(length_R))[:, None], length_R[:, None] + jnp.arange(new_RN.shape[1])
-    return jnp.pad(prompts_RW, ((0, 0), (0, new_RN.shape[1]))).at[rows_R1, places_RN].set(new_RN)
 
 
 def _marked(scores_RV: Array, tokens: Array, is_so: Array) -> Array:

@@ -103,7 +103,14 @@ def _has_letters(text: str) -> bool:
 
 def among(known_as: Iterable[str], trained_on: Iterable[str]) -> list[str]:
     """Returns the entries of `trained_on` that contain one of the names `known_as`."""
-    patterns = [_pattern(letters) for name in known_as if (letters := [one for one in _folded(name) if one.isalnum()])]
+    patterns: list[re.Pattern[str]] = []
+    for letters in ([one for one in _folded(name) if one.isalnum()] for name in known_as):
+        if letters:
+            # A version may follow a name, as in SQuAD2.0; a longer word or number is another name. Scripts other than Latin have no such
+            # words.
+            longer = r"[0-9]" if letters[-1].isdigit() else r"[a-z]"
+            shorter = r"(?<![a-z0-9])" if letters[0].isascii() else ""
+            patterns.append(re.compile(shorter + r"[\W_]*".join(map(re.escape, letters)) + f"(?!{longer})"))
     return [name for name in trained_on if any(pattern.search(_folded(name)) for pattern in patterns)]
 
 
@@ -111,13 +118,6 @@ def _folded(name: str) -> str:
     """Returns the text without case, accents and width forms."""
     decomposed = unicodedata.normalize("NFKD", unicodedata.normalize("NFKC", name).casefold())
     return "".join(letter for letter in decomposed if not unicodedata.combining(letter))
-
-
-def _pattern(letters: list[str]) -> re.Pattern[str]:
-    # A version may follow a name, as in SQuAD2.0; a longer word or number is another name. Scripts other than Latin have no such words.
-    longer = r"[0-9]" if letters[-1].isdigit() else r"[a-z]"
-    shorter = r"(?<![a-z0-9])" if letters[0].isascii() else ""
-    return re.compile(shorter + r"[\W_]*".join(map(re.escape, letters)) + f"(?!{longer})")
 
 
 # The hub's names of tasks; the first three are those of a pipeline of transformers too.

@@ -5,7 +5,7 @@ B: examples.
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Bool, Float, Int, UInt32
+from jaxtyping import Array, Float, Int, UInt32
 
 from dpx.models.shape import Model
 
@@ -18,14 +18,17 @@ def record_keys(key: UInt32[Array, "2"], record_B: Int[Array, " B"]) -> UInt32[A
     return jax.vmap(lambda record: jax.random.fold_in(key, record))(record_B)
 
 
-def kept(
-    keys_B: UInt32[Array, "B 2"], layer, site: int, rate: float | Array, shape: tuple[int, ...], places: int = 0
-) -> Bool[Array, "B ..."]:
-    """Returns a mask of the entries that dropout keeps, `shape` per example; `layer` may be traced (it is scanned over).
+def dropout(
+    x: Float[Array, "B ..."], keys_B: UInt32[Array, "B 2"] | None, layer, site: int, rate: float | Array, places: int = 0
+) -> Float[Array, "B ..."]:
+    """Applies inverted dropout; `layer` may be traced (it is scanned over).
 
-    Each place along the first `places` axes has its own key. An entry depends on its position and, of the sizes, only on those behind the
-    first axis without keys: a text's masks are the same whatever length it is padded to.
+    Without keys, or at a constant rate of 0, it returns `x` at no cost. Each place along the first `places` axes of an example has its own
+    key. Whether an entry is kept depends on its position and, of the sizes, only on those behind the first axis without keys: a text's
+    masks are the same whatever length it is padded to.
     """
+    if keys_B is None or (isinstance(rate, float) and rate == 0.0):
+        return x
 
     def entries(key, shape, places):
         if places:
@@ -33,19 +36,8 @@ def kept(
         # The type of p decides how many bits are drawn: float32 whatever the default is.
         return jax.random.bernoulli(key, jnp.float32(1.0 - rate), shape)
 
-    return jax.vmap(lambda key: entries(jax.random.fold_in(jax.random.fold_in(key, layer + 1), site), shape, places))(keys_B)
-
-
-def dropout(
-    x: Float[Array, "B ..."], keys_B: UInt32[Array, "B 2"] | None, layer, site: int, rate: float | Array, places: int = 0
-) -> Float[Array, "B ..."]:
-    """Applies inverted dropout.
-
-    Without keys, or at a constant rate of 0, it returns `x` at no cost. `places` has the same meaning as in `kept`.
-    """
-    if keys_B is None or (isinstance(rate, float) and rate == 0.0):
-        return x
-    return jnp.where(kept(keys_B, layer, site, rate, x.shape[1:], places), x / (1.0 - rate), 0).astype(x.dtype)
+    own = jax.vmap(lambda key: entries(jax.random.fold_in(jax.random.fold_in(key, layer + 1), site), x.shape[1:], places))
+    return jnp.where(own(keys_B), x / (1.0 - rate), 0).astype(x.dtype)
 
 
 def of_tokens(x_BTH: Array, keys_B: UInt32[Array, "B 2"] | None, layer, site: int, rate: float | Array, length: Array) -> Array:

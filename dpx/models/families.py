@@ -15,7 +15,6 @@ from dpx.models.layouts import (
     common_values,
     flag,
     full_every,
-    layer_types,
     layout,
     number,
     require_values,
@@ -212,7 +211,7 @@ class Gemma(RotaryDecoder):
                 "attn_logit_softcapping": self.attention_cap,
                 "final_logit_softcapping": self.logit_cap,
                 "sliding_window": self.window or self.positions,
-                "layer_types": layer_types(self),
+                "layer_types": ["sliding_attention" if (n + 1) % self.full_every else "full_attention" for n in range(self.layers)],
             }
         )
 

@@ -331,8 +331,3 @@ def full_every(config: Config, where: str, usual: int) -> int:
     is_regular = is_full == [(layer + 1) % every == 0 for layer in range(layers)]
     require(is_regular, where, "has layer_types in which the layers without a window do not come at regular distances", _OTHER)
     return every
-
-
-def layer_types(model: RotaryDecoder) -> list[str]:
-    """Returns the kind of each layer's attention as `full_every` reads it."""
-    return ["sliding_attention" if (layer + 1) % model.full_every else "full_attention" for layer in range(model.layers)]

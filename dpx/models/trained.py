@@ -77,10 +77,11 @@ class Part:
     """The base class of the declarations: which parameters are trained, and from which parameters they are chosen."""
 
     is_all: ClassVar[bool] = False
+    selected: ClassVar[Selection]
 
     def selection(self) -> Selection:
         """Returns the selection of the parameters that are trained, by path."""
-        raise NotImplementedError
+        return self.selected
 
     def prepared(self, params: Any, key: Any) -> Any:
         """Returns a model's parameters together with the parameters that training adds, which are drawn from `key`."""
@@ -94,9 +95,7 @@ class Everything(Part):
 
     kind: Literal["all"] = "all"
     is_all: ClassVar[bool] = True
-
-    def selection(self) -> Selection:
-        return ALL
+    selected: ClassVar[Selection] = ALL
 
 
 @declaration
@@ -119,9 +118,7 @@ class LastLayer(Part):
     """Trains the head: everything above the layers."""
 
     kind: Literal["last_layer"] = "last_layer"
-
-    def selection(self) -> Selection:
-        return LAST_LAYER
+    selected: ClassVar[Selection] = LAST_LAYER
 
 
 @declaration
@@ -132,9 +129,7 @@ class OutputLayer(Part):
     """
 
     kind: Literal["output_layer"] = "output_layer"
-
-    def selection(self) -> Selection:
-        return OUTPUT
+    selected: ClassVar[Selection] = OUTPUT
 
 
 @declaration
