@@ -41,8 +41,8 @@ from dpx.generation.prompts import Prompt, Style
 from dpx.generation.settings import OfCheckpoint, of_folder
 from dpx.interop.checkpoint import Checkpoint
 from dpx.interop.tokenizer_files import ends_of_rows
-from dpx.models.decoder import AnyDecoder
 from dpx.models.lora import merge_adapters
+from dpx.models.networks import AnyDecoder
 from dpx.models.shape import AnyModel
 from dpx.privacy.declared_privacy import Privacy
 from dpx.statement import received

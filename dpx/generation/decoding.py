@@ -17,7 +17,7 @@ from jaxtyping import Array
 from dpx.clipping import ops
 from dpx.generation.settings import Settings
 from dpx.models import attention
-from dpx.models.decoder import AnyDecoder, DecoderForCausalLM
+from dpx.models.networks import AnyDecoder, DecoderForCausalLM
 from dpx.models.rotary_layers import capped
 
 # The logarithm of a probability that no candidate has.

@@ -30,8 +30,8 @@ from dpx.files.weights import PARAMS, Leaves, by_path
 from dpx.interop import tokenizer_files
 from dpx.interop.card import Model, Published, card, training_command
 from dpx.interop.written import Written, adapters, written
-from dpx.models.decoder import AnyDecoder
 from dpx.models.lora import merge_adapters
+from dpx.models.networks import AnyDecoder
 from dpx.models.shape import AnyModel, Bert
 from dpx.statement import received, seals
 from dpx.statement.seals import STATEMENT

@@ -17,7 +17,7 @@ from dpx.data.vocabulary import SpecialIds
 from dpx.declaration import require
 from dpx.files.checkpoint_folder import CONFIG, GENERATION, OF_GENERATION, ends_of
 from dpx.files.run_folder import read_json
-from dpx.models.decoder import AnyDecoder
+from dpx.models.networks import AnyDecoder
 from dpx.models.shape import Bert
 from dpx.task.declared_task import CausalLanguageModel, Classification, MultipleChoice, Task
 

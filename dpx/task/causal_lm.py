@@ -9,7 +9,7 @@ from typing import Any
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
-from dpx.models.decoder import AnyDecoder, DecoderForCausalLM
+from dpx.models.networks import AnyDecoder, DecoderForCausalLM
 from dpx.task.declared_task import CausalLanguageModel
 from dpx.task.losses import Batch, Counts, Key, Params, decode_losses, dropout_keys
 

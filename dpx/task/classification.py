@@ -10,8 +10,7 @@ from typing import Any
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
-from dpx.models.bert import BertFeatures, BertForClassification
-from dpx.models.decoder import AnyDecoder, DecoderFeatures, DecoderForClassification
+from dpx.models.networks import AnyDecoder, BertForClassification, DecoderForClassification, Features
 from dpx.models.shape import Model
 from dpx.task.declared_task import Classification, MultipleChoice
 from dpx.task.losses import Batch, Counts, Key, Params, class_losses, dropout_keys
@@ -82,8 +81,7 @@ class Objective:
 
         It depends only on parameters below the head.
         """
-        of_model = DecoderFeatures if isinstance(self.model, AnyDecoder) else BertFeatures
-        return of_model(self.model, self.vocabulary_size).apply({"params": params}, *_texts(batch))  # type: ignore[arg-type, return-value]
+        return Features(self.model, self.vocabulary_size).apply({"params": params}, *_texts(batch))  # type: ignore[arg-type, return-value]
 
 
 def _texts(batch: Batch) -> tuple[Array, Array, Array]:

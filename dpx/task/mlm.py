@@ -17,8 +17,8 @@ from jaxtyping import Array, Bool, Float, Int, UInt32
 
 from dpx.data.store import Manifest
 from dpx.data.vocabulary import SpecialIds
-from dpx.models.bert import BertForPreTraining
 from dpx.models.dropout import record_keys
+from dpx.models.networks import BertForPreTraining
 from dpx.models.shape import Bert
 from dpx.task.declared_task import MaskedLanguageModel
 from dpx.task.losses import Batch, Counts, Key, Params, class_losses, decode_losses, dropout_keys

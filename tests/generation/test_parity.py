@@ -9,7 +9,7 @@ import pytest
 from dpx.files.weights import nested
 from dpx.generation.decoding import Decoding, Rule
 from dpx.interop.checkpoint import Checkpoint
-from dpx.models.decoder import AnyDecoder
+from dpx.models.networks import AnyDecoder
 from dpx.task.declared_task import CausalLanguageModel
 from tests.interop.cases import VOCABULARY, Case
 

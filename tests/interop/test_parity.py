@@ -18,10 +18,9 @@ from dpx.files import checkpoint_folder
 from dpx.files.weights import nested
 from dpx.interop.checkpoint import Checkpoint
 from dpx.interop.written import written
-from dpx.models.bert import BertForPreTraining
 from dpx.models.checkpoint_shape import ROTARY
-from dpx.models.decoder import AnyDecoder, DecoderForCausalLM
 from dpx.models.modules import Embeddings, stack
+from dpx.models.networks import AnyDecoder, BertForPreTraining, DecoderForCausalLM
 from dpx.models.rotary_layers import capped
 from dpx.models.shape import Bert, Model
 from dpx.task.classification import Objective

@@ -92,7 +92,7 @@ def test_the_closure_holds_the_step_and_no_reports():
     modules = closure(ROOTS)
     parts = {
         "clipping.book_keeping",
-        "models.bert",
+        "models.networks",
         "mechanism.noise",
         "sampler.epochs",
         "optimizer",

@@ -43,7 +43,7 @@ def anil_scale_invariance(model: Bert, alphas: Sequence[float], examples: int, t
     """
     import jax
 
-    from dpx.models.bert import BertForPreTraining
+    from dpx.models.networks import BertForPreTraining
 
     network, rows = BertForPreTraining(model, vocabulary_size, True), []
     for numbers in ("float64", "float32"):

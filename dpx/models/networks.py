@@ -1,4 +1,5 @@
-"""Defines BERT (Devlin et al. 2019) and RoBERTa (Liu et al. 2019) with their heads; the parameters are those of `Bert.parameter_shapes`.
+"""Defines whole networks, layers with their heads: BERT (Devlin et al. 2019), RoBERTa (Liu et al. 2019), and causal decoders (GPT-2:
+Radford et al. 2019; others have rotary positions). Their parameters are those of `parameter_shapes`.
 
 B: examples, C: texts of an example, T: tokens, S: tokens of one text, H: width, M: masked positions, V: vocabulary.
 """
@@ -14,8 +15,11 @@ from jaxtyping import Array, Float, Int, UInt32
 from dpx.clipping import ops
 from dpx.clipping.norms import at_least_float32
 from dpx.models import dropout as drop
-from dpx.models.modules import Dense, Embeddings, LayerNorm, in_compute_dtype, stack
-from dpx.models.shape import Bert
+from dpx.models.modules import Dense, Embeddings, Layer, LayerNorm, in_compute_dtype, stack
+from dpx.models.rotary_layers import RMSNorm, RotaryLayer, WordEmbeddings
+from dpx.models.shape import Bert, Decoder, Model, RotaryDecoder
+
+AnyDecoder = Decoder | RotaryDecoder
 
 
 class MaskedHead(nn.Module):
@@ -61,9 +65,7 @@ class BertForPreTraining(nn.Module):
         decode: Callable[..., Any] = ops.decode,
     ) -> tuple[Any, Float[Array, "B 2"] | None]:
         model = self.model
-        embeddings = Embeddings(model, self.vocabulary_size, name="embeddings")
-        x_BTH, word_VH = embeddings(token_BT, segment_BT, length_B, keys_B)
-        x_BTH = stack(self, model, x_BTH, length_B, keys_B)
+        x_BTH, word_VH = _hidden(self, token_BT, segment_BT, length_B, keys_B)
         x_BMH = jnp.take_along_axis(x_BTH, masked_position_BM[:, :, None], axis=1)
         masked = MaskedHead(model, self.vocabulary_size, name="mlm")(x_BMH, word_VH, decode)
         if not self.next_sentence:
@@ -88,25 +90,14 @@ class DenseClassifier(nn.Module):
         return Dense(model, self.outputs, name="out")(hidden)
 
 
-def pooled(x_BTH: Array, length: Array, model: Bert) -> Array:
-    """Returns the classifier's input for each text, [B,H] or [B,C,H]: its first token, or the mean over its tokens without padding."""
-    x_BCSH = x_BTH.reshape(*length.shape, -1, model.width)
-    if model.pool == "cls":
-        return x_BCSH[..., 0, :]
-    is_token = (jnp.arange(x_BCSH.shape[-2]) < length[..., None])[..., None]
-    at_least_f32 = at_least_float32(x_BCSH)
-    total = jnp.sum(jnp.where(is_token, at_least_f32, 0), axis=-2)
-    return (total / jnp.maximum(length, 1)[..., None]).astype(x_BTH.dtype)
+class Features(nn.Module):
+    """Computes the classifier's input for each text, from embeddings and layers: [B,H], or [B,C,H] for lengths [B,C]."""
 
-
-class BertFeatures(nn.Module):
-    """Computes the classifier's input for each text, from embeddings, layers and `pooled`: [B,H], or [B,C,H] for lengths [B,C]."""
-
-    model: Bert
+    model: Model
     vocabulary_size: int
 
     @nn.compact
-    def __call__(self, token_BT: Array, segment_BT: Array, length: Array) -> Array:
+    def __call__(self, token_BT: Array, segment_BT: Array | None, length: Array) -> Array:
         return _features(self, token_BT, segment_BT, length, None)
 
 
@@ -114,7 +105,7 @@ class BertForClassification(nn.Module):
     """Computes logits of `outputs` values from each text's `pooled` vector: [B,outputs], or [B,C,outputs] for lengths [B,C].
 
     With `noised` the last map reads `noised(h)` in place of its input h, without dropout after it. If `features` are given (the output of
-    `BertFeatures` for the same texts), the texts are not read and may be `None`.
+    `Features` for the same texts), the texts are not read and may be `None`.
     """
 
     model: Bert
@@ -141,9 +132,71 @@ class BertForClassification(nn.Module):
         return at_least_float32(Dense(model, self.outputs, name="classifier")(h))
 
 
-def _features(
-    module: BertFeatures | BertForClassification, token_BT: Any, segment_BT: Array | None, length: Any, keys_B: Array | None
-) -> Array:
-    model = module.model
-    x_BTH, _ = Embeddings(model, module.vocabulary_size, name="embeddings")(token_BT, segment_BT, length, keys_B)
-    return pooled(stack(module, model, x_BTH, length, keys_B), length, model)
+class DecoderForCausalLM(nn.Module):
+    """Computes the output of `decode(h, table)` at every position: logits [B,T,V] of the token after it."""
+
+    model: AnyDecoder
+    vocabulary_size: int
+
+    @nn.compact
+    def __call__(self, token_BT: Array, length_B: Array, keys_B: Array | None = None, decode: Callable[..., Any] = ops.decode) -> Any:
+        model = self.model
+        h_BTH, word_VH = _hidden(self, token_BT, None, length_B, keys_B)
+        h_BTH = _norm(model)(h_BTH)
+        if model.tied:
+            return decode(h_BTH, word_VH)
+        init = nn.initializers.truncated_normal(model.initialiser_range)
+        return decode(h_BTH, self.param("decoder", init, (self.vocabulary_size, model.width)))
+
+
+class DecoderForClassification(nn.Module):
+    """Computes logits of `outputs` values from the last token of each text: [B,outputs], or [B,C,outputs] for lengths [B,C].
+
+    If `features` are given (the output of `Features` for the same texts), the texts are not read and may be `None`.
+    """
+
+    model: AnyDecoder
+    vocabulary_size: int
+    outputs: int
+
+    @nn.compact
+    def __call__(
+        self,
+        token_BT: Array | None,
+        segment_BT: Array | None,
+        length: Array | None,
+        keys_B: Array | None = None,
+        features: Array | None = None,
+    ) -> Array:
+        model = self.model
+        h = _features(self, token_BT, None, length, keys_B) if features is None else in_compute_dtype(features, model)
+        h = _norm(model)(h)
+        return at_least_float32(Dense(model, self.outputs, has_bias=False, name="classifier")(h))
+
+
+def _hidden(module: nn.Module, token_BT: Any, segment_BT: Any, length: Any, keys_B: Array | None) -> tuple[Array, Any]:
+    """Returns each token's vector after the layers, before a decoder's last norm, and the word table."""
+    model: Model = module.model  # type: ignore[attr-defined]
+    embeddings, layer = (WordEmbeddings, RotaryLayer) if isinstance(model, RotaryDecoder) else (Embeddings, Layer)
+    x_BTH, word_VH = embeddings(model, module.vocabulary_size, name="embeddings")(token_BT, segment_BT, length, keys_B)  # type: ignore
+    return stack(module, model, x_BTH, length, keys_B, layer), word_VH
+
+
+def _norm(model: AnyDecoder) -> nn.Module:
+    """Returns the norm after the last layer."""
+    return RMSNorm(model, name="final_norm") if isinstance(model, RotaryDecoder) else LayerNorm(model, name="final_norm")
+
+
+def _features(module: nn.Module, token_BT: Any, segment_BT: Array | None, length: Any, keys_B: Array | None) -> Array:
+    """Returns the classifier's input for each text: its last token in a decoder, else its first, or the mean over its tokens without
+    padding."""
+    model: Model = module.model  # type: ignore[attr-defined]
+    x_BTH, _ = _hidden(module, token_BT, segment_BT, length, keys_B)
+    x_BCSH = x_BTH.reshape(*length.shape, -1, model.width)
+    if not isinstance(model, Bert):
+        return jnp.take_along_axis(x_BCSH, jnp.maximum(length - 1, 0)[..., None, None], axis=-2)[..., 0, :]
+    if model.pool == "cls":
+        return x_BCSH[..., 0, :]
+    is_token = (jnp.arange(x_BCSH.shape[-2]) < length[..., None])[..., None]
+    total = jnp.sum(jnp.where(is_token, at_least_float32(x_BCSH), 0), axis=-2)
+    return (total / jnp.maximum(length, 1)[..., None]).astype(x_BTH.dtype)
