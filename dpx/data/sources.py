@@ -75,20 +75,15 @@ class TableSource:
 
     def fingerprint(self) -> str:
         """Returns a hash of the bytes of every file, in the order read, and of the name and revision of a data set on the hub."""
-        whole = hashlib.sha256()
-        for group in self._digests:
-            whole.update(len(group).to_bytes(8, "little"))
-            for digest in group:
-                whole.update(digest)
+        whole, count = hashlib.sha256(), len(self._training)
+        for group in (self.digests[:count], self.digests[count:]):
+            whole.update(len(group).to_bytes(8, "little") + b"".join(group))
         return whole.hexdigest()
 
-    def parts(self) -> list[str]:
-        """Returns the checksum of every file and data set."""
-        return [digest.hex() for group in self._digests for digest in group]
-
     @cached_property
-    def _digests(self) -> list[list[bytes]]:
-        return [[one.digest() for one in group] for group in (self._training, self._test)]
+    def digests(self) -> list[bytes]:
+        """The checksum of every file and data set."""
+        return [one.digest() for one in (*self._training, *self._test)]
 
     def documents(self) -> Iterator[Example | Prompted]:
         """Returns the rows. Raises `ConfigError`, naming file and row, for a row that lacks a column, a text or a declared label."""
@@ -163,14 +158,11 @@ class TextFilesSource:
 
     def fingerprint(self) -> str:
         """Returns a hash of the bytes of every file, in the order read."""
-        return hashlib.sha256(b"".join(self._digests)).hexdigest()
-
-    def parts(self) -> list[str]:
-        """Returns the SHA-256 of every file."""
-        return [digest.hex() for digest in self._digests]
+        return hashlib.sha256(b"".join(self.digests)).hexdigest()
 
     @cached_property
-    def _digests(self) -> list[bytes]:
+    def digests(self) -> list[bytes]:
+        """The SHA-256 of every file."""
         return [digest_of(file) for file in self._files]
 
     def documents(self) -> Iterator[Document]:
@@ -238,7 +230,8 @@ class _OfPackage:
 
 def parts_of(source: Source) -> list[str]:
     """Returns a checksum of each whole file that a source reads; that of the whole source if it does not read files."""
-    return source.parts() if isinstance(source, TextFilesSource | TableSource) else [source.fingerprint()]
+    is_of_files = isinstance(source, TextFilesSource | TableSource)
+    return [digest.hex() for digest in source.digests] if is_of_files else [source.fingerprint()]
 
 
 def open_source(declared: DeclaredSource) -> Source:
