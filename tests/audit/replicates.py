@@ -25,7 +25,7 @@ def main() -> None:
             scaled_noise(patch, factor)
             found = [verdict for verdict, _ in verdicts(Attack.build(experiment, Setting()))]
         bounds = sorted(verdict.primary.epsilon for verdict in found)
-        caught = (sum(verdict.primary.refutes for verdict in found), sum(bool(verdict.refuting) for verdict in found))
+        caught = (sum(verdict.primary.refutes for verdict in found), sum(not verdict.passes for verdict in found))
         rows.append((name, REPLICATES, *caught, *(round(bounds[place], 3) for place in (0, len(bounds) // 2, -1)), 2.0))
     with open(TABLE, "w", newline="") as file:
         csv.writer(file, lineterminator="\n").writerows([COLUMNS, *rows])

@@ -19,6 +19,7 @@ from dpx.data.declared_data import Data, Synthetic, Vocabulary
 from dpx.data.prepare import prepare
 from dpx.declaration import ConfigError
 from dpx.files.orbax_checkpoints import released
+from dpx.files.records import to_json
 from dpx.files.run_folder import RunFolder
 from dpx.job.train import Train
 from dpx.mechanism import noise
@@ -243,5 +244,5 @@ def test_coins_that_fell_alike_end_no_run(side):
     """Four coins do so once in eight runs."""
     scored, is_in = np.linspace(0, 1, 4), np.full(4, side)
     assert in_run.power(scored, is_in) is None
-    found = judge({"gradient": (scored, is_in)}, lambda delta: 1.0, Primary(guesses=2)).as_json()
+    found = to_json(judge({"gradient": (scored, is_in)}, lambda delta: 1.0, Primary(guesses=2)))
     assert json.dumps(in_run.finite(found), allow_nan=False)
