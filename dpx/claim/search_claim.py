@@ -1,6 +1,6 @@
 """The statement of a whole search: the guarantee of its winner, with the choice among the trials charged."""
 
-import dataclasses
+from collections.abc import Sequence
 from pathlib import Path
 
 from dpx.claim import calibration, caveats, search_rules, trial_charges
@@ -13,17 +13,14 @@ from dpx.claim.trial_charges import Cost
 from dpx.declaration import ConfigError
 from dpx.privacy import accounting, ledger, origins, search_accounting
 from dpx.privacy.accounting import Charges
-from dpx.privacy.segments import Segment
 from dpx.privacy.unit_facts import UnitFacts, unlike
 from dpx.statement import agreement, outside_code
 from dpx.statement.seals import FORMAT, STATEMENT, read_statement
 from dpx.statement.statement_records import (
     BudgetFacts,
-    CountedEvent,
     CountedTrials,
     DrawnTrials,
     DrawsFrom,
-    Epsilons,
     NotABound,
     RecordFacts,
     RecordMark,
@@ -55,40 +52,67 @@ Costs = list[tuple[Trial, Cost]]
 
 def build(search: Search, record: Record, winner: Trial | None) -> StudyStatement:
     """Returns every field of the study's `privacy.json`, from its record and from the folders of its trials."""
-    tune = search.tune
-    secret = tune.charge == "repeat_and_select"
-    costs = _costs(search, record, winner)
-    reasons = _reasons(search, record, costs)
-    epsilon = _epsilon(search, record, costs) if search.is_private else {}
-    by = _by(search, record, costs) if search.is_private else ()
+    tune, privacy = search.tune, search.privacy
+    secret, known = tune.charge == "repeat_and_select", record.distribution
+    declared = record.declared or tune.trials
+    # Every trial that began is charged, whatever its result; an uncharged search states that of its winner, which is not a bound.
+    charged = record.trials if tune.charge != "uncharged" else [winner] if winner else []
+    costs = [(trial, trial_charges.cost_of(trial, record)) for trial in charged]
+    units = trial_charges.distinct(one for _, cost in costs for one in cost.units)
+    begun = trial_charges.charges(*(cost.segments for _, cost in costs))
+
+    reasons, by, epsilon, spent, budget = ["mechanism=none"], (), {}, None, search_rules.filter_of(search)
+    if search.is_private:
+        reasons = _reasons(search, record, costs, units)
+        epsilon = _epsilon(search, record, costs, begun)
+        stated = [_stated(record.outputs / trial.folder) for trial, _ in costs]
+        said = [outside_code.packages_of_guarantee(one.guarantee) or () for one in stated if one is not None]
+        by = outside_code.joined(search.by, *(outside_code.packages_of_segments(cost.segments) for _, cost in costs), *said)
+    if search.is_private and tune.charge == "composition" and budget is None:
+        # Composing takes seconds for a ramp: if every declared trial has begun, the result is the headline.
+        so_far = _composed(search, begun) if declared > len(record.trials) else epsilon
+        valid = "no trial more begins, and stopping here depended neither on the data nor on anything that a trial gave out"
+        # Where the claim trusts a package, the epsilon spent so far is not proved either.
+        spent = StudySpent(trials=len(costs), epsilon={} if by else so_far, valid_only_if=valid)
     why = reasons or outside_code.sentences(by)
-    spent, budget = _beside(search, record, costs, epsilon)
     numbers = [NotABound(name=f"epsilon/{key}", value=one, reason="; ".join(why)) for key, one in epsilon.items() if why]
+
+    if secret:
+        trials = DrawnTrials(mean=float(tune.trials), shape=str(tune.shape))
+        # The event of one trial, as dp-accounting composes it, does not contain the number of trials.
+        charges = StudyLedger(repeated=counted(_plan(record), privacy.adjacency, "rdp"))
+    else:
+        lost = tuple(trial.folder for trial, cost in costs if cost.lost and search.is_private)
+        trials = CountedTrials(declared=declared, begun=len(record.trials), charged_by_plan_alone=lost)
+        charges = StudyLedger(segments=tuple(ledger.join(*(cost.segments for _, cost in costs))))
+    mark, tells_words = record.chain.mark, _tells_words(search)
+    is_of_budget = budget is not None and tune.charge == "composition"
     return StudyStatement(
         format=FORMAT,
         study=record.path.name,
         charge=tune.charge,
-        trials=DrawnTrials(mean=float(tune.trials), shape=str(tune.shape)) if secret else _trials(search, record, costs),
+        trials=trials,
         guarantee=outside_code.guarantee(search.is_private, reasons, by),
         reasons=tuple(reasons),
-        unit=search.privacy.unit,
-        adjacency=search.privacy.adjacency,
-        delta=search.privacy.delta,
-        units=tuple(one and one.as_released(_tells_words(search)) for one in _units(costs)),
+        unit=privacy.unit,
+        adjacency=privacy.adjacency,
+        delta=privacy.delta,
+        units=tuple(one and one.as_released(tells_words) for one in units),
         epsilon={} if why else epsilon,
         unsupported=tuple(numbers),
-        # Where the claim trusts a package, the epsilon spent so far is not proved either.
-        spent=dataclasses.replace(spent, epsilon={}) if spent is not None and by else spent,
-        budget=budget,
+        spent=spent,
+        budget=BudgetFacts(**{name: getattr(budget, name) for name in ("kind", "epsilon", "order", "limit")}) if is_of_budget else None,
         # A function of a trial's noisy parameters and of held-out rows, so it adds no charge.
         score=Score(name=search.score, of="the trained parameters", reads="rows of the held-out split", charged=False),
         # The folders of the other trials would reveal their number.
         winner=None if winner is None else "winner" if secret else winner.folder,
         assumptions=tuple([_ASSUMED[tune.charge], *([_DECLARED] if tune.charge == "composition" else [])]),
         not_covered=tuple([_NOT_COVERED[tune.charge], _SCORE_READS, *search.uncovered, *caveats.NOT_COVERED[2:]]),
-        draws_from=_draws(record, secret),
-        ledger=StudyLedger(repeated=_repeated_events(search, record)) if secret else StudyLedger(segments=_segments(costs)),
-        record=RecordFacts(mark=_mark(record, secret)),
+        # Fixed before the first trial, so it depends on none.
+        draws_from=DrawsFrom(sampler=known.sampler, space=known.space) if secret and known is not None else None,
+        ledger=charges,
+        # The position of the line reveals the number of trials; its digest, without the record's key, reveals nothing.
+        record=RecordFacts(mark=RecordMark(chain=mark.chain, position=None if secret else mark.position, digest=mark.digest)),
     )
 
 
@@ -102,75 +126,42 @@ def _tells_words(search: Search) -> bool:
     return place is None or not place.exists() or origins.have_public_words(learnt_from(place))
 
 
-def _draws(record: Record, secret: bool) -> DrawsFrom | None:
-    """Returns the distribution that the trials of a `repeat_and_select` were drawn from: it was fixed before the first trial, so it depends
-    on no trial.
-    """
-    known = record.distribution
-    return DrawsFrom(sampler=known.sampler, space=known.space) if secret and known is not None else None
-
-
-def _costs(search: Search, record: Record, winner: Trial | None) -> Costs:
-    """Returns the cost of every trial that began, whatever its result.
-
-    For an uncharged search only that of the winner, whose epsilon is not a bound.
-    """
-    counted = record.trials if search.tune.charge != "uncharged" else [winner] if winner else []
-    return [(trial, trial_charges.cost_of(trial, record)) for trial in counted]
-
-
-def _mark(record: Record, secret: bool) -> RecordMark:
-    """Returns the line that the statement follows from.
-
-    Its position reveals the number of trials; its digest, without the record's key, reveals nothing.
-    """
-    mark = record.chain.mark
-    return RecordMark(chain=mark.chain, position=None if secret else mark.position, digest=mark.digest)
-
-
-def _trials(search: Search, record: Record, costs: Costs) -> CountedTrials:
-    lost = [trial.folder for trial, cost in costs if cost.lost] if search.is_private else []
-    declared = record.declared or search.tune.trials
-    return CountedTrials(declared=declared, begun=len(record.trials), charged_by_plan_alone=tuple(lost))
-
-
-def _reasons(search: Search, record: Record, costs: Costs) -> list[str]:
-    """Returns the reasons why the search has no guarantee, including those of its trials."""
-    if not search.is_private:
-        return ["mechanism=none"]
-    reasons = _of_trials(record, costs) + _of_units(costs)
+def _reasons(search: Search, record: Record, costs: Costs, units: Sequence[UnitFacts | None]) -> list[str]:
+    """Returns the reasons why a private search has no guarantee, including those of its trials."""
+    # A trial whose results are deleted still counts by what its statement said when it ended.
+    noted = {reason for trial, _ in costs for reason in trial.reasons}
+    reasons = sorted(noted | {reason for trial, _ in costs for reason in own_reasons(record.outputs / trial.folder)})
+    # The trials' charges cannot be added up, or are not those of one mechanism, if their data was prepared differently in between.
+    reasons += [unlike_in_words(units)] if units and unlike(units) else []
     if search.tune.charge == "uncharged":
         reasons.append("tune.charge=uncharged: choosing the best of several trials reads the protected data, and nothing here charges it")
-    elif search.tune.charge == "composition":
-        reasons += _against_composition(search, record, costs)
-    else:
-        reasons = sorted({*reasons, *_against_repetition(record, costs)})
-    return reasons
-
-
-def _of_trials(record: Record, costs: Costs) -> list[str]:
-    """Returns the reasons against a guarantee in the trials' statements, now or when they ended.
-
-    A trial whose results are deleted still counts.
-    """
-    noted = {reason for trial, _ in costs for reason in trial.reasons}
-    return sorted(noted | {reason for trial, _ in costs for reason in own_reasons(record.outputs / trial.folder)})
-
-
-def _segments(costs: Costs) -> tuple[Segment, ...]:
-    return tuple(ledger.join(*(cost.segments for _, cost in costs)))
-
-
-def _units(costs: Costs) -> list[UnitFacts | None]:
-    """Returns the records of what the trials' charged steps protect, each once."""
-    return trial_charges.distinct(one for _, cost in costs for one in cost.units)
-
-
-def _of_units(costs: Costs) -> list[str]:
-    """Returns the reason why the trials' charges cannot be added up, or are not those of one repeated mechanism: their data was prepared
-    differently in between."""
-    units = _units(costs)
-    return [unlike_in_words(units)] if units and unlike(units) else []
+        return reasons
+    if search.tune.charge == "composition":
+        reasons += [cost.disagrees for _, cost in costs if cost.disagrees]
+        if any(cost.plan is None for _, cost in costs):
+            reasons.append("the plan of a trial is not recorded, so what it cost is not known")
+        budget = search_rules.filter_of(search)
+        if budget is None:
+            reasons += record.raised
+            if not all(trial_charges.same(cost.plan, costs[0][1].plan) for _, cost in costs if cost.plan is not None):
+                reasons.append("trials were charged differently: chosen after results, without a budget that was declared before")
+        elif not budget.holds(trial_charges.charges(*(cost.segments for _, cost in costs))):
+            reasons.append("trials that were started again cost more than the budget that was declared before the first")
+        return reasons
+    # Why the trials are not independent draws of the declared plan; none of these reasons reveals the number of trials.
+    withheld = [(record.outputs / trial.folder / "private" / "withheld").is_dir() for trial, _ in costs if trial.state == "finished"]
+    distribution = record.distribution
+    refused = distribution is None or any(distribution.refusal(trial.point) for trial in record.trials)
+    checks = (
+        (distribution is None, "what trials are drawn from was not recorded before the first"),
+        (distribution is not None and refused, "a trial's settings are not a draw from the declared search space"),
+        (any(trial.state != "finished" for trial, _ in costs), "a trial failed, or was killed and never finished"),
+        (not all(withheld) or any(cost.lost for _, cost in costs), "the results of a trial are lost"),
+        (any(cost.disagrees for _, cost in costs), "a trial's ledger disagrees with what follows from it"),
+        (any(not cost.lost and not trial_charges.is_whole(cost) for _, cost in costs), "a trial was stopped before its planned end"),
+        (any(trial_charges.beyond(cost) for _, cost in costs), "a trial was drawn again: it was charged for more than its plan"),
+    )
+    return sorted({*reasons, *(f"repeat_and_select: {reason}" for holds, reason in checks if holds)})
 
 
 def own_reasons(folder: Path) -> list[str]:
@@ -202,47 +193,9 @@ def _stated(folder: Path) -> Statement | None:
     return next((read_statement(path) for path in places if path.is_file()), None)
 
 
-def _by(search: Search, record: Record, costs: Costs) -> tuple[str, ...]:
-    """Returns the packages that the search trusts: those of its config, of all charges of its trials, and of their statements."""
-    stated = [_stated(record.outputs / trial.folder) for trial, _ in costs]
-    said = [outside_code.packages_of_guarantee(one.guarantee) or () for one in stated if one is not None]
-    return outside_code.joined(search.by, *(outside_code.packages_of_segments(cost.segments) for _, cost in costs), *said)
-
-
-def _against_composition(search: Search, record: Record, costs: Costs) -> list[str]:
-    reasons = [cost.disagrees for _, cost in costs if cost.disagrees]
-    if any(cost.plan is None for _, cost in costs):
-        reasons.append("the plan of a trial is not recorded, so what it cost is not known")
-    budget = search_rules.filter_of(search)
-    if budget is None:
-        reasons += record.raised
-        if not all(trial_charges.same(cost.plan, costs[0][1].plan) for _, cost in costs if cost.plan is not None):
-            reasons.append("trials were charged differently: chosen after results, without a budget that was declared before")
-    elif not budget.holds(trial_charges.charges(*(cost.segments for _, cost in costs))):
-        reasons.append("trials that were started again cost more than the budget that was declared before the first")
-    return reasons
-
-
-def _against_repetition(record: Record, costs: Costs) -> list[str]:
-    """Reasons why the trials are not independent draws of the declared plan; none of them reveals the number of trials."""
-    withheld = [(record.outputs / trial.folder / "private" / "withheld").is_dir() for trial, _ in costs if trial.state == "finished"]
-    distribution = record.distribution
-    refused = distribution is None or any(distribution.refusal(trial.point) for trial in record.trials)
-    checks = (
-        (distribution is None, "what trials are drawn from was not recorded before the first"),
-        (distribution is not None and refused, "a trial's settings are not a draw from the declared search space"),
-        (any(trial.state != "finished" for trial, _ in costs), "a trial failed, or was killed and never finished"),
-        (not all(withheld) or any(cost.lost for _, cost in costs), "the results of a trial are lost"),
-        (any(cost.disagrees for _, cost in costs), "a trial's ledger disagrees with what follows from it"),
-        (any(not cost.lost and not trial_charges.is_whole(cost) for _, cost in costs), "a trial was stopped before its planned end"),
-        (any(trial_charges.beyond(cost) for _, cost in costs), "a trial was drawn again: it was charged for more than its plan"),
-    )
-    return [f"repeat_and_select: {reason}" for holds, reason in checks if holds]
-
-
-def _epsilon(search: Search, record: Record, costs: Costs) -> dict[str, float | None]:
+def _epsilon(search: Search, record: Record, costs: Costs, begun: Charges) -> dict[str, float | None]:
     """Epsilon by accountant: at the planned end of the search, of the declared budget, or of the best of a random number of declared
-    plans."""
+    plans; `begun` are the charges of all trials that began."""
     tune = search.tune
     if tune.charge == "repeat_and_select":
         plan, orders = _plan(record), getattr(search.accountant, "orders", None)
@@ -254,17 +207,12 @@ def _epsilon(search: Search, record: Record, costs: Costs) -> dict[str, float | 
     budget = search_rules.filter_of(search)
     if budget is not None:
         return {budget.accountant: budget.epsilon}
-    return _composed(search, _planned_end(search, record, costs))
-
-
-def _planned_end(search: Search, record: Record, costs: Costs) -> Charges:
-    """Returns the charges of all trials that began, and the plan once for each declared trial that has not begun."""
-    begun = trial_charges.charges(*(cost.segments for _, cost in costs))
-    if search.tune.charge == "uncharged":
-        return begun
-    to_begin = max(0, (record.declared or search.tune.trials) - len(record.trials))
+    if tune.charge == "uncharged":
+        return _composed(search, begun)
+    # The plan, once for each declared trial that has not begun.
+    to_begin = max(0, (record.declared or tune.trials) - len(record.trials))
     plan = next((cost.plan for _, cost in costs if cost.plan is not None), [])
-    return begun + [(release, count * to_begin) for release, count in ledger.releases(plan)]
+    return _composed(search, begun + [(release, count * to_begin) for release, count in ledger.releases(plan)])
 
 
 def _composed(search: Search, begun: Charges) -> dict[str, float | None]:
@@ -274,26 +222,7 @@ def _composed(search: Search, begun: Charges) -> dict[str, float | None]:
     return {name: accounting.finite(one.epsilon(search.privacy.delta)) for name, one in composed.items()}
 
 
-def _beside(search: Search, record: Record, costs: Costs, headline: Epsilons) -> tuple[StudySpent | None, BudgetFacts | None]:
-    """Returns the epsilon spent so far, beside that of the planned end; or the budget, if it is the claim."""
-    if not search.is_private or search.tune.charge != "composition":
-        return None, None
-    budget = search_rules.filter_of(search)
-    if budget is not None:
-        return None, BudgetFacts(kind=budget.kind, epsilon=budget.epsilon, order=budget.order, limit=budget.limit)
-    # Composing takes seconds for a ramp: if every declared trial has begun, the result is the headline.
-    to_begin = (record.declared or search.tune.trials) > len(record.trials)
-    epsilon = _composed(search, trial_charges.charges(*(cost.segments for _, cost in costs))) if to_begin else headline
-    valid = "no trial more begins, and stopping here depended neither on the data nor on anything that a trial gave out"
-    return StudySpent(trials=len(costs), epsilon=epsilon, valid_only_if=valid), None
-
-
 def _plan(record: Record) -> Charges:
     """Returns the event of one repetition: the plan that was recorded when the first trial began, whatever the results."""
     plan = next((trial.plan for trial in record.trials if trial.plan is not None), [])
     return accounting.bucketed(ledger.releases(list(plan)))
-
-
-def _repeated_events(search: Search, record: Record) -> tuple[CountedEvent, ...]:
-    """Returns the event of one trial, as dp-accounting composes it; it does not contain the number of trials."""
-    return counted(_plan(record), search.privacy.adjacency, "rdp")

@@ -62,6 +62,7 @@ _SWEEPER, _SAMPLER = "hydra_plugins.hydra_optuna_sweeper.optuna_sweeper.OptunaSw
 _NOT_INDEPENDENT = (
     "its proof needs independent random trials, but these trials depend on each other, come from a list, or are drawn by unknown code"
 )
+_ONE_BUDGET = "trials of different cost that are chosen after results compose only under a budget declared before the first trial"
 _ORDERS = (2, 3, 4, 6, 8, 12, 16, 24, 32, 64, 128)
 _DECLARE = (
     "Declare tune.budget.epsilon and tune.budget.order before the first trial, in a study of another name, or search over settings that "
@@ -82,15 +83,12 @@ def check_charge(sweeper: Any, tune: Tune) -> None:
         require(
             not varied or tune.budget.is_declared,
             f"hydra.sweeper.params.{next(iter(varied), '')}",
-            "trials of different cost that are chosen after results compose only under a budget declared before the first trial",
+            _ONE_BUDGET,
             _DECLARE,
         )
-    if tune.charge == "repeat_and_select":
-        _check_independent(sweeper)
-
-
-def _check_independent(sweeper: Any) -> None:
-    """Raises `ConfigError` for a sweeper whose trials are not independent draws of one distribution."""
+    if tune.charge != "repeat_and_select":
+        return
+    # Trials must be independent draws of one distribution.
     sampler = sweeper.get("sampler") or {}
     for name, known in ((str(sampler.get("_target_", sweeper.get("_target_"))), _SAMPLER), (str(sweeper.get("_target_")), _SWEEPER)):
         kind = name.rpartition(".")[2]
@@ -188,55 +186,35 @@ def filter_of(search: Search) -> Any:
 def check_plan(search: Search, record: Record, plan: Segments | None, point: tuple[str, ...]) -> None:
     """Raises `ConfigError`, before anything of a new trial is drawn, if the charge was not declared for its plan."""
     from dpx.claim import trial_charges
+    from dpx.privacy.search_accounting import renyi, renyi_limit
 
     tune = search.tune
     if tune.charge == "uncharged" or plan is None:
         return
     budget = filter_of(search)
-    if budget is not None:
-        _check_within(search, record, plan, budget)
+    if budget is None:
+        known = next((list(trial.plan) for trial in record.trials if trial.plan is not None), plan)
+        value = " ".join(part for part in point if is_accounted(part)) or f"tune.charge={tune.charge}"
+        reason, fix = "repetitions of one mechanism must have the same cost", "Give this search a study of another name"
+        if tune.charge != "repeat_and_select":
+            only_rdp = "" if search.accountant.name == "rdp" else f", and never with accountant={search.accountant.name}"
+            reason, fix = f"{_ONE_BUDGET}{only_rdp}", _DECLARE
+        require(trial_charges.same(plan, known), value, f"has another cost than the trials before it: {reason}", fix)
         return
-    known = next((list(trial.plan) for trial in record.trials if trial.plan is not None), plan)
-    value = " ".join(part for part in point if is_accounted(part)) or f"tune.charge={tune.charge}"
-    is_secret = tune.charge == "repeat_and_select"
-    require(
-        trial_charges.same(plan, known),
-        value,
-        "has another cost than the trials before it: "
-        + ("repetitions of one mechanism must have the same cost" if is_secret else _not_composed(search.accountant)),
-        "Give this search a study of another name" if is_secret else _DECLARE,
-    )
-
-
-def _not_composed(accountant: Accountant) -> str:
-    said = "trials of different cost that are chosen after results compose only under a budget declared before the first trial"
-    return said if accountant.name == "rdp" else f"{said}, and never with accountant={accountant.name}"
-
-
-def _check_within(search: Search, record: Record, plan: Segments, budget: Any) -> None:
-    from dpx.claim import trial_charges
-
     begun = trial_charges.charges(*(trial_charges.cost_of(trial, record).segments for trial in record.trials))
     new = trial_charges.charges(trial_charges.union(plan, [], "new"))
+    if budget.holds(begun + new):
+        return
+    fix = "End the search here, or make trials cheaper (more noise, fewer steps)"
+    if not record.trials:
+        fix = "Declare a larger budget, or make trials cheaper (more noise, fewer steps)"
+        fitting = {}
+        if budget.kind != "zcdp":
+            # No result has been seen yet, so an order may still be chosen by the plan of the first trial.
+            fitting = {one: renyi_limit(budget.epsilon, budget.delta, one) / renyi(new, one, budget.adjacency) for one in _ORDERS}
+        best = max(fitting, key=lambda one: fitting[one], default=0)
+        if fitting.get(best, 0) >= 1:
+            fix = f"Declare tune.budget.order={best}, which allows {int(fitting[best])} such trials"
     costs, spent = budget.cost(new), budget.cost(begun)
-    require(
-        budget.holds(begun + new),
-        f"tune.budget.epsilon={budget.epsilon}",
-        f"the trial costs {costs:.4g} and {spent:.4g} of {budget.limit:.4g} are spent",
-        _other_order(budget, new) if not record.trials else "End the search here, or make trials cheaper (more noise, fewer steps)",
-    )
-
-
-def _other_order(budget: Any, charges: Any) -> str:
-    """Returns the fix if not even the first trial fits: no result has been seen yet, so an order may still be chosen by the plan of that
-    trial.
-    """
-    if budget.kind == "zcdp":
-        return "Declare a larger budget, or make trials cheaper (more noise, fewer steps)"
-    from dpx.privacy.search_accounting import renyi, renyi_limit
-
-    fitting = {one: renyi_limit(budget.epsilon, budget.delta, one) / renyi(charges, one, budget.adjacency) for one in _ORDERS}
-    best = max(fitting, key=lambda one: fitting[one])
-    if fitting[best] >= 1:
-        return f"Declare tune.budget.order={best}, which allows {int(fitting[best])} such trials"
-    return "Declare a larger budget, or make trials cheaper (more noise, fewer steps)"
+    reason = f"the trial costs {costs:.4g} and {spent:.4g} of {budget.limit:.4g} are spent"
+    raise ConfigError(f"tune.budget.epsilon={budget.epsilon}", reason, fix)
