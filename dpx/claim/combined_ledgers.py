@@ -72,7 +72,17 @@ def together(
     segments = ledger.join(*(one.segments for one in sources))
     named = ", ".join(one.name for one in sources)
     require(bool(segments), named, "its ledger contains no charged step", "Name a private run that has begun")
-    require_one_unit(sources, adjacency)
+    first, *others = sources
+    # A single source is not compared; its reasons list what is unknown or differs within it.
+    for one in sources if others else ():
+        differing = unlike(one.units)
+        reason = f"cannot be composed with the others: {'; '.join(differing)}"
+        require(not differing, f"job.ledgers={one.name}", reason, f"Leave it out, and {_ALONE}")
+    for other in others:
+        differing = _facts(first, adjacency).differences(_facts(other, adjacency))
+        relation = _RELATION if any(one.startswith("privacy.adjacency") for one in differing) else ""
+        reason = f"{first.name} and {other.name} protect different units: {'; '.join(differing)}"
+        require(not differing, "job.ledgers", reason, f"{_ALONE.capitalize()}{relation}")
     delta, adjacency = stated_at(sources, delta, adjacency, otherwise)
     return Together(
         checked_by=weakest(one.checked_by for one in sources),
@@ -81,7 +91,8 @@ def together(
         delta=delta,
         adjacency=adjacency,
         by=outside_code.joined(outside_code.packages_of_segments(segments), *(one.by for one in sources)),
-        unit=unit_of(sources, adjacency),
+        # Unknown where a single source does not state it, or holds steps of several units.
+        unit=None if unlike(first.units) else _facts(first, adjacency),
         reasons=tuple(f"{Path(one.name).name}: {why}" for one in sources for why in one.reasons),
     )
 
@@ -157,7 +168,12 @@ def _of_ledger(entered: Ledger, checked_by: CheckedBy, run: Path | None, path: P
     """Returns the source of a ledger; `run` is the run folder that holds the ledger, whose statement has further facts about it."""
     declared = None if entered.plan is None else entered.plan.declared
     privacy = {} if declared is None else declared.privacy.values
-    known = [*_stated_reasons(entered, run), *seeded(entered), *chosen_late(entered), *refuted(entered.verdict)]
+    places = [] if run is None else [run / place / STATEMENT for place in agreement.RELEASES]
+    stated = [read_statement(file) for file in places if file.is_file()]
+    known = [reason for one in stated for reason in one.reasons]
+    if not stated and entered.statements:
+        known = ["the statement of this ledger is missing, so other reasons against its guarantee are not known"]
+    known += [*seeded(entered), *chosen_late(entered), *refuted(entered.verdict)]
     known += [*origins.reasons(entered.origins), *_of_units(entered.units)]
     return Source(
         name=str(path),
@@ -171,52 +187,8 @@ def _of_ledger(entered: Ledger, checked_by: CheckedBy, run: Path | None, path: P
     )
 
 
-def _stated_reasons(entered: Ledger, run: Path | None) -> list[str]:
-    """Returns the reasons against the guarantee in the statement of a run; if a sealed statement is missing, one reason that says so."""
-    places = [] if run is None else [run / place / STATEMENT for place in agreement.RELEASES]
-    found = [read_statement(file) for file in places if file.is_file()]
-    if not found and entered.statements:
-        return ["the statement of this ledger is missing, so other reasons against its guarantee are not known"]
-    return [reason for stated in found for reason in stated.reasons]
-
-
 def _of_units(units: Sequence[UnitFacts | None]) -> list[str]:
     return [unlike_in_words(units)] if unlike(units) else []
-
-
-def require_one_unit(sources: Sequence[Source], adjacency: str | None) -> None:
-    """Raises `ConfigError`, naming two sources and their difference, if `sources` do not protect the same units.
-
-    `adjacency` is the neighbouring relation that all of them are accounted under, `None` for the relation that they state. A single source
-    is not compared; its reasons list what is unknown or differs within it.
-    """
-    if len(sources) < 2:
-        return
-    for one in sources:
-        differing = unlike(one.units)
-        require(
-            not differing,
-            f"job.ledgers={one.name}",
-            f"cannot be composed with the others: {'; '.join(differing)}",
-            f"Leave it out, and {_ALONE}",
-        )
-    first, *others = sources
-    for other in others:
-        differing = _facts(first, adjacency).differences(_facts(other, adjacency))
-        require(
-            not differing,
-            "job.ledgers",
-            f"{first.name} and {other.name} protect different units: {'; '.join(differing)}",
-            f"{_ALONE.capitalize()}{_RELATION if any(one.startswith('privacy.adjacency') for one in differing) else ''}",
-        )
-
-
-def unit_of(sources: Sequence[Source], adjacency: str) -> UnitFacts | None:
-    """Returns the unit that `sources`, which agree, protect under `adjacency`.
-
-    Returns `None` if a single source does not state it, or holds steps of several units.
-    """
-    return None if unlike(sources[0].units) else _facts(sources[0], adjacency)
 
 
 _RELATION = ", or set job.adjacency to a relation under which all of them are proved"
@@ -246,14 +218,9 @@ def stated_at(sources: Sequence[Source], delta: float | None, adjacency: str | N
     smallest = delta if delta is not None else min(deltas, default=otherwise and otherwise.delta)
     if relation is None or smallest is None:
         raise ConfigError(sources[0].name, "states neither delta nor the neighbouring relation", "Name job.delta and job.adjacency")
-    require_proved(sources, relation)
-    return smallest, relation
-
-
-def require_proved(sources: Sequence[Source], adjacency: str) -> None:
-    """Raises `ConfigError` if charges of a source are not proved under `adjacency`, which all of them are accounted under."""
-    events.require_relation(f"job.adjacency={adjacency}", adjacency)
+    events.require_relation(f"job.adjacency={relation}", relation)
     for source in sources:
         stated = relation_of(source)
         if stated is not None:
-            events.require_proved(source.segments, stated, adjacency, source.name)
+            events.require_proved(source.segments, stated, relation, source.name)
+    return smallest, relation

@@ -52,7 +52,16 @@ class TrialDistribution:
         for key, distribution in self.space.items():
             if key not in settings:
                 return f"sets no {key}, which the search draws"
-            if not _is_of(distribution, settings[key]):
+            value = settings[key]
+            if distribution["type"] == "choice":
+                is_of_space = value in distribution["values"]
+            else:
+                try:
+                    number = int(value) if distribution["type"] == "int" else float(value)
+                    is_of_space = distribution["low"] <= number <= distribution["high"]
+                except ValueError:
+                    is_of_space = False
+            if not is_of_space:
                 return f"has {key}={settings[key]}, which is not of the declared space"
         return None
 
@@ -72,17 +81,6 @@ def different_keys(one: Any, other: Any, path: str = "") -> list[str]:
         return [] if one == other else [path]
     keys = sorted(one.keys() | other.keys())
     return [key for name in keys for key in different_keys(one.get(name), other.get(name), f"{path}.{name}".lstrip("."))]
-
-
-def _is_of(distribution: dict[str, Any], value: str) -> bool:
-    """Returns whether `value`, as an override writes it, is in the support of `distribution`."""
-    if distribution["type"] == "choice":
-        return value in distribution["values"]
-    try:
-        number = int(value) if distribution["type"] == "int" else float(value)
-    except ValueError:
-        return False
-    return distribution["low"] <= number <= distribution["high"]
 
 
 @record

@@ -48,16 +48,26 @@ class Record:
         self.declared: int | None = None
         self.raised: list[str] = []
         self.sealed: set[str] = set()
-        followers = list(_followers(outputs, path))
-        self.chain = self._opened(followers)
+        followers, file = list(_followers(outputs, path)), path / "private" / CHAIN
+        lost = [] if file.is_file() else [place for place, _, _ in followers]
+        require(not lost, file, f"is lost, but {several(lost)} follow{'s' if len(lost) == 1 else ''} from it", _RESTORE)
+        self.chain = Chain(file, {"trials": FORMAT})
         for number, node in enumerate(self.chain.lines, 2):
-            place = f"{self.chain.path}, line {number}"
+            place, begun = f"{file}, line {number}", len(self.trials)
             line = from_json(Line, node, place)
-            self._require_begun(line, place)
+            # Trials begin in order, and only one that began can end.
+            if isinstance(line, search_lines.BegunLine):
+                require(line.number == begun, place, f"trial {line.number} begins after {begun} others", _RESTORE)
+            if isinstance(line, (search_lines.AgainLine, search_lines.EndedLine)):
+                require(0 <= line.number < begun, place, f"trial {line.number} did not begin", _RESTORE)
             self._take(line)
         for place, mark, _ in followers:
-            self._require(place, mark)
-        self._require_sealed(followers)
+            missing = self._missing(mark)
+            require(missing is None, f"{file}, beside {place}", missing or "", _RESTORE)
+        for place, _, content in followers:
+            # A statement that was edited, or replaced by an older one.
+            fits = content is None or seal(content) in self.sealed
+            require(fits, f"{path.parent / place}", "differs from the statement whose checksum is in the study's record", _RESTORE)
 
     @property
     def tune(self) -> Tune | None:
@@ -118,32 +128,13 @@ class Record:
         make_private(folder / "private")
         write_json(folder / TRIAL, to_json(TrialNote(study=self.path.name, trial=number, mark=self.chain.mark)))
 
-    def _opened(self, followers: "list[Follower]") -> Chain:
-        path = self.path / "private" / CHAIN
-        lost = [] if path.is_file() else [place for place, _, _ in followers]
-        require(not lost, path, f"is lost, but {several(lost)} follow{'s' if len(lost) == 1 else ''} from it", _RESTORE)
-        return Chain(path, {"trials": FORMAT})
-
-    def _require(self, place: str, mark: "Mark | str | None") -> None:
-        if isinstance(mark, str):
-            missing = None if _holds(self.chain, mark) else "does not have the line that this file names"
-        else:
-            missing = self.chain.missing(mark)
-        require(missing is None, f"{self.chain.path}, beside {place}", missing or "", _RESTORE)
-
-    def _require_sealed(self, followers: "list[Follower]") -> None:
-        """Raises `ConfigError` for a statement of the study that was edited, or replaced by an older one."""
-        for place, _, content in followers:
-            fits = content is None or seal(content) in self.sealed
-            require(fits, f"{self.path.parent / place}", "differs from the statement whose checksum is in the study's record", _RESTORE)
-
-    def _require_begun(self, line: Line, place: str) -> None:
-        """Returns what holds of a line beside those before it: trials begin in order, and only one that began can end."""
-        begun = len(self.trials)
-        if isinstance(line, search_lines.BegunLine):
-            require(line.number == begun, place, f"trial {line.number} begins after {begun} others", _RESTORE)
-        if isinstance(line, (search_lines.AgainLine, search_lines.EndedLine)):
-            require(0 <= line.number < begun, place, f"trial {line.number} did not begin", _RESTORE)
+    def _missing(self, mark: Mark | str | None) -> str | None:
+        """Returns the reason, as text, why the record does not have a line, named by its mark or by its digest alone; `None` if it has."""
+        if not isinstance(mark, str):
+            return self.chain.missing(mark)
+        last = self.chain.mark
+        places = (Mark(chain=last.chain, position=position, digest=mark) for position in range(last.position, 0, -1))
+        return None if any(self.chain.missing(one) is None for one in places) else "does not have the line that this file names"
 
     def _take(self, line: Line) -> None:
         """Adds what one line says."""
@@ -156,7 +147,10 @@ class Record:
                 # A distribution that was declared after the first trial may depend on its result.
                 self.distribution = self.distribution if self.trials else line.distribution
             case search_lines.DeclaredLine():
-                self._declare(line.trials)
+                if self.declared is not None:
+                    said = f"tune.trials was raised from {self.declared} to {line.trials} after {len(self.trials)} had begun"
+                    self.raised.append(f"{said}: the number of trials was chosen after results")
+                self.declared = line.trials
             case SealedStatementLine():
                 self.sealed.add(line.checksum)
             case StatedLine():
@@ -169,12 +163,6 @@ class Record:
             case search_lines.EndedLine():
                 ended = {field.name: getattr(line, field.name) for field in dataclasses.fields(TrialEnd)}
                 self.trials[line.number] = dataclasses.replace(self.trials[line.number], **ended)
-
-    def _declare(self, number: int) -> None:
-        if self.declared is not None:
-            said = f"tune.trials was raised from {self.declared} to {number} after {len(self.trials)} had begun"
-            self.raised.append(f"{said}: the number of trials was chosen after results")
-        self.declared = number
 
 
 @contextlib.contextmanager
@@ -207,22 +195,11 @@ def _followers(outputs: Path, path: Path) -> Iterator[Follower]:
         if stated.is_file():
             # Not read as a record yet: one that was edited may be none, and its seal shows that.
             content = read_json(stated)
-            yield f"{path.name}/release/{name}", _mark_in(content.get("record", {}).get("mark")), content
+            mark = content.get("record", {}).get("mark")
+            is_secret = isinstance(mark, dict) and mark.get("position") is None
+            yield f"{path.name}/release/{name}", str(mark.get("digest")) if is_secret else mark_of(mark), content
     for noted_at in sorted(outputs.glob(f"*/{TRIAL}")):
         folder = noted_at.parent.parent
         noted = note_in(folder)
         if noted is not None and noted.study == path.name:
             yield f"{folder.name}/{TRIAL}", noted.mark, None
-
-
-def _mark_in(node: Any) -> Mark | str | None:
-    if isinstance(node, dict) and node.get("position") is None:
-        return str(node.get("digest"))
-    return mark_of(node)
-
-
-def _holds(chain: Chain, digest: str) -> bool:
-    """Returns whether a line of `chain` has that digest."""
-    last = chain.mark
-    places = (Mark(chain=last.chain, position=position, digest=digest) for position in range(last.position, 0, -1))
-    return any(chain.missing(place) is None for place in places)

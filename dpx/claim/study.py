@@ -112,7 +112,8 @@ class Study:
             if record.trials:
                 differing = ["hydra.sweeper.params"] if known is None else known.differing(distribution)
                 require(not differing, f"tune.charge={tune.charge}", *differs(self.path.name, differing))
-                self._require_none_cut_short(record)
+                for trial in record.trials:
+                    self._require_not_cut_short(trial)
                 return
             number = [] if record.drawn is not None else [NumberLine(number=draw(tune.trials, tune.shape), drawn_from=declared)]
             space = [] if known == distribution else [DistributionLine(distribution=distribution)]
@@ -189,7 +190,13 @@ class Study:
                 # The statement uses the settings that the trials began with, not those of this launch, since the search may be over.
                 _check_same(record, search)
             for trial in record.trials:
-                self._end_killed(record, search, trial)
+                folder = self.outputs / trial.folder
+                if _was_killed(trial) and record.newest_in(trial.folder) == trial and _is_dead(folder):
+                    finished = _came_to(folder)
+                    if finished is not None:
+                        self._end(record, search, trial, "finished", finished.get("score"))
+                    elif trial.state == "begun":
+                        self._end(record, search, trial, "failed", error="killed")
             trials, secret = record.trials, search.tune.charge == "repeat_and_select"
             if not trials or (secret and (_left(record, search.tune) or any(trial.state == "begun" for trial in trials))):
                 return [] if secret else trials
@@ -197,41 +204,36 @@ class Study:
             best = self.winner(trials)
             if not secret:
                 return trials
-            if best is not None:
-                self._release(best)
-            return [best] if best else []
+            if best is None:
+                return []
+            # The trial's own statement does not charge the choice, so the winner is released with that of the study.
+            withheld, shown = self.outputs / best.folder / "private" / "withheld", self.release / "winner"
+            if withheld.is_dir():
+                RunFolder(self.outputs / best.folder).require_no_links()
+                shutil.copytree(withheld, shown, dirs_exist_ok=True, ignore=shutil.ignore_patterns(STATEMENT))
+                write_durably(shown / STATEMENT, (self.release / STATEMENT).read_bytes())
+                agreement.seal_winner(shown, read_node(shown / STATEMENT))
+            return [best]
 
     def winner(self, trials: list[Trial]) -> Trial | None:
         """Returns the finished trial of the highest held-out accuracy; the first of equals."""
         finished = [trial for trial in trials if trial.state == "finished" and trial.score is not None]
         return max(finished, key=lambda trial: trial.score or 0.0, default=None)
 
-    def _require_none_cut_short(self, record: Record) -> None:
-        for trial in record.trials:
-            folder = self.outputs / trial.folder
-            noted = note_in(folder)
-            is_there = noted is not None and noted.trial == trial.number and _is_dead(folder) and _came_to(folder) is None
-            # A trial's release is withheld when its launch ends, and a run is found by its release.
-            is_resumable = (folder / "release" / CONFIG).is_file()
-            by_its_point = shlex.join([*trial.point, "hydra.mode=RUN"])
-            again = f"job=resume run={os.path.relpath(folder)}" if is_resumable else by_its_point
-            require(
-                not (_was_killed(trial) and is_there),
-                folder,
-                f"this trial of the study {self.path.name} was interrupted, and the search has no guarantee unless the trial finishes",
-                f"Resume it first: python -m dpx {again}",
-            )
-
-    def _end_killed(self, record: Record, search: Search, trial: Trial) -> None:
-        """Ends a trial that no process holds, with the result in its run folder."""
+    def _require_not_cut_short(self, trial: Trial) -> None:
         folder = self.outputs / trial.folder
-        if not _was_killed(trial) or record.newest_in(trial.folder) != trial or not _is_dead(folder):
-            return
-        finished = _came_to(folder)
-        if finished is not None:
-            self._end(record, search, trial, "finished", finished.get("score"))
-        elif trial.state == "begun":
-            self._end(record, search, trial, "failed", error="killed")
+        noted = note_in(folder)
+        is_there = noted is not None and noted.trial == trial.number and _is_dead(folder) and _came_to(folder) is None
+        # A trial's release is withheld when its launch ends, and a run is found by its release.
+        is_resumable = (folder / "release" / CONFIG).is_file()
+        by_its_point = shlex.join([*trial.point, "hydra.mode=RUN"])
+        again = f"job=resume run={os.path.relpath(folder)}" if is_resumable else by_its_point
+        require(
+            not (_was_killed(trial) and is_there),
+            folder,
+            f"this trial of the study {self.path.name} was interrupted, and the search has no guarantee unless the trial finishes",
+            f"Resume it first: python -m dpx {again}",
+        )
 
     def _end(
         self,
@@ -248,8 +250,10 @@ class Study:
         held = trial_charges.held(trial, record)
         is_secret = search.tune.charge == "repeat_and_select"
         # This is done before the end is noted: a trial that is killed between the two has not ended, and is withheld at the next launch.
-        if is_secret:
-            _withhold(folder)
+        if is_secret and (folder / "release").is_dir():
+            # Only the winner of a repeated mechanism may be seen.
+            shutil.rmtree(folder / "private" / "withheld", ignore_errors=True)
+            put_in_place(folder / "release", folder / "private" / "withheld")
         record.end(trial, state, held, score, error, search_claim.reasons_at_end(folder))
         if not is_secret:
             self._state(search, record)
@@ -258,15 +262,6 @@ class Study:
         from dpx.claim import search_claim
 
         record.state(search_claim.build(search, record, self.winner(record.trials)))
-
-    def _release(self, best: Trial) -> None:
-        """Releases the winner's results with the statement of the study: the trial's own statement does not charge the choice."""
-        withheld, shown = self.outputs / best.folder / "private" / "withheld", self.release / "winner"
-        if withheld.is_dir():
-            RunFolder(self.outputs / best.folder).require_no_links()
-            shutil.copytree(withheld, shown, dirs_exist_ok=True, ignore=shutil.ignore_patterns(STATEMENT))
-            write_durably(shown / STATEMENT, (self.release / STATEMENT).read_bytes())
-            agreement.seal_winner(shown, read_node(shown / STATEMENT))
 
 
 def _note_in_ledger(folder: Path, name: str, charge: str) -> None:
@@ -335,13 +330,6 @@ def _require_same_search(record: Record, tune: Tune) -> None:
     """Raises `ConfigError`, before another trial is drawn, if `tune` is not the search that the first trial began with."""
     differing = _differing(record.began_with, _shared(tune, {})) if record.began_with else []
     require(not differing, f"tune.charge={tune.charge}", *differs(record.path.name, differing))
-
-
-def _withhold(folder: Path) -> None:
-    """Moves a trial's release into its private tree: only the winner of a repeated mechanism may be seen."""
-    if (folder / "release").is_dir():
-        shutil.rmtree(folder / "private" / "withheld", ignore_errors=True)
-        put_in_place(folder / "release", folder / "private" / "withheld")
 
 
 def _is_dead(folder: Path) -> bool:

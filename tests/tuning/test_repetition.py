@@ -142,7 +142,7 @@ def test_a_killed_trial_that_is_resumed_and_ends_as_planned_is_a_draw(tmp_path: 
     assert not (folder_of(study, 2) / "release").exists(), "what it gave out on the way is withheld again"
 
 
-@pytest.mark.parametrize("place", ["dpx.claim.study._withhold", "dpx.claim.search_record.Record.end"])
+@pytest.mark.parametrize("place", ["dpx.claim.study.put_in_place", "dpx.claim.search_record.Record.end"])
 def test_a_kill_while_a_trial_is_noted_as_finished_costs_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, place: str) -> None:
     def last(study: Study, of: Experiment) -> None:
         _killed(study, of)
