@@ -129,12 +129,12 @@ def test_a_statement_in_another_format_is_refused(run, number):
     for source in (run.path, run.private / "ledger", run.release / "privacy.json"):
         with pytest.raises(
             ConfigError,
-            match=rf"privacy\.json: was written with the format number {number}, not 3\. Use the version of dpx that wrote it\.$",
+            match=rf"privacy\.json: was written with the format number {number}, not 4\. Use the version of dpx that wrote it\.$",
         ):
             read(source)
 
 
-@pytest.mark.parametrize("text", ["no JSON", "[1, 2]", '{"format": 3}', '{"format": 3, "kind": "run", "ledger": {"segments": 3}}'])
+@pytest.mark.parametrize("text", ["no JSON", "[1, 2]", '{"format": 4}', '{"format": 4, "kind": "run", "ledger": {"segments": 3}}'])
 def test_a_file_that_is_no_statement_is_refused_in_a_line(text, tmp_path):
     (tmp_path / "a.json").write_text(text)
     with pytest.raises(ConfigError, match=r"a\.json: .*Name the statement of a private run"):
