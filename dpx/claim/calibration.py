@@ -13,7 +13,7 @@ from dpx.declaration import ConfigError, at_default, require
 from dpx.mechanism import declared_mechanism
 from dpx.mechanism.clip import Clip
 from dpx.mechanism.declared_mechanism import Multiplier, NoiseBatchRatio, TargetClt, TargetEpsilon
-from dpx.mechanism.mechanism_protocol import Mechanism
+from dpx.mechanism.mechanism_protocol import ForwardNoise, Mechanism
 from dpx.mechanism.telemetry import Telemetry
 from dpx.privacy import accounting, events, ledger, profile, solve
 from dpx.privacy.closed_form import remaining
@@ -313,12 +313,12 @@ def _noise(experiment: Experiment, batch_stages: BatchStages, size: int) -> floa
 def _noise_by_limit(mechanism: Mechanism, noise: TargetClt, delta: float, batch_stages: BatchStages, size: int) -> float:
     """Returns the noise multiplier at which the central limit gives the target epsilon, as if the draws of each step were hidden."""
     require(
-        mechanism.is_forward,
+        isinstance(mechanism, ForwardNoise),
         f"noise=target_clt with mechanism={mechanism.name}",
         "an approximation that can under-report is the calibration of mechanism=dp_fp alone",
         "Use noise=target_epsilon",
     )
-    draws = mechanism.draws_per_step
+    draws = mechanism.draws_per_step if isinstance(mechanism, ForwardNoise) else 1
     stages = [(batch / size / draws, steps * draws) for batch, steps in batch_stages]
     return profile.gdp_clt_noise_multiplier(stages, epsilon=noise.epsilon, delta=delta, value="noise.epsilon")
 

@@ -17,7 +17,7 @@ from dpx.data.declared_data import Data
 from dpx.data.labelled import Table
 from dpx.data.protected_units import vocabulary_source as vocabulary_source
 from dpx.declaration import ConfigError
-from dpx.mechanism.mechanism_protocol import Mechanism
+from dpx.mechanism.mechanism_protocol import ForwardNoise, Mechanism
 from dpx.privacy import accounting, ledger, profile
 from dpx.privacy.declared_privacy import Accountant, GdpClt, Privacy
 from dpx.privacy.ledger import Ledger, Segments
@@ -49,7 +49,7 @@ TWO_PASSES = (
 
 def not_covered(mechanism: Mechanism, clipping_method: ClippingMethod, data: Data, privacy: Privacy) -> list[str]:
     """Returns the list of things that the guarantee does not cover."""
-    rounded = [f"floating point: {mechanism.floating_point}", *([] if mechanism.is_forward else [MARGIN_COVERS])]
+    rounded = [f"floating point: {mechanism.floating_point}", *([] if isinstance(mechanism, ForwardNoise) else [MARGIN_COVERS])]
     uncovered = [*NOT_COVERED, *mechanism.not_covered(), *of_table(data), *rounded]
     if mechanism.clips_gradients and clipping_method.name == "ghost":
         uncovered.append(TWO_PASSES)

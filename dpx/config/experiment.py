@@ -15,7 +15,7 @@ from dpx.config.declared_tuning import Tune
 from dpx.data.declared_data import Data
 from dpx.data.length_buckets import LengthBuckets, widths_of
 from dpx.declaration import declaration, require
-from dpx.mechanism.declared_mechanism import Clip, Mechanism, Noise, NoiseBatchRatio, SecretTelemetry, Telemetry
+from dpx.mechanism.declared_mechanism import Clip, ForwardNoise, Mechanism, Noise, NoiseBatchRatio, SecretTelemetry, Telemetry
 from dpx.models.shape import AnyModel
 from dpx.models.trained import Everything, Trained
 from dpx.optimizer import Optimizer
@@ -300,7 +300,7 @@ class Experiment:
     @property
     def trained(self) -> Trained:
         """The trained parameters: `train`, without the parameters that the mechanism's noise does not cover."""
-        return self.mechanism.trained(self.train)
+        return self.mechanism.trained(self.train) if isinstance(self.mechanism, ForwardNoise) else self.train
 
     @property
     def is_private(self) -> bool:

@@ -17,6 +17,7 @@ from dpx.declaration import ConfigError, declaration
 from dpx.files.records import to_json
 from dpx.files.run_folder import RunFolder, write_json
 from dpx.files.weights import PARAMS
+from dpx.mechanism.mechanism_protocol import ForwardNoise
 from dpx.pages.analysis_tables import Table
 from dpx.pages.run_table import accuracy_of, baselines_of
 from dpx.privacy.origins import VERDICTS, charged_in, in_words
@@ -260,7 +261,7 @@ def _promise(experiment: Experiment, statement: RunStatement, calibrated: Any) -
         f"  except with probability at most delta = {statement.delta:.3g} (accountant {own}, all {statement.steps:,} steps).",
         f"How: {_clipped(experiment, statement)} is clipped to {experiment.clip.explanation()};",
         f"  noise with standard deviation {sigma:.4g} times that norm is added to "
-        f"{'each of them, before the loss' if experiment.mechanism.is_forward else 'each sum'}.",
+        f"{'each of them, before the loss' if isinstance(experiment.mechanism, ForwardNoise) else 'each sum'}.",
         *(f"  {line}" for line in experiment.mechanism.explanation()),
         *_sampling(experiment, drawn),
         *_audit(statement.audit),
@@ -270,14 +271,14 @@ def _promise(experiment: Experiment, statement: RunStatement, calibrated: Any) -
 
 
 def _clipped(experiment: Experiment, statement: RunStatement) -> str:
-    if experiment.mechanism.is_forward:
+    if isinstance(experiment.mechanism, ForwardNoise):
         return "the pooled vector of each drawn row"
     whole = {"group": "each row's gradient", "one_row": f"the gradient of each {statement.unit}'s row"}
     return whole.get(statement.unit_mode, f"the sum of the gradients of all rows of one {statement.unit}")
 
 
 def _sampling(experiment: Experiment, drawn: str) -> list[str]:
-    if experiment.mechanism.is_forward:
+    if isinstance(experiment.mechanism, ForwardNoise):
         return [f"Sampling ({experiment.sampler.name}): each {drawn} is drawn independently by each micro-batch."]
     return [f"Sampling ({experiment.sampler.name}): {experiment.sampler.explanation.format(drawn=drawn)}."]
 

@@ -24,6 +24,7 @@ from dpx.job import chain_plan, plan_shown
 from dpx.job.analyse import inputs, require_analysis
 from dpx.job.plan_records import AnalysisInput, AnalysisPlan, PlanDocument, RunPlan, write_plan
 from dpx.job.plan_shown import show
+from dpx.mechanism.mechanism_protocol import ForwardNoise, Reparametrisation
 from dpx.models.shape import count
 from dpx.privacy.origins import Origin
 from dpx.processes.mesh import simulate_devices
@@ -135,7 +136,9 @@ def trains_of(experiment: Experiment, parameters: int, vocabulary: int) -> Train
     """Returns what a run trains; `parameters` are those of its model."""
     if experiment.train.is_all:
         shapes = experiment.task.parameter_shapes(experiment.model, vocabulary)
-        return Trains(parameters).differentiated_by(shapes, experiment.mechanism.summed_shapes(shapes))
+        mechanism = experiment.mechanism
+        summed = mechanism.summed_shapes(shapes) if isinstance(mechanism, Reparametrisation) else shapes
+        return Trains(parameters).differentiated_by(shapes, summed)
     from dpx.training.frozen import trains
 
     return trains(experiment.trained, _objective(experiment, vocabulary), experiment.mechanism)
@@ -228,7 +231,7 @@ def _products(experiment: Experiment, vocabulary: int, drawn: int, protected: in
     """Returns the matrix-product FLOPs of a run of `drawn` rows: if all were trained and nothing computed again, and as it is."""
     model, task, length = experiment.model, experiment.task, experiment.data.sequence_length
     one = training_matmul_flops(model, vocabulary, length, task.masked_positions(length), pooled_outputs=task.pooled_outputs)
-    if experiment.train.is_all and not experiment.mechanism.reparametrises:
+    if experiment.train.is_all and not isinstance(experiment.mechanism, Reparametrisation):
         return one * drawn, (one + recomputed_matmul_flops(model, length)) * drawn
     from dpx.training.measure import products
 
@@ -331,6 +334,6 @@ def _hints(experiment: Experiment, calibrated: Calibrated) -> list[str]:
 
 def _noise_batch_ratio(experiment: Experiment, calibrated: Calibrated) -> float | None:
     """Returns the noise on the sum divided by the batch size, or `None` if no noise is added to a sum."""
-    if calibrated.noise_multiplier is None or experiment.mechanism.is_forward:
+    if calibrated.noise_multiplier is None or isinstance(experiment.mechanism, ForwardNoise):
         return None
     return calibrated.noise_multiplier / max(batch for batch, _ in calibrated.batch_stages)

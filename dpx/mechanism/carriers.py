@@ -7,7 +7,6 @@ Kernels are stacked: L layers, p inputs, d outputs of a dense map, r: rank.
 In a model's tree carriers are the factors of an adapter with factor 1 (`dpx.models.lora`) whose frozen kernel is W - A B.
 """
 
-from collections.abc import Iterator
 from typing import Any
 
 import jax
@@ -93,21 +92,27 @@ def rebuilt(noisy: Any, trained: Any) -> Any:
     the noisy sums alone, so the privacy is the same; here it is subtracted.
     """
     gradients, values = leaves_by_path(noisy), leaves_by_path(trained)
-    for name in _carried(values):
+    for name in (path.split("/")[2] for path in values if path.startswith(f"{FACTORS}/") and path.endswith("/a")):
         path = f"{LAYERS}/{name}/kernel"
         (a_Lpr, d_a), (b_Lrd, d_b) = ((values[factor_path(path, leaf)], gradients.pop(factor_path(path, leaf))) for leaf in "ab")
         gradients[path] = _product(a_Lpr, d_b - _product(_product(d_b, jnp.swapaxes(b_Lrd, 1, 2)), b_Lrd)) + _product(d_a, b_Lrd)
     return unflatten_dict(gradients, sep="/")
 
 
+def norms_of_rebuilt(gradient: Any, trained: Any) -> dict[str, Array]:
+    """Returns the norm of every gradient that was rebuilt, as metrics by path; stacked layers have one norm each."""
+    clipped, norms = leaves_by_path(trained), {}
+    for path, leaf in leaves_by_path(gradient).items():
+        if path not in clipped:
+            axes = tuple(range(1, leaf.ndim)) if path.startswith(f"{LAYERS}/") else None
+            norms[f"carriers/rebuilt/{path}"] = jnp.sqrt(jnp.sum(jnp.square(leaf), axis=axes))
+    return norms
+
+
 def captured(matrix_Lpd: Array, a_Lpr: Array, b_Lrd: Array) -> Float[Array, " L"]:
     """Returns the share of a matrix's squared norm that its carriers span: |A^T W B^T|^2 / |W|^2."""
     core_Lrr = _product(_product(jnp.swapaxes(a_Lpr, 1, 2), matrix_Lpd), jnp.swapaxes(b_Lrd, 1, 2))
     return jnp.sum(jnp.square(core_Lrr), (1, 2)) / jnp.sum(jnp.square(matrix_Lpd), (1, 2))
-
-
-def _carried(paths: Any) -> Iterator[str]:
-    return (path.split("/")[2] for path in paths if path.startswith(f"{FACTORS}/") and path.endswith("/a"))
 
 
 def _product(left: Array, right: Array) -> Array:

@@ -42,7 +42,9 @@ from dpx.mechanism.dp_sgd import DpSgd as DpSgd
 from dpx.mechanism.dp_sgd import NoPrivacy as NoPrivacy
 from dpx.mechanism.mechanism_protocol import REACH as REACH
 from dpx.mechanism.mechanism_protocol import Declared
+from dpx.mechanism.mechanism_protocol import ForwardNoise as ForwardNoise
 from dpx.mechanism.mechanism_protocol import Mechanism as Mechanism
+from dpx.mechanism.mechanism_protocol import Reparametrisation as Reparametrisation
 from dpx.mechanism.telemetry import ReleasedTelemetry as ReleasedTelemetry
 from dpx.mechanism.telemetry import SecretTelemetry as SecretTelemetry
 from dpx.mechanism.telemetry import Telemetry as Telemetry

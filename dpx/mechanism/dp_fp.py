@@ -26,19 +26,17 @@ from typing import Any, ClassVar, Literal
 import numpy as np
 
 from dpx.declaration import declaration, require
-from dpx.mechanism.mechanism_protocol import Declared, Mechanism, NoisySum, NoisyVectors
+from dpx.mechanism.mechanism_protocol import Declared, ForwardNoise, NoisyVectors
 from dpx.models.shape import Bert
 from dpx.models.trained import LastLayer, Matching, OutputLayer, Trained
-from dpx.privacy.declared_privacy import Privacy
 from dpx.randomness import RootSecret
-from dpx.sampler import Sampler
 
 # Numbers of a vector whose squared norm is summed within the margin.
 _WIDEST = 4096
 
 
 @declaration
-class DpFp(Mechanism):
+class DpFp(ForwardNoise):
     """Adds noise to the pooled vector of each row of `micro_batches` Poisson draws a step.
 
     `clip` gives the norm and `noise` gives sigma.
@@ -50,7 +48,6 @@ class DpFp(Mechanism):
     micro_batches: int = 32
     name: Literal["dp_fp"] = "dp_fp"
 
-    is_forward: ClassVar[bool] = True
     # In which order rows are added up must not follow from their texts: the update would then be no function of the noisy rows.
     needs_fixed_places: ClassVar[bool] = True
     floating_point: ClassVar[str] = (
@@ -71,10 +68,39 @@ class DpFp(Mechanism):
         return self.micro_batches
 
     def check(self, declared: Declared) -> None:
-        task, model, noise = declared.task, declared.model, declared.noise
-        _require_vector(task, model)
-        _require_single_rows(declared.privacy, declared.sampler)
+        task, model, noise, privacy = declared.task, declared.model, declared.noise, declared.privacy
+        of_rows = "the rows of a micro-batch are released one by one"
+        require(
+            isinstance(model, Bert) and task.name == "classification",
+            f"mechanism=dp_fp, task={task.name}, model={model.name}",
+            "noise is added to the one pooled vector of a text, and this task has no such vector",
+            "Use task=classification with a BERT or RoBERTa, or mechanism=dp_sgd",
+        )
         for is_met, value, reason, fix in (
+            (
+                model.width <= _WIDEST,
+                f"model.width={model.width}",
+                "the rounding of longer vectors is not bounded",
+                f"Use {_WIDEST} at most",
+            ),
+            (
+                privacy.adjacency == "zero_out_text",
+                f"privacy.adjacency={privacy.adjacency}",
+                f"{of_rows}, each with its label, so that only their texts can be protected",
+                "Use privacy.adjacency=zero_out_text",
+            ),
+            (
+                declared.sampler.name == "poisson",
+                f"sampler={declared.sampler.name}",
+                "a micro-batch is a draw of each row independently",
+                "Use sampler=poisson",
+            ),
+            (
+                privacy.rows_per_unit_max == 1,
+                f"privacy.rows_per_unit_max={privacy.rows_per_unit_max}",
+                f"{of_rows}, and are accounted for units of one row",
+                "Use privacy.unit=row",
+            ),
             (declared.clip.kind == "flat", f"clip={declared.clip.kind}", "a vector is clipped to one constant norm", "Use clip=flat"),
             (
                 not declared.telemetry.is_released,
@@ -131,9 +157,6 @@ class DpFp(Mechanism):
     def ledger_fields(self) -> dict[str, Any]:
         return {"noise": "forward_gaussian", "micro_batches": self.micro_batches}
 
-    def draw(self, secret: RootSecret, step: int, params: Any, noise_multiplier: float, clipping_norm: float, strategy: Any) -> None:
-        """Returns nothing, since no noise is added to the sum."""
-
     def row_keys(self, secret: RootSecret, step: int, draw: int, rows: int) -> np.ndarray:
         keys = [secret.key("forward_noise", step, draw, row) for row in range(rows)]
         return np.stack(keys) if keys else np.zeros((0, 2), np.uint32)
@@ -149,12 +172,6 @@ class DpFp(Mechanism):
         noisy_BH = clipped_BH + deviation * noise_BH
         return NoisyVectors(noisy_BH.astype(vectors.dtype), clipped_BH, norms_B, is_finite_B)
 
-    def noisy_sum(self, total: Any, drawn: Any, deviation: Any, state: Any, clipping_norm: float) -> NoisySum:
-        """Returns the sum unchanged; its noise is in the rows from which it was computed."""
-        import jax.numpy as jnp
-
-        return NoisySum(total, total, jnp.float32(0), state)
-
     def noise_facts(self, clipping_norm: float, count_parameters: Any) -> dict[str, Any]:
         facts = {
             "micro_batches": self.micro_batches,
@@ -169,45 +186,6 @@ class DpFp(Mechanism):
             "Each noisy vector stays in its own place beside its label, so everyone sees who is drawn: sampling amplifies nothing.",
             "Gradients are neither clipped nor noised. Evaluation adds no noise.",
         ]
-
-
-def _require_vector(task: Any, model: Any) -> None:
-    """Raises `ConfigError` unless the model gives one vector for each text, which the task's classifier reads."""
-    require(
-        isinstance(model, Bert) and task.name == "classification",
-        f"mechanism=dp_fp, task={task.name}, model={model.name}",
-        "noise is added to the one pooled vector of a text, and this task has no such vector",
-        "Use task=classification with a BERT or RoBERTa, or mechanism=dp_sgd",
-    )
-    require(
-        model.width <= _WIDEST,
-        f"mechanism=dp_fp, model.width={model.width}",
-        "the rounding of longer vectors is not bounded",
-        f"Use {_WIDEST} at most",
-    )
-
-
-def _require_single_rows(privacy: Privacy, sampler: Sampler) -> None:
-    """Raises `ConfigError` for units, neighbouring relations and samplers under which rows released one by one are not accounted."""
-    of_rows = "the rows of a micro-batch are released one by one"
-    require(
-        privacy.adjacency == "zero_out_text",
-        f"mechanism=dp_fp, privacy.adjacency={privacy.adjacency}",
-        f"{of_rows}, each with its label, so that only their texts can be protected",
-        "Use privacy.adjacency=zero_out_text",
-    )
-    require(
-        sampler.name == "poisson",
-        f"mechanism=dp_fp, sampler={sampler.name}",
-        "a micro-batch is a draw of each row independently",
-        "Use sampler=poisson",
-    )
-    require(
-        privacy.rows_per_unit_max == 1,
-        f"mechanism=dp_fp, privacy.rows_per_unit_max={privacy.rows_per_unit_max}",
-        f"{of_rows}, and are accounted for units of one row",
-        "Use privacy.unit=row",
-    )
 
 
 def clipped(vectors_BH: Any, limit: Any) -> tuple[Any, Any, Any]:

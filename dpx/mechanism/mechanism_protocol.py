@@ -5,18 +5,15 @@ which mechanisms exist. A new mechanism is such a file, a YAML that names its cl
 
 1. `require_fits`, `check`, `needs_fixed_places`, `ledger_fields`, `event`: which other declarations it works with and its proof covers, and
    what a step enters in the ledger.
-2. `require_library`, `load_strategy`, `initial_state`, `kept_from_start`: what it needs before the first step.
-3. `draw_first` and `reparametrised`, once a step before its rows are read: what the loss is differentiated by, if not by the parameters.
-4. `draw`, on the host, once a step: keys or numbers, a function of (root secret, step) alone.
-5. `gradient_factor` and `summand`, on the device, for each microbatch: what is clipped, and added up for a clipped sum.
-6. `noisy_sum`, on the device, once a step, after everything was added up over devices; then `rebuilt`, from what has noise alone.
-7. `summed_shapes`, `extra_memory_bytes`, `noise_facts`, `floating_point`, `explanation`: what the plan and the statement report about it.
+2. `require_library`, `load_strategy`, `initial_state`: what it needs before the first step.
+3. `draw`, on the host, once a step: keys or numbers, a function of (root secret, step) alone.
+4. `summand`, on the device, for each microbatch: what is added up for a clipped sum.
+5. `noisy_sum`, on the device, once a step, after everything was added up over devices.
+6. `extra_memory_bytes`, `noise_facts`, `reasons_against`, `not_covered`, `floating_point`, `explanation`: what the plan and the statement
+   report about it.
 
-With `is_forward` noise is added to each row's vector in the forward pass, before the loss, and to no sum (`dpx.mechanism.dp_fp`):
-
-- `draws_per_step`: how many independent draws are one step. `trained`, `reasons_against`, `not_covered`: which parameters its noise covers.
-- `row_keys`, on the host, for the rows of each draw; `noisy_vectors`, on the device, for each microbatch, within the loss.
-- Gradients are neither clipped nor noised: `summand` is not called, and `noisy_sum` returns the sum that it is given.
+Two kinds do more, and a step asks which kind it has: `ForwardNoise` adds noise to each row's vector before the loss, and to no sum
+(`dpx.mechanism.dp_fp`); a `Reparametrisation` lets the loss be differentiated by other arrays than the parameters (`dpx.mechanism.rgp`).
 
 Declarations import no jax, so methods that work on arrays import it themselves and state shapes in their docstrings.
 """
@@ -27,7 +24,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Protocol, runtime_c
 
 import numpy as np
 
-from dpx.declaration import ConfigError
+from dpx.declaration import ConfigError, require
 from dpx.mechanism.clip import Clip
 from dpx.mechanism.telemetry import Telemetry
 from dpx.models.model_protocol import Shapes
@@ -131,10 +128,6 @@ class Mechanism:
     # move them are then refused (`dpx.mechanism.declared_mechanism`). True is needed for every inexact sum, such as one rounded for each
     # microbatch.
     needs_fixed_places: ClassVar[bool] = False
-    # Whether noise is added to each row's vector in the forward pass, and to no sum of gradients.
-    is_forward: ClassVar[bool] = False
-    # Whether the loss is differentiated by other arrays than the parameters (`reparametrised`).
-    reparametrises: ClassVar[bool] = False
     # The type in which clipped sums are added up.
     sum_dtype: ClassVar[str] = "float32"
     # The rounding that the proof does not cover.
@@ -142,6 +135,13 @@ class Mechanism:
         "sums and noise are float32: the rounding of a sum depends on all its rows and their order, and the low-order bits of an output "
         "are not those of a real Gaussian"
     )
+
+    def __init_subclass__(cls, **options: Any) -> None:
+        super().__init_subclass__(**options)
+        # A class that still sets them would be taken for one that noises the sum.
+        for flag, kind in (("is_forward", "ForwardNoise"), ("reparametrises", "Reparametrisation")):
+            fix = f"Inherit dpx.mechanism.mechanism_protocol.{kind}"
+            require(flag not in vars(cls), f"{cls.__module__}.{cls.__qualname__}", f"sets {flag}, which says nothing any more", fix)
 
     def require_fits(self, model: Any, task: Any, train: Any) -> None:
         """Refuses a model or a selection of parameters with which the mechanism cannot work; called as a config is built, without jax.
@@ -197,19 +197,7 @@ class Mechanism:
     @property
     def clips_gradients(self) -> bool:
         """Returns whether gradients of examples are clipped, so that noise can be added to their sum."""
-        return self.is_private and not self.is_forward
-
-    @property
-    def draws_per_step(self) -> int:
-        """Returns the number M of independent draws in one step.
-
-        Each draw takes an example with probability q / M, where q is the step's probability.
-        """
-        return 1
-
-    def trained(self, train: Trained) -> Trained:
-        """Returns the declaration of the parameters that are trained if `train` is declared."""
-        return train
+        return self.is_private
 
     def reasons_against(self, train: Trained, parameters: Callable[[], Iterable[str]]) -> list[str]:
         """Returns the reasons why a run has no guarantee, whatever its noise: it trains parameters that the noise does not cover.
@@ -233,40 +221,6 @@ class Mechanism:
         """Returns the state before the first step, a tree of arrays; `None` for noise without state. A new noise epoch starts at zeros."""
         return None
 
-    def kept_from_start(self, params: Any) -> Any:
-        """Returns what `reparametrised` needs of the parameters before the first step, a tree, or `None`.
-
-        It is the same in all noise epochs, and a fork keeps its parent's.
-        """
-        return None
-
-    def draw_first(self, secret: RootSecret, step: int, params: Any) -> Any:
-        """Returns the host arrays for `reparametrised`, from keys by (purpose, step, path); only shapes and paths of `params` are read."""
-        return None
-
-    def reparametrised(self, params: Any, kept: Any, drawn: Any) -> Reparametrised:
-        """Returns the arrays by which the loss is differentiated in one step, for mechanisms that set `reparametrises`. Runs under jit.
-
-        It reads no row: the step is then an ordinary release, chosen adaptively from what was released before.
-
-        Args:
-            params: The trained parameters, as they were released.
-            kept: What `kept_from_start` returned.
-            drawn: What `draw_first` returned.
-        """
-        return Reparametrised(params, {}, {})
-
-    def gradient_factor(self, path: str) -> float:
-        """Returns the positive constant by which the gradient of the array at `path` is multiplied before the joint norm is taken."""
-        return 1.0
-
-    def rebuilt(self, noisy: Any, trained: Any) -> Any:
-        """Returns the gradient as a tree like the parameters, from the noisy sum of a tree like `trained`. Runs under jit.
-
-        Nothing else that depends on rows may enter it.
-        """
-        return noisy
-
     def draw(
         self, secret: RootSecret, step: int, params: Any, noise_multiplier: float, clipping_norm: float, strategy: np.ndarray | None
     ) -> Any:
@@ -282,18 +236,6 @@ class Mechanism:
 
         Returns:
             A tree of NumPy arrays, or of arrays that are laid out like `params`, which depends on nothing but the arguments.
-        """
-        raise NotImplementedError
-
-    def row_keys(self, secret: RootSecret, step: int, draw: int, rows: int) -> np.ndarray:
-        """Returns the noise keys of the `rows` rows of draw number `draw` of a step, uint32 [rows, 2]; called only with `is_forward`."""
-        raise NotImplementedError
-
-    def noisy_vectors(self, vectors: Any, keys: Any, deviation: Any, limit: Any) -> NoisyVectors:
-        """Returns each row's vector (float [B, H]), clipped to the norm `limit`, plus noise of standard deviation `deviation`.
-
-        It runs under jit and is differentiated. `keys` are uint32 [B, 2]; `deviation` and `limit` float32 []. It is called only with
-        `is_forward`.
         """
         raise NotImplementedError
 
@@ -319,16 +261,12 @@ class Mechanism:
         """
         raise NotImplementedError
 
-    def summed_shapes(self, shapes: Shapes) -> Shapes:
-        """Returns path and shape of every array whose gradients are summed, from those of the trained parameters; computes nothing."""
-        return shapes
-
     def extra_memory_bytes(self, parameters: int, replaced: int) -> int:
         """Returns the bytes that the mechanism holds at the end of a step, in addition to one noisy sum.
 
         Args:
             parameters: The number of trained parameters.
-            replaced: The number of trained parameters that it replaces by others for a step (`reparametrised`).
+            replaced: The number of trained parameters that it replaces by others for a step (`Reparametrisation`).
         """
         return 0
 
@@ -348,3 +286,89 @@ class Mechanism:
     def explanation(self) -> list[str]:
         """Returns sentences for `job=explain` about what is special in this noise, for a reader who is not an expert."""
         return []
+
+
+class ForwardNoise(Mechanism):
+    """The base class of mechanisms that add noise to each row's vector in the forward pass, before the loss, and to no sum of gradients.
+
+    Gradients are neither clipped nor noised: `reasons_against` must name every trained parameter that the noise does not cover. A class
+    defines `ledger_fields`, `row_keys` and `noisy_vectors`.
+    """
+
+    @property
+    def clips_gradients(self) -> bool:
+        return False
+
+    @property
+    def draws_per_step(self) -> int:
+        """Returns the number M of independent draws in one step.
+
+        Each draw takes an example with probability q / M, where q is the step's probability.
+        """
+        return 1
+
+    def trained(self, train: Trained) -> Trained:
+        """Returns the declaration of the parameters that are trained if `train` is declared."""
+        return train
+
+    def row_keys(self, secret: RootSecret, step: int, draw: int, rows: int) -> np.ndarray:
+        """Returns the noise keys of the `rows` rows of draw number `draw` of a step, uint32 [rows, 2]."""
+        raise NotImplementedError
+
+    def noisy_vectors(self, vectors: Any, keys: Any, deviation: Any, limit: Any) -> NoisyVectors:
+        """Returns each row's vector (float [B, H]), clipped to the norm `limit`, plus noise of standard deviation `deviation`.
+
+        It runs under jit and is differentiated. `keys` are uint32 [B, 2]; `deviation` and `limit` float32 [].
+        """
+        raise NotImplementedError
+
+    def draw(self, secret: RootSecret, step: int, params: Any, noise_multiplier: float, clipping_norm: float, strategy: Any) -> None:
+        """Returns nothing, since no noise is added to the sum."""
+
+    def noisy_sum(self, total: Any, drawn: Any, deviation: Any, state: Any, clipping_norm: float) -> NoisySum:
+        """Returns the sum unchanged; its noise is in the rows from which it was computed."""
+        import jax.numpy as jnp
+
+        return NoisySum(total, total, jnp.float32(0), state)
+
+
+class Reparametrisation(Mechanism):
+    """The base class of mechanisms that let the loss of a step be differentiated by other arrays than the parameters."""
+
+    def kept_from_start(self, params: Any) -> Any:
+        """Returns what `reparametrised` needs of the parameters before the first step, a tree, or `None`.
+
+        It is the same in all noise epochs, and a fork keeps its parent's.
+        """
+        return None
+
+    def draw_first(self, secret: RootSecret, step: int, params: Any) -> Any:
+        """Returns the host arrays for `reparametrised`, from keys by (purpose, step, path); only shapes and paths of `params` are read."""
+        return None
+
+    def reparametrised(self, params: Any, kept: Any, drawn: Any) -> Reparametrised:
+        """Returns the arrays by which the loss is differentiated in one step. Runs under jit.
+
+        It reads no row: the step is then an ordinary release, chosen adaptively from what was released before.
+
+        Args:
+            params: The trained parameters, as they were released.
+            kept: What `kept_from_start` returned.
+            drawn: What `draw_first` returned.
+        """
+        raise NotImplementedError
+
+    def gradient_factor(self, path: str) -> float:
+        """Returns the positive constant by which the gradient of the array at `path` is multiplied before the joint norm is taken."""
+        return 1.0
+
+    def rebuilt(self, noisy: Any, trained: Any) -> Any:
+        """Returns the gradient as a tree like the parameters, from the noisy sum of a tree like `trained`. Runs under jit.
+
+        Nothing else that depends on rows may enter it.
+        """
+        raise NotImplementedError
+
+    def summed_shapes(self, shapes: Shapes) -> Shapes:
+        """Returns path and shape of every array whose gradients are summed, from those of the trained parameters; computes nothing."""
+        return shapes

@@ -27,7 +27,7 @@ from typing import Any, ClassVar, Literal
 
 from dpx.declaration import ConfigError, declaration, require
 from dpx.mechanism.dp_sgd import GaussianSum
-from dpx.mechanism.mechanism_protocol import Reparametrised
+from dpx.mechanism.mechanism_protocol import Reparametrisation, Reparametrised
 from dpx.models.model_protocol import ExampleModel, Shapes
 from dpx.models.shape import RotaryDecoder
 from dpx.randomness import RootSecret
@@ -41,7 +41,7 @@ HEAD_FACTORS = (1e-3, 1e3)
 
 
 @declaration
-class Rgp(GaussianSum):
+class Rgp(GaussianSum, Reparametrisation):
     """Adds Gaussian noise to the clipped gradients of low-rank carriers for every trained weight matrix of the layers.
 
     The method is that of Yu et al. 2021.
@@ -64,7 +64,6 @@ class Rgp(GaussianSum):
     carriers_per: str = "step"
     name: Literal["rgp"] = "rgp"
     is_independent_gaussian: ClassVar[bool] = True
-    reparametrises: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         require(self.rank >= 1, f"mechanism.rank={self.rank}", "a carrier needs a rank of at least 1", "Use 1 or more")

@@ -16,7 +16,7 @@ from dpx.clipping.trained_and_frozen import merged
 from dpx.config.experiment import Experiment
 from dpx.cost.compiled import CompiledStep, Crossing, collectives, compiled_matmul_flops
 from dpx.declaration import require
-from dpx.mechanism.mechanism_protocol import Reparametrised
+from dpx.mechanism.mechanism_protocol import Reparametrisation, Reparametrised
 from dpx.randomness import RootSecret
 from dpx.task.mlm import Special
 from dpx.task.objective import objective
@@ -45,9 +45,10 @@ def dry_run(experiment: Experiment, vocabulary_size: int, microbatch: int) -> Co
     rows = synthetic_rows(experiment.task, 1, experiment.data.sequence_length, vocabulary_size)
     # Keys of the right shapes; nothing is drawn with them.
     mechanism, secret = experiment.mechanism, RootSecret.from_seed(0)
-    first, by = mechanism.draw_first(secret, 0, state.params), Reparametrised(state.params, {}, {})
-    if step.reparametrise is not None:
-        by = jax.eval_shape(step.reparametrise, state.params, state.kept, first)
+    first, by = None, Reparametrised(state.params, {}, {})
+    if isinstance(mechanism, Reparametrisation):
+        first = mechanism.draw_first(secret, 0, state.params)
+        by = jax.eval_shape(step.differentiated_by, state, first)
     drawn = mechanism.draw(secret, 0, by.trained, 1.0, experiment.clip.clipping_norm, None)
     lowered = _lowered(step, state, by, rows, experiment.privacy.rows_per_example, (first, drawn))
     compiled = {name: program.compile() for name, program in lowered.items()}

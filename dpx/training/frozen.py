@@ -1,4 +1,6 @@
-"""Keeps the frozen parameters of a run: drawn with the others, written once under `private/`, and placed on the devices once.
+"""Says which parameters of a run are trained, and by which arrays its loss is differentiated.
+
+Keeps the frozen parameters of a run: drawn with the others, written once under `private/`, and placed on the devices once.
 
 Checkpoints hold only trained parameters. Frozen parameters cannot be drawn again when a run resumes: a new noise epoch has a new secret.
 """
@@ -18,10 +20,10 @@ from dpx.declaration import require
 from dpx.durable import draft_of
 from dpx.files.orbax_checkpoints import on_host
 from dpx.files.weights import FROZEN
-from dpx.mechanism.mechanism_protocol import Mechanism
+from dpx.mechanism.mechanism_protocol import Mechanism, Reparametrisation, Reparametrised
 from dpx.models.trainable import split, whole
 from dpx.models.trained import Trained
-from dpx.randomness import path_name
+from dpx.randomness import RootSecret, path_name
 
 # Folded into the key of adapters, so that they are drawn separately from the model's own parameters.
 ADAPTERS = 1
@@ -56,7 +58,18 @@ def trains(train: Trained, objective: Any, mechanism: Mechanism) -> Trains:
     trained_numbers, frozen_numbers = (sum(leaf.size for leaf in jax.tree.leaves(part)) for part in (trained, frozen))
     by_path = {path_name(path): tuple(leaf.shape) for path, leaf in jax.tree_util.tree_leaves_with_path(trained)}
     found = Trains(trained_numbers, frozen_numbers, depth, kernels)
-    return found.differentiated_by(by_path, mechanism.summed_shapes(by_path))
+    return found.differentiated_by(by_path, mechanism.summed_shapes(by_path) if isinstance(mechanism, Reparametrisation) else by_path)
+
+
+def differentiated_by(mechanism: Mechanism, params: Any) -> Reparametrised:
+    """Returns the arrays by which the loss of a first step is differentiated, for shapes and measurements. Runs under jit.
+
+    Keys come from a fixed seed.
+    """
+    if not isinstance(mechanism, Reparametrisation):
+        return Reparametrised(params, {}, {})
+    drawn = mechanism.draw_first(RootSecret.from_seed(0), 0, params)
+    return mechanism.reparametrised(params, mechanism.kept_from_start(params), drawn)
 
 
 def inherit(private: Path, parent: Path, step: Any) -> None:

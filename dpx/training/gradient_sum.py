@@ -23,7 +23,7 @@ from dpx.clipping.method_names import ClippingMethod
 from dpx.clipping.result import ClippedSum, LossesFn
 from dpx.cost.memory import Method
 from dpx.files.array_checksums import checksum
-from dpx.mechanism.declared_mechanism import Clip, Mechanism
+from dpx.mechanism.declared_mechanism import Clip, ForwardNoise, Mechanism, Reparametrisation
 from dpx.privacy.declared_privacy import Privacy
 from dpx.randomness import RootSecret
 from dpx.sampler import Sampler, draw
@@ -46,7 +46,8 @@ class GradientSum:
     def build(cls, mechanism: Mechanism, clip: Clip, clipping_method: ClippingMethod, privacy: Privacy) -> "GradientSum":
         """Returns the gradient sum of a declared run."""
         clip_or_none = clip if mechanism.clips_gradients else None
-        return cls(clip_or_none, clipping_method, privacy.rows_per_example, mechanism.gradient_factor)
+        factor = mechanism.gradient_factor if isinstance(mechanism, Reparametrisation) else no_factor
+        return cls(clip_or_none, clipping_method, privacy.rows_per_example, factor)
 
     @property
     def method(self) -> Method:
@@ -73,7 +74,7 @@ _VECTOR, _NORM, _IS_FINITE = "vector", "vector_norm", "vector_is_finite"
 
 
 def draw_rows(
-    mechanism: Mechanism, sampler: Sampler, size: int, sampling_probability: float, secret: RootSecret, step: int, *, is_noised: bool
+    mechanism: ForwardNoise, sampler: Sampler, size: int, sampling_probability: float, secret: RootSecret, step: int, *, is_noised: bool
 ) -> tuple[np.ndarray, dict[str, np.ndarray]]:
     """Returns the indices of a step's rows, int64 [n], draw after draw, and their `KEY` and `SLOT`; keys are zero unless `is_noised`.
 
@@ -93,7 +94,7 @@ def draw_rows(
 
 
 def noisy_gradient_sum(
-    objective: Any, mechanism: Mechanism, gradient_sum: GradientSum, deviation: Array, limit: Any, dropout_key: Array
+    objective: Any, mechanism: ForwardNoise, gradient_sum: GradientSum, deviation: Array, limit: Any, dropout_key: Array
 ) -> Callable[..., tuple[ClippedSum, Array]]:
     """Returns a function of (params, batch, rows_B, frozen, is_padding_B) that computes one microbatch under jit.
 

@@ -24,7 +24,7 @@ from dpx.declaration import ConfigError
 from dpx.files.array_checksums import as_text
 from dpx.files.orbax_checkpoints import Checkpoints, State
 from dpx.files.run_folder import RunFolder
-from dpx.mechanism.mechanism_protocol import Reparametrised
+from dpx.mechanism.mechanism_protocol import ForwardNoise, Reparametrisation, Reparametrised
 from dpx.privacy.ledger import Ledger, NoiseEpoch
 from dpx.privacy.segments import steps_per_epoch
 from dpx.processes import interruption, team
@@ -211,14 +211,16 @@ def computed(run: Computation, secret: RootSecret, step: int, state: State, befo
 
     `before` is the checksum of a replayed step, from which this one must not differ.
     """
-    experiment, parts, clip = run.experiment, run.step, run.experiment.clip
+    experiment, parts, clip, mechanism = run.experiment, run.step, run.experiment.clip, run.experiment.mechanism
     size, norm = experiment.batch_schedule.at(step), clip.in_force(state.clip)
     noise_multiplier = run.calibrated.noise_multiplier or 0.0
     deviation = np.float32(noise_multiplier) * norm
-    by = parts.differentiated_by(state, experiment.mechanism.draw_first(secret, step, state.params))
-    carriers = by.trained if experiment.mechanism.reparametrises else None
+    by, carriers = Reparametrised(state.params, {}, {}), None
+    if isinstance(mechanism, Reparametrisation):
+        by = parts.differentiated_by(state, mechanism.draw_first(secret, step, state.params))
+        carriers = by.trained
     scaled = {"deviation": deviation, "clipping_norm": norm, "strategy": run.strategy, "past_noise": state.noise, "carriers": carriers}
-    if before is not None and experiment.mechanism.is_forward:
+    if before is not None and isinstance(mechanism, ForwardNoise):
         # Its noise precedes the sum, so all its rows are compared first, without noise.
         without_noise, _ = _sums(run, secret, step, by, norm, None)
         _require_same(step, before, parts.reduce(without_noise, scaled))
@@ -228,7 +230,7 @@ def computed(run: Computation, secret: RootSecret, step: int, state: State, befo
         with run.profiling.host(AGREEMENT):
             _require_same(step, before, reduced, is_noised=run.calibrated.noise_multiplier is not None)
     rate = np.float32(experiment.lr_schedule.at(step, experiment.steps))
-    drawn = experiment.mechanism.draw(secret, step, by.trained, noise_multiplier, clip.clipping_norm, run.strategy)
+    drawn = mechanism.draw(secret, step, by.trained, noise_multiplier, clip.clipping_norm, run.strategy)
     auxiliary = {"count": clip.draw(secret, step, state.clip), "telemetry": experiment.telemetry.draw(secret, step)}
     checksum = reduced["checksum"]
     state, metrics = parts.finish(state, reduced, UpdateInputs(drawn, deviation, np.float32(size), rate, auxiliary, carriers))
@@ -260,7 +262,7 @@ def _sums(run: Computation, secret: RootSecret, step: int, by: Reparametrised, n
     q, population = experiment.batch_schedule.at(step) / run.calibrated.size, run.store.population(experiment.privacy)
     mechanism, sampler, forward, beside = experiment.mechanism, experiment.sampler, None, {}
     with run.profiling.host(DATA_WAIT):
-        if mechanism.is_forward:
+        if isinstance(mechanism, ForwardNoise):
             forward, is_noised = np.float32(0 if deviation is None else deviation), deviation is not None
             indices, beside = draw_rows(mechanism, sampler, population, q, secret, step, is_noised=is_noised)
             indices, beside = share(indices, team().part), {name: share(values, team().part) for name, values in beside.items()}
@@ -334,7 +336,7 @@ def _readable(run: Run, values: dict[str, Any], seconds: float) -> dict[str, Any
         named |= {"grad/snr": values["snr"], "grad/noise_norm": values["noise_norm"]}
     if mechanism.clips_gradients and units:
         named |= {"grad/clipped_fraction": counts["clipped"] / units, "grad/example_norm": counts["norm"] / units}
-    if mechanism.is_forward and units:
+    if isinstance(mechanism, ForwardNoise) and units:
         named |= {"forward/clipped_fraction": counts["clipped"] / units, "forward/vector_norm": counts["norm"] / units}
     named |= {name: value for name, value in values.items() if name.startswith(_SHOWN_AS_THEY_ARE)}
     return named

@@ -45,9 +45,9 @@ from dpx.task.mlm import Special
 from dpx.task.objective import objective
 from dpx.task.objective import objective as make_objective
 from dpx.task.task_protocol import TwoPartObjective
-from dpx.training import carried, features, frozen
+from dpx.training import features, frozen
 from dpx.training.evaluation import BATCH_ROWS, HeldOut, held_out
-from dpx.training.frozen import draw
+from dpx.training.frozen import differentiated_by, draw
 from dpx.training.loop import Computation, computed
 from dpx.training.microbatch import Workload, resolve_microbatch, synthetic_rows
 from dpx.training.step import make_step
@@ -245,7 +245,7 @@ def products(
     subject = objective(model, task, vocabulary_size, Special(pad_id=0, unk_id=1, cls_id=2, sep_id=3, mask_id=4))
     key = np.zeros(2, np.uint32)
     trained, frozen = jax.eval_shape(lambda key: draw(train, subject, key), key)
-    by = carried.shapes(mechanism, trained)
+    by = jax.eval_shape(partial(differentiated_by, mechanism), trained)
     trained, frozen = by.trained, merged(by.constants, frozen)
     rows = synthetic_rows(task, 1, sequence_length, vocabulary_size)
     batch = jax.eval_shape(subject.batch, key, rows)

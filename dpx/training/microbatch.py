@@ -20,6 +20,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from dpx.clipping.trained_and_frozen import merged
 from dpx.config.experiment import Experiment
 from dpx.cost.memory import Memory, step_memory
 from dpx.cost.traced import compiled_temporaries
@@ -30,7 +31,7 @@ from dpx.models.trained import Trained
 from dpx.optimizer import Optimizer
 from dpx.processes.mesh import Mesh
 from dpx.task.declared_task import Task
-from dpx.training import carried, frozen, update
+from dpx.training import frozen, update
 from dpx.training.gradient_sum import GradientSum
 
 logger = logging.getLogger(__name__)
@@ -82,7 +83,9 @@ class Workload:
 
     def params(self, key: Any) -> tuple[Any, Any]:
         """Returns (the arrays by which the loss is differentiated, all other parameters), drawn with `key`. Runs under jit."""
-        return carried.in_first_step(self.mechanism, *frozen.draw(self.train, self.objective, key))
+        trained, kept = frozen.draw(self.train, self.objective, key)
+        by = frozen.differentiated_by(self.mechanism, trained)
+        return by.trained, merged(by.constants, kept)
 
     def sum(self, params: Any, batch: Any) -> Any:
         """Computes the sum of one microbatch, as the step does; `params` is the result of the method `params`. Runs under jit."""

@@ -9,6 +9,7 @@ only where examples are units of several rows), D devices.
 
 import dataclasses
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
 import jax
@@ -24,13 +25,14 @@ from dpx.config.experiment import Experiment
 from dpx.declaration import require
 from dpx.files.array_checksums import checksum
 from dpx.files.orbax_checkpoints import State
+from dpx.mechanism.carriers import norms_of_rebuilt
 from dpx.mechanism.declared_mechanism import Clip, Mechanism, Telemetry
-from dpx.mechanism.mechanism_protocol import Reparametrised
+from dpx.mechanism.mechanism_protocol import ForwardNoise, Reparametrisation, Reparametrised
 from dpx.mechanism.telemetry import count_name
 from dpx.processes import team
 from dpx.randomness import path_name
 from dpx.task.declared_task import Task
-from dpx.training import carried, frozen, sharding, update
+from dpx.training import frozen, sharding, update
 from dpx.training.gradient_sum import GradientSum, noisy_gradient_sum
 
 # The shape of every key: threefry words.
@@ -132,15 +134,6 @@ class Step:
         return self.reparametrise(state.params, state.kept, drawn)
 
 
-class _Parts(NamedTuple):
-    """The declared parts of a run that decide what its step computes."""
-
-    clip: Clip
-    mechanism: Mechanism
-    telemetry: Telemetry
-    task: Task
-
-
 COUNTS = ("examples", "units", "non_finite", "loss", "norm", "clipped")  # And those of the task.
 
 
@@ -168,19 +161,19 @@ def make_step(experiment: Experiment, objective: Any, mesh: Mesh, microbatch: in
     has_gpu = mesh.devices.flat[0].platform == "gpu"
     require(has_gpu or experiment.model.attention != "cudnn", "model.attention=cudnn", "cuDNN needs a GPU", "Use model.attention=xla")
     shapes, frozen_shapes = frozen.shapes(experiment.trained, objective)
-    by = carried.shapes(experiment.mechanism, shapes)
+    clip, mechanism, telemetry, task = experiment.clip, experiment.mechanism, experiment.telemetry, experiment.task
+    by = jax.eval_shape(partial(frozen.differentiated_by, mechanism), shapes)
     layouts, frozen_layouts = sharding.layouts(by.trained, mesh), sharding.layouts(frozen_shapes, mesh)
     optimizer, dtype = update.make_update(experiment.optimizer), experiment.model.dtype
     devices = mesh.shape["data"] * mesh.shape["fsdp"]
-    parts = _Parts(experiment.clip, experiment.mechanism, experiment.telemetry, experiment.task)
-    gradient_sum = GradientSum.build(parts.mechanism, parts.clip, experiment.clipping_method, experiment.privacy)
-    names = (*COUNTS, *parts.task.counts, *map(count_name, parts.telemetry.ranges(parts.task.metric)))
+    gradient_sum = GradientSum.build(mechanism, clip, experiment.clipping_method, experiment.privacy)
+    names = (*COUNTS, *task.counts, *map(count_name, telemetry.ranges(task.metric)))
 
     def init(key: Array, start: Any) -> State:
         params, _ = frozen.draw(experiment.trained, objective, key, start)
-        norm = parts.clip.initial_state() if parts.mechanism.is_private else None
-        noise, kept = parts.mechanism.initial_state(params), parts.mechanism.kept_from_start(params)
-        return State(params, optimizer.init(params), norm, noise, kept)
+        norm = clip.initial_state() if mechanism.is_private else None
+        kept = mechanism.kept_from_start(params) if isinstance(mechanism, Reparametrisation) else None
+        return State(params, optimizer.init(params), norm, mechanism.initial_state(params), kept)
 
     def draw_frozen(key: Array, start: Any) -> Any:
         return frozen.draw(experiment.trained, objective, key, start)[1]
@@ -189,23 +182,28 @@ def make_step(experiment: Experiment, objective: Any, mesh: Mesh, microbatch: in
     summed = {
         "gradient": jax.tree.map(lambda of_leaf: of_leaf.summed, layouts),
         "count": dict.fromkeys(names, P(sharding.EXAMPLE_AXES)),
-        **({"rows": P(sharding.EXAMPLE_AXES)} if parts.mechanism.is_forward else {}),
+        **({"rows": P(sharding.EXAMPLE_AXES)} if isinstance(mechanism, ForwardNoise) else {}),
     }
+    reparametrise = None
+    if isinstance(mechanism, Reparametrisation):
+        metrics = dict.fromkeys(by.metrics, jax.sharding.NamedSharding(mesh, P()))
+        stored = sharding.storage_shardings(by.trained, mesh), sharding.storage_shardings(by.constants, mesh)
+        reparametrise = jax.jit(mechanism.reparametrised, out_shardings=Reparametrised(*stored, metrics))
     sum_shardings = jax.tree.map(lambda spec: jax.sharding.NamedSharding(mesh, spec), summed)
     return Step(
         init=jax.jit(init, out_shardings=state_shardings),
         gather=_gather(mesh, layouts, jnp.dtype(dtype)),
-        zero=_zero(by.trained, names, devices, parts.mechanism, sum_shardings),
-        accumulate=_accumulate(objective, gradient_sum, MARGINS[dtype], parts, mesh, sum_shardings),
+        zero=_zero(by.trained, names, devices, mechanism, sum_shardings),
+        accumulate=_accumulate(objective, gradient_sum, MARGINS[dtype], clip, mechanism, telemetry, task, mesh, sum_shardings),
         reduce=_reduce(mesh, layouts, summed),
-        finish=_finish(optimizer, parts, mesh, state_shardings),
+        finish=_finish(optimizer, clip, mechanism, telemetry, task, mesh, state_shardings),
         draw_frozen=jax.jit(draw_frozen, out_shardings=sharding.storage_shardings(frozen_shapes, mesh)),
         place_frozen=_gather(mesh, frozen_layouts, jnp.dtype(dtype)),
         has_frozen=bool(jax.tree.leaves(frozen_shapes)),
         chunk=chunk,
         rows=microbatch * devices,
         place=_place(mesh),
-        reparametrise=carried.compiled(parts.mechanism, by, mesh),
+        reparametrise=reparametrise,
         place_constants=_gather(mesh, sharding.layouts(by.constants, mesh), jnp.dtype(dtype)),
     )
 
@@ -215,20 +213,27 @@ def _zero(shapes: Any, names: Sequence[str], devices: int, mechanism: Mechanism,
 
     def zero() -> Sums:
         gradient = jax.tree.map(lambda leaf: jnp.zeros((devices, *leaf.shape), mechanism.sum_dtype), shapes)
-        rows = {"rows": jnp.zeros((devices, 2), jnp.uint32)} if mechanism.is_forward else {}
+        rows = {"rows": jnp.zeros((devices, 2), jnp.uint32)} if isinstance(mechanism, ForwardNoise) else {}
         return {"gradient": gradient, "count": {name: jnp.zeros((devices,), jnp.float32) for name in names}} | rows
 
     return jax.jit(zero, out_shardings=shardings)
 
 
 def _accumulate(
-    objective: Any, gradient_sum: GradientSum, margin: float, parts: _Parts, mesh: Mesh, shardings: Any
+    objective: Any,
+    gradient_sum: GradientSum,
+    margin: float,
+    clip: Clip,
+    mechanism: Mechanism,
+    telemetry: Telemetry,
+    task: Task,
+    mesh: Mesh,
+    shardings: Any,
 ) -> Callable[[Sums, Chunk, StepInputs], Sums]:
     """Returns a function that adds each device's part of a chunk to its sums in float32, without collectives and without noise.
 
     The fraction `margin` of the clipping norm is left for rounding.
     """
-    clip, mechanism, telemetry, task = parts
 
     def accumulate(sums: Sums, chunk: Chunk, inputs: StepInputs) -> Sums:
         norm = clip.clipping_norm if inputs.clipping_norm is None else inputs.clipping_norm
@@ -243,7 +248,7 @@ def _accumulate(
             losses = lambda params, batch: objective.losses(params, batch, inputs.dropout_key)  # noqa: E731
             limit = norm * (1 - margin)
             rows = {}
-            if mechanism.is_forward:
+            if isinstance(mechanism, ForwardNoise):
                 summed = noisy_gradient_sum(objective, mechanism, gradient_sum, inputs.deviation, limit, inputs.dropout_key)
                 result, of_rows = summed(inputs.params, batch, rows_B, inputs.frozen, is_padding_B)
                 rows = {"rows": checksum((sums["rows"][0], of_rows))[None]}
@@ -326,10 +331,15 @@ def _reduce(mesh: Mesh, layouts: Any, summed: Any) -> Callable[[Sums, Any], Redu
 
 
 def _finish(
-    optimizer: update.Update, parts: _Parts, mesh: Mesh, state_shardings: Any
+    optimizer: update.Update,
+    clip: Clip,
+    mechanism: Mechanism,
+    telemetry: Telemetry,
+    task: Task,
+    mesh: Mesh,
+    state_shardings: Any,
 ) -> Callable[[State, Reduced, UpdateInputs], tuple[State, dict[str, Array]]]:
     """Returns the function that ends a step: noise once, division by the expected batch size, and the update of `optimizer`."""
-    clip, mechanism, telemetry, task = parts
 
     def finish(state: State, reduced: Reduced, inputs: UpdateInputs) -> tuple[State, dict[str, Array]]:
         drawn, deviation, expected_batch, learning_rate, keys, carriers = inputs
@@ -338,10 +348,13 @@ def _finish(
             total, noisy, noise_squares, noise_state = mechanism.noisy_sum(
                 reduced["gradient"], drawn, deviation, state.noise, clip.clipping_norm
             )
-        gradient = jax.tree.map(lambda leaf: leaf / expected_batch, noisy if carriers is None else mechanism.rebuilt(noisy, carriers))
+        if isinstance(mechanism, Reparametrisation):
+            noisy = mechanism.rebuilt(noisy, carriers)
+        gradient = jax.tree.map(lambda leaf: leaf / expected_batch, noisy)
         params, moments = optimizer.apply(state.params, state.moments, gradient, learning_rate)
         metrics = _norms(total, noise_squares, expected_batch, params) | {f"count/{name}": value for name, value in counts.items()}
-        metrics |= {} if carriers is None else carried.norms_of_rebuilt(gradient, carriers)
+        if isinstance(mechanism, Reparametrisation):
+            metrics |= norms_of_rebuilt(gradient, carriers)
         metrics |= clip.step_metrics(state.clip)
         metrics |= telemetry.step_metrics(task.metric, counts, keys.get("telemetry"), expected_batch)
         clip_state = clip.next_clipping_norm(state.clip, counts, keys.get("count"), expected_batch)

@@ -636,8 +636,8 @@ MUTANTS = (
         "rows of a replayed step noised before they are compared",
         LOOP,
         "computed",
-        "if before is not None and experiment.mechanism.is_forward:",
-        "if False and experiment.mechanism.is_forward:",
+        "if before is not None and isinstance(mechanism, ForwardNoise):",
+        "if False and isinstance(mechanism, ForwardNoise):",
         "tests/training/test_forward_noise.py::test_vectors_that_are_others_now_meet_no_key_that_was_used",
     ),
     Mutant(

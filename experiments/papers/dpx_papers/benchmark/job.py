@@ -22,7 +22,7 @@ from dpx.console import answer, wide_console
 from dpx.declaration import ConfigError, declaration, require
 from dpx.extras import require_extra
 from dpx.files.run_folder import RunFolder, write_json
-from dpx.mechanism.declared_mechanism import Flat
+from dpx.mechanism.declared_mechanism import Flat, Reparametrisation
 from dpx_papers.benchmark.rows import matrix_rates, rows
 from dpx_papers.benchmark.setting import PACKAGES, PEERS, VARIANTS, Setting
 from dpx_papers.benchmark.worker import Worker, worker
@@ -98,7 +98,7 @@ class Benchmark:
         Raises `ConfigError` for a mechanism that replaces parameters: programs are of the parameters' own gradients."""
         mechanism = experiment.mechanism
         reason = "programs clip the parameters' own gradients, and this mechanism replaces parameters"
-        require(not mechanism.reparametrises, f"job=benchmark, mechanism={mechanism.name}", reason, "Use mechanism=dp_sgd")
+        require(not isinstance(mechanism, Reparametrisation), f"job=benchmark, mechanism={mechanism.name}", reason, "Use mechanism=dp_sgd")
         began = time.monotonic()
         with contextlib.ExitStack() as stack:
             settings = list(self.settings(experiment, began))

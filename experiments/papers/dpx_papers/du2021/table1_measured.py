@@ -14,7 +14,7 @@ import numpy as np
 
 from dpx.clipping.method_names import ClippingMethod
 from dpx.declaration import require
-from dpx.mechanism.declared_mechanism import DpFp, DpSgd, Flat, Mechanism, NoPrivacy
+from dpx.mechanism.declared_mechanism import DpFp, DpSgd, Flat, ForwardNoise, Mechanism, NoPrivacy, Reparametrisation
 from dpx.mechanism.rgp import Rgp
 from dpx.models.trained import Everything, Matching, Trained
 from dpx.randomness import RootSecret
@@ -142,9 +142,10 @@ class _Subject:
         batch = jax.jit(self.objective.batch)(np.zeros(2, np.uint32), rows)
         params, beside = jax.jit(lambda key: frozen.draw(method.train, self.objective, key))(jax.random.PRNGKey(0))
         secret, mechanism = RootSecret.from_seed(0), method.mechanism
-        first = mechanism.draw_first(secret, 0, params)
+        first = mechanism.draw_first(secret, 0, params) if isinstance(mechanism, Reparametrisation) else None
         by, _ = jax.eval_shape(functools.partial(_differentiated_by, mechanism), params, first)
-        drawn = mechanism.row_keys(secret, 0, 0, size) if mechanism.is_forward else mechanism.draw(secret, 0, by, 1.0, _NORM, None)
+        is_forward = isinstance(mechanism, ForwardNoise)
+        drawn = mechanism.row_keys(secret, 0, 0, size) if is_forward else mechanism.draw(secret, 0, by, 1.0, _NORM, None)
         arguments = (params, beside, first, drawn, batch)
         gradient = functools.partial(_gradient, self.objective, method)
         compiled: Any = jax.jit(gradient).lower(*arguments).compile()
@@ -156,7 +157,7 @@ class _Subject:
 
 def _differentiated_by(mechanism: Mechanism, params: Any, first: Any) -> tuple[Any, Any]:
     """Returns (the arrays by which the loss is differentiated, what replaces the rest of the parameters)."""
-    if not mechanism.reparametrises:
+    if not isinstance(mechanism, Reparametrisation):
         return params, {}
     by = mechanism.reparametrised(params, mechanism.kept_from_start(params), first)
     return by.trained, by.constants
@@ -166,20 +167,22 @@ def _gradient(objective: Any, method: Method, params: Any, beside: Any, first: A
     """Computes the noisy gradient of one step, as a run does; `drawn` are keys of rows with noise in the forward pass."""
     import jax.numpy as jnp
 
+    from dpx.clipping.groups import no_factor
     from dpx.clipping.trained_and_frozen import merged
     from dpx.training.gradient_sum import GradientSum
 
     mechanism = method.mechanism
     by, constants = _differentiated_by(mechanism, params, first)
     clip = Flat(clipping_norm=_NORM) if mechanism.clips_gradients else None
-    gradient_sum = GradientSum(clip, ClippingMethod(name=method.clipping), 1, mechanism.gradient_factor)
+    factor = mechanism.gradient_factor if isinstance(mechanism, Reparametrisation) else no_factor
+    gradient_sum = GradientSum(clip, ClippingMethod(name=method.clipping), 1, factor)
     noised = None
-    if mechanism.is_forward:
+    if isinstance(mechanism, ForwardNoise):
         noised = lambda vector_BH: mechanism.noisy_vectors(vector_BH, drawn, _DEVIATION, _NORM).noisy  # noqa: E731
     losses = lambda params, batch: objective.losses(params, batch, None, noised)  # noqa: E731
     total = gradient_sum(losses, by, batch, _NORM, frozen=merged(constants, beside)).total
     noisy = mechanism.noisy_sum(total, drawn, jnp.float32(_DEVIATION), None, _NORM).noisy
-    return mechanism.rebuilt(noisy, by) if mechanism.reparametrises else noisy
+    return mechanism.rebuilt(noisy, by) if isinstance(mechanism, Reparametrisation) else noisy
 
 
 def _interleaved(calls: Mapping[str, Callable[[], Any]], rounds: int) -> dict[str, list[float]]:
