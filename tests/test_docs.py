@@ -139,6 +139,17 @@ def test_the_loop_of_the_readme_runs():
     assert defined["noisy"].keys() == defined["params"].keys()
 
 
+def test_the_excerpts_of_one_step_are_lines_of_their_source_in_order():
+    page = (DOCS / "one_step.md").read_text()
+    blocks = re.findall(r"```python\n# (dpx/\S+\.py)\n(.*?)```", page, re.DOTALL)
+    assert len(blocks) == page.count("```python") > 10
+    for file, block in blocks:
+        source, place = f"\n{(CHECKOUT / file).read_text()}", 0
+        for part in re.split(r"^\.\.\.\n", block, flags=re.MULTILINE):
+            place = source.find(f"\n{part}", place)
+            assert place >= 0, f"{file} has no such lines, or has them before those above:\n{part}"
+
+
 def test_the_readme_is_short_and_leads_to_the_index_of_every_page():
     text = (DOCS / README).read_text()
     assert len(text.splitlines()) <= 160 and "dpx/docs/index.md" in text
