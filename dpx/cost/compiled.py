@@ -51,7 +51,13 @@ class Collective:
 def collectives(text: str) -> list[Collective]:
     """Returns every collective instruction of `compiled.as_text()`; an instruction inside a loop's body is listed once and marked."""
     bodies = computations(text)
-    looped = _reached_by_loops(text, bodies)
+    # All computations that a loop's body or condition calls, at any depth.
+    looped, waiting = set(), _LOOP.findall(text)
+    while waiting:
+        name = waiting.pop()
+        if name in bodies and name not in looped:
+            looped.add(name)
+            waiting += _REACHED.findall(bodies[name])
     return [
         Collective(kind, sum(math.prod(numbers(dims)) for dims in _ARRAY.findall(shapes)), name in looped, _groups(rest))
         for name, body in bodies.items()
@@ -62,17 +68,6 @@ def collectives(text: str) -> list[Collective]:
 def computations(text: str) -> dict[str, str]:
     """Returns the bodies of a compiled module's computations by name."""
     return {match.group(1): part for part in _COMPUTATION.split(text) if (match := _NAME.match(part))}
-
-
-def _reached_by_loops(text: str, bodies: dict[str, str]) -> set[str]:
-    """Returns every computation that a loop's body or condition calls, at any depth."""
-    reached, waiting = set(), _LOOP.findall(text)
-    while waiting:
-        name = waiting.pop()
-        if name in bodies and name not in reached:
-            reached.add(name)
-            waiting += _REACHED.findall(bodies[name])
-    return reached
 
 
 def _groups(instruction: str) -> tuple[tuple[int, ...], ...]:
@@ -112,28 +107,24 @@ def compiled_matmul_flops(text: str) -> int:
     known: dict[str, int] = {}
 
     def flops_of(name: str) -> int:
-        if name not in known:
-            known[name] = _own(bodies[name]) + _called(bodies[name])
-        return known[name]
-
-    def _called(body: str) -> int:
-        total = sum(flops_of(name) for name in _CALLED.findall(body))
+        if name in known:
+            return known[name]
+        body = bodies[name]
+        shapes = {name: numbers(dims) for name, dims in _RESULT.findall(body)}
+        total = sum(
+            2 * math.prod(numbers(result)) * math.prod(shapes[left][axis] for axis in numbers(contracted))
+            for result, left, contracted in _DOT.findall(body)
+        )
+        total += sum(flops_of(called) for called in _CALLED.findall(body))
         for loop in _WHILE.finditer(body):
             rounds = _ROUNDS.search(loop.group(0))
             total += flops_of(loop.group(1)) * (int(rounds.group(1)) if rounds else 1)
         branches = [re.findall(r"%?([\w.\-]+)", names) for names in _BRANCHES.findall(body)]
-        return total + sum(max(flops_of(name) for name in sides) for sides in branches + [list(pair) for pair in _SIDES.findall(body)])
+        total += sum(max(flops_of(side) for side in sides) for sides in branches + [list(pair) for pair in _SIDES.findall(body)])
+        known[name] = total
+        return total
 
     return flops_of(entry)
-
-
-def _own(body: str) -> int:
-    """Returns the FLOPs of the matrix products in one computation."""
-    shapes = {name: numbers(dims) for name, dims in _RESULT.findall(body)}
-    return sum(
-        2 * math.prod(numbers(result)) * math.prod(shapes[left][axis] for axis in numbers(contracted))
-        for result, left, contracted in _DOT.findall(body)
-    )
 
 
 @record

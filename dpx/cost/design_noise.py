@@ -130,12 +130,17 @@ def _central_limit(q: np.ndarray, steps: np.ndarray, epsilon: float | int, delta
 
 
 def _nodes(x: np.ndarray, y: np.ndarray, epsilon: float | int, delta: float) -> np.ndarray:
+    """Returns the logarithm of the solved noise multiplier over the central-limit one at each node."""
     pairs, where = np.unique(np.stack([x, y], axis=-1).reshape(-1, 2), axis=0, return_inverse=True)
     solved, near = _solved(epsilon, delta), 0.0
     for at in pairs.tolist():
         pair = (at[0], at[1])
         if pair not in solved:
-            solved[pair] = _node(*pair, epsilon, delta, near)
+            q, steps = min(1.0, 10 ** (at[0] / NODES_A_DECADE)), max(1, round(10 ** (at[1] / NODES_A_DECADE)))
+            limit = float(_central_limit(np.array([q]), np.array([steps]), epsilon, delta)[0])
+            charges = [(Release(noise_multiplier=1.0, sampling_probability=q), steps)]
+            # The search starts from the neighbour's.
+            solved[pair] = math.log(solve.nearly(charges, epsilon=epsilon, delta=delta, start=limit * math.exp(near)) / limit)
         near = solved[pair]
     return np.array([solved[x, y] for x, y in pairs.tolist()])[where.reshape(x.shape)]
 
@@ -144,14 +149,3 @@ def _nodes(x: np.ndarray, y: np.ndarray, epsilon: float | int, delta: float) -> 
 def _solved(epsilon: float | int, delta: float) -> dict[tuple[float, float], float]:
     """Returns the dict of the nodes that this process has solved, by their position."""
     return {}
-
-
-def _node(x: float, y: float, epsilon: float | int, delta: float, near: float) -> float:
-    """Returns the logarithm of the solved noise multiplier over the central-limit one at a node.
-
-    `near` is this logarithm at a neighbour, from which the search starts.
-    """
-    q, steps = min(1.0, 10 ** (x / NODES_A_DECADE)), max(1, round(10 ** (y / NODES_A_DECADE)))
-    limit = float(_central_limit(np.array([q]), np.array([steps]), epsilon, delta)[0])
-    charges = [(Release(noise_multiplier=1.0, sampling_probability=q), steps)]
-    return math.log(solve.nearly(charges, epsilon=epsilon, delta=delta, start=limit * math.exp(near)) / limit)

@@ -149,7 +149,9 @@ def choose(table: Sequence[Measured], asked: Asked) -> Choice:
     for rows in _searched(own):
         best = max(row.accuracy for row in rows)
         for row in rows:
-            lost.setdefault(row.point, []).append((_nearness(row, asked), best - row.accuracy))
+            apart = math.log(row.signal / asked.signal) / math.log(NEAR)
+            # Never zero: if only the farthest rows are left, they decide.
+            lost.setdefault(row.point, []).append((max(math.exp(-(apart**2) / 2), 1e-9), best - row.accuracy))
     mean = {point: sum(w * loss for w, loss in pairs) / sum(w for w, _ in pairs) for point, pairs in lost.items()}
     as_good = [point for point in mean if mean[point] <= min(mean.values()) + AS_GOOD]
     point = min(as_good, key=lambda point: (point.passes, mean[point], -sum(w for w, _ in lost[point])))
@@ -164,12 +166,6 @@ def _searched(rows: Sequence[Measured]) -> list[list[Measured]]:
     conditions = [[row for row in rows if row.condition == condition] for condition in dict.fromkeys(row.condition for row in rows)]
     above = [own for own in conditions if any(row.is_above for row in own)]
     return [own for own in above if len(own) >= 3] or above or conditions
-
-
-def _nearness(row: Measured, asked: Asked) -> float:
-    apart = math.log(row.signal / asked.signal) / math.log(NEAR)
-    # Never zero: if only the farthest rows are left, they decide.
-    return max(math.exp(-(apart**2) / 2), 1e-9)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -190,19 +186,16 @@ def expected(choice: Choice, asked: Asked) -> list[Expected]:
     """Returns the accuracy of each measured task as a monotone function of the signal, at the asked one; held beyond the measured ones."""
     from dpx.cost.smoothing import isotonic
 
+    away = lambda row: sum(abs(math.log(one / other)) for one, other in zip(row.point, choice.point, strict=True))  # noqa: E731
     found = []
     for task in sorted({row.task for row in choice.measured}):
-        rows = _along_signal([row for row in choice.measured if row.task == task], choice.point)
+        own = [row for row in choice.measured if row.task == task]
+        # Of each condition the run at the setting, or at the nearest measured one.
+        nearest = [min((row for row in own if row.condition == condition), key=away) for condition in {row.condition for row in own}]
+        rows = sorted(nearest, key=lambda row: row.signal)
         signals, accuracies = np.log([row.signal for row in rows]), np.array([row.accuracy for row in rows])
         at = math.log(asked.signal)
         accuracy = float(np.interp(at, signals, isotonic(accuracies, 0, increasing=True)))
         is_outside = not signals[0] - 1e-9 <= at <= signals[-1] + 1e-9
         found.append(Expected(task, accuracy, is_outside, rows[int(np.argmin(np.abs(signals - at)))]))
     return found
-
-
-def _along_signal(rows: list[Measured], point: Point) -> list[Measured]:
-    """Returns the run of each condition at the setting, or at the nearest measured one, by ascending signal."""
-    away = lambda row: sum(abs(math.log(one / other)) for one, other in zip(row.point, point, strict=True))  # noqa: E731
-    nearest = [min((row for row in rows if row.condition == condition), key=away) for condition in {row.condition for row in rows}]
-    return sorted(nearest, key=lambda row: row.signal)

@@ -16,6 +16,7 @@ import numpy as np
 
 from dpx.declaration import ConfigError, require
 from dpx.files import results
+from dpx.models.model_protocol import count
 from dpx.statement import agreement
 from dpx.statement.seals import STATEMENT, read_statement
 from dpx.statement.statement_records import RunStatement
@@ -74,7 +75,14 @@ class Measurements:
         require(bool(rows), "0 rows", "the table contains no measurements", "Name finished runs, or a table with measurements")
         for name in (*TEXT, *NUMBERS):
             require(name in rows[0], f"column {name!r}", "is missing", f"Give {', '.join((*TEXT, *NUMBERS))}")
-        table = cls(np.array([str(row["model"]) for row in rows]), **{name: _numbers(rows, name) for name in NUMBERS})
+        columns: dict[str, list[float]] = {name: [] for name in NUMBERS}
+        for name in NUMBERS:
+            for place, row in enumerate(rows, 1):
+                try:
+                    columns[name].append(float(row[name]))
+                except (KeyError, TypeError, ValueError):
+                    raise ConfigError(f"row {place}, column {name}", f"{row.get(name)!r} is not a number", "Give a number") from None
+        table = cls(np.array([str(row["model"]) for row in rows]), **{name: np.array(values) for name, values in columns.items()})
         keys: set[tuple] = set()
         for row in zip(*(getattr(table, name).tolist() for name in (*TEXT, *NUMBERS[:-1])), strict=True):
             own = f"{row[0]} at ratio {row[2]:g}, rate {row[3]:g}, replicate {row[4]:g}, step {row[7]:g}"
@@ -85,7 +93,12 @@ class Measurements:
     @classmethod
     def read(cls, path: Path) -> "Measurements":
         """Returns the table in a CSV file with these columns. Raises `ConfigError` if the file has other columns."""
-        return cls.from_rows(_lines(path))
+        try:
+            with open(path, newline="", encoding="utf-8-sig") as file:
+                lines = list(csv.DictReader(file))
+        except (UnicodeDecodeError, csv.Error) as error:
+            raise ConfigError(path, f"is not a CSV table in UTF-8 ({error})", "Save it as a CSV table in UTF-8") from None
+        return cls.from_rows(lines)
 
     def write(self, path: Path) -> None:
         """Writes a CSV file that `read` reads, with unrounded numbers."""
@@ -115,25 +128,6 @@ class Measurements:
     def is_noisy(self) -> np.ndarray:
         """Returns, for each row, whether its run had noise: a ratio that float32 can distinguish from 0."""
         return self.noise_batch_ratio > NO_NOISE
-
-
-def _numbers(rows: Sequence[dict[str, Any]], name: str) -> np.ndarray:
-    values = []
-    for place, row in enumerate(rows, 1):
-        try:
-            values.append(float(row[name]))
-        except (KeyError, TypeError, ValueError):
-            raise ConfigError(f"row {place}, column {name}", f"{row.get(name)!r} is not a number", "Give a number") from None
-    return np.array(values)
-
-
-def _lines(path: Path) -> list[dict[str, Any]]:
-    """Returns the rows of a CSV file by their header's names, with or without a byte-order mark."""
-    try:
-        with open(path, newline="", encoding="utf-8-sig") as file:
-            return list(csv.DictReader(file))
-    except (UnicodeDecodeError, csv.Error) as error:
-        raise ConfigError(path, f"is not a CSV table in UTF-8 ({error})", "Save it as a CSV table in UTF-8") from None
 
 
 RECORD_EVERY = 100
@@ -224,7 +218,9 @@ def _rows(folder: Path, every: int) -> list[dict[str, Any]]:
 
 def _knobs(config: Any, folder: Path) -> dict[str, Any]:
     """Returns the settings that identify a run; a run without privacy has ratio 0 and counts as one without noise."""
-    batch_size = config.batch_schedule.size
+    from dpx.config import build
+
+    experiment, batch_size = build(config)[0], config.batch_schedule.size
     noise = config.noise
     if "noise_batch_ratio" in noise:
         ratio = noise.noise_batch_ratio
@@ -236,18 +232,10 @@ def _knobs(config: Any, folder: Path) -> dict[str, Any]:
         ratio = 0.0 if sigma is None else sigma / batch_size
     return {
         "model": config.model.name,
-        "parameters": _parameters(config),
+        "parameters": count(experiment.task.parameter_shapes(experiment.model, experiment.vocabulary_size)),
         "noise_batch_ratio": ratio,
         "learning_rate": config.lr_schedule.learning_rate,
         "replicate": config.replicate,
         "batch_size": batch_size,
         "sequence_length": config.data.sequence_length,
     }
-
-
-def _parameters(config: Any) -> int:
-    """Returns the exact number of parameters of the model and its head at the declared vocabulary."""
-    from dpx.config import build
-
-    experiment, _ = build(config)
-    return sum(math.prod(shape) for shape in experiment.task.parameter_shapes(experiment.model, experiment.vocabulary_size).values())

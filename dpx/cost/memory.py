@@ -125,31 +125,21 @@ def step_memory(
         example += FLOAT32 * summed
     # A traced model keeps what book-keeping keeps; the activations of a model that may be copied include the copies.
     if trains.kernels and not isinstance(model, ExampleModel | RotaryDecoder):
-        example += number * _differentiated(model, trains) * sequence_length * _recorded(model, method)
+        # What the method records of a token and layer beside the activations that the backward pass keeps anyway.
+        H, F, of_inputs = model.width, model.feed_forward, method in ("book_keeping", "traced")
+        recorded = 2 * H + F if of_inputs else 0
+        if model.rematerialize == "layers":
+            recorded = (8 if model.causal else 7) * H + 2 * F if of_inputs or method == "ghost" else 0
+        example += number * _differentiated(model, trains) * sequence_length * recorded
     gathered = summed if shards > 1 or number < FLOAT32 else 0
     return Memory(
-        stored=_stored(parameters, shards, optimizer_bytes),
+        stored=FLOAT32 * parameters // shards + optimizer_bytes if optimizer_bytes is not None else 3 * FLOAT32 * parameters // shards,
         gathered=number * (gathered + trains.frozen),
         accumulator=FLOAT32 * summed,
         mechanism=mechanism_bytes // shards,
         microbatch=FLOAT32 * summed + microbatch * example,
         update=3 * FLOAT32 * parameters // shards,
     )
-
-
-def _stored(parameters: int, shards: int, optimizer_bytes: int | None) -> int:
-    """Returns the bytes of parameters and the optimiser's state on one device."""
-    if optimizer_bytes is None:
-        return 3 * FLOAT32 * parameters // shards
-    return FLOAT32 * parameters // shards + optimizer_bytes
-
-
-def _recorded(model: Model, method: Method) -> int:
-    """Returns how many numbers of a token and layer a method records beside the activations that the backward pass keeps anyway."""
-    H, F = model.width, model.feed_forward
-    if model.rematerialize == "layers":
-        return (8 if model.causal else 7) * H + 2 * F if method in ("book_keeping", "traced", "ghost") else 0
-    return 2 * H + F if method in ("book_keeping", "traced") else 0
 
 
 def _differentiated(model: Model, trains: Trains) -> int:

@@ -99,23 +99,7 @@ def grid_of(measurements: Measurements, choice: Choice = "pointwise_minimum") ->
             "one grid has one value only",
             "Choose the rows of one value",
         )
-    _require_names_of_their_own(measurements)
-    # An unfinished run is left out; the grid is not shortened to it.
-    steps_T = _common_steps(measurements)
-    cells = _cells(measurements, steps_T, choice)
-    others = {(m, name, ratio) for m, name, ratio, *_ in _runs(measurements)} - set(cells)
-    unlike = tuple(f"{name} at ratio {ratio:g}: no run has the grid's {len(steps_T)} records" for _, name, ratio in sorted(others))
-    noisy, noiseless = ({cell: found for cell, found in cells.items() if (cell[2] > 0) is has_noise} for has_noise in (True, False))
-    grid, without = _grid(noisy, steps_T), _grid(noiseless, steps_T) if noiseless else None
-    left_out = grid.left_out + (without.left_out if without else ()) + unlike
-    return dataclasses.replace(grid, noiseless=without, left_out=left_out)
-
-
-def _require_names_of_their_own(measurements: Measurements) -> None:
-    """Raises `ConfigError` unless each number of parameters has one model name, and each name one number.
-
-    Parameters identify a model.
-    """
+    # Parameters identify a model.
     pairs = sorted(set(zip(measurements.parameters.tolist(), measurements.model.tolist(), strict=True)))
     for (m, name), (next_m, next_name) in itertools.pairwise(pairs):
         require(
@@ -126,6 +110,19 @@ def _require_names_of_their_own(measurements: Measurements) -> None:
         )
     for (name, m), (next_name, next_m) in itertools.pairwise(sorted((name, m) for m, name in pairs)):
         require(name != next_name, f"model {name}", f"has {m:,.0f} and {next_m:,.0f} parameters", "Give each model its own name")
+    # The records that most models and ratios have, the longest of equally frequent ones: an unfinished run is left out, and the grid is
+    # not shortened to it.
+    having: dict[tuple[float, ...], set] = {}
+    for (m, _, ratio, *_), (steps, _) in _runs(measurements).items():
+        having.setdefault(tuple(steps.tolist()), set()).add((m, ratio))
+    steps_T = np.array(max(having, key=lambda steps: (len(having[steps]), len(steps), steps)))
+    cells = _cells(measurements, steps_T, choice)
+    others = {(m, name, ratio) for m, name, ratio, *_ in _runs(measurements)} - set(cells)
+    unlike = tuple(f"{name} at ratio {ratio:g}: no run has the grid's {len(steps_T)} records" for _, name, ratio in sorted(others))
+    noisy, noiseless = ({cell: found for cell, found in cells.items() if (cell[2] > 0) is has_noise} for has_noise in (True, False))
+    grid, without = _grid(noisy, steps_T), _grid(noiseless, steps_T) if noiseless else None
+    left_out = grid.left_out + (without.left_out if without else ()) + unlike
+    return dataclasses.replace(grid, noiseless=without, left_out=left_out)
 
 
 def _grid(cells: Cells, steps_T: np.ndarray) -> Grid:
@@ -156,14 +153,6 @@ def _runs(measurements: Measurements) -> dict[tuple[float, str, float, float, fl
         places.setdefault(key, []).append(index)
     ordered = {key: np.array(sorted(where, key=lambda index: measurements.step[index])) for key, where in places.items()}
     return {key: (measurements.step[where], measurements.loss[where]) for key, where in ordered.items()}
-
-
-def _common_steps(measurements: Measurements) -> np.ndarray:
-    """Returns the steps of the records that most models and ratios have; among equally frequent ones, the longest."""
-    cells: dict[tuple[float, ...], set] = {}
-    for (m, _, ratio, *_), (steps, _) in _runs(measurements).items():
-        cells.setdefault(tuple(steps.tolist()), set()).add((m, ratio))
-    return np.array(max(cells, key=lambda steps: (len(cells[steps]), len(steps), steps)))
 
 
 def _cells(measurements: Measurements, steps_T: np.ndarray, choice: Choice) -> Cells:

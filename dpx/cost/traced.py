@@ -40,19 +40,13 @@ def _cost(eqn: Any, wanted: tuple[str | None, Any]) -> int:
     if name == "cond":
         costs = [_count(branch.jaxpr, wanted) for branch in params["branches"]]
         by_platform = params.get("branches_platforms")
-        return max(costs) if by_platform is None else costs[_place(by_platform, platform)]
+        if by_platform is None:
+            return max(costs)
+        named = [place for place, platforms in enumerate(by_platform) if platforms and platform in platforms]
+        return costs[(named or [place for place, platforms in enumerate(by_platform) if platforms is None])[0]]
     times = params["length"] if name == "scan" else 1
-    return times * sum(_count(body, wanted) for body in _bodies(params))
-
-
-def _place(by_platform: Any, platform: str | None) -> int:
-    named = [place for place, platforms in enumerate(by_platform) if platforms and platform in platforms]
-    return (named or [place for place, platforms in enumerate(by_platform) if platforms is None])[0]
-
-
-def _bodies(params: dict[str, Any]) -> list[core.Jaxpr]:
     bodies = [params[name] for name in ("jaxpr", "call_jaxpr", "body_jaxpr") if name in params]
-    return [body.jaxpr if isinstance(body, core.ClosedJaxpr) else body for body in bodies]
+    return times * sum(_count(body.jaxpr if isinstance(body, core.ClosedJaxpr) else body, wanted) for body in bodies)
 
 
 def temporary_bytes(function: Callable, *arguments: Any) -> int:

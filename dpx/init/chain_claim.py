@@ -7,7 +7,7 @@ of the claim about one stage's text, as the origins in a run's own ledger are: t
 """
 
 import dataclasses
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 from dpx.claim.spent import Spent
 from dpx.config.declared_chain import Chain
@@ -55,14 +55,29 @@ def claim(chain: Chain, releases: Sequence[StageRelease], missing: Sequence[str]
     protects = tuple(_protected(chain, one, releases, missing) for one in releases if one.is_private)
     reasons = tuple(dict.fromkeys(f"{one.stage}: {reason}" for one in protects for reason in one.reasons))
     by = outside_code.joined(*(outside_code.packages_of_guarantee(one.guarantee) or () for one in protects))
-    public = [name for name, stage in chain.stages.items() if stage.provenance == "public"]
+    public, assumptions, not_covered = [name for name, stage in chain.stages.items() if stage.provenance == "public"], [], []
     bare = list(dict.fromkeys(one.stage for one in releases if one.origins and not one.is_private and one.stage not in public))
+    if bare:
+        not_covered.append(f"the rows of {', '.join(bare)}: they are trained on without privacy, and their weights may repeat them")
+    for name, stage in chain.stages.items():
+        key = f"chain.stages.{name}"
+        if stage.provenance == "public":
+            assumptions.append(f"the user vouches that no text of {name} needs protection ({key}.provenance=public)")
+        for other in stage.disjoint_from:
+            assumptions.append(f"the user vouches that no unit of {name} is in any data of {other}, or the reverse ({key}.disjoint_from)")
+        if stage.sweep:
+            not_covered.append(f"the choice among the points of {name}, which reads its rows without noise")
+    if protects:
+        assumptions.append(
+            "the assumptions in the statement of each private stage hold, and no stage was changed after results of another were seen"
+        )
+    not_covered.append("other chains and runs on the same text, repeats of this chain included")
     return ChainClaim(
         guarantee=outside_code.guarantee(bool(protects), list(reasons), by),
         reasons=reasons if protects else ("no stage adds noise",),
         protects=protects,
-        assumptions=tuple(_assumptions(chain, [one.stage for one in protects])),
-        not_covered=tuple(_not_covered(chain, bare)),
+        assumptions=tuple(assumptions),
+        not_covered=tuple(not_covered),
     )
 
 
@@ -72,7 +87,11 @@ def _protected(chain: Chain, own: StageRelease, releases: Sequence[StageRelease]
     stages = {first.identity: one.stage for one in others for first in one.origins[:1] if not chain.are_disjoint(own.stage, one.stage)}
     fixes = {name: f" (declare chain.stages.{stage}.disjoint_from=[{own.stage}] if they share no unit)" for name, stage in stages.items()}
     found = [f"{reason}{fixes.get(one.identity, '')}" for one in seen for reason in reasons_of(one)]
-    reasons = [*own.reasons, *found, *_of_names(chain, own, others)]
+    reasons = [*own.reasons, *found]
+    for one in others:
+        same = among(own.held.data.known_as, one.held.data.known_as) if chain.are_disjoint(own.stage, one.stage) else ()
+        if same:
+            reasons.append(f"{one.stage} is declared to share no unit with it, but both are {same[0]}")
     if missing:
         reasons.append(f"the stages {', '.join(missing)} have not run, and what they will release is not charged")
     segments = join(own.segments, *charged(seen))
@@ -108,30 +127,3 @@ def _seen_beside(chain: Chain, own: StageRelease, others: Sequence[StageRelease]
         found += [related(origin, own.held, declared, False) for origin in first]
         found += [related(origin, own.held, declared, is_holders) for origin in further]
     return [one for one in merged([], found) if one.identity != own.origins[0].identity]
-
-
-def _of_names(chain: Chain, own: StageRelease, others: Sequence[StageRelease]) -> Iterator[str]:
-    """Yields the reasons why a stage that is declared to share no unit with `own` may share them: both have data of one name."""
-    for one in others:
-        same = among(own.held.data.known_as, one.held.data.known_as) if chain.are_disjoint(own.stage, one.stage) else ()
-        if same:
-            yield f"{one.stage} is declared to share no unit with it, but both are {same[0]}"
-
-
-def _assumptions(chain: Chain, private: Sequence[str]) -> Iterator[str]:
-    for name, stage in chain.stages.items():
-        if stage.provenance == "public":
-            yield f"the user vouches that no text of {name} needs protection (chain.stages.{name}.provenance=public)"
-        for other in stage.disjoint_from:
-            yield f"the user vouches that no unit of {name} is in any data of {other}, or the reverse (chain.stages.{name}.disjoint_from)"
-    if private:
-        yield "the assumptions in the statement of each private stage hold, and no stage was changed after results of another were seen"
-
-
-def _not_covered(chain: Chain, bare: Sequence[str]) -> Iterator[str]:
-    if bare:
-        yield f"the rows of {', '.join(bare)}: they are trained on without privacy, and their weights may repeat them"
-    for name, stage in chain.stages.items():
-        if stage.sweep:
-            yield f"the choice among the points of {name}, which reads its rows without noise"
-    yield "other chains and runs on the same text, repeats of this chain included"

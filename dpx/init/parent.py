@@ -89,6 +89,7 @@ def open_parent(init: FromRun, asked: str) -> Parent:
         place = _checkpoint(asked, folder, init.step) if init.step else _released(asked, release)
         stated = read_run_statement(release / STATEMENT) if (release / STATEMENT).is_file() else None
         known = [manifest for one in entered.data if one and (manifest := left_out.manifest(folder.private, one))]
+        sha256 = known[0].vocabulary_checksum if known else None if stated is None else stated.vocabulary.sha256
         origin = Origin(
             kind="run",
             name=experiment.name,
@@ -96,7 +97,7 @@ def open_parent(init: FromRun, asked: str) -> Parent:
             segments=tuple(entered.own_segments()),
             reasons=_reasons(experiment, known, entered, stated),
             claim=_claim(experiment.data, experiment.privacy, stated, audit_state(experiment.audit, entered.verdict)),
-            vocabulary=VocabularyFacts(source=vocabulary_source(experiment.data.vocabulary, None), sha256=_vocabulary(known, stated)),
+            vocabulary=VocabularyFacts(source=vocabulary_source(experiment.data.vocabulary, None), sha256=sha256),
             data=tuple(entered.data),
             files=tuple(dict.fromkeys(file for one in known for file in one.read_from)),
             is_checked=True,
@@ -224,11 +225,6 @@ def _claim(data: Data, privacy: Privacy, stated: Statement | None, audit: str | 
         audit=audit,
         units=unit_facts(data, privacy),
     )
-
-
-def _vocabulary(known: list[Any], stated: AnyRun | None) -> str | None:
-    """Returns a checksum of its vocabulary, from its data's manifest or else its statement."""
-    return known[0].vocabulary_checksum if known else None if stated is None else stated.vocabulary.sha256
 
 
 def require_no_known_release(asked: str, leaves: Leaves, outputs: Iterable[Path]) -> None:

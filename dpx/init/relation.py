@@ -29,7 +29,7 @@ def declared_disjoint(origins: Sequence[Origin], names: Iterable[str], key: str 
     """
     chosen, known = set(), [one for one in origins if one.kind in ("run", "text")]
     for name in names:
-        meant = [one for one in known if _is_called(one, name)]
+        meant = [one for one in known if one.name == name or (len(name) >= DIGITS and one.identity.startswith(name))]
         runs, value = {one.identity for one in meant if one.kind == "run"}, f"{key}={name}"
         there = ", ".join(f"{one.name} {one.identity}" for one in known)
         require(bool(meant), value, f"this run does not start from a run with this name (it starts from: {there})", "Name one of these")
@@ -44,10 +44,6 @@ def require_other_text(value: str, own: Iterable[str], theirs: Iterable[str], wh
     `value` is the word, `own` and `theirs` are checksums of whole files or stores, and `whose` names the other text.
     """
     require(not set(own) & set(theirs), value, f"a whole file of this text is also in that of {whose}", fix)
-
-
-def _is_called(origin: Origin, name: str) -> bool:
-    return origin.name == name or (len(name) >= DIGITS and origin.identity.startswith(name))
 
 
 def relation(origin: Origin, disjoint: Iterable[str], is_holders_data: bool) -> Relation:
@@ -75,17 +71,17 @@ def learnt_from_protected(origin: Origin, own: UnitFacts, own_data: Sequence[str
     if source == "file" or not origin.may_share or (origin.kind == "text" and origin.reasons) or are_same(origin.data, own_data):
         return None
     # A unit's split is a function of its name, the salt and the fractions: a unit that was public there is public here.
-    if source == "public_split" and theirs is not None and _split_alike(theirs, own):
+    split_by = ("unit", "split_salt", "public_fraction", "heldout_fraction", "heldout_by", "test_split")
+    if (
+        source == "public_split"
+        and theirs is not None
+        and all(getattr(theirs, name) == getattr(own, name) for name in split_by)
+        and theirs.definition.get("documents") == own.definition.get("documents")
+    ):
         return None
     return (
         f"the vocabulary was learnt from the {learnt_from(origin)} of {origin.name}, which may contain text that is protected in this run"
     )
-
-
-def _split_alike(one: UnitFacts, other: UnitFacts) -> bool:
-    names = ("unit", "split_salt", "public_fraction", "heldout_fraction", "heldout_by", "test_split")
-    alike = all(getattr(one, name) == getattr(other, name) for name in names)
-    return alike and one.definition.get("documents") == other.definition.get("documents")
 
 
 def contradictions(origins: Sequence[Origin], store: Store, private: Path | None, own_private: Path | None) -> list[str]:

@@ -1,7 +1,7 @@
 """Determines the start of a run before any array of the model exists: its parameters and their privacy cost."""
 
 import dataclasses
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -190,7 +190,13 @@ def related(origin: Origin, held: Held, disjoint: Iterable[str], is_holders_data
     if origin.kind == "table":
         return origin
     if origin.kind == "file":
-        return dataclasses.replace(origin, against=tuple(dict.fromkeys([*origin.against, *_of_overlap(origin, held.data.known_as)])))
+        # External weights may have been trained on this run's data, by what they were trained on, or by their name.
+        facts, against = origin.checkpoint, list(origin.against)
+        if may_hold := among(held.data.known_as, facts.trained_on if facts else ()):
+            against.append(f"{origin.name} was trained on {', '.join(may_hold)}, which may contain this run's data")
+        if named := among(held.data.known_as, facts.names if facts else ()):
+            against.append(f"{origin.name} has the name {named[0]}, which suggests that it was trained on this run's data")
+        return dataclasses.replace(origin, against=tuple(dict.fromkeys(against)))
     origin = dataclasses.replace(origin, relation=relation(origin, disjoint, is_holders_data), against=())
     mismatch = unit_mismatch(origin, held.data, held.privacy, are_same(origin.data, held.checksums))
     learnt = learnt_from_protected(origin, unit_facts(held.data, held.privacy), held.checksums)
@@ -226,16 +232,6 @@ def _declared(init: Init, receiver: Receiver, origins: Sequence[Origin]) -> froz
     """Returns the identities of the origins that the run declares to share no unit with it."""
     by_vocabulary = declared_disjoint(origins, receiver.data.vocabulary.disjoint_from, "data.vocabulary.disjoint_from")
     return by_vocabulary | (declared_disjoint(origins, init.disjoint_from) if isinstance(init, FromRun) else frozenset())
-
-
-def _of_overlap(origin: Origin, known_as: Iterable[str]) -> Iterator[str]:
-    """Returns the reasons why external weights may have been trained on this run's data: their training data, or their name."""
-    may_hold = among(known_as, origin.checkpoint.trained_on if origin.checkpoint else ())
-    if may_hold:
-        yield f"{origin.name} was trained on {', '.join(may_hold)}, which may contain this run's data"
-    called = among(known_as, origin.checkpoint.names if origin.checkpoint else ())
-    if called:
-        yield f"{origin.name} has the name {called[0]}, which suggests that it was trained on this run's data"
 
 
 def _decided(init: Init, receiver: Receiver, store: Store | None) -> tuple[tuple[Origin, ...], Parent | None]:
@@ -279,20 +275,14 @@ def _of_run(init: FromRun, receiver: Receiver, store: Store | None, asked: str) 
 def _require_same_state(parent: Parent, receiver: Receiver) -> None:
     """Raises `ConfigError` if a fork would train other parameters, or use another optimizer, than its parent's checkpoint has a state
     for."""
-    for key, theirs, is_same in (
+    # The formula, whose arguments may differ; the states of dpx's Adam and optax's Adam have different forms.
+    own, theirs = ((type(one), one.name) for one in (receiver.optimizer, parent.optimizer))
+    for key, of_parent, is_same in (
         ("train", parent.train.kind, parent.train == receiver.train),
-        ("optimizer", parent.optimizer.name, _is_same_optimizer(parent.optimizer, receiver.optimizer)),
+        ("optimizer", parent.optimizer.name, own == theirs),
     ):
-        fix = f"Use {key}={theirs} as its parent, or init=run init.run=... init.step=..., which uses only the weights"
-        require(is_same, parent.asked, f"its checkpoint was made with {key}={theirs}, and this run uses another {key}", fix)
-
-
-def _is_same_optimizer(one: Optimizer, other: Optimizer) -> bool:
-    """Returns whether two optimizers have the same formula; their arguments may differ.
-
-    The states of dpx's Adam and optax's Adam have different forms.
-    """
-    return type(one) is type(other) and one.name == other.name
+        fix = f"Use {key}={of_parent} as its parent, or init=run init.run=... init.step=..., which uses only the weights"
+        require(is_same, parent.asked, f"its checkpoint was made with {key}={of_parent}, and this run uses another {key}", fix)
 
 
 def _of_checkpoint(init: FromCheckpoint, receiver: Receiver, store: Store | None) -> Origin:
@@ -302,7 +292,12 @@ def _of_checkpoint(init: FromCheckpoint, receiver: Receiver, store: Store | None
     selected = checkpoint.select(receiver.shapes, receiver.model)
     _require_trained(selected.made_new, receiver.train)
     if store is not None:
-        _require_own_tokenizer(checkpoint, store)
+        # Weights have no meaning under another vocabulary, or another normalisation of text before it.
+        fix = f"Add data.vocabulary.path={checkpoint.folder}"
+        _require_vocabulary_of(store, checkpoint.asked, tokenizer.vocabulary_checksum(checkpoint.folder), fix)
+        theirs = tokenizer.of_path(checkpoint.folder, store.manifest.vocabulary_size)
+        reason = "treats case, accents or Chinese characters differently from the tokenizer of this run's data"
+        require(_normalised(store.tokenizer()) == _normalised(theirs), checkpoint.asked, reason, fix)
     # The config of fine-tuned weights often still has the name of the weights that they began from, so it does not name these weights.
     name, in_config = called(init.path), checkpoint.config.get("_name_or_path")
     facts = CheckpointFacts(
@@ -330,18 +325,6 @@ def require_not_exported(init: FromCheckpoint) -> None:
     charged. Adapters that PEFT merged and saved without the export's tokenizer and card have no mark of dpx left."""
     folder, asked = folder_of(init.path), f"init.path={init.path}"
     received.require_not_of_dpx(folder, asked, is_card_of_dpx(folder))
-
-
-def _require_own_tokenizer(checkpoint: Checkpoint, store: Store) -> None:
-    """Raises `ConfigError` for another vocabulary, or for another normalisation of text before tokenization.
-
-    Weights have no meaning under another vocabulary.
-    """
-    known, fix = tokenizer.vocabulary_checksum(checkpoint.folder), f"Add data.vocabulary.path={checkpoint.folder}"
-    _require_vocabulary_of(store, checkpoint.asked, known, fix)
-    is_cut_alike = _normalised(store.tokenizer()) == _normalised(tokenizer.of_path(checkpoint.folder, store.manifest.vocabulary_size))
-    reason = "treats case, accents or Chinese characters differently from the tokenizer of this run's data"
-    require(is_cut_alike, checkpoint.asked, reason, fix)
 
 
 def _normalised(own: tokenizer.TextTokenizer) -> str:

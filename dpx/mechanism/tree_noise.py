@@ -37,17 +37,14 @@ def add_noise(key: Any, total: Any, *, stddev: Any) -> Any:
         >>> bool(abs(noisy["w"].std() - 2.0) < 0.1)
         True
     """
-    _check_deviation(stddev)
-    leaves = _checked(total)
-    counts = [len(noise.row_blocks(leaf.shape)) for leaf in leaves]
-    keys = jax.random.key_data(jax.random.split(_threefry(key), sum(counts)))
-    starts = [sum(counts[:number]) for number in range(len(counts))]
-    own = [keys[start : start + count] for start, count in zip(starts, counts, strict=True)]
-    tree = jax.tree.structure(total)
-    return noise.add_noise(total, jax.tree.unflatten(tree, own), jnp.asarray(stddev, jnp.float32))[0]
+    is_number = isinstance(stddev, (int, float)) and not isinstance(stddev, bool)
+    dtype = getattr(stddev, "dtype", None)
+    is_scalar = dtype is not None and getattr(stddev, "shape", None) == () and jnp.issubdtype(dtype, jnp.floating)
+    fix = "Give the noise multiplier times the clipping norm"
+    require(is_number or is_scalar, f"stddev={stddev!r}", "is not one real number", fix)
+    if not isinstance(stddev, Tracer):
+        require(0 < float(stddev) < math.inf, f"stddev={stddev}", "must be finite and above zero", fix)
 
-
-def _checked(total: Any) -> list[Any]:
     is_whole = hasattr(total, "total") and hasattr(total, "is_counted")
     require(not is_whole, "the sum", "is the whole result of a clipped gradient, including norms and losses", "Give only its .total")
     leaves = jax.tree_util.tree_leaves_with_path(total)
@@ -57,28 +54,23 @@ def _checked(total: Any) -> list[Any]:
         is_array = hasattr(leaf, "shape") and hasattr(leaf, "dtype")
         require(is_array, name, f"is a {type(leaf).__name__} and not an array", "Give the .total of a clipped gradient")
         require(leaf.dtype == jnp.float32, name, f"is of type {leaf.dtype}", "Give float32, the type of clipped sums")
-    return [leaf for _, leaf in leaves]
 
-
-def _threefry(key: Any) -> Any:
     fix = "Give one key of threefry2x32, such as jax.random.fold_in(key, step)"
     is_array = hasattr(key, "dtype") and hasattr(key, "shape")
     require(is_array, "the key", f"is of type {type(key).__name__} and not a random key", fix)
-    if not jnp.issubdtype(key.dtype, jax.dtypes.prng_key):
+    if jnp.issubdtype(key.dtype, jax.dtypes.prng_key):
+        generator = str(jax.random.key_impl(key))
+        require(generator == "threefry2x32", "the key", f"is a key of the generator {generator}", fix)
+        require(key.shape == (), f"keys of shape {key.shape}", "are several keys, but one key is needed", fix)
+    else:
         is_raw = key.dtype == jnp.uint32 and key.shape == (2,)
         require(is_raw, "the key", f"is an array {key.shape} of type {key.dtype} and not a random key", fix)
-        return jax.random.wrap_key_data(jnp.asarray(key), impl="threefry2x32")
-    generator = str(jax.random.key_impl(key))
-    require(generator == "threefry2x32", "the key", f"is a key of the generator {generator}", fix)
-    require(key.shape == (), f"keys of shape {key.shape}", "are several keys, but one key is needed", fix)
-    return key
+        key = jax.random.wrap_key_data(jnp.asarray(key), impl="threefry2x32")
 
-
-def _check_deviation(stddev: Any) -> None:
-    is_number = isinstance(stddev, (int, float)) and not isinstance(stddev, bool)
-    dtype = getattr(stddev, "dtype", None)
-    is_scalar = dtype is not None and getattr(stddev, "shape", None) == () and jnp.issubdtype(dtype, jnp.floating)
-    fix = "Give the noise multiplier times the clipping norm"
-    require(is_number or is_scalar, f"stddev={stddev!r}", "is not one real number", fix)
-    if not isinstance(stddev, Tracer):
-        require(0 < float(stddev) < math.inf, f"stddev={stddev}", "must be finite and above zero", fix)
+    # One key for each slice of each array.
+    counts = [len(noise.row_blocks(leaf.shape)) for _, leaf in leaves]
+    keys = jax.random.key_data(jax.random.split(key, sum(counts)))
+    starts = [sum(counts[:number]) for number in range(len(counts))]
+    own = [keys[start : start + count] for start, count in zip(starts, counts, strict=True)]
+    tree = jax.tree.structure(total)
+    return noise.add_noise(total, jax.tree.unflatten(tree, own), jnp.asarray(stddev, jnp.float32))[0]

@@ -33,11 +33,11 @@ def decay_mask(params: Any) -> Any:
 
     A parameter may be a leaf of `params`, or a tuple of its layers.
     """
-    return jax.tree_util.tree_map_with_path(lambda path, _: _leaf_name(path) not in _EXEMPT, params)
 
+    def is_decayed(path: Any, _: Any) -> bool:
+        return next((key.key for key in reversed(path) if isinstance(key, jax.tree_util.DictKey)), None) not in _EXEMPT
 
-def _leaf_name(path: Any) -> Any:
-    return next((key.key for key in reversed(path) if isinstance(key, jax.tree_util.DictKey)), None)
+    return jax.tree_util.tree_map_with_path(is_decayed, params)
 
 
 def checked(function: Callable[..., Any], declared: Mapping[str, Any]) -> dict[str, Any]:
@@ -47,8 +47,8 @@ def checked(function: Callable[..., Any], declared: Mapping[str, Any]) -> dict[s
         require(name in parameters, f"{_PATH}.{name}", "unknown key", nearest(name, parameters, f"{_PATH}."))
     for name, one in parameters.items():
         is_needed = one.default is one.empty and one.kind not in (one.VAR_POSITIONAL, one.VAR_KEYWORD)
-        kinds = _kinds(one)
-        require(not is_needed or name in declared, f"{_PATH}.{name}", "no value given", _how_to_give(name, kinds))
+        fix = f"Add {_PATH}.{name}=..." if _kinds(one) else "A config cannot hold such a value: use another optimiser"
+        require(not is_needed or name in declared, f"{_PATH}.{name}", "no value given", fix)
     return {name: _value(parameters[name], value) for name, value in declared.items()}
 
 
@@ -57,10 +57,6 @@ def nearest(name: str, known: Iterable[str], prefix: str = "") -> str:
     known = sorted(known)
     close = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
     return f"Did you mean {prefix}{close[0]}?" if close else f"Known here: {', '.join(known)}"
-
-
-def _how_to_give(name: str, kinds: tuple[str, ...]) -> str:
-    return f"Add {_PATH}.{name}=..." if kinds else "A config cannot hold such a value: use another optimiser"
 
 
 def _parts(hint: Any) -> list[Any]:

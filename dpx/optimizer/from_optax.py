@@ -46,7 +46,13 @@ def transformation(name: str, arguments: Mapping[str, Any]) -> optax.GradientTra
     Raises `ConfigError` for a name or an argument that optax does not have, and for an update that needs more than gradient, state and
     parameters.
     """
-    function = _function(name)
+    value = f"optimizer.name={name}"
+    require(name not in _REFUSED, value, _REFUSED.get(name, ""), _USE_ANOTHER)
+    function = getattr(optax, name, None) or getattr(contrib, name, None)
+    require(function is not None and not name.startswith("_"), value, "neither optax nor optax.contrib has it", nearest(name, names()))
+    assert function is not None
+    reason = "not an optimiser with a learning rate, which lr_schedule could give"
+    require(_is_optimizer(name, function), value, reason, nearest(name, names()))
     given = checked(function, arguments)
     fixed = [argument for argument in inspect.signature(function).parameters if argument != LEARNING_RATE]
     made = optax.inject_hyperparams(function, static_args=fixed)
@@ -68,17 +74,6 @@ def _is_optimizer(name: str, value: Any) -> bool:
     # A part of an optimiser may take a learning rate too.
     is_part = name.startswith(("_", "scale_by_"))
     return is_function and not is_part and LEARNING_RATE in inspect.signature(value).parameters
-
-
-def _function(name: str) -> Callable[..., Any]:
-    """Returns optax's function of that name. Raises `ConfigError` if it has none, or one that cannot be used here."""
-    value = f"optimizer.name={name}"
-    require(name not in _REFUSED, value, _REFUSED.get(name, ""), _USE_ANOTHER)
-    function = getattr(optax, name, None) or getattr(contrib, name, None)
-    require(function is not None and not name.startswith("_"), value, "neither optax nor optax.contrib has it", nearest(name, names()))
-    reason = "not an optimiser with a learning rate, which lr_schedule could give"
-    require(_is_optimizer(name, function), value, reason, nearest(name, names()))
-    return function  # pyright: ignore[reportReturnType]
 
 
 def _try(name: str, make: Callable[[], optax.GradientTransformationExtraArgs]) -> None:

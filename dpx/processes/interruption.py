@@ -17,6 +17,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
+from functools import partial
 from typing import Any
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
@@ -146,7 +147,13 @@ def _listen(*readers: int) -> None:
     """Records the first signal and ends the process at the second. If the reader ends, as it does when the guard ends, the next reader
     is used."""
     heard = 0
-    for number in itertools.chain.from_iterable(map(_bytes_of, readers)):
+
+    def say_deferred() -> None:
+        with contextlib.suppress(OSError):
+            print("finishing the step and saving; once more ends at once", file=sys.stderr)
+
+    for found in itertools.chain.from_iterable(iter(partial(os.read, reader, 1), b"") for reader in readers):
+        number = found[0]
         if number not in SIGNALS:
             continue
         heard += 1
@@ -156,12 +163,7 @@ def _listen(*readers: int) -> None:
         # In a log, the line at the end is enough; a person who waits for the step would press again.
         if _is_deferred and sys.stderr.isatty():
             # A stopped terminal accepts no output, and this thread must still receive the next signal.
-            threading.Thread(target=_say_deferred, daemon=True).start()
-
-
-def _say_deferred() -> None:
-    with contextlib.suppress(OSError):
-        print("finishing the step and saving; once more ends at once", file=sys.stderr)
+            threading.Thread(target=say_deferred, daemon=True).start()
 
 
 def _guard(reader: int) -> int:
@@ -181,8 +183,3 @@ def _guard(reader: int) -> int:
         )
     os.close(to_guard)
     return handed_on
-
-
-def _bytes_of(handle: int) -> Iterator[int]:
-    while found := os.read(handle, 1):
-        yield found[0]

@@ -133,8 +133,12 @@ def warning(own: Place) -> str | None:
     if not own.is_owner or address is None or address.startswith(UNIX) or os.environ.get(BIND):
         return None
     host = _host(address)
-    found = _towards(address)
-    if host == "localhost" or found == host or found is None or not found.startswith("127."):
+    # The number that the host has; none if its name leads nowhere.
+    try:
+        found = str(socket.getaddrinfo(host.strip("[]"), None, type=socket.SOCK_DGRAM)[0][4][0])
+    except OSError:
+        return None
+    if host == "localhost" or found == host or not found.startswith("127."):
         return None
     port = address.rpartition(":")[2]
     fix = f"If some run on other hosts, set {BIND}=<address of this host>:{port} here"
@@ -166,14 +170,6 @@ def keep_collectives_at(address: str, client: Any) -> None:
 
 def _host(address: str) -> str:
     return address.rpartition(":")[0]
-
-
-def _towards(address: str) -> str | None:
-    """Returns the number that the host of `address` has, `None` if its name leads nowhere."""
-    try:
-        return str(socket.getaddrinfo(_host(address).strip("[]"), None, type=socket.SOCK_DGRAM)[0][4][0])
-    except OSError:
-        return None
 
 
 def _own_side(address: str) -> str | None:

@@ -94,16 +94,8 @@ def _listen_to_compiler() -> None:
 
     _is_listening = True
     # jax tells a scalar where such work begins, and a duration where it ends.
-    jax.monitoring.register_scalar_listener(_begin)
-    jax.monitoring.register_event_duration_secs_listener(_end)
-
-
-def _begin(event: str, value: float | int, **kwargs: str | int) -> None:
-    _count(event, 1)
-
-
-def _end(event: str, duration_secs: float, **kwargs: str | int) -> None:
-    _count(event, -1)
+    jax.monitoring.register_scalar_listener(lambda event, value, **_: _count(event, 1))
+    jax.monitoring.register_event_duration_secs_listener(lambda event, duration_secs, **_: _count(event, -1))
 
 
 def _count(event: str, change: int) -> None:

@@ -18,7 +18,7 @@ alone (`is_coordinatewise`), as Adam's and SGD's do; a sum over all coordinates 
 T: steps, m: simulated coordinates of a parameter.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -110,7 +110,13 @@ def moments(optimizer: Optimizer, start: Leaves, deviation_T: np.ndarray, rate_T
     # One array for all parameters that are updated alike, which compiles faster.
     is_decayed = by_path(decay_mask(nested(start)))
     alike = {name: [path for path in start if bool(is_decayed[path]) is (name == "kernel")] for name in ("kernel", "bias")}
-    probes = {name: np.stack([_probe(start[path], m) for path in paths]) for name, paths in alike.items() if paths}
+
+    def probe(leaf: np.ndarray) -> np.ndarray:
+        # Coordinates at equal distances; those of a small parameter are taken several times.
+        places = np.arange(m) * leaf.size // m if leaf.size > m else np.arange(m) % leaf.size
+        return np.ravel(leaf)[places].astype(np.float32)
+
+    probes = {name: np.stack([probe(start[path]) for path in paths]) for name, paths in alike.items() if paths}
     squares = _squares(make_update(optimizer), probes, np.float32(deviation_T), np.float32(rate_T))
     rows = {path: np.float64(row_m) for name in probes for path, row_m in zip(alike[name], squares[name], strict=True)}
     return {path: Moment(float(row_m.mean()), float(row_m.var(ddof=1)), m) for path, row_m in rows.items()}
@@ -128,12 +134,6 @@ def _squares(update: Update, probes: dict[str, Any], deviation_T: Any, rate_T: A
     keys = jax.random.split(jax.random.key(_SEED), (len(deviation_T), len(probes)))
     (params, _), _ = jax.lax.scan(step, (probes, update.init(probes)), (keys, deviation_T, rate_T))
     return jax.tree.map(lambda end, begun: jnp.square(end - begun), params, probes)
-
-
-def _probe(leaf: np.ndarray, m: int) -> np.ndarray:
-    """Returns the starting values of `m` coordinates at equal distances; a small parameter's coordinates are taken several times."""
-    places = np.arange(m) * leaf.size // m if leaf.size > m else np.arange(m) % leaf.size
-    return np.ravel(leaf)[places].astype(np.float32)
 
 
 # The probability with which noise alone would be taken for a change by the data, over all comparisons of a run.
@@ -294,18 +294,13 @@ def known_start(init: Init, receiver: Receiver, origins: Sequence[ReleasedOrigin
     def drawn(key: Any, start: Any) -> dict[str, Any]:
         return flatten_dict(frozen.draw(receiver.train, objective, key, start)[0], sep="/")
 
-    known = _independent(drawn, start)
-    # Only these are computed: no random number is drawn.
-    values = jax.jit(lambda start: {path: leaf for path, leaf in drawn(jnp.zeros(2, jnp.uint32), start).items() if path in known})
-    return {path: np.asarray(leaf) for path, leaf in values(start).items()}
-
-
-def _independent(drawn: Callable[[Any, Any], dict[str, Any]], start: Any) -> list[str]:
-    """Returns the paths of the outputs of `drawn` that do not depend on its key, from the traced program."""
+    # The outputs of the traced program that do not read its key. Only these are computed: no random number is drawn.
     closed, shapes = jax.make_jaxpr(drawn, return_shape=True)(jax.ShapeDtypeStruct((2,), jnp.uint32), start)
     outputs = range(len(closed.jaxpr.outvars))
     reads_key = [partial_eval.dce_jaxpr(closed.jaxpr, [other == one for other in outputs])[1][0] for one in outputs]
-    return [path for path, is_read in zip(sorted(shapes), reads_key, strict=True) if not is_read]
+    known = [path for path, is_read in zip(sorted(shapes), reads_key, strict=True) if not is_read]
+    values = jax.jit(lambda start: {path: leaf for path, leaf in drawn(jnp.zeros(2, jnp.uint32), start).items() if path in known})
+    return {path: np.asarray(leaf) for path, leaf in values(start).items()}
 
 
 def _loaded(init: Init, receiver: Receiver, origin: ReleasedOrigin) -> Leaves:

@@ -54,7 +54,11 @@ def dry_run(experiment: Experiment, vocabulary_size: int, microbatch: int) -> Co
     compiled = {name: program.compile() for name, program in lowered.items()}
     # Parameters that are gathered in the layout in which they are stored are the same arrays: no copy is live while noise is added.
     gathered = jax.tree.leaves(jax.eval_shape(step.gather, by.trained))
-    moved = [new for old, new in zip(jax.tree.leaves(by.trained), gathered, strict=True) if not _is_same(old, new)]
+    moved = [
+        new
+        for old, new in zip(jax.tree.leaves(by.trained), gathered, strict=True)
+        if old.dtype != new.dtype or not old.sharding.is_equivalent_to(new.sharding, len(old.shape))
+    ]
     # The arrays that replace parameters for one step are live throughout it.
     added = by if step.reparametrise else None
     waiting = {"reparametrise": state.moments, "gather": (state.moments, added), "accumulate": (state, added)}
@@ -97,10 +101,6 @@ def _lowered(step: Step, state: Any, by: Reparametrised, row: dict[str, Any], ro
     }
 
 
-def _is_same(old: Any, new: Any) -> bool:
-    return old.dtype == new.dtype and old.sharding.is_equivalent_to(new.sharding, len(old.shape))
-
-
 def _held(tree: Any) -> int:
     """Returns the bytes of one device's parts."""
     return sum(math.prod(leaf.sharding.shard_shape(leaf.shape)) * leaf.dtype.itemsize for leaf in jax.tree.leaves(tree))
@@ -122,16 +122,14 @@ def _crossing(text: str, mesh: dict[str, int]) -> tuple[Crossing, ...]:
     """
     numbers, elements = Counter(), Counter()
     for one in collectives(text):
-        key = (one.kind, len(one.groups[0]) if one.groups else 0, _axes(one.groups, mesh), one.is_in_loop)
+        # The axes along which devices of a group differ; without groups all devices meet.
+        devices = [np.unravel_index(list(group), tuple(mesh.values())) for group in one.groups or (tuple(range(math.prod(mesh.values()))),)]
+        places = [[len(set(of_group[place].tolist())) for of_group in devices] for place in range(len(mesh))]
+        axes = tuple(axis for axis, counts in zip(mesh, places, strict=True) if max(counts) > 1)
+        key = (one.kind, len(one.groups[0]) if one.groups else 0, axes, one.is_in_loop)
         numbers[key] += 1
         elements[key] += one.elements
     return tuple(
         Crossing(kind=kind, devices=devices, axes=axes, in_loop=looped, number=numbers[kind, devices, axes, looped], elements=count)
         for (kind, devices, axes, looped), count in sorted(elements.items())
     )
-
-
-def _axes(groups: tuple[tuple[int, ...], ...], mesh: dict[str, int]) -> tuple[str, ...]:
-    """Returns the axes along which devices of a group differ; without groups all devices meet."""
-    devices = [np.unravel_index(list(group), tuple(mesh.values())) for group in groups or (tuple(range(math.prod(mesh.values()))),)]
-    return tuple(axis for place, axis in enumerate(mesh) if any(len(set(of_group[place].tolist())) > 1 for of_group in devices))

@@ -18,7 +18,7 @@ import hashlib
 import importlib.metadata
 import os
 import platform
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -83,28 +83,21 @@ class Module(NamedTuple):
 def module_at(file: Path, top: Path) -> Module:
     """Returns the module in `file`; its imports are looked up in `top`."""
     tree = ast.parse(file.read_bytes())
+    # The imported modules and what is imported from them; no module of dpx has a relative import.
+    imported: set[str] = set()
+    for one in ast.walk(tree):
+        if isinstance(one, ast.Import):
+            imported |= {alias.name for alias in one.names}
+        elif isinstance(one, ast.ImportFrom):
+            imported |= {f"{one.module}.{alias.name}" for alias in one.names}
     # Importing a.b.c runs the `__init__` of a and of a.b too.
-    names = {part for name in _imported(tree) for part in _with_packages(name)}
+    names = {".".join(name.split(".")[: count + 1]) for name in imported for count in range(name.count(".") + 1)}
     own = sorted(name for name in names if name.partition(".")[0] == dpx.__name__ and _file(name, top).is_file())
     for node in ast.walk(tree):
         has_body = isinstance(node, (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef))
         if has_body and ast.get_docstring(node, clean=False) is not None:
             node.body = node.body[1:]
     return Module(tuple(own), hashlib.sha256(ast.dump(tree).encode()).hexdigest())
-
-
-def _imported(tree: ast.Module) -> Iterator[str]:
-    """Yields the names of all imported modules and of what is imported from them; no module of dpx has a relative import."""
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Import):
-            yield from (alias.name for alias in node.names)
-        elif isinstance(node, ast.ImportFrom):
-            yield from (f"{node.module}.{alias.name}" for alias in node.names)
-
-
-def _with_packages(name: str) -> Iterator[str]:
-    parts = name.split(".")
-    return (".".join(parts[: count + 1]) for count in range(len(parts)))
 
 
 # Settings of jax, its compiler and the libraries below it that change results without being configured here.
@@ -138,6 +131,8 @@ def fingerprint(
     """
     import jax
 
+    # The number of simulated devices is the mesh's.
+    flags = {name: [one for one in os.environ.get(name, "").split() if not one.startswith(_SIMULATED)] for name in _ENVIRONMENT}
     modules = _modules_of(experiment)
     beside = {_top(name) for name in modules} - {dpx.__name__}
     return {
@@ -145,7 +140,7 @@ def fingerprint(
         "data": data_checksum,
         "code": code_checksum(name for name in modules if _top(name) == dpx.__name__),
         "packages": {name: _package(name) for name in outside_code.joined(beside, outside_code.packages_of(experiment, job))},
-        "environment": {name: _without_devices(os.environ.get(name)) for name in _ENVIRONMENT},
+        "environment": {name: " ".join(own) or None for name, own in flags.items()},
         "versions": versions(),
         "accelerator_libraries": accelerator_libraries(),
         "processor": processor(),
@@ -158,11 +153,6 @@ def fingerprint(
         "widths": list(experiment.widths),
         "strategy": None if strategy is None else hashlib.sha256(np.asarray(strategy).tobytes()).hexdigest(),
     }
-
-
-def _without_devices(value: str | None) -> str | None:
-    """Returns the value of a variable without the number of simulated devices, which is the mesh's; `None` if nothing is left."""
-    return " ".join(flag for flag in (value or "").split() if not flag.startswith(_SIMULATED)) or None
 
 
 def versions() -> dict[str, str]:

@@ -32,7 +32,6 @@ from dpx.config.declared_audit import Canaries
 from dpx.config.experiment import Experiment
 from dpx.cost.compiled import MeasuredRun
 from dpx.cost.traced import matmul_flops
-from dpx.data.declared_data import Data
 from dpx.data.store import Store
 from dpx.files.orbax_checkpoints import Checkpoints, State
 from dpx.mechanism.mechanism_protocol import Mechanism
@@ -109,7 +108,12 @@ def measure(experiment: Experiment, calibrated: Calibrated, vocabulary_size: int
     kind, texts = _texts(experiment.task, experiment.data.sequence_length, vocabulary_size, store)
     trained, kept = frozen.shapes(experiment.trained, subject)
     once = subject if features.are_constant(subject, trained) and not isinstance(experiment.audit, Canaries) else None
-    rows = SampleRows(texts if once is None else _with_features(subject, kept, texts), texts, calibrated.size)
+    drawn = texts
+    if once is not None:
+        # Zeros in the place of the texts, as a step reads features if the head alone is trained.
+        shape = jax.eval_shape(once.features, kept, jax.eval_shape(once.batch, np.zeros(2, np.uint32), texts)).shape
+        drawn = {name: values for name, values in texts.items() if name not in features.TEXT} | {"features": np.zeros(shape, np.float32)}
+    rows = SampleRows(drawn, texts, calibrated.size)
     batch = min(max(size for size, _ in calibrated.batch_stages), LARGEST_BATCH)
     mesh, timed = experiment.mesh.make(), dataclasses.replace(experiment, batch_schedule=Constant(size=batch))
     microbatch = resolve_microbatch(experiment.microbatch, Workload.from_experiment(experiment, subject), private)
@@ -128,7 +132,11 @@ def measure(experiment: Experiment, calibrated: Calibrated, vocabulary_size: int
     # Of the untrained model, of weights that are not drawn at random, and after steps.
     evaluations = (1 if experiment.init.is_random else 2) + math.ceil(experiment.steps / schedule.evaluate_every)
     saves, protected = math.ceil(experiment.steps / schedule.checkpoint_every), calibrated.size * experiment.privacy.rows_per_example
-    heldout = _heldout_rows(experiment.data, protected, schedule.evaluation_rows)
+    # As declared fractions give them for the public number of protected rows, and the most where they do not.
+    data, heldout = experiment.data, schedule.evaluation_rows
+    if data.test_split != "heldout":
+        share = data.heldout_fraction / max(1 - data.heldout_fraction - data.public_fraction, 1e-9)
+        heldout = min(heldout, math.ceil(protected * share))
     evaluation_s, once_s = row_s * heldout, read_s * (protected + heldout)
     examples = sum(size * steps for size, steps in calibrated.batch_stages)
     return MeasuredRun(
@@ -185,13 +193,6 @@ def _save_s(state: State, private: Path) -> float:
         shutil.rmtree(folder, ignore_errors=True)
 
 
-def _with_features(subject: Any, kept: Any, texts: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
-    """Returns the rows with zeros as features in the place of their texts, as a step reads them if the head alone is trained."""
-    batch = jax.eval_shape(subject.batch, np.zeros(2, np.uint32), texts)
-    shape = jax.eval_shape(subject.features, kept, batch).shape
-    return {name: values for name, values in texts.items() if name not in features.TEXT} | {"features": np.zeros(shape, np.float32)}
-
-
 def _row_seconds(make: Callable[[], HeldOut], params: Any, once: TwoPartObjective | None) -> tuple[float, float, float]:
     """Returns the seconds of compiling an evaluation, of a row in it, and of a text that is read once: 0 if `once` is `None`.
 
@@ -213,12 +214,6 @@ def _evaluations(make: Callable[[], Callable[[Any], Any]], params: Any) -> tuple
     compiled = time.perf_counter()
     evaluate(params)
     return compiled - began, time.perf_counter() - compiled
-
-
-def _heldout_rows(data: Data, protected: int, most: int) -> int:
-    """Returns the rows of an evaluation, as declared fractions give them for the public number of protected rows; `most` if unknown."""
-    share = data.heldout_fraction / max(1 - data.heldout_fraction - data.public_fraction, 1e-9)
-    return most if data.test_split == "heldout" else min(most, math.ceil(protected * share))
 
 
 class Products(NamedTuple):

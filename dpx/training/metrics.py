@@ -75,10 +75,6 @@ def _shown(name: str) -> str:
     return name
 
 
-def _description(name: str) -> str:
-    return next((text for start, text in _DESCRIPTIONS.items() if name.startswith(start)), "")
-
-
 def varied_first(columns: dict[str, Any], private: Path, config_yaml: str) -> dict[str, Any]:
     """Returns the columns of a run in TensorBoard's table in the order in which they are shown.
 
@@ -102,15 +98,6 @@ def varied_first(columns: dict[str, Any], private: Path, config_yaml: str) -> di
     return first | {name: value for name, value in columns.items() if name not in first}
 
 
-def _name_shortly(private: Path) -> None:
-    """Links `<outputs>/tensorboard/<run>` to the run's events, so that TensorBoard shows runs by their own names."""
-    run = private.absolute().parent
-    place = run.parent / "tensorboard"
-    with contextlib.suppress(OSError):
-        make_folder(place)
-        (place / run.name).symlink_to(Path("..") / run.name / private.name / "tensorboard")
-
-
 class MetricsWriter:
     """A writer that appends scalars to `private/tensorboard` and `private/metrics.jsonl` for a run that goes on after `steps_done` steps.
 
@@ -122,7 +109,11 @@ class MetricsWriter:
 
     def __init__(self, private: Path, steps_done: int):
         _keep(private / LINES, steps_done)
-        _name_shortly(private)
+        # TensorBoard shows runs by their own names where `<outputs>/tensorboard/<run>` links to the run's events.
+        run = private.absolute().parent
+        with contextlib.suppress(OSError):
+            make_folder(run.parent / "tensorboard")
+            (run.parent / "tensorboard" / run.name).symlink_to(Path("..") / run.name / private.name / "tensorboard")
         self._lines = LossyFile(private / LINES)
         self._events = EventFile(private / "tensorboard", steps_done + 1)
         self._described: set[str] = set()
@@ -156,7 +147,8 @@ class MetricsWriter:
                 flat |= {f"{name}/layer_{index:02d}": float(part) for index, part in enumerate(array)}
         self._lines.append((json.dumps({"step": step, **flat}) + "\n").encode())
         # TensorBoard reads the description with the first value of a curve.
-        described = {_shown(name): (value, "" if name in self._described else _description(name)) for name, value in flat.items()}
+        text_of = {name: next((text for start, text in _DESCRIPTIONS.items() if name.startswith(start)), "") for name in flat}
+        described = {_shown(name): (value, "" if name in self._described else text_of[name]) for name, value in flat.items()}
         self._events.add_scalars(described, step)
         self._described |= flat.keys()
 
@@ -174,18 +166,18 @@ class MetricsWriter:
 
 def _keep(path: Path, steps_done: int) -> None:
     """Keeps the lines up to step `steps_done`; a line cut short by a kill is removed with the later ones."""
+
+    def step_of(line: str) -> int | None:
+        try:
+            step = json.loads(line)["step"]
+        except (ValueError, TypeError, KeyError):
+            return None
+        return step if isinstance(step, int) else None
+
     if path.exists():
-        lines = [(line, _step_of(line)) for line in path.read_text(errors="replace").splitlines()]
+        lines = [(line, step_of(line)) for line in path.read_text(errors="replace").splitlines()]
         require_counted_from_one(path, [{"step": step} for _, step in lines])
         write_durably(path, "".join(line + "\n" for line, step in lines if step is not None and step <= steps_done))
-
-
-def _step_of(line: str) -> int | None:
-    try:
-        step = json.loads(line)["step"]
-    except (ValueError, TypeError, KeyError):
-        return None
-    return step if isinstance(step, int) else None
 
 
 ROWS_SHOWN = 20

@@ -111,7 +111,8 @@ def resolve_microbatch(declared: int | Literal["auto"], workload: Workload, priv
 def choose(workload: Workload, candidates: Sequence[int] = CANDIDATES, cache: Path | None = None) -> int:
     """Returns the fastest of `candidates` that fits the device's memory; raises `ConfigError` if none fits."""
     limit = workload.mesh.usable_bytes()
-    path = (cache or _cache()) / f"{_key(workload, candidates, limit)}.json"
+    kept = cache or Path(os.environ.get("DPX_CACHE", Path.home() / ".cache" / "dpx")) / "microbatch"
+    path = kept / f"{_key(workload, candidates, limit)}.json"
     chosen = _noted(path)
     if chosen is not None:
         logger.info("microbatch=auto: %d, found before on this device", chosen)
@@ -155,10 +156,6 @@ def probe(call: Callable[[], Any]) -> float:
     """Returns the seconds of the faster of two calls, after one warm-up call."""
     jax.block_until_ready(call())
     return min(timeit.repeat(lambda: jax.block_until_ready(call()), number=1, repeat=2))
-
-
-def _cache() -> Path:
-    return Path(os.environ.get("DPX_CACHE", Path.home() / ".cache" / "dpx")) / "microbatch"
 
 
 def _key(workload: Workload, candidates: Sequence[int], limit: int) -> str:

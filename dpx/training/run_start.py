@@ -19,7 +19,7 @@ from dpx.claim.caveats import chosen_late
 from dpx.claim.spent import require_planned
 from dpx.data import left_out
 from dpx.declaration import ConfigError, require, several
-from dpx.files.orbax_checkpoints import Checkpoints, Saved, State
+from dpx.files.orbax_checkpoints import Checkpoints, State
 from dpx.files.records import from_json, to_json
 from dpx.files.run_folder import RunFolder
 from dpx.init.start import RANDOM, Start
@@ -149,10 +149,16 @@ def start_run(noise_epochs: NoiseEpochs, checkpoints: Checkpoints, step: Step, s
         "the config differs from the config that this run began with",
         f"Restore it, or give fork={folder.path.name}@<step> to branch into a new folder",
     )
-    saved, damaged = _newest_whole(checkpoints, step)
+    saved, damaged = checkpoints.newest_whole(step.form()) if checkpoints.steps else (None, [])
     first_step, facts = (saved.steps_done, from_json(StartFacts, saved.facts, folder.path)) if saved else (0, None)
     why = _why_anew(noise_epochs, changed, first_step, facts)
-    _require_whole(saved, damaged, why, folder, checkpoints)
+    # A run that can be repeated from its beginning at no further privacy cost needs no checkpoint.
+    require(
+        saved is not None or not damaged or (why is None and not folder.fork),
+        checkpoints.directory,
+        f"every checkpoint is damaged ({several([str(steps_done) for steps_done in damaged])}), and a run from the start is charged again",
+        "Restore one of them, or move the folder away to begin again; its steps are then charged in addition",
+    )
     if saved is None and folder.fork:
         return _fork(noise_epochs, checkpoints, step, start)
     require(
@@ -162,7 +168,8 @@ def start_run(noise_epochs: NoiseEpochs, checkpoints: Checkpoints, step: Step, s
         "Restore them, or move private/checkpoints away to begin again from there",
     )
     note_plan(ledger, noise_epochs.plan)
-    aside = tuple(_set_aside(checkpoints, steps_done) for steps_done in damaged)
+    moved = {steps_done: checkpoints.set_aside(steps_done) for steps_done in damaged}
+    aside = tuple(f"checkpoint {steps_done} is damaged: it was moved to {place.name}" for steps_done, place in moved.items())
     if why is None:
         noise_epoch = ledger.noise_epochs[-1]
         secret = noise_epochs.secret_of(noise_epoch)
@@ -226,33 +233,21 @@ def _fresh(noise_epochs: NoiseEpochs, step: Step, start: Start) -> RunStart:
     return RunStart(noise_epoch, 0, secret, state, messages, together.keep_frozen(private, step, secret, noise_epoch, params))
 
 
-def _newest_whole(checkpoints: Checkpoints, step: Step) -> tuple[Saved | None, list[int]]:
-    """Returns the newest undamaged checkpoint, and the steps of the damaged checkpoints after it."""
-    return checkpoints.newest_whole(step.form()) if checkpoints.steps else (None, [])
-
-
-def _require_whole(saved: Saved | None, damaged: list[int], why_anew: str | None, folder: RunFolder, checkpoints: Checkpoints) -> None:
-    """Raises `ConfigError` if every checkpoint is damaged, unless the run can be repeated from its beginning at no further privacy cost."""
-    require(
-        saved is not None or not damaged or (why_anew is None and not folder.fork),
-        checkpoints.directory,
-        f"every checkpoint is damaged ({several([str(steps_done) for steps_done in damaged])}), and a run from the start is charged again",
-        "Restore one of them, or move the folder away to begin again; its steps are then charged in addition",
-    )
-
-
-def _set_aside(checkpoints: Checkpoints, steps_done: int) -> str:
-    aside = checkpoints.set_aside(steps_done)
-    return f"checkpoint {steps_done} is damaged: it was moved to {aside.name}"
-
-
 def _fork(noise_epochs: NoiseEpochs, checkpoints: Checkpoints, step: Step, start: Start) -> RunStart:
     """Returns the start of a fork that is new or has lost its own first checkpoint: the parent's state, in both cases with a fresh key."""
     folder, ledger = noise_epochs.folder, noise_epochs.ledger
     assert folder.fork is not None
     if start.private is None or start.step is None:
         raise ConfigError(folder.path, "its checkpoints are missing, and its parent was not read", "Run the same command again")
-    state = _state_of_parent(folder.fork, start.private, start.step, step.form())
+    # The parent's folder is only read: the parent's process may be writing there.
+    parents, form = Checkpoints(start.private / agreement.CHECKPOINTS, kept=1_000_000), step.form()
+    require(
+        parents.parts(start.step) == set(form.saved()),
+        f"fork={folder.fork}",
+        "the state in the parent's checkpoint does not fit this config, because its clip or mechanism differs",
+        "Fork with the parent's clip and mechanism",
+    )
+    state = parents.load(start.step, form).state
     left_out.inherit(folder.private, start.private)
     canaries.inherit(folder.private, start.private)
     frozen.inherit(folder.private, start.private, step)
@@ -267,16 +262,3 @@ def _fork(noise_epochs: NoiseEpochs, checkpoints: Checkpoints, step: Step, start
     messages = (f"forked at step {start.step} of {folder.fork}: everything its ledger holds is charged here too", *start.messages)
     messages += tuple(f"this fork has no guarantee: {reason}" for reason in chosen_late(ledger))
     return RunStart(noise_epoch, start.step, secret, state, messages, frozen_params)
-
-
-def _state_of_parent(fork: str, private: Path, step: int, like: State) -> State:
-    """Returns the parent's state after `step` steps; raises `ConfigError` if it does not match what this run trains."""
-    # The parent's folder is only read: the parent's process may be writing there.
-    checkpoints = Checkpoints(private / agreement.CHECKPOINTS, kept=1_000_000)
-    require(
-        checkpoints.parts(step) == set(like.saved()),
-        f"fork={fork}",
-        "the state in the parent's checkpoint does not fit this config, because its clip or mechanism differs",
-        "Fork with the parent's clip and mechanism",
-    )
-    return checkpoints.load(step, like).state

@@ -81,31 +81,18 @@ class Layout:
 
 def layout(path: str, shape: tuple[int, ...], mesh: Mesh | AbstractMesh) -> Layout:
     """Returns the layout of a parameter; it stays whole over axes whose size does not divide it."""
-    shards = _shards(shape, mesh)
-    axis = None
-    if "tensor" in shards and path.startswith(STACKED) and len(shape) > 2:
-        axis = _split_over_tensor(path.split("/"), len(shape))
-        axis = axis if axis is not None and shape[axis] % mesh.shape["tensor"] == 0 else None
-    return Layout(len(shape), shards, axis)
-
-
-def _split_over_tensor(names: list[str], ndim: int) -> int | None:
-    """Returns the split axis: a matrix is split by output, or by input if its input is already split.
-
-    One of an adapter's two factors is split like its target and the other is whole: the rank between them is never split.
-    """
-    reads = names[-2] in READERS
-    if "lora" in names and (names[-1] == "a") != reads:
-        return None
-    return ndim - (2 if reads else 1)
-
-
-def _shards(shape: tuple[int, ...], mesh: Mesh | AbstractMesh) -> tuple[str, ...]:
     wanted = tuple(axis for axis in ("tensor", "fsdp") if mesh.shape[axis] > 1)
-    for axes in (wanted, ("fsdp",) if "fsdp" in wanted else ()):
-        if shape and shape[-1] % math.prod(mesh.shape[axis] for axis in axes) == 0:
-            return axes
-    return ()
+    divides = lambda axes: shape and shape[-1] % math.prod(mesh.shape[axis] for axis in axes) == 0  # noqa: E731
+    shards = next((axes for axes in (wanted, ("fsdp",) if "fsdp" in wanted else ()) if divides(axes)), ())
+    if "tensor" not in shards or not path.startswith(STACKED) or len(shape) <= 2:
+        return Layout(len(shape), shards, None)
+    # A matrix is split by output, or by input if its input is already split.
+    names = path.split("/")
+    reads = names[-2] in READERS
+    axis = len(shape) - (2 if reads else 1)
+    # One of an adapter's two factors is split like its target and the other is whole: the rank between them is never split.
+    is_whole = "lora" in names and (names[-1] == "a") != reads
+    return Layout(len(shape), shards, None if is_whole or shape[axis] % mesh.shape["tensor"] else axis)
 
 
 def layouts(params: Any, mesh: Mesh | AbstractMesh) -> Any:

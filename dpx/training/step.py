@@ -8,7 +8,7 @@ only where examples are units of several rows), D devices.
 """
 
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -178,6 +178,11 @@ def make_step(experiment: Experiment, objective: Any, mesh: Mesh, microbatch: in
     def draw_frozen(key: Array, start: Any) -> Any:
         return frozen.draw(experiment.trained, objective, key, start)[1]
 
+    def zero() -> Sums:
+        gradient = jax.tree.map(lambda leaf: jnp.zeros((devices, *leaf.shape), mechanism.sum_dtype), by.trained)
+        rows = {"rows": jnp.zeros((devices, 2), jnp.uint32)} if isinstance(mechanism, ForwardNoise) else {}
+        return {"gradient": gradient, "count": {name: jnp.zeros((devices,), jnp.float32) for name in names}} | rows
+
     state_shardings = sharding.storage_shardings(jax.eval_shape(init, KEY, None), mesh)
     summed = {
         "gradient": jax.tree.map(lambda of_leaf: of_leaf.summed, layouts),
@@ -193,7 +198,7 @@ def make_step(experiment: Experiment, objective: Any, mesh: Mesh, microbatch: in
     return Step(
         init=jax.jit(init, out_shardings=state_shardings),
         gather=_gather(mesh, layouts, jnp.dtype(dtype)),
-        zero=_zero(by.trained, names, devices, mechanism, sum_shardings),
+        zero=jax.jit(zero, out_shardings=sum_shardings),
         accumulate=_accumulate(objective, gradient_sum, MARGINS[dtype], clip, mechanism, telemetry, task, mesh, sum_shardings),
         reduce=_reduce(mesh, layouts, summed),
         finish=_finish(optimizer, clip, mechanism, telemetry, task, mesh, state_shardings),
@@ -206,17 +211,6 @@ def make_step(experiment: Experiment, objective: Any, mesh: Mesh, microbatch: in
         reparametrise=reparametrise,
         place_constants=_gather(mesh, sharding.layouts(by.constants, mesh), jnp.dtype(dtype)),
     )
-
-
-def _zero(shapes: Any, names: Sequence[str], devices: int, mechanism: Mechanism, shardings: Any) -> Callable[[], Sums]:
-    """Returns a function that makes sums of zeros, one of each on every device."""
-
-    def zero() -> Sums:
-        gradient = jax.tree.map(lambda leaf: jnp.zeros((devices, *leaf.shape), mechanism.sum_dtype), shapes)
-        rows = {"rows": jnp.zeros((devices, 2), jnp.uint32)} if isinstance(mechanism, ForwardNoise) else {}
-        return {"gradient": gradient, "count": {name: jnp.zeros((devices,), jnp.float32) for name in names}} | rows
-
-    return jax.jit(zero, out_shardings=shardings)
 
 
 def _accumulate(

@@ -156,15 +156,13 @@ def connect(team: Team, mesh: jax.sharding.Mesh, deadline_s: float | None) -> No
         return
     # As `jax.experimental.multihost_utils` lays out what it gathers.
     of_processes = jax.sharding.Mesh(np.asarray(jax.devices()).reshape(team.count, -1), ("process", "device"))
-    programs = [_joined(one, axes) for one in (mesh, of_processes) for axes in _sets(one)]
+    programs = []
+    for one in (mesh, of_processes):
+        wide = [name for name, size in one.shape.items() if size > 1]
+        programs += [_joined(one, axes) for count in range(1, len(wide) + 1) for axes in itertools.combinations(wide, count)]
     team.meet_within(SECONDS if deadline_s is None else deadline_s)
     for program in programs:
         jax.block_until_ready(program())
-
-
-def _sets(mesh: jax.sharding.Mesh) -> list[tuple[str, ...]]:
-    wide = [name for name, size in mesh.shape.items() if size > 1]
-    return [axes for count in range(1, len(wide) + 1) for axes in itertools.combinations(wide, count)]
 
 
 def _joined(mesh: jax.sharding.Mesh, axes: tuple[str, ...]) -> Any:

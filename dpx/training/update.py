@@ -15,7 +15,7 @@ from jaxtyping import Array, Float
 
 from dpx.audit.canary_objective import CANARIES
 from dpx.clipping.groups import LAYERS
-from dpx.optimizer import Adam, Optax, Optimizer
+from dpx.optimizer import Adam, Optimizer
 from dpx.optimizer.arguments import BERT, LEARNING_RATE, decay_mask
 from dpx.optimizer.from_optax import transformation as of_optax
 from dpx.processes.mesh import Mesh
@@ -36,45 +36,20 @@ class Update(NamedTuple):
 def make_update(optimizer: Optimizer) -> Update:
     """Returns the update that `optimizer` declares.
 
-    Canaries (if any) are updated by the unchanged noisy gradient, whatever the optimiser.
+    Canaries (if any) are updated by the unchanged noisy gradient, whatever the optimiser. An optimiser of optax gets each layer of a stack
+    as a separate parameter, so that what it computes for one parameter (a trust ratio, a factored moment) is of one layer; it does not get
+    the canaries, which would change what it computes over all parameters.
 
     Raises `ConfigError` for an optimiser of optax that cannot be used (`dpx.optimizer.from_optax`).
     """
-    return _of_adam(optimizer) if isinstance(optimizer, Adam) else _of_optax(optimizer)
+    if isinstance(optimizer, Adam):
+        adam = transformation(optimizer)
 
+        def moved_by_adam(params: Any, moments: Any, gradient: Any, learning_rate: Float[Array, ""]) -> tuple[Any, Any]:
+            direction, moments = adam.update(gradient, moments, params)
+            return with_canaries(apply(params, direction, learning_rate), params, gradient), moments
 
-def transformation(optimizer: Adam) -> optax.GradientTransformation:
-    """Returns Adam with decoupled weight decay: m_hat / (sqrt(v_hat) + eps) + weight_decay * theta (Anil et al. 2021, Algorithm 1).
-
-    The caller multiplies by the learning rate (`apply`).
-    """
-    return optax.chain(
-        optax.scale_by_adam(b1=optimizer.beta1, b2=optimizer.beta2, eps=optimizer.eps),
-        optax.add_decayed_weights(optimizer.weight_decay, mask=decay_mask if optimizer.decay_mask == BERT else None),
-    )
-
-
-def apply(params: Any, direction: Any, learning_rate: Float[Array, ""]) -> Any:
-    """Returns theta - eta * direction, leaf by leaf."""
-    return jax.tree.map(lambda p, d: p - learning_rate * d.astype(jnp.float32), params, direction)
-
-
-def _of_adam(optimizer: Adam) -> Update:
-    transform = transformation(optimizer)
-
-    def moved(params: Any, moments: Any, gradient: Any, learning_rate: Float[Array, ""]) -> tuple[Any, Any]:
-        direction, moments = transform.update(gradient, moments, params)
-        return with_canaries(apply(params, direction, learning_rate), params, gradient), moments
-
-    return Update(transform.init, moved)
-
-
-def _of_optax(optimizer: Optax) -> Update:
-    """Returns the update of an optimiser of optax, which gets each layer of a stack as a separate parameter.
-
-    So what it computes for one parameter (a trust ratio, a factored moment) is of one layer. It does not get the canaries, which would
-    change what it computes over all parameters.
-    """
+        return Update(adam.init, moved_by_adam)
     transform = of_optax(optimizer.name, optimizer.arguments)
 
     def init(params: Any) -> Any:
@@ -92,6 +67,22 @@ def _of_optax(optimizer: Optax) -> Update:
         return with_canaries(own | rest, params, gradient), moments
 
     return Update(init, moved)
+
+
+def transformation(optimizer: Adam) -> optax.GradientTransformation:
+    """Returns Adam with decoupled weight decay: m_hat / (sqrt(v_hat) + eps) + weight_decay * theta (Anil et al. 2021, Algorithm 1).
+
+    The caller multiplies by the learning rate (`apply`).
+    """
+    return optax.chain(
+        optax.scale_by_adam(b1=optimizer.beta1, b2=optimizer.beta2, eps=optimizer.eps),
+        optax.add_decayed_weights(optimizer.weight_decay, mask=decay_mask if optimizer.decay_mask == BERT else None),
+    )
+
+
+def apply(params: Any, direction: Any, learning_rate: Float[Array, ""]) -> Any:
+    """Returns theta - eta * direction, leaf by leaf."""
+    return jax.tree.map(lambda p, d: p - learning_rate * d.astype(jnp.float32), params, direction)
 
 
 def _without_canaries(tree: dict[str, Any]) -> dict[str, Any]:
