@@ -14,7 +14,7 @@ import dp_accounting
 import numpy as np
 from dp_accounting import dp_event, pld, rdp
 
-from dpx.declaration import ConfigError, require
+from dpx.declaration import require
 from dpx.privacy import cache, closed_form, events, gaussian_losses, loss_grid
 from dpx.privacy.events import Release
 
@@ -94,7 +94,11 @@ class _Losses(pld.PLDAccountant):
         if not do_compose or not (is_revealed or isinstance(event, _SAMPLED) and _is_noisy(event)):
             return super()._maybe_compose(event, count, do_compose)
         one = _losses_of_one(event, self._value_discretization_interval, self.neighboring_relation)
-        self._pld = self._pld.compose((_dense(one) if count > _FEW else one).self_compose(count))
+        if count > _FEW:
+            # dp-accounting chooses the form by size ** count, an integer with millions of digits for millions of steps.
+            of_adding = None if one._symmetric else one._pmf_add.to_dense_pmf()
+            one = type(one)(one._pmf_remove.to_dense_pmf(), of_adding)
+        self._pld = self._pld.compose(one.self_compose(count))
         return None
 
     def epsilon(self, delta: float) -> float:
@@ -132,15 +136,6 @@ def _is_noisy(event: Any) -> bool:
 
 # Above this number of compositions, dp-accounting also composes distributions of two or more losses as arrays.
 _FEW = 1000
-
-
-def _dense(losses: Any) -> Any:
-    """Returns the same losses as arrays.
-
-    dp-accounting chooses the form by size ** count, an integer with millions of digits for millions of steps.
-    """
-    of_adding = None if losses._symmetric else losses._pmf_add.to_dense_pmf()
-    return type(losses)(losses._pmf_remove.to_dense_pmf(), of_adding)
 
 
 # More entries than a ramp has rates; a distribution takes about a megabyte, four at most.
@@ -195,9 +190,13 @@ def compose(
     Raises:
         ConfigError: If the accountant has no bound for such a release under this adjacency.
     """
-    if any(release.event is not None for release, _ in charges):
-        _check_known(charges, accountant, adjacency)
-    event = events.composed(charges, adjacency, accountant)
+    event, relation = events.composed(charges, adjacency, accountant), events.RELATION[adjacency]
+    if kinds := sorted({type(events.from_text(one.event, adjacency)).__name__ for one, _ in charges if one.event}):
+        # An event that a package defined.
+        known = pld.PLDAccountant(relation) if accountant == "pld" else rdp.RdpAccountant(neighboring_relation=relation)
+        reason = f"dp-accounting cannot compose {', '.join(kinds)} with this accountant under adjacency={adjacency}"
+        fix = f"Use accountant={'rdp' if accountant == 'pld' else 'pld'}, or another sampler"
+        require(known.supports(event), f"accountant={accountant}", reason, fix)
     merged = tuple(events.merge(charges))
     if accountant == "pld":
         grid = interval or loss_grid.coarser(charges, adjacency, coarse)
@@ -239,18 +238,6 @@ class _Kept:
 
     def delta(self, epsilon: float) -> float:
         return self._made().delta(epsilon)
-
-
-def _check_known(charges: Charges, accountant: str, adjacency: str) -> None:
-    """Raises `ConfigError` if the accountant has no bound for an event that a package defined."""
-    event, relation = events.composed(charges, adjacency, accountant), events.RELATION[adjacency]
-    known = (pld.PLDAccountant(relation) if accountant == "pld" else rdp.RdpAccountant(neighboring_relation=relation)).supports(event)
-    if not known:
-        kinds = ", ".join(sorted({type(events.from_text(one.event, adjacency)).__name__ for one, _ in charges if one.event}))
-        fix = f"Use accountant={'rdp' if accountant == 'pld' else 'pld'}, or another sampler"
-        raise ConfigError(
-            f"accountant={accountant}", f"dp-accounting cannot compose {kinds} with this accountant under adjacency={adjacency}", fix
-        )
 
 
 def _compose_losses(charges: tuple[tuple[Release, int], ...], adjacency: str, interval: float, rounding: float) -> Composition:
@@ -297,25 +284,25 @@ def rounding_error(charges: Charges, delta: Real, adjacency: str = "zero_out", r
 
 
 def _rounded(charges: Charges, rates: int, up: bool) -> Charges:
+    """Gives all rates of one bucket its largest rate, or (`up=False`) all but the largest its smallest; buckets have equal width in q."""
     alike: dict[Release, Charges] = {}
     for release, count in events.merge(charges):
         alike.setdefault(replace(release, sampling_probability=1.0), []).append((release, count))
-    return events.merge([pair for group in alike.values() for pair in _shared_rates(group, rates, up)])
-
-
-def _shared_rates(group: Charges, rates: int, up: bool) -> Charges:
-    """Gives all rates of one bucket its largest rate, or (`up=False`) all but the largest its smallest; buckets have equal width in q."""
-    if len(group) <= rates:
-        return group
-    qs = np.array([release.sampling_probability for release, _ in group])
-    limits = np.linspace(qs.min(), qs.max(), rates + 1)[1:]
-    place = np.minimum(np.searchsorted(limits, qs * (1 - 1e-12)), rates - 1)
-    shared = qs.copy()
-    for bucket in np.unique(place):
-        inside = place == bucket
-        top = qs[inside].max()
-        shared[inside] = top if up else np.where(qs[inside] == top, top, qs[inside].min())
-    return [(replace(release, sampling_probability=float(q)), count) for (release, count), q in zip(group, shared, strict=True)]
+    rounded: Charges = []
+    for group in alike.values():
+        if len(group) <= rates:
+            rounded += group
+            continue
+        qs = np.array([release.sampling_probability for release, _ in group])
+        limits = np.linspace(qs.min(), qs.max(), rates + 1)[1:]
+        place = np.minimum(np.searchsorted(limits, qs * (1 - 1e-12)), rates - 1)
+        shared = qs.copy()
+        for bucket in np.unique(place):
+            inside = place == bucket
+            top = qs[inside].max()
+            shared[inside] = top if up else np.where(qs[inside] == top, top, qs[inside].min())
+        rounded += [(replace(release, sampling_probability=float(q)), count) for (release, count), q in zip(group, shared, strict=True)]
+    return events.merge(rounded)
 
 
 def check_delta(delta: Real, accountant: str) -> None:
@@ -338,22 +325,18 @@ def charges_of(stages: Iterable[Sequence[Real]], noise_multiplier: Real, sampler
     fix = "Use sampler=poisson, or dpx.privacy.compose"
     require(sampler in ("poisson", "gaussian", "slot_revealed"), f"sampler={sampler}", "has further parameters than (q, steps)", fix)
     require(_is_number(noise_multiplier), f"noise_multiplier={noise_multiplier!r}", "is not one number", "Give the noise multiplier")
-    return bucketed([(Release(noise_multiplier=noise_multiplier, sampling_probability=q, kind=kind), steps) for q, steps in _pairs(stages)])
-
-
-def _pairs(stages: Any) -> list[tuple[float, int]]:
-    """Returns the pairs (q, steps) of `stages`. Raises `ConfigError` for anything else, such as one pair without its list."""
+    given: Any = stages
     fix = "Give a list of pairs, such as [(0.01, 1000)]"
-    require(isinstance(stages, Iterable), f"stages={stages!r}", "is not a list of pairs (q, steps)", fix)
-    pairs: list[tuple[float, int]] = []
-    for one in stages:
+    require(isinstance(given, Iterable), f"stages={given!r}", "is not a list of pairs (q, steps)", fix)
+    charges: Charges = []
+    for one in given:
         pair: list[Any] = list(one) if isinstance(one, Iterable) else []
         require(len(pair) == 2 and all(map(_is_number, pair)), f"stages: {one!r}", "is not a pair (q, steps)", fix)
         q, steps = pair
         is_whole = math.isfinite(steps) and steps == int(steps) >= 0
         require(is_whole, f"steps={steps}", "is not a whole number, 0 or more", "Give the number of steps that have this q")
-        pairs.append((float(q), int(steps)))
-    return pairs
+        charges.append((Release(noise_multiplier=noise_multiplier, sampling_probability=float(q), kind=kind), int(steps)))
+    return bucketed(charges)
 
 
 def _is_number(value: Any) -> bool:

@@ -57,14 +57,10 @@ def _outcomes(mechanism: GaussianPrivacyLoss, losses_P: np.ndarray) -> np.ndarra
     apart_P = (losses_P == 0) | np.isclose(losses_P, sign * np.log(1 - q), rtol=1e-8)
     outcomes_P = np.empty_like(losses_P)
     outcomes_P[apart_P] = [mechanism.inverse_privacy_loss(loss) for loss in losses_P[apart_P].tolist()]
-    outcomes_P[~apart_P] = invert(sign * _log_of_affine(1 / q, sign * losses_P[~apart_P], 1 - 1 / q))
+    # log(exp(loss) / q + 1 - 1 / q), by the same operations as dp-accounting for one loss.
+    shifted_P = sign * losses_P[~apart_P] + np.log(1 / q)
+    outcomes_P[~apart_P] = invert(sign * (shifted_P + np.log1p(-np.exp(np.log(1 / q - 1) - shifted_P))))
     return outcomes_P
-
-
-def _log_of_affine(a: float, b_P: np.ndarray, c: float) -> np.ndarray:
-    """Returns log(a exp(b) + c) of each b, for a > 0 and c <= 0, by the same operations as dp-accounting for one b."""
-    shifted_P = b_P + np.log(a)
-    return shifted_P if c == 0 else shifted_P + np.log1p(-np.exp(np.log(-c) - shifted_P))
 
 
 def of_poisson_sample(sigma: float, q: float, interval: float, relation: dp_accounting.NeighboringRelation) -> Any:
@@ -81,33 +77,30 @@ def of_poisson_sample(sigma: float, q: float, interval: float, relation: dp_acco
     """
 
     def on_the_grid(adjacency: AdjacencyType) -> Any:
-        return _on_the_grid(GaussianLosses(sigma, sampling_prob=q, adjacency_type=adjacency), interval)
+        # The masses that dp-accounting's connect-the-dots gives to the points of the grid, at once as an array.
+        losses = GaussianLosses(sigma, sampling_prob=q, adjacency_type=adjacency)
+        bounds = losses.connect_dots_bounds()
+        assert bounds.epsilon_lower is not None and bounds.epsilon_upper is not None
+        lower, upper = math.floor(bounds.epsilon_lower / interval), math.ceil(bounds.epsilon_upper / interval)
+        deltas_P = losses.get_delta_for_epsilon(np.arange(lower, upper + 1) * interval)
+        make = pld_pmf.create_pmf_pessimistic_connect_dots_fixed_gap
+        if upper - lower < pld_pmf._MAX_PMF_SPARSE_SIZE:
+            return make(interval, lower, upper, deltas_P)
+        rises_P = np.diff(deltas_P)
+        if not (np.all((0 <= deltas_P) & (deltas_P <= 1)) and np.all(rises_P <= pld_pmf._DELTA_DIFF_TOLERANCE)):
+            # It says what is wrong.
+            return make(interval, lower, upper, deltas_P)
+        deltas_P = np.minimum.accumulate(deltas_P)
+        rises_P = np.diff(deltas_P)
+        masses_P = np.empty_like(deltas_P)
+        masses_P[0] = 1 - deltas_P[0] + rises_P[0] / math.expm1(interval)
+        masses_P[1:-1] = (rises_P[1:] - rises_P[:-1] * math.exp(interval)) / math.expm1(interval)
+        masses_P[-1] = rises_P[-1] / math.expm1(-interval)
+        return pld_pmf.DensePLDPmf(interval, lower, np.maximum(0.0, masses_P), deltas_P[-1], pessimistic_estimate=True)
 
     if relation == REPLACE_ONE:
         return distribution.PrivacyLossDistribution(on_the_grid(AdjacencyType.REPLACE))
     return distribution._pld_for_subsampled_mechanism(on_the_grid, q)
-
-
-def _on_the_grid(losses: GaussianLosses, interval: float) -> Any:
-    """Returns the masses that dp-accounting's connect-the-dots gives to the points of the grid, at once as an array."""
-    bounds = losses.connect_dots_bounds()
-    assert bounds.epsilon_lower is not None and bounds.epsilon_upper is not None
-    lower, upper = math.floor(bounds.epsilon_lower / interval), math.ceil(bounds.epsilon_upper / interval)
-    deltas_P = losses.get_delta_for_epsilon(np.arange(lower, upper + 1) * interval)
-    make = pld_pmf.create_pmf_pessimistic_connect_dots_fixed_gap
-    if upper - lower < pld_pmf._MAX_PMF_SPARSE_SIZE:
-        return make(interval, lower, upper, deltas_P)
-    rises_P = np.diff(deltas_P)
-    if not (np.all((0 <= deltas_P) & (deltas_P <= 1)) and np.all(rises_P <= pld_pmf._DELTA_DIFF_TOLERANCE)):
-        # It says what is wrong.
-        return make(interval, lower, upper, deltas_P)
-    deltas_P = np.minimum.accumulate(deltas_P)
-    rises_P = np.diff(deltas_P)
-    masses_P = np.empty_like(deltas_P)
-    masses_P[0] = 1 - deltas_P[0] + rises_P[0] / math.expm1(interval)
-    masses_P[1:-1] = (rises_P[1:] - rises_P[:-1] * math.exp(interval)) / math.expm1(interval)
-    masses_P[-1] = rises_P[-1] / math.expm1(-interval)
-    return pld_pmf.DensePLDPmf(interval, lower, np.maximum(0.0, masses_P), deltas_P[-1], pessimistic_estimate=True)
 
 
 def of_truncated_sample(sigma: float, q: float, size: int, cap: int, interval: float, relation: dp_accounting.NeighboringRelation) -> Any:

@@ -94,7 +94,9 @@ class Ledger:
     def note_units(self, facts: UnitFacts) -> None:
         """Records which units the following steps protect, if that is new. It is on disk when this returns."""
         unknown: list[UnitFacts | None] = [None] if self._entered and not self.units else []
-        self._add_units(*unknown, *([] if facts in self.units else [facts]))
+        new = [*unknown, *([] if facts in self.units else [facts])]
+        if new:
+            self._add(*(lines.UnitsLine(units=one) for one in new))
 
     def note_origins(self, origins: Iterable[Origin]) -> None:
         """Records origins of the starting parameters that are new, or whose record became worse. They are on disk when this returns."""
@@ -169,10 +171,6 @@ class Ledger:
         before = charged(self.origins)
         return join(self.own_segments(), *before) if before else self.own_segments()
 
-    def _add_units(self, *units: UnitFacts | None) -> None:
-        if units:
-            self._add(*(lines.UnitsLine(units=facts) for facts in units))
-
     def _take(self, line: Line) -> None:
         """Updates this object's fields by what one line says."""
         match line:
@@ -189,11 +187,6 @@ class Ledger:
                 self._sums[line.epoch_name, line.step] = line.sum
             case lines.PlanLine():
                 self.plan = line.plan
-            case _:
-                self._take_fact(line)
-
-    def _take_fact(self, line: Line) -> None:
-        match line:
             case lines.UnitsLine():
                 self.units.append(line.units)
             case lines.ChoicesLine():
@@ -264,12 +257,24 @@ def releases(segments: Segments) -> list[tuple[Release, int]]:
         elif is_forward(segment):
             charges.append((_of_rows(segment), _stated(segment.micro_batches, f"noise={segment.noise}", "micro-batches") * segment.count))
         elif segment.sampler in IN_EPOCHS:
-            _enter_epochs(segment, by_epoch)
+            # Rows of one unit may fall into one batch, so its k rows move one release by up to k times the norm.
+            apart, kind = rows_clipped_apart(segment), _kind(segment.sampler)
+            release = Release(noise_multiplier=_joint(segment) / apart, kind=kind, is_discrete=_is_discrete(segment))
+            length = steps_per_epoch(segment.q)
+            for first, count in segment.steps:
+                for number in range(first // length, (first + count - 1) // length + 1):
+                    place = (segment.origin, segment.epoch, segment.epoch_name, number)
+                    by_epoch[place] = min(release, by_epoch.get(place, release), key=lambda known: known.noise_multiplier)
         elif segment.sampler == "cyclic_poisson":
             cycle = _stated(segment.cycle, f"sampler={segment.sampler}", "groups")
             # In the steps of its group, a row is drawn with `cycle` times the probability.
             as_poisson = dataclasses.replace(segment, sampler="poisson", q=min(1.0, segment.q * cycle))
-            charges.append((_release(as_poisson), _most_of_a_group(segment, cycle)))
+            steps_of_group = [0] * cycle
+            for first, count in segment.steps:
+                for group in range(cycle):
+                    steps_of_group[group] += len(range(first + (group - first) % cycle, first + count, cycle))
+            # No row can have taken part in more steps than the busiest group has.
+            charges.append((_release(as_poisson), max(steps_of_group)))
         else:
             charges.append((_release(segment), segment.count))
     return events.merge(charges + [(release, 1) for release in by_epoch.values()])
@@ -307,27 +312,6 @@ def _stated(number: int | None, value: str, what: str) -> int:
     if number is None:
         raise ConfigError(value, f"is charged without its number of {what}", _FIX)
     return number
-
-
-def _most_of_a_group(segment: Segment, cycle: int) -> int:
-    """Returns the number of steps of the busiest group; no row can have taken part in more."""
-    steps_of_group = [0] * cycle
-    for first, count in segment.steps:
-        for group in range(cycle):
-            steps_of_group[group] += len(range(first + (group - first) % cycle, first + count, cycle))
-    return max(steps_of_group)
-
-
-def _enter_epochs(segment: Segment, by_epoch: dict[tuple[str, int, str, int], Release]) -> None:
-    # Rows of one unit may fall into one batch, so its k rows move one release by up to k times the norm.
-    release = Release(
-        noise_multiplier=_joint(segment) / rows_clipped_apart(segment), kind=_kind(segment.sampler), is_discrete=_is_discrete(segment)
-    )
-    length = steps_per_epoch(segment.q)
-    for first, count in segment.steps:
-        for number in range(first // length, (first + count - 1) // length + 1):
-            place = (segment.origin, segment.epoch, segment.epoch_name, number)
-            by_epoch[place] = min(release, by_epoch.get(place, release), key=lambda known: known.noise_multiplier)
 
 
 def _release(segment: Segment) -> Release:

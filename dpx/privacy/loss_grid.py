@@ -62,7 +62,10 @@ def grid(charges: list[tuple[Release, int]], adjacency: str = "zero_out", coarse
     surplus = math.sqrt(_ROUNDING * total * min(reach, 3 * math.sqrt(variance)))
     finest = max(surplus, reach / STEP_POINTS_MAX[kind])
     wanted = max(FINENESS * math.sqrt(variance / total), finest)
-    return max(min(coarsest or _coarsest(charges), wanted), _width(reach, variance, total) / POINTS_MAX)
+    # The interval that holds the composition's losses, as dp-accounting truncates it.
+    order = min(_ORDERS[1] / reach, max(_ORDERS[0] / reach, math.sqrt(2 * _LOG_CUT / variance)))
+    width = reach if total == 1 else max(reach, min(total * reach, variance * order + 2 * _LOG_CUT / order))
+    return max(min(coarsest or _coarsest(charges), wanted), width / POINTS_MAX)
 
 
 def rough(charges: list[tuple[Release, int]], adjacency: str = "zero_out", coarsest: float | None = None) -> float:
@@ -140,20 +143,14 @@ def _seen(release: Release, count: int, adjacency: str) -> tuple[float, float, i
         reach, variance = _loss(sigma, 1.0, 1)
         return reach, one.sampling_probability * variance, times
     reach, variance = _loss(sigma, one.sampling_probability, rows)
-    return max(reach, _reach_when_truncated(one)), variance, times
-
-
-def _reach_when_truncated(release: Release) -> float:
-    """Returns the reach of a step whose batch is full, or 0 for other samplers.
-
-    There a row replaces another one, at twice the sensitivity and at the rate of a row in full batches, as dp-accounting composes it.
-    """
-    size, cap, q = release.size, release.cap, release.sampling_probability
-    if release.kind != "truncated_poisson" or size is None or cap is None or cap >= size:
-        return 0.0
-    full = float(binom.sf(cap - 1, size - 1, q))
-    rate = float(binom.sf(cap, size, q)) * cap / size / full if full else 0.0
-    return _loss(release.noise_multiplier / 2, min(1.0, rate), 1)[0] if rate else 0.0
+    size, cap, q = one.size, one.cap, one.sampling_probability
+    if one.kind == "truncated_poisson" and size is not None and cap is not None and cap < size:
+        # In a full batch a row replaces another one, at twice the sensitivity and at the rate of a row in full batches, as dp-accounting
+        # composes it.
+        full = float(binom.sf(cap - 1, size - 1, q))
+        rate = float(binom.sf(cap, size, q)) * cap / size / full if full else 0.0
+        reach = max(reach, _loss(one.noise_multiplier / 2, min(1.0, rate), 1)[0] if rate else 0.0)
+    return reach, variance, times
 
 
 @functools.lru_cache(maxsize=4096)
@@ -175,11 +172,3 @@ def _loss(sigma: float, q: float, rows: int) -> tuple[float, float]:
         small = float(weights @ np.expm1(np.minimum(together, 700.0)))
         large = float(weights @ ((j / sigma) ** 2 + (j / sigma) ** 4 / 4))
     return float(top - bottom), min(small, large)
-
-
-def _width(reach: float, variance: float, total: int) -> float:
-    """Returns the width of the interval that holds a composition's privacy losses, as dp-accounting truncates it."""
-    if total == 1:
-        return reach
-    order = min(_ORDERS[1] / reach, max(_ORDERS[0] / reach, math.sqrt(2 * _LOG_CUT / variance)))
-    return max(reach, min(total * reach, variance * order + 2 * _LOG_CUT / order))

@@ -124,27 +124,25 @@ def join(*branches: Iterable[Segment]) -> Segments:
     for segments in branches:
         for segment in segments:
             by_event.setdefault((segment.origin, segment.entry), []).extend(segment.steps)
-    # Of spans, not of steps: a plan has a few spans for many thousands of steps.
-    joined = ((*event, _union(sorted(spans))) for event, spans in by_event.items())
-    return [Segment(origin=origin, **of_entry(entry), steps=spans) for origin, entry, spans in joined if spans]
+    joined = []
+    for (origin, entry), spans in by_event.items():
+        # Of spans, not of steps: a plan has a few spans for many thousands of steps.
+        union: list[tuple[int, int]] = []
+        for first, count in sorted(spans):
+            if union and first <= sum(union[-1]):
+                before, most = union[-1]
+                union[-1] = (before, max(most, first + count - before))
+            elif count:
+                union.append((first, count))
+        if union:
+            joined.append(Segment(origin=origin, **of_entry(entry), steps=tuple(union)))
+    return joined
 
 
 def without(segments: Iterable[Segment], *others: Iterable[Segment]) -> Segments:
     """Returns the charges that none of `others` holds."""
     held = {release for other in others for release in decode(other)}
     return encode(release for release in decode(segments) if release not in held)
-
-
-def _union(spans: list[tuple[int, int]]) -> Spans:
-    """Returns the steps of `spans` `(first, count)`, which are sorted and may overlap, as spans that do not touch."""
-    found: list[tuple[int, int]] = []
-    for first, count in spans:
-        if found and first <= sum(found[-1]):
-            before, most = found[-1]
-            found[-1] = (before, max(most, first + count - before))
-        elif count:
-            found.append((first, count))
-    return tuple(found)
 
 
 def rows_clipped_apart(entry: StepCost) -> int:

@@ -98,7 +98,15 @@ def solve(
     if stored and (cache.is_keeping() or fine(stored) <= epsilon):
         return stored
     if accountant == "pld":
-        solved = _by_losses(rough, fine, epsilon, _renyi_guess(charges, epsilon, delta, adjacency))
+        # Renyi accounting, if it has a bound for these charges, gives a first guess; a coarse grid, whose result is never too small,
+        # brackets it; and the grids that statements use, one for each noise, refine it.
+        by_renyi = functools.cache(lambda sigma: accounting.compose(scaled(charges, sigma), "rdp", adjacency, interval=0.0).epsilon(delta))
+        try:
+            guess = _refine(by_renyi, epsilon, *_bracket(by_renyi, epsilon, 1.0, 2.0), tolerance=1e-2)
+        except ConfigError:
+            guess = 1.0
+        upper = _refine(rough, epsilon, *_bracket(rough, epsilon, guess, 1.1), tolerance=1e-3)
+        solved = _refine(fine, epsilon, *_bracket(fine, epsilon, upper, 1.003))
     else:
         solved = _refine(fine, epsilon, *_bracket(fine, epsilon, 1.0, 2.0))
     cache.write("calibration", question, solved)
@@ -161,28 +169,6 @@ def nearly(charges: Charges, *, epsilon: Real, delta: Real, start: float) -> flo
 def scaled(charges: Charges, factor: float) -> Charges:
     """Returns the same charges with every noise multiplier multiplied by `factor`."""
     return [(replace(release, noise_multiplier=release.noise_multiplier * factor), count) for release, count in charges]
-
-
-def _renyi_guess(charges: Charges, epsilon: Real, delta: Real, adjacency: str) -> float:
-    """Returns the noise multiplier by Renyi accounting, slightly too large, if it has a bound for these charges; else 1."""
-
-    @functools.cache
-    def spent(sigma: float) -> float:
-        return accounting.compose(scaled(charges, sigma), "rdp", adjacency, interval=0.0).epsilon(delta)
-
-    try:
-        return _refine(spent, epsilon, *_bracket(spent, epsilon, 1.0, 2.0), tolerance=1e-2)
-    except ConfigError:
-        return 1.0
-
-
-def _by_losses(coarse: Spent, fine: Spent, target: Real, guess: float) -> float:
-    """Returns the smallest noise multiplier by PLD.
-
-    A coarse grid, whose result is never too small, brackets it; the grids that statements use, one for each noise, refine it.
-    """
-    upper = _refine(coarse, target, *_bracket(coarse, target, guess, 1.1), tolerance=1e-3)
-    return _refine(fine, target, *_bracket(fine, target, upper, 1.003))
 
 
 def _bracket(spent: Spent, target: Real, start: float, factor: float) -> tuple[float, float]:

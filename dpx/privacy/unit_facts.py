@@ -79,15 +79,12 @@ class UnitFacts:
     def _by_key(self) -> dict[str, str]:
         """Returns every fact, as text, by the config key that decides it; a key that is recorded twice with two values holds both."""
         facts: dict[str, str] = {}
-        for key, value in self._keyed():
+        keyed = [(f"privacy.{name}", getattr(self, name)) for name in OF_PRIVACY]
+        keyed.append((_VOCABULARY, f"{self.vocabulary_source} {self.vocabulary_sha256 or 'with other words'}"))
+        keyed += [(f"data.{name}", getattr(self, name)) for name in OF_SPLITS]
+        for key, value in [*keyed, *_flat("", self.definition)]:
             facts[key] = str(value) if facts.get(key, str(value)) == str(value) else f"{facts[key]}, {value}"
         return facts
-
-    def _keyed(self) -> Iterator[tuple[str, Any]]:
-        yield from ((f"privacy.{name}", getattr(self, name)) for name in OF_PRIVACY)
-        yield _VOCABULARY, f"{self.vocabulary_source} {self.vocabulary_sha256 or 'with other words'}"
-        yield from ((f"data.{name}", getattr(self, name)) for name in OF_SPLITS)
-        yield from _flat("", self.definition)
 
 
 def released_checksum(source: str | None, checksum: str | None) -> str | None:
