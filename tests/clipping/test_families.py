@@ -8,11 +8,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import dpx
-from dpx.clipping import separate
+from dpx.clipping import norms, separate
 from dpx.clipping.program import traced
 from dpx.task.declared_task import CausalLanguageModel
 from dpx.task.objective import objective
-from tests.clipping.batches import QUICKLY, SPECIAL, VOCABULARY, float64_gradients, parameters, squared_norm
+from tests.clipping.batches import QUICKLY, SPECIAL, VOCABULARY, assert_trees_close, float64_gradients, parameters, squared_norm
 from tests.clipping.exactness import Case, assert_exact
 from tests.clipping.families import FAMILIES, MLM, ROTARY, rows, subject
 from tests.models.declared import declared
@@ -40,12 +40,52 @@ def test_examples_are_apart_by_the_program(family, fused):
     separate.check(traced(lambda p, b: of.losses(p, b, jax.random.key_data(key)), params, batch, options, 4))
 
 
+SEQUENCES = [(8, 1, 2**30), (64, 2, 0), (130, 2, 2**30), (512, 1, 0)]
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("tokens, examples, kept_bytes", [(8, 1, 2**30), (64, 2, 0), (130, 2, 2**30), (512, 1, 0)])
-@pytest.mark.parametrize("family", ["bert_untied", "roberta", "decoder", "bert_choices"])
+@pytest.mark.parametrize(
+    "family, tokens, examples, kept_bytes",
+    [
+        *((family, *sequence) for family in ("bert_untied", "roberta", "decoder") for sequence in SEQUENCES),
+        *(("bert_choices", *sequence) for sequence in SEQUENCES[:-1]),
+    ],
+)
 def test_sequences_from_8_to_512(family, tokens, examples, kept_bytes):
     of = subject(family, positions=512, layers=1)
     assert_exact(Case.build(of, rows(of, examples, tokens)), kept_bytes=kept_bytes)
+
+
+@pytest.mark.slow
+def test_long_choices_are_clipped_by_the_norm_that_rounding_proves(monkeypatch):
+    """Three choices of 512 tokens are 1,536 positions of one sum, of which what they share cancels.
+
+    Where such a sum is formed twice, the norm is the upper bound of `recomputed` in rounding.py, which may be above the exact one by
+    (3 T + 1) u M: T u M of the sum for the norm and (2 T + 1) u M of the one that is clipped.
+    """
+    of = subject("bert_choices", positions=512, layers=1)
+    case, bounds, plain = Case.build(of, rows(of, 1, 512)), [], norms.formed
+    exact = np.sqrt(squared_norm(case.gradients[0]))
+
+    def formed(a_BTp, g_BTd, gradient_Bpd):
+        magnitude_B = (jnp.linalg.norm(a_BTp, axis=2) * jnp.linalg.norm(g_BTd, axis=2)).sum(1)
+        jax.debug.callback(lambda magnitude_B: bounds.append((3 * a_BTp.shape[1] + 1) * 2.0**-24 * float(magnitude_B[0])), magnitude_B)
+        return plain(a_BTp, g_BTd, gradient_Bpd)
+
+    def clipped(params):
+        options = {"weights": lambda norms_B: exact / jnp.maximum(norms_B, exact), "kept_bytes": 0, "checked": False}
+        return jax.jit(lambda params: dpx.clipped_sum(case.losses, params, case.batch, **options), compiler_options=QUICKLY)(params)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(norms, "formed", formed)
+        found = jax.block_until_ready(clipped(case.params))
+        jax.effects_barrier()
+    assert len(bounds) == 5 and exact * (1 - 1e-5) <= found.norms_B[0] <= exact + np.linalg.norm(bounds)
+    share = exact / float(found.norms_B[0])
+    assert_trees_close(found.total, jax.tree.map(lambda leaf: share * leaf, case.gradients[0]), 1e-5, 1e-5 * exact)
+    with jax.enable_x64(True):
+        wide = clipped(jax.tree.map(lambda leaf: jnp.asarray(np.asarray(leaf), jnp.float64), case.params))
+    np.testing.assert_allclose(wide.norms_B, exact, rtol=1e-6)
 
 
 @pytest.mark.slow
