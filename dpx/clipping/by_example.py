@@ -15,7 +15,7 @@ import jax.numpy as jnp
 from dpx.clipping import joint, reach, result, row_flow
 from dpx.clipping.example_loss import Evaluation, Reader, Route
 from dpx.clipping.methods import sum_by
-from dpx.clipping.probes import ProbeSession, is_probed, session_of, shapes_of
+from dpx.clipping.probes import ProbeSession, is_probed, session_of, shapes_of, trained_shapes
 from dpx.clipping.program import traced, with_counts
 from dpx.clipping.reader_ops import are_separate
 from dpx.clipping.readers import has_narrow
@@ -207,13 +207,7 @@ def _row(batch: Any) -> Any:
 
 
 def _traced_one(loss: Any, params: Any, batch: Any) -> _One:
-    for path, leaf in zip(shapes_of(params), jax.tree.leaves(params), strict=True):
-        require(
-            jnp.issubdtype(leaf.dtype, jnp.floating),
-            path,
-            f"is of type {leaf.dtype}, which has no gradient",
-            "Do not differentiate by it: pass it as another argument",
-        )
+    trained_shapes(params)
     example = _row(batch)
     jaxpr, out = jax.make_jaxpr(lambda params, example: with_counts(loss(params, example)), return_shape=True)(params, example)
     is_number = out[0].shape == () and jnp.issubdtype(out[0].dtype, jnp.floating)

@@ -14,6 +14,7 @@ import jax.numpy as jnp
 from dpx.clipping import meshes, norms, reach
 from dpx.clipping.by_example import ByExample
 from dpx.clipping.methods import check_untracked, sum_by
+from dpx.clipping.probes import trained_shapes
 from dpx.clipping.program import check_losses, traced, with_counts, zero_sums
 from dpx.clipping.result import KEPT_BYTES, ClippedSum, LossesFn, Units, batch_size, check_rows, flags, of_no_rows
 from dpx.clipping.trained_and_frozen import bound
@@ -109,6 +110,7 @@ def _plain_sum(losses_fn: LossesFn, params: Any, batch: Any, is_padding_B: Any, 
     examples = batch_size(batch)
     check_untracked(params, frozen, batch)
     check_rows(rows_per_unit)
+    trained_shapes(params)
     is_padding_B = flags(is_padding_B, examples, "is_padding_B")
     units, is_real_B = Units(rows_per_unit, is_padding_B), ~is_padding_B
     if examples == 0:

@@ -12,7 +12,7 @@ from jaxtyping import Array
 
 from dpx.clipping import book_keeping, groups, joint, norms, reach, row_flow
 from dpx.clipping.groups import Weights, factor_of
-from dpx.clipping.probes import shapes_of
+from dpx.clipping.probes import trained_shapes
 from dpx.clipping.program import check_losses, traced, with_counts
 from dpx.clipping.result import KEPT_BYTES, ClippedSum, LossesFn, Units, batch_size, check_rows, flags, of_no_rows, zero_unless
 from dpx.clipping.separate import check_separate
@@ -43,7 +43,7 @@ def sum_by(
     check_rows(rows_per_unit)
     is_padding_B = flags(is_padding_B, examples, "is_padding_B")
     units = Units(rows_per_unit, is_padding_B)
-    shapes_of(params)
+    trained_shapes(params)
     require(
         callable(weights),
         f"weights={weights!r}",

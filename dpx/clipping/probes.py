@@ -166,6 +166,14 @@ def shapes_of(params: Any) -> dict[str, tuple[int, ...]]:
     return shapes
 
 
+def trained_shapes(params: Any) -> dict[str, tuple[int, ...]]:
+    """Returns `shapes_of` parameters to differentiate by; raises `ConfigError` for one of another type than floating-point."""
+    shapes, fix = shapes_of(params), "Do not differentiate by it: pass it as another argument"
+    for path, leaf in zip(shapes, jax.tree.leaves(params), strict=True):
+        require(jnp.issubdtype(leaf.dtype, jnp.floating), path, f"is of type {leaf.dtype}, which has no gradient", fix)
+    return shapes
+
+
 def evaluated(eqn: Any, given: Any) -> list[Any]:
     """Returns the outputs of a traced equation for other inputs."""
     results = eqn.primitive.bind(*given, **eqn.primitive.get_bind_params(eqn.params))

@@ -209,3 +209,87 @@ def test_a_module_with_values_that_are_no_arrays_is_refused_with_the_line_that_w
     arrays, others = equinox.partition(module, equinox.is_inexact_array)
     found = jax.jit(dpx.clipped_grad(lambda arrays, x: equinox.combine(arrays, others)(x)[0], clipping_norm=1.0))(arrays, X)
     assert jax.tree.structure(found.total) == jax.tree.structure(arrays)
+
+
+TYPES = [np.ones(3, np.int32), np.ones(3, bool), jnp.ones(3, jnp.int4), np.ones(3, np.complex64), np.zeros(3, jax.dtypes.float0)]
+
+
+@pytest.mark.parametrize("method", ["book_keeping", "ghost", "vmap", "traced", "plain"])
+@pytest.mark.parametrize("leaf", [*TYPES, jax.random.split(jax.random.key(0), 3)], ids=lambda leaf: str(leaf.dtype))
+def test_a_parameter_that_has_no_gradient_is_refused_by_every_way(leaf, method):
+    params, line = (
+        {"k": K, "n": leaf},
+        "^n: is of type .*, which has no gradient. Do not differentiate by it: pass it as another argument.$",
+    )
+    losses = lambda p, b: (jnp.sin(ops.dense(b["x"], p["k"])).sum(-1), {})  # noqa: E731
+    with pytest.raises(ConfigError, match=line):
+        if method == "plain":
+            dpx.plain_sum(losses, params, {"x": X})
+        else:
+            dpx.clipped_sum(losses, params, {"x": X}, weights=lambda norms: 1 / jnp.maximum(norms, 1), method=method)
+    if method in ("book_keeping", "ghost", "vmap"):
+        gradient = dpx.clipped_grad(lambda p, x: products(p["k"], x), clipping_norm=1.0, method=method)
+        for run in (gradient, gradient.explain):
+            with pytest.raises(ConfigError, match=line):
+                run(params, X)
+
+
+@jax.custom_vjp
+def chosen(k, i, is_on):
+    return jnp.where(is_on, 2 * k[i], 0)
+
+
+def _chosen_backward(saved, g):
+    k, i, is_on = saved
+    none = lambda x: np.zeros(x.shape, jax.dtypes.float0)  # noqa: E731
+    return jnp.zeros_like(k).at[i].add(jnp.where(is_on, 2 * g, 0)), none(i), none(is_on)
+
+
+chosen.defvjp(lambda k, i, is_on: (chosen(k, i, is_on), (k, i, is_on)), _chosen_backward)
+
+
+def rounded(x, dtype):
+    return jnp.round(4 * x).astype(dtype)
+
+
+def carried(k, x, ids, _):
+    def step(t, state):
+        at = (state[0] + ids[t]) % D
+        return at, jnp.tanh(state[1] @ k + k[at])
+
+    return jax.lax.fori_loop(0, 2, step, (jnp.int32(0), x))[1].sum()
+
+
+# Losses of whole numbers and truth values beside a parameter, and computed from it.
+WHOLE = {
+    "float0": lambda k, x, ids, flags: (jnp.tanh(x @ k) * chosen(k[0], ids[0], flags[0])).sum(),
+    "float0_in_a_loop": lambda k, x, ids, flags: jax.lax.scan(lambda h, i: (jnp.tanh(h @ k + chosen(2 * k, i, flags[0])), None), x, ids)[
+        0
+    ].sum(),
+    "numbers_of_rounds": lambda k, x, ids, flags: jax.lax.scan(lambda h, n: (jnp.tanh(h @ (k * n)), None), x, ids)[0].sum(),
+    "masks_of_rounds": lambda k, x, ids, flags: jax.lax.scan(lambda h, on: (jnp.tanh(h @ jnp.where(on, k, 0)), None), x, flags)[0].sum(),
+    "carried": carried,
+    "branches": lambda k, x, ids, flags: jax.lax.cond(ids[0] > 1, lambda i: (x @ k)[i] ** 2, lambda i: (x * k[i]).sum(), ids[1]),
+    "rounded": lambda k, x, ids, flags: jnp.tanh(x @ (rounded(k, jnp.int8).astype(k.dtype) + k)).sum(),
+    "straight_through": lambda k, x, ids, flags: jnp.tanh(x @ (k + jax.lax.stop_gradient(rounded(k, k.dtype) / 4 - k))).sum(),
+    "product_of_integers": lambda k, x, ids, flags: (
+        jax.lax.dot(rounded(x, jnp.int8), rounded(k, jnp.int8), preferred_element_type=jnp.int32) * jnp.sin(x @ k)
+    ).sum(),
+    "largest": lambda k, x, ids, flags: (x @ k)[jnp.argmax(k[0])] ** 2 + jnp.where(k > 0, k, 0).sum(),
+    "bits": lambda k, x, ids, flags: (jax.lax.bitcast_convert_type(k, jnp.int32) % 3).sum() * jnp.sin(x @ k).sum(),
+}
+
+
+@pytest.mark.parametrize("name", WHOLE)
+def test_whole_numbers_beside_a_parameter_and_computed_from_it(name):
+    drawn = np.random.default_rng(4)
+    batch = X / 10, jnp.asarray(drawn.integers(0, D, (B, 3)), jnp.int32), jnp.asarray(drawn.random((B, 3)) < 0.5)
+    one = jax.jit(jax.grad(WHOLE[name]))
+    gradients = [np.asarray(one(K, *(leaf[at] for leaf in batch)), np.float64) for at in range(B)]
+    norms = [np.linalg.norm(gradient) for gradient in gradients]
+    held = 0.3 * (1 - MARGINS["float32"])
+    expected = sum(gradient * min(1, held / max(norm, 1e-30)) for gradient, norm in zip(gradients, norms, strict=True))
+    for options in ({}, {"method": "ghost"}, {"kept_bytes": 0}):
+        found = jax.jit(dpx.clipped_grad(WHOLE[name], clipping_norm=0.3, **options))(K, *batch)
+        np.testing.assert_allclose(found.norms, norms, rtol=1e-4, atol=1e-6)
+        np.testing.assert_allclose(found.total, expected, atol=1e-5)
