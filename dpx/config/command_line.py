@@ -1,25 +1,24 @@
 """Converts errors of Hydra and OmegaConf to the error format of this program: value, reason, fix."""
 
+import contextlib
 import errno
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from hydra import compose, initialize_config_dir
-from hydra.core.global_hydra import GlobalHydra
+from hydra import compose
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.errors import ConfigCompositionException, HydraException, MissingConfigException, OverrideParseException
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 from yaml import MarkedYAMLError
 
 from dpx import packages
 from dpx.config import hints, reference
 from dpx.config.hints import nearest, unknown_key
-from dpx.config.with_hydra import set_up_hydra
+from dpx.config.with_hydra import started
 from dpx.declaration import ConfigError
 from dpx.extras import missing, without_papers
-from dpx.packages import conf_directory
 
 # Errors from a folder or a file of the user; any other error of the operating system is a defect of dpx.
 _OF_A_PLACE = {
@@ -60,7 +59,9 @@ def as_refused(error: BaseException, overrides: Sequence[str] = ()) -> ConfigErr
             return ConfigError(link.override, "is not of the form key=value", _meant_by_a_word(link.override or ""))
     for link in chain:
         if isinstance(link, MarkedYAMLError):
-            return _broken_yaml(link)
+            mark = link.problem_mark or link.context_mark
+            place = f"{mark.name}:{mark.line + 1}" if mark else "a YAML file"
+            return ConfigError(place, f"is not YAML ({' '.join((link.problem or str(link)).split())})", "Correct it")
         if isinstance(link, OSError) and link.errno in _OF_A_DISK:
             place = link.filename if link.filename is not None else "the disk"
             return ConfigError(
@@ -84,29 +85,18 @@ def as_refused(error: BaseException, overrides: Sequence[str] = ()) -> ConfigErr
             # Of what it could not make, Hydra says the reason on the second line.
             reason = " ".join(str(link).splitlines()[:2]) if _first_line(link).endswith(":") else _first_line(link)
             return ConfigError("command line", reason, "See python -m dpx --help")
-    own = [override for override in overrides if _is_of_hydra(override)]
-    if own and _is_raised_by_hydra(error):
+    own, trace = [override for override in overrides if _is_of_hydra(override)], error.__traceback__
+    while trace is not None and trace.tb_next is not None:
+        trace = trace.tb_next
+    module = "" if trace is None else str(trace.tb_frame.f_globals.get("__name__"))
+    # Hydra raised it, or the logging that it set up as its node says.
+    if own and module.partition(".")[0] in ("hydra", "hydra_plugins", "omegaconf", "logging", "os"):
         return ConfigError(" ".join(own), f"Hydra cannot use this ({_first_line(error)})", _HYDRAS_KEYS)
     return None
 
 
 def _is_of_hydra(override: str) -> bool:
     return re.match(r"[+~]*hydra[./=@]", override) is not None
-
-
-def _is_raised_by_hydra(error: BaseException) -> bool:
-    """Returns whether Hydra raised `error`, or the logging that it set up as its node says."""
-    trace = error.__traceback__
-    while trace is not None and trace.tb_next is not None:
-        trace = trace.tb_next
-    module = "" if trace is None else str(trace.tb_frame.f_globals.get("__name__"))
-    return module.partition(".")[0] in ("hydra", "hydra_plugins", "omegaconf", "logging", "os")
-
-
-def _broken_yaml(error: MarkedYAMLError) -> ConfigError:
-    mark = error.problem_mark or error.context_mark
-    place = f"{mark.name}:{mark.line + 1}" if mark else "a YAML file"
-    return ConfigError(place, f"is not YAML ({' '.join((error.problem or str(error)).split())})", "Correct it")
 
 
 def _meant_by_a_word(word: str) -> str:
@@ -117,16 +107,11 @@ def _meant_by_a_word(word: str) -> str:
         return f"Write run={word}"
     key, _, value = word.partition("=")
     quoted = f'{key}="{value}"'
-    if value and not re.search(r"[\"'\[\]{}]", value) and _is_override(quoted):
-        return f"Write '{quoted}', with both quotes"
+    if value and not re.search(r"[\"'\[\]{}]", value):
+        with contextlib.suppress(HydraException):
+            OverridesParser.create().parse_override(quoted)
+            return f"Write '{quoted}', with both quotes"
     return "Quote values that hold other characters than letters, digits and -_./:@%+"
-
-
-def _is_override(written: str) -> bool:
-    try:
-        return OverridesParser.create().parse_override(written) is not None
-    except HydraException:
-        return False
 
 
 def _unknown_option(error: MissingConfigException) -> ConfigError:
@@ -179,7 +164,8 @@ def _not_an_option(overrides: Sequence[str]) -> ConfigError:
 
 def _several_values(key: str, values: str) -> ConfigError:
     """Returns the error for `key=a,b` without `-m`: a list only where the default config does not hold one number."""
-    default = OmegaConf.select(_default_config(), key)
+    with started():
+        default = OmegaConf.select(compose("config"), key)
     if isinstance(default, int | float) or packages.is_group(key):
         return ConfigError(
             f"{key}={values}", "names several values, and this command starts one run", f"Add -m: python -m dpx -m {key}={values}"
@@ -214,23 +200,11 @@ def _impossible_override(error: ConfigCompositionException) -> ConfigError:
     if matched is None or "not in struct" not in f"{message} {error.__cause__}":
         return ConfigError(key, _first_line(error), "See python -m dpx --help")
     value = re.search(r"use \+[^=\s]+=(.*)", message)
-    return unknown_key(key, _siblings(key), value.group(1).strip() if value else "...")
-
-
-def _siblings(key: str) -> list[str]:
-    """Returns the keys of the default config at the level of `key`."""
+    # The keys of the default config at the level of `key`.
     cfg = reference.default_keys()
     parent = OmegaConf.select(OmegaConf.create(cfg), key.rpartition(".")[0]) if "." in key else cfg
-    beside = parent if isinstance(parent, Mapping) else cfg
-    return [str(name) for name in beside if not str(name).startswith("_")]
-
-
-def _default_config() -> DictConfig:
-    if GlobalHydra.instance().is_initialized():
-        return compose("config")
-    set_up_hydra()
-    with initialize_config_dir(str(conf_directory()), version_base="1.3"):
-        return compose("config")
+    beside = [str(name) for name in (parent if isinstance(parent, Mapping) else cfg)]
+    return unknown_key(key, [name for name in beside if not name.startswith("_")], value.group(1).strip() if value else "...")
 
 
 def _first_line(error: BaseException) -> str:

@@ -162,7 +162,11 @@ def of_key(path: str, known: Collection[str], value: str = "...") -> str | None:
         return f"It is a key of {_some(named)}: write {named[0]} {path}={value}"
     inside = {full: options for full, options in places.items() if full.startswith(f"{group}.")} or places
     of_every_option = {full: options for full, options in inside.items() if not _is_optional(full, options)} or inside
-    named = [_with_options(full, options) for full, options in of_every_option.items()]
+    named = []
+    for full, options in of_every_option.items():
+        its_group = full.partition(".")[0]
+        its_options = _some([f"{its_group}={option}" for option in _of_users(its_group, options)])
+        named.append(f"{full} ({its_options})" if _is_optional(full, options) else full)
     return f"Did you mean {' or '.join(named)}?" if 0 < len(named) <= 2 else None
 
 
@@ -231,13 +235,6 @@ def _is_optional(full: str, options: list[str]) -> bool:
     """Returns whether some options of the group lack the key; `tune` and `audit` are not in the default config at all."""
     group = full.partition(".")[0]
     return group in ("tune", "audit") or len(options) < len(packages.names_in(group))
-
-
-def _with_options(full: str, options: list[str]) -> str:
-    if not _is_optional(full, options):
-        return full
-    group = full.partition(".")[0]
-    return f"{full} ({_some([f'{group}={option}' for option in _of_users(group, options)])})"
 
 
 def _of_users(group: str, options: list[str], value: str = "") -> list[str]:

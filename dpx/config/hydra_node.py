@@ -75,7 +75,7 @@ class ClosedLoader(ConfigLoaderImpl):
         self.repository = _Files(config_search_path)
         self._own = f"file://{conf_directory()}"
         main = [part.path for part in config_search_path.get_path() if part.provider == "main"]
-        self._is_of_dpx = [_as_url(path) for path in main] == [self._own]
+        self._is_of_dpx = [path if "://" in path else f"file://{path}" for path in main] == [self._own]
 
     def load_configuration(
         self,
@@ -129,10 +129,15 @@ class ClosedLoader(ConfigLoaderImpl):
         if path.startswith("/") or ".." in path.split("/"):
             raise ConfigError(path, "is outside the folders of configs", "Name an option of a group")
         file = repo.load_config(config_path=path)
-        is_shipped = self._is_shipped(file.path)
+        is_shipped = file.path.startswith(_OF_HYDRA_AND_PLUGINS) or file.path == self._own
         if not is_shipped:
             self._has_received = True
-            _require_received(path, file)
+            place = f"{path}.yaml in {file.path.removeprefix('file://')}"
+            reason = "options of Hydra's own groups come from Hydra, its plugins and dpx alone"
+            require(not path.startswith("hydra/"), place, reason, f"Remove the file ({PAGE})")
+            for key, value in _leaves(OmegaConf.to_container(file.config, resolve=False), (), in_lists=True):
+                if isinstance(value, str):
+                    _require_resolvers(value, f"{'.'.join(key)}={value}", place)
         # An option of Hydra's groups belongs where its folder says, or at `hydra` itself; a recipe could place it elsewhere.
         is_in_place = path.startswith("hydra/") and default.package in ("hydra", path.rpartition("/")[0].replace("/", "."))
         # conf/config.yaml, and the user's own defaults beside it.
@@ -166,9 +171,6 @@ class ClosedLoader(ConfigLoaderImpl):
         task: Any = OmegaConf.to_container(cfg.hydra.overrides.task, resolve=False)
         axes = OverridesParser.create(self).parse_overrides([*params, *task])
         require_few_points(axes, is_grid=sweeper.get("_target_") == BasicSweeperConf._target_)
-
-    def _is_shipped(self, path: str) -> bool:
-        return path.startswith(_OF_HYDRA_AND_PLUGINS) or path == self._own
 
 
 class _Files(ConfigRepository):
@@ -218,13 +220,10 @@ def _require_small(file: Path) -> None:
     except yaml.YAMLError:
         # Hydra finds the same, and says the line.
         return
-    if root is not None and root.tag != "tag:yaml.org,2002:null":
-        _values_in(root, file, {}, _MOST_LEVELS)
-        _require_shape(root, file)
-
-
-def _require_shape(root: Any, file: Path) -> None:
-    """Raises `ConfigError` for a file that is no mapping, or whose list of defaults Hydra could not read."""
+    if root is None or root.tag == "tag:yaml.org,2002:null":
+        return
+    _values_in(root, file, {}, _MOST_LEVELS)
+    # A list of defaults that Hydra could not read.
     require(isinstance(root, yaml.MappingNode), file, "is not a mapping of keys to values", "Write <key>: <value>")
     for defaults in (value for key, value in root.value if key.value == "defaults"):
         fix = "Write defaults: [<name>, {<group>: <option>}, _self_]"
@@ -276,13 +275,19 @@ def require_own_resolvers(overrides: Sequence[str], place: str = "a recipe") -> 
 
 
 def _require_resolvers(text: str, shown: str, place: str) -> None:
-    for name in _resolvers_in(text) if "${" in text else ():
-        reason = f"a recipe may not use the resolver {name}, only {', '.join(RESOLVERS)}"
-        require(name in RESOLVERS, f"{shown} in {place}", reason, "Write the value itself")
-
-
-def _as_url(path: str) -> str:
-    return path if "://" in path else f"file://{path}"
+    try:
+        nodes: list[Any] = [parse(text)] if "${" in text else []
+    except GrammarParseError:
+        # OmegaConf refuses it where it is read.
+        return
+    while nodes:
+        node = nodes.pop()
+        # Also of an interpolation within another one; a name that is computed stands here as written.
+        if type(node).__name__ == "ResolverNameContext":
+            name = node.getText()
+            reason = f"a recipe may not use the resolver {name}, only {', '.join(RESOLVERS)}"
+            require(name in RESOLVERS, f"{shown} in {place}", reason, "Write the value itself")
+        nodes.extend(node.getChildren() if hasattr(node, "getChildren") else ())
 
 
 def _node_of(config: Any) -> Any:
@@ -291,17 +296,6 @@ def _node_of(config: Any) -> Any:
         return {}
     plain: Any = OmegaConf.to_container(OmegaConf.masked_copy(config, "hydra"), resolve=False)
     return plain["hydra"]
-
-
-def _require_received(path: str, file: Any) -> None:
-    """Raises `ConfigError` for an option of Hydra's own groups in a folder of recipes, and for a resolver that a recipe may not use."""
-    place = f"{path}.yaml in {file.path.removeprefix('file://')}"
-    if path.startswith("hydra/"):
-        reason = "options of Hydra's own groups come from Hydra, its plugins and dpx alone"
-        raise ConfigError(place, reason, f"Remove the file ({PAGE})")
-    for key, value in _leaves(OmegaConf.to_container(file.config, resolve=False), (), in_lists=True):
-        if isinstance(value, str):
-            _require_resolvers(value, f"{'.'.join(key)}={value}", place)
 
 
 def _leaves(node: Any, key: tuple[str, ...], *, in_lists: bool = False) -> Iterator[tuple[tuple[str, ...], Any]]:
@@ -314,25 +308,21 @@ def _leaves(node: Any, key: tuple[str, ...], *, in_lists: bool = False) -> Itera
 
 
 def _require_keys(node: Any, place: str) -> None:
+    """Raises `ConfigError` unless a recipe, the file `place`, may set every key of Hydra's `node`."""
     for key, value in _leaves(node, ()):
-        _require_key(key, value, place)
-
-
-def _require_key(key: tuple[str, ...], value: Any, place: str) -> None:
-    """Raises `ConfigError` unless a recipe, the file `place`, may set the key of Hydra's node that `key` leads to."""
-    shown = ".".join(("hydra", *key))
-    known = ".".join(key) if ".".join(key) in KEYS else ".".join((*key[:-1], "*"))
-    if known not in KEYS or (key[-1].startswith("_") and key[:-1] != _PARAMS):
-        raise ConfigError(f"{shown} in {place}", "a recipe may not set this key of Hydra", _FIX)
-    if isinstance(value, str) and "${" in value:
-        raise ConfigError(f"{shown}={value} in {place}", "a recipe may not compute a value of Hydra", "Write the value itself")
-    if not any(type(value) is one if isinstance(one, type) else value == one for one in KEYS[known]):
-        words = " or ".join(_WORDS.get(one, str(one)) for one in KEYS[known])
-        raise ConfigError(f"{shown}={value} in {place}", f"a recipe may set it to {words} only", _FIX)
-    if key[:-1] == _PARAMS:
-        # The sweeper makes an override of it.
-        _require_parsable(str(value), place)
-        require_no_hydra([f"{key[-1]}={value}"], place)
+        shown = ".".join(("hydra", *key))
+        known = ".".join(key) if ".".join(key) in KEYS else ".".join((*key[:-1], "*"))
+        if known not in KEYS or (key[-1].startswith("_") and key[:-1] != _PARAMS):
+            raise ConfigError(f"{shown} in {place}", "a recipe may not set this key of Hydra", _FIX)
+        if isinstance(value, str) and "${" in value:
+            raise ConfigError(f"{shown}={value} in {place}", "a recipe may not compute a value of Hydra", "Write the value itself")
+        if not any(type(value) is one if isinstance(one, type) else value == one for one in KEYS[known]):
+            words = " or ".join(_WORDS.get(one, str(one)) for one in KEYS[known])
+            raise ConfigError(f"{shown}={value} in {place}", f"a recipe may set it to {words} only", _FIX)
+        if key[:-1] == _PARAMS:
+            # The sweeper makes an override of it.
+            _require_parsable(str(value), place)
+            require_no_hydra([f"{key[-1]}={value}"], place)
 
 
 def _require_choices(cfg: DictConfig, overrides: Sequence[str]) -> None:
@@ -341,17 +331,3 @@ def _require_choices(cfg: DictConfig, overrides: Sequence[str]) -> None:
     for group, option in cfg.hydra.runtime.choices.items():
         if group.startswith("hydra/") and group not in (*GROUPS, *own) and option != "default":
             raise ConfigError(f"{group}={option}", "a recipe may not choose an option of this group of Hydra", _FIX)
-
-
-def _resolvers_in(text: str) -> Iterator[str]:
-    """Yields the name of every resolver in an interpolation, also of one within another; a name that is computed is yielded as written."""
-    try:
-        nodes = [parse(text)]
-    except GrammarParseError:
-        # OmegaConf refuses it where it is read.
-        return
-    while nodes:
-        node: Any = nodes.pop()
-        if type(node).__name__ == "ResolverNameContext":
-            yield node.getText()
-        nodes.extend(node.getChildren() if hasattr(node, "getChildren") else ())

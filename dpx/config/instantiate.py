@@ -47,7 +47,12 @@ def build(cfg: DictConfig) -> tuple[Experiment, Job]:
         fork is None or isinstance(fork, str), f"fork={fork}", "is not of the form <run folder>@<step>", "Write fork=outputs/<run>@<step>"
     )
     job = make(plain.get("job"), "job")
-    _require_read(plain, job)
+    # A key in a job's own node, such as `plan.compile`, that the job does not read.
+    name = type(job).__module__.rpartition(".")[2]
+    node: Any = plain.get(name) if name in NODES_OF_JOBS else None
+    for key in node if isinstance(node, dict) else ():
+        if key not in type(job).__dataclass_fields__:
+            raise unknown_key(f"{name}.{key}", node.keys() - {key})
     require(
         plain.get("chain") is None or "chain" in getattr(type(job), "__dataclass_fields__", {}),
         "job",
@@ -73,15 +78,6 @@ def _require_finite(declared: Any, path: str) -> None:
     elif isinstance(declared, dict | list | tuple):
         for key, value in declared.items() if isinstance(declared, dict) else enumerate(declared):
             _require_finite(value, f"{path}.{key}".lstrip("."))
-
-
-def _require_read(plain: dict[str, Any], job: Any) -> None:
-    """Raises `ConfigError` for a key in a job's own node, such as `plan.compile`, that the job does not read."""
-    name = type(job).__module__.rpartition(".")[2]
-    node: Any = plain.get(name) if name in NODES_OF_JOBS else None
-    for key in node if isinstance(node, dict) else ():
-        if key not in type(job).__dataclass_fields__:
-            raise unknown_key(f"{name}.{key}", node.keys() - {key})
 
 
 def _require_values(node: Any) -> None:

@@ -193,16 +193,14 @@ def _count(axis: Override, *, is_grid: bool) -> int:
     if isinstance(value, IntervalSweep):
         return 1
     if isinstance(value, RangeSweep):
-        return _steps(axis, value) if is_grid or value.shuffle else 1
+        if not is_grid and not value.shuffle:
+            return 1
+        # The values of a range, without listing them.
+        start, stop, step = (Decimal(0 if one is None else one) for one in (value.start, value.stop, value.step))
+        if not all(one.is_finite() for one in (start, stop, step)) or step == 0:
+            raise ConfigError(str(axis.input_line)[:80], "this range has no end", "Give it finite numbers, and a step that is not 0")
+        return max(0, math.ceil((stop - start) / step))
     if isinstance(value, ChoiceSweep):
         return len(value.list)
     # The options that a pattern matches.
     return sum(1 for _ in axis.sweep_string_iterator())
-
-
-def _steps(axis: Override, range_: RangeSweep) -> int:
-    """Returns how many values a range has, without listing them."""
-    start, stop, step = (Decimal(0 if one is None else one) for one in (range_.start, range_.stop, range_.step))
-    if not all(one.is_finite() for one in (start, stop, step)) or step == 0:
-        raise ConfigError(str(axis.input_line)[:80], "this range has no end", "Give it finite numbers, and a step that is not 0")
-    return max(0, math.ceil((stop - start) / step))

@@ -54,16 +54,11 @@ def _with_infinities(value: Any, hint: Any) -> Any:
     YAML reads only `.inf` as a number, the command line only `inf`.
     """
     if isinstance(value, list):
-        of_items = _of_items(hint)
+        lists = (collections.abc.Sequence, list, tuple)
+        of_items = next((typing.get_args(part)[0] for part in _parts(hint) if typing.get_origin(part) in lists), type(None))
         return [_with_infinities(item, of_items) for item in value]
     is_number = isinstance(value, str) and _INFINITY.fullmatch(value) and not {str, value} & set(_parts(hint))
     return float(value.replace(".", "")) if is_number and float in _parts(hint) else value
-
-
-def _of_items(hint: Any) -> Any:
-    """Returns the type that the items of a list must have, or that of `None` if `hint` allows no list."""
-    lists = (collections.abc.Sequence, list, tuple)
-    return next((typing.get_args(part)[0] for part in _parts(hint) if typing.get_origin(part) in lists), type(None))
 
 
 def _fits(value: Any, hint: Any) -> bool:
@@ -72,12 +67,9 @@ def _fits(value: Any, hint: Any) -> bool:
         return any(isinstance(part, bool) for part in _parts(hint))
     # In Python a text is a sequence of texts; in a config it is a list with missing brackets.
     is_forgotten_bracket = isinstance(value, str) and "Sequence" in str(hint) and not {str, value} & set(_parts(hint))
-    return is_bearable(value, hint, conf=_TOWER) and not is_forgotten_bracket and _items_fit(value, hint)
-
-
-def _items_fit(value: Any, hint: Any) -> bool:
-    """Returns whether every item of a list has the right type; beartype itself checks only one item of a long list, another one each
-    time."""
+    if is_forgotten_bracket or not is_bearable(value, hint, conf=_TOWER):
+        return False
+    # beartype itself checks only one item of a long list, another one each time.
     of_items = [typing.get_args(part)[0] for part in _parts(hint) if typing.get_origin(part) is collections.abc.Sequence]
     if not isinstance(value, list | tuple) or not of_items:
         return True

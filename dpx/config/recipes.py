@@ -1,14 +1,11 @@
 """Lists the named experiments (recipes), and every point that the sweep of a recipe would run; makes a recipe of a command."""
 
-import contextlib
 import fnmatch
 import itertools
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from typing import Any
 
 from hydra import compose as hydra_compose
-from hydra import initialize_config_dir
-from hydra.core.global_hydra import GlobalHydra
 from hydra.core.hydra_config import HydraConfig
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Override, QuotedString
@@ -16,8 +13,8 @@ from hydra.errors import MissingConfigException
 from omegaconf import DictConfig, OmegaConf
 
 from dpx.config.instantiate import build
-from dpx.config.with_hydra import register_resolvers, set_up_hydra
-from dpx.packages import conf_directory, names_in
+from dpx.config.with_hydra import register_resolvers, started
+from dpx.packages import names_in
 
 # A recipe may ask for a sweeper that is not installed; a plan does not run it.
 _PLAIN_SWEEPER = "hydra/sweeper=basic"
@@ -32,23 +29,13 @@ def names(match: str = "*") -> list[str]:
 def compose(overrides: list[str], *, with_hydra: bool = False) -> DictConfig:
     """Returns the composed config of a command line, whether or not Hydra has been started."""
     register_resolvers()
-    with _started():
+    with started():
         return hydra_compose("config", overrides, return_hydra_config=with_hydra)
 
 
 def option(group: str, name: str) -> Any:
     """Returns the declaration of `group=name`."""
     return getattr(build(compose([f"{group}={name}"]))[0], group)
-
-
-@contextlib.contextmanager
-def _started() -> Iterator[None]:
-    if GlobalHydra.instance().is_initialized():
-        yield
-        return
-    set_up_hydra()
-    with initialize_config_dir(str(conf_directory()), version_base="1.3"):
-        yield
 
 
 def points(name: str) -> list[list[str]]:

@@ -239,7 +239,18 @@ def help_text() -> str:
     parts += ["== Groups: <group>=<option> =="]
     for group in listed:
         parts += [f"{group}: {told[group]}", _lines(group, width)]
-    parts += ["== Recipes: +experiment=<name>; * also as laptop/<name>; dpx job=list says what each is ==", _recipes(width)]
+    # The recipes of other packages are told by `packages.described`.
+    names = [name for name in packages.names_in("experiment") if packages.is_own("experiment", name)]
+    by_paper: dict[str, list[str]] = {}
+    for option in options("experiment"):
+        if option.name in names and not option.name.startswith("laptop/"):
+            mark = "*" if f"laptop/{option.name}" in names else ""
+            by_paper.setdefault(paper_of(option.meaning), []).append(option.name + mark)
+    filled = [
+        textwrap.fill(f"  {paper}: {', '.join(found)}", width, subsequent_indent="    ", break_on_hyphens=False)
+        for paper, found in sorted(by_paper.items(), key=lambda item: (item[0] == OTHERS, item[0]))
+    ]
+    parts += ["== Recipes: +experiment=<name>; * also as laptop/<name>; dpx job=list says what each is ==", *filled, ""]
     docs = Path(dpx.__file__).parent / "docs"
     return "\n".join([*parts, packages.described(), _LAST.format(docs=docs)])
 
@@ -251,21 +262,6 @@ def _lines(group: str, width: int) -> str:
     told = [f"  {one.name:<{column - 2}}{'(default) ' if one.name == default else ''}{one.meaning}" for one in found]
     lines = [textwrap.fill(line, width, subsequent_indent=" " * column) for line in told]
     return "\n".join([*lines, ""])
-
-
-def _recipes(width: int) -> str:
-    """Returns the names of dpx's recipes by paper; those of other packages are told by `packages.described`."""
-    names = [name for name in packages.names_in("experiment") if packages.is_own("experiment", name)]
-    by_paper: dict[str, list[str]] = {}
-    for option in options("experiment"):
-        if option.name in names and not option.name.startswith("laptop/"):
-            mark = "*" if f"laptop/{option.name}" in names else ""
-            by_paper.setdefault(paper_of(option.meaning), []).append(option.name + mark)
-    filled = [
-        textwrap.fill(f"  {paper}: {', '.join(found)}", width, subsequent_indent="    ", break_on_hyphens=False)
-        for paper, found in sorted(by_paper.items(), key=lambda item: (item[0] == OTHERS, item[0]))
-    ]
-    return "\n".join([*filled, ""])
 
 
 OTHERS = "others"

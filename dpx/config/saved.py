@@ -4,7 +4,6 @@ A run's folder may come from somebody else, so its config is read as data: plain
 """
 
 from pathlib import Path
-from typing import Any
 
 import yaml
 from omegaconf import DictConfig, OmegaConf
@@ -71,24 +70,21 @@ def read(path: Path) -> DictConfig:
     return loaded
 
 
-def _require_plain(path: Path, text: str) -> None:
+def _require_plain(path: Path, content: str) -> None:
     """Raises `ConfigError` for YAML with an interpolation, a tag, or an anchor that repeats a part."""
     depth = 0
-    for event in yaml.parse(text, Loader=yaml.SafeLoader):
+    for event in yaml.parse(content, Loader=yaml.SafeLoader):
         depth += isinstance(event, yaml.CollectionStartEvent) - isinstance(event, yaml.CollectionEndEvent)
-        reason = _not_plain(event) or ("is nested too deeply" if depth > _DEEPEST else None)
+        reason, text = None, event.value if isinstance(event, yaml.ScalarEvent) else ""
+        if isinstance(event, yaml.AliasEvent) or getattr(event, "anchor", None) is not None:
+            reason = "repeats a part of the file with an anchor"
+        elif getattr(event, "tag", None) is not None:
+            reason = f"has the tag {getattr(event, 'tag', None)}"
+        elif "${" in text:
+            reason = "has an interpolation (${...}), which dpx does not evaluate in a run's folder"
+        elif text == "???":
+            reason = "has a missing value (???)"
+        elif depth > _DEEPEST:
+            reason = "is nested too deeply"
         if reason is not None:
             raise ConfigError(f"{path}:{event.start_mark.line + 1}", reason, "A run's own config holds plain values. Restore the file")
-
-
-def _not_plain(event: Any) -> str | None:
-    """Returns the reason, as text, why one event of a config's YAML is not a plain value; `None` if it is."""
-    if isinstance(event, yaml.AliasEvent) or getattr(event, "anchor", None) is not None:
-        return "repeats a part of the file with an anchor"
-    if getattr(event, "tag", None) is not None:
-        return f"has the tag {event.tag}"
-    if isinstance(event, yaml.ScalarEvent) and "${" in event.value:
-        return "has an interpolation (${...}), which dpx does not evaluate in a run's folder"
-    if isinstance(event, yaml.ScalarEvent) and event.value == "???":
-        return "has a missing value (???)"
-    return None

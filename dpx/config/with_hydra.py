@@ -1,11 +1,15 @@
 """Registers with Hydra and OmegaConf what the YAML of dpx needs: its resolvers `${...:}`, and the options of installed packages."""
 
+import contextlib
 import os
+from collections.abc import Iterator
 from importlib import import_module
 from typing import Any
 
 import hydra._internal.hydra as hydra_internal
+from hydra import initialize_config_dir
 from hydra.core.config_search_path import ConfigSearchPath
+from hydra.core.global_hydra import GlobalHydra
 from hydra.core.plugins import Plugins
 from hydra.plugins.search_path_plugin import SearchPathPlugin
 from omegaconf import DictConfig, OmegaConf
@@ -40,6 +44,17 @@ def set_up_hydra() -> None:
     Plugins.instance().register(_Options)
     # Hydra offers no other place where it makes its loader.
     hydra_internal.ConfigLoaderImpl = ClosedLoader  # pyright: ignore[reportPrivateImportUsage]
+
+
+@contextlib.contextmanager
+def started() -> Iterator[None]:
+    """Inside the block Hydra composes configs of dpx, whether or not it had been started."""
+    if GlobalHydra.instance().is_initialized():
+        yield
+        return
+    set_up_hydra()
+    with initialize_config_dir(str(packages.conf_directory()), version_base="1.3"):
+        yield
 
 
 def register_resolvers() -> None:
