@@ -15,7 +15,7 @@ import pytest
 from omegaconf import OmegaConf, open_dict
 
 from dpx import config, packages
-from dpx.config import following, recipes
+from dpx.config import identity, recipes
 from dpx.config.experiment import Experiment
 from dpx.config.identity import composed
 from dpx.declaration import ConfigError
@@ -443,7 +443,7 @@ def test_composing_a_config_and_naming_its_run_opens_no_checkpoint(tmp_path: Pat
     for folder in (tmp_path, tmp_path / "missing"):
         with monkeypatch.context() as patched:
             for reader in ("folder_of", "config_of"):
-                patched.setattr(following, reader, lambda *_: pytest.fail("a checkpoint was read"))
+                patched.setattr(identity, reader, lambda *_: pytest.fail("a checkpoint was read"))
                 patched.setattr(checkpoint_shape, reader, lambda *_: pytest.fail("a checkpoint was read"))
             overrides = [*given, f"init.path={folder}"]
             cfg = recipes.compose(overrides, with_hydra=True)

@@ -49,7 +49,7 @@ KEYS = {
 # The groups of Hydra whose option a recipe may choose; the options are those of Hydra, of its plugins and of dpx, never of the recipe's
 # folder.
 GROUPS = ("hydra/launcher", "hydra/sweeper", "hydra/sweeper/sampler", "hydra/callbacks")
-# The functions of `dpx.config.following` that YAML calls.
+# The functions of `dpx.config.identity` that YAML calls.
 FOLLOWERS = (
     *("of_checkpoint", "without_checkpoint", "at_most_positions", "none_if_causal", "number_of_labels", "no_labels_of_completions"),
     "by_trained",

@@ -29,7 +29,7 @@ _MOST_LEVELS = 50
 
 # Resolvers whose first argument is the key of what they return.
 _OF_A_KEY = ("oc.select", "oc.dict.keys", "oc.dict.values")
-# What the resolvers of `dpx.config.following` read.
+# What the resolvers of `dpx.config.identity` read.
 READS = {
     "of_checkpoint": ("init.path",),
     "without_checkpoint": ("init.path",),

@@ -61,7 +61,7 @@ def register_resolvers() -> None:
     """Registers the resolvers of dpx's YAML; further calls change nothing.
 
     `${run_name:}` names Hydra's folders and `${one_minus:x}` is for searches. `${oc.env:NAME}` reads only variables that dpx or the user
-    lists. The others are defaults that follow other groups (`dpx.config.following`). The functions are imported for the first value: to
+    lists. The others are defaults that follow other groups (`dpx.config.identity`). The functions are imported for the first value: to
     compose a config reads none.
     """
     OmegaConf.register_new_resolver("oc.env", _variable, replace=True)
@@ -74,7 +74,7 @@ def register_resolvers() -> None:
 
 def _follower(name: str) -> Any:
     def resolver(*arguments: Any, _root_: DictConfig) -> Any:
-        return getattr(import_module("dpx.config.following"), name)(*arguments, _root_=_root_)
+        return getattr(import_module("dpx.config.identity"), name)(*arguments, _root_=_root_)
 
     return resolver
 
