@@ -63,7 +63,13 @@ def conf_directory() -> Path:
 def listed() -> tuple[Package, ...]:
     """Returns every listed package by name, including packages that are set aside."""
     # Computed again if the path, or the content of its folders, has changed.
-    return _listed(tuple((folder, _changed_at(folder)) for folder in sys.path))
+    changed = []
+    for folder in sys.path:
+        try:
+            changed.append((folder, os.stat(folder or ".").st_mtime_ns))
+        except OSError:
+            changed.append((folder, 0))
+    return _listed(tuple(changed))
 
 
 def usable() -> tuple[Package, ...]:
@@ -181,13 +187,6 @@ def _listed(path: tuple[tuple[str, int], ...]) -> tuple[Package, ...]:
         reason = package.set_aside or _clash(package, [other for other in others if other is not package], taken)
         checked.append(dataclasses.replace(package, set_aside=reason))
     return tuple(checked)
-
-
-def _changed_at(folder: str) -> int:
-    try:
-        return os.stat(folder or ".").st_mtime_ns
-    except OSError:
-        return 0
 
 
 def _distribution(entry: metadata.EntryPoint) -> str:

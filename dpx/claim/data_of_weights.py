@@ -31,7 +31,7 @@ def require_vocabulary(params: Path, checksum: str, where: Path) -> None:
     place = params.parent / STATEMENT
     statement = read_statement(place) if place.is_file() else None
     stated = None if statement is None or isinstance(statement, StudyStatement) else statement.vocabulary.sha256
-    known = {stated} if stated else left_out.vocabularies(place.parent.parent / "private")
+    known = {stated} if stated else {one.vocabulary_checksum for one in left_out.manifests(place.parent.parent / "private")}
     require(
         not known or checksum in known,
         where,

@@ -138,16 +138,10 @@ def manifest(private: Path, checksum: str) -> Manifest | None:
         return None
 
 
-def files_of(private: Path) -> list[str]:
-    """Returns the checksums of the files that the data of a run, and of the runs before it, was read from, as far as they are known."""
+def manifests(private: Path) -> list[Manifest]:
+    """Returns the manifests of all data that a run, or a run before it, drew from, as far as they are known."""
     held = (manifest(private, path.stem) for path in sorted((private / FOLDER).glob("*.json")))
-    return [file for one in held if one is not None for file in one.read_from]
-
-
-def vocabularies(private: Path) -> set[str]:
-    """Returns the checksums of the vocabularies of all data that a run or its parents drew from."""
-    found = [manifest(private, path.stem) for path in (private / FOLDER).glob("*.json")]
-    return {one.vocabulary_checksum for one in found if one is not None}
+    return [one for one in held if one is not None]
 
 
 def store(private: Path, checksum: str) -> Store | None:

@@ -249,7 +249,17 @@ def _loaded(file: Path, *beside: Path, built_as: str | None = None) -> TextToken
     require(len(vocabulary) <= 100_000 or facts.get("fix_mistral_regex") is not True, SETTINGS, reason, "Remove it")
     side, segments = facts.get("truncation_side", cut.get("direction", "right")), has_segments(name, facts)
     require(side in ("left", "right"), SETTINGS, f"has truncation_side={side}, which is neither left nor right", "Correct it")
-    special, by_name = _special(file, tokenizer, marks), _templates(template, facts)
+    by_role: dict[str, int] = {}
+    for role, (key, usual) in _ROLES.items():
+        # What the checkpoint names comes before usual names: a chat model may begin and end texts otherwise than its family's base model.
+        named = (marks.get(key), marks.get(_OF_DECODERS.get(role, "")), *usual)
+        ids = [number for token in named if token is not None and (number := tokenizer.token_to_id(token)) is not None]
+        by_role |= {role: ids[0]} if ids else {}
+    # A decoder's tokenizer need not mark where a text begins, a word that it does not know, or a masked one.
+    needed = ("pad_id", "sep_id") if isinstance(tokenizer.model, BPE) else tuple(_ROLES)
+    missing = [_ROLES[role][0].replace("_", " ") for role in needed if role not in by_role]
+    require(not missing, file, f"has no {', no '.join(missing)}", "Name it in tokenizer_config.json")
+    special, by_name = SpecialIds(**(dict.fromkeys(_ROLES, by_role["sep_id"]) | by_role)), _templates(template, facts)
     return TextTokenizer(tokenizer, vocabulary, special, tokenizer.to_str(), by_name, marks, name, segments, side == "left")
 
 
@@ -277,19 +287,3 @@ def _templates(file: Path, facts: Mapping[str, Any]) -> dict[str, str]:
         return {name: text for name, text in declared.items() if isinstance(text, str)}
     listed = [one for one in declared if isinstance(one, dict)] if isinstance(declared, list) else []
     return {str(one.get("name")): str(one["template"]) for one in listed if isinstance(one.get("template"), str)}
-
-
-def _special(file: Path, tokenizer: Tokenizer, marks: Mapping[str, str]) -> SpecialIds:
-    by_role: dict[str, int] = {}
-    for role, (key, usual) in _ROLES.items():
-        # What the checkpoint names comes before usual names: a chat model may begin and end texts otherwise than its family's base model.
-        named = (marks.get(key), marks.get(_OF_DECODERS.get(role, "")), *usual)
-        ids = [tokenizer.token_to_id(token) for token in named if token is not None]
-        ids = [number for number in ids if number is not None]
-        if ids:
-            by_role[role] = ids[0]
-    # A decoder's tokenizer need not mark where a text begins, a word that it does not know, or a masked one.
-    needed = ("pad_id", "sep_id") if isinstance(tokenizer.model, BPE) else tuple(_ROLES)
-    missing = [_ROLES[role][0].replace("_", " ") for role in needed if role not in by_role]
-    require(not missing, file, f"has no {', no '.join(missing)}", "Name it in tokenizer_config.json")
-    return SpecialIds(**(dict.fromkeys(_ROLES, by_role["sep_id"]) | by_role))

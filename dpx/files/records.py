@@ -74,7 +74,21 @@ def _value(kind: Any, node: Any, path: str) -> Any:
         return _record(kind, node, path)
     origin, arguments = typing.get_origin(kind), typing.get_args(kind)
     if origin in (typing.Union, types.UnionType):
-        return _one_of(arguments, node, path)
+        # Null, the record whose tag is in `node`, or the first other type that fits.
+        if node is None and type(None) in arguments:
+            return None
+        others = [one for one in arguments if one is not type(None)]
+        if len(others) == 1:
+            return _value(others[0], node, path)
+        tagged = _tagged(tuple(others))
+        if tagged and isinstance(node, dict):
+            named = node.get(TAG)
+            chosen = tagged.get(named) if isinstance(named, str) else None
+            _require(chosen is not None, node, path, f"is of the kind {named}, not {_listed(list(tagged))}")
+        else:
+            chosen = next((one for one in others if typing.get_origin(one) is None and _is_a(one, node)), None)
+            _require(chosen is not None, node, path, "is of another type")
+        return _value(chosen, node, path)
     if origin is typing.Literal:
         return _require(any(node == one and type(node) is type(one) for one in arguments), node, path, f"is not {_listed(arguments)}")
     if origin in (list, tuple):
@@ -116,24 +130,6 @@ def _record(kind: Any, node: Any, path: str) -> Any:
         return kind(**read)
     except ConfigError as error:
         raise _UnreadableError(path, f"is not valid: {error.value}: {error.reason}") from error
-
-
-def _one_of(kinds: Sequence[Any], node: Any, path: str) -> Any:
-    """Returns the value of one of `kinds`: null, the record whose tag is in `node`, or the first other type that fits."""
-    if node is None and type(None) in kinds:
-        return None
-    others = [kind for kind in kinds if kind is not type(None)]
-    if len(others) == 1:
-        return _value(others[0], node, path)
-    tagged = _tagged(tuple(others))
-    if tagged and isinstance(node, dict):
-        named = node.get(TAG)
-        chosen = tagged.get(named) if isinstance(named, str) else None
-        _require(chosen is not None, node, path, f"is of the kind {named}, not {_listed(list(tagged))}")
-        return _value(chosen, node, path)
-    fitting = next((kind for kind in others if typing.get_origin(kind) is None and _is_a(kind, node)), None)
-    _require(fitting is not None, node, path, "is of another type")
-    return _value(fitting, node, path)
 
 
 @functools.cache

@@ -97,7 +97,8 @@ class Generate:
         file = Path(self.prompts).expanduser()
         require_rows(file)
         if self.prompts_provenance == "public" and self.checkpoint is None:
-            text, read_from = file_checksums.of_file(file)["sha256"], left_out.files_of(folder.path / "private")
+            text = file_checksums.of_file(file)["sha256"]
+            read_from = [one for manifest in left_out.manifests(folder.path / "private") for one in manifest.read_from]
             fix = "Remove it: completions of the run's own rows show them"
             require_other_text("generate.prompts_provenance=public", [text], read_from, "the run", fix)
         weights = self._weights(experiment, folder)
