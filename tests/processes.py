@@ -30,6 +30,12 @@ def micro_run(steps: int) -> list[str]:
     ]
 
 
+def head_run(steps: int) -> list[str]:
+    """As `micro_run`, of a classifier whose head alone is trained, which compiles least: where what is around the steps is the subject."""
+    sizes = ["model=micro", "model.layers=1", "data=synthetic_labels", "data.source.examples=200", "train=last_layer", f"steps={steps}"]
+    return sizes + micro_run(steps)[4:]
+
+
 def environment(**more: str) -> dict[str, str]:
     """Of this process, less the simulated devices, with the cache of compiled programs and with `more`."""
     flags = [flag for flag in os.environ.get("XLA_FLAGS", "").split() if "device_count" not in flag]

@@ -14,10 +14,11 @@ import pytest
 
 from dpx.files.run_folder import Status
 from dpx.privacy.ledger import Ledger
-from tests.processes import MAIN, environment, micro_run
+from tests.processes import MAIN, environment, head_run
 
-STEPS = 400
-RUN = [*micro_run(STEPS), "data.sequence_length=32", "schedule.checkpoint_every=1000", "schedule.evaluate_every=1000"]
+# Of no more work than the process itself: a signal comes long before the last step.
+STEPS = 20_000
+RUN = [*head_run(STEPS), f"schedule.checkpoint_every={2 * STEPS}", f"schedule.evaluate_every={2 * STEPS}"]
 
 
 def _start(folder: Path, *arguments: str, program: str = f"{MAIN}; main()") -> subprocess.Popen[str]:

@@ -47,7 +47,11 @@ CLOSES = (*FINISHED_BEFORE, "tune=search", "hydra/callbacks=search")
 # Asked for as Optuna's sweeper asks for it, which is not installed here.
 NOTHING_LEFT = (*FINISHED_BEFORE, "tune=search", "tune.trials=1", "hydra/callbacks=search", "hydra.sweeper.max_batch_size=${trials_left:}")
 HELD = ("model=micro", "steps=1")
-AS_JSON, AS_JSON_BAD, QUIET = ("--json", "job=list", "list.match=anil_*"), ("--json", *NO_EPSILON), ("job=list", "--quiet")
+AS_JSON, AS_JSON_BAD, QUIET = (
+    ("--json", "job=list", "list.match=anil_2m_*"),
+    ("--json", *NO_EPSILON),
+    ("job=list", "list.match=anil_2m_*", "--quiet"),
+)
 TWO_SWEEPS = ("-m", "+experiment=anil_batch_sweep,anil_epsilon_sweep", "job=plan")
 # A run's folder whose private tree leads elsewhere: that of the launch, and one that came from somebody else.
 LINKED, RECEIVED = ("job=list", "hydra.run.dir=linked"), ("job=explain", "run=received")

@@ -16,20 +16,25 @@ from dpx.files.results import Results, interval, write_results
 from dpx.files.run_folder import RunFolder
 from dpx.launch.sweep import Outcome, write_table
 from dpx.pages import run_table
-from tests.processes import answers, micro_run
+from tests.processes import Answer, answers, head_run
 
 
-@pytest.fixture
-def outputs(tmp_path: Path) -> Path:
+def made_outputs(place: Path) -> Path:
+    """A folder of two runs that were measured."""
     for number, rate in enumerate((1e-3, 2e-3)):
-        folder = RunFolder(tmp_path / "outputs" / f"run-{number}")
+        folder = RunFolder(place / "outputs" / f"run-{number}")
         folder.made_release()
         config = f"name: run\nsteps: 5\nlr_schedule: {{learning_rate: {rate}}}\nmodel: {{layers: [1, {number}]}}\nmicrobatch: {number}\n"
         (folder.release / "config.yaml").write_text(config)
         accuracy = 0.25 + number / 4
         results = Results(steps=5, metric="accuracy", heldout={"accuracy": accuracy}, baselines={}, rows=200)
         write_results(folder.made_private(), results)
-    return tmp_path / "outputs"
+    return place / "outputs"
+
+
+@pytest.fixture
+def outputs(tmp_path: Path) -> Path:
+    return made_outputs(tmp_path)
 
 
 def test_records_are_numbers_with_intervals_and_the_keys_that_differ(outputs: Path) -> None:
@@ -78,39 +83,56 @@ def test_what_cannot_be_written_is_one_line(outputs: Path, tmp_path: Path, monke
     assert set(extras.PACKAGES) >= {"hub"}
 
 
-def test_list_writes_the_table(outputs: Path) -> None:
-    (listed,) = answers([(outputs.parent, ["--json", "job=list", "list.what=runs", "list.to=runs.csv"])])
+# Command lines, each in a folder of its own, and all in one process.
+LISTED = ["--json", "job=list", "list.what=runs", "list.to=runs.csv"]
+OF_RECIPES, UNNAMED = ["job=list", "list.to=runs.csv"], ["job=list", "list.what=runs", "list.to="]
+PLANS = ["--json", "-m", *head_run(2), "job=plan", "replicate=0,1"]
+SWEEP = ["--json", "-m", *head_run(1), "lr_schedule.learning_rate=0.01,-1,0.02"]
+SEARCH = [*SWEEP, "name=searched", "tune=search", "tune.trials=2", "hydra/sweeper=basic", "hydra/callbacks=search"]
+
+
+@pytest.fixture(scope="module")
+def answered(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[Answer, Path]]:
+    """What each command line came to, and where; the search beside the sweep."""
+    places = {name: tmp_path_factory.mktemp(name) for name in ("listed", "of_recipes", "unnamed", "plans", "sweep")}
+    made_outputs(places["listed"])
+    lines = [LISTED, OF_RECIPES, UNNAMED, PLANS, SWEEP]
+    told = answers([*zip(places.values(), lines, strict=True), (places["sweep"], SEARCH)], trains_alike=True)
+    places["search"] = places["sweep"]
+    return dict(zip(places, zip(told, places.values(), strict=True), strict=True))
+
+
+def test_list_writes_the_table(answered: dict[str, tuple[Answer, Path]]) -> None:
+    listed, place = answered["listed"]
     assert listed.returncode == 0, listed
     (line,) = listed.stdout.splitlines()
-    table = list(csv.DictReader((outputs.parent / "runs.csv").read_text().splitlines()))
-    assert json.loads(line)["answer"] == dpx.runs(outputs)
+    table = list(csv.DictReader((place / "runs.csv").read_text().splitlines()))
+    assert json.loads(line)["answer"] == dpx.runs(place / "outputs")
     assert [float(one["lr_schedule.learning_rate"]) for one in table] == [1e-3, 2e-3]
 
 
-def test_a_table_of_recipes_and_a_table_without_a_format_are_refused(tmp_path: Path) -> None:
-    refused, unnamed = answers([(tmp_path, ["job=list", "list.to=runs.csv"]), (tmp_path, ["job=list", "list.what=runs", "list.to="])])
+def test_a_table_of_recipes_and_a_table_without_a_format_are_refused(answered: dict[str, tuple[Answer, Path]]) -> None:
+    refused, unnamed = answered["of_recipes"][0], answered["unnamed"][0]
     assert unnamed.refusal() == "error: list.to=: is not a table that dpx writes. End the name with .csv, .json, .parquet."
     assert refused.refusal() == "error: list.to=runs.csv: a table is written of runs. Add list.what=runs, or leave list.to out."
 
 
-def test_under_json_a_sweep_prints_json_lines_alone(tmp_path: Path) -> None:
-    (sweep,) = answers([(tmp_path, ["--json", "-m", *micro_run(2), "job=plan", "replicate=0,1"])])
+def test_under_json_a_sweep_prints_json_lines_alone(answered: dict[str, tuple[Answer, Path]]) -> None:
+    sweep, _ = answered["plans"]
     assert sweep.returncode == 0, sweep
     assert [json.loads(line)["state"] for line in sweep.stdout.splitlines()] == ["finished"] * 2
     assert "[HYDRA] Launching" in sweep.stderr
 
 
-def test_a_sweep_and_a_search_write_the_table_beside_their_points(tmp_path: Path) -> None:
-    line = ["--json", "-m", *micro_run(1), "lr_schedule.learning_rate=0.01,-1,0.02"]
-    search = ["name=searched", "tune=search", "tune.trials=2", "hydra/sweeper=basic", "hydra/callbacks=search"]
-    sweep, searched = answers([(tmp_path, line), (tmp_path, [*line, *search])], trains_alike=True)
+def test_a_sweep_and_a_search_write_the_table_beside_their_points(answered: dict[str, tuple[Answer, Path]]) -> None:
+    (sweep, place), (searched, _) = answered["sweep"], answered["search"]
     assert (sweep.returncode, searched.returncode) == (2, 2), "a rate below 0 is refused"
     records = [json.loads(one) for one in sweep.stdout.splitlines()]
-    for place in ("private/sweep-main.csv", "studies/searched/private/trials.csv"):
-        table = list(csv.DictReader((tmp_path / "outputs" / place).read_text().splitlines()))
+    for name in ("private/sweep-main.csv", "studies/searched/private/trials.csv"):
+        table = list(csv.DictReader((place / "outputs" / name).read_text().splitlines()))
         assert [float(one["lr_schedule.learning_rate"]) for one in table] == [0.01, 0.02]
         assert all(0 <= float(one["low"]) <= float(one["value"]) <= float(one["high"]) <= 1 and one["state"] == "finished" for one in table)
-        assert [one["epsilon"] for one in table] == [str(one["epsilon"]) for one in dpx.runs(tmp_path / "outputs", "main-*")]
+        assert [one["epsilon"] for one in table] == [str(one["epsilon"]) for one in dpx.runs(place / "outputs", "main-*")]
     assert [one["state"] for one in records] == ["finished", "failed", "finished"]
 
 

@@ -152,18 +152,23 @@ def test_completions_follow_the_files_and_say_what_they_were_made_with(tmp_path:
 
 
 ALSO: dict[str, Any] = {"eos_token_id": [3, 9], "max_new_tokens": 7}
+# Several keys at once in the default suite, and those of lengths alone when slow.
 FILES: list[dict[str, Any]] = [
-    {"repetition_penalty": 1.7, "suppress_tokens": [5, 9, 20], "do_sample": True, "temperature": 0.1, "top_k": 2, "top_p": 0.3},
-    {"bad_words_ids": [[8], [9, 9], [3]], "min_length": 6, "sequence_bias": [[[9], 2.0], [[6, 7], -5.0]], "forced_eos_token_id": 5},
+    {"repetition_penalty": 1.7, "suppress_tokens": [5, 9, 20], "do_sample": True, "temperature": 0.1, "top_k": 2, "top_p": 0.3}
+    | {"max_length": 9},
+    {"bad_words_ids": [[8], [9, 9], [3]], "min_length": 6, "sequence_bias": [[[9], 2.0], [[6, 7], -5.0]], "forced_eos_token_id": 5}
+    | {"max_new_tokens": None, "max_length": 12},
     {"forced_bos_token_id": 7, "begin_suppress_tokens": [6, 8, 21], "no_repeat_ngram_size": 2, "min_new_tokens": 4, "min_length": 30},
-    {"num_beams": 3, "repetition_penalty": 1.3, "min_new_tokens": 2},
+    {"num_beams": 3, "repetition_penalty": 1.3, "min_new_tokens": 2, "max_new_tokens": None, "max_length": 13},
+]
+LENGTHS_ALONE: list[dict[str, Any]] = [
     {"max_new_tokens": None, "max_length": 12, "forced_eos_token_id": 5, "suppress_tokens": [3, 9]},
     {"max_new_tokens": None, "max_length": 13, "num_beams": 3},
     {"max_length": 9},
 ]
 
 
-@pytest.mark.parametrize("told", FILES, ids=range(len(FILES)))
+@pytest.mark.parametrize("told", [*FILES, *(pytest.param(one, marks=pytest.mark.slow) for one in LENGTHS_ALONE)], ids=range(7))
 def test_completions_are_those_of_transformers_with_the_same_files(tmp_path: Path, checkpoint: Path, told: dict[str, Any]):
     transformers = pytest.importorskip("transformers")
     pytest.importorskip("torch")

@@ -4,6 +4,7 @@ import copy
 import dataclasses
 import functools
 import json
+import pickle
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -27,6 +28,7 @@ from dpx.mechanism.rgp import Rgp
 from dpx.optimizer import Optax
 from dpx.statement.seals import read_run_statement
 from dpx.statement.statement_records import RunStatement
+from dpx.training import change_measured
 from dpx.training.change_measured import Change
 
 from .conftest import WORDS, train
@@ -48,6 +50,22 @@ KINDS = {
     "loud": ("noise.noise_multiplier=30000",),
     "quiet": ("noise.noise_multiplier=0.001",),
 }
+
+
+@pytest.fixture(scope="module", autouse=True)
+def simulated_once():
+    """What noise alone does is simulated once for each of the runs, however often a run is compared."""
+    kept, moments = {}, change_measured.moments
+
+    def once(*given: Any) -> Any:
+        name = pickle.dumps(given)
+        if name not in kept:
+            kept[name] = moments(*given)
+        return kept[name]
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(change_measured, "moments", once)
+        yield
 
 
 @pytest.fixture(scope="module")

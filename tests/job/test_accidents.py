@@ -134,10 +134,11 @@ def test_nothing_looks_at_a_run_whose_ledger_falls_short(data, copy, accident, l
 def test_a_checkpoint_moved_away_in_a_later_noise_epoch_leaves_no_draw_uncharged(data, tmp_path, drawn):
     path = tmp_path / "run"
     train(data, path, until=5)
-    train(data, path, "microbatch=4", until=7)
+    (path / "private" / "root_secret_0").unlink()
+    train(data, path, until=7)
     for steps in (4, 6):
         shutil.move(path / "private" / "checkpoints" / str(steps), tmp_path / f"away-{steps}")
-    train(data, path, "microbatch=4")
+    train(data, path)
     assert len(drawn) <= charged(path), "steps were drawn that nothing charges for"
     assert len({secret for secret, _ in drawn}) == 3 and Ledger(path / "private" / "ledger").noise_epochs[-1].from_step == 2
 

@@ -21,8 +21,9 @@ from dpx.mechanism.rgp import Rgp
 from dpx.privacy.ledger import Ledger
 from dpx.privacy.origins import Origin, in_words
 from dpx.statement.statement_records import RunStatement
+from tests.processes import COARSE
 
-QUICK = ["steps=4", "batch_schedule.size=64", "noise=multiplier", "noise.noise_multiplier=1.0", "accountant=rdp"]
+QUICK = ["steps=4", "batch_schedule.size=64", "noise=multiplier", "noise.noise_multiplier=1.0", "accountant=rdp", COARSE]
 
 
 @pytest.fixture(scope="module")

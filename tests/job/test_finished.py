@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.processes import Answer, answers, micro_run
+from tests.processes import Answer, answers, head_run
 
-RUN = [*micro_run(2), "data.sequence_length=32"]
+RUN = head_run(2)
 
 
 def state(run: Path) -> dict[str, tuple[int, str]]:

@@ -19,6 +19,7 @@ from dpx.job.list import List, Point
 from dpx.privacy import accounting, cache, events
 from dpx.privacy.events import Release
 from dpx.processes.interruption import Interrupted
+from tests.processes import COARSE
 
 EXPERIMENT, _ = config.build(recipes.compose([]))
 
@@ -63,7 +64,7 @@ def test_a_point_that_cannot_be_planned_fails_after_the_table(tmp_path: Path, mo
 
 
 # Small problems: two distinct ones in four points.
-FEW = ["steps=40", "accountant=pld", "batch_schedule=constant", "batch_schedule.size=100000"]
+FEW = ["steps=40", "accountant=pld", COARSE, "batch_schedule=constant", "batch_schedule.size=100000"]
 FOUR = [[*FEW, f"noise.epsilon={epsilon}", f"replicate={replicate}"] for epsilon in (1, 2) for replicate in (0, 1)]
 
 

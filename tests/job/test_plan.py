@@ -259,7 +259,7 @@ def test_units_drawn_whole_are_counted_as_units_and_cost_their_rows() -> None:
 
 def test_for_units_of_several_rows_one_table_gives_the_noise_by_their_rows_and_mode() -> None:
     """Fewer rows a unit need less noise under group; whole units need the same noise for any number of rows."""
-    given = ["steps=4", "batch_schedule.size=64", "data.declared_size=10000", "+accountant.value_discretization_interval=0.02"]
+    given = ["steps=4", "batch_schedule.size=64", "data.declared_size=10000", "+accountant.value_discretization_interval=0.1"]
     units = ["privacy.unit=document", "privacy.rows_per_unit_max=4"]
     alone, document = (config.build(recipes.compose([*given, *more, "job=plan"])) for more in ([], units))
     assert alone[1].document(alone[0]).noise_by_unit == ()

@@ -25,12 +25,21 @@ from dpx.training import fingerprint
 from tests.outside.made_up import as_if_unimported, on_path, pond
 from tests.planned import plan
 from tests.privacy.test_ledger import forked
+from tests.processes import COARSE
 from tests.sealed import sealed_anew
 from tests.tuning import made_up as trials
 
 SIZE, BATCH, SIGMA = 1000, 16, 2.0
 BY = "dp_by_dpx_pond"
-OWN = ["steps=3", "accountant=rdp", "noise=multiplier", f"noise.noise_multiplier={SIGMA}", "privacy.delta=1e-4", "batch_schedule.size=16"]
+OWN = [
+    "steps=3",
+    "accountant=rdp",
+    COARSE,
+    "noise=multiplier",
+    f"noise.noise_multiplier={SIGMA}",
+    "privacy.delta=1e-4",
+    "batch_schedule.size=16",
+]
 
 
 @pytest.fixture(scope="module")

@@ -16,6 +16,7 @@ from dpx.files.orbax_checkpoints import Checkpoints, State
 from dpx.files.results import read_results
 from dpx.files.run_folder import RunFolder
 from dpx.mechanism.declared_mechanism import DpSgd, NoPrivacy
+from dpx.models.trained import LastLayer
 from dpx.sampler import Shuffled
 from dpx.sampler.batch_schedule import Constant
 from dpx.task.declared_task import Classification
@@ -74,7 +75,14 @@ def experiment(tmp_path_factory):
         pairs="none", short_sequence_rate=0.0, public_fraction=0.2, heldout_fraction=0.2,
     )  # fmt: skip
     schedule = Schedule(evaluate_every=2, evaluation_rows=32, checkpoint_every=3, stop_after_evaluations_without_gain=2, gain_in="macro_f1")
-    fields = {"data": data, "task": Classification(classes=2), "mechanism": NoPrivacy(), "sampler": Shuffled(), "seed": 5}
+    fields = {
+        "data": data,
+        "task": Classification(classes=2),
+        "train": LastLayer(),
+        "mechanism": NoPrivacy(),
+        "sampler": Shuffled(),
+        "seed": 5,
+    }
     return declare(**fields, steps=20, batch_schedule=Constant(size=4), schedule=schedule)
 
 

@@ -1,5 +1,6 @@
 """Steps and runs whose gradients are those of carriers: one step by hand, several devices, a run that was killed, a fork, what is shown."""
 
+import dataclasses
 import functools
 import json
 from pathlib import Path
@@ -12,36 +13,48 @@ import pytest
 import dpx
 from dpx.clipping.clipped_sum import clipped_sum
 from dpx.clipping.groups import FactoredWeights
-from dpx.clipping.method_names import ClippingMethod
 from dpx.clipping.rounding import MARGINS
 from dpx.clipping.trained_and_frozen import merged
+from dpx.data.prepare import prepare
 from dpx.declaration import ConfigError
 from dpx.mechanism import noise
 from dpx.mechanism.rgp import Rgp
-from dpx.models.trained import Matching
 from dpx.processes.mesh import Mesh
 from dpx.randomness import RootSecret, path_name
-from dpx.training import update
+from dpx.task.objective import objective
+from dpx.training import opening, update
 from dpx.training.step import StepInputs, UpdateInputs, as_chunk, make_step
 
 from ..composed import composed
-from .conftest import declare, make_rows
+from ..processes import COARSE
+from .conftest import make_rows
 from .sharing import run_job
 
 INIT, MASK = np.asarray([0, 0], np.uint32), jnp.asarray([0, 1], jnp.uint32)
 SECRET = RootSecret.from_seed(3)
 MECHANISM = Rgp(rank=2)
-TRAIN = Matching(paths=("layers/*/kernel", "mlm/**", "pooler/*", "next_sentence/*"))
 SLOW = pytest.mark.slow
 needs_8 = pytest.mark.skipif(len(jax.devices()) < 8, reason="needs 8 devices")
 
+PLAIN = ["model=micro", "model.layers=1", "data=synthetic", "steps=4", "microbatch=4", "batch_schedule.size=16", "seed=7"]
+PLAIN += ["data.sequence_length=16", "schedule.evaluation_rows=32", "noise=multiplier", "noise.noise_multiplier=2.0", "accountant=rdp"]
+PLAIN += ["privacy.delta=1e-4", "schedule.checkpoint_every=2", COARSE]
+CARRIED = ("mechanism=rgp", "mechanism.rank=2")
+KERNELS = ("train=matching", "train.paths=[layers/*/kernel,mlm/**]")
 
-@functools.cache
-def made(objective, mesh=(1, 1, 1), microbatch=4):
-    data, fsdp, tensor = mesh
-    spread = Mesh(name="m", data=data, fsdp=fsdp, tensor=tensor, flops_per_s=1e10, memory_bytes=1 << 30)
-    experiment = declare(mechanism=MECHANISM, train=TRAIN, mesh=spread, clipping_method=ClippingMethod(name="book_keeping"))
-    return experiment, make_step(experiment, objective, experiment.mesh.make(), microbatch, 2)
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory) -> Path:
+    return tmp_path_factory.mktemp("data")
+
+
+@pytest.fixture(scope="module")
+def made(data):
+    """(experiment, objective, step) of the runs below, which take the same step."""
+    experiment, *_ = composed(*PLAIN, f"data.directory={data}", *CARRIED, *KERNELS)
+    manifest = prepare(experiment.data, experiment.privacy).manifest
+    of = objective(experiment.model, experiment.task, experiment.vocabulary_size, manifest)
+    return experiment, of, opening.make_step(experiment, of, experiment.mesh.make(), 4)
 
 
 def stepped(step, state, rows, number=0, deviation=0.05):
@@ -59,48 +72,59 @@ def stepped(step, state, rows, number=0, deviation=0.05):
     return by, beside, total, state, metrics
 
 
-def test_one_step_is_carriers_clipped_sum_noise_rebuilt_gradient_and_update(micro):
-    experiment, step = made(micro[1])
-    state, rows = step.init(INIT, None), make_rows(11)
-    before = jax.tree.map(jnp.array, state.params)
-    by, beside, sums, state, metrics = stepped(step, state, rows)
+def by_hand(made, before, by, beside, rows, drawn, keys):
+    """The carriers that replace `before`, what is kept of it, and the sum, its noise and the update of the parameters."""
+    experiment, of, _ = made
     kept = MECHANISM.kept_from_start(before)
-    expected = MECHANISM.reparametrised(before, kept, MECHANISM.draw_first(SECRET, 0, before))
-    jax.tree.map(functools.partial(np.testing.assert_allclose, rtol=1e-4, atol=1e-5), by, expected)
-    limit = experiment.clip.clipping_norm * (1 - MARGINS["float32"])
-    weights = FactoredWeights(experiment.clip.weights(limit), MECHANISM.gradient_factor)
-    own = clipped_sum(micro[1].losses, by.trained, micro[1].batch(MASK, rows), frozen=beside, weights=weights, method="vmap").total
-    total = jax.tree.map(lambda leaf: leaf.sum(0), sums["gradient"])
-    jax.tree.map(functools.partial(np.testing.assert_allclose, rtol=2e-5, atol=2e-7), total, own)
-    noisy, _ = jax.jit(noise.add_noise)(total, noise.slice_keys(SECRET, 0, by.trained), jnp.float32(0.05))
+    expected = MECHANISM.reparametrised(before, kept, drawn)
+    weights = FactoredWeights(experiment.clip.weights(experiment.clip.clipping_norm * (1 - MARGINS["float32"])), MECHANISM.gradient_factor)
+    total = clipped_sum(of.losses, by.trained, of.batch(MASK, rows), frozen=beside, weights=weights, method="vmap").total
+    noisy, _ = noise.add_noise(total, keys, jnp.float32(0.05))
     gradient = jax.tree.map(lambda leaf: leaf / 10, MECHANISM.rebuilt(noisy, by.trained))
     optimizer = update.make_update(experiment.optimizer)
     moved, _ = optimizer.apply(before, optimizer.init(before), gradient, jnp.float32(1e-2))
+    return kept, expected, total, moved
+
+
+def test_one_step_is_carriers_clipped_sum_noise_rebuilt_gradient_and_update(made):
+    step = made[2]
+    state, rows = step.init(INIT, None), make_rows(11)
+    before = jax.tree.map(jnp.array, state.params)
+    by, beside, sums, state, metrics = stepped(step, state, rows)
+    drawn = MECHANISM.draw_first(SECRET, 0, before), noise.slice_keys(SECRET, 0, by.trained)
+    kept, expected, own, moved = jax.jit(functools.partial(by_hand, made))(before, by, beside, rows, *drawn)
+    jax.tree.map(functools.partial(np.testing.assert_allclose, rtol=1e-4, atol=1e-5), by, expected)
+    total = jax.tree.map(lambda leaf: leaf.sum(0), sums["gradient"])
+    jax.tree.map(functools.partial(np.testing.assert_allclose, rtol=2e-5, atol=2e-7), total, own)
     jax.tree.map(functools.partial(np.testing.assert_allclose, rtol=1e-5, atol=1e-5), state.params, moved)
     jax.tree.map(np.testing.assert_array_equal, state.kept, kept)
     numbers = sum(leaf.size for leaf in jax.tree.leaves(by.trained))
     assert float(metrics["noise_norm"]) == pytest.approx(0.05 / 10 * np.sqrt(numbers), rel=0.05)
 
 
-def test_a_step_without_rows_is_noise_alone_and_padding_adds_nothing(micro):
-    _, step = made(micro[1])
-    _, _, sums, _, metrics = stepped(step, step.init(INIT, None), {name: value[:0] for name, value in make_rows(3).items()})
+def test_a_step_without_rows_is_noise_alone_and_padding_adds_nothing(made):
+    step, rows = made[2], make_rows(3)
+    _, _, sums, _, metrics = stepped(step, step.init(INIT, None), {name: value[:0] for name, value in rows.items()})
     assert not any(np.any(leaf) for leaf in jax.tree.leaves(sums)) and float(metrics["gradient_norm"]) == 0
-    # Of a microbatch of 4, 3 rows fill a part; they fill one of 3.
-    padded, whole = (stepped(made(micro[1], microbatch=size)[1], step.init(INIT, None), make_rows(3))[2] for size in (4, 3))
-    close = functools.partial(np.testing.assert_allclose, rtol=1e-5, atol=1e-7)
-    jax.tree.map(close, padded["gradient"], whole["gradient"])
-    assert padded["count"]["examples"].sum() == whole["count"]["examples"].sum() == 3
+    # Of a microbatch of 4, 3 rows fill a part.
+    by, beside, sums, *_ = stepped(step, step.init(INIT, None), rows)
+    filled = as_chunk(rows, step)
+    texts = {
+        name: np.where(filled.is_padding_KB.reshape(*filled.is_padding_KB.shape, *[1] * (value.ndim - 2)), value[:1, :1], value)
+        for name, value in filled.rows_KB.items()
+    }
+    other = step.accumulate(step.zero(), filled._replace(rows_KB=texts), StepInputs(step.gather(by.trained), MASK, MASK, frozen=beside))
+    jax.tree.map(np.testing.assert_array_equal, other, sums)
+    assert sums["count"]["examples"].sum() == 3
 
 
-def test_a_step_that_is_repeated_has_the_same_bits(micro):
-    _, step = made(micro[1])
+def test_a_step_that_is_repeated_has_the_same_bits(made):
+    step = made[2]
     first, again = (stepped(step, step.init(INIT, None), make_rows(7)) for _ in range(2))
     jax.tree.map(np.testing.assert_array_equal, (first[0], first[2], first[3]), (again[0], again[2], again[3]))
 
 
-def two_steps(objective, mesh):
-    _, step = made(objective, mesh, microbatch=1)
+def two_steps(step):
     state, carriers = step.init(INIT, None), []
     for number in (0, 1):
         by, _, _, state, _ = stepped(step, state, make_rows(9, first_record=number), number)
@@ -112,28 +136,22 @@ def two_steps(objective, mesh):
 @pytest.mark.parametrize(
     "mesh", [pytest.param((2, 1, 1), marks=SLOW), (2, 2, 2), pytest.param((1, 4, 1), marks=SLOW)], ids=["2", "2x2x2", "1x4"]
 )
-def test_steps_agree_on_every_mesh(micro, mesh):
+def test_steps_agree_on_every_mesh(made, mesh):
     """Carriers follow the last bits of small updates, so their directions agree less closely than what a step does with them."""
-    (alone, first), (spread, second) = two_steps(micro[1], (1, 1, 1)), two_steps(micro[1], mesh)
+    spread = dataclasses.replace(
+        made[0], mesh=Mesh(name="m", data=mesh[0], fsdp=mesh[1], tensor=mesh[2], flops_per_s=1e10, memory_bytes=1 << 30), microbatch=1
+    )
+    (alone, first), (spread, second) = two_steps(made[2]), two_steps(make_step(spread, made[1], spread.mesh.make(), 1, 2))
     jax.tree.map(functools.partial(np.testing.assert_allclose, rtol=1e-4, atol=1e-4), second, first)
     jax.tree.map(functools.partial(np.testing.assert_allclose, rtol=1e-4, atol=1e-4), spread, alone)
 
 
-PLAIN = ["model=micro", "model.layers=2", "data=synthetic", "steps=4", "microbatch=8", "batch_schedule.size=16", "seed=7"]
-PLAIN += ["schedule.evaluation_rows=32", "noise=multiplier", "noise.noise_multiplier=2.0", "accountant=rdp", "privacy.delta=1e-4"]
-PLAIN += ["schedule.checkpoint_every=2"]
-CARRIED = ("mechanism=rgp", "mechanism.rank=2")
-
-
-@pytest.fixture(scope="module")
-def data(tmp_path_factory) -> Path:
-    return tmp_path_factory.mktemp("data")
-
-
 def train(data: Path, path: Path, *overrides: str, fork: str | None = None, until: int | None = None) -> dict[str, np.ndarray]:
-    """The released parameters by path of a run in `path`, killed before step `until` (then none); with carriers, unless overridden."""
+    """The released parameters by path of a run in `path`, killed before step `until` (then none); with carriers of kernels, unless
+    overridden."""
     mechanism = () if any(one.startswith("mechanism=") for one in overrides) else CARRIED
-    parts = composed(*PLAIN, f"data.directory={data}", *mechanism, *overrides)
+    trained = () if any(one.startswith(("mechanism=", "train=", "model=")) for one in overrides) else KERNELS
+    parts = composed(*PLAIN, f"data.directory={data}", *mechanism, *trained, *overrides)
     if not run_job(parts, path, fork, until):
         return {}
     return {path_name(place): np.asarray(leaf) for place, leaf in jax.tree_util.tree_leaves_with_path(dpx.load(path).params)}
@@ -150,7 +168,7 @@ def test_what_a_run_shows_of_its_carriers(finished):
     lines = [json.loads(line) for line in (path / "private" / "metrics.jsonl").read_text().splitlines()]
     shown = [line for line in lines if "train/loss" in line]
     for weight in ("qkv", "attention_out", "up", "down"):
-        assert 0 < shown[-1][f"carriers/captured/layers/{weight}/kernel/layer_01"] <= 1 + 1e-5
+        assert 0 < shown[-1][f"carriers/captured/layers/{weight}/kernel/layer_00"] <= 1 + 1e-5
         assert shown[-1][f"carriers/rebuilt/layers/{weight}/kernel/layer_00"] > 0
         assert shown[-1][f"gradients/layers/lora/{weight}/a/layer_00"] > 0
     assert not any("lora" in name for name in released)
@@ -159,9 +177,15 @@ def test_what_a_run_shows_of_its_carriers(finished):
     assert [event["count"] for event in stated["ledger"]["events"]] == [4]
 
 
-def test_a_run_is_charged_as_dp_sgd_is(finished, data, tmp_path):
-    train(data, tmp_path / "run", "mechanism=dp_sgd")
-    stated = [json.loads((path / "release" / "privacy.json").read_text()) for path in (finished[0], tmp_path / "run")]
+@pytest.fixture(scope="module")
+def by_dp_sgd(data, tmp_path_factory):
+    path = tmp_path_factory.mktemp("dp_sgd") / "run"
+    train(data, path, "mechanism=dp_sgd")
+    return path
+
+
+def test_a_run_is_charged_as_dp_sgd_is(finished, by_dp_sgd):
+    stated = [json.loads((path / "release" / "privacy.json").read_text()) for path in (finished[0], by_dp_sgd)]
     assert stated[0]["ledger"]["events"] == stated[1]["ledger"]["events"]
     assert stated[0]["unsupported"] == stated[1]["unsupported"] and stated[0]["spent"] == stated[1]["spent"]
 
@@ -206,11 +230,10 @@ def test_a_fork_follows_updates_since_its_parent_began(finished, data, tmp_path)
 
 
 @pytest.mark.parametrize("how", [pytest.param("fork", marks=SLOW), "init=run"])
-def test_steps_of_dp_sgd_before_are_charged_with_those_of_carriers(data, tmp_path, how):
+def test_steps_of_dp_sgd_before_are_charged_with_those_of_carriers(data, by_dp_sgd, tmp_path, how):
     """As much as one run of dp_sgd of as many steps is. Another mechanism keeps no matrices of the start, so the weight is decomposed."""
-    train(data, tmp_path / "parent", "mechanism=dp_sgd")
-    start = () if how == "fork" else ("init=run", f"init.run={tmp_path}/parent")
-    fork = f"{tmp_path}/parent@2" if how == "fork" else None
+    start = () if how == "fork" else ("init=run", f"init.run={by_dp_sgd}")
+    fork = f"{by_dp_sgd}@2" if how == "fork" else None
     train(data, tmp_path / "run", "seed=8", *CARRIED, "mechanism.decomposes=weight", *start, fork=fork)
     train(data, tmp_path / "alone", "mechanism=dp_sgd", f"steps={6 if how == 'fork' else 8}")
     stated, alone = (json.loads((tmp_path / name / "release" / "privacy.json").read_text()) for name in ("run", "alone"))
