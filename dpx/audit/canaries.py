@@ -46,10 +46,17 @@ def plant(private: Path, audit: Canaries, manifest: Manifest, secret: RootSecret
     if not path.exists():
         if secret is None:
             raise ConfigError(path, "is missing, and the coins of this run's canaries cannot be tossed again", "Restore the file")
-        write_json(path, _drawn(audit, manifest, secret))
+        coins, generator = secret.generator("audit_coins").integers(0, 2, audit.count), secret.generator("audit_canaries")
+        drawn = canary_tokens(manifest, audit.sequences, generator)
+        document = {"gradients": audit.gradients, "coins": coins.tolist(), "tokens": drawn.tolist()}
+        if "label" in manifest.schema:
+            document["labels"] = generator.integers(0, manifest.schema["label"].below, audit.sequences).tolist()
+        write_json(path, document)
     known = read_json(path)
     try:
-        planted = _planted(known, audit, manifest)
+        tokens_ST = np.asarray(known["tokens"], np.int32).reshape(audit.sequences, *manifest.schema["tokens"].shape)
+        label_S = np.asarray(known["labels"], np.int32).reshape(audit.sequences) if "label" in manifest.schema else None
+        planted = Planted(known["gradients"], np.asarray(known["coins"], bool).reshape(-1), tokens_ST, label_S)
     except (KeyError, ValueError, TypeError, OverflowError) as error:
         raise ConfigError(path, "was changed by hand, or belongs to another audit", "Restore the file") from error
     is_whole = (planted.gradients, len(planted.is_in_M)) == (audit.gradients, audit.count)
@@ -57,26 +64,10 @@ def plant(private: Path, audit: Canaries, manifest: Manifest, secret: RootSecret
     return planted
 
 
-def _planted(known: dict[str, Any], audit: Canaries, manifest: Manifest) -> Planted:
-    tokens_ST = np.asarray(known["tokens"], np.int32).reshape(audit.sequences, *manifest.schema["tokens"].shape)
-    label_S = np.asarray(known["labels"], np.int32).reshape(audit.sequences) if "label" in manifest.schema else None
-    return Planted(known["gradients"], np.asarray(known["coins"], bool).reshape(-1), tokens_ST, label_S)
-
-
 def inherit(private: Path, parent: Path) -> None:
     """Copies the canaries from the state of a fork's parent, if it has any."""
     if (parent / COINS).exists():
         write_durably(private / COINS, (parent / COINS).read_bytes())
-
-
-def _drawn(audit: Canaries, manifest: Manifest, secret: RootSecret) -> dict[str, Any]:
-    """Draws coins, texts and labels from the root secret, and returns them as JSON."""
-    coins, generator = secret.generator("audit_coins").integers(0, 2, audit.count), secret.generator("audit_canaries")
-    tokens_ST = canary_tokens(manifest, audit.sequences, generator)
-    drawn = {"gradients": audit.gradients, "coins": coins.tolist(), "tokens": tokens_ST.tolist()}
-    if "label" not in manifest.schema:
-        return drawn
-    return drawn | {"labels": generator.integers(0, manifest.schema["label"].below, audit.sequences).tolist()}
 
 
 def require_same_audit(fork: str, parent: Path, audit: Any) -> None:

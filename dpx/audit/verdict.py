@@ -221,13 +221,18 @@ def judge(scored: Scored, claim: Callable[[float], float], primary: Primary, *, 
 
     first = bound(*declared, primary.error)
     others = tuple(bound(*combination, SHARED_ERROR / len(combinations)) for combination in combinations)
-    estimates = tuple(
-        beside(score, "plug_in_gaussian", len(scores_M), 0, delta, None, _plug_in(scores_M, is_in_M, delta))
-        for score, (scores_M, is_in_M) in scored.items()
-        for delta in OTHER_DELTAS
-    )
+    estimates = []
+    for score, (scores_M, is_in_M) in scored.items():
+        # Of the Gaussian whose mu is the standardised difference of the two groups' means; no error is known for it.
+        inside, outside, mu = scores_M[is_in_M], scores_M[~is_in_M], 0.0
+        if len(inside) and len(outside):
+            deviation = math.sqrt((inside.var() + outside.var()) / 2)
+            mu = abs(float(inside.mean() - outside.mean())) / deviation if deviation > 0 else math.inf
+        for delta in OTHER_DELTAS:
+            epsilon = closed_form.epsilon(mu, delta) if 0 < mu < 30 else math.inf if mu else 0.0
+            estimates.append(beside(score, "plug_in_gaussian", len(scores_M), 0, delta, None, epsilon))
     passes = not any(one.refutes for one in (first, *others))
-    return Judged(passes=passes, primary=first, others=others, without_guarantee=estimates)
+    return Judged(passes=passes, primary=first, others=others, without_guarantee=tuple(estimates))
 
 
 def require_passes(document: dict[str, Any]) -> None:
@@ -238,13 +243,3 @@ def require_passes(document: dict[str, Any]) -> None:
         reason = f"the lower bound {worst['epsilon']:.3f} ({worst['estimator']}, {worst['score']}, {worst['guesses']} guesses)"
         reason += f" exceeds the claim {worst['claim']:.3f}"
         raise ConfigError("audit", reason, "Do not release outputs of this mechanism until its noise and its clipping are corrected")
-
-
-def _plug_in(scores_M: np.ndarray, is_in_M: np.ndarray, delta: float) -> float:
-    """Returns epsilon of the Gaussian whose mu is the standardised difference of the two groups' means; no error is known for it."""
-    inside, outside = scores_M[is_in_M], scores_M[~is_in_M]
-    if not (len(inside) and len(outside)):
-        return 0.0
-    deviation = math.sqrt((inside.var() + outside.var()) / 2)
-    mu = abs(float(inside.mean() - outside.mean())) / deviation if deviation > 0 else math.inf
-    return closed_form.epsilon(mu, delta) if 0 < mu < 30 else math.inf if mu else 0.0

@@ -9,7 +9,7 @@ for a copy of its `release/`. The statement lists what cannot be detected.
 """
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Literal
 
@@ -57,7 +57,16 @@ def checked(folder: Path) -> tuple[Ledger | None, Literal["ledger", "manifest"] 
         missing = ledger.missing(mark)
         if missing:
             raise _disagreement(folder, missing, [name])
-    _require_sealed(folder, ledger, artefacts)
+    # A statement or a config that was edited, or replaced by an older one. A run in progress may have written a new one since the ledger
+    # was read.
+    for name, _, content in artefacts:
+        fits = content is None or seal(content) in ledger.statements
+        fits = fits or seal(read_json(folder / name, OR_MOVE)) in Ledger(folder / LEDGER).statements
+        require(fits, folder / name, "differs from the statement whose checksum is in private/ledger", OR_MOVE)
+    for path in (folder / place / CONFIG for place in (*RELEASES, "private")):
+        sealed = None if not path.is_file() else seal(path.read_text(errors="replace"))
+        fits = sealed is None or sealed in ledger.configs or sealed in Ledger(folder / LEDGER).configs
+        require(fits, path, "differs from the config whose checksum is in private/ledger", OR_MOVE)
     return ledger, "ledger"
 
 
@@ -111,19 +120,6 @@ def seal_winner(release: Path, document: dict[str, Any]) -> None:
         seals.write(release)
 
 
-def _require_sealed(folder: Path, ledger: Ledger, artefacts: Sequence[Found]) -> None:
-    """Raises `ConfigError` if a statement or a config was edited, or replaced by an older one."""
-    for name, _, content in artefacts:
-        fits = content is None or seal(content) in ledger.statements
-        # A run in progress may have written a new statement since the ledger was read.
-        fits = fits or seal(read_json(folder / name, OR_MOVE)) in Ledger(folder / LEDGER).statements
-        require(fits, folder / name, "differs from the statement whose checksum is in private/ledger", OR_MOVE)
-    for path in (folder / place / CONFIG for place in (*RELEASES, "private")):
-        sealed = None if not path.is_file() else seal(path.read_text(errors="replace"))
-        fits = sealed is None or sealed in ledger.configs or sealed in Ledger(folder / LEDGER).configs
-        require(fits, path, "differs from the config whose checksum is in private/ledger", OR_MOVE)
-
-
 def _disagreement(folder: Path, missing: str, followers: list[str]) -> ConfigError:
     return ConfigError(f"{folder / LEDGER}, beside {several(followers)}", missing, RESTORE)
 
@@ -146,31 +142,27 @@ def _checkpoints(folder: Path) -> list[Path]:
 def _artefacts(folder: Path) -> Iterator[Found]:
     """Yields everything that follows from noisy sums: its path in the folder, its mark if it has one, and for a statement its content."""
     for place in RELEASES:
-        yield from _released(folder, place)
+        statement, params, telemetry = (folder / place / name for name in (STATEMENT, "params", "telemetry.jsonl"))
+        if statement.is_file():
+            node = read_node(statement, OR_MOVE)
+            # Not read as a record yet: an edited file may not be a valid record, and its seal shows that.
+            yield f"{place}/{STATEMENT}", mark_of(_dict(node, "ledger").get("mark")), node
+        if (params / METADATA).is_file():
+            yield f"{place}/params", mark_of(_facts_beside(params).get("ledger")), None
+        if telemetry.is_file():
+            # A last line cut short by a kill was never visible as a whole line, and its step is charged with the others.
+            try:
+                *whole, _ = telemetry.read_text().split("\n")
+                lines = [json.loads(line) for line in whole]
+                marks = {json.dumps(line.get("ledger")): mark_of(line.get("ledger")) for line in lines}
+            except (ValueError, AttributeError) as error:
+                raise ConfigError(telemetry, "was changed by hand", OR_MOVE) from error
+            yield from ((f"{place}/telemetry.jsonl", mark, None) for mark in marks.values())
     # A checkpoint whose facts are damaged is never loaded: the line it names is lost, and training resumes from the checkpoint before it.
     for path in _checkpoints(folder):
         facts = facts_of_checkpoint(path)
         if facts is not None:
             yield f"private/{CHECKPOINTS}/{path.name}", mark_of(facts.get("ledger")), None
-
-
-def _released(folder: Path, place: str) -> Iterator[Found]:
-    statement, params, telemetry = (folder / place / name for name in (STATEMENT, "params", "telemetry.jsonl"))
-    if statement.is_file():
-        node = read_node(statement, OR_MOVE)
-        # Not read as a record yet: an edited file may not be a valid record, and its seal shows that.
-        yield f"{place}/{STATEMENT}", mark_of(_dict(node, "ledger").get("mark")), node
-    if (params / METADATA).is_file():
-        yield f"{place}/params", mark_of(_facts_beside(params).get("ledger")), None
-    if telemetry.is_file():
-        # A last line cut short by a kill was never visible as a whole line, and its step is charged with the others.
-        try:
-            *whole, _ = telemetry.read_text().split("\n")
-            lines = [json.loads(line) for line in whole]
-            marks = {json.dumps(line.get("ledger")): mark_of(line.get("ledger")) for line in lines}
-        except (ValueError, AttributeError) as error:
-            raise ConfigError(telemetry, "was changed by hand", OR_MOVE) from error
-        yield from ((f"{place}/telemetry.jsonl", mark, None) for mark in marks.values())
 
 
 def _facts_beside(weights: Path) -> dict[str, Any]:

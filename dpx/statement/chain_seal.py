@@ -134,10 +134,21 @@ def check(folder: Path) -> tuple[ChainStatement, CheckedBy] | None:
     Raises `ConfigError` for a stage whose ledger, statement or headline differs; a stage whose folder is not there is not checked.
     """
     found = read(folder)
+    told, again = f"{folder.name}/release/{STATEMENT}", "Restore the folder, or run the chain again: it states what is there now"
     for one in found[0].stages if found else ():
         place = folder.parent / one.folder
-        if one.state == "finished" and one.job == "train" and (place / "release").is_dir():
-            _require_as_stated(folder, one, place)
+        if one.state != "finished" or one.job != "train" or not (place / "release").is_dir():
+            continue
+        entered, file = agreement.check(place), place / "release" / seals.STATEMENT
+        identity = None if entered is None else entered.identity
+        require(identity in (None, one.identity), place, f"holds another run than {told} names", again)
+        require(file.is_file(), file, f"is missing, and {told} names it", again)
+        if one.statement is not None:
+            require(checksum_of(place) == one.statement, file, f"differs from the statement of this stage that {told} was made from", again)
+            continue
+        stated = seals.read_run_statement(file)
+        alike = (stated.guarantee, dict(stated.epsilon)) == (one.guarantee, dict(one.epsilon))
+        require(alike, f"{folder / 'release' / STATEMENT}: stage {one.stage}", "differs from the stage's own statement", again)
     return found
 
 
@@ -145,21 +156,6 @@ def checksum_of(stage: Path) -> str | None:
     """Returns the checksum of the statement of a stage; `None` if the stage has none."""
     file = stage / "release" / seals.STATEMENT
     return seal(seals.read_node(file)) if file.is_file() else None
-
-
-def _require_as_stated(folder: Path, one: StageFacts, place: Path) -> None:
-    entered, file = agreement.check(place), place / "release" / seals.STATEMENT
-    told = f"{folder.name}/release/{STATEMENT}"
-    again = "Restore the folder, or run the chain again: it states what is there now"
-    identity = None if entered is None else entered.identity
-    require(identity in (None, one.identity), place, f"holds another run than {told} names", again)
-    require(file.is_file(), file, f"is missing, and {told} names it", again)
-    if one.statement is not None:
-        require(checksum_of(place) == one.statement, file, f"differs from the statement of this stage that {told} was made from", again)
-        return
-    stated = seals.read_run_statement(file)
-    alike = (stated.guarantee, dict(stated.epsilon)) == (one.guarantee, dict(one.epsilon))
-    require(alike, f"{folder / 'release' / STATEMENT}: stage {one.stage}", "differs from the stage's own statement", again)
 
 
 def _sealed(folder: Path) -> list[str]:

@@ -85,15 +85,12 @@ def read(folder: Path) -> Received:
     `folder` is a run's folder, with its private tree or as a copy that has `release/` alone, or the folder of an export. Raises
     `ConfigError`, naming the file, if its parts contradict each other.
     """
-    if (folder / "release").is_dir():
+    place = folder / "release" / STATEMENT
+    if place.parent.is_dir():
         _, checked_by = agreement.checked(folder)
-        return _stated(folder / "release", checked_by)
-    require_own_mark(folder)
-    return _stated(folder, "manifest" if agreement.check_copy(folder) else None)
-
-
-def _stated(folder: Path, checked_by: CheckedBy) -> Received:
-    place = folder / STATEMENT
+    else:
+        require_own_mark(folder)
+        place, checked_by = folder / STATEMENT, "manifest" if agreement.check_copy(folder) else None
     return Received(read_statement(place) if place.is_file() else None, checked_by)
 
 

@@ -175,7 +175,9 @@ def check(folder: Path) -> bool:
         require(
             is_same, folder / name, f"differs from the file that was released with its statement ({MANIFEST} has another checksum)", AGAIN
         )
-    added = [name for name in _released(folder) if name not in manifest.files and _is_read(folder, name)]
+    added = [name for name in _released(folder) if name not in manifest.files]
+    if not (folder / PARAMS).is_dir():
+        added = [name for name in added if name in _READ_FROM_AN_EXPORT or (name.endswith(".safetensors") and "/" not in name)]
     require(not added, folder / added[0] if added else folder, f"was not released with the other files: {MANIFEST} does not list it", AGAIN)
     own = stated_id(folder)
     require(own == manifest.release, _statement(folder), f"has the release id {own}, but {MANIFEST} has {manifest.release}", AGAIN)
@@ -203,7 +205,3 @@ def _released(folder: Path) -> list[str]:
         found = [path for name in (STATEMENT, CONFIG, TELEMETRY) if (path := folder / name).is_file()]
         found += [path for path in params.rglob("*") if path.is_file()]
     return sorted(name for path in found if (name := path.relative_to(folder).as_posix()) != MANIFEST)
-
-
-def _is_read(folder: Path, name: str) -> bool:
-    return (folder / PARAMS).is_dir() or name in _READ_FROM_AN_EXPORT or (name.endswith(".safetensors") and "/" not in name)

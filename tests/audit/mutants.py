@@ -691,7 +691,7 @@ MUTANTS = (
     Mutant(
         "an edited statement not held against its seal",
         "dpx/statement/agreement.py",
-        "_require_sealed",
+        "checked",
         "fits = content is None or seal(content) in ledger.statements",
         "fits = True",
         "tests/job/test_seals.py::test_no_road_repeats_what_was_edited[explain-release/privacy.json]",
