@@ -1,20 +1,25 @@
-"""Computes the numbers of a declared experiment: its noise multiplier, and its epsilon at the planned end."""
+"""Computes the numbers of a declared experiment: its noise multiplier, and its epsilon at the planned end.
 
+Gives the part of a declaration that a claim depends on, and its checksum: neither may change during a run.
+"""
+
+import hashlib
 import json
 from contextlib import suppress
 from dataclasses import asdict, dataclass, fields, replace
 from typing import Any
 
-from dp_accounting import DpEvent, GaussianDpEvent, PoissonSampledDpEvent
+from dp_accounting import GaussianDpEvent, PoissonSampledDpEvent
 
 from dpx import packages
 from dpx.config.experiment import Experiment
-from dpx.declaration import ConfigError, at_default, require
+from dpx.declaration import ConfigError, at_default, identifying_values, require
 from dpx.mechanism import declared_mechanism
 from dpx.mechanism.clip import Clip
 from dpx.mechanism.declared_mechanism import Multiplier, NoiseBatchRatio, TargetClt, TargetEpsilon
 from dpx.mechanism.mechanism_protocol import ForwardNoise, Mechanism
 from dpx.mechanism.telemetry import Telemetry
+from dpx.models.model_protocol import COMPUTATION
 from dpx.privacy import accounting, events, ledger, profile, solve
 from dpx.privacy.closed_form import remaining
 from dpx.privacy.declared_privacy import Accountant, GdpClt, Privacy
@@ -138,32 +143,31 @@ def plan_of(experiment: Experiment, calibrated: Calibrated) -> Plan:
         step=StepCost(**{field.name: getattr(first, field.name) for field in fields(StepCost)}),
         steps=experiment.steps,
         batch_sizes=calibrated.batch_stages,
-        declared=PlanParts(**{name: _part(group) for name, group in groups.items()}),
+        declared=PlanParts(
+            **{
+                name: Part(values=json.loads(json.dumps(asdict(group))), at_default=tuple(at_default(group)))
+                for name, group in groups.items()
+            }
+        ),
     )
-
-
-def _part(group: Any) -> Part:
-    return Part(values=json.loads(json.dumps(asdict(group))), at_default=tuple(at_default(group)))
 
 
 def differing(before: Plan | None, plan: Plan) -> list[str]:
     """Returns the settings of `plan` that differ from the earlier plan `before`, which was made before results were seen."""
     if before is None:
         return []
+    names = []
     pairs = ((before.step, plan.step), (_whole(before), _whole(plan)), (before.declared, plan.declared))
-    return [name for earlier, later in pairs for name in _changed(_named(earlier), _named(later))]
-
-
-def _differs(before: Any, now: Any) -> bool:
-    """Returns whether a setting has another value than `before`; a declared field that did not exist then is the same at its default."""
-    if not isinstance(now, Part) or not isinstance(before, Part):
-        return before != now
-    added = [name for name in now.values if name not in before.values and name in now.at_default]
-    return before.values != {name: value for name, value in now.values.items() if name not in added}
-
-
-def _changed(before: dict[str, Any], now: dict[str, Any]) -> list[str]:
-    return [name for name in now if _differs(before.get(name), now[name])]
+    for earlier, later in ((_named(one), _named(other)) for one, other in pairs):
+        for name, now in later.items():
+            was = earlier.get(name)
+            if isinstance(now, Part) and isinstance(was, Part):
+                # A declared field that did not exist then is the same at its default.
+                added = [field for field in now.values if field not in was.values and field in now.at_default]
+                was, now = was.values, {field: value for field, value in now.values.items() if field not in added}
+            if was != now:
+                names.append(name)
+    return names
 
 
 def _named(part: StepCost | PlanParts | dict[str, Any] | None) -> dict[str, Any]:
@@ -209,7 +213,7 @@ def entry(
         size=size,
         rows_per_unit=experiment.privacy.rows_per_unit_max,
         unit_mode=experiment.privacy.unit_mode,
-        event=event_of_step(experiment, noise_multiplier, size, batch),
+        event=event_of_step(experiment.mechanism, experiment.sampler, experiment.privacy.adjacency, noise_multiplier, size, batch),
         by=outside_code.AND.join(outside_code.packages_of(experiment, job)) or None,
         **experiment.sampler.ledger_fields(size, batch),
         **experiment.mechanism.ledger_fields(),
@@ -218,26 +222,21 @@ def entry(
     )
 
 
-def event_of_step(experiment: Experiment, noise_multiplier: float, size: int, batch: int) -> str | None:
+def event_of_step(mechanism: Mechanism, sampler: Sampler, adjacency: str, noise_multiplier: float, size: int, batch: int) -> str | None:
     """Returns the event of a whole step as text, if the mechanism or the sampler defines one; `None` if the table of events has it."""
-    adjacency = experiment.privacy.adjacency
-    noisy = experiment.mechanism.event(noise_multiplier, adjacency)
-    sampled = experiment.sampler.event(noisy or GaussianDpEvent(noise_multiplier), size, batch, adjacency)
+    noisy = mechanism.event(noise_multiplier, adjacency)
+    sampled = sampler.event(noisy or GaussianDpEvent(noise_multiplier), size, batch, adjacency)
     if sampled is None and noisy is not None:
-        sampled = _sampled(experiment.mechanism, experiment.sampler, noisy, size, batch, adjacency)
+        # The event of a mechanism under a sampler of the table of events is known only for independent draws.
+        released = sampler.ledger_fields(size, batch)
+        require(
+            released["sampler"] == "poisson" and adjacency != "replace_one",
+            f"mechanism={mechanism.name}, sampler={sampler.name}, adjacency={adjacency}",
+            f"dpx has no event for the noise of {mechanism.name} under this sampler and relation",
+            "Use sampler=poisson and privacy.adjacency=zero_out",
+        )
+        sampled = PoissonSampledDpEvent(released["q"], noisy) if released["q"] < 1 else noisy
     return None if sampled is None else events.as_text(sampled, adjacency)
-
-
-def _sampled(mechanism: Mechanism, sampler: Sampler, noisy: DpEvent, size: int, batch: int, adjacency: str) -> DpEvent:
-    """Returns the event that a mechanism defines, under a sampler of the table of events: known only for independent draws."""
-    released = sampler.ledger_fields(size, batch)
-    require(
-        released["sampler"] == "poisson" and adjacency != "replace_one",
-        f"mechanism={mechanism.name}, sampler={sampler.name}, adjacency={adjacency}",
-        f"dpx has no event for the noise of {mechanism.name} under this sampler and relation",
-        "Use sampler=poisson and privacy.adjacency=zero_out",
-    )
-    return PoissonSampledDpEvent(released["q"], noisy) if released["q"] < 1 else noisy
 
 
 def auxiliary(clip: Clip, telemetry: Telemetry) -> dict[str, float | None]:
@@ -277,11 +276,21 @@ def _noise(experiment: Experiment, batch_stages: BatchStages, size: int) -> floa
         return noise.noise_multiplier
     if isinstance(noise, NoiseBatchRatio):
         return noise.noise_batch_ratio * batch_stages[0][0]
+    mechanism, sampler, privacy = experiment.mechanism, experiment.sampler, experiment.privacy
     if isinstance(noise, TargetClt):
-        return _noise_by_limit(experiment.mechanism, noise, experiment.privacy.delta, batch_stages, size)
+        # At this noise the central limit gives the target, as if the draws of each step were hidden.
+        require(
+            isinstance(mechanism, ForwardNoise),
+            f"noise=target_clt with mechanism={mechanism.name}",
+            "an approximation that can under-report is the calibration of mechanism=dp_fp alone",
+            "Use noise=target_epsilon",
+        )
+        draws = mechanism.draws_per_step if isinstance(mechanism, ForwardNoise) else 1
+        stages = [(batch / size / draws, steps * draws) for batch, steps in batch_stages]
+        return profile.gdp_clt_noise_multiplier(stages, epsilon=noise.epsilon, delta=privacy.delta, value="noise.epsilon")
     assert isinstance(noise, TargetEpsilon)
     require(
-        event_of_step(experiment, 1.0, size, batch_stages[0][0]) is None,
+        event_of_step(mechanism, sampler, privacy.adjacency, 1.0, size, batch_stages[0][0]) is None,
         "noise=target_epsilon",
         "dpx cannot compute the noise from epsilon when a package defines the event",
         "Use noise=multiplier",
@@ -295,32 +304,19 @@ def _noise(experiment: Experiment, batch_stages: BatchStages, size: int) -> floa
     accountant, orders = accountant_of(experiment.accountant)
     alone = dict.fromkeys(ledger.AUXILIARY)
     segments = [replace(segment, **alone) for segment in planned_segments(experiment, batch_stages, size, 1.0)]
-    adjacency = experiment.privacy.adjacency
-    if experiment.sampler.assumed is not None:
-        segments, adjacency = assumed(experiment.sampler, segments), ASSUMED_ADJACENCY
+    adjacency = privacy.adjacency
+    if sampler.assumed is not None:
+        segments, adjacency = assumed(sampler, segments), ASSUMED_ADJACENCY
     whole = solve.solve(
         accounting.bucketed(ledger.releases(segments)),
         epsilon=noise.epsilon,
-        delta=experiment.privacy.delta,
+        delta=privacy.delta,
         accountant=accountant,
         orders=orders,
         adjacency=adjacency,
         coarse=experiment.accountant.value_discretization_interval,
     )
     return remaining(whole, auxiliary(experiment.clip, experiment.telemetry))
-
-
-def _noise_by_limit(mechanism: Mechanism, noise: TargetClt, delta: float, batch_stages: BatchStages, size: int) -> float:
-    """Returns the noise multiplier at which the central limit gives the target epsilon, as if the draws of each step were hidden."""
-    require(
-        isinstance(mechanism, ForwardNoise),
-        f"noise=target_clt with mechanism={mechanism.name}",
-        "an approximation that can under-report is the calibration of mechanism=dp_fp alone",
-        "Use noise=target_epsilon",
-    )
-    draws = mechanism.draws_per_step if isinstance(mechanism, ForwardNoise) else 1
-    stages = [(batch / size / draws, steps * draws) for batch, steps in batch_stages]
-    return profile.gdp_clt_noise_multiplier(stages, epsilon=noise.epsilon, delta=delta, value="noise.epsilon")
 
 
 # Papers that assume Poisson sampling account for it under add-or-remove-one, which zero_out equals.
@@ -360,3 +356,26 @@ def accounting_of(accountant: Accountant, privacy: Privacy, segments: Segments) 
     """Returns the epsilon of `segments` at the declared delta, by accountant, the run's own first."""
     charges = accounting.bucketed(ledger.releases(segments))
     return {name: composition.epsilon(privacy.delta) for name, composition in compositions(accountant, privacy, charges).items()}
+
+
+# Reporting and evaluation do not reach the parameters; the rest of the declaration does.
+_WITHOUT_EFFECT = ("schedule", "name", "tune", "profile")
+# These settings change how bits are computed, never the privacy statement.
+_COMPUTATION = ("mesh", "clipping_method", "microbatch", "length_buckets")
+
+
+def claim_of(experiment: Experiment) -> dict[str, Any]:
+    """Returns the declaration as plain data, without default values, reporting, and settings of how it is computed."""
+    plain = identifying_values(experiment)
+    plain["data"].pop("directory", None)
+    for name in COMPUTATION:
+        plain["model"].pop(name, None)
+    # Two packages may have classes of one name.
+    if outside := outside_code.parts(experiment):
+        plain["outside_code"] = {part.key: part.kind for part in outside}
+    return {key: value for key, value in plain.items() if key not in _WITHOUT_EFFECT + _COMPUTATION}
+
+
+def claim_checksum(experiment: Experiment) -> str:
+    """Returns the SHA-256 of `claim_of`, which must not change during a run."""
+    return hashlib.sha256(json.dumps(claim_of(experiment), sort_keys=True, default=str).encode()).hexdigest()

@@ -149,14 +149,6 @@ def require_bound(accountant: Accountant, privacy: Privacy, own: Segments, begin
         Spent(accountant, privacy, ledger.join(*before, own))
 
 
-def planned_epsilon(experiment: Experiment, calibrated: Calibrated, begins_from: Sequence[Origin]) -> dict[str, float | None]:
-    """Returns the joint epsilon, by accountant, of a run that has not begun and of its origins."""
-    if not experiment.is_private or not origins.charged(begins_from):
-        return dict(calibrated.epsilon)
-    whole = Spent(experiment.accountant, experiment.privacy, planned_end(experiment, calibrated, None, begins_from))
-    return {name: whole.epsilon(name) for name in whole.accountants}
-
-
 def chain_facts(entered: Ledger | None) -> ChainFacts:
     """Returns the line of the ledger that a statement follows from, and what such marks can show."""
     if entered is None:

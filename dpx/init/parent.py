@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from dpx import config
+from dpx.claim.calibration import claim_checksum
 from dpx.claim.caveats import audit_state, chosen_late, of_a_trial, reasons_against, refuted, seeded, vocabulary_source
-from dpx.claim.claim_checksum import claim_checksum
 from dpx.config.declared_init import FromRun
 from dpx.config.experiment import Experiment
 from dpx.data import left_out

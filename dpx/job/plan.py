@@ -9,7 +9,7 @@ from dpx.claim import statement
 from dpx.claim.calibration import Calibrated, calibrate, differing, plan_of
 from dpx.claim.caveats import as_if_hidden, assumptions, late_choices, little_data, not_covered, reasons_against, under_assumed_sampler
 from dpx.claim.run_facts import RunFacts
-from dpx.claim.spent import planned_end, planned_epsilon
+from dpx.claim.spent import Spent, planned_end
 from dpx.config.declared_audit import Canaries
 from dpx.config.experiment import Experiment
 from dpx.console import Console, answer
@@ -291,12 +291,16 @@ def _claim(
     if experiment.is_private:
         reasons = reasons_against(experiment, manifest) + facts.against + against
     by = outside_code.joined(outside_code.packages_of(experiment), outside_code.packages_of_segments(facts.segments))
-    epsilon = planned_epsilon(experiment, calibrated, begins_from)
+    planned = [] if sigma is None else planned_end(experiment, calibrated, None, begins_from)
+    # Without charges of origins it is that of the run's own plan.
+    epsilon: dict[str, float | None] = dict(calibrated.epsilon)
+    if sigma is not None and facts.before:
+        whole = Spent(experiment.accountant, experiment.privacy, planned)
+        epsilon = {name: whole.epsilon(name) for name in whole.accountants}
     # As in a statement: a number that is not proved is given with its reason, not as a bound.
     why_not = "; ".join(reasons if experiment.is_private and reasons else outside_code.sentences(by))
     numbers = [NotABound(name=f"epsilon/{name}", value=value, reason=why_not) for name, value in epsilon.items() if why_not]
     if sigma is not None:
-        planned = planned_end(experiment, calibrated, None, begins_from)
         if experiment.sampler.assumed is not None:
             numbers += under_assumed_sampler(experiment.sampler, experiment.accountant, experiment.privacy.delta, planned)
         numbers += as_if_hidden(experiment.accountant, experiment.privacy.delta, planned)

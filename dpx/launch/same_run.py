@@ -8,7 +8,7 @@ from typing import Any, cast
 from omegaconf import DictConfig, OmegaConf
 
 from dpx import config
-from dpx.claim.claim_checksum import claim_checksum
+from dpx.claim.calibration import claim_checksum
 from dpx.config import build
 from dpx.config.experiment import Experiment
 from dpx.config.identity import identity

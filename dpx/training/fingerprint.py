@@ -26,7 +26,7 @@ import numpy as np
 
 import dpx
 from dpx import packages
-from dpx.claim.claim_checksum import claim_checksum
+from dpx.claim.calibration import claim_checksum
 from dpx.config.experiment import Experiment
 from dpx.models.model_protocol import COMPUTATION
 from dpx.statement import outside_code

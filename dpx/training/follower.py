@@ -75,7 +75,7 @@ class _Followed:
 
     def _do_open(self, **facts: Any) -> None:
         from dpx.audit.canary_objective import audited
-        from dpx.claim.claim_checksum import claim_checksum
+        from dpx.claim.calibration import claim_checksum
         from dpx.task.objective import objective as make_objective
         from dpx.training.evaluation import BATCH_ROWS, held_out
         from dpx.training.loop import Computation

@@ -17,7 +17,7 @@ from omegaconf import OmegaConf
 
 from dpx import config
 from dpx.claim import calibration, statement
-from dpx.claim.claim_checksum import claim_checksum
+from dpx.claim.calibration import claim_checksum
 from dpx.config import recipes
 from dpx.config.declared_chain import declared
 from dpx.data import learnt_from, left_out

@@ -7,7 +7,7 @@ import optax
 import pytest
 
 from dpx import config, packages
-from dpx.claim.claim_checksum import claim_checksum
+from dpx.claim.calibration import claim_checksum
 from dpx.config import recipes
 from dpx.declaration import ConfigError
 from dpx.optimizer import Adam, Optax, from_optax

@@ -9,7 +9,7 @@ from dp_accounting import rdp
 
 from dpx import config
 from dpx.claim import calibration, statement
-from dpx.claim.claim_checksum import claim_of
+from dpx.claim.calibration import claim_of
 from dpx.claim.search_rules import Search
 from dpx.claim.study import Study
 from dpx.config import recipes

@@ -10,8 +10,7 @@ from pathlib import Path
 import pytest
 
 import dpx
-from dpx.claim.calibration import differing
-from dpx.claim.claim_checksum import claim_checksum
+from dpx.claim.calibration import claim_checksum, differing
 from dpx.config.declared_init import FromRun
 from dpx.config.experiment import Schedule
 from dpx.declaration import declaration, identifying_values
