@@ -124,3 +124,17 @@ def test_no_analysis_needs_the_tables_of_pages_to_be_planned():
 def test_no_files_import_each_other_in_a_circle():
     circles = sorted(name for name in arrows() if name in _reached(name))
     assert not circles, circles
+
+
+def test_the_page_names_files_and_functions_that_exist():
+    page = (PACKAGE / "docs" / "architecture.md").read_text()
+    sources = {name: PACKAGE / name for name in re.findall(r"`((?:[a-z_]+/)+[a-z_]+\.py)`", page)}
+    sources = {name: path for name, path in sources.items() if name.partition("/")[0] in line_of_rooms()}
+    assert len(sources) > 40 and [name for name, path in sources.items() if not path.is_file()] == []
+    named = re.findall(r"`((?:[a-z_]+/)+[a-z_]+\.py)` \(`([\w.]+)`", page)
+    gone = [
+        (name, one)
+        for name, one in named
+        if not re.search(rf"\b(?:def|class) {one.rpartition('.')[2]}\b|^{one}\b", sources[name].read_text(), re.M)
+    ]
+    assert gone == [], "write what they are called now"
