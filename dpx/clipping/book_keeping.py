@@ -1,17 +1,13 @@
-"""Computes a clipped sum by book-keeping, which takes one backward pass (Bu et al. 2023, arXiv 2210.00038).
+"""Computes a clipped sum from records of ops, in one backward pass (book-keeping) or in two (ghost clipping).
 
-The pass stores a record for each op, norms are computed from the records, and one contraction with the clip weights gives the sum.
+Book-keeping (Bu et al. 2023, arXiv 2210.00038): the pass stores a record for each op, norms are computed from the records, and one
+contraction with the clip weights gives the sum.
 
-Computes a clipped sum by ghost clipping: one backward pass gives the norms, a second one gives the sum (Li et al. 2022).
-
-Every op returns its squared norm as the cotangent of a probe, so nothing but norms outlives the first pass (Li et al. 2022); an op
-that shares a parameter with another use returns its record, since the norm is of both.
-
-The second pass has the same cotangent as the first, one for each loss, and each op weighs its own gradient. Li et al. make the clip
-weights the cotangent instead. That is the same only where the whole backward pass is linear: one that takes a sign or a maximum
+Ghost clipping (Li et al. 2022): one backward pass gives the norms, a second one the sum. Every op returns its squared norm as the cotangent
+of a probe, so nothing but norms outlives the first pass; an op that shares a parameter with another use returns its record, since the norm
+is of both. The second pass has the same cotangent as the first, one for each loss, and each op weighs its own gradient. Li et al. make the
+clip weights the cotangent instead. That is the same only where the whole backward pass is linear: one that takes a sign or a maximum
 (`jax.custom_vjp`) would give a sum that is not clipped, and one in a narrow type would round the weighted cotangents again.
-
-U: units.
 
 U: units.
 """
@@ -27,11 +23,10 @@ from jaxtyping import Array
 from dpx.clipping import bounds, forms, groups, joint
 from dpx.clipping.joint import Key, Norms
 from dpx.clipping.norms import as_stored, contracted_units
-from dpx.clipping.passes import Pass, by_leaf, without_copies
 from dpx.clipping.probes import leaf_names
-from dpx.clipping.program import Program, zero_sums
+from dpx.clipping.program import Pass, Program, by_leaf, without_copies, zero_sums
+from dpx.clipping.readers import Reference, Site
 from dpx.clipping.result import ClippedSum, Units, zero_unless
-from dpx.clipping.sites import Reference, Site
 from dpx.randomness import path_name
 
 # Gradients that were formed for the norm, [U, ...], and their weights [U]; the axes of loops along the parameter come first.

@@ -12,16 +12,16 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from dpx.clipping import joint, reach, result, row_flow
+from dpx.clipping import joint, result, row_flow
 from dpx.clipping.example_loss import Evaluation, Reader, Route
 from dpx.clipping.methods import sum_by
 from dpx.clipping.probes import ProbeSession, is_probed, session_of, shapes_of, trained_shapes
-from dpx.clipping.program import traced, with_counts
+from dpx.clipping.program import traced
 from dpx.clipping.reader_ops import are_separate
 from dpx.clipping.readers import has_narrow
-from dpx.clipping.result import KEPT_BYTES, ClippedSum, Units, batch_size, flags
+from dpx.clipping.result import KEPT_BYTES, ClippedSum, Units, batch_size, flags, with_counts
 from dpx.clipping.route_costs import RouteCost, beside_vmap, by_ghost, by_vmap, of_parameter
-from dpx.clipping.trained_and_frozen import bound
+from dpx.clipping.trained_and_frozen import bound, check_trained_reached
 from dpx.declaration import ConfigError, require
 
 # The most that all rounds of a loop may copy of a parameter, as a share of it.
@@ -79,7 +79,7 @@ class ByExample:
         both trees, or that no path from the loss reaches.
         """
         if frozen is not None:
-            reach.check(loss, params, frozen, _row(batch))
+            check_trained_reached(loss, params, frozen, _row(batch))
         loss = bound(loss, frozen)
         one = _traced_one(loss, params, batch)
         readers, by_round = _readers(one, params, batch), frozenset[str]()

@@ -13,7 +13,7 @@ import jax.numpy as jnp
 from jax.core import Tracer
 from jaxtyping import Array, Bool, Float
 
-from dpx.clipping import groups, meshes
+from dpx.clipping import groups, result
 from dpx.clipping.by_example import ByExample, Taken
 from dpx.clipping.methods import check_untracked
 from dpx.clipping.norms import at_least_float32
@@ -99,7 +99,7 @@ class WeightedGrad:
         split = self._split(args)
         is_padding_B = self._refused(flags(is_padding, batch_size(split.batch), "is_padding"))
         like = split.given_back(split.params)
-        return meshes.summed(self._summed, ClippedGradients, like, split.batch, self.rows_per_unit, is_padding_B, *args)
+        return result.on_explicit_mesh(self._summed, ClippedGradients, like, split.batch, self.rows_per_unit, is_padding_B, *args)
 
     def _summed(self, is_padding_B: Any, *args: Any) -> ClippedGradients:
         split = self._split(args)
@@ -131,7 +131,7 @@ class WeightedGrad:
         """
         leaves, tree = jax.tree.flatten(args)
         # Those without values, in which a loss can use shared arguments too, or whose place on a mesh does not matter here.
-        are_shapes = [isinstance(leaf, jax.ShapeDtypeStruct) or meshes.is_explicit(leaf) for leaf in leaves]
+        are_shapes = [isinstance(leaf, jax.ShapeDtypeStruct) or result.is_explicit(leaf) for leaf in leaves]
         found: list[Taken] = []
 
         def run(shapes: list[Any]) -> None:

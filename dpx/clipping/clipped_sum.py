@@ -11,13 +11,24 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from dpx.clipping import meshes, norms, reach
+from dpx.clipping import norms, result
 from dpx.clipping.by_example import ByExample
 from dpx.clipping.methods import check_untracked, sum_by
 from dpx.clipping.probes import trained_shapes
-from dpx.clipping.program import check_losses, traced, with_counts, zero_sums
-from dpx.clipping.result import KEPT_BYTES, ClippedSum, LossesFn, Units, batch_size, check_rows, flags, of_no_rows
-from dpx.clipping.trained_and_frozen import bound
+from dpx.clipping.program import traced, zero_sums
+from dpx.clipping.result import (
+    KEPT_BYTES,
+    ClippedSum,
+    LossesFn,
+    Units,
+    batch_size,
+    check_losses,
+    check_rows,
+    flags,
+    of_no_rows,
+    with_counts,
+)
+from dpx.clipping.trained_and_frozen import bound, check_reached, check_trained_reached
 
 
 def clipped_sum(
@@ -77,7 +88,7 @@ def clipped_sum(
         own = {"is_padding_B": is_padding_B, "kept_bytes": kept_bytes, "is_by_unit": getattr(weights, "is_by_unit", False)}
         return ByExample.trace(_of_one(losses_fn), params, batch, frozen).summed("book_keeping", **own, **options)
 
-    return meshes.summed(run, ClippedSum, params, batch, rows_per_unit, params, batch, frozen, is_padding_B)
+    return result.on_explicit_mesh(run, ClippedSum, params, batch, rows_per_unit, params, batch, frozen, is_padding_B)
 
 
 def plain_sum(
@@ -103,7 +114,7 @@ def plain_sum(
     def run(params: Any, batch: Any, frozen: Any, is_padding_B: Any) -> ClippedSum:
         return _plain_sum(losses_fn, params, batch, is_padding_B, frozen, fused, rows_per_unit)
 
-    return meshes.summed(run, ClippedSum, params, batch, rows_per_unit, params, batch, frozen, is_padding_B)
+    return result.on_explicit_mesh(run, ClippedSum, params, batch, rows_per_unit, params, batch, frozen, is_padding_B)
 
 
 def _plain_sum(losses_fn: LossesFn, params: Any, batch: Any, is_padding_B: Any, frozen: Any, fused: bool, rows_per_unit: Any) -> ClippedSum:
@@ -118,9 +129,9 @@ def _plain_sum(losses_fn: LossesFn, params: Any, batch: Any, is_padding_B: Any, 
         return of_no_rows(lambda batch, padding_B: _plain_sum(losses_fn, params, batch, padding_B, *options), batch, rows_per_unit)
     program = traced(losses_fn, params, batch, {"kept_bytes": KEPT_BYTES}, examples, frozen) if fused else None
     if program is None:
-        reach.check(losses_fn, params, frozen, batch)
+        check_trained_reached(losses_fn, params, frozen, batch)
     elif frozen is not None:
-        reach.check_program(program)
+        check_reached(program.closed.jaxpr, program.paths)
 
     def total_loss(leaves):
         run = bound(losses_fn, frozen)(leaves, batch) if program is None else program(lambda _: "plain", {}, leaves)

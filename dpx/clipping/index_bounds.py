@@ -1,9 +1,7 @@
-"""Bounds the whole numbers in a traced program: a smallest and a largest value of each, where they do not depend on data alone.
+"""Describes which axis of an array in a traced loss indexes the examples, and bounds the whole numbers by which it is indexed.
 
-With such bounds, an index that stays within the example's own rows, such as `arange(B)[:, None] * T + id % T`, is told from one that data
-choose freely.
-
-Describes which axis of an array in a traced loss indexes the examples.
+A smallest and a largest value of each number are known where they do not depend on data alone. With them an index that stays within the
+example's own rows, such as `arange(B)[:, None] * T + id % T`, is told from one that data choose freely.
 
 B: examples (units, where these have several rows).
 """

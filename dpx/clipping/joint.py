@@ -22,7 +22,7 @@ from dpx.clipping.forms import Form, Use
 from dpx.clipping.groups import Squares, no_factor
 from dpx.clipping.probes import ELSEWHERE, leaf_names
 from dpx.clipping.program import Program
-from dpx.clipping.sites import Layer, Reference, Site
+from dpx.clipping.readers import Layer, Reference, Site
 from dpx.declaration import ConfigError, require
 
 

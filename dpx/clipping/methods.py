@@ -10,13 +10,25 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array
 
-from dpx.clipping import book_keeping, groups, joint, norms, reach, row_flow
+from dpx.clipping import book_keeping, groups, joint, norms, row_flow
 from dpx.clipping.groups import Weights, factor_of
 from dpx.clipping.probes import trained_shapes
-from dpx.clipping.program import check_losses, traced, with_counts
-from dpx.clipping.result import KEPT_BYTES, ClippedSum, LossesFn, Units, batch_size, check_rows, flags, of_no_rows, zero_unless
+from dpx.clipping.program import traced
+from dpx.clipping.result import (
+    KEPT_BYTES,
+    ClippedSum,
+    LossesFn,
+    Units,
+    batch_size,
+    check_losses,
+    check_rows,
+    flags,
+    of_no_rows,
+    with_counts,
+    zero_unless,
+)
 from dpx.clipping.separate import check_separate
-from dpx.clipping.trained_and_frozen import bound
+from dpx.clipping.trained_and_frozen import bound, check_reached, check_trained_reached
 from dpx.declaration import require
 from dpx.randomness import path_name
 
@@ -57,12 +69,12 @@ def sum_by(
     batch = units.filled(batch)
     if method == "vmap":
         _check_wide_enough(params)
-        reach.check(losses_fn, params, frozen, batch)
+        check_trained_reached(losses_fn, params, frozen, batch)
         return _vmap(bound(losses_fn, frozen), params, batch, weights, units)
     options = {"kept_bytes": kept_bytes, "fused": fused, "rows_per_unit": rows_per_unit}
     program = traced(losses_fn, params, batch, options, examples, frozen)
     if frozen is not None:
-        reach.check_program(program)
+        check_reached(program.closed.jaxpr, program.paths)
     row_flow.check_collectives(program.closed.jaxpr)
     # Ghost clipping keeps no gradients.
     left = program.session.kept_bytes if method == "book_keeping" else 0

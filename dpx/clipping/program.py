@@ -1,14 +1,21 @@
-"""Holds a traced loss, and evaluates it with every op replaced by one of the passes of passes.py.
+"""Holds a traced loss, and evaluates it with every op's backward pass replaced by one that gives what clipping needs.
 
 The loss is traced once. Everything after that evaluates this one program, so the program that was checked is the one that runs.
+
+A record (for example an op's input and its output cotangent) is returned as the cotangent of a dummy input, the tap; a parameter's summed
+gradient as the cotangent of a second dummy input, zeros in its shape. So one `vjp` through a loss made of ops yields all of it, and no
+Python state outlives a trace.
+
+The backward pass of a loop over layers or time returns, for each op, the activations that it was given. Stacked again, they would be held
+twice: `without_copies` leaves out of a loop's stacked outputs what it only passes on.
 
 B: examples, U: units.
 """
 
 import dataclasses
 from collections.abc import Callable, Mapping
-from functools import cached_property
-from typing import Any
+from functools import cached_property, partial
+from typing import Any, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -16,13 +23,133 @@ from jax.extend import core
 from jax.extend.core import primitives
 from jaxtyping import Array
 
-from dpx.clipping import norms, passes, readers
+from dpx.clipping import norms, readers
 from dpx.clipping import trained_and_frozen as frozen_part
-from dpx.clipping.probes import ELSEWHERE, ProbeSession, evaluated, shapes_of, wrap
-from dpx.clipping.readers import Scope
-from dpx.clipping.sites import Site
-from dpx.declaration import ConfigError, require
+from dpx.clipping.probes import ELSEWHERE, Op, ProbeSession, evaluated, leaf_names, shapes_of, wrap
+from dpx.clipping.readers import Scope, Site, scan_parts
+from dpx.clipping.result import check_losses, with_counts
+from dpx.declaration import ConfigError
 from dpx.randomness import path_name
+
+# record: the tap's cotangent is the record. norm: it is the squared norms. weighted: the tap holds weights, and the sums' cotangent is
+# the gradient weighted by them, rows of weight zero masked. plain: the sums' alone. through: nothing, for an op that trains nothing.
+Pass = Literal["record", "norm", "weighted", "plain", "through"]
+
+
+@partial(jax.custom_vjp, nondiff_argnums=(0, 1))
+def in_pass(op: Op, kind: Pass, values: Any, inputs: tuple, tap: Any, sums: tuple) -> Any:
+    """Returns the op's outputs.
+
+    `sums` has one array for each leaf, or None for a leaf that is not trained or whose sum is not needed.
+    """
+    return op.outputs(values, inputs)
+
+
+def _forward(op: Op, kind: Pass, values: Any, inputs: tuple, tap: Any, sums: tuple) -> Any:
+    outputs, residuals = op.forward(values, inputs)
+    return outputs, (values, residuals, tap if kind == "weighted" else None, tuple(total is not None for total in sums))
+
+
+def _backward(op: Op, kind: Pass, saved: Any, cotangent: Any) -> Any:
+    values, residuals, weights, wanted = saved
+    if kind == "plain":
+        inputs, gradient = op.gradient(values, residuals, cotangent)
+        return None, inputs, None, _of_wanted(op, values, gradient, wanted)
+    inputs, record = op.backward(values, residuals, cotangent)
+    if kind == "weighted":
+        # Not above zero: a weight may be negative.
+        keep_U = jnp.stack([jnp.any(part.reshape(-1, part.shape[-1]) != 0, axis=0) for part in weights]).any(0)
+        keep_U = keep_U if op.norm_sees_all else keep_U & op.is_finite(record, keep_U.shape[0])
+        gradient = op.masked_sum(values, record, weights, keep_U)
+        return None, inputs, jax.tree.map(jnp.zeros_like, weights), _of_wanted(op, values, gradient, wanted)
+    tap = record if kind == "record" else _finite_squares(op, values, record) if kind == "norm" else None
+    return None, inputs, tap, (None,) * len(wanted)
+
+
+in_pass.defvjp(_forward, _backward)
+
+
+def _of_wanted(op: Op, values: Any, gradient: Any, wanted: tuple[bool, ...]) -> tuple:
+    return tuple(leaf if is_wanted else None for leaf, is_wanted in zip(by_leaf(op, values, gradient), wanted, strict=True))
+
+
+def by_leaf(op: Op, leaves: Any, summed: Any) -> list[Any]:
+    """Returns an op's sums with one entry for each of its leaves: None for frozen leaves."""
+    sums = iter(jax.tree.leaves(summed))
+    return [next(sums) if op.trains(name) else None for name in leaf_names(leaves)]
+
+
+def _finite_squares(op: Op, values: Any, record: Any) -> tuple:
+    """Returns the squared norms, with NaN for a unit whose sum would not be finite.
+
+    No record outlives the pass, so this is the last time to look.
+    """
+    squares = op.squared_norm(values, record)
+    if op.norm_sees_all:
+        return squares
+    is_finite_U = op.is_finite(record, jax.tree.leaves(squares)[0].shape[-1])
+    return jax.tree.map(lambda square: jnp.where(is_finite_U, square, jnp.nan), squares)
+
+
+# Operations that only write the same numbers in another shape or order.
+_SHAPES = frozenset({"reshape", "transpose", "squeeze", "expand_dims"})
+
+
+class _Output(NamedTuple):
+    """A stacked output: the variable of the loop's body whose value it holds, and the operations that give it its shape, in order."""
+
+    source: Any
+    shaped_by: tuple[Any, ...]
+
+    def shaped(self, stacked: Any) -> Any:
+        """Returns the output from the stacked values of `source`."""
+        for eqn in self.shaped_by:
+            stacked = jax.vmap(lambda value, eqn=eqn: eqn.primitive.bind(value, **eqn.params))(stacked)
+        return stacked
+
+
+def without_copies(run: Callable[[], Any]) -> Any:
+    """Returns the result of `run`, whose loops stack each value once; values that it closes over may be traced."""
+    closed, shapes = jax.make_jaxpr(run, return_shape=True)()
+    values: dict[core.Var, Any] = dict(zip(closed.jaxpr.constvars, closed.consts, strict=True))
+
+    def read(var: Any) -> Any:
+        return var.val if isinstance(var, core.Literal) else values[var]
+
+    for eqn in closed.jaxpr.eqns:
+        with eqn.ctx.manager:
+            results = (_stacked_once if eqn.primitive is primitives.scan_p else evaluated)(eqn, [read(var) for var in eqn.invars])
+        values.update(zip(eqn.outvars, results, strict=True))
+    return jax.tree.unflatten(jax.tree.structure(shapes), [read(var) for var in closed.jaxpr.outvars])
+
+
+def _stacked_once(eqn: Any, given: list[Any]) -> list[Any]:
+    consts, count = scan_parts(eqn)
+    carry, body = consts + count, eqn.params["jaxpr"]
+    # By identity: a literal has no hash.
+    stacked_inputs = dict(zip(map(id, body.jaxpr.invars[carry:]), given[carry:], strict=True))
+    made_by = {var: inner for inner in body.jaxpr.eqns for var in inner.outvars}
+    outputs = [_output(var, made_by) for var in body.jaxpr.outvars[count:]]
+    stacked = {id(one.source): one.source for one in outputs if id(one.source) not in stacked_inputs}
+    run = core.jaxpr_as_fun(core.ClosedJaxpr(body.jaxpr.replace(outvars=[*body.jaxpr.outvars[:count], *stacked.values()]), body.consts))
+
+    def round_of(carried: Any, sliced: Any) -> Any:
+        results = run(*given[:consts], *carried, *sliced)
+        return results[:count], results[count:]
+
+    options = {name: eqn.params[name] for name in ("length", "reverse", "unroll")}
+    carried, values = jax.lax.scan(round_of, given[consts:carry], given[carry:], **options)
+    known = stacked_inputs | dict(zip(stacked, values, strict=True))
+    return [*carried, *(one.shaped(known[id(one.source)]) for one in outputs)]
+
+
+def _output(var: Any, made_by: dict[Any, Any]) -> _Output:
+    """Follows a stacked output back to the value that it shows. A literal is not followed."""
+    shaped_by: list[Any] = []
+    while not isinstance(var, core.Literal) and var in made_by and made_by[var].primitive.name in _SHAPES:
+        shaped_by.insert(0, made_by[var])
+        var = made_by[var].invars[0]
+    return _Output(var, tuple(shaped_by))
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -60,7 +187,7 @@ class Program:
         named = {path_name(path): leaf for path, leaf in jax.tree_util.tree_leaves_with_path(frozen)}
         return named | dict(zip(self.paths, jax.tree.leaves(params), strict=True))
 
-    def __call__(self, kind: Callable[[Site], passes.Pass], taps: Mapping[Site, Any], sums: Any = None, given: Any = None) -> Any:
+    def __call__(self, kind: Callable[[Site], Pass], taps: Mapping[Site, Any], sums: Any = None, given: Any = None) -> Any:
         """Evaluates the program and returns (losses_B, counts).
 
         `taps` has one entry for each site. `sums` holds zeros in the shape of the parameters; gradients come back as their cotangents.
@@ -111,25 +238,6 @@ def _raise_own_error(losses_fn: Any, params: Any, frozen: Any, batch: Any) -> No
         raise frozen_part.missing(error) from error
 
 
-def with_counts(returned: Any) -> tuple[Any, Any]:
-    """Returns (losses_B, counts) from the result of a loss, which may leave out the counts."""
-    if isinstance(returned, tuple) and len(returned) == 2:
-        return returned[0], {} if returned[1] is None else returned[1]
-    if isinstance(returned, (tuple, list, dict)):
-        described = f"a {type(returned).__name__} from the loss"
-        raise ConfigError(described, "must be the losses, or a pair of losses and counts", "Return losses_B, or (losses_B, counts)")
-    return returned, {}
-
-
-def check_losses(losses_B: Any, examples: int) -> None:
-    """Raises `ConfigError` unless the losses are one floating-point number for each example."""
-    shape = getattr(losses_B, "shape", ())
-    reason = f"do not have one number for each of the {examples} examples"
-    require(shape == (examples,), f"losses of shape {shape}", reason, "Return an array [B]")
-    is_float = jnp.issubdtype(losses_B.dtype, jnp.floating)
-    require(is_float, f"losses of type {losses_B.dtype}", "have no gradient", "Return floating-point numbers")
-
-
 def zero_sums(params: Any) -> Any:
     """Returns zeros whose cotangents are the gradients, float32 or wider.
 
@@ -164,7 +272,7 @@ def _equation(eqn: Any, given: list[Any], shadow: list[Any], here: Any, taps: di
         values, inputs = jax.tree.unflatten(eqn.params["tree"], given)
         sums = tuple(total if leaf is not None else None for total, leaf in zip(shadow, here.leaves, strict=False))
         asked = kind(here) if here.is_trained else "through"
-        return jax.tree.leaves(passes.run(here.op, asked, values, inputs, taps.get(here), sums)), nothing
+        return jax.tree.leaves(in_pass(here.op, asked, values, inputs, taps.get(here), sums)), nothing
     if here is None:
         # A parameter goes through such an equation if one layer of a stack is taken: so does its sum.
         has_sums = eqn.invars and all(total is not None for total in shadow)

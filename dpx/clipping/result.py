@@ -1,16 +1,13 @@
-"""Defines the result of a clipped sum, and functions that all methods share.
+"""Defines the result of a clipped sum, and what all methods do with a batch: its rows, units, turns, and its place on a mesh.
 
-Groups rows into units: each row, or all rows of one unit, is clipped together.
+Each row, or all rows of one unit, is clipped together. The loss of a unit is the sum of its rows' losses, so its gradient is the sum of
+their gradients, and the norm of that sum is clipped. Where gradients that are formed once do not fit in memory for all units, units take
+turns.
 
-The loss of a unit is the sum of its rows' losses, so its gradient is the sum of their gradients, and the norm of that sum is clipped.
+On a mesh with Explicit axes, the default of `jax.make_mesh`, every operation must say how its result lies on it. The programs of clipping
+leave that to the compiler, so they run with these axes as Auto ones, and their results lie on the mesh as the parameters and the rows do.
 
-Computes the clipped sum of a batch a few units at a time, for gradients that are formed once but do not fit in memory for all units.
-
-B: examples (rows), U: units of R rows each (of one, unless said).
-
-B: rows, R: rows of one unit (padding among them), U = B / R: units, in the order of their rows.
-
-B: rows, R: rows of a unit, U: units, c: units at once, n: turns.
+B: rows, R: rows of one unit (padding among them), U = B / R: units, in the order of their rows, c: units at once, n: turns.
 """
 
 import dataclasses
@@ -20,9 +17,10 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+from jax.sharding import AxisType, NamedSharding, PartitionSpec
 from jaxtyping import Array, Bool, Float
 
-from dpx.declaration import require
+from dpx.declaration import ConfigError, require
 from dpx.randomness import path_name
 
 LossesFn = Callable[[Any, Any], tuple[Array, dict[str, Array]]]
@@ -73,6 +71,25 @@ def batch_size(batch: Any, name: str = "batch", fix: str = "Give arrays whose fi
     is_shared = len(sizes) == 1 and "none" not in sizes
     require(is_shared, f"{name} of leading axes {sorted(sizes, key=str)}", reason, fix)
     return int(sizes.pop())
+
+
+def with_counts(returned: Any) -> tuple[Any, Any]:
+    """Returns (losses_B, counts) from the result of a loss, which may leave out the counts."""
+    if isinstance(returned, tuple) and len(returned) == 2:
+        return returned[0], {} if returned[1] is None else returned[1]
+    if isinstance(returned, (tuple, list, dict)):
+        described = f"a {type(returned).__name__} from the loss"
+        raise ConfigError(described, "must be the losses, or a pair of losses and counts", "Return losses_B, or (losses_B, counts)")
+    return returned, {}
+
+
+def check_losses(losses_B: Any, examples: int) -> None:
+    """Raises `ConfigError` unless the losses are one floating-point number for each example."""
+    shape = getattr(losses_B, "shape", ())
+    reason = f"do not have one number for each of the {examples} examples"
+    require(shape == (examples,), f"losses of shape {shape}", reason, "Return an array [B]")
+    is_float = jnp.issubdtype(losses_B.dtype, jnp.floating)
+    require(is_float, f"losses of type {losses_B.dtype}", "have no gradient", "Return floating-point numbers")
 
 
 def of_no_rows(run: Callable[[Any, Array], ClippedSum], batch: Any, rows: int) -> ClippedSum:
@@ -205,3 +222,55 @@ def summed(run: Callable[[Any, Any], ClippedSum], batch: Any, is_padding_B: Any,
     total, facts = jax.lax.scan(turn, zeros, given)
     of_units = lambda leaf: jnp.swapaxes(leaf, 0, 1).reshape(units + more, *leaf.shape[2:])[:units]  # noqa: E731
     return jax.tree.map(of_units, facts)._replace(total=total)
+
+
+def on_explicit_mesh(run: Callable[..., Any], result: type, like: Any, batch: Any, rows_per_unit: Any, *arguments: Any) -> Any:
+    """Returns `run(*arguments)`: a `result`, whose `total` has the structure of `like` and whose other fields are arrays [U, ...].
+
+    Raises `ConfigError` for a loss that closes over an array of an Explicit mesh.
+    """
+    mesh = next((mesh for mesh in map(_explicit_mesh, jax.tree.leaves(arguments)) if mesh is not None), None)
+    if mesh is None:
+        return run(*arguments)
+    check_rows(rows_per_unit)
+    explicit = tuple(name for name, kind in zip(mesh.axis_names, mesh.axis_types, strict=True) if kind == AxisType.Explicit)
+    total = jax.tree.map(lambda leaf: NamedSharding(mesh, _spec(leaf) or PartitionSpec()), like)
+    facts = NamedSharding(mesh, _of_units(batch, rows_per_unit, mesh))
+    placed = result(total, *[facts] * (len(result._fields) - 1))  # pyright: ignore[reportAttributeAccessIssue]
+    try:
+        return jax.sharding.auto_axes(run, axes=explicit, out_sharding=placed)(*arguments)
+    except ValueError as error:
+        if "should match the aval mesh" not in str(error):
+            raise
+        reason, fix = "closes over an array that lies on an Explicit mesh", "Pass the array as an argument, named in shared_argnums"
+        raise ConfigError("the loss", reason, fix) from error
+
+
+def is_explicit(leaf: Any) -> bool:
+    """Returns whether the leaf is an array that lies on a mesh with Explicit axes."""
+    return _explicit_mesh(leaf) is not None
+
+
+def _explicit_mesh(leaf: Any) -> Any:
+    """Returns the mesh on which an array lies if it has Explicit axes, else None."""
+    mesh = getattr(_sharding(leaf), "mesh", None)
+    return None if mesh is None or mesh.empty or AxisType.Explicit not in mesh.axis_types else mesh
+
+
+def _sharding(leaf: Any) -> Any:
+    return getattr(jax.typeof(leaf), "sharding", None) if hasattr(leaf, "dtype") else None
+
+
+def _spec(leaf: Any) -> PartitionSpec | None:
+    return _sharding(leaf).spec if is_explicit(leaf) else None
+
+
+def _of_units(batch: Any, rows_per_unit: int, mesh: Any) -> PartitionSpec:
+    """Returns where the facts of units lie: with their rows, or on every device if the units cannot be divided among them."""
+    for leaf in jax.tree.leaves(batch):
+        spec = _spec(leaf)
+        if spec and spec[0] is not None:
+            names = spec[0] if isinstance(spec[0], tuple) else (spec[0],)
+            devices = math.prod(mesh.shape[name] for name in names)
+            return PartitionSpec(spec[0]) if leaf.shape[0] // rows_per_unit % devices == 0 else PartitionSpec()
+    return PartitionSpec()

@@ -1,16 +1,12 @@
 """Decides from a loss's program whether it keeps examples apart.
 
 The axis of the examples is followed from the batch through every equation of the forward and the backward pass, up to the losses and the
-records of the ops.
+records of the ops. An equation that reduces, sorts, shifts or indexes that axis, or branches by the data of several examples, makes its
+results mixed (row_rules.py). So does every primitive that is not known here. A mixed record or loss is refused; the error names the first
+equation that mixed examples.
 
-An equation that reduces, sorts, shifts or indexes that axis, or branches by the data of several examples, makes its results mixed
-(row_rules.py). So does every primitive that is not known here. A mixed record or loss is refused; the error names the first equation
-that mixed examples.
-
-Refuses operations that can carry data from one example to another even if `jax.vmap` maps the loss over examples.
-
-`jax.vmap` itself keeps examples apart. The remaining cases are collectives over an axis that is bound outside the loss, batching rules
-from outside jax (`custom_vmap`, a user-defined primitive), host functions that are given all rows at once, and side effects.
+A loss of one example is kept apart by `jax.vmap` itself. What is refused there are collectives over an axis that is bound outside the loss,
+batching rules from outside jax (`custom_vmap`, a user-defined primitive), host functions that are given all rows at once, and side effects.
 
 B: examples (units, where these have several rows).
 """

@@ -2,10 +2,9 @@
 
 A primitive that is missing here is assumed to mix examples. Rules are used only if some input has rows and no input is mixed.
 
-Follows the axis of the examples through indexing: examples stay apart if every index certainly stays within its own example.
-
-Either each example has its own index (a batching axis, as `jax.vmap` and `take_along_axis` write it), or the examples' axis is taken
-whole, or every index is known to point into its own example's part (index_bounds.py).
+Indexing keeps examples apart if every index certainly stays within its own example: each example has its own index (a batching axis, as
+`jax.vmap` and `take_along_axis` write it), or the examples' axis is taken whole, or every index is known to point into its own example's
+part (index_bounds.py).
 """
 
 from collections.abc import Callable, Sequence

@@ -1,12 +1,9 @@
-"""Checks that a loss keeps examples apart: on its program (apart.py), and then by a test when it is traced.
+"""Checks that a loss of a batch keeps examples apart: on its program (row_flow.py), and then by a test when it is traced.
 
-An example's loss must depend on its own row alone, and an op must record only that example's data in an example's row. The test uses
-random parameters and rows, and the user's rows if their values are known: the loss of one unit must leave nothing in any other unit's
-records, and the norms and the sum of two units must equal those of each unit alone, by autodiff. That also tests the ops' own sums.
-
-Checks that a traced loss keeps examples apart: each example's loss, counts and records depend on that example alone.
-
-B: examples, U: units.
+An example's loss, counts and records must depend on its own row alone, and an op must record only that example's data in an example's row.
+The test uses random parameters and rows, and the user's rows if their values are known: the loss of one unit must leave nothing in any
+other unit's records, and the norms and the sum of two units must equal those of each unit alone, by autodiff. That also tests the ops' own
+sums.
 
 B: examples (rows), U: units of R rows each (of one, unless said).
 """
@@ -26,9 +23,10 @@ from dpx.clipping.book_keeping import recorded, unclipped
 from dpx.clipping.index_bounds import SHARED, Layout, Mixed, Rows
 from dpx.clipping.joint import Norms
 from dpx.clipping.op import Op
-from dpx.clipping.program import Program, check_losses, with_counts
+from dpx.clipping.program import Program
+from dpx.clipping.readers import Site
+from dpx.clipping.result import check_losses, with_counts
 from dpx.clipping.row_flow import Flow
-from dpx.clipping.sites import Site
 from dpx.clipping.trained_and_frozen import merged
 from dpx.declaration import ConfigError
 from dpx.randomness import path_name

@@ -127,7 +127,7 @@ MUTANTS = (
     ),
     Mutant(
         "ghost's second pass leaves out negative weights",
-        "dpx/clipping/passes.py",
+        "dpx/clipping/program.py",
         "_backward",
         "!= 0",
         "> 0",
@@ -207,7 +207,7 @@ MUTANTS = (
     ),
     Mutant(
         "a value of a loop taken for another that is stacked",
-        "dpx/clipping/passes.py",
+        "dpx/clipping/program.py",
         "_output",
         "while not isinstance(var, core.Literal) and var in made_by and made_by[var].primitive.name in _SHAPES:",
         "while not isinstance(var, core.Literal) and var in made_by and made_by[var].invars:",
@@ -231,7 +231,7 @@ MUTANTS = (
     ),
     Mutant(
         "ids kept in the cotangent's type",
-        "dpx/clipping/table_ops.py",
+        "dpx/clipping/ops.py",
         "Lookup.input_cotangent",
         "id_BT.astype(F32)",
         "id_BT.astype(cotangent.dtype)",

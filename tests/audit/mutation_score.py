@@ -118,11 +118,8 @@ ROOMS = {
             **dict.fromkeys(("example_loss", "mapped"), _in("clipping", "clipped_grad readme found_by_attack")),
             "reader_ops": _in("clipping", "clipped_grad readme found_by_attack"),
             "separate": _in("clipping", "attacks_rows readme attacks_wrapped found_by_attack"),
-            **dict.fromkeys(
-                ("apart", "layout", "row_flow", "row_rules", "row_indexing", "index_bounds"), _in("clipping", "row_flow readme")
-            ),
-            "crossings": _in("clipping", "crossings"),
-            **dict.fromkeys(("ghost", "passes"), _in("clipping", "ghost weights ops narrow_and_infinite")),
+            **dict.fromkeys(("row_flow", "row_rules", "index_bounds"), _in("clipping", "row_flow readme")),
+            **dict.fromkeys(("program",), _in("clipping", "ghost weights ops narrow_and_infinite")),
             "readers": _in("clipping", "attacks_wrapped readme attacks_loops found_by_attack"),
             "declarations": _in("clipping", "weights clipped_sum") + ("tests/test_config.py",),
             **dict.fromkeys(

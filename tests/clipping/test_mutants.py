@@ -11,7 +11,7 @@ import pytest
 import dpx
 from dpx.clipping import forms, joint
 from dpx.clipping.bounds import Bounded
-from dpx.clipping.table_ops import Lookup
+from dpx.clipping.ops import Lookup
 from tests.clipping.batches import batch, bert, float64_gradients, objective, parameters, squared_norm
 
 SUBJECT = objective(bert(layers=1), next_sentence=False)

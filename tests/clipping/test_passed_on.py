@@ -4,7 +4,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from dpx.clipping.passes import without_copies
+from dpx.clipping.program import without_copies
 from dpx.cost.traced import temporary_bytes
 
 ROUNDS, D = 6, 5
