@@ -235,7 +235,7 @@ class Checkpoints:
     def parts(self, steps_done: int) -> set[str]:
         """Returns the names under which parts of the state were saved after `steps_done` steps (the keys of `State.saved`)."""
         place = self.directory / str(steps_done)
-        return set(_facts_alone(place)[VALUES])
+        return set(_facts(place, compares_files=False)[VALUES])
 
     def set_aside(self, steps_done: int) -> Path:
         """Renames a damaged checkpoint so that it is not used as a checkpoint and not deleted; returns its new path."""
@@ -265,26 +265,21 @@ def _note_files(response: Any, checkpoint: Path) -> None:
     write_durably(checkpoint / FILES, json.dumps(sealed({"files": files})))
 
 
-def _facts(checkpoint: Path) -> dict[str, Any]:
+def _facts(checkpoint: Path, compares_files: bool = True) -> dict[str, Any]:
     """Returns the facts saved with a state.
 
     Raises `Damaged` if they, or any file of the checkpoint, have changed since they were written.
 
     A process that was killed between the commit and `_note_files` leaves a checkpoint of which only the values can be verified.
     """
-    facts = _facts_alone(checkpoint)
-    if (checkpoint / FILES).exists():
+    facts = facts_of_checkpoint(checkpoint)
+    if facts is None or not isinstance(facts.get(VALUES), dict):
+        raise _damaged(checkpoint)
+    if compares_files and (checkpoint / FILES).exists():
         with _reading(checkpoint, _damaged(checkpoint)):
             known = json.loads((checkpoint / FILES).read_text())
             if known != sealed({"files": file_checksums.of_folder(checkpoint, without=FILES)}):
                 raise _damaged(checkpoint)
-    return facts
-
-
-def _facts_alone(checkpoint: Path) -> dict[str, Any]:
-    facts = facts_of_checkpoint(checkpoint)
-    if facts is None or not isinstance(facts.get(VALUES), dict):
-        raise _damaged(checkpoint)
     return facts
 
 

@@ -184,7 +184,17 @@ def card(
     lines += ["tags:", "- differential-privacy", f"- guarantee-{statement.guarantee}", "---", "", f"# {model.name}", ""]
     lines += [f"{kind}, trained with dpx (train={model.trained}).", "", "## Usage", "", "```python", *_usage(model), "```", ""]
     lines += ["## Privacy", "", f"guarantee: **{statement.guarantee}**{received.said(checked_by)}", ""]
-    lines += _claim(statement)
+    if isinstance(statement, PlainStatement):
+        lines += [f"- steps: {statement.steps}", ""]
+    else:
+        lines += [f"- epsilon {value:.4g} at delta {statement.delta:.3g} ({name})" for name, value in statement.epsilon.items() if value]
+        names = ["unit", "adjacency"]
+        if isinstance(statement, RunStatement):
+            names = ["unit", "rows_per_unit_max", "adjacency", "declared_size", "steps"]
+            if statement.audit is not None:
+                verdict = statement.audit.verdict
+                lines += [f"- audit: {verdict} (the audit of this run {VERDICTS[verdict]})"]
+        lines += [*(f"- {name}: {json.dumps(getattr(statement, name))}" for name in names), ""]
     lines += _listed("Reasons", statement.reasons)
     begins_from = () if isinstance(statement, StudyStatement) else statement.init.origins
     by_kind = {kind: [in_words(one) for one in begins_from if one.kind == kind] for kind in OWED}
@@ -239,19 +249,6 @@ def _usage(model: Model) -> list[str]:
         loaded = f'{model.architecture}.from_pretrained(".")'
         imports = [f"from transformers import AutoTokenizer, {model.architecture}"]
     return [*imports, "", f"model = {loaded}", 'tokenizer = AutoTokenizer.from_pretrained(".")']
-
-
-def _claim(statement: Statement) -> list[str]:
-    if isinstance(statement, PlainStatement):
-        return [f"- steps: {statement.steps}", ""]
-    lines = [f"- epsilon {value:.4g} at delta {statement.delta:.3g} ({name})" for name, value in statement.epsilon.items() if value]
-    names = ["unit", "adjacency"]
-    if isinstance(statement, RunStatement):
-        names = ["unit", "rows_per_unit_max", "adjacency", "declared_size", "steps"]
-        if statement.audit is not None:
-            verdict = statement.audit.verdict
-            lines.append(f"- audit: {verdict} (the audit of this run {VERDICTS[verdict]})")
-    return [*lines, *(f"- {name}: {json.dumps(getattr(statement, name))}" for name in names), ""]
 
 
 def _listed(title: str, lines: Sequence[str]) -> list[str]:

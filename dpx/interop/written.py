@@ -218,7 +218,12 @@ def adapters(
     config = _config(train, name, task, modules, saved, is_transposed=family == "gpt2")
     tensors = {name: values for path in trained for name, values in parts[path].theirs(beside[path]).items()}
     for module, adapters in modules.items():
-        tensors |= _tensors(module, adapters)
+        # The rank of a module is the sum of its adapters' ranks.
+        a_Lrp = np.concatenate([p["a"].swapaxes(1, 2) for _, p in adapters], axis=1)
+        b_Lrd = np.concatenate([np.asarray(target.placed(jnp.asarray(p["b"]))) for target, p in adapters], axis=1)
+        for layer in range(len(a_Lrp)):
+            tensors[f"{module.format(layer)}.lora_A.weight"] = a_Lrp[layer]
+            tensors[f"{module.format(layer)}.lora_B.weight"] = b_Lrd[layer].T
     named = {_BASE + name: values for name, values in tensors.items()}
     return Written(family, architecture_of(model, task, family), config, named, ADAPTER_CONFIG, ADAPTER_WEIGHTS, base=name)
 
@@ -256,17 +261,6 @@ def _modules(layout: Layout, layers: Mapping[str, Any]) -> dict[str, list[_Adapt
             module = names[target.part if is_alone else 0].removesuffix(".weight")
             by_module.setdefault(module, []).append((own, lora[name]))
     return by_module
-
-
-def _tensors(module: str, adapters: list[_Adapter]) -> dict[str, np.ndarray]:
-    """Returns `lora_A` [r, p] and `lora_B` [d, r] of one module in each layer; r is the sum of its adapters' ranks."""
-    a_Lrp = np.concatenate([p["a"].swapaxes(1, 2) for _, p in adapters], axis=1)
-    b_Lrd = np.concatenate([np.asarray(target.placed(jnp.asarray(p["b"]))) for target, p in adapters], axis=1)
-    tensors = {}
-    for layer in range(len(a_Lrp)):
-        tensors[f"{module.format(layer)}.lora_A.weight"] = a_Lrp[layer]
-        tensors[f"{module.format(layer)}.lora_B.weight"] = b_Lrd[layer].T
-    return tensors
 
 
 def _pattern(module: str) -> str:
