@@ -9,7 +9,7 @@ import contextlib
 import copy
 import itertools
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -119,7 +119,15 @@ class ClosedLoader(ConfigLoaderImpl):
             _require_keys(_node_of(primary.config), f"{config_name}.yaml")
         super()._process_config_searchpath(config_name, parsed_overrides, repo)
         if self._is_of_dpx:
-            repo.load_config = _counted(repo.load_config)
+            load, numbers = repo.load_config, itertools.count(1)
+
+            def counted(config_path: str) -> Any:
+                # Files that name each other so often that composing them would never end.
+                reason = f"this command loads more than {_MOST_FILES:,} files, as lists of defaults name each other"
+                require(next(numbers) <= _MOST_FILES, config_path, reason, "Remove defaults")
+                return load(config_path)
+
+            repo.load_config = counted
 
     def _load_single_config(self, default: Any, repo: Any) -> Any:
         if not self._is_of_dpx:
@@ -185,18 +193,6 @@ class _Files(ConfigRepository):
 
 # A composition loads some hundred files.
 _MOST_FILES = 2_000
-
-
-def _counted(load: Callable[..., Any]) -> Callable[..., Any]:
-    """Returns `load` of a composition, which refuses files that name each other so often that composing them would never end."""
-    numbers = itertools.count(1)
-
-    def loaded(config_path: str) -> Any:
-        reason = f"this command loads more than {_MOST_FILES:,} files, as lists of defaults name each other"
-        require(next(numbers) <= _MOST_FILES, config_path, reason, "Remove defaults")
-        return load(config_path)
-
-    return loaded
 
 
 # A recipe has some hundred values.

@@ -81,8 +81,13 @@ class _Sizes:
         reason = f"more than {_MOST_LEVELS} values lead from one to the next"
         require(len(self._open) < _MOST_LEVELS, name, reason, "Write the value itself")
         self._open.add(id(node))
-        value, size = node._value(), 1
-        for part in self._of_text(value, node) if isinstance(value, str) else map(self.of, _children(node)):
+        value, size, children = node._value(), 1, list[Any]()
+        if not node._is_none() and not node._is_missing():
+            if isinstance(node, DictConfig):
+                children = [node._get_node(key) for key in node.keys()]
+            elif isinstance(node, ListConfig):
+                children = [node._get_node(number) for number in range(len(node))]
+        for part in self._of_text(value, node) if isinstance(value, str) else map(self.of, children):
             size += part
             _require_few(size, name)
         self._open.remove(id(node))
@@ -149,16 +154,6 @@ class _Sizes:
     def _spend(self, size: int, node: Any) -> None:
         self._spent += size
         _require_few(self._spent, str(node._get_full_key(None)))
-
-
-def _children(node: Any) -> Iterator[Any]:
-    if node._is_none() or node._is_missing():
-        return
-    if isinstance(node, DictConfig):
-        for key in node.keys():
-            yield node._get_node(key)
-    elif isinstance(node, ListConfig):
-        yield from (node._get_node(number) for number in range(len(node)))
 
 
 MOST_POINTS = 100_000

@@ -110,7 +110,9 @@ def _keys(node: dict[str, Any], path: str, root: dict[str, Any]) -> Iterator[Key
 
     told, types_of = attributes(declared), typing.get_type_hints(declared)
     for field in settable(declared):
-        value, full = node.get(field.name, _default(field)), f"{path}.{field.name}"
+        default = field.default if field.default_factory is dataclasses.MISSING else field.default_factory()
+        default = "???" if default is dataclasses.MISSING else default
+        value, full = node.get(field.name, default), f"{path}.{field.name}"
         if isinstance(value, dict) and "_target_" in value:
             yield from _keys(value, full, root)
             continue
@@ -125,11 +127,12 @@ def _keys(node: dict[str, Any], path: str, root: dict[str, Any]) -> Iterator[Key
 def settable(declared: type) -> list[dataclasses.Field[Any]]:
     """Returns the fields of a declaration that have more than one possible value."""
     types_of = typing.get_type_hints(declared)
-    return [field for field in dataclasses.fields(declared) if field.init and not _is_constant(types_of[field.name])]
-
-
-def _is_constant(hint: Any) -> bool:
-    return hint is type(None) or (typing.get_origin(hint) is typing.Literal and len(typing.get_args(hint)) == 1)
+    found = []
+    for field in dataclasses.fields(declared):
+        hint = types_of[field.name]
+        is_constant = hint is type(None) or (typing.get_origin(hint) is typing.Literal and len(typing.get_args(hint)) == 1)
+        found += [field] if field.init and not is_constant else []
+    return found
 
 
 @functools.cache
@@ -177,12 +180,6 @@ def _target(file: Path) -> str:
 def _declared(target: str) -> type:
     module, _, name = target.rpartition(".")
     return getattr(importlib.import_module(module), name)
-
-
-def _default(field: dataclasses.Field[Any]) -> Any:
-    if field.default is not dataclasses.MISSING:
-        return field.default
-    return "???" if field.default_factory is dataclasses.MISSING else field.default_factory()
 
 
 def _written(value: Any) -> str:

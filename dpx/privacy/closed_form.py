@@ -30,12 +30,17 @@ def delta(mu: float, epsilon: float | int) -> float:
 
 def epsilon(mu: float, target_delta: float) -> float:
     """Returns the smallest epsilon at `target_delta`, rounded up in its last digits."""
-    if delta(mu, 0.0) <= target_delta:
+    return _smallest(lambda value: delta(mu, value) - target_delta)
+
+
+def _smallest(excess: Callable[[float], float]) -> float:
+    """Returns the smallest epsilon at which the decreasing `excess` is at most 0, rounded up in its last digits."""
+    if excess(0.0) <= 0:
         return 0.0
     high = 1.0
-    while delta(mu, high) > target_delta:
+    while excess(high) > 0:
         high *= 2
-    return root(lambda value: delta(mu, value) - target_delta, 0.0, high, 1e-12) * (1 + 1e-9) + 1e-12
+    return root(excess, 0.0, high, 1e-12) * (1 + 1e-9) + 1e-12
 
 
 def mu(target_epsilon: float | int, target_delta: float) -> float:
@@ -81,16 +86,7 @@ def _chances_of_uses(count: int, probability: float) -> list[tuple[int, float]]:
 
 def epsilon_by_uses(noise_multiplier: float, count: int, probability: float, target_delta: float) -> float:
     """Returns the smallest epsilon at which `delta_by_uses` is at most `target_delta`, rounded up in its last digits."""
-
-    def excess(value: float) -> float:
-        return delta_by_uses(noise_multiplier, count, probability, value) - target_delta
-
-    if excess(0.0) <= 0:
-        return 0.0
-    high = 1.0
-    while excess(high) > 0:
-        high *= 2
-    return root(excess, 0.0, high, 1e-12) * (1 + 1e-9) + 1e-12
+    return _smallest(lambda value: delta_by_uses(noise_multiplier, count, probability, value) - target_delta)
 
 
 def joint(*noise_multipliers: float | None) -> float:
