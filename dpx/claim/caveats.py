@@ -19,11 +19,10 @@ from dpx.data.protected_units import vocabulary_source as vocabulary_source
 from dpx.declaration import ConfigError
 from dpx.mechanism.mechanism_protocol import ForwardNoise, Mechanism
 from dpx.privacy import accounting, ledger, profile
-from dpx.privacy.declared_privacy import Accountant, GdpClt, Privacy
+from dpx.privacy.declared_privacy import Accountant, GdpClt, Privacy, UnitFacts, unlike
 from dpx.privacy.ledger import Ledger, Segments
 from dpx.privacy.lines import Verdict
 from dpx.privacy.segments import is_forward
-from dpx.privacy.unit_facts import UnitFacts, unlike
 from dpx.sampler import Sampler
 from dpx.statement.statement_records import NotABound
 

@@ -12,10 +12,9 @@ from dpx.claim.caveats import chosen_late, refuted, seeded, unlike_in_words
 from dpx.declaration import ConfigError, require
 from dpx.files.file_checksums import seal
 from dpx.privacy import events, ledger, origins
-from dpx.privacy.declared_privacy import Privacy
+from dpx.privacy.declared_privacy import Privacy, UnitFacts, unlike
 from dpx.privacy.ledger import Ledger
 from dpx.privacy.segments import Segments
-from dpx.privacy.unit_facts import UnitFacts, unlike
 from dpx.statement import agreement, outside_code, received
 from dpx.statement.received import CheckedBy, weakest
 from dpx.statement.seals import STATEMENT, read_node, read_statement, statement_of

@@ -13,7 +13,7 @@ from dpx.claim.trial_charges import Cost
 from dpx.declaration import ConfigError
 from dpx.privacy import accounting, ledger, origins, search_accounting
 from dpx.privacy.accounting import Charges
-from dpx.privacy.unit_facts import UnitFacts, unlike
+from dpx.privacy.declared_privacy import UnitFacts, unlike
 from dpx.statement import agreement, outside_code
 from dpx.statement.seals import FORMAT, STATEMENT, read_statement
 from dpx.statement.statement_records import (

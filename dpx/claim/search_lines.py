@@ -14,10 +14,10 @@ from typing import Any, Literal
 
 from dpx.config.declared_tuning import Budget, Charge
 from dpx.files.records import described, record
+from dpx.privacy.declared_privacy import UnitFacts
 from dpx.privacy.hash_chain import Mark
 from dpx.privacy.lines import SealedStatementLine, StatedLine
 from dpx.privacy.segments import Segment
-from dpx.privacy.unit_facts import UnitFacts
 
 # A function from overrides to the config that they compose, as plain values, in the form of `TrialDistribution.fixed`.
 Compose = Callable[[Sequence[str]], dict[str, Any]]

@@ -11,9 +11,9 @@ from dpx.config.experiment import Experiment
 from dpx.declaration import ConfigError
 from dpx.privacy import ledger
 from dpx.privacy.accounting import Charges
+from dpx.privacy.declared_privacy import UnitFacts
 from dpx.privacy.ledger import Ledger, Segments
 from dpx.privacy.segments import left
-from dpx.privacy.unit_facts import UnitFacts
 from dpx.statement import agreement
 
 # Two steps that agree in all other fields have the same cost.
@@ -27,7 +27,7 @@ class Cost:
     `entered` is the part that a ledger held, `planned` the whole plan, `None` if it is unknown.
 
     `lost` says that the ledger is missing; `disagrees` says why the existing ledger is not reliable. `units` are the records of
-    what the steps in a ledger protect (`dpx.privacy.unit_facts`), `None` for steps whose units were not noted.
+    what the steps in a ledger protect (`dpx.privacy.declared_privacy`), `None` for steps whose units were not noted.
     """
 
     segments: Segments

@@ -16,8 +16,8 @@ from dpx.durable import write_durably
 from dpx.files import file_checksums
 from dpx.files.records import described, from_json, record, to_json
 from dpx.files.run_folder import read_json
+from dpx.privacy.declared_privacy import UnitFacts
 from dpx.privacy.origins import Origin, ParentClaim, VocabularyFacts
-from dpx.privacy.unit_facts import UnitFacts
 
 RECORD = "vocabulary_learnt_from.json"
 _FIX = "Restore the file, or write the folder again"

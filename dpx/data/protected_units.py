@@ -5,9 +5,8 @@ import json
 from typing import Any
 
 from dpx.data.declared_data import Data, Vocabulary
-from dpx.privacy.declared_privacy import Privacy
+from dpx.privacy.declared_privacy import OF_PRIVACY, OF_SPLITS, Privacy, UnitFacts
 from dpx.privacy.origins import WEAKER, Origin
-from dpx.privacy.unit_facts import OF_PRIVACY, OF_SPLITS, UnitFacts
 
 
 def unit_facts(data: Data, privacy: Privacy, manifest: Any = None) -> UnitFacts:

@@ -14,11 +14,10 @@ from dpx.config.declared_chain import Chain
 from dpx.init.relation import are_same
 from dpx.init.start import Held, related
 from dpx.interop.card import among
-from dpx.privacy.declared_privacy import Accountant
+from dpx.privacy.declared_privacy import Accountant, UnitFacts
 from dpx.privacy.ledger import join
 from dpx.privacy.origins import Origin, charged, merged, reasons_of
 from dpx.privacy.segments import Segments
-from dpx.privacy.unit_facts import UnitFacts
 from dpx.statement import outside_code
 from dpx.statement.chain_seal import ChainClaim, Protected
 

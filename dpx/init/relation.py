@@ -14,8 +14,8 @@ from dpx.data.overlap import are_comparable, found_rows
 from dpx.data.store import Store
 from dpx.declaration import require
 from dpx.files.run_folder import write_json
+from dpx.privacy.declared_privacy import UnitFacts
 from dpx.privacy.origins import Origin, Relation, learnt_from
-from dpx.privacy.unit_facts import UnitFacts
 
 CONTRADICTIONS = "declared_disjoint.json"
 # Digits of a ledger's name that are enough to name its run.

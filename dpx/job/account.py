@@ -83,7 +83,7 @@ class Account:
     """Prints tables and curves; writes `release/account.json`, a CSV of each table and, where matplotlib is installed, pictures.
 
     Several sources are charged jointly, common steps once. Raises `ConfigError` if nothing is charged, for several sources that do not
-    protect the same units (`dpx.privacy.unit_facts`), and for an `adjacency` under which charges of a source are not proved
+    protect the same units (`dpx.privacy.declared_privacy`), and for an `adjacency` under which charges of a source are not proved
     (`dpx.privacy.events`).
 
     Attributes:

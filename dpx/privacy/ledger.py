@@ -17,6 +17,7 @@ from dpx.declaration import ConfigError, require
 from dpx.files.records import as_written, from_json
 from dpx.privacy import events, lines
 from dpx.privacy.closed_form import joint
+from dpx.privacy.declared_privacy import UnitFacts
 from dpx.privacy.events import Kind, Release
 from dpx.privacy.hash_chain import Chain, Mark
 from dpx.privacy.lines import Line, NoiseEpoch, Plan, TrialOf, Verdict
@@ -25,7 +26,6 @@ from dpx.privacy.segments import IN_EPOCHS, LedgerEntry, Segment, Segments, enco
 from dpx.privacy.segments import decode as decode
 from dpx.privacy.segments import rows_clipped_apart as rows_clipped_apart
 from dpx.privacy.segments import until as until
-from dpx.privacy.unit_facts import UnitFacts
 
 # Since 7, rows are drawn by the shards of `dpx.sampler.poisson`; 6 had larger ones, and 5 none. Ledgers of these formats have the same
 # lines, so they are read, but their runs are not continued (`dpx.statement.agreement.before_training`).

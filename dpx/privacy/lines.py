@@ -7,10 +7,10 @@ import dataclasses
 from typing import Any, Literal
 
 from dpx.files.records import described, from_json, record
+from dpx.privacy.declared_privacy import UnitFacts
 from dpx.privacy.hash_chain import Mark
 from dpx.privacy.origins import Origin
 from dpx.privacy.segments import LedgerEntry, StepCost
-from dpx.privacy.unit_facts import UnitFacts
 
 
 @record

@@ -15,9 +15,8 @@ from typing import Any, Literal
 from dpx.declaration import ConfigError
 from dpx.files.records import described, record
 from dpx.privacy import events
-from dpx.privacy.declared_privacy import Privacy
+from dpx.privacy.declared_privacy import PUBLIC_SOURCES, Privacy, UnitFacts, released_checksum
 from dpx.privacy.segments import Segment, Segments, join
-from dpx.privacy.unit_facts import PUBLIC_SOURCES, UnitFacts, released_checksum
 
 # Declared, never computed from data: a relation that one row of the data could change would reveal something about that row.
 Relation = Literal["unknown", "disjoint"]

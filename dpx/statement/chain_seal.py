@@ -17,7 +17,7 @@ from dpx.declaration import ConfigError, require
 from dpx.files.file_checksums import seal
 from dpx.files.records import described, from_json, record, to_json
 from dpx.files.run_folder import RunFolder, read_json, write_json
-from dpx.privacy.unit_facts import UnitFacts
+from dpx.privacy.declared_privacy import UnitFacts
 from dpx.statement import agreement, seals
 from dpx.statement.received import CheckedBy
 from dpx.statement.seals import CHAIN

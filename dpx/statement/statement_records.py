@@ -10,11 +10,11 @@ from typing import Any, Literal
 
 from dpx.declaration import require
 from dpx.files.records import FIX, described, record
+from dpx.privacy.declared_privacy import UnitFacts
 from dpx.privacy.hash_chain import Mark
 from dpx.privacy.lines import AuditBound
 from dpx.privacy.origins import Beginning, VocabularyFacts
 from dpx.privacy.segments import Segment
-from dpx.privacy.unit_facts import UnitFacts
 from dpx.statement import outside_code
 
 # Epsilon by accountant; null if no finite bound is known.

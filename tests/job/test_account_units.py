@@ -23,10 +23,9 @@ from dpx.files.run_folder import RunFolder
 from dpx.job.account import Account
 from dpx.launch.sweep import Outcome, show_together
 from dpx.privacy import accounting, events, ledger
-from dpx.privacy.declared_privacy import Privacy
+from dpx.privacy.declared_privacy import Privacy, UnitFacts
 from dpx.privacy.ledger import Ledger, LedgerEntry, NoiseEpoch
 from dpx.privacy.lines import Part, Plan, PlanParts
-from dpx.privacy.unit_facts import UnitFacts
 from dpx.statement import seals
 from tests.composed import composed
 from tests.made_statement import made_plain, made_statement

@@ -18,7 +18,7 @@ from dpx.files.records import from_json, to_json
 from dpx.files.run_folder import RunFolder
 from dpx.job.released_jobs import Evaluate
 from dpx.job.train import Prepare
-from dpx.privacy.unit_facts import UnitFacts
+from dpx.privacy.declared_privacy import UnitFacts
 from tests.processes import COARSE
 
 

@@ -12,7 +12,7 @@ from dpx.config.experiment import Experiment
 from dpx.data.protected_units import unit_facts
 from dpx.declaration import ConfigError
 from dpx.files.records import from_json, to_json
-from dpx.privacy.unit_facts import UnitFacts
+from dpx.privacy.declared_privacy import UnitFacts
 
 MANIFEST = types.SimpleNamespace(vocabulary_source="public_split", vocabulary_checksum="a" * 64)
 DOCUMENTS = ("data=text", "data.source.paths=text.jsonl", "data.source.unit_field=author", "data.declared_size=1000")

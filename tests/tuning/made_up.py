@@ -16,8 +16,8 @@ from dpx.config import recipes
 from dpx.config.experiment import Experiment
 from dpx.data.protected_units import unit_facts
 from dpx.files.run_folder import RunFolder
+from dpx.privacy.declared_privacy import UnitFacts
 from dpx.privacy.ledger import Ledger
-from dpx.privacy.unit_facts import UnitFacts
 from dpx.statement import seals
 from tests.made_statement import made_statement
 
