@@ -1,6 +1,6 @@
 """Clipped sums of carriers under every clip, in bfloat16 and for units of several rows, against float64 code that forms every gradient."""
 
-from functools import partial
+from functools import cache, partial
 from typing import Any
 
 import jax
@@ -28,6 +28,7 @@ def factored(gradient):
     return {path: leaf * MECHANISM.gradient_factor(path) for path, leaf in flatten_dict(gradient, sep="/").items()}
 
 
+@cache
 def gradients(train=BODY_AND_HEAD):
     """(the case, each example's multiplied gradient by path)."""
     of, trained, frozen, given, batch = made = case(train=train)
@@ -49,13 +50,19 @@ def by_group(gradient):
     return {name: np.sqrt(square) for name, square in squares.items()}
 
 
-def summed(of, frozen, given, batch, weights, **options):
-    @partial(jax.jit, compiler_options=QUICKLY)
-    def run(variables, beside, batch):
-        known: dict[str, Any] = {"weights": weights, "method": "book_keeping", "checked": False, "frozen": beside}
-        return dpx.clipped_sum(of.losses, variables, batch, **known, **options)
+def summing(of, weights, **options):
+    """The clipped sum as a compiled function of (what the loss is differentiated by, what is frozen, a batch, its padding)."""
 
-    return run(given.trained, merged(given.constants, frozen), batch)
+    @partial(jax.jit, compiler_options=QUICKLY)
+    def run(variables, beside, batch, is_padding_B):
+        known: dict[str, Any] = {"weights": weights, "method": "book_keeping", "checked": False, "frozen": beside}
+        return dpx.clipped_sum(of.losses, variables, batch, is_padding_B=is_padding_B, **(known | options))
+
+    return run
+
+
+def summed(of, frozen, given, batch, weights, **options):
+    return summing(of, weights, **options)(given.trained, merged(given.constants, frozen), batch, np.zeros(len(batch["length"]), bool))
 
 
 def add(gradients, weights):
@@ -82,13 +89,14 @@ def test_each_layers_carriers_and_the_head_are_clipped_to_their_own_share(train)
     share = limit / np.sqrt(len(norms[0]))
     weights = [{name: min(1.0, share / value) if value else 0.0 for name, value in one.items()} for one in norms]
     assert 0 < sum(weight < 1 for one in weights for weight in one.values()) < sum(map(len, weights))
-    found = summed(of, frozen, given, batch, FactoredWeights(PerLayer(clipping_norm=1.0).weights(limit), MECHANISM.gradient_factor))
+    run = summing(of, FactoredWeights(PerLayer(clipping_norm=1.0).weights(limit), MECHANISM.gradient_factor))
+    given_all = given.trained, merged(given.constants, frozen), batch
+    found = run(*given_all, np.zeros(len(expected), bool))
     assert_trees_close(
         found.total, add(expected, weights), relative=5e-5, floor=1e-6 * limit, terms=[unflatten_dict(one, sep="/") for one in expected]
     )
     for number in range(len(expected)):
-        alone = jax.tree.map(lambda leaf, at=number: leaf[at : at + 1], batch)
-        one = summed(of, frozen, given, alone, FactoredWeights(PerLayer(clipping_norm=1.0).weights(limit), MECHANISM.gradient_factor))
+        one = run(*given_all, np.arange(len(expected)) != number)
         assert np.sqrt(squared_norm(one.total)) <= limit * (1 + 1e-5)
 
 
@@ -128,12 +136,9 @@ def test_in_bfloat16_no_example_exceeds_its_norm_and_all_point_where_float64_doe
     limit = 0.5 * float(np.min(np.sqrt([squared_norm(factored(one)) for one in exact])))
     narrow = given._replace(trained=_rounded(given.trained), constants=_rounded(given.constants))
     weights = FactoredWeights(flat(limit * (1 - MARGINS["bfloat16"])), MECHANISM.gradient_factor)
+    run, beside = summing(of, weights, method=method), merged(narrow.constants, _rounded(frozen))
     for number, one in enumerate(exact):
-        alone = jax.tree.map(lambda leaf, at=number: leaf[at : at + 1], batch)
-        options = {"weights": weights, "method": method, "checked": False, "frozen": merged(narrow.constants, _rounded(frozen))}
-        total = jax.jit(lambda variables, rows, options=options: dpx.clipped_sum(of.losses, variables, rows, **options).total)(
-            narrow.trained, alone
-        )
+        total = run(narrow.trained, beside, batch, np.arange(len(exact)) != number).total
         found = {path: np.asarray(leaf, np.float64) for path, leaf in flatten_dict(total, sep="/").items()}
         own = factored(one)
         norm, of_exact = (np.sqrt(squared_norm(tree)) for tree in (found, own))
