@@ -1,6 +1,7 @@
 """The one comparison that every family, selection and method must pass: with float64 gradients of one example at a time."""
 
 import dataclasses
+from collections.abc import Callable
 from functools import cache
 from typing import Any
 
@@ -31,13 +32,12 @@ SELECTIONS = {
 
 @dataclasses.dataclass(frozen=True)
 class Case:
-    """A loss, its parameters and a batch, with each example's float64 gradient by all parameters and its loss."""
+    """A loss, its parameters and a batch, with each example's float64 gradient by all parameters and its loss where they are asked for."""
 
     losses: Any
     params: Any
     batch: Any
-    gradients: list[Any]
-    losses_B: np.ndarray
+    truth: Callable[[], tuple[list[Any], np.ndarray]]
     has_choices: bool
 
     @classmethod
@@ -54,7 +54,7 @@ class Case:
         def losses(params, batch):
             return objective.losses(params, batch, DROPOUT_KEY)
 
-        return cls(losses, params, batch, *float64_gradients(losses, params, batch), has_choices)
+        return cls(losses, params, batch, cache(lambda: float64_gradients(losses, params, batch)), has_choices)
 
     def computed_by(self, objective: Any) -> "Case":
         """Returns the case with the loss of an objective that computes the same in another way."""
@@ -86,7 +86,8 @@ def assert_exact(given: Case, selection: trainable.Selection | None = None, meth
     rounding's, hence 1e-7 of it where only some parameters are trained.
     """
     split = (lambda tree: trainable.split(tree, selection)) if selection is not None else (lambda tree: (tree, None))
-    gradients = [split(gradient)[0] for gradient in given.gradients]
+    gradients, losses_B = given.truth()
+    gradients = [split(gradient)[0] for gradient in gradients]
     norms = np.sqrt([squared_norm(gradient) for gradient in gradients])
     limit = float(np.median(norms))
     is_padding_B = np.arange(len(norms)) == 2
@@ -103,7 +104,9 @@ def assert_exact(given: Case, selection: trainable.Selection | None = None, meth
         found = jax.jit(clipped, compiler_options=QUICKLY)(trained, frozen, given.batch, jnp.asarray(is_padding_B))
         assert jax.tree.structure(found.total) == jax.tree.structure(trained)
         np.testing.assert_allclose(np.square(found.norms_B), np.where(is_padding_B, 0, np.square(norms)), rtol=relative, atol=1e-12)
-        np.testing.assert_allclose(found.losses_B[~is_padding_B], given.losses_B[~is_padding_B], rtol=relative)
+        np.testing.assert_allclose(found.losses_B[~is_padding_B], losses_B[~is_padding_B], rtol=relative)
+        assert np.all(np.asarray(found.norms_B)[norms == 0] == 0)
+        np.testing.assert_array_equal(found.is_counted_B, ~is_padding_B)
         assert_trees_close(found.total, expected, relative, floor)
 
     assert_found(given.params, 1e-5, 1e-5 * limit if given.has_choices else 1e-12 if selection is None else 1e-7 * limit)

@@ -1,6 +1,6 @@
 """Small models as their libraries' pages write them: none knows of dpx. Each gives (loss of one example, parameters, routes).
 
-T: tokens, D: width, V: vocabulary, L: layers.
+T: tokens, D: width, V: vocabulary.
 """
 
 from typing import Any
@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
-B, T, D, V, L, HEADS = 3, 6, 8, 13, 2, 2
+B, T, D, V, HEADS = 3, 6, 8, 13, 2
 
 
 def batch():
@@ -58,9 +58,7 @@ class LinenModel(nn.Module):
     @nn.compact
     def __call__(self, id_T):
         words = nn.Embed(V, D)
-        x = words(id_T) + nn.Embed(T + 2, D)(jnp.arange(len(id_T)))
-        for _ in range(L):
-            x = LinenBlock(self.is_causal)(x)
+        x = LinenBlock(self.is_causal)(words(id_T) + nn.Embed(T + 2, D)(jnp.arange(len(id_T))))
         x = nn.LayerNorm()(x)
         if not self.is_causal:
             x = nn.tanh(nn.Dense(D, name="pooler")(x))
@@ -80,7 +78,7 @@ def linen(is_causal: bool, is_tied: bool):
 
 def linen_scanned():
     """Layers stacked, by `nn.scan` with remat."""
-    scanned = nn.scan(nn.remat(Carrying), {"params": 0}, split_rngs={"params": True}, length=L)(True)
+    scanned = nn.scan(nn.remat(Carrying), {"params": 0}, split_rngs={"params": True}, length=2)(True)
     params = jax.jit(scanned.init)(jax.random.key(0), jnp.zeros((T, D)), None)["params"]
     return lambda p, e: jnp.square(scanned.apply({"params": p}, e["x"], None)[0]).mean(), moved(params), {"product", "elementwise"}
 

@@ -28,7 +28,7 @@ def lookup_and_decode(p, b):
     return total(ops.decode(jnp.tanh(look(p["table"], b["id"])), p["table"]))
 
 
-@shared(table=TABLE)
+@shared(table=TABLE, slow=True)
 def tie_dropped(p, b):
     x_BTd, _ = tied(p["table"], b, T)
     return total(ops.decode(jnp.tanh(x_BTd), p["table"]))

@@ -15,7 +15,7 @@ from dpx.declaration import ConfigError
 from dpx.models.fused_head import token_loss
 from tests.clipping.attacks import ALL_WAYS, WAYS, Attacks, B, D, T, V, batch, drawn, look, right_or_refused, total
 
-counted = Attacks()
+counted = Attacks(in_turn=True)
 WITH_VMAP = WAYS | {"vmap": {"method": "vmap"}}
 TABLE: dict[str, Any] = {"table": (V, D)}
 KERNEL: dict[str, Any] = {"kernel": (D, D)}

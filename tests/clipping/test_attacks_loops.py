@@ -88,7 +88,7 @@ def one_kernel_of_all_rounds_beside_a_stack(p, b):
     return total(jax.lax.scan(lambda x, k: (jnp.tanh(ops.dense(ops.dense(x, k), p["other"])), None), b["x"], p["kernel"])[0])
 
 
-@looped(kernel=SQUARE)
+@looped(kernel=SQUARE, slow=True)
 def every_round_of_a_scan(p, b):
     return total(jax.lax.scan(lambda x, _: (jnp.tanh(ops.dense(x, p["kernel"])), None), b["x"], None, length=2)[0])
 
@@ -169,7 +169,7 @@ for name, indices in INDICES.items():
         return total(x)
 
     unrolled.__name__ = f"layers_in_line_{name}"
-    looped(params=drawn({"layers": {"kernel": STACK}}), slow=name in ("out_of_order", "from_behind"))(unrolled)
+    looped(params=drawn({"layers": {"kernel": STACK}}), slow=name in ("once_each", "out_of_order", "from_behind"))(unrolled)
 
 
 @looped(params=drawn({"layers": {"kernel": STACK}}), slow=True)

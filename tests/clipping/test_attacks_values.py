@@ -10,7 +10,7 @@ from dpx.clipping import ops
 from dpx.models.fused_head import token_loss
 from tests.clipping.attacks import ALL_WAYS, Attacks, B, C, D, T, V, batch, drawn, look, right_or_refused, total
 
-values = Attacks()
+values = Attacks(in_turn=True)
 TABLE: dict[str, Any] = {"table": (V, D)}
 KERNEL: dict[str, Any] = {"kernel": (D, D)}
 

@@ -37,8 +37,8 @@ def assert_exact(loss, params, rows, **options):
         np.testing.assert_allclose(leaf, sum(terms), rtol=0, atol=2e-5 * scale + 1e-7)
 
 
-# Made of the layers of others: of `gpt2_tied` (a tied head, a causal mask), of `nnx` and of `haiku`, in a loop and out of one.
-LIKE_OTHERS = ("gpt2", "bert", "bert_tied", "linen_scanned")
+# Made of the layers of others: of `gpt2_tied` (a tied head, a causal mask), in a loop and out of one, by another library's names.
+LIKE_OTHERS = ("gpt2", "bert", "bert_tied", "linen_scanned", "nnx", "haiku")
 
 
 @pytest.mark.parametrize("name", [pytest.param(name, marks=[pytest.mark.slow] * (name in LIKE_OTHERS)) for name in stock.MODELS])

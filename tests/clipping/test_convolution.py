@@ -36,8 +36,15 @@ def subject(name):
     return loss, params, jnp.asarray(drawn.normal(0, 1, (4, *of_input)) * scales, jnp.float32)
 
 
-@pytest.mark.parametrize("form", ["kept", "recomputed", "gram"])
-@pytest.mark.parametrize("name", [pytest.param(name, marks=[pytest.mark.slow] * (name in ("strides", "transposed"))) for name in CASES])
+FORMS = ("kept", "recomputed", "gram")
+# Each form of a plain convolution, and each kind of convolution by its gradient or by its products.
+QUICK = {("same", form) for form in FORMS} | {("patches", "gram"), ("dilated", "kept"), ("dilated", "gram"), ("groups", "recomputed")}
+
+
+@pytest.mark.parametrize(
+    ("name", "form"),
+    [pytest.param(name, form, marks=[pytest.mark.slow] * ((name, form) not in QUICK)) for name in CASES for form in FORMS],
+)
 def test_sums_and_norms_are_those_of_one_example_at_a_time(name, form, monkeypatch):
     monkeypatch.setattr(norms, "choose", lambda *_: form)
     assert_exact(*subject(name))

@@ -58,7 +58,7 @@ def plain_flops(size: str, sequence: int, examples: int) -> int:
         pytest.param("large", 512, 4, 0, 1.15, marks=pytest.mark.slow),
         ("decoder_small", 128, 8, 0, 1.05),
         pytest.param("decoder_small", 512, 4, 2**40, 1.12, marks=pytest.mark.slow),
-        ("decoder_small", 512, 4, 0, 1.15),
+        pytest.param("decoder_small", 512, 4, 0, 1.15, marks=pytest.mark.slow),
     ],
 )
 def test_private_matrix_products_beside_plain_ones(size, sequence, examples, kept_bytes, most):
@@ -85,7 +85,11 @@ def test_programs_for_cpus_cost_what_is_written_of_them(size, sequence, examples
 
 @pytest.mark.parametrize(
     "size, sequence, kept_bytes",
-    [("base", 128, 0), ("base", 512, 0), ("base", 512, 2**40), ("decoder_small", 128, 2**40), ("decoder_small", 512, 0)],
+    [
+        ("base", 512, 0),
+        ("decoder_small", 128, 2**40),
+        *(pytest.param(*cell, marks=pytest.mark.slow) for cell in [("base", 128, 0), ("base", 512, 2**40), ("decoder_small", 512, 0)]),
+    ],
 )
 def test_a_step_in_bfloat16_multiplies_in_bfloat16(size, sequence, kept_bytes):
     """Products of float32 numbers do not run on the matrix units of accelerators."""

@@ -159,7 +159,7 @@ def test_drawn_loops_are_exact(seed):
     assert_exact(seed)
 
 
-@pytest.mark.parametrize("kept_bytes", [0, 2**30], ids=["grams", "kept"])
+@pytest.mark.parametrize("kept_bytes", [0, pytest.param(2**30, marks=pytest.mark.slow)], ids=["grams", "kept"])
 @pytest.mark.parametrize("kind", ["in_parts", "chosen"])
 def test_parts_of_a_kernel_are_exact(kind, kept_bytes):
     assert_exact(1, kind, kept_bytes=kept_bytes)

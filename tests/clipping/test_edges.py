@@ -3,6 +3,8 @@
 B: examples, D: width.
 """
 
+from typing import Any
+
 import equinox
 import jax
 import jax.numpy as jnp
@@ -96,8 +98,13 @@ def close(found, expected):
     jax.tree.map(lambda a, b: np.testing.assert_allclose(np.asarray(a), np.asarray(b), rtol=1e-5, atol=1e-5), found, expected)
 
 
-@METHODS
-@pytest.mark.parametrize("rows_per_unit", [1, 8])
+@pytest.mark.parametrize(
+    ("method", "rows_per_unit"),
+    [
+        *(("book_keeping", 1), ("book_keeping", 8), ("ghost", 8), ("vmap", 1)),
+        *(pytest.param(*cell, marks=pytest.mark.slow) for cell in (("ghost", 1), ("vmap", 8))),
+    ],
+)
 def test_an_explicit_mesh_gives_the_same_and_leaves_arrays_where_they_were(method, rows_per_unit):
     loss = lambda k, x, gain: (products(k, x) * gain, {"x": x})  # noqa: E731
     options = {"clipping_norm": 1.0, "shared_argnums": (2,), "method": method, "rows_per_unit": rows_per_unit}
@@ -119,7 +126,9 @@ def test_an_explicit_mesh_without_jit_under_set_mesh_and_explained():
     assert [taken.route for taken in gradient.explain(k, x)] == ["product"]
 
 
-@pytest.mark.parametrize("method", ["book_keeping", "ghost", "vmap", "traced", "plain"])
+@pytest.mark.parametrize(
+    "method", ["book_keeping", "traced", "plain", *(pytest.param(name, marks=pytest.mark.slow) for name in ("ghost", "vmap"))]
+)
 def test_sums_of_batches_on_an_explicit_mesh(method):
     losses = lambda p, b: (jnp.sin(ops.dense(b["x"], p["k"])).sum(-1), {})  # noqa: E731
 
@@ -155,10 +164,21 @@ IN_EIGHT_BITS = {
 }
 
 
-@pytest.mark.parametrize("name", IN_EIGHT_BITS)
-@pytest.mark.parametrize("options", [{}, {"method": "ghost"}, {"kept_bytes": 0}], ids=["book_keeping", "ghost", "grams"])
-def test_parameters_of_eight_bits_have_sums_of_float32(name, options):
-    loss, narrow = IN_EIGHT_BITS[name], K.astype(NARROW)
+EIGHT_BIT_WAYS: dict[str, dict[str, Any]] = {"book_keeping": {}, "ghost": {"method": "ghost"}, "grams": {"kept_bytes": 0}}
+# Each way, and each reader where its products between positions or uses are formed.
+EIGHT_BIT_CELLS = {("product", way) for way in EIGHT_BIT_WAYS} | {(name, "grams") for name in IN_EIGHT_BITS}
+
+
+@pytest.mark.parametrize(
+    ("name", "way"),
+    [
+        pytest.param(name, way, marks=[pytest.mark.slow] * ((name, way) not in EIGHT_BIT_CELLS))
+        for name in IN_EIGHT_BITS
+        for way in EIGHT_BIT_WAYS
+    ],
+)
+def test_parameters_of_eight_bits_have_sums_of_float32(name, way):
+    loss, narrow, options = IN_EIGHT_BITS[name], K.astype(NARROW), EIGHT_BIT_WAYS[way]
     found = dpx.clipped_grad(loss, clipping_norm=1.0, **options)(narrow, X)
     expected = jax.jit(dpx.clipped_grad(loss, clipping_norm=1.0, method="vmap"))(narrow.astype(jnp.float32), X)
     assert found.total.dtype == jnp.float32

@@ -79,7 +79,7 @@ def test_layers_past_what_memory_keeps_add_hardly_more_than_layers_before_it():
 
 
 def test_lines_of_a_llama_beside_a_gradient():
-    ours, plain = (size(llama(6), way) for way in ("dpx", "plain"))
+    ours, plain = (size(llama(4), way) for way in ("dpx", "plain"))
     assert ours[0] <= MOST_BESIDE_GRAD * plain[0]
 
 

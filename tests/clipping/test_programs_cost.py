@@ -30,7 +30,8 @@ def given(subject):
     return jax.eval_shape(subject.params), jax.eval_shape(subject.batch)
 
 
-@pytest.mark.parametrize("name", programs.SUBJECTS)
+# The layers of `bert_tiny` are those of `llama`; its own costs are in test_cost.py.
+@pytest.mark.parametrize("name", [pytest.param(name, marks=[pytest.mark.slow] * (name == "bert_tiny")) for name in programs.SUBJECTS])
 def test_flops_beside_a_gradient_of_each_example(name):
     subject = programs.SUBJECTS[name]()
     ways = programs.ways(subject)
@@ -153,7 +154,7 @@ def beaten(subject, kept_bytes):
     return found
 
 
-@pytest.mark.parametrize("kept_bytes", [0, 2**20, 72 * 2**20])
+@pytest.mark.parametrize("kept_bytes", [0, 2**20, pytest.param(72 * 2**20, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("tens", [0, *(pytest.param(tens, marks=pytest.mark.slow) for tens in range(1, 10))])
 def test_no_way_is_taken_that_costs_more_than_vmap_whatever_memory_there_is(tens, kept_bytes):
     assert {seed: found for seed in range(10 * tens, 10 * tens + 10) if (found := beaten(drawn_program(seed), kept_bytes))} == {}

@@ -38,7 +38,14 @@ OF_ONE = 4 * 3 * D * D
 
 
 @pytest.mark.parametrize(
-    ("rows", "rows_per_unit", "of_units", "at_once"), [(6, 1, 0, 1), (6, 1, 4.5, 3), (12, 2, 3.5, 3), (5, 1, 3, 1), (101, 1, 20, 17)]
+    ("rows", "rows_per_unit", "of_units", "at_once"),
+    [
+        (6, 1, 0, 1),
+        pytest.param(6, 1, 4.5, 3, marks=pytest.mark.slow),
+        (12, 2, 3.5, 3),
+        pytest.param(5, 1, 3, 1, marks=pytest.mark.slow),
+        (101, 1, 20, 17),
+    ],
 )
 def test_turns_change_nothing(rows, rows_per_unit, of_units, at_once):
     is_padding = jnp.arange(rows) >= rows - 1
