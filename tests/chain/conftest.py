@@ -58,17 +58,29 @@ def quick_runs() -> Iterator[None]:
         yield
 
 
-@pytest.fixture(scope="session")
-def finished(tmp_path_factory) -> Path:
-    """A folder in which the usual chain has run."""
-    root, before = tmp_path_factory.mktemp("chain"), Path.cwd()
+def run_in(root: Path, chain: dict[str, Any]) -> Path:
+    """`root`, after the chain has run in it."""
+    before = Path.cwd()
     os.chdir(root)
     try:
         with shared_programs():
-            run(node())
+            run(chain)
     finally:
         os.chdir(before)
     return root
+
+
+@pytest.fixture(scope="session")
+def finished(tmp_path_factory) -> Path:
+    """A folder in which the usual chain has run."""
+    return run_in(tmp_path_factory.mktemp("chain"), node())
+
+
+@pytest.fixture(scope="session")
+def swept(finished, tmp_path_factory) -> Path:
+    """A folder in which the usual chain has run, and after it one whose second stage has two points."""
+    root = shutil.copytree(finished, tmp_path_factory.mktemp("swept") / "copy")
+    return run_in(root, node(classify=CLASSIFY | {"sweep": {"lr_schedule.learning_rate": [1e-3, 0.3]}, "choose_by": "macro_f1"}))
 
 
 @pytest.fixture

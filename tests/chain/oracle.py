@@ -6,7 +6,9 @@ is true in every graph here. `leaks` believes every word in the graph, so it is 
 node itself alone, and takes a private node without a guarantee as a leak of what it read.
 """
 
+import collections
 import dataclasses
+import functools
 from collections.abc import Iterable, Sequence
 from typing import Literal
 
@@ -82,12 +84,20 @@ def proves(graph: Graph, own: int, seen: Iterable[int]) -> bool:
 
 def epsilon(graph: Graph, own: int, seen: Iterable[int], sampling: dict[int, float], delta: float, is_least: bool) -> float:
     """Epsilon of what was read with noise, by all words of the graph (`is_least`) or by those of `own`."""
-    accountant = RdpAccountant()
+    charges = collections.Counter[tuple[float, float]]()
     for one in {before for each in seen for before in trained_before(graph, each)} | {own}:
         is_apart = _are_apart(graph, own, one) if is_least else one != own and _says(graph, own, one)
         if graph[one].kind == "private" and not is_apart:
-            event = dp_accounting.PoissonSampledDpEvent(sampling[one], dp_accounting.GaussianDpEvent(graph[one].noise_multiplier))
-            accountant.compose(event, graph[one].steps)
+            charges[sampling[one], graph[one].noise_multiplier] += graph[one].steps
+    return _composed(tuple(sorted(charges.items())), delta)
+
+
+@functools.cache
+def _composed(charges: tuple[tuple[tuple[float, float], int], ...], delta: float) -> float:
+    """Epsilon of ((rate, noise multiplier), steps); the nodes of a graph have few different sums of them."""
+    accountant = RdpAccountant()
+    for (rate, noise_multiplier), steps in charges:
+        accountant.compose(dp_accounting.PoissonSampledDpEvent(rate, dp_accounting.GaussianDpEvent(noise_multiplier)), steps)
     return accountant.get_epsilon(delta)
 
 

@@ -10,7 +10,7 @@ from dpx.pages import read_runs
 from dpx.pages.page_document import Folded
 from dpx_papers.report import privacy, rows, stages
 
-from .conftest import CLASSIFY, PRETRAIN, node, run
+from .conftest import PRETRAIN, node, run
 
 
 def test_a_finished_chain_is_one_run_with_the_results_of_its_stages(place, tmp_path):
@@ -28,9 +28,8 @@ def test_a_finished_chain_is_one_run_with_the_results_of_its_stages(place, tmp_p
     assert privacy.lines([read])[0].startswith("**dp** for the chain as a whole, ε = ")
 
 
-def test_the_chosen_point_of_a_stage_gives_its_scores(place):
-    run(node(classify=CLASSIFY | {"sweep": {"lr_schedule.learning_rate": [1e-3, 0.3]}, "choose_by": "macro_f1"}))
-    found = max(read_runs.collect(Path("outputs"), ("two-",))[0], key=lambda one: len(one.finals))
+def test_the_chosen_point_of_a_stage_gives_its_scores(swept):
+    found = max(read_runs.collect(swept / "outputs", ("two-",))[0], key=lambda one: len(one.finals))
     points = {rate: found.finals[f"classify (lr_schedule.learning_rate={rate})/heldout/macro_f1"] for rate in (0.001, 0.3)}
     assert found.finals["classify/heldout/macro_f1"] == max(points.values())
     assert found.facts["classify/chosen"] == f"lr_schedule.learning_rate={max(points, key=lambda rate: points[rate])}"
