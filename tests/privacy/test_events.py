@@ -87,7 +87,7 @@ def test_poisson_under_replaced_units_is_dearer():
     assert accounting.compose([(release, 2000)], "pld", "replace_one", interval=5e-4).epsilon(1e-5) == pytest.approx(3.503, rel=2e-3)
 
 
-@pytest.mark.parametrize("rows", [1, 2, 5])
+@pytest.mark.parametrize("rows", [1, 2, pytest.param(5, marks=pytest.mark.slow)])
 def test_a_unit_of_rows_costs_between_its_rows_apart_and_always_together(rows):
     def spent(release):
         return accounting.compose([(release, 100)]).epsilon(1e-6)

@@ -70,7 +70,12 @@ def test_epsilon_is_recomputable_by_dp_accounting_alone(small, tmp_path):
 
 
 @pytest.mark.parametrize(
-    "privacy", [{}, pytest.param({"unit": "document", "rows_per_unit_max": 2}, marks=pytest.mark.slow), {"adjacency": "replace_one"}]
+    "privacy",
+    [
+        {},
+        pytest.param({"unit": "document", "rows_per_unit_max": 2}, marks=pytest.mark.slow),
+        pytest.param({"adjacency": "replace_one"}, marks=pytest.mark.slow),
+    ],
 )
 def test_a_ramp_is_stated_with_what_rounding_its_rates_up_costs(small, monkeypatch, privacy):
     monkeypatch.setattr(accounting, "RATES_MAX", 2)
