@@ -28,11 +28,12 @@ from dpx.mechanism.declared_mechanism import Multiplier
 from dpx.privacy.declared_privacy import Pld, Privacy
 from dpx.randomness import RootSecret
 from dpx.sampler.batch_schedule import Constant
-from dpx.training import session
+from dpx.training import opening, session
 from dpx.training.loop import chunks
 from dpx.training.opening import open_run
 from tests.processes import WIDTH
 from tests.training.conftest import declare
+from tests.training.sharing import shared_programs
 from tests.training.test_length_buckets import STEP
 
 AUDIT = Canaries(gradients=600, sequences=100, masks=2, primary=Primary(guesses=100))
@@ -147,6 +148,23 @@ def test_canaries_that_were_damaged_or_planted_are_refused_in_a_line(experiment,
     ):
         with pytest.raises(ConfigError):
             refused()
+
+
+@pytest.fixture(scope="module", autouse=True)
+def shared_sums():
+    """Runs that clip alike share the compiled sum of a step, and evaluations; what adds the noise is each run's own."""
+    first, make_step = {}, opening.make_step
+
+    def made(*given):
+        step = make_step(*given)
+        shared = first.setdefault(repr(Flat.weights), step)
+        for name in ("init", "gather", "zero", "accumulate", "reduce", "place"):
+            object.__setattr__(step, name, getattr(shared, name))
+        return step
+
+    with shared_programs() as patch:
+        patch.setattr(opening, "make_step", made)
+        yield
 
 
 def run(experiment, path, **changes):

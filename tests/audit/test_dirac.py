@@ -32,7 +32,7 @@ def scaled_noise(monkeypatch, factor):
 
 @pytest.fixture(scope="module")
 def sound(canaries):
-    return verdicts(canaries())
+    return verdicts(canaries(), 5)
 
 
 def test_sound_runs_stay_below_the_claim(sound):
@@ -66,7 +66,7 @@ def test_a_clip_that_is_off_is_caught(canaries, monkeypatch):
     assert all(verdict.primary.refutes for verdict, _ in verdicts(canaries(), 3))
 
 
-@pytest.mark.parametrize("factor", [2**0.5, 1.1])
+@pytest.mark.parametrize("factor", [pytest.param(2**0.5, marks=pytest.mark.slow), 1.1])
 def test_too_much_noise_is_seen_by_its_variance_alone(canaries, monkeypatch, factor):
     """Drawn on two devices and summed, or scaled a tenth too far: private, and not what was stated."""
     scaled_noise(monkeypatch, factor)
