@@ -56,7 +56,8 @@ def test_a_release_holds_no_digest_of_its_data(place: Place, parent: Path, fitte
     data = of_data(store, place.root / "one.txt") - set(public)
     assert len(data) > 4 and held(release, data) == []
     assert (words in (release / "privacy.json").read_text()) == bool(public)
-    Evaluate()(experiment, RunFolder(path))
+    if overrides == PROTECTED:
+        Evaluate()(experiment, RunFolder(path))
     Export(to=str(tmp_path / "exported"))(experiment, RunFolder(path))
     found = unexplained(tmp_path / "exported", [path / "private"], [*public, store.manifest.name])
     assert found == {} and held(tmp_path / "exported", data) == []
