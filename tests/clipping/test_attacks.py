@@ -59,7 +59,7 @@ def tie_used_twice(p, b):
     return total(ops.decode(x_BTd[:, :M], p["table"], tie=tie)) + total(ops.decode(b["h"], p["table"], tie=tie))
 
 
-@shared(table=TABLE, other=TABLE)
+@shared(table=TABLE, other=TABLE, slow=True)
 def ties_of_two_tables_swapped(p, b):
     x_BTd, tie = tied(p["table"], b, M)
     y_BTd, other = tied(p["other"], b, M)
@@ -99,7 +99,7 @@ def tied_and_looked_up_again(p, b):
     return total(ops.decode(x_BTd + look(p["table"], b["label"]), p["table"], tie=tie))
 
 
-@shared(table=TABLE)
+@shared(table=TABLE, slow=True)
 def lookup_and_two_decodes(p, b):
     x_BTd = look(p["table"], b["id"])
     return total(ops.decode(x_BTd, p["table"])) + total(ops.decode(b["h"], p["table"]))
@@ -146,7 +146,7 @@ def two_denses_of_other_arrays(p, b):
     return total(ops.dense(b["x"], p["kernel"])) * total(ops.dense(b["choices"], p["kernel"]))
 
 
-@shared(kernel=SQUARE, other=SQUARE, bias=(D,))
+@shared(kernel=SQUARE, other=SQUARE, bias=(D,), slow=True)
 def one_bias_of_two_denses(p, b):
     return total(ops.dense(jnp.tanh(ops.dense(b["x"], p["kernel"], p["bias"])), p["other"], p["bias"]))
 

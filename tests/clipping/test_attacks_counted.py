@@ -201,7 +201,7 @@ FAST = {
     "units_and_padding_of_nan tied_by_hand",
     "units two_denses",
 }
-FAST |= {"units_with_a_row_of_nan layers", "units_of_all two_lookups", "units_and_padding token_loss", "padding_of_nan layers"}
+FAST |= {"units_with_a_row_of_nan layers", "units_and_padding token_loss"}
 for plan, (rows, options) in PLANS.items():
     for program, (shapes, function) in PROGRAMS.items():
         must = "right" if program in ("layers", "tied_by_hand") else None

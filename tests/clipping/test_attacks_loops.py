@@ -67,7 +67,7 @@ def scan_that_hands_its_stack_on(p, b):
     return total(jax.lax.scan(lambda x, k: (jnp.tanh(ops.dense(x, k)), None), x, stack)[0])
 
 
-@looped(kernel=(2, L, D, D))
+@looped(kernel=(2, L, D, D), slow=True)
 def nested_scans(p, b):
     def outer(x, ks):
         return jax.lax.scan(lambda x, k: (jnp.tanh(ops.dense(x, k)), None), x, ks)[0], None
@@ -116,7 +116,7 @@ def carried_and_exchanged(p, b):
     return total(jax.lax.scan(layer, (b["x"], p["kernel"], p["other"]), None, length=2)[0][0])
 
 
-@looped(kernel=SQUARE)
+@looped(kernel=SQUARE, slow=True)
 def tokens_one_after_another(p, b):
     x_TBd = jnp.swapaxes(b["x"], 0, 1)
     return total(jax.lax.scan(lambda h, x: (jnp.tanh(ops.dense(h, p["kernel"]) + x), None), jnp.zeros_like(x_TBd[0]), x_TBd)[0])
@@ -169,7 +169,7 @@ for name, indices in INDICES.items():
         return total(x)
 
     unrolled.__name__ = f"layers_in_line_{name}"
-    looped(params=drawn({"layers": {"kernel": STACK}}), slow=name in ("once_each", "out_of_order", "from_behind"))(unrolled)
+    looped(params=drawn({"layers": {"kernel": STACK}}), slow=name != "behind_and_before")(unrolled)
 
 
 @looped(params=drawn({"layers": {"kernel": STACK}}), slow=True)
@@ -204,7 +204,7 @@ def in_a_branch_and_beside_it(p, b):
     return total(jax.lax.cond(jnp.array(True), lambda: ops.dense(jnp.tanh(x), p["kernel"]), lambda: x))
 
 
-@looped(kernel=SQUARE, other=SQUARE)
+@looped(kernel=SQUARE, other=SQUARE, slow=True)
 def in_a_switch(p, b):
     branches = [lambda x: ops.dense(x, p["kernel"]), lambda x: ops.dense(ops.dense(x, p["kernel"]), p["other"]), lambda x: x]
     return total(jax.lax.switch(jnp.array(1), branches, b["x"]))

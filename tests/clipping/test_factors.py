@@ -48,8 +48,16 @@ def by_hand(params, batch, groups):
         return total
 
 
-@pytest.mark.parametrize("method", ["vmap", "ghost", "book_keeping", "traced"])
-@pytest.mark.parametrize(("kind", "groups"), [(flat, [("body", "head")]), (PerLayerWeights, [("body",), ("head",)])])
+WHOLE, APART = (flat, [("body", "head")]), (PerLayerWeights, [("body",), ("head",)])
+
+
+@pytest.mark.parametrize(
+    ("kind", "groups", "method"),
+    [
+        *((*WHOLE, "book_keeping"), (*WHOLE, "traced"), (*APART, "vmap"), (*APART, "ghost"), (*APART, "book_keeping")),
+        *(pytest.param(*cell, marks=pytest.mark.slow) for cell in ((*WHOLE, "vmap"), (*WHOLE, "ghost"), (*APART, "traced"))),
+    ],
+)
 def test_gradients_are_multiplied_before_their_norm_is_taken(case, method, kind, groups):
     params, batch = jax.tree.map(jnp.float32, case)
     run = jax.jit(lambda p, b: dpx.clipped_sum(losses, p, b, weights=FactoredWeights(kind(LIMIT), factor), method=method))

@@ -27,8 +27,9 @@ def drawn(examples: int):
     return params | {"power": jnp.float32(1.3)}, {"tokens": jnp.asarray(rng.integers(0, 7, (examples, 5)))}
 
 
-@pytest.mark.parametrize("rows", [1, 2])
-@pytest.mark.parametrize("frozen", [(), ("mix",)])
+@pytest.mark.parametrize(
+    ("frozen", "rows"), [((), 2), (("mix",), 1), *(pytest.param(*cell, marks=pytest.mark.slow) for cell in (((), 1), (("mix",), 2)))]
+)
 def test_it_is_the_sum_of_the_reference(rows, frozen):
     params, batch = drawn(6)
     trained = {name: leaf for name, leaf in params.items() if name not in frozen}
