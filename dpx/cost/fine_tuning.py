@@ -184,7 +184,7 @@ class Expected:
 
 def expected(choice: Choice, asked: Asked) -> list[Expected]:
     """Returns the accuracy of each measured task as a monotone function of the signal, at the asked one; held beyond the measured ones."""
-    from dpx.cost.smoothing import isotonic
+    from dpx.cost.surface import isotonic
 
     away = lambda row: sum(abs(math.log(one / other)) for one, other in zip(row.point, choice.point, strict=True))  # noqa: E731
     found = []

@@ -82,7 +82,17 @@ def claim(chain: Chain, releases: Sequence[StageRelease], missing: Sequence[str]
 
 def _protected(chain: Chain, own: StageRelease, releases: Sequence[StageRelease], missing: Sequence[str]) -> Protected:
     others = [one for one in releases if one.label != own.label]
-    seen = _seen_beside(chain, own, others)
+    # The origins of everything that is released beside it, related to its data; its own origins are among them.
+    declared = {one.identity for one in own.origins[1:] if one.relation == "disjoint"}
+    declared |= {name for one in others if chain.are_disjoint(own.stage, one.stage) for name in one.identities}
+    beside: list[Origin] = []
+    for one in (own, *others):
+        first, further = one.origins[:1], one.origins[1:]
+        # What another run on the same data was declared to share no unit with shares none with these data either.
+        is_holders = are_same(first[0].data, own.held.checksums) if first else False
+        beside += [related(origin, own.held, declared, False) for origin in first]
+        beside += [related(origin, own.held, declared, is_holders) for origin in further]
+    seen = [one for one in merged([], beside) if one.identity != own.origins[0].identity]
     stages = {first.identity: one.stage for one in others for first in one.origins[:1] if not chain.are_disjoint(own.stage, one.stage)}
     fixes = {name: f" (declare chain.stages.{stage}.disjoint_from=[{own.stage}] if they share no unit)" for name, stage in stages.items()}
     found = [f"{reason}{fixes.get(one.identity, '')}" for one in seen for reason in reasons_of(one)]
@@ -112,17 +122,3 @@ def _protected(chain: Chain, own: StageRelease, releases: Sequence[StageRelease]
         reasons=tuple(dict.fromkeys(reasons)),
         epsilon=epsilon,
     )
-
-
-def _seen_beside(chain: Chain, own: StageRelease, others: Sequence[StageRelease]) -> list[Origin]:
-    """Returns the origins of everything that is released beside `own`, related to its data; the origins of `own` are among them."""
-    declared = {one.identity for one in own.origins[1:] if one.relation == "disjoint"}
-    declared |= {name for one in others if chain.are_disjoint(own.stage, one.stage) for name in one.identities}
-    found: list[Origin] = []
-    for one in (own, *others):
-        first, further = one.origins[:1], one.origins[1:]
-        # What another run on the same data was declared to share no unit with shares none with these data either.
-        is_holders = are_same(first[0].data, own.held.checksums) if first else False
-        found += [related(origin, own.held, declared, False) for origin in first]
-        found += [related(origin, own.held, declared, is_holders) for origin in further]
-    return [one for one in merged([], found) if one.identity != own.origins[0].identity]

@@ -9,7 +9,6 @@ Recognises weights that a run in a folder of outputs released, so that they are 
 import dataclasses
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Any
 
 from dpx import config
 from dpx.claim.calibration import claim_checksum
@@ -28,13 +27,12 @@ from dpx.models.shape import AnyModel
 from dpx.models.trained import Trained
 from dpx.optimizer import Optimizer
 from dpx.privacy.declared_privacy import Privacy
-from dpx.privacy.ledger import Ledger
 from dpx.privacy.lines import Plan
 from dpx.privacy.origins import Origin, ParentClaim, VocabularyFacts, of_released
 from dpx.privacy.segments import without
 from dpx.statement import agreement, outside_code
 from dpx.statement.seals import STATEMENT, read_run_statement, read_statement
-from dpx.statement.statement_records import AnyRun, RunStatement, Statement, StudyStatement
+from dpx.statement.statement_records import RunStatement, Statement, StudyStatement
 from dpx.task.declared_task import Task
 
 
@@ -89,13 +87,28 @@ def open_parent(init: FromRun, asked: str) -> Parent:
         place = _checkpoint(asked, folder, init.step) if init.step else _released(asked, release)
         stated = read_run_statement(release / STATEMENT) if (release / STATEMENT).is_file() else None
         known = [manifest for one in entered.data if one and (manifest := left_out.manifest(folder.private, one))]
+        # The reasons why it has no guarantee, from its parts and from its statement.
+        reasons = [] if experiment.is_private else [f"mechanism={experiment.mechanism.name} adds no noise"]
+        if any(epoch.fingerprint.get("claim") != claim_checksum(experiment) for epoch in entered.noise_epochs):
+            reasons.append("its config.yaml is not the config that its ledger began with")
+        reasons += reasons_against(experiment, known[0] if known else None)
+        reasons += seeded(entered) + chosen_late(entered) + refuted(entered.verdict)
+        # A run may be resumed by commands that do not name the search; its ledger and its statement still do.
+        charges = [trial.charge for trial in entered.trials]
+        charges += [stated.tuning.charge] if stated is not None and stated.tuning is not None else []
+        charges += [experiment.tune.charge] if experiment.tune is not None else []
+        if charges:
+            reasons.append(of_a_trial(charges))
+        if experiment.is_private and not entered.segments():
+            reasons.append("its ledger charges nothing")
+        reasons += stated.reasons if isinstance(stated, RunStatement) else ()
         sha256 = known[0].vocabulary_checksum if known else None if stated is None else stated.vocabulary.sha256
         origin = Origin(
             kind="run",
             name=experiment.name,
             identity=entered.identity,
             segments=tuple(entered.own_segments()),
-            reasons=_reasons(experiment, known, entered, stated),
+            reasons=tuple(dict.fromkeys(reasons)),
             claim=_claim(experiment.data, experiment.privacy, stated, audit_state(experiment.audit, entered.verdict)),
             vocabulary=VocabularyFacts(source=vocabulary_source(experiment.data.vocabulary, None), sha256=sha256),
             data=tuple(entered.data),
@@ -192,25 +205,6 @@ def _checkpoint(asked: str, folder: RunFolder, step: int) -> Path:
     value = asked if asked.startswith("fork=") else f"init.step={step}"
     require(step in there, value, f"{folder.path} has no checkpoint at step {step}", f"Use one of {there}")
     return folder.private / agreement.CHECKPOINTS / str(step)
-
-
-def _reasons(experiment: Experiment, known: list[Any], entered: Ledger, stated: AnyRun | None) -> tuple[str, ...]:
-    """Returns the reasons why the parent has no guarantee, from its parts and from its statement."""
-    manifest = known[0] if known else None
-    reasons = [] if experiment.is_private else [f"mechanism={experiment.mechanism.name} adds no noise"]
-    began_with = [epoch.fingerprint.get("claim") for epoch in entered.noise_epochs]
-    if any(claim != claim_checksum(experiment) for claim in began_with):
-        reasons.append("its config.yaml is not the config that its ledger began with")
-    reasons += reasons_against(experiment, manifest) + seeded(entered) + chosen_late(entered) + refuted(entered.verdict)
-    # A run may be resumed by commands that do not name the search; its ledger and its statement still do.
-    charges = [trial.charge for trial in entered.trials]
-    charges += [stated.tuning.charge] if stated is not None and stated.tuning is not None else []
-    charges += [experiment.tune.charge] if experiment.tune is not None else []
-    if charges:
-        reasons.append(of_a_trial(charges))
-    if experiment.is_private and not entered.segments():
-        reasons.append("its ledger charges nothing")
-    return tuple(dict.fromkeys([*reasons, *(stated.reasons if isinstance(stated, RunStatement) else ())]))
 
 
 def _claim(data: Data, privacy: Privacy, stated: Statement | None, audit: str | None) -> ParentClaim:

@@ -126,8 +126,7 @@ class Design:
         """Returns tables, the best design and the learning rate that won at the node next to it."""
         from dpx.cost.designs import Budget, best_of_each_model
         from dpx.cost.measured_runs import load, shipped
-        from dpx.cost.smoothing import grid_of
-        from dpx.cost.surface import surface_of
+        from dpx.cost.surface import grid_of, surface_of
 
         measured, not_read = load(self.measurements or shipped(), self.match)
         _require_length(float(measured.sequence_length[0]), self.base, base.data.sequence_length)

@@ -166,7 +166,7 @@ def _optimizer_bytes(experiment: Experiment, vocabulary: int) -> int:
 
 def _compiled(experiment: Experiment, planned: RunPlan) -> CompiledStep:
     simulate_devices(experiment.mesh, experiment.mesh.devices)
-    from dpx.training.dry_run import dry_run
+    from dpx.training.measure import dry_run
 
     return dry_run(experiment, planned.vocabulary_size, planned.microbatch)
 

@@ -71,7 +71,10 @@ def place(environment: Mapping[str, str] | None = None) -> Place:
     for counted, numbered in _NUMBERED:
         value = variables.get(counted, "")
         if value.isdecimal() and int(value) > 1:
-            return _numbered(variables, counted, int(value), numbered)
+            index = _index(variables, f"{counted}={value}", int(value), numbered)
+            address = variables.get(COORDINATOR) or (_of_slurm(variables) if counted.startswith("SLURM") else None)
+            require(address is not None, f"{counted}={value}", "the address of process 0 is not given", _FIX)
+            return Place(index, int(value), address)
     for name in _HOSTS:
         hosts = [host for host in variables.get(name, "").split(",") if host]
         if len(hosts) > 1:
@@ -86,14 +89,6 @@ def place(environment: Mapping[str, str] | None = None) -> Place:
         _FIX,
     )
     return ALONE
-
-
-def _numbered(variables: Mapping[str, str], counted: str, count: int, numbered: tuple[str, ...]) -> Place:
-    value = f"{counted}={count}"
-    index = _index(variables, value, count, numbered)
-    address = variables.get(COORDINATOR) or (_of_slurm(variables) if counted.startswith("SLURM") else None)
-    require(address is not None, value, "the address of process 0 is not given", _FIX)
-    return Place(index, count, address)
 
 
 def _index(variables: Mapping[str, str], value: str, count: int, numbered: tuple[str, ...]) -> int:

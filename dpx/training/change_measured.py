@@ -40,7 +40,7 @@ from dpx.init.parent_weights import parameters_of
 from dpx.init.start import ADAPTERS, Receiver, taken_from
 from dpx.interop.checkpoint import Checkpoint
 from dpx.optimizer import Adam, Optimizer
-from dpx.optimizer.arguments import decay_mask
+from dpx.optimizer.from_optax import decay_mask
 from dpx.privacy.origins import ReleasedOrigin
 from dpx.task.objective import objective as make_objective
 from dpx.training import frozen

@@ -2,10 +2,15 @@
 
 It reads the config that process 0 sends, and holds neither ledger nor statement. It draws rows and noise only for a step that process 0
 has charged, and writes only its shards of checkpoints and weights.
+
+All processes run the same run: each computes one checksum of what it found or was told, and all compare it. They do so twice, before the
+state of the run is made and before its first step; the second checksum covers the first. Nothing here starts jax when it is imported.
 """
 
 import contextlib
 import dataclasses
+import hashlib
+import json
 from functools import partial
 from pathlib import Path
 from typing import Any, cast
@@ -18,11 +23,76 @@ from dpx.claim.calibration import Calibrated
 from dpx.data.prepare import prepare
 from dpx.declaration import ConfigError, require
 from dpx.files.run_folder import RunFolder
+from dpx.files.weights import FROZEN
 from dpx.processes import supervisor
-from dpx.processes.mesh import simulate_devices
+from dpx.processes.mesh import Mesh, simulate_devices
 from dpx.processes.team import Command, Team
 from dpx.randomness import RootSecret
-from dpx.training import one_run_of_all
+
+# The reason for which a process is refused, and the fix.
+OPENED = (
+    "opened another run than process 0: its version of dpx or of a library, its data or its settings differ",
+    "Give every process the same environment, folder and command",
+)
+STARTED = (
+    "starts otherwise than process 0: its first step, noise epoch, frozen parameters or canaries differ",
+    "Share one disk among all processes",
+)
+
+
+def opened(claim: str, facts: dict[str, Any], data_checksum: str) -> str:
+    """Returns one checksum of what the processes of a run must agree on before they make its state.
+
+    It covers `claim` (the checksum of the declaration), versions, code, data, and the `facts` that process 0 told (`facts_of_run`).
+    """
+    from dpx.training.fingerprint import code_checksum, versions
+
+    return _digest([claim, versions(), code_checksum(set()), data_checksum, facts])
+
+
+def started(opened: str, first_step: int, noise_epoch: int, tag: str, private: Path) -> str:
+    """Returns one checksum of what the processes of a run must agree on before its first step.
+
+    It covers the checksum of what was `opened`, the first step, the noise epoch with the tag of its secret, and the checksums of frozen
+    parameters and of an audit's canaries, which `private` holds.
+    """
+    from dpx.audit.canaries import COINS
+    from dpx.files.weights import facts_beside
+
+    # Frozen parameters were compared with these checksums when they were read.
+    frozen = facts_beside(private / FROZEN).get("weights")
+    canaries = hashlib.sha256((private / COINS).read_bytes()).hexdigest() if (private / COINS).is_file() else None
+    return _digest([opened, first_step, noise_epoch, tag, frozen, canaries])
+
+
+def agree_on_start(team: Team, opened: str, first_step: int, noise_epoch: int, tag: str, private: Path) -> None:
+    """Raises `ConfigError`, in process 0, unless all processes of the job start the run that was `opened` in the same way (`started`)."""
+    if not team.is_alone:
+        team.tell("start", epoch=noise_epoch, tag=tag)
+        require_agreement(team, started(opened, first_step, noise_epoch, tag, private), STARTED)
+
+
+def _digest(content: Any) -> str:
+    return hashlib.sha256(json.dumps(content, sort_keys=True, default=str).encode()).hexdigest()
+
+
+def facts_of_run(mesh: Mesh, calibrated: Calibrated, microbatch: int, strategy: Any) -> dict[str, Any]:
+    """Returns what process 0 tells the others when it opens a run."""
+    return {
+        "calibrated": dataclasses.asdict(calibrated) | {"stages": [], "batch_stages": []},
+        "microbatch": microbatch,
+        "mesh": [mesh.data, mesh.fsdp, mesh.tensor],
+        "strategy": None if strategy is None else np.asarray(strategy, np.float32).tolist(),
+    }
+
+
+def require_agreement(team: Team, own: str, otherwise: tuple[str, str]) -> None:
+    """Raises `ConfigError`, with the reason and the fix of `otherwise`, unless every process has the same checksum as its `own`."""
+    found = team.gather(own)
+    others = [index for index, value in enumerate(found) if value != found[0]]
+    if others:
+        raise ConfigError(f"process {others[0]}", *otherwise)
+
 
 # What a process obeys between "begin" and "close", and nothing else (`dpx/docs/processes.md` says what each does).
 COMMANDS = (
@@ -88,8 +158,8 @@ class _Followed:
         mesh = experiment.mesh.make()
         step = make_step(experiment, audited(objective, experiment.audit, experiment.clip.clipping_norm), mesh, facts["microbatch"])
         strategy = None if facts["strategy"] is None else np.asarray(facts["strategy"], np.float32)
-        self._opened = one_run_of_all.opened(claim_checksum(experiment), facts, store.manifest.checksum)
-        one_run_of_all.require_agreement(team, self._opened, one_run_of_all.OPENED)
+        self._opened = opened(claim_checksum(experiment), facts, store.manifest.checksum)
+        require_agreement(team, self._opened, OPENED)
         self._told.enter_context(supervisor.told(team, experiment.mesh.deadline_s, experiment.mesh.restarts))
         self._computation = Computation(experiment=experiment, calibrated=calibrated, store=store, step=step, strategy=strategy)
         of_split = partial(held_out, objective, store, batch_rows=BATCH_ROWS, widths=experiment.widths, mesh=mesh)
@@ -142,8 +212,8 @@ class _Followed:
         self._computation = dataclasses.replace(self._computation, store=rows)
 
     def _do_start(self, epoch: int, tag: str) -> None:
-        own = one_run_of_all.started(self._opened, self._first_step, epoch, self._secret(epoch, tag).tag, self._private)
-        one_run_of_all.require_agreement(self._team, own, one_run_of_all.STARTED)
+        own = started(self._opened, self._first_step, epoch, self._secret(epoch, tag).tag, self._private)
+        require_agreement(self._team, own, STARTED)
 
     def _do_read(self, directory: str, part: str | None) -> None:
         from dpx.files.orbax_checkpoints import on_host

@@ -1,12 +1,14 @@
-"""Runs some steps of a config on this machine and states their time. The rows are public or synthetic, so the time reveals nothing.
+"""Says what a run costs before it runs: its time on this machine, the program of its step on a mesh, and its FLOPs.
 
-Every program is the run's own: the draw, padding to widths, clipped sums, noise, the update and the evaluation.
+Some steps run on this machine. Every program is the run's own: the draw, padding to widths, clipped sums, noise, the update and the
+evaluation. The rows are public or synthetic, so the time reveals nothing.
 
-Counts matrix-product FLOPs of training with some parameters frozen, traced on shapes.
+The real step is compiled for its mesh on simulated devices, without running it. Shapes replace every array, so nothing of the model is
+allocated. The report describes the program that XLA compiles for CPU devices: its collectives and products are those of the mesh; its
+buffers are like an accelerator's, except for bfloat16, which CPU code widens.
 
-They depend on which parameters are frozen.
-
-A frozen parameter has no gradient, and nothing below the lowest trained parameter is differentiated. Nothing is allocated or run.
+Matrix-product FLOPs are traced on shapes: a frozen parameter has no gradient, and nothing below the lowest trained parameter is
+differentiated.
 """
 
 import contextlib
@@ -15,6 +17,7 @@ import math
 import shutil
 import statistics
 import time
+from collections import Counter
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -30,18 +33,18 @@ from dpx.clipping.clipped_sum import plain_sum
 from dpx.clipping.trained_and_frozen import merged
 from dpx.config.declared_audit import Canaries
 from dpx.config.experiment import Experiment
-from dpx.cost.compiled import MeasuredRun
+from dpx.cost.compiled import CompiledStep, Crossing, MeasuredRun, collectives, compiled_matmul_flops
 from dpx.cost.traced import matmul_flops
 from dpx.data.store import Store
-from dpx.files.orbax_checkpoints import Checkpoints, State
-from dpx.mechanism.mechanism_protocol import Mechanism
+from dpx.declaration import require
+from dpx.files.orbax_checkpoints import Checkpoints
+from dpx.mechanism.mechanism_protocol import Mechanism, Reparametrisation, Reparametrised
 from dpx.models.shape import AnyModel
 from dpx.models.trained import Trained
 from dpx.randomness import RootSecret
 from dpx.sampler.batch_schedule import Constant
 from dpx.task.declared_task import Task
 from dpx.task.mlm import Special
-from dpx.task.objective import objective
 from dpx.task.objective import objective as make_objective
 from dpx.task.task_protocol import TwoPartObjective
 from dpx.training import features, frozen
@@ -49,7 +52,7 @@ from dpx.training.evaluation import BATCH_ROWS, HeldOut, held_out
 from dpx.training.frozen import differentiated_by, draw
 from dpx.training.loop import Computation, computed
 from dpx.training.microbatch import Workload, resolve_microbatch, synthetic_rows
-from dpx.training.step import make_step
+from dpx.training.step import KEY, Chunk, Step, StepInputs, UpdateInputs, make_step
 
 TIMED_STEPS = 3
 # A larger step is timed at this size: its time is in proportion to the examples.
@@ -176,21 +179,18 @@ def _steps(computation: Computation, private: Path) -> tuple[list[float], float,
         began = time.perf_counter()
         state, _ = jax.block_until_ready(computed(computation, secret, min(number, computation.experiment.steps - 1), state, None))
         times.append(time.perf_counter() - began)
-    return times, _save_s(state, private), merged(state.params, computation.frozen)
-
-
-def _save_s(state: State, private: Path) -> float:
-    """Returns the seconds of saving a state, the second time; a run saves beside its steps, but seldom has a processor to spare."""
-    folder = private / "measured"
+    # The second save counts; a run saves beside its steps, but seldom has a processor to spare.
+    folder, saved = private / "measured", []
     try:
         with contextlib.closing(Checkpoints(folder, 1)) as checkpoints:
             for steps_done in (1, 2):
                 began = time.perf_counter()
                 checkpoints.save(steps_done, state, {})
                 checkpoints.wait()
-            return time.perf_counter() - began
+                saved.append(time.perf_counter() - began)
     finally:
         shutil.rmtree(folder, ignore_errors=True)
+    return times, saved[-1], merged(state.params, computation.frozen)
 
 
 def _row_seconds(make: Callable[[], HeldOut], params: Any, once: TwoPartObjective | None) -> tuple[float, float, float]:
@@ -237,7 +237,7 @@ def products(
 
     If the head alone is trained, the encoder reads each text once, unless `reads_once` is false (an audit's canaries are among the rows).
     """
-    subject = objective(model, task, vocabulary_size, Special(pad_id=0, unk_id=1, cls_id=2, sep_id=3, mask_id=4))
+    subject = make_objective(model, task, vocabulary_size, Special(pad_id=0, unk_id=1, cls_id=2, sep_id=3, mask_id=4))
     key = np.zeros(2, np.uint32)
     trained, frozen = jax.eval_shape(lambda key: draw(train, subject, key), key)
     by = jax.eval_shape(partial(differentiated_by, mechanism), trained)
@@ -252,3 +252,115 @@ def products(
         batch = jax.eval_shape(subject.batch, key, read | {"features": jax.ShapeDtypeStruct(shape, jnp.float32)})
     step = matmul_flops(lambda *given: plain_sum(subject.losses, *given[:2], frozen=given[2], fused=False).total, trained, batch, frozen)
     return Products(step, once)
+
+
+SCALAR = jax.ShapeDtypeStruct((), jnp.float32)
+
+
+def dry_run(experiment: Experiment, vocabulary_size: int, microbatch: int) -> CompiledStep:
+    """Returns the cost of one logical batch on each device of the declared mesh, from the compiled programs of the step.
+
+    `peak_bytes_per_device` is the largest number of bytes that are live while a program runs: its arguments, results and temporaries, and
+    the stored state or the gathered parameters that it does not use. FLOPs are those of one microbatch.
+    """
+    require(
+        experiment.mechanism.is_independent_gaussian or not experiment.is_private,
+        f"plan.compile=true, mechanism={experiment.mechanism.name}",
+        "dpx can compile a step without data only if its noise is independent",
+        "Use mechanism=dp_sgd, or use plan.compile=false",
+    )
+    special = Special(pad_id=0, unk_id=1, cls_id=2, sep_id=3, mask_id=4)
+    subject = make_objective(experiment.model, experiment.task, vocabulary_size, special)
+    step = make_step(experiment, subject, experiment.mesh.make(), microbatch)
+    state = jax.eval_shape(step.init, KEY, None)
+    rows = synthetic_rows(experiment.task, 1, experiment.data.sequence_length, vocabulary_size)
+    # Keys of the right shapes; nothing is drawn with them.
+    mechanism, secret = experiment.mechanism, RootSecret.from_seed(0)
+    first, by = None, Reparametrised(state.params, {}, {})
+    if isinstance(mechanism, Reparametrisation):
+        first = mechanism.draw_first(secret, 0, state.params)
+        by = jax.eval_shape(step.differentiated_by, state, first)
+    drawn = mechanism.draw(secret, 0, by.trained, 1.0, experiment.clip.clipping_norm, None)
+    lowered = _lowered(step, state, by, rows, experiment.privacy.rows_per_example, (first, drawn))
+    compiled = {name: program.compile() for name, program in lowered.items()}
+    # Parameters that are gathered in the layout in which they are stored are the same arrays: no copy is live while noise is added.
+    gathered = jax.tree.leaves(jax.eval_shape(step.gather, by.trained))
+    moved = [
+        new
+        for old, new in zip(jax.tree.leaves(by.trained), gathered, strict=True)
+        if old.dtype != new.dtype or not old.sharding.is_equivalent_to(new.sharding, len(old.shape))
+    ]
+    # The arrays that replace parameters for one step are live throughout it.
+    added = by if step.reparametrise else None
+    waiting = {"reparametrise": state.moments, "gather": (state.moments, added), "accumulate": (state, added)}
+    waiting |= {"reduce": (state, moved, added), "finish": (moved, added)}
+    programs = {name: _bytes(program) | {"waiting": _held(waiting[name])} for name, program in compiled.items()}
+    mesh = {axis: getattr(experiment.mesh, axis) for axis in ("data", "fsdp", "tensor")}
+    return CompiledStep(
+        mesh=mesh,
+        compiled_for="simulated CPU devices",
+        microbatch=microbatch,
+        peak_bytes_per_device=max(sum(sizes.values()) for sizes in programs.values()),
+        programs=programs,
+        collectives={name: _crossing(program.as_text(), mesh) for name, program in compiled.items()},
+        flops_per_device_and_microbatch=compiled_matmul_flops(compiled["accumulate"].as_text()),
+    )
+
+
+def _lowered(step: Step, state: Any, by: Reparametrised, row: dict[str, Any], rows_each: int, drawn: Any) -> dict[str, Any]:
+    """Returns the step's programs, lowered.
+
+    The loss is differentiated `by` these arrays, `row` is one row of the data, `rows_each` is the number of rows of an example, and `drawn`
+    is what the mechanism draws before the sums and after them.
+    """
+    params, frozen_params = by.trained, jax.eval_shape(step.draw_frozen, KEY, None)
+    gathered, sums = jax.eval_shape(step.gather, params), jax.eval_shape(step.zero)
+    reduced = jax.eval_shape(step.reduce, sums, (SCALAR, SCALAR))
+    places = (step.chunk, step.rows) if rows_each == 1 else (step.chunk, step.rows, rows_each)
+    rows = {name: jax.ShapeDtypeStruct((*places, *value.shape[1:]), value.dtype) for name, value in row.items()}
+    chunk = Chunk(rows, jax.ShapeDtypeStruct(places, bool), jax.ShapeDtypeStruct((), jnp.int32))
+    beside = merged(jax.eval_shape(step.place_constants, by.constants), jax.eval_shape(step.place_frozen, frozen_params))
+    inputs = StepInputs(gathered, KEY, KEY, frozen=beside)
+    first, drawn = jax.tree.map(lambda key: jax.ShapeDtypeStruct(key.shape, key.dtype), drawn)
+    update = UpdateInputs(drawn, SCALAR, SCALAR, SCALAR, carriers=params if step.reparametrise else None)
+    before = {"reparametrise": step.reparametrise.lower(state.params, state.kept, first)} if step.reparametrise else {}
+    return before | {
+        "gather": step.gather.lower(params),
+        "accumulate": step.accumulate.lower(sums, chunk, inputs),
+        "reduce": step.reduce.lower(sums, (SCALAR, SCALAR)),
+        "finish": step.finish.lower(state, reduced, update),
+    }
+
+
+def _held(tree: Any) -> int:
+    """Returns the bytes of one device's parts."""
+    return sum(math.prod(leaf.sharding.shard_shape(leaf.shape)) * leaf.dtype.itemsize for leaf in jax.tree.leaves(tree))
+
+
+def _bytes(compiled: Any) -> dict[str, int]:
+    memory = compiled.memory_analysis()
+    return {
+        "arguments": memory.argument_size_in_bytes,
+        "results": memory.output_size_in_bytes - memory.alias_size_in_bytes,
+        "temporaries": memory.temp_size_in_bytes,
+    }
+
+
+def _crossing(text: str, mesh: dict[str, int]) -> tuple[Crossing, ...]:
+    """Returns the elements of collectives' results on one device.
+
+    They are summed by kind, size and axes of the groups that communicate, and whether a loop runs the collective.
+    """
+    numbers, elements = Counter(), Counter()
+    for one in collectives(text):
+        # The axes along which devices of a group differ; without groups all devices meet.
+        devices = [np.unravel_index(list(group), tuple(mesh.values())) for group in one.groups or (tuple(range(math.prod(mesh.values()))),)]
+        places = [[len(set(of_group[place].tolist())) for of_group in devices] for place in range(len(mesh))]
+        axes = tuple(axis for axis, counts in zip(mesh, places, strict=True) if max(counts) > 1)
+        key = (one.kind, len(one.groups[0]) if one.groups else 0, axes, one.is_in_loop)
+        numbers[key] += 1
+        elements[key] += one.elements
+    return tuple(
+        Crossing(kind=kind, devices=devices, axes=axes, in_loop=looped, number=numbers[kind, devices, axes, looped], elements=count)
+        for (kind, devices, axes, looped), count in sorted(elements.items())
+    )

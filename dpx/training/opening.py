@@ -46,7 +46,7 @@ from dpx.processes.mesh import Mesh
 from dpx.processes.place import require_processes
 from dpx.statement import agreement
 from dpx.task.objective import objective as make_objective
-from dpx.training import features, one_run_of_all
+from dpx.training import features, follower
 from dpx.training.evaluation import early_stopping, evaluations_of
 from dpx.training.fingerprint import fingerprint
 from dpx.training.loop import Run
@@ -113,11 +113,11 @@ def open_run(experiment: Experiment, folder: RunFolder, job: Any = None) -> Iter
     if folder.fork and begins_from.private is not None:
         require_same_audit(folder.fork, begins_from.private, experiment.audit)
     strategy = experiment.mechanism.load_strategy(experiment.steps, private)
-    facts = one_run_of_all.facts_of_run(experiment.mesh, calibrated, microbatch, strategy)
+    facts = follower.facts_of_run(experiment.mesh, calibrated, microbatch, strategy)
     team().tell("open", **facts)
     step = make_step(experiment, trained, mesh, microbatch)
-    opened = "" if team().is_alone else one_run_of_all.opened(claim_checksum(experiment), facts, data.manifest.checksum)
-    one_run_of_all.require_agreement(team(), opened, one_run_of_all.OPENED)
+    opened = "" if team().is_alone else follower.opened(claim_checksum(experiment), facts, data.manifest.checksum)
+    follower.require_agreement(team(), opened, follower.OPENED)
 
     with contextlib.ExitStack() as stack:
         stack.callback(team().tell, "close")
@@ -146,7 +146,7 @@ def open_run(experiment: Experiment, folder: RunFolder, job: Any = None) -> Iter
             store, conclude = in_run.begun(private, experiment.audit, *of_run, ledger, *audited_run)
             team().tell("plant")
         at = start.first_step, start.noise_epoch.number, start.secret.tag
-        one_run_of_all.agree_on_start(team(), opened, *at, private)
+        follower.agree_on_start(team(), opened, *at, private)
         writer = stack.enter_context(contextlib.closing(MetricsWriter(private, start.first_step)))
         progress = stack.enter_context(RunProgress(start.first_step, experiment.steps))
         heldout, test = evaluations_of(objective, data, schedule.evaluation_rows, experiment.widths, mesh)

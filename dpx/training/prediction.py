@@ -17,7 +17,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from dpx.claim.data_of_weights import store_of
-from dpx.config.experiment import Experiment
+from dpx.data.declared_data import Data
 from dpx.data.length_buckets import in_batches, widths_of
 from dpx.data.rows import marked_examples
 from dpx.data.tokenizer import TextTokenizer, of_path
@@ -27,8 +27,10 @@ from dpx.files.run_folder import read_json
 from dpx.files.weights import nested
 from dpx.interop.checkpoint import Checkpoint
 from dpx.models.checkpoint_shape import is_multiple_choice
+from dpx.models.shape import AnyModel
+from dpx.privacy.declared_privacy import Privacy
 from dpx.statement import received
-from dpx.task.declared_task import Classification, MultipleChoice, label_names
+from dpx.task.declared_task import Classification, MultipleChoice, Task, label_names
 from dpx.task.objective import objective as make_objective
 
 Texts = tuple[tuple[str, ...], ...]  # of a row: one text, alone or as a pair, or one for each choice
@@ -78,18 +80,17 @@ class Classifier:
         return {name: values.reshape(len(texts), *of_row, *values.shape[1:]) for name, values in marked.items()}
 
 
-def of_run(experiment: Experiment, params: Path) -> Classifier:
+def of_run(model: AnyModel, task: Task, vocabulary_size: int, data: Data, privacy: Privacy, params: Path) -> Classifier:
     """Returns the classifier of a run and its released parameters `params`.
 
     Raises `ConfigError` if the run did not train a classifier, or if its data has another vocabulary now.
     """
-    task = experiment.task
     if not isinstance(task, Classification | MultipleChoice):
         raise ConfigError(f"task={task.name}", "does not predict labels", "Name a run of task=classification or task=multiple_choice")
-    store = store_of(experiment.data, experiment.privacy, params)
-    objective: Any = make_objective(experiment.model, task, experiment.vocabulary_size, store.manifest)
+    store = store_of(data, privacy, params)
+    objective: Any = make_objective(model, task, vocabulary_size, store.manifest)
     choices = task.choices if isinstance(task, MultipleChoice) else None
-    labels = label_names(task, experiment.data.labels)
+    labels = label_names(task, data.labels)
     return Classifier(labels, choices, store.tokenizer(), store.manifest.sequence_length, _logits(objective, released(params)))
 
 

@@ -16,7 +16,7 @@ from jaxtyping import Array, Float
 from dpx.audit.canary_objective import CANARIES
 from dpx.clipping.groups import LAYERS
 from dpx.optimizer import Adam, Optimizer
-from dpx.optimizer.arguments import BERT, LEARNING_RATE, decay_mask
+from dpx.optimizer.from_optax import BERT, LEARNING_RATE, decay_mask
 from dpx.optimizer.from_optax import transformation as of_optax
 from dpx.processes.mesh import Mesh
 from dpx.training import sharding

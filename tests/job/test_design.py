@@ -8,8 +8,7 @@ from dpx.config import build, recipes
 from dpx.cost import design_noise
 from dpx.cost.designs import Budget, doubled
 from dpx.cost.measured_runs import Measurements, shipped
-from dpx.cost.smoothing import grid_of
-from dpx.cost.surface import surface_of
+from dpx.cost.surface import grid_of, surface_of
 from dpx.declaration import ConfigError
 from dpx.files.run_folder import RunFolder
 from dpx.job.design import Design

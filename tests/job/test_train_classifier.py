@@ -67,7 +67,7 @@ def test_weights_are_never_read_by_another_vocabulary(trained):
     changed = dataclasses.replace(data, source=dataclasses.replace(data.source, seed=1))
     uses = (
         Evaluate(),
-        lambda experiment, folder: of_run(experiment, folder.release / "params"),
+        lambda one, folder: of_run(one.model, one.task, one.vocabulary_size, one.data, one.privacy, folder.release / "params"),
         lambda experiment, folder: export(experiment, folder.path, folder.path / "elsewhere"),
     )
     for use in uses:

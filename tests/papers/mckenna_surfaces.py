@@ -6,8 +6,7 @@ from typing import Any
 import numpy as np
 
 from dpx.config import declare
-from dpx.cost.smoothing import grid_of
-from dpx.cost.surface import surface_of
+from dpx.cost.surface import grid_of, surface_of
 from dpx.packages import option_file
 from dpx.privacy import closed_form
 from dpx_papers.mckenna2025.lab import Fitted, Lab

@@ -3,10 +3,10 @@
 import numpy as np
 import pytest
 
-from dpx.cost import designs, smoothing
+from dpx.cost import designs
 from dpx.cost.design_noise import Calibration
 from dpx.cost.designs import candidates, ends_flat, knee, saturating_compute
-from dpx.cost.surface import Surface, surface_of
+from dpx.cost.surface import Surface, grid_of, surface_of
 from dpx.declaration import ConfigError
 
 from .synthetic import BATCH, RATIOS, TOKENS, fewer_examples, form_l1, form_l2, measured, saturating, simple_ratio
@@ -15,7 +15,7 @@ SIZE, COMPUTE = 2e5, 6 * 2e5 * 2048 * TOKENS * 800
 
 
 def surface(truth=form_l2, **options) -> Surface:
-    return surface_of(smoothing.grid_of(measured(truth, **options)), BATCH, TOKENS)
+    return surface_of(grid_of(measured(truth, **options)), BATCH, TOKENS)
 
 
 def chosen_against_best(truth, found: Surface, compute: float) -> float:

@@ -3,10 +3,8 @@
 import numpy as np
 import pytest
 
-from dpx.cost import smoothing
 from dpx.cost.measured_runs import Measurements
-from dpx.cost.smoothing import extend, fit_power_law
-from dpx.cost.surface import surface_of
+from dpx.cost.surface import extend, fit_power_law, grid_of, surface_of
 from dpx.declaration import ConfigError
 
 from .synthetic import BATCH, PARAMETERS, RATIOS, STEPS, TOKENS, form_l2, measured, rows_of
@@ -14,7 +12,7 @@ from .synthetic import BATCH, PARAMETERS, RATIOS, STEPS, TOKENS, form_l2, measur
 
 @pytest.fixture(scope="module")
 def surface():
-    return surface_of(smoothing.grid_of(measured(form_l2)), BATCH, TOKENS, width=1, reach=8)
+    return surface_of(grid_of(measured(form_l2)), BATCH, TOKENS, width=1, reach=8)
 
 
 def test_it_is_exact_at_nodes(surface):
@@ -47,7 +45,7 @@ def test_outside_there_is_no_loss(surface, m, t, ratio):
 def test_too_few_records_are_refused_and_never_extended_to_nothing(reach, said):
     rows = rows_of(form_l2, steps=np.array([100.0, 1000.0])[reach == 1 :])
     with pytest.raises(ConfigError, match=said):
-        surface_of(smoothing.grid_of(Measurements.from_rows(rows)), BATCH, TOKENS, reach=reach)
+        surface_of(grid_of(Measurements.from_rows(rows)), BATCH, TOKENS, reach=reach)
 
 
 def test_less_noise_than_was_measured_is_marked_and_given_the_loss_of_the_least(surface):
@@ -59,7 +57,7 @@ def test_less_noise_than_was_measured_is_marked_and_given_the_loss_of_the_least(
 
 def test_the_slice_without_noise_is_its_own():
     truth = lambda m, t, r: np.where(r < 2**-30, 1.5, form_l2(m, t, np.maximum(r, 2**-30)))  # noqa: E731
-    surface = surface_of(smoothing.grid_of(measured(truth, ratios=np.array([2.0**-40, *RATIOS]))), BATCH, TOKENS, width=1)
+    surface = surface_of(grid_of(measured(truth, ratios=np.array([2.0**-40, *RATIOS]))), BATCH, TOKENS, width=1)
     assert surface.at(2e5, 500, 0.0).loss == pytest.approx(1.5) and len(surface.ratios_R) == len(RATIOS)
 
 
@@ -67,7 +65,7 @@ def test_what_is_missing_without_noise_costs_the_surface_nothing():
     """The slice takes its own models: neither does it shrink the rectangle, nor the rectangle it."""
     noisy = [row for row in rows_of(form_l2) if row["model"] != "e"]
     slices = [row for row in rows_of(form_l2, ratios=[2.0**-40]) if row["model"] in ("b", "c", "e")]
-    alone, both = (surface_of(smoothing.grid_of(Measurements.from_rows(rows)), BATCH, TOKENS, width=1) for rows in (noisy, noisy + slices))
+    alone, both = (surface_of(grid_of(Measurements.from_rows(rows)), BATCH, TOKENS, width=1) for rows in (noisy, noisy + slices))
     assert np.array_equal(alone.losses_MRT, both.losses_MRT) and both.names == ("a", "b", "c", "d")
     assert both.for_epsilon(np.inf).names == ("b", "c", "e") and both.for_epsilon(8) is both
     found = both.at(np.array([6e4, 2e6, 2e4, 6e4]), 500.0, np.array([0.0, 0.0, 0.0, RATIOS[0]]))
@@ -97,5 +95,5 @@ def test_a_power_law_is_the_least_squares_of_a_library():
 
 
 def test_what_is_extended_stays_monotone():
-    surface = surface_of(smoothing.grid_of(measured(form_l2, deviation=0.03, seed=1)), BATCH, TOKENS, reach=8)
+    surface = surface_of(grid_of(measured(form_l2, deviation=0.03, seed=1)), BATCH, TOKENS, reach=8)
     assert (np.diff(surface.losses_MRT, axis=2) <= 1e-9).all() and (np.diff(surface.losses_MRT, axis=1) >= -1e-9).all()

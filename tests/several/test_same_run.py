@@ -15,7 +15,7 @@ from dpx.files.run_folder import RunFolder
 from dpx.files.weights import FROZEN
 from dpx.processes import Team
 from dpx.processes.place import Place
-from dpx.training import microbatch, one_run_of_all, opening
+from dpx.training import follower, microbatch, opening
 
 from ..training.conftest import declare
 from ..training.test_adaptive import synthetic
@@ -27,7 +27,7 @@ STRATEGY = np.asarray([0.8, 0.4], np.float32)
 
 def opened(claim="claim", data="data", **changes):
     given = {"mesh": mesh_of(), "calibrated": CALIBRATED, "microbatch": 8, "strategy": STRATEGY}
-    return one_run_of_all.opened(claim, one_run_of_all.facts_of_run(**(given | changes)), data)
+    return follower.opened(claim, follower.facts_of_run(**(given | changes)), data)
 
 
 OTHER_RUNS = {
@@ -67,7 +67,7 @@ OTHER_STARTS = {"opened": "another", "first_step": 6, "noise_epoch": 2, "tag": "
 
 @pytest.mark.parametrize("name", OTHER_STARTS)
 def test_another_start_has_another_checksum(tmp_path, name):
-    own, again, other = (one_run_of_all.started(**(STARTED | more), private=tmp_path) for more in ({}, {}, {name: OTHER_STARTS[name]}))
+    own, again, other = (follower.started(**(STARTED | more), private=tmp_path) for more in ({}, {}, {name: OTHER_STARTS[name]}))
     assert own == again != other
 
 
@@ -75,11 +75,11 @@ def test_so_do_other_frozen_parameters_and_other_canaries(tmp_path):
     found = []
     for number, value in enumerate((1.0, 1.0, 1.0 + 2**-23)):
         keep_frozen(tmp_path / str(number), value)
-        found.append(one_run_of_all.started(**STARTED, private=tmp_path / str(number)))
+        found.append(follower.started(**STARTED, private=tmp_path / str(number)))
     assert found[0] == found[1] != found[2]
     for number in (0, 1):
         (tmp_path / str(number) / COINS).write_text(f'{{"coins": [{number}]}}')
-        found.append(one_run_of_all.started(**STARTED, private=tmp_path / str(number)))
+        found.append(follower.started(**STARTED, private=tmp_path / str(number)))
     assert len(set(found)) == 4
 
 
@@ -103,11 +103,11 @@ class Opened(Exception):
     pass
 
 
-@pytest.mark.parametrize(("otherwise", "fix"), [one_run_of_all.OPENED, one_run_of_all.STARTED])
+@pytest.mark.parametrize(("otherwise", "fix"), [follower.OPENED, follower.STARTED])
 def test_a_process_with_another_checksum_is_refused_in_one_line(otherwise, fix):
-    one_run_of_all.require_agreement(Heard("a"), "a", (otherwise, fix))
+    follower.require_agreement(Heard("a"), "a", (otherwise, fix))
     with pytest.raises(ConfigError) as caught:
-        one_run_of_all.require_agreement(Heard("b"), "a", (otherwise, fix))
+        follower.require_agreement(Heard("b"), "a", (otherwise, fix))
     assert str(caught.value).startswith(f"process 1: {otherwise}. {fix}") and "\n" not in str(caught.value)
 
 
@@ -122,4 +122,4 @@ def test_process_zero_measures_the_microbatch_and_tells_it_under_the_checksum(tm
         pass
     told = both.told["open"]
     assert told["microbatch"] == 4
-    assert one_run_of_all.opened("claim", told, "data") != one_run_of_all.opened("claim", told | {"microbatch": 8}, "data")
+    assert follower.opened("claim", told, "data") != follower.opened("claim", told | {"microbatch": 8}, "data")

@@ -4,7 +4,7 @@ from typing import Any
 
 import numpy as np
 
-from dpx.cost.smoothing import extend, isotonic, rolling_mean, smooth
+from dpx.cost.surface import extend, isotonic, rolling_mean, smooth
 from dpx_papers.analysis import Made, Noted, frame
 from dpx_papers.mckenna2025.lab import Fitted, Lab, of_positive
 from dpx_papers.report.shape import Part

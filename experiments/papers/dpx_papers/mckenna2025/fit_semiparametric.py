@@ -5,8 +5,7 @@ import itertools
 
 import numpy as np
 
-from dpx.cost.smoothing import Grid
-from dpx.cost.surface import Surface
+from dpx.cost.surface import Grid, Surface
 from dpx_papers.analysis import Made, Noted
 from dpx_papers.mckenna2025 import verdicts
 from dpx_papers.mckenna2025.lab import Lab, of_positive

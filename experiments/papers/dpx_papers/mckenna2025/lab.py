@@ -10,8 +10,7 @@ import numpy as np
 
 from dpx.cost.designs import Ratio
 from dpx.cost.measured_runs import Measurements, load
-from dpx.cost.smoothing import Choice, Grid, grid_of
-from dpx.cost.surface import Surface, surface_of
+from dpx.cost.surface import Choice, Grid, Surface, grid_of, surface_of
 from dpx.declaration import declaration, require
 from dpx_papers.analysis import analysis
 

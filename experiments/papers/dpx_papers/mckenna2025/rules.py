@@ -11,8 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from dpx.cost.measured_runs import Measurements, measured
-from dpx.cost.smoothing import grid_of
-from dpx.cost.surface import surface_of
+from dpx.cost.surface import grid_of, surface_of
 from dpx.declaration import ConfigError, declaration
 from dpx_papers.report.evidence import Evidence, Rows
 from dpx_papers.report.rules import Groups, Judged, Rule, lower_end
