@@ -145,8 +145,12 @@ def choose(table: Sequence[Measured], asked: Asked) -> Choice:
     require(bool(own), f"train={asked.trained}", "no measured run trains this part", f"Use one of {kinds}")
     fewest = min(row.point.passes for row in own)
     own = [row for row in own if row.point.passes <= max(asked.passes, fewest) * 1.05]
+    # The runs of each condition that tells settings apart (three settings or more, and one that is above the baseline); without such
+    # conditions the runs above the baseline, or else all runs.
+    conditions = [[row for row in own if row.condition == condition] for condition in dict.fromkeys(row.condition for row in own)]
+    above = [rows for rows in conditions if any(row.is_above for row in rows)]
     lost: dict[Point, list[tuple[float, float]]] = {}
-    for rows in _searched(own):
+    for rows in [rows for rows in above if len(rows) >= 3] or above or conditions:
         best = max(row.accuracy for row in rows)
         for row in rows:
             apart = math.log(row.signal / asked.signal) / math.log(NEAR)
@@ -156,16 +160,6 @@ def choose(table: Sequence[Measured], asked: Asked) -> Choice:
     as_good = [point for point in mean if mean[point] <= min(mean.values()) + AS_GOOD]
     point = min(as_good, key=lambda point: (point.passes, mean[point], -sum(w for w, _ in lost[point])))
     return Choice(point, min(point.passes, asked.passes), mean, tuple(own))
-
-
-def _searched(rows: Sequence[Measured]) -> list[list[Measured]]:
-    """Returns the runs of each condition that tells settings apart: three settings or more, and one that is above the baseline.
-
-    Without such conditions it returns the runs above the baseline, or else all runs.
-    """
-    conditions = [[row for row in rows if row.condition == condition] for condition in dict.fromkeys(row.condition for row in rows)]
-    above = [own for own in conditions if any(row.is_above for row in own)]
-    return [own for own in above if len(own) >= 3] or above or conditions
 
 
 @dataclasses.dataclass(frozen=True)

@@ -150,16 +150,7 @@ def _copied(asked: str, init: FromRun, release: Path) -> Parent:
     require((release / STATEMENT).is_file(), asked, "contains weights but not their statement", "Copy the whole release/ folder")
     agreement.check_copy(release)
     statement, experiment = read_statement(release / STATEMENT, agreement.OR_COPY), _declared(asked, release / CONFIG)
-    stated, further = _stated_origin(experiment.name, experiment.data, experiment.privacy, statement), _stated_further(statement)
-    # As in its ledger, what its origins charged is charged by them, so that a word about their data holds for their charges too.
-    own = without(stated.segments, *(one.segments for one in further)) if further else stated.segments
-    origins = (dataclasses.replace(stated, segments=tuple(own)), *further)
-    trained = (experiment.model, experiment.task, experiment.trained, experiment.vocabulary_size, experiment.optimizer)
-    return Parent(asked, *trained, origins, None, place, None)
-
-
-def _stated_origin(name: str, data: Data, privacy: Privacy, statement: Statement) -> Origin:
-    """Returns the origin that the statement of a run describes; that of a search's winner lists no steps of the run itself."""
+    # The statement of a search's winner lists no steps of the run itself.
     of_run = None if isinstance(statement, StudyStatement) else statement
     private = statement if isinstance(statement, RunStatement) else None
     reasons = list(statement.reasons)
@@ -170,17 +161,23 @@ def _stated_origin(name: str, data: Data, privacy: Privacy, statement: Statement
         reasons.append(
             "its statement lists no steps whose cost can be composed with others (the statement of a search's winner, for example)"
         )
+    audit = None if private is None or private.audit is None else private.audit.verdict
     mark = None if of_run is None else of_run.ledger.mark
     named = (None if private is None else private.ledger.identity) or (None if mark is None else mark.chain)
-    return Origin(
+    # As in its ledger, what its origins charged is charged by them, so that a word about their data holds for their charges too.
+    further = _stated_further(statement)
+    own = without(segments, *(one.segments for one in further)) if further else segments
+    origin = Origin(
         kind="run",
-        name=name,
+        name=experiment.name,
         identity=named or f"unnamed {seal(to_json(statement))}",
-        segments=segments,
+        segments=tuple(own),
         reasons=tuple(reasons),
-        claim=_claim(data, privacy, statement, None if private is None or private.audit is None else private.audit.verdict),
+        claim=_claim(experiment.data, experiment.privacy, statement, audit),
         vocabulary=VocabularyFacts() if of_run is None else of_run.vocabulary,
     )
+    trained = (experiment.model, experiment.task, experiment.trained, experiment.vocabulary_size, experiment.optimizer)
+    return Parent(asked, *trained, (origin, *further), None, place, None)
 
 
 def _stated_further(statement: Statement) -> list[Origin]:

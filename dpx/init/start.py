@@ -255,7 +255,15 @@ def _of_run(init: FromRun, receiver: Receiver, store: Store | None, asked: str) 
     """Checks a run that another run starts from, by a fork or by its weights; returns its origins, and the run as `Parent`."""
     parent, is_fork = open_parent(init, asked), asked.startswith("fork=")
     if is_fork:
-        _require_same_state(parent, receiver)
+        # Its state is of the same parameters, and of an optimizer of the same formula, whose arguments may differ; the states of dpx's Adam
+        # and optax's Adam have different forms.
+        own, theirs = ((type(one), one.name) for one in (receiver.optimizer, parent.optimizer))
+        for key, of_parent, is_same in (
+            ("train", parent.train.kind, parent.train == receiver.train),
+            ("optimizer", parent.optimizer.name, own == theirs),
+        ):
+            fix = f"Use {key}={of_parent} as its parent, or init=run init.run=... init.step=..., which uses only the weights"
+            require(is_same, parent.asked, f"its checkpoint was made with {key}={of_parent}, and this run uses another {key}", fix)
     head = ("classifier", "pool") if isinstance(receiver.task, Classification | MultipleChoice) else ()
     _require_same_function(parent.asked, parent.model, receiver.model, f"model={parent.model.name}", head)
     taken_from(parent, receiver, is_fork)
@@ -270,19 +278,6 @@ def _of_run(init: FromRun, receiver: Receiver, store: Store | None, asked: str) 
     if receiver.is_private:
         require_same_relation(origins, receiver.privacy)
     return origins, parent
-
-
-def _require_same_state(parent: Parent, receiver: Receiver) -> None:
-    """Raises `ConfigError` if a fork would train other parameters, or use another optimizer, than its parent's checkpoint has a state
-    for."""
-    # The formula, whose arguments may differ; the states of dpx's Adam and optax's Adam have different forms.
-    own, theirs = ((type(one), one.name) for one in (receiver.optimizer, parent.optimizer))
-    for key, of_parent, is_same in (
-        ("train", parent.train.kind, parent.train == receiver.train),
-        ("optimizer", parent.optimizer.name, own == theirs),
-    ):
-        fix = f"Use {key}={of_parent} as its parent, or init=run init.run=... init.step=..., which uses only the weights"
-        require(is_same, parent.asked, f"its checkpoint was made with {key}={of_parent}, and this run uses another {key}", fix)
 
 
 def _of_checkpoint(init: FromCheckpoint, receiver: Receiver, store: Store | None) -> Origin:

@@ -130,7 +130,10 @@ THREADS_PER_DEVICE = 4
 
 
 def simulate_devices(mesh: Mesh, devices: int | None) -> None:
-    """Sets the number of devices that jax makes of one CPU, before jax looks for devices; `None` leaves the number unchanged."""
+    """Sets the number of devices that jax makes of one CPU, before jax looks for devices; `None` leaves the number unchanged.
+
+    Raises `ConfigError` if jax has already looked for another number.
+    """
     if devices is None:
         return
     # A simulated device may wait for others in several collectives at once, each on a thread. XLA makes one thread per device, so all can
@@ -141,20 +144,16 @@ def simulate_devices(mesh: Mesh, devices: int | None) -> None:
     if flag in flags:
         return
     if "jax" in sys.modules:
-        _tell_imported_jax(mesh, devices)
+        import jax
+
+        try:
+            jax.config.update("jax_num_cpu_devices", devices)
+        except RuntimeError as error:
+            # It has already looked for devices.
+            reason = "this process already uses another number of devices"
+            raise ConfigError(f"mesh={mesh.name}", reason, "Run each mesh in its own process") from error
+        if "JAX_PLATFORMS" not in os.environ:
+            jax.config.update("jax_platforms", "cpu")
     kept = [other for other in flags if not other.startswith(flag.partition("=")[0])]
     os.environ["XLA_FLAGS"] = " ".join([*kept, flag])
     os.environ.setdefault("JAX_PLATFORMS", "cpu")
-
-
-def _tell_imported_jax(mesh: Mesh, devices: int) -> None:
-    """Sets the number of devices in a jax that was already imported. Raises `ConfigError` if it has already looked for devices."""
-    import jax
-
-    try:
-        jax.config.update("jax_num_cpu_devices", devices)
-    except RuntimeError as error:
-        reason = "this process already uses another number of devices"
-        raise ConfigError(f"mesh={mesh.name}", reason, "Run each mesh in its own process") from error
-    if "JAX_PLATFORMS" not in os.environ:
-        jax.config.update("jax_platforms", "cpu")

@@ -63,7 +63,14 @@ def told(team: Team, deadline_s: float | None, restarts: int) -> Iterator[None]:
     if deadline_s is None:
         yield
         return
-    _listen_to_compiler()
+    global _is_listening
+    if not _is_listening:
+        import jax.monitoring
+
+        _is_listening = True
+        # jax tells a scalar where such work begins, and a duration where it ends.
+        jax.monitoring.register_scalar_listener(lambda event, value, **_: _count(event, 1))
+        jax.monitoring.register_event_duration_secs_listener(lambda event, duration_secs, **_: _count(event, -1))
     thread = threading.Thread(target=_tell, args=(team, pipe, MESSAGE.pack(deadline_s, restarts), ended), daemon=True, name="liveness")
     thread.start()
     try:
@@ -84,18 +91,6 @@ def _tell(team: Team, pipe: int, message: bytes, ended: threading.Event) -> None
         if team.progress != seen or is_compiling or team.is_compiling():
             seen = team.progress
             os.write(pipe, message)
-
-
-def _listen_to_compiler() -> None:
-    global _is_listening
-    if _is_listening:
-        return
-    import jax.monitoring
-
-    _is_listening = True
-    # jax tells a scalar where such work begins, and a duration where it ends.
-    jax.monitoring.register_scalar_listener(lambda event, value, **_: _count(event, 1))
-    jax.monitoring.register_event_duration_secs_listener(lambda event, duration_secs, **_: _count(event, -1))
 
 
 def _count(event: str, change: int) -> None:

@@ -4,6 +4,7 @@ This module decides what is written to `release/`: weights, statement, config an
 norms and held-out metrics are telemetry of private text and stay under `private/`.
 """
 
+from functools import partial
 from typing import Any, NamedTuple
 
 from dpx.audit.canary_objective import CANARIES, without
@@ -61,26 +62,20 @@ def train(run: Run) -> Trained:
     publish(run)
     run.progress.stage("compiling the step")
     with interruption.deferred():
-        state, done = _last_step(run, observers)
+        state, done = start.state, start.first_step
+        if run.early_stopping is None or not run.early_stopping.is_over(done):
+            try:
+                state, done = run_steps(run, observers, partial(renew, run)), run.experiment.steps
+            except Ended as ended:
+                state, done = ended.state, ended.done
+            except Stopped as stopped:
+                if not _is_due(run, stopped.done, run.experiment.schedule.checkpoint_every):
+                    save(run, stopped.done, stopped.state)
+                run.checkpoints.wait()
+                raise Interrupted(stopped.done) from None
         # Only a run that had no step left to run was not evaluated after its last step.
         metrics = heldout.newest if start.first_step < done else evaluated(run, state)
         return end(run, done, state, metrics, untrained)
-
-
-def _last_step(run: Run, observers: tuple[Observer, ...]) -> tuple[State, int]:
-    """Runs the steps; returns the last state and the number of steps, fewer than declared where the run ends early."""
-    start = run.start
-    if run.early_stopping is not None and run.early_stopping.is_over(start.first_step):
-        return start.state, start.first_step
-    try:
-        return run_steps(run, observers, lambda *given: renew(run, *given)), run.experiment.steps
-    except Ended as ended:
-        return ended.state, ended.done
-    except Stopped as stopped:
-        if not _is_due(run, stopped.done, run.experiment.schedule.checkpoint_every):
-            save(run, stopped.done, stopped.state)
-        run.checkpoints.wait()
-        raise Interrupted(stopped.done) from None
 
 
 class Restatement:
