@@ -1,4 +1,4 @@
-"""Reads the run that another run starts from: its declarations, its charges, and the path of its weights. No jax.
+"""Reads the run that another run starts from: its declarations, its charges and its weights. Only the weights need jax.
 
 Its folder is checked against its ledger, as in every job. A copy of `release/` has no ledger: its statement must be the one that its
 weights were released with (`dpx.statement.seals`), and its data is unknown.
@@ -22,9 +22,9 @@ from dpx.declaration import ConfigError, require
 from dpx.files.file_checksums import seal
 from dpx.files.records import to_json
 from dpx.files.run_folder import CONFIG, RunFolder
-from dpx.files.weights import METADATA, PARAMS, Leaves, Shapes, checksum, checksums, facts_beside
+from dpx.files.weights import FROZEN, METADATA, PARAMS, Leaves, Shapes, by_path, checksum, checksums, facts_beside
 from dpx.models.shape import AnyModel
-from dpx.models.trained import Trained
+from dpx.models.trained import Adapters, Trained
 from dpx.optimizer import Optimizer
 from dpx.privacy.declared_privacy import Privacy
 from dpx.privacy.lines import Plan
@@ -251,3 +251,41 @@ def _first_weights(release: Path) -> str | None:
         return None
     origins = getattr(getattr(statement, "init", None), "origins", ())
     return getattr(origins[0], "weights", None) if origins else None
+
+
+def parameters_of(parent: Parent, train: Trained) -> Leaves:
+    """Returns the weights that the parent released, or its checkpoint merged with its frozen parameters.
+
+    Adapters are kept if `train` has the same ones; else they are merged into the weights that they adapt. Raises `ConfigError` if a file is
+    cut short or is not what was released.
+    """
+    import jax
+    import numpy as np
+
+    from dpx.audit.canary_objective import CANARIES
+    from dpx.clipping.trained_and_frozen import merged
+    from dpx.files.orbax_checkpoints import read_together
+    from dpx.models.lora import merge_adapters
+    from dpx.models.trainable import whole
+
+    if not parent.step:
+        tree = read_together(parent.place)
+    else:
+        assert parent.private is not None
+        tree = {name: leaf for name, leaf in read_together(parent.place, "params").items() if name != CANARIES}
+        if not parent.train.is_all:
+            stored = parent.private / FROZEN
+            require(stored.is_dir(), stored, "the parent's frozen parameters are missing", "Restore it, or begin from its released weights")
+            tree = jax.tree.map(np.asarray, whole(merged(tree, read_together(stored))))
+    if isinstance(tree.get("layers"), dict) and "lora" in tree["layers"] and not is_adapted_alike(parent.train, train):
+        tree = jax.tree.map(np.asarray, merge_adapters(tree))
+    return by_path(tree)
+
+
+def is_adapted_alike(one: Trained, other: Trained) -> bool:
+    """Returns whether two runs have adapters of the same form."""
+    if not isinstance(one, Adapters) or not isinstance(other, Adapters):
+        return False
+    # The dropout rate is stored beside the factors: factors of a run with another rate would also load that rate.
+    forms = [(each.rank, each.alpha, sorted(each.targets), each.dropout) for each in (one, other)]
+    return forms[0] == forms[1]

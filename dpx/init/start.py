@@ -16,7 +16,7 @@ from dpx.data.store import Store
 from dpx.declaration import ConfigError, require
 from dpx.files import weights
 from dpx.files.checkpoint_folder import called, folder_of
-from dpx.init.parent import Parent, of_fork, open_parent, require_no_known_release
+from dpx.init.parent import Parent, of_fork, open_parent, parameters_of, require_no_known_release
 from dpx.init.relation import are_same, contradictions, declared_disjoint, learnt_from_protected, noted_alone, relation
 from dpx.interop.card import among, is_card_of_dpx, named_by_card
 from dpx.interop.checkpoint import Checkpoint
@@ -129,7 +129,6 @@ def start(init: Init, receiver: Receiver, store: Store, outputs: Iterable[Path],
     if parent is None:
         return Start(origins, messages=tuple(contradictions(origins, store, own_private, own_private)))
     assert isinstance(init, FromRun)
-    from dpx.init.parent_weights import parameters_of
 
     taken, whole = taken_from(parent, receiver), parameters_of(parent, receiver.train)
     leaves = {path: leaf for path, leaf in whole.items() if path in taken or path.startswith(ADAPTERS)}

@@ -35,8 +35,7 @@ from dpx.config.declared_init import FromCheckpoint, FromFile, FromRun, Init
 from dpx.data.vocabulary import SpecialIds
 from dpx.declaration import ConfigError
 from dpx.files.weights import Leaves, by_path, checksum, nested, read_file
-from dpx.init.parent import open_parent
-from dpx.init.parent_weights import parameters_of
+from dpx.init.parent import open_parent, parameters_of
 from dpx.init.start import ADAPTERS, Receiver, taken_from
 from dpx.interop.checkpoint import Checkpoint
 from dpx.optimizer import Adam, Optimizer

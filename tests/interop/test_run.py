@@ -16,7 +16,7 @@ from dpx.data.vocabulary import SPECIAL_TOKENS
 from dpx.declaration import ConfigError
 from dpx.files.orbax_checkpoints import released
 from dpx.files.weights import by_path
-from dpx.init.parent_weights import is_adapted_alike
+from dpx.init.parent import is_adapted_alike
 from dpx.init.start import planned_start, receiver_of
 from dpx.job.plan import plan_of_run
 from dpx.job.plan_shown import show
