@@ -1,14 +1,11 @@
-"""Lists the limits of a statement: its assumptions, the parts that it does not cover, and the numbers that are not bounds.
+"""Lists the limits of a statement: its assumptions, and the parts that it does not cover.
 
 Lists the reasons why a run has no guarantee, whatever its noise.
 """
 
 from collections.abc import Iterable, Sequence
-from contextlib import suppress
-from dataclasses import replace
 from typing import Any, Literal
 
-from dpx.claim.calibration import ASSUMED_ADJACENCY, assumed
 from dpx.claim.run_facts import RunFacts
 from dpx.clipping.method_names import ClippingMethod
 from dpx.config.declared_audit import Audit, Canaries
@@ -16,15 +13,10 @@ from dpx.config.experiment import Experiment
 from dpx.data.declared_data import Data
 from dpx.data.labelled import Table
 from dpx.data.protected_units import vocabulary_source as vocabulary_source
-from dpx.declaration import ConfigError
 from dpx.mechanism.mechanism_protocol import ForwardNoise, Mechanism
-from dpx.privacy import accounting, ledger, profile
-from dpx.privacy.declared_privacy import Accountant, GdpClt, Privacy, UnitFacts, unlike
-from dpx.privacy.ledger import Ledger, Segments
+from dpx.privacy.declared_privacy import Privacy, UnitFacts, unlike
+from dpx.privacy.ledger import Ledger
 from dpx.privacy.lines import Verdict
-from dpx.privacy.segments import is_forward
-from dpx.sampler import Sampler
-from dpx.statement.statement_records import NotABound
 
 NOT_COVERED = (
     "a choice of hyperparameters, checkpoints or repeats that looks at the protected data: only this run's own steps are charged",
@@ -178,68 +170,6 @@ def _of_the_unit(data: Data, privacy: Privacy) -> list[str]:
     if privacy.unit_mode == "one_row":
         premises.append(f"each drawn {privacy.unit} is read as one row, chosen by the {privacy.unit} and the number of the epoch alone")
     return premises
-
-
-def unsupported(
-    sampler: Sampler, accountant: Accountant, delta: float, reasons: list[str], epsilon: dict[str, float | None], segments: Segments
-) -> tuple[NotABound, ...]:
-    """Returns the numbers that are not bounds for this run, each with the reason.
-
-    `epsilon`, by accountant, is one of them if there are `reasons`.
-    """
-    against = epsilon if reasons else {}
-    numbers = [NotABound(name=f"epsilon/{name}", value=value, reason="; ".join(reasons)) for name, value in against.items()]
-    if sampler.assumed is not None:
-        numbers += under_assumed_sampler(sampler, accountant, delta, segments)
-    numbers += as_if_hidden(accountant, delta, segments)
-    if isinstance(accountant, GdpClt) and not any(map(is_forward, segments)):
-        known = [replace(segment, sampler="poisson") for segment in segments]
-        value = profile.gdp_clt_epsilon(ledger.releases(known), delta)
-        why = "the central limit of Gaussian DP is an approximation and can underestimate epsilon"
-        numbers.append(NotABound(name="epsilon/gdp_clt", value=accounting.finite(value), reason=why))
-    return tuple(numbers)
-
-
-def as_if_hidden(declared: Accountant, delta: float, segments: Segments) -> list[NotABound]:
-    """Returns the epsilons that other work publishes for rows released one by one, which assume that it is hidden who is drawn.
-
-    It is empty for other steps.
-    """
-    if not any(map(is_forward, segments)):
-        return []
-    charges = [
-        (replace(release, kind="poisson") if release.kind == "slot_revealed" else release, count)
-        for release, count in accounting.bucketed(ledger.releases(segments))
-    ]
-    why = "assumes that a row's taking part stays hidden (amplification by sampling), but its noisy vector is released in its own place"
-    numbers = _composed_beside(charges, declared, "zero_out_text", delta, "poisson", why)
-    limit = (
-        "assumes a limit of many small privacy losses (p sqrt(T M) constant at a fixed mu), but p is far smaller and single losses are "
-        "large; it can under-report, and it assumes hidden participation too"
-    )
-    value = accounting.finite(profile.gdp_clt_epsilon(charges, delta))
-    return [*numbers, NotABound(name="epsilon/gdp_clt", value=value, reason=limit)]
-
-
-def under_assumed_sampler(sampler: Sampler, declared: Accountant, delta: float, segments: Segments) -> list[NotABound]:
-    """Returns what epsilon would be under the sampler that `sampler.assumed` names, which is not the one that runs."""
-    charges = accounting.bucketed(ledger.releases(assumed(sampler, segments)))
-    why = f"sampler.assumed={sampler.assumed} under {ASSUMED_ADJACENCY}, but {sampler.name} ran"
-    return _composed_beside(charges, declared, ASSUMED_ADJACENCY, delta, str(sampler.assumed), why)
-
-
-def _composed_beside(
-    charges: accounting.Charges, declared: Accountant, adjacency: str, delta: float, sampler: str, why: str
-) -> list[NotABound]:
-    """Returns the epsilons of charges as if this sampler had drawn them."""
-    numbers = []
-    for accountant in ("pld", "rdp"):
-        # Renyi accounting does not support a unit of several rows; this number, which is unsupported anyway, is then left out.
-        with suppress(ConfigError):
-            coarse = declared.value_discretization_interval
-            value = accounting.compose(charges, accountant, adjacency, coarse=coarse).epsilon(delta) if charges else 0.0
-            numbers.append(NotABound(name=f"epsilon/{accountant}/{sampler}", value=accounting.finite(value), reason=why))
-    return numbers
 
 
 AuditState = Literal["pending", "passes", "fails"]

@@ -1,12 +1,16 @@
-"""The facts that a statement follows from, read once: what the ledger of a run holds, and what the run begins from."""
+"""The facts that a statement follows from, read once: what the ledger of a run holds now and at the planned end, and what the run
+begins from."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from dpx.claim.calibration import Calibrated, planned_segments
+from dpx.config.experiment import Experiment
 from dpx.privacy import ledger, origins
 from dpx.privacy.ledger import Ledger, Segments
 from dpx.privacy.lines import Verdict
 from dpx.privacy.origins import Beginning, Origin
+from dpx.privacy.segments import left
 
 
 @dataclass(frozen=True)
@@ -58,3 +62,18 @@ class RunFacts:
             verdict=None if entered is None else entered.verdict,
             trial_charges=[] if entered is None else [trial.charge for trial in entered.trials],
         )
+
+
+def planned_end(experiment: Experiment, calibrated: Calibrated, entered: Ledger | None, begins_from: Sequence[Origin] = ()) -> Segments:
+    """Returns the contents of the ledger at the planned end: its present contents, and the remaining steps of its newest noise epoch.
+
+    Without a ledger, it returns the run's whole plan and the charges of its origins.
+    """
+    assert calibrated.noise_multiplier is not None
+    origin, noise_epoch = (entered.identity, entered.noise_epochs[-1] if entered.noise_epochs else None) if entered else ("planned", None)
+    to_come = planned_segments(experiment, calibrated.batch_stages, calibrated.size, calibrated.noise_multiplier, origin, noise_epoch)
+    if entered is None:
+        return ledger.join(*origins.charged(begins_from), to_come)
+    # A package that is imported during the run is noted from that step on; the steps before it were entered without it, and count once.
+    segments = entered.segments()
+    return ledger.join(segments, left(to_come, segments))

@@ -1,24 +1,25 @@
-"""Computes the privacy cost of a run: the epsilon of its ledger so far, and at the planned end.
+"""Computes the privacy cost of a run: the epsilon of its ledger so far and at the planned end, and numbers that are not bounds.
 
 Computes epsilon during a run, for the progress bar and TensorBoard.
 """
 
-import dataclasses
 import json
 import math
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import replace
 
-from dpx.claim.calibration import Calibrated, accountant_of, compositions, planned_segments
-from dpx.config.experiment import Experiment
-from dpx.declaration import require
-from dpx.privacy import accounting, events, ledger, loss_grid, origins
-from dpx.privacy.declared_privacy import Accountant, Privacy
+from dpx.claim.calibration import ASSUMED_ADJACENCY, accountant_of, assumed, compositions
+from dpx.declaration import ConfigError, require
+from dpx.privacy import accounting, events, ledger, loss_grid, origins, profile
+from dpx.privacy.declared_privacy import Accountant, GdpClt, Privacy
 from dpx.privacy.events import describe
 from dpx.privacy.ledger import Ledger, NoiseEpoch, Segments
 from dpx.privacy.origins import Origin
-from dpx.privacy.segments import left
-from dpx.statement.statement_records import ChainFacts, CountedEvent, EpsilonAt, LedgerFacts, RatesRoundedUp, SpentEpsilon
+from dpx.privacy.segments import is_forward
+from dpx.sampler import Sampler
+from dpx.statement.statement_records import ChainFacts, CountedEvent, EpsilonAt, LedgerFacts, NotABound, RatesRoundedUp, SpentEpsilon
 
 CHAIN_SHOWS = (
     "the ledger is a chain of lines, and each file that depends on it names one of its lines: dpx detects a ledger that was lost, cut, "
@@ -103,21 +104,6 @@ def ledger_facts(entered: Ledger | None, segments: Segments, whole: "Spent") -> 
     )
 
 
-def planned_end(experiment: Experiment, calibrated: Calibrated, entered: Ledger | None, begins_from: Sequence[Origin] = ()) -> Segments:
-    """Returns the contents of the ledger at the planned end: its present contents, and the remaining steps of its newest noise epoch.
-
-    Without a ledger, it returns the run's whole plan and the charges of its origins.
-    """
-    assert calibrated.noise_multiplier is not None
-    origin, noise_epoch = (entered.identity, entered.noise_epochs[-1] if entered.noise_epochs else None) if entered else ("planned", None)
-    to_come = planned_segments(experiment, calibrated.batch_stages, calibrated.size, calibrated.noise_multiplier, origin, noise_epoch)
-    if entered is None:
-        return ledger.join(*origins.charged(begins_from), to_come)
-    # A package that is imported during the run is noted from that step on; the steps before it were entered without it, and count once.
-    segments = entered.segments()
-    return ledger.join(segments, left(to_come, segments))
-
-
 def require_planned(
     accountant: Accountant, privacy: Privacy, plan: Callable[[NoiseEpoch | None], Segments], entered: Ledger, from_step: int
 ) -> None:
@@ -129,7 +115,7 @@ def require_planned(
     if not entered.noise_epochs:
         return
     newest = entered.noise_epochs[-1]
-    epoch = dataclasses.replace(newest, number=newest.number + 1, name="to come", from_step=from_step)
+    epoch = replace(newest, number=newest.number + 1, name="to come", from_step=from_step)
     ends = (ledger.join(*origins.charged(entered.origins), plan(None)), ledger.join(entered.segments(), plan(epoch)))
     first, then = (Spent(accountant, privacy, end) for end in ends)
     planned, charged = (math.inf if (value := one.epsilon(one.accountants[0])) is None else value for one in (first, then))
@@ -154,6 +140,68 @@ def chain_facts(entered: Ledger | None) -> ChainFacts:
     if entered is None:
         return ChainFacts(mark=None, chain="the run has not begun, so it has no ledger that this statement could be compared with")
     return ChainFacts(mark=entered.mark, chain=CHAIN_SHOWS)
+
+
+def unsupported(
+    sampler: Sampler, accountant: Accountant, delta: float, reasons: list[str], epsilon: dict[str, float | None], segments: Segments
+) -> tuple[NotABound, ...]:
+    """Returns the numbers that are not bounds for this run, each with the reason.
+
+    `epsilon`, by accountant, is one of them if there are `reasons`.
+    """
+    against = epsilon if reasons else {}
+    numbers = [NotABound(name=f"epsilon/{name}", value=value, reason="; ".join(reasons)) for name, value in against.items()]
+    if sampler.assumed is not None:
+        numbers += under_assumed_sampler(sampler, accountant, delta, segments)
+    numbers += as_if_hidden(accountant, delta, segments)
+    if isinstance(accountant, GdpClt) and not any(map(is_forward, segments)):
+        known = [replace(segment, sampler="poisson") for segment in segments]
+        value = profile.gdp_clt_epsilon(ledger.releases(known), delta)
+        why = "the central limit of Gaussian DP is an approximation and can underestimate epsilon"
+        numbers.append(NotABound(name="epsilon/gdp_clt", value=accounting.finite(value), reason=why))
+    return tuple(numbers)
+
+
+def as_if_hidden(declared: Accountant, delta: float, segments: Segments) -> list[NotABound]:
+    """Returns the epsilons that other work publishes for rows released one by one, which assume that it is hidden who is drawn.
+
+    It is empty for other steps.
+    """
+    if not any(map(is_forward, segments)):
+        return []
+    charges = [
+        (replace(release, kind="poisson") if release.kind == "slot_revealed" else release, count)
+        for release, count in accounting.bucketed(ledger.releases(segments))
+    ]
+    why = "assumes that a row's taking part stays hidden (amplification by sampling), but its noisy vector is released in its own place"
+    numbers = _composed_beside(charges, declared, "zero_out_text", delta, "poisson", why)
+    limit = (
+        "assumes a limit of many small privacy losses (p sqrt(T M) constant at a fixed mu), but p is far smaller and single losses are "
+        "large; it can under-report, and it assumes hidden participation too"
+    )
+    value = accounting.finite(profile.gdp_clt_epsilon(charges, delta))
+    return [*numbers, NotABound(name="epsilon/gdp_clt", value=value, reason=limit)]
+
+
+def under_assumed_sampler(sampler: Sampler, declared: Accountant, delta: float, segments: Segments) -> list[NotABound]:
+    """Returns what epsilon would be under the sampler that `sampler.assumed` names, which is not the one that runs."""
+    charges = accounting.bucketed(ledger.releases(assumed(sampler, segments)))
+    why = f"sampler.assumed={sampler.assumed} under {ASSUMED_ADJACENCY}, but {sampler.name} ran"
+    return _composed_beside(charges, declared, ASSUMED_ADJACENCY, delta, str(sampler.assumed), why)
+
+
+def _composed_beside(
+    charges: accounting.Charges, declared: Accountant, adjacency: str, delta: float, sampler: str, why: str
+) -> list[NotABound]:
+    """Returns the epsilons of charges as if this sampler had drawn them."""
+    numbers = []
+    for accountant in ("pld", "rdp"):
+        # Renyi accounting does not support a unit of several rows; this number, which is unsupported anyway, is then left out.
+        with suppress(ConfigError):
+            coarse = declared.value_discretization_interval
+            value = accounting.compose(charges, accountant, adjacency, coarse=coarse).epsilon(delta) if charges else 0.0
+            numbers.append(NotABound(name=f"epsilon/{accountant}/{sampler}", value=accounting.finite(value), reason=why))
+    return numbers
 
 
 # Time limits for showing epsilon: a fraction of the run's time so far, or this many seconds in a short run.

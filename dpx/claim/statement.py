@@ -18,11 +18,10 @@ from dpx.claim.caveats import (
     seeded,
     state_after,
     unlike_units,
-    unsupported,
     vocabulary_source,
 )
-from dpx.claim.run_facts import RunFacts
-from dpx.claim.spent import Spent, chain_facts, ledger_facts, planned_end, spent_facts
+from dpx.claim.run_facts import RunFacts, planned_end
+from dpx.claim.spent import Spent, chain_facts, ledger_facts, spent_facts, unsupported
 from dpx.clipping.rounding import MARGINS
 from dpx.config.declared_audit import Audit, Canaries
 from dpx.config.experiment import Experiment
@@ -66,18 +65,14 @@ def build(
 
     The headline `epsilon` covers the planned end and everything entered in addition to the plan: it is valid at any time during the run.
     """
-    facts = RunFacts.of(entered, begins_from)
-    privacy, size = experiment.privacy, calibrated.size
+    facts, privacy, size = RunFacts.of(entered, begins_from), experiment.privacy, calibrated.size
     units = [unit_facts(experiment.data, privacy, manifest)] if entered is None else entered.units
-    # How a search charges the choice comes from the ledger, not from the command that resumes the run.
-    charges = [*facts.trial_charges, *([] if experiment.tune is None else [experiment.tune.charge])]
-    tuning = Tuning(charge=charges[0], meaning=_OF_A_TRIAL[charges[0]]) if charges else None
-
-    uncovered = not_covered(experiment.mechanism, experiment.clipping_method, experiment.data, privacy)
-    # Weights have no meaning with another vocabulary.
     vocabulary = VocabularyFacts(
         source=vocabulary_source(experiment.data.vocabulary, manifest), sha256=None if manifest is None else manifest.vocabulary_checksum
     )
+    # How a search charges the choice comes from the ledger, not from the command that resumes the run.
+    charges = [*facts.trial_charges, *([] if experiment.tune is None else [experiment.tune.charge])]
+    tuning = Tuning(charge=charges[0], meaning=_OF_A_TRIAL[charges[0]]) if charges else None
     common: dict[str, Any] = {
         "format": FORMAT,
         "name": experiment.name,
@@ -86,10 +81,24 @@ def build(
         "outside_code": tuple(OutsideCode(**told) for told in outside_code.facts(experiment, job)),
         "train": None if experiment.train.is_all else experiment.train.kind,
         "init": facts.beginning,
+        # Weights have no meaning with another vocabulary.
         "vocabulary": vocabulary.as_released(facts.tells_words),
         "tuning": tuning,
-        "not_covered": tuple([*([] if tuning is None else [tuning.meaning]), *uncovered]),
     }
+    if experiment.is_private:
+        end = planned_end(experiment, calibrated, entered, facts.begins_from)
+        by = outside_code.joined(outside_code.packages_of(experiment, job), outside_code.packages_of_segments(end))
+        sizes = [batch for batch, _ in calibrated.batch_stages]
+        common |= {name: getattr(privacy, name) for name in ("unit", "rows_per_unit_max", "unit_mode", "adjacency", "delta")}
+        common |= {
+            "declared_size": size,
+            "sampler": dataclasses.asdict(experiment.sampler) | {"expected_batch_size": {"smallest": min(sizes), "largest": max(sizes)}},
+            "mechanism": mechanism_facts(experiment, calibrated),
+            "units": tuple(one and one.as_released(facts.tells_words) for one in units),
+        }
+
+    uncovered = not_covered(experiment.mechanism, experiment.clipping_method, experiment.data, privacy)
+    common["not_covered"] = tuple([*([] if tuning is None else [tuning.meaning]), *uncovered])
     if not experiment.is_private:
         reasons = (f"mechanism={experiment.mechanism.name}",)
         return PlainStatement(**common, guarantee="not_private", reasons=reasons, epsilon={}, ledger=chain_facts(entered))
@@ -101,50 +110,32 @@ def build(
         *facts.against,
         *refuted(facts.verdict),
     ]
-    premises = assumptions(experiment, manifest, size, facts)
-    sizes = [batch for batch, _ in calibrated.batch_stages]
-    return RunStatement(
-        **common,
-        **{name: getattr(privacy, name) for name in ("unit", "rows_per_unit_max", "unit_mode", "adjacency", "delta")},
-        declared_size=size,
-        sampler=dataclasses.asdict(experiment.sampler) | {"expected_batch_size": {"smallest": min(sizes), "largest": max(sizes)}},
-        mechanism=mechanism_facts(experiment, calibrated),
-        assumptions=tuple(premises),
-        audit=audit_facts(experiment.audit, facts.verdict),
-        units=tuple(one and one.as_released(facts.tells_words) for one in units),
-        **_epsilon(experiment, calibrated, facts, against, outside_code.packages_of(experiment, job)),
-    )
+    premises, audit = assumptions(experiment, manifest, size, facts), audit_facts(experiment.audit, facts.verdict)
 
-
-def _epsilon(experiment: Experiment, calibrated: Calibrated, facts: RunFacts, against: list[str], by: tuple[str, ...]) -> dict[str, Any]:
-    """Returns the fields of guarantee and epsilon: at the planned end, at several deltas, and for what the ledger holds so far.
-
-    `by` are the packages whose code takes part now; those of charged steps are added.
-    """
-    privacy, accountant = experiment.privacy, experiment.accountant
-    end = planned_end(experiment, calibrated, facts.entered, facts.begins_from)
+    accountant, steps = experiment.accountant, experiment.steps
     spent, whole = Spent(accountant, privacy, facts.segments), Spent(accountant, privacy, end)
     own, epsilon = whole.accountants[0], {name: whole.epsilon(name) for name in whole.accountants}
-    reasons = against if epsilon[own] is not None else [*against, f"accountant={own} finds no finite epsilon at this delta"]
-    by = outside_code.joined(by, outside_code.packages_of_segments(end))
+    against += [] if epsilon[own] is not None else [f"accountant={own} finds no finite epsilon at this delta"]
     # If the claim trusts a package, no number is stated as a bound, at the planned end or before it.
-    is_proved = not (reasons or by)
-    why_not = reasons or outside_code.sentences(by)
+    is_proved, why_not = not (against or by), against or outside_code.sentences(by)
     so_far = spent_facts(spent, facts.own)
     alone = {name: accounting.finite(value) for name, value in calibrated.epsilon.items()}
     ancestors = ", including the runs that this one starts from" if facts.before else ""
-    return {
-        "guarantee": outside_code.guarantee(True, reasons, by),
-        "reasons": tuple(reasons),
-        "accountant": own,
-        "epsilon": epsilon if is_proved else {},
-        "epsilon_is_of": f"the planned end, step {experiment.steps}, and everything charged in addition to the plan{ancestors}",
-        "epsilon_at": whole.table(deltas(privacy.delta, calibrated.size)) if is_proved else (),
-        "unsupported": unsupported(experiment.sampler, accountant, privacy.delta, why_not, epsilon, end),
-        "planned": PlannedEpsilon(steps=experiment.steps, epsilon={} if by else alone),
-        "spent": dataclasses.replace(so_far, epsilon={}) if by else so_far,
-        "ledger": ledger_facts(facts.entered, facts.segments, whole),
-    }
+    return RunStatement(
+        **common,
+        guarantee=outside_code.guarantee(True, against, by),
+        reasons=tuple(against),
+        assumptions=tuple(premises),
+        audit=audit,
+        accountant=own,
+        epsilon=epsilon if is_proved else {},
+        epsilon_is_of=f"the planned end, step {steps}, and everything charged in addition to the plan{ancestors}",
+        epsilon_at=whole.table(deltas(privacy.delta, size)) if is_proved else (),
+        unsupported=unsupported(experiment.sampler, accountant, privacy.delta, why_not, epsilon, end),
+        planned=PlannedEpsilon(steps=steps, epsilon={} if by else alone),
+        spent=dataclasses.replace(so_far, epsilon={}) if by else so_far,
+        ledger=ledger_facts(entered, facts.segments, whole),
+    )
 
 
 _OF_A_TRIAL = {

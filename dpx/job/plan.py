@@ -7,9 +7,9 @@ from typing import Any
 
 from dpx.claim import statement
 from dpx.claim.calibration import Calibrated, calibrate, differing, plan_of
-from dpx.claim.caveats import as_if_hidden, assumptions, late_choices, little_data, not_covered, reasons_against, under_assumed_sampler
-from dpx.claim.run_facts import RunFacts
-from dpx.claim.spent import Spent, planned_end
+from dpx.claim.caveats import assumptions, late_choices, little_data, not_covered, reasons_against
+from dpx.claim.run_facts import RunFacts, planned_end
+from dpx.claim.spent import Spent, as_if_hidden, under_assumed_sampler
 from dpx.config.declared_audit import Canaries
 from dpx.config.experiment import Experiment
 from dpx.console import Console, answer

@@ -24,7 +24,8 @@ from dpx.audit import in_run
 from dpx.audit.canaries import require_same_audit
 from dpx.audit.canary_objective import audited
 from dpx.claim.calibration import as_planned, calibrate, claim_checksum, plan_of, planned_segments
-from dpx.claim.spent import Spending, planned_end, require_bound
+from dpx.claim.run_facts import planned_end
+from dpx.claim.spent import Spending, require_bound
 from dpx.config.declared_audit import Canaries
 from dpx.config.declared_init import Init
 from dpx.config.experiment import Experiment
