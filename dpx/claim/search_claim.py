@@ -5,8 +5,7 @@ from pathlib import Path
 
 from dpx.claim import calibration, caveats, search_rules, trial_charges
 from dpx.claim.caveats import unlike_in_words
-from dpx.claim.search_lines import Trial
-from dpx.claim.search_record import Record
+from dpx.claim.search_record import Record, Trial
 from dpx.claim.search_rules import Search
 from dpx.claim.spent import counted
 from dpx.claim.trial_charges import Cost

@@ -8,8 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from dpx.claim.caveats import of_table
-from dpx.claim.search_lines import Compose, TrialDistribution, different_keys
-from dpx.claim.search_record import Record, note_in
+from dpx.claim.search_record import Compose, Record, TrialDistribution, different_keys, note_in
 from dpx.config.declared_tuning import Tune
 from dpx.config.experiment import Experiment
 from dpx.declaration import ConfigError, require

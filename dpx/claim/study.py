@@ -13,18 +13,22 @@ import shutil
 from pathlib import Path
 from typing import Any
 
-from dpx.claim.search_lines import (
+from dpx.claim.search_record import (
+    CHAIN,
+    TRIAL,
     Compose,
     DeclaredLine,
     DistributionLine,
     DrawnNumber,
     NumberLine,
+    Record,
     SharedLine,
     SharedSettings,
     Trial,
     TrialDistribution,
+    note_in,
+    opened,
 )
-from dpx.claim.search_record import CHAIN, TRIAL, Record, note_in, opened
 from dpx.claim.search_rules import Search, check_charge, check_draw, check_plan, check_space, differs, filter_of
 from dpx.config.declared_tuning import Tune
 from dpx.config.experiment import Experiment

@@ -5,8 +5,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from dpx.claim import calibration
-from dpx.claim.search_lines import HeldLedger, Trial
-from dpx.claim.search_record import Record
+from dpx.claim.search_record import HeldLedger, Record, Trial
 from dpx.config.experiment import Experiment
 from dpx.declaration import ConfigError
 from dpx.privacy import ledger

@@ -9,7 +9,7 @@ from hydra.core.override_parser.types import IntervalSweep, Override, RangeSweep
 from omegaconf import DictConfig, OmegaConf
 
 from dpx import config
-from dpx.claim.search_lines import TrialDistribution, key_of
+from dpx.claim.search_record import TrialDistribution, key_of
 from dpx.config import recipes
 from dpx.config.hydra_node import require_no_hydra, require_own_resolvers
 from dpx.config.identity import identity
@@ -59,7 +59,7 @@ def require_settled(sweeper: Any) -> None:
 
 
 def composed(overrides: Sequence[str]) -> dict[str, Any]:
-    """Returns the config of `overrides`, in the form of `TrialDistribution.fixed` (`dpx.claim.search_lines.Compose`)."""
+    """Returns the config of `overrides`, in the form of `TrialDistribution.fixed` (`dpx.claim.search_record.Compose`)."""
     require_no_hydra(overrides)
     require_own_resolvers(overrides)
     return _fixed(recipes.compose(list(overrides)))

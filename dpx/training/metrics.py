@@ -17,7 +17,7 @@ from omegaconf import OmegaConf
 from rich.progress import BarColumn, Progress, TextColumn
 from tensorboardX import summary
 
-from dpx.claim.search_lines import key_of
+from dpx.claim.search_record import key_of
 from dpx.console import figure, progress_console, stage
 from dpx.durable import make_folder, write_durably
 from dpx.files.results import LINES, require_counted_from_one

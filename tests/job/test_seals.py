@@ -16,7 +16,7 @@ import dpx
 from dpx import config, packages
 from dpx.claim import trial_charges
 from dpx.claim.combined_ledgers import read
-from dpx.claim.search_lines import Trial
+from dpx.claim.search_record import Trial
 from dpx.config.declared_init import FromRun
 from dpx.cost import measured_runs
 from dpx.declaration import ConfigError

@@ -10,7 +10,7 @@ from dp_accounting import dp_event
 
 from dpx import config
 from dpx.claim import calibration, search_rules
-from dpx.claim.search_lines import TrialDistribution
+from dpx.claim.search_record import TrialDistribution
 from dpx.claim.study import Study
 from dpx.config import recipes
 from dpx.config.experiment import Experiment

@@ -9,7 +9,7 @@ import pytest
 
 from dpx.claim import search_record
 from dpx.claim.combined_ledgers import read
-from dpx.claim.search_lines import Line
+from dpx.claim.search_record import Line
 from dpx.claim.study import Study
 from dpx.config.declared_tuning import Tune
 from dpx.declaration import ConfigError
