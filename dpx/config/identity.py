@@ -191,7 +191,8 @@ def with_checkpoint(plain: dict[str, Any]) -> dict[str, Any]:
 
     Raises `ConfigError` for a checkpoint whose shape cannot be read.
     """
-    model, path = plain.get("model"), (plain.get("init") or {}).get("path")
+    model, init = plain.get("model"), plain.get("init")
+    path = init.get("path") if isinstance(init, dict) else None
     if isinstance(model, dict) and _is_of_checkpoint(model):
         given = {key: value for key, value in model.items() if key != "_target_"}
         model = checkpoint_shape.written_out(
