@@ -18,7 +18,7 @@ import hashlib
 import importlib.metadata
 import os
 import platform
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -83,21 +83,30 @@ class Module(NamedTuple):
 def module_at(file: Path, top: Path) -> Module:
     """Returns the module in `file`; its imports are looked up in `top`."""
     tree = ast.parse(file.read_bytes())
+    statements = [tree, *_statements(tree)]
     # The imported modules and what is imported from them; no module of dpx has a relative import.
     imported: set[str] = set()
-    for one in ast.walk(tree):
+    for one in statements:
         if isinstance(one, ast.Import):
             imported |= {alias.name for alias in one.names}
         elif isinstance(one, ast.ImportFrom):
             imported |= {f"{one.module}.{alias.name}" for alias in one.names}
+    own = {name for name in imported if name.partition(".")[0] == dpx.__name__}
     # Importing a.b.c runs the `__init__` of a and of a.b too.
-    names = {".".join(name.split(".")[: count + 1]) for name in imported for count in range(name.count(".") + 1)}
-    own = sorted(name for name in names if name.partition(".")[0] == dpx.__name__ and _file(name, top).is_file())
-    for node in ast.walk(tree):
+    names = {".".join(name.split(".")[: count + 1]) for name in own for count in range(name.count(".") + 1)}
+    for node in statements:
         has_body = isinstance(node, (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef))
         if has_body and ast.get_docstring(node, clean=False) is not None:
             node.body = node.body[1:]
-    return Module(tuple(own), hashlib.sha256(ast.dump(tree).encode()).hexdigest())
+    return Module(tuple(sorted(name for name in names if _file(name, top).is_file())), hashlib.sha256(ast.dump(tree).encode()).hexdigest())
+
+
+def _statements(node: ast.AST) -> Iterator[ast.AST]:
+    """Yields the statements inside `node`, at any depth, and their handlers and cases: an import or a docstring is in no expression."""
+    for name in ("body", "handlers", "orelse", "finalbody", "cases"):
+        for inner in getattr(node, name, ()):
+            yield inner
+            yield from _statements(inner)
 
 
 # Settings of jax, its compiler and the libraries below it that change results without being configured here.
