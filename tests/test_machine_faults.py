@@ -15,9 +15,10 @@ import pytest
 import tensorstore
 
 from dpx.launch.refused import log_uncaught
-from tests.processes import Answer, answers, environment, micro_run
+from tests.processes import Answer, answers, environment, head_run, micro_run
 
 LINE = [*micro_run(4), "seed=1", "schedule.checkpoint_every=2"]
+HEAD = [*head_run(4), "seed=1", "schedule.checkpoint_every=2"]
 
 _FAULTS = """
 import contextlib, errno, fcntl, itertools, os, resource, stat, sys
@@ -56,9 +57,9 @@ with %s:
 """
 
 
-def meeting(folder: Path, faults: list[str], **more: str) -> list[Answer]:
+def meeting(folder: Path, faults: list[str], line: list[str] = LINE, **more: str) -> list[Answer]:
     """What a run came to under each fault, each in its own folder, on data that was prepared before."""
-    line = [*LINE, f"data.directory={folder}/data"]
+    line = [*line, f"data.directory={folder}/data"]
     codes = [_FAULTS % (line, one) for one in ["contextlib.nullcontext()", *faults]]
     folders = [folder / str(number) for number in range(len(codes))]
     for one in folders:
@@ -75,7 +76,7 @@ NO_HANDLES = {more: f"few_handles({more})" for more in (0, 14)}
 
 
 def test_a_file_system_without_fsync_of_folders_or_without_locks_and_too_few_handles_are_one_line(tmp_path: Path) -> None:
-    told = meeting(tmp_path, [*FSYNC.values(), *FLOCK.values(), *NO_HANDLES.values()])
+    told = meeting(tmp_path, [*FSYNC.values(), *FLOCK.values(), *NO_HANDLES.values()], HEAD)
     refusals = [one.refusal() for one in told]
     ends = [
         *["Its file system cannot put it on disk safely (fsync); name a folder on another one."] * len(FSYNC),

@@ -51,9 +51,14 @@ def exported(run: Path, to: Path, **options: Any) -> Path:
     return to
 
 
+@pytest.fixture(scope="module")
+def whole_export(run: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return exported(run, tmp_path_factory.mktemp("received") / "exported")
+
+
 @pytest.fixture
-def folder(run: Path, tmp_path: Path) -> Path:
-    return exported(run, tmp_path / "exported")
+def folder(whole_export: Path, tmp_path: Path) -> Path:
+    return shutil.copytree(whole_export, tmp_path / "exported")
 
 
 @pytest.fixture

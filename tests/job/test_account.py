@@ -101,7 +101,7 @@ def test_why_a_source_guarantees_nothing_is_said_first(run, experiment, tmp_path
     seals.write_statement(run, entered, stated)
     for source in (run.path, run.private / "ledger", run.release / "privacy.json"):
         assert read(source).reasons == stated.reasons
-    Account(delta=1e-6, ledgers=[str(run.path)])(experiment, RunFolder(tmp_path / "account"))
+    Account(delta=1e-6, ledgers=[str(run.path)], accountant="rdp")(experiment, RunFolder(tmp_path / "account"))
     assert "NO GUARANTEE: " in capsys.readouterr().out
     (said,) = json.loads((tmp_path / "account" / "release" / "account.json").read_text())["no_guarantee"]
     assert "seed=7" in said

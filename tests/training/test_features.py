@@ -154,7 +154,11 @@ def test_the_head_makes_the_same_of_what_was_read(read):
 SIZES: dict[str, Any] = {"layers": 1, "width": 16, "heads": 2, "feed_forward": 32, "positions": 16}
 
 
-@pytest.mark.parametrize("model", [Bert(name="bert", **SIZES), Decoder(name="decoder", **SIZES)], ids=lambda model: model.name)
+@pytest.mark.parametrize(
+    "model",
+    [Bert(name="bert", **SIZES), pytest.param(Decoder(name="decoder", **SIZES), marks=pytest.mark.slow)],
+    ids=lambda model: model.name,
+)
 def test_each_choice_has_features(model):
     of: Any = make_objective(model, MultipleChoice(choices=3), 32, SpecialIds(0, 1, 2, 3, 4))
     params, generator = jax.jit(of.init)(np.zeros(2, np.uint32)), np.random.default_rng(0)

@@ -175,7 +175,9 @@ def test_with_the_last_layer_alone_nothing_below_the_noise_is_trained(last):
             np.testing.assert_allclose(value, expected[name], rtol=2e-5, atol=2e-6, err_msg=name)
 
 
-@pytest.mark.parametrize("classifier", ["dense", "relu", "linear"])
+@pytest.mark.parametrize(
+    "classifier", [pytest.param("dense", marks=pytest.mark.slow), "relu", pytest.param("linear", marks=pytest.mark.slow)]
+)
 def test_noise_is_added_to_what_the_last_map_reads_whatever_the_head(classifier):
     model = Bert(name="micro", layers=1, width=32, heads=2, feed_forward=64, positions=32, classifier=classifier)
     made, rows = Made(model=model, train=LastLayer()), rows_of(4)
@@ -234,11 +236,12 @@ def test_a_neighbour_moves_its_own_vector_alone_and_by_no_more_than_the_norm(hea
 
 
 def test_more_rows_than_fit_add_blocks_and_none_is_dropped(head):
-    rows, small = rows_of(11), Made(microbatch=2, chunk=2, train=head.experiment.train)
-    assert small.step.chunk * small.step.rows == 4
-    for one, other in zip(jax.tree.leaves(head.total(rows)), jax.tree.leaves(small.total(rows)), strict=True):
-        np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-6)
-    assert float(np.sum(small.sums(rows)["count"]["examples"])) == 11
+    rows, capacity = rows_of(11), head.step.chunk * head.step.rows
+    assert capacity == 8
+    parts = [head.total({name: value[place] for name, value in rows.items()}) for place in (slice(capacity), slice(capacity, None))]
+    for whole, *each in zip(*map(jax.tree.leaves, (head.total(rows), *parts)), strict=True):
+        np.testing.assert_allclose(whole, sum(each), rtol=1e-5, atol=1e-6)
+    assert float(np.sum(head.sums(rows)["count"]["examples"])) == 11
 
 
 def test_a_row_that_is_not_finite_is_noise_alone_and_is_counted_so(last):
@@ -324,7 +327,14 @@ def test_the_model_is_evaluated_without_noise(head):
 
 FP = ["model=micro", "model.layers=1", "task=classification", "data=synthetic_labels", "data.source.examples=200", "steps=6", "seed=7"]
 FP += ["mechanism=dp_fp", "mechanism.micro_batches=3", "privacy.adjacency=zero_out_text", "privacy.delta=1e-4", "microbatch=4"]
-FP += ["noise=target_clt", "noise.epsilon=2", "batch_schedule.size=12", "schedule.evaluation_rows=32", "schedule.checkpoint_every=3"]
+FP += [
+    COARSE,
+    "noise=target_clt",
+    "noise.epsilon=2",
+    "batch_schedule.size=12",
+    "schedule.evaluation_rows=32",
+    "schedule.checkpoint_every=3",
+]
 
 
 @pytest.fixture(scope="module")
@@ -388,7 +398,7 @@ def test_a_parent_whose_rows_were_protected_whole_is_charged_for_their_texts(dat
     """With the same rows, dp_sgd before and dp_fp after: what both released of a row's text, and nothing of its label."""
     noised = [one for one in FP if not one.startswith("seed")]
     own = [one for one in noised if not one.startswith(("mechanism", "noise", "privacy.adjacency"))]
-    whole = ["noise=multiplier", "noise.noise_multiplier=2.0", "accountant=pld", COARSE]
+    whole = ["noise=multiplier", "noise.noise_multiplier=2.0", "accountant=pld"]
     assert run_job(composed(*own, *whole, data), tmp_path / "parent")
     child = [data, "train=last_layer", "init=run", f"init.run={tmp_path}/parent"]
     assert run_job(composed(*noised, *child), tmp_path / "child")

@@ -59,7 +59,14 @@ def test_after_one_step_of_adam_rounding_is_no_change_by_the_data():
 
 
 @pytest.mark.parametrize(
-    ("name", "expected"), [("sgd", True), ("adamw", True), ("lion", True), ("rmsprop", True), ("lamb", False), ("adafactor", False)]
+    ("name", "expected"),
+    [
+        ("sgd", True),
+        ("adamw", True),
+        ("adafactor", False),
+        # tests/interop/test_change.py has `lamb`.
+        *(pytest.param(*one, marks=pytest.mark.slow) for one in (("lion", True), ("rmsprop", True), ("lamb", False))),
+    ],
 )
 def test_optimisers_that_read_whole_arrays_are_told_apart(name: str, expected: bool):
     assert is_coordinatewise(Optax(name=name)) is expected

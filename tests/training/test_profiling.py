@@ -7,7 +7,6 @@ import numpy as np
 import pytest
 
 from dpx.config.experiment import Schedule, StepProfile
-from dpx.data.declared_data import Data, Synthetic, Vocabulary
 from dpx.declaration import ConfigError
 from dpx.files.run_folder import RunFolder
 from dpx.training import session
@@ -16,6 +15,7 @@ from dpx.training.profiling import ALL, Span, Timeline, Unprofiled, divided, pro
 from dpx.training.step import Step
 
 from .conftest import declare, opened
+from .test_adaptive import synthetic
 
 
 def test_every_moment_counts_once_and_a_busy_device_comes_first():
@@ -107,8 +107,8 @@ def test_the_time_until_each_value_counts_and_not_the_time_that_it_is_used(timel
 
 
 def run(folder, **changes):
-    source = Synthetic(documents=60, words_per_document=80, states=16)
-    data = Data(name="synthetic", source=source, vocabulary=Vocabulary(size=256), sequence_length=16, directory=str(folder.parent / "data"))
+    # Rows that other files of this folder prepare too.
+    data = synthetic(str(folder.parents[1] / "data"))
     schedule = Schedule(evaluation_rows=32, evaluate_every=2, checkpoint_every=2)
     experiment = declare(data=data, steps=5, seed=7, schedule=schedule, **changes)
     lines = []

@@ -223,6 +223,8 @@ def test_a_fork_of_a_damaged_checkpoint_is_refused_in_one_line(experiment, unint
     assert not (tmp_path / "fork" / "private" / "root_secret_0").exists()
 
 
+# tests/job/test_accidents.py fills the disk in the default suite and holds the charges.
+@pytest.mark.slow
 def test_a_full_disk_stops_the_run_with_one_line_and_it_goes_on_afterwards(experiment, uninterrupted, tmp_path, monkeypatch):
     def full(*_args, **_kwargs):
         raise OSError(28, "No space left on device")
