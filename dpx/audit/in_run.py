@@ -13,9 +13,8 @@ Shape legend: G gradient canaries, S sequences, M canaries of one kind, B rows o
 
 import math
 from collections.abc import Callable
-from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import numpy as np
@@ -86,15 +85,6 @@ VERDICT = "audit.json"
 BY_CHANCE = 1.4427
 
 
-class Audited(NamedTuple):
-    """A run with canaries: the model's objective, the rows with the canaries `planted` among them, and the run's secret."""
-
-    objective: Any
-    store: WithCanaries
-    planted: Planted
-    secret: RootSecret
-
-
 def begun(
     private: Path,
     audit: Canaries,
@@ -111,44 +101,35 @@ def begun(
     # With another secret the coins would differ from the coins that past steps used.
     is_first = noise_epoch == entered.noise_epochs[0] or next(entered.entries(), None) is None
     planted = plant(private, audit, store.manifest, secret if is_first and not is_fork else None)
-    rows = WithCanaries(store, planted, audit, privacy)
-    return rows, partial(conclude, private, audit, accountant, privacy, entered, Audited(objective, rows, planted, secret))
+    rows, is_in_M = WithCanaries(store, planted, audit, privacy), planted.is_in_M
 
+    def conclude(params: Any) -> dict[str, Any]:
+        """Scores the canaries by the final `params`, theirs included, judges, and writes `private/audit.json`."""
+        scored: dict[str, Any] = {}
+        if audit.gradients:
+            scored["gradient"] = (of_gradients(params, audit.gradients), is_in_M[: audit.gradients])
+        if audit.sequences:
+            found_S = of_sequences(objective, params, rows, planted, secret, audit.masks)
+            scored["loss"] = (found_S, is_in_M[audit.gradients :])
+        # A fork keeps its parent's canaries; a run that starts from the weights of another run has its own canaries.
+        segments = entered.segments_of_state()
+        spent = Spent(accountant, privacy, segments)
 
-def conclude(
-    private: Path,
-    audit: Canaries,
-    accountant: Accountant,
-    privacy: Privacy,
-    entered: Ledger,
-    audited: Audited,
-    params: Any,
-) -> dict[str, Any]:
-    """Scores the canaries of a finished run, judges, and writes `private/audit.json`; `params` are the final ones, canaries included."""
-    scored: dict[str, Any] = {}
-    is_in_M = audited.planted.is_in_M
-    if audit.gradients:
-        scored["gradient"] = (of_gradients(params, audit.gradients), is_in_M[: audit.gradients])
-    if audit.sequences:
-        found_S = of_sequences(audited.objective, params, *audited[1:], audit.masks)
-        scored["loss"] = (found_S, is_in_M[audit.gradients :])
-    # A fork keeps its parent's canaries; a run that starts from the weights of another run has its own canaries.
-    segments = entered.segments_of_state()
-    spent = Spent(accountant, privacy, segments)
+        def claim(delta: float) -> float:
+            known = [value for name in spent.accountants if (value := spent.epsilon(name, delta)) is not None]
+            return min(known, default=math.inf)
 
-    def claim(delta: float) -> float:
-        known = [value for name in spent.accountants if (value := spent.epsilon(name, delta)) is not None]
-        return min(known, default=math.inf)
+        kinds = {type(events.event(release, privacy.adjacency, spent.accountants[0])).__name__ for release, _ in ledger.releases(segments)}
+        verdict = judge(scored, claim, audit.primary, is_gaussian=kinds == {"GaussianDpEvent"})
+        document = to_json(verdict) | {"canaries": {"gradients": audit.gradients, "sequences": audit.sequences}}
+        document["in"] = {name: int(is_in_M.sum()) for name, (_, is_in_M) in scored.items()}
+        if "loss" in scored:
+            document["sequences_without_guarantee"] = power(*scored["loss"])
+        document = finite(document)
+        write_json(private / VERDICT, document)
+        return document
 
-    kinds = {type(events.event(release, privacy.adjacency, spent.accountants[0])).__name__ for release, _ in ledger.releases(segments)}
-    verdict = judge(scored, claim, audit.primary, is_gaussian=kinds == {"GaussianDpEvent"})
-    document = to_json(verdict) | {"canaries": {"gradients": audit.gradients, "sequences": audit.sequences}}
-    document["in"] = {name: int(is_in_M.sum()) for name, (_, is_in_M) in scored.items()}
-    if "loss" in scored:
-        document["sequences_without_guarantee"] = power(*scored["loss"])
-    document = finite(document)
-    write_json(private / VERDICT, document)
-    return document
+    return rows, conclude
 
 
 def power(scores_M: Any, is_in_M: Any) -> dict[str, float] | None:
