@@ -66,10 +66,14 @@ def build(
     The headline `epsilon` covers the planned end and everything entered in addition to the plan: it is valid at any time during the run.
     """
     facts, privacy, size = RunFacts.of(entered, begins_from), experiment.privacy, calibrated.size
+    end = planned_end(experiment, calibrated, entered, facts.begins_from) if experiment.is_private else []
     units = [unit_facts(experiment.data, privacy, manifest)] if entered is None else entered.units
+    # Weights have no meaning with another vocabulary.
     vocabulary = VocabularyFacts(
         source=vocabulary_source(experiment.data.vocabulary, manifest), sha256=None if manifest is None else manifest.vocabulary_checksum
-    )
+    ).as_released(facts.tells_words)
+    by = outside_code.joined(outside_code.packages_of(experiment, job), outside_code.packages_of_segments(end))
+    trusted = outside_code.sentences(by)
     # How a search charges the choice comes from the ledger, not from the command that resumes the run.
     charges = [*facts.trial_charges, *([] if experiment.tune is None else [experiment.tune.charge])]
     tuning = Tuning(charge=charges[0], meaning=_OF_A_TRIAL[charges[0]]) if charges else None
@@ -81,13 +85,10 @@ def build(
         "outside_code": tuple(OutsideCode(**told) for told in outside_code.facts(experiment, job)),
         "train": None if experiment.train.is_all else experiment.train.kind,
         "init": facts.beginning,
-        # Weights have no meaning with another vocabulary.
-        "vocabulary": vocabulary.as_released(facts.tells_words),
+        "vocabulary": vocabulary,
         "tuning": tuning,
     }
     if experiment.is_private:
-        end = planned_end(experiment, calibrated, entered, facts.begins_from)
-        by = outside_code.joined(outside_code.packages_of(experiment, job), outside_code.packages_of_segments(end))
         sizes = [batch for batch, _ in calibrated.batch_stages]
         common |= {name: getattr(privacy, name) for name in ("unit", "rows_per_unit_max", "unit_mode", "adjacency", "delta")}
         common |= {
@@ -117,9 +118,12 @@ def build(
     own, epsilon = whole.accountants[0], {name: whole.epsilon(name) for name in whole.accountants}
     against += [] if epsilon[own] is not None else [f"accountant={own} finds no finite epsilon at this delta"]
     # If the claim trusts a package, no number is stated as a bound, at the planned end or before it.
-    is_proved, why_not = not (against or by), against or outside_code.sentences(by)
-    so_far = spent_facts(spent, facts.own)
+    is_proved, why_not = not (against or by), against or trusted
+    at = whole.table(deltas(privacy.delta, size)) if is_proved else ()
+    numbers = unsupported(experiment.sampler, accountant, privacy.delta, why_not, epsilon, end)
+    so_far, what_ran = spent_facts(spent, facts.own), ledger_facts(entered, facts.segments, whole)
     alone = {name: accounting.finite(value) for name, value in calibrated.epsilon.items()}
+
     ancestors = ", including the runs that this one starts from" if facts.before else ""
     return RunStatement(
         **common,
@@ -130,11 +134,11 @@ def build(
         accountant=own,
         epsilon=epsilon if is_proved else {},
         epsilon_is_of=f"the planned end, step {steps}, and everything charged in addition to the plan{ancestors}",
-        epsilon_at=whole.table(deltas(privacy.delta, size)) if is_proved else (),
-        unsupported=unsupported(experiment.sampler, accountant, privacy.delta, why_not, epsilon, end),
+        epsilon_at=at,
+        unsupported=numbers,
         planned=PlannedEpsilon(steps=steps, epsilon={} if by else alone),
         spent=dataclasses.replace(so_far, epsilon={}) if by else so_far,
-        ledger=ledger_facts(entered, facts.segments, whole),
+        ledger=what_ran,
     )
 
 
