@@ -165,7 +165,10 @@ def _of_round(site: Site, keep_U: Array | None) -> Callable[[Any, Any, tuple[Arr
 
     def run(leaves: Any, record: Any, parts: tuple[Array, ...]) -> Any:
         if any(reference is None for reference in site.leaves) and not site.op.frozen:
-            return _sum_of_forms(site, record if keep_U is None else site.op.masked(record, keep_U), parts)
+            # An op with trained and frozen leaves.
+            gradients = site.op.gradients(site.shapes, record if keep_U is None else site.op.masked(record, keep_U))
+            one = lambda name, shape: forms.summed(gradients[name], parts[site.op.part(name)], shape.shape)  # noqa: E731
+            return jax.tree_util.tree_map_with_path(lambda path, shape: one(path_name(path), shape), site.shapes)
         if keep_U is None:
             return site.op.weighted_sum(leaves, record, parts)
         return site.op.masked_sum(leaves, record, parts, keep_U)
@@ -245,17 +248,6 @@ def _along(sites: list[Site], depth: int, runs: list[Any], leaves: list[Any], re
     return [[next(results) for is_summed in own if is_summed] for own in trained]
 
 
-def _sum_of_forms(site: Site, record: Any, parts: tuple[Array, ...]) -> Any:
-    """Returns the weighted sums of an op that has both trained and frozen leaves."""
-    gradients = site.op.gradients(site.shapes, record)
-
-    def one(path: Any, shape: Any) -> Array:
-        name = path_name(path)
-        return forms.summed(gradients[name], parts[site.op.part(name)], shape.shape)
-
-    return jax.tree_util.tree_map_with_path(one, site.shapes)
-
-
 def ghost_sum(program: Program, norms: Norms, weights: Any, units: Units) -> ClippedSum:
     """Computes the clipped sum of a traced program; `dpx.clipped_sum` describes the result."""
     by_path = program.by_path()
@@ -266,7 +258,12 @@ def ghost_sum(program: Program, norms: Norms, weights: Any, units: Units) -> Cli
     def losses(probes: list[Any]) -> Any:
         return program(kind, dict(zip(program.sites, probes, strict=True)))
 
-    probes = [_zeros(site.record if kind(site) == "record" else _norm_shapes(site, by_path)) for site in program.sites]
+    def probe(site: Site) -> Any:
+        squares = lambda record: joint.own_squares(site, joint.leaves_of(site, by_path), record)  # noqa: E731
+        shapes = site.record if kind(site) == "record" else jax.eval_shape(squares, site.record)
+        return jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), shapes)
+
+    probes = [probe(site) for site in program.sites]
     losses_B, backward, counts = jax.vjp(losses, probes, has_aux=True)
     (records,) = backward(units.of_rows(jnp.ones_like(units.is_padding_U, losses_B.dtype)))
     records = dict(zip(program.sites, records, strict=True))
@@ -286,11 +283,3 @@ def ghost_sum(program: Program, norms: Norms, weights: Any, units: Units) -> Cli
     total = jax.grad(weighted)(zero_sums(program.params))
     losses_B, counts = zero_unless(clipped.is_counted_B, (losses_B, counts))
     return ClippedSum(total, clipped.norms_B, losses_B, counts, clipped.is_counted_B)
-
-
-def _zeros(shapes: Any) -> Any:
-    return jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), shapes)
-
-
-def _norm_shapes(site: Site, by_path: dict[str, Any]) -> Any:
-    return jax.eval_shape(lambda record: joint.own_squares(site, joint.leaves_of(site, by_path), record), site.record)

@@ -80,8 +80,15 @@ class ByExample:
         """
         if frozen is not None:
             check_trained_reached(loss, params, frozen, _row(batch))
-        loss = bound(loss, frozen)
-        one = _traced_one(loss, params, batch)
+        loss, example = bound(loss, frozen), _row(batch)
+        trained_shapes(params)
+        jaxpr, out = jax.make_jaxpr(lambda params, example: with_counts(loss(params, example)), return_shape=True)(params, example)
+        is_number = out[0].shape == () and jnp.issubdtype(out[0].dtype, jnp.floating)
+        returned = f"loss of shape {out[0].shape} and type {out[0].dtype}"
+        require(is_number, returned, "is not one floating-point number for each example", "Return a scalar")
+        row_flow.check_program(jaxpr)
+        row_flow.check_program(jax.make_jaxpr(jax.grad(lambda *given: with_counts(loss(*given)), has_aux=True))(params, example))
+        one = _One(jaxpr, jax.tree.structure(out))
         readers, by_round = _readers(one, params, batch), frozenset[str]()
         mixed = frozenset(path for path, reads in readers.items() if len({reader.layers for reader in reads}) > 1)
         if mixed:
@@ -204,18 +211,6 @@ class _One:
 def _row(batch: Any) -> Any:
     """Returns the shapes of one row, without the example's axis."""
     return jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape[1:], leaf.dtype), batch)
-
-
-def _traced_one(loss: Any, params: Any, batch: Any) -> _One:
-    trained_shapes(params)
-    example = _row(batch)
-    jaxpr, out = jax.make_jaxpr(lambda params, example: with_counts(loss(params, example)), return_shape=True)(params, example)
-    is_number = out[0].shape == () and jnp.issubdtype(out[0].dtype, jnp.floating)
-    returned = f"loss of shape {out[0].shape} and type {out[0].dtype}"
-    require(is_number, returned, "is not one floating-point number for each example", "Return a scalar")
-    row_flow.check_program(jaxpr)
-    row_flow.check_program(jax.make_jaxpr(jax.grad(lambda *given: with_counts(loss(*given)), has_aux=True))(params, example))
-    return _One(jaxpr, jax.tree.structure(out))
 
 
 def _readers(one: _One, params: Any, batch: Any, by_round: frozenset[str] = frozenset()) -> Readers:

@@ -230,7 +230,15 @@ class ClippedGrad(WeightedGrad):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        _check_norm(self.clipping_norm)
+        norm = self.clipping_norm
+        is_number = isinstance(norm, (int, float)) and not isinstance(norm, bool)
+        dtype = getattr(norm, "dtype", None)
+        is_scalar = dtype is not None and getattr(norm, "shape", None) == () and jnp.issubdtype(dtype, jnp.floating)
+        require(is_number or is_scalar, f"clipping_norm={norm!r}", "is not one real number", "Give a number above zero")
+        if not isinstance(norm, Tracer):
+            is_in_range = SMALLEST_CLIPPING_NORM <= float(norm) <= LARGEST_CLIPPING_NORM
+            reason = f"must be at least {SMALLEST_CLIPPING_NORM:g} and at most {LARGEST_CLIPPING_NORM:g}"
+            require(is_in_range, f"clipping_norm={norm}", reason, "Scale the loss and the norm")
 
     def sensitivity(self, adjacency: str) -> Any:
         """Returns the largest change of `total` when one unit changes, in the Euclidean norm over all of `argnums` together.
@@ -358,17 +366,6 @@ def weighted_grad(
     require(callable(weights), f"weights={weights!r}", "is not a function of norms", "Give a function of norms, or use dpx.clipped_grad")
     options = {"shared_argnums": shared_argnums, "rows_per_unit": rows_per_unit, "method": method, "kept_bytes": kept_bytes}
     return WeightedGrad(loss, argnums, has_aux, weights, strict=strict, **options)
-
-
-def _check_norm(norm: Any) -> None:
-    is_number = isinstance(norm, (int, float)) and not isinstance(norm, bool)
-    dtype = getattr(norm, "dtype", None)
-    is_scalar = dtype is not None and getattr(norm, "shape", None) == () and jnp.issubdtype(dtype, jnp.floating)
-    require(is_number or is_scalar, f"clipping_norm={norm!r}", "is not one real number", "Give a number above zero")
-    if not isinstance(norm, Tracer):
-        is_in_range = SMALLEST_CLIPPING_NORM <= float(norm) <= LARGEST_CLIPPING_NORM
-        reason = f"must be at least {SMALLEST_CLIPPING_NORM:g} and at most {LARGEST_CLIPPING_NORM:g}"
-        require(is_in_range, f"clipping_norm={norm}", reason, "Scale the loss and the norm")
 
 
 def _places(name: str, value: Any) -> tuple[int, ...]:

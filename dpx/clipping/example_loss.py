@@ -173,23 +173,27 @@ class Evaluation:
         if not followed:
             return self._of_arrays(eqn, given)
         whole, given = given, [mapped.plain(value) for value in given]
+        is_float = jnp.issubdtype(eqn.outvars[0].aval.dtype, jnp.floating) if eqn.outvars else False
         if any(isinstance(value, Joined) for value in followed):
             return self._of_joined(eqn, given)
-        if eqn.primitive is primitives.concatenate_p and jnp.issubdtype(eqn.outvars[0].aval.dtype, jnp.floating):
+        if eqn.primitive is primitives.concatenate_p and is_float:
             return [Joined(given, eqn.params["dimension"])]
-        if eqn.primitive.name == "stack" and jnp.issubdtype(eqn.outvars[0].aval.dtype, jnp.floating):
+        if eqn.primitive.name == "stack" and is_float:
             return [Joined([_with_axis(value, eqn.params["axis"]) for value in given], eqn.params["axis"])]
         if eqn.primitive is primitives.stop_gradient_p:
             return [given[0].view(eqn.primitive.bind(given[0].value))]
-        if eqn.primitive in VIEWS and jnp.issubdtype(eqn.outvars[0].aval.dtype, jnp.floating):
+        if eqn.primitive in VIEWS and is_float:
             return [dataclasses.replace(given[0], view=given[0].view.then(eqn))]
         if eqn.primitive.name == "split":
             return [dataclasses.replace(given[0], view=view) for view in given[0].view.parts(eqn)]
-        if eqn.primitive is primitives.dynamic_slice_p and _is_taken_by_rounds(eqn, given[0]):
+        is_of_rounds = isinstance(given[0], Followed) and given[0].is_repeated and not given[0].starts
+        if eqn.primitive is primitives.dynamic_slice_p and is_of_rounds and is_float:
             return [dataclasses.replace(given[0], view=given[0].view.then(eqn), starts=tuple(given[1:]))]
         if eqn.primitive is primitives.dot_general_p and len(followed) == 1 and _is_product(eqn):
             return [self._product(eqn, given)]
-        if eqn.primitive is primitives.conv_general_dilated_p and len(followed) == 1 and _is_convolution(eqn, given):
+        is_kernel = eqn.primitive is primitives.conv_general_dilated_p and isinstance(given[1], Followed)
+        # In one group of images every number of the output is of one image.
+        if is_kernel and len(followed) == 1 and eqn.params["batch_group_count"] == 1:
             return [self._convolution(eqn, given)]
         if eqn.primitive is primitives.gather_p and isinstance(given[0], Followed) and is_lookup(eqn, given[0].view):
             return [self._lookup(eqn, given)]
@@ -380,13 +384,6 @@ def _with_axis(value: Any, axis: int) -> Any:
     return dataclasses.replace(value, view=value.view.then(eqn))
 
 
-def _is_taken_by_rounds(eqn: Any, value: Any) -> bool:
-    """Returns whether the rounds of a loop take slices of a parameter at places that they compute."""
-    return (
-        isinstance(value, Followed) and value.is_repeated and not value.starts and jnp.issubdtype(eqn.outvars[0].aval.dtype, jnp.floating)
-    )
-
-
 def _is_product(eqn: Any) -> bool:
     """Returns whether the equation is a `dot_general` that multiplies floating-point numbers."""
     avals = [var.aval for var in (*eqn.invars, *eqn.outvars)]
@@ -411,11 +408,6 @@ def _cut_axis(eqn: Any, place: int, axis: int) -> tuple[int | None, bool]:
         if axis in pair[place]:
             return pair[1 - place][pair[place].index(axis)], is_added
     return None, False
-
-
-def _is_convolution(eqn: Any, given: list[Any]) -> bool:
-    """Returns whether a parameter is the kernel of the convolution, and every number of the output is of one image."""
-    return isinstance(given[1], Followed) and eqn.params["batch_group_count"] == 1
 
 
 def _arrays(given: list[Any]) -> list[Any]:

@@ -98,7 +98,8 @@ def squares(uses: list[Use], shape: tuple[int, ...]) -> Float[Array, " B"]:
     each, both = [], []
     for alike, joined_square in ((outer, _outer_square), (rows, lambda form: norms.lookup(form.id, form.g, shape[0]))):
         if alike:
-            both.append(_concatenated(alike))
+            arrays = zip(*(use.form for use in alike), strict=True)
+            both.append(type(alike[0].form)(*(jnp.concatenate(own, axis=1) for own in arrays)))
             own = alike[0].own_B if len(alike) == 1 else None
             each.append(own if isinstance(own, Bounded) else joined_square(both[-1]))
     if len(each) == 1:
@@ -238,10 +239,6 @@ def summed(form: Form, weights_B: Array, shape: tuple[int, ...]) -> Array:
         return norms.summed(form.a, weighted).reshape(shape)
     start = jnp.zeros((shape[0], math.prod(shape[1:])), weighted.dtype)
     return start.at[form.id.astype(jnp.int32)].add(weighted).reshape(shape)
-
-
-def _concatenated(uses: list[Use]) -> Form:
-    return type(uses[0].form)(*(jnp.concatenate(arrays, axis=1) for arrays in zip(*(use.form for use in uses), strict=True)))
 
 
 def _outer_square(form: Outer) -> Bounded:

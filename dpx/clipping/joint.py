@@ -141,7 +141,13 @@ def norms_of(program: Program, per_layer: bool, factor: Callable[[str], float] =
             if reference is not None:
                 use = Reading(part, place, reference)
                 uses.setdefault(use.key, []).append(use)
-    _check_read(program, uses)
+    kinds: dict[str, set[tuple[bool, ...]]] = {path: set() for path in program.session.shapes}
+    for (path, *_), its_uses in uses.items():
+        kinds[path].update(tuple(isinstance(entry, Layer) for entry in use.reference.selected) for use in its_uses)
+    for path, its_kinds in kinds.items():
+        require(bool(its_kinds), path, "no op claims this parameter, so it would not be clipped", ELSEWHERE)
+        require(len(its_kinds) == 1, path, "is used as a whole in one place and layer by layer in another", ELSEWHERE)
+
     is_apart = {part: all(_is_alone(part.site, place, uses) for place in part.places) for part in parts}
     apart = [part for part in parts if is_apart[part]]
     shared = {key: its_uses for key, its_uses in uses.items() if not all(is_apart[use.part] for use in its_uses)}
@@ -180,15 +186,6 @@ def _is_alone(site: Site, place: int, uses: Uses) -> bool:
         return False
     key = key_of(site, place)
     return key[2] is None and len(uses[key]) == 1 and len(reference.depths) == len(site.loops)
-
-
-def _check_read(program: Program, uses: Uses) -> None:
-    kinds: dict[str, set[tuple[bool, ...]]] = {path: set() for path in program.session.shapes}
-    for (path, *_), its_uses in uses.items():
-        kinds[path].update(tuple(isinstance(entry, Layer) for entry in use.reference.selected) for use in its_uses)
-    for path, its_kinds in kinds.items():
-        require(bool(its_kinds), path, "no op claims this parameter, so it would not be clipped", ELSEWHERE)
-        require(len(its_kinds) == 1, path, "is used as a whole in one place and layer by layer in another", ELSEWHERE)
 
 
 def _check_rules(path: str, uses: list[Reading]) -> None:

@@ -119,11 +119,7 @@ def _linear(run: Callable[..., Any], given: list[Any], tick: Any) -> Any:
 
 one_p = Primitive("dpx_op_of_one_example")
 one_p.multiple_results = True
-
-
-@one_p.def_abstract_eval
-def _abstract(*_: Any, outputs: tuple, **__: Any) -> list[Any]:
-    return [ShapedArray(leaf.shape, leaf.dtype) for leaf in outputs]
+one_p.def_abstract_eval(lambda *_, outputs, **__: [ShapedArray(leaf.shape, leaf.dtype) for leaf in outputs])
 
 
 def _batched(given: Any, axes: Any, *, op: Op, leaf: str, path: str, session: ProbeSession, outputs: tuple) -> Any:
@@ -173,11 +169,7 @@ def _is_kept(op: Gathered, outputs: int, B: int, path: str, session: ProbeSessio
 
 choice_p = Primitive("dpx_choice_of_one_example")
 choice_p.multiple_results = True
-
-
-@choice_p.def_abstract_eval
-def _of_any(*_: Any, bodies: tuple, count: int) -> list[Any]:
-    return [ShapedArray(var.aval.shape, var.aval.dtype) for var in bodies[0][0].outvars]
+choice_p.def_abstract_eval(lambda *_, bodies, count: [ShapedArray(var.aval.shape, var.aval.dtype) for var in bodies[0][0].outvars])
 
 
 def _chosen(given: Any, axes: Any, *, bodies: tuple, count: int) -> Any:

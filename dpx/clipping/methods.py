@@ -68,7 +68,10 @@ def sum_by(
         return of_no_rows(lambda batch, is_padding_B: run(batch, is_padding_B=is_padding_B), batch, rows_per_unit)
     batch = units.filled(batch)
     if method == "vmap":
-        _check_wide_enough(params)
+        # Autodiff would round each example's gradient to the parameter's type, or make it infinite.
+        for path, leaf in jax.tree_util.tree_leaves_with_path(params):
+            reason = f"is of type {leaf.dtype}, to which method=vmap would round each gradient"
+            require(not norms.is_tiny(leaf.dtype), path_name(path), reason, "Give it in float32, or use method='book_keeping'")
         check_trained_reached(losses_fn, params, frozen, batch)
         return _vmap(bound(losses_fn, frozen), params, batch, weights, units)
     options = {"kept_bytes": kept_bytes, "fused": fused, "rows_per_unit": rows_per_unit}
@@ -89,20 +92,10 @@ def check_untracked(*trees: Any) -> None:
 
     There the gradient of a replicated parameter is summed over devices before anything is clipped.
     """
-    axes = sorted({str(axis) for leaf in jax.tree.leaves(trees) for axis in _varying(leaf)})
+    kinds = [getattr(jax.typeof(leaf), "manual_axis_type", None) for leaf in jax.tree.leaves(trees) if hasattr(leaf, "dtype")]
+    axes = sorted({str(axis) for kind in kinds for axis in getattr(kind, "varying", ())})
     reason = "with check_vma=True adds up gradients over devices before they are clipped"
     require(not axes, f"shard_map over {', '.join(axes)}", reason, "Use jax.shard_map(..., check_vma=False)")
-
-
-def _check_wide_enough(params: Any) -> None:
-    """Raises `ConfigError` for a parameter in whose type autodiff would round each example's gradient, or make it infinite."""
-    for path, leaf in jax.tree_util.tree_leaves_with_path(params):
-        reason = f"is of type {leaf.dtype}, to which method=vmap would round each gradient"
-        require(not norms.is_tiny(leaf.dtype), path_name(path), reason, "Give it in float32, or use method='book_keeping'")
-
-
-def _varying(leaf: Any) -> Any:
-    return getattr(getattr(jax.typeof(leaf) if hasattr(leaf, "dtype") else None, "manual_axis_type", None), "varying", ())
 
 
 def _vmap(losses_fn: LossesFn, params: Any, batch: Any, weights: Weights, units: Units) -> ClippedSum:
@@ -120,27 +113,24 @@ def _vmap(losses_fn: LossesFn, params: Any, batch: Any, weights: Weights, units:
     own_types, params_f32 = params, jax.tree.map(norms.at_least_float32, params)
     row_flow.check(loss_of_one, params_f32, *jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape[1:], leaf.dtype), by_unit))
     grads, (losses_B, counts) = jax.vmap(jax.grad(loss_of_one, has_aux=True), in_axes=(None, 0, 0))(params_f32, *by_unit)
-    leaves = [(path_name(path), leaf) for path, leaf in jax.tree_util.tree_leaves_with_path(grads)]
-    clipped = groups.clip(weights, [_leaf_squares(path, leaf) for path, leaf in leaves], losses_B, units.is_padding_U)
-    # A contraction with the clip vector: scaling and then summing over the batch is 16 times slower on XLA's CPU backend.
-    summed = [_contract(_weights(clipped, path, leaf), zero_unless(clipped.is_counted_B, leaf)) for path, leaf in leaves]
+    named = [(path_name(path), leaf) for path, leaf in jax.tree_util.tree_leaves_with_path(grads)]
+    leaves = [(path, leaf, groups.is_stacked(path) and leaf.ndim > 1) for path, leaf in named]
+    squares = [
+        groups.Squares(path, jnp.square(leaf).sum(tuple(range(2 if is_stacked else 1, leaf.ndim))).T, "each" if is_stacked else None)
+        for path, leaf, is_stacked in leaves
+    ]
+    clipped = groups.clip(weights, squares, losses_B, units.is_padding_U)
+
+    def contracted(path: str, leaf_B: Array, is_stacked: bool) -> Array:
+        """Returns sum_b w_b leaf_b, or sum_b w_lb leaf_bl if layers are stacked.
+
+        Scaling and then summing over the batch is 16 times slower on XLA's CPU backend.
+        """
+        own = clipped.weights_of(path, "each", leaf_B.shape[1]) if is_stacked else clipped.weights_of(path, None)
+        equation = "b,b...->..." if own.ndim == 1 else "lb,bl...->l..."
+        return jnp.einsum(equation, own, zero_unless(clipped.is_counted_B, leaf_B), precision="highest")
+
+    summed = [contracted(*leaf) for leaf in leaves]
     losses_B, counts = zero_unless(clipped.is_counted_B, (losses_B, counts))
     total = jax.tree.unflatten(jax.tree.structure(grads), summed)
     return ClippedSum(total, clipped.norms_B, losses_B, counts, clipped.is_counted_B)
-
-
-def _leaf_squares(path: str, leaf_B: Array) -> groups.Squares:
-    is_stacked = groups.is_stacked(path) and leaf_B.ndim > 1
-    values = jnp.square(leaf_B).sum(tuple(range(2 if is_stacked else 1, leaf_B.ndim)))
-    return groups.Squares(path, values.T, "each" if is_stacked else None)
-
-
-def _weights(clipped: groups.Clipped, path: str, leaf_B: Array) -> Array:
-    is_stacked = groups.is_stacked(path) and leaf_B.ndim > 1
-    return clipped.weights_of(path, "each", leaf_B.shape[1]) if is_stacked else clipped.weights_of(path, None)
-
-
-def _contract(weights: Array, leaf_B: Array) -> Array:
-    """Returns sum_b w_b leaf_b, or sum_b w_lb leaf_bl if layers are stacked."""
-    equation = "b,b...->..." if weights.ndim == 1 else "lb,bl...->l..."
-    return jnp.einsum(equation, weights, leaf_B, precision="highest")

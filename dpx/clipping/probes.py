@@ -182,6 +182,7 @@ def evaluated(eqn: Any, given: Any) -> list[Any]:
 
 op_p = Primitive("dpx_op")
 op_p.multiple_results = True
+op_p.def_abstract_eval(lambda *_, outputs, **__: [ShapedArray(leaf.shape, leaf.dtype, weak_type=leaf.weak_type) for leaf in outputs])
 
 
 def apply(op: Op, leaves: Any, inputs: tuple, session: ProbeSession | None = None) -> Any:
@@ -209,11 +210,6 @@ def bound(op: Op, values: Any, named: tuple[str | None, ...], inputs: tuple, sha
     outputs, out_tree = jax.tree.flatten(jax.eval_shape(op.outputs, values, inputs) if shapes is None else shapes)
     results = op_p.bind(*flat, op=op, tree=tree, named=named, outputs=tuple(outputs))
     return jax.tree.unflatten(out_tree, results)
-
-
-@op_p.def_abstract_eval
-def _abstract(*_: Any, outputs: tuple, **__: Any) -> list[Any]:
-    return [ShapedArray(leaf.shape, leaf.dtype, weak_type=leaf.weak_type) for leaf in outputs]
 
 
 def _named(named: tuple) -> str:

@@ -218,7 +218,13 @@ def traced(losses_fn: Any, params: Any, batch: Any, session_options: dict[str, A
     except ConfigError:
         raise
     except Exception as error:
-        _raise_own_error(losses_fn, params, frozen, batch)
+        # The error that the loss raises with bare parameters, if it fails there too.
+        try:
+            jax.eval_shape(losses_fn, frozen_part.merged(params, frozen), batch)
+        except Exception as own:
+            if not frozen:
+                raise
+            raise frozen_part.missing(own) from own
         first = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
         raise ConfigError("the loss", f"uses parameters outside ops ({first})", ELSEWHERE) from error
     check_losses(out[0], examples)
@@ -226,16 +232,6 @@ def traced(losses_fn: Any, params: Any, batch: Any, session_options: dict[str, A
     frozen_paths = [path_name(path) for path, _ in jax.tree_util.tree_leaves_with_path(frozen)]
     scope, sites = readers.walk(closed.jaxpr, list(session.shapes), frozen_paths, examples, units)
     return Program(closed, jax.tree.structure(out), params, frozen, batch, scope, sites, session, examples)
-
-
-def _raise_own_error(losses_fn: Any, params: Any, frozen: Any, batch: Any) -> None:
-    """Raises the error that the loss raises with bare parameters, if it fails there too."""
-    try:
-        jax.eval_shape(losses_fn, frozen_part.merged(params, frozen), batch)
-    except Exception as error:
-        if not frozen:
-            raise
-        raise frozen_part.missing(error) from error
 
 
 def zero_sums(params: Any) -> Any:

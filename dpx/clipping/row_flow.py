@@ -92,17 +92,13 @@ class Flow:
         # An empty array holds no data of any example.
         if all(var.aval.size == 0 for var in eqn.outvars):
             return [SHARED] * len(eqn.outvars)
+        name = eqn.primitive.name
+        if name not in RULES:
+            return [Mixed(f"{name} has no rule that says whether it keeps examples apart")] * len(eqn.outvars)
         try:
-            return [self._ruled(eqn, held, limits)] * len(eqn.outvars)
+            return [OWN if OWN in held else RULES[name](eqn, held, self.examples, limits)] * len(eqn.outvars)
         except Crosses as crossed:
-            return [Mixed(f"{eqn.primitive.name} {crossed}")] * len(eqn.outvars)
-
-    def _ruled(self, eqn: Any, held: list[Layout], limits: list[Bounds | None]) -> Layout:
-        if eqn.primitive.name not in RULES:
-            raise Crosses("has no rule that says whether it keeps examples apart")
-        if OWN in held:
-            return OWN
-        return RULES[eqn.primitive.name](eqn, held, self.examples, limits)
+            return [Mixed(f"{name} {crossed}")] * len(eqn.outvars)
 
     def _cond(self, eqn: Any, held: list[Layout], limits: list[Bounds | None]) -> list[Layout]:
         index, *given = held
@@ -237,12 +233,8 @@ def _check_rule(eqn: Any) -> None:
 
 @functools.lru_cache(maxsize=1024)
 def _is_jaxs(rule: Any) -> bool:
-    return all(_is_of_jax(function) for function in _functions(rule))
-
-
-def _functions(rule: Any) -> list[Any]:
-    """Returns a batching rule and, if it is a partial or a closure, the functions of which it is made."""
-    waiting, seen, found = [rule], set(), []
+    """Returns whether a batching rule and, if it is a partial or a closure, the functions of which it is made are of jax or dpx."""
+    waiting, seen = [rule], set()
     while waiting:
         one = waiting.pop()
         if id(one) in seen or not callable(one) or isinstance(one, core.Primitive):
@@ -251,13 +243,10 @@ def _functions(rule: Any) -> list[Any]:
         if isinstance(one, functools.partial):
             waiting += [one.func, *one.args]
             continue
-        found.append(one)
+        if (getattr(one, "__module__", None) or "jax").split(".")[0] not in ("jax", "jaxlib", "dpx"):
+            return False
         waiting += inspect.getclosurevars(one).nonlocals.values() if inspect.isfunction(one) else ()
-    return found
-
-
-def _is_of_jax(function: Any) -> bool:
-    return (getattr(function, "__module__", None) or "jax").split(".")[0] in ("jax", "jaxlib", "dpx")
+    return True
 
 
 def _equations(jaxpr: core.Jaxpr, bound: frozenset) -> Iterator[tuple[Any, frozenset]]:
