@@ -3,14 +3,18 @@
 import contextlib
 from collections.abc import Iterator
 from functools import cache
+from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 from hydra.core.hydra_config import HydraConfig
 from hydra.core.singleton import Singleton
+from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
 
 from dpx import config
 from dpx.config import recipes
+from dpx.launch.point import Point
 
 
 @cache
@@ -29,3 +33,10 @@ def in_command(cfg: DictConfig) -> Iterator[None]:
         yield
     finally:
         Singleton.set_state(before)
+
+
+def point_at(folder: Path, job: str = "train", *overrides: str, is_sweep: bool = False, cfg: DictConfig | None = None) -> Point:
+    """A point whose folder is `folder`, as Hydra would have composed it."""
+    runtime = SimpleNamespace(output_dir=str(folder), choices={"job": job})
+    mode = RunMode.MULTIRUN if is_sweep else RunMode.RUN
+    return Point(cfg or OmegaConf.create(), SimpleNamespace(runtime=runtime, overrides=SimpleNamespace(task=overrides), mode=mode))

@@ -4,7 +4,7 @@ from typing import Any
 
 from dpx.config.experiment import Experiment
 from dpx.files.records import to_json
-from dpx.job.plan import plan_of_run
+from dpx.job.run_plan import plan_of_run
 
 
 def plan(experiment: Experiment, fork: str | None = None) -> dict[str, Any]:

@@ -27,7 +27,7 @@ def test_an_answer_imports_nothing_heavy(arguments: list[str], tmp_path: Path) -
     assert "hydra.main" in imported
     assert {name for name in imported if name.partition(".")[0] in HEAVY} == set()
     # The declarations, and with them whatever a job imports.
-    assert not {"dpx.config.experiment", "dpx.job", "dpx.launch.launcher"} & imported
+    assert not {"dpx.config.experiment", "dpx.job", "dpx.launch.sweep"} & imported
     assert list(tmp_path.iterdir()) == []
 
 

@@ -20,7 +20,7 @@ from dpx.config.command_line import as_refused
 from dpx.declaration import ConfigError
 from dpx.durable import sync
 from dpx.launch import command
-from dpx.launch.launcher import _check_noise
+from dpx.launch.point import _check_noise
 
 from .composed import composed
 

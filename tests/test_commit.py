@@ -2,14 +2,11 @@
 
 import os
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
-from dpx.job import commit
-
-from .processes import CHECKOUT, environment
+from dpx.job.train import CHECKOUT, commit
 
 
 def git(*arguments: str, at: Path) -> str:
@@ -17,18 +14,11 @@ def git(*arguments: str, at: Path) -> str:
     return subprocess.run(["git", *arguments], cwd=at, env=alone, capture_output=True, text=True, check=True).stdout.strip()
 
 
-def told(checkout: Path) -> str:
-    """What `commit` is in a process that imports dpx from `checkout`."""
-    program = f"import sys; sys.path.insert(0, {str(checkout)!r}); from dpx.job.commit import commit; print(commit())"
-    environ = environment(PYTHONPATH=str(checkout))
-    return subprocess.run([sys.executable, "-c", program], env=environ, capture_output=True, text=True, check=True).stdout.strip()
-
-
 @pytest.fixture
 def clone(tmp_path: Path) -> Path:
     """A fresh checkout of a commit of the packages that report the commit."""
     source = tmp_path / "source"
-    for name in ("dpx/__init__.py", "dpx/job/__init__.py", "dpx/job/commit.py"):
+    for name in ("dpx/__init__.py", "dpx/job/train.py"):
         (source / name).parent.mkdir(parents=True, exist_ok=True)
         (source / name).write_text((CHECKOUT / name).read_text())
     author = ("-c", "user.name=a", "-c", "user.email=a@b")
@@ -42,17 +32,17 @@ def clone(tmp_path: Path) -> Path:
 def test_a_clone_names_its_commit_and_whether_its_code_was_changed(clone: Path) -> None:
     head = git("rev-parse", "HEAD", at=clone)[:12]
     (clone / "notes.txt").write_text("not code")
-    assert told(clone) == head
-    with (clone / "dpx" / "job" / "commit.py").open("a") as file:
+    assert commit(clone) == head
+    with (clone / "dpx" / "job" / "train.py").open("a") as file:
         file.write("# changed\n")
-    assert told(clone) == f"{head}+"
+    assert commit(clone) == f"{head}+"
 
 
 def test_what_is_no_checkout_names_nothing(clone: Path) -> None:
     (clone / ".git").rename(clone / "git")
-    assert told(clone) == "None"
+    assert commit(clone) is None
 
 
 def test_git_that_fails_names_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", "")
-    assert commit.commit() is None
+    assert commit() is None

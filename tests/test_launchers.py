@@ -23,17 +23,16 @@ from dpx import console, extras
 from dpx.config.command_line import as_refused
 from dpx.declaration import ConfigError
 from dpx.files.run_folder import Status
-from dpx.launch import command, launchers, side_by_side
-from dpx.launch.elsewhere import PointFailed, Told
-from dpx.launch.late import LateLauncher
-from dpx.launch.launcher import Launcher
+from dpx.launch import command, late, side_by_side
+from dpx.launch.late import LateSweep
 from dpx.launch.refused import NoteFolders
 from dpx.launch.side_by_side import Processes
-from dpx.launch.sweep import Outcome
+from dpx.launch.sweep import PointFailed, Sweep, Told
+from dpx.launch.sweep_tables import Outcome
 from dpx.packages import conf_directory
 from dpx.processes import interruption
 from dpx.processes.interruption import Interrupted
-from tests.composed import in_command
+from tests.composed import in_command, point_at
 from tests.processes import environment, micro_run
 
 # State, score, and the error of a point as text and itself.
@@ -53,15 +52,16 @@ def sweep(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def _recorded(launcher: Launcher, number: int, folder: Path) -> None:
+def _recorded(launcher: Sweep, number: int, folder: Path) -> None:
     state, score, words, failure = POINTS[number]
     console.answer({"of": number})
     with in_command(OmegaConf.create({"hydra": HydraConf(job=JobConf(num=number))})):
-        launcher._record(folder / str(number), (f"steps={number}",), state, score, failure and (words, failure))
+        point = point_at(folder / str(number), "train", f"steps={number}")
+        launcher._record(point, state, score, failure and (words, failure))
 
 
 def test_a_pickled_launcher_tells_what_its_points_came_to(sweep: Path, capsys: Any) -> None:
-    here, launcher = Launcher(), Launcher()
+    here, launcher = Sweep(), Sweep()
     copies = [pickle.loads(pickle.dumps(launcher)) for _ in POINTS]
     # A copy may be pickled again, as when Slurm resubmits a job.
     copies[2] = pickle.loads(pickle.dumps(copies[2]))
@@ -84,7 +84,7 @@ def test_a_pickled_launcher_tells_what_its_points_came_to(sweep: Path, capsys: A
 
 
 def test_a_point_that_outlives_its_command_leaves_no_file(sweep: Path) -> None:
-    launcher = Launcher()
+    launcher = Sweep()
     copy = pickle.loads(pickle.dumps(launcher))
     launcher.gather()
     _recorded(copy, 0, sweep)
@@ -109,7 +109,7 @@ class Played(Processes):
     """Points that a program without dpx plays, since starting dpx takes seconds."""
 
     def _payload(self, composed: DictConfig) -> bytes:
-        number, command = composed.hydra.job.num, self.launcher.elsewhere()
+        number, command = composed.hydra.job.num, self.sweep.elsewhere()
         outcome = Outcome(command.outcomes.parent / f"p{number}", (f"steps={number}",), "finished", 0.5)
         command.tell(number, Told(outcome, None, None, is_trial=False))
         path = command.outcomes / f"{number}.json"
@@ -122,7 +122,7 @@ class Played(Processes):
 def played(sweep: Path, monkeypatch: pytest.MonkeyPatch) -> Played:
     """A launcher of a sweep whose points are `PLAYED`, two at once."""
     monkeypatch.setattr(side_by_side, "_PROGRAM", ("-I", "-S", "-c", PLAYED))
-    monkeypatch.setattr(Processes, "launcher", Launcher(), raising=False)
+    monkeypatch.setattr(Processes, "sweep", Sweep(), raising=False)
     config = OmegaConf.create({"hydra": {"sweep": {"dir": str(sweep)}}})
 
     class Loader:
@@ -139,13 +139,13 @@ def played(sweep: Path, monkeypatch: pytest.MonkeyPatch) -> Played:
 def test_a_point_that_is_killed_is_a_failed_row_and_the_others_go_on(played: Played, sweep: Path, capsys: Any) -> None:
     returned = played.launch([["steps=0"], ["steps=1"], ["steps=2"]], 0)
     assert [one.return_value for one in returned] == [0.5, 0.0, 0.0]
-    played.launcher.gather()
-    assert [(one.folder.name, one.state, one.error) for one in played.launcher.outcomes] == [
+    played.sweep.gather()
+    assert [(one.folder.name, one.state, one.error) for one in played.sweep.outcomes] == [
         ("p0", "finished", None),
         ("p1", "failed", "p1: its process ended (SIGKILL)"),
         ("p2", "failed", "p2: its process ended (exit code 3)"),
     ]
-    assert [command._answer(error) for error in played.launcher.failures] == [1, 1]
+    assert [command._answer(error) for error in played.sweep.failures] == [1, 1]
     assert capsys.readouterr().err.splitlines()[0] == (
         "error: p1: its process ended (SIGKILL). The same command resumes it; if memory ran out, let fewer points run at once"
     )
@@ -159,13 +159,13 @@ def test_a_killed_point_is_failed_in_the_folder_where_it_ran_and_no_other_proces
     """Under `repeat_and_select` a repeated draw has a folder of its own; and another command may have begun there since."""
     ran = sweep / "p1-again"
     Status(ran, "train").write("running", pid=pid)
-    (played.launcher.elsewhere().outcomes / "1.begun").write_text(json.dumps([str(ran), 7]))
+    (played.sweep.elsewhere().outcomes / "1.begun").write_text(json.dumps([str(ran), 7]))
     played.launch([["steps=1"]], 1)
-    played.launcher.gather()
-    assert [(one.folder, one.state) for one in played.launcher.outcomes] == [(ran, "failed")]
+    played.sweep.gather()
+    assert [(one.folder, one.state) for one in played.sweep.outcomes] == [(ran, "failed")]
     entry = Status(ran, "train").read()
     assert (entry["state"], entry.get("error")) == (state, "p1-again: its process ended (SIGKILL)" if state == "failed" else None)
-    assert not played.launcher.elsewhere().outcomes.exists() or not list(played.launcher.elsewhere().outcomes.iterdir())
+    assert not played.sweep.elsewhere().outcomes.exists() or not list(played.sweep.elsewhere().outcomes.iterdir())
 
 
 def test_a_signal_is_handed_to_every_point_and_no_point_is_called_failed(played: Played, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -175,7 +175,7 @@ def test_a_signal_is_handed_to_every_point_and_no_point_is_called_failed(played:
         time_sleep(seconds)
         looked.append(1)
         # Point 3 has told its outcome, and waits.
-        if list(played.launcher.elsewhere().outcomes.glob("3.json")):
+        if list(played.sweep.elsewhere().outcomes.glob("3.json")):
             raise Interrupted
 
     time_sleep = side_by_side.time.sleep
@@ -185,18 +185,18 @@ def test_a_signal_is_handed_to_every_point_and_no_point_is_called_failed(played:
         # Point 3 waits for its command, and would for ever.
         played.launch([["steps=3"], ["steps=3"]], 3)
     assert stopped.value.how == "the same command resumes the sweep" and looked
-    played.launcher.gather()
-    assert {one.state for one in played.launcher.outcomes} == {"finished"} and not played.launcher.failures
+    played.sweep.gather()
+    assert {one.state for one in played.sweep.outcomes} == {"finished"} and not played.sweep.failures
 
 
 def test_hydra_makes_the_launcher_of_processes(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(launchers, "_launcher", None)
-    monkeypatch.setattr(Processes, "launcher", None, raising=False)
-    own = LateLauncher()
-    launchers.register_launchers(own)
+    monkeypatch.setattr(late, "_sweep", None)
+    monkeypatch.setattr(Processes, "sweep", None, raising=False)
+    own = LateSweep()
+    late.register_launchers(own)
     node = OmegaConf.load(conf_directory() / "hydra" / "launcher" / "processes.yaml")
     made: Any = Plugins.instance()._instantiate(cast(Any, node))
-    assert isinstance(made, Processes) and made._most == 2 and Processes.launcher is own.get()
+    assert isinstance(made, Processes) and made._most == 2 and Processes.sweep is own.get()
 
 
 @pytest.mark.parametrize("most", [0, -1])

@@ -27,7 +27,7 @@ from dpx.config.declared_chain import declared
 from dpx.config.hydra_node import GROUPS, KEYS, RESOLVERS, ClosedLoader
 from dpx.config.with_hydra import set_up_hydra
 from dpx.declaration import ConfigError
-from dpx.launch import command, search_space
+from dpx.launch import command, search
 from tests.processes import environment
 
 NOT_THE_RECIPES = "a recipe may not set this key of Hydra"
@@ -236,7 +236,7 @@ def test_a_recipe_gives_no_overrides_of_hydra_to_a_point_or_a_stage() -> None:
         "hydra/launcher@hydra.callbacks.x=basic",
     ):
         with pytest.raises(ConfigError, match=r"hydra.* in a recipe: a recipe may not set this key"):
-            search_space.composed(["steps=3", override])
+            search.composed(["steps=3", override])
         with hydra.initialize_config_dir(str(packages.conf_directory()), version_base="1.3"):
             master = hydra.compose("config", return_hydra_config=True)
             # As launchers of other processes have it.
@@ -281,7 +281,7 @@ def test_a_text_that_reads_as_an_interpolation_where_it_is_composed_again_is_ref
     register_resolvers()
     for override in ("name=${now:%S}", "name='${now:%S}'", "+point.a=[${hydra:runtime.cwd}]"):
         with pytest.raises(ConfigError, match="a recipe may not use the resolver"):
-            search_space.composed(["steps=3", override])
+            search.composed(["steps=3", override])
 
 
 def test_every_resolver_of_dpxs_own_recipes_may_be_used() -> None:

@@ -8,8 +8,8 @@ from scipy.stats import binomtest
 
 from dpx.files.results import Results, accuracy_in_words, interval, late_snr, not_above, nothing_learnt, write_results
 from dpx.files.run_folder import Status
-from dpx.launch.sweep import Outcome
-from dpx.pages.run_table import Summary, runs_in
+from dpx.launch.sweep_tables import Outcome
+from dpx.pages.run_table import accuracy_of, epsilon_of, runs_in, state_of
 
 from .test_sweep import _shown
 
@@ -61,9 +61,9 @@ def test_a_sweep_shows_intervals_and_replicates_together(tmp_path: Path) -> None
 def test_a_run_is_summed_up_from_its_folder(tmp_path: Path) -> None:
     folder = tmp_path / "run-0"
     write_results(folder / "private", _results(0.7))
-    assert runs_in(tmp_path) == [] and Summary.of(folder).state == "not trained"
+    assert runs_in(tmp_path) == [] and state_of(folder) == "not trained"
     (folder / "release").mkdir()
     (folder / "release" / "config.yaml").touch()
     Status(folder, "train").write("finished")
     assert runs_in(tmp_path) == [folder]
-    assert Summary.of(folder) == Summary(folder, "finished", accuracy_in_words(0.7, 126), "")
+    assert (state_of(folder), accuracy_of(folder), epsilon_of(folder)) == ("finished", accuracy_in_words(0.7, 126), "")

@@ -29,8 +29,8 @@ from dpx.init.parent import open_parent
 from dpx.interop.export import export
 from dpx.job.account import Account
 from dpx.job.explain import Explain
+from dpx.launch.point import require_same_claim, require_same_run
 from dpx.launch.resolvers import hydra_files
-from dpx.launch.same_run import require_same_claim, require_same_run
 from dpx.pages import pictures
 from dpx.privacy.hash_chain import Chain
 from dpx.training.lossy_file import Released

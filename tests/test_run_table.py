@@ -14,7 +14,7 @@ from dpx.console import Console
 from dpx.declaration import ConfigError
 from dpx.files.results import Results, interval, write_results
 from dpx.files.run_folder import RunFolder
-from dpx.launch.sweep import Outcome, write_table
+from dpx.launch.sweep_tables import Outcome, write_table
 from dpx.pages import run_table
 from tests.processes import Answer, answers, head_run
 

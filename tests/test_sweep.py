@@ -6,7 +6,7 @@ from pathlib import Path
 
 from dpx.console import Console
 from dpx.files.run_folder import Status
-from dpx.launch.sweep import Outcome, show
+from dpx.launch.sweep_tables import Outcome, show
 
 
 def _shown(*outcomes: Outcome) -> str:

@@ -33,11 +33,14 @@ def text_plot(
 
     Points without a finite value are left out; the result is "" if no point remains.
     """
-    known = {name: [point for point in points if _drawable(point, log_x, log_y)] for name, points in curves.items()}
+    known = {
+        name: [(x, y) for x, y in points if y is not None and math.isfinite(y) and (x > 0 or not log_x) and (y > 0 or not log_y)]
+        for name, points in curves.items()
+    }
     everything = [point for points in known.values() for point in points]
     if not everything:
         return ""
-    xs, ys = _range([x for x, _ in everything], log_x), _range([y for _, y in everything if y is not None], log_y)
+    xs, ys = _range([x for x, _ in everything], log_x), _range([y for _, y in everything], log_y)
     canvas = [[" "] * width for _ in range(height)]
     for mark, points in reversed(list(zip(MARKS, known.values(), strict=False))):
         for x, y in points:
@@ -55,11 +58,6 @@ def text_plot(
     return "\n".join([f"{y_label}   {legend}" if len(known) > 1 else y_label, *body, foot, below])
 
 
-def _drawable(point: tuple[float | int, float | int | None], log_x: bool, log_y: bool) -> bool:
-    x, y = point
-    return y is not None and math.isfinite(y) and (x > 0 or not log_x) and (y > 0 or not log_y)
-
-
 def _range(values: Sequence[float | int], log: bool) -> tuple[float, float]:
     low, high = float(min(values)), float(max(values))
     if low == high:
@@ -67,8 +65,7 @@ def _range(values: Sequence[float | int], log: bool) -> tuple[float, float]:
     return low, high
 
 
-def _cell(value: float | int | None, ends: tuple[float, float], log: bool, cells: int) -> int:
-    assert value is not None
+def _cell(value: float | int, ends: tuple[float, float], log: bool, cells: int) -> int:
     low, high = (math.log(end) for end in ends) if log else ends
     return round(((math.log(value) if log else value) - low) / (high - low) * (cells - 1))
 
@@ -99,13 +96,16 @@ class Account:
     adjacency: str | None = None
 
     def __call__(self, experiment: Experiment, folder: RunFolder) -> None:
+        from dpx import config
         from dpx.claim.combined_ledgers import read, together
 
         has_run = any((folder.path / place).exists() for place in ("private/ledger", f"release/{STATEMENT}"))
         what = folder.path if folder.has_begun else "run"
         reason = "its ledger contains no charged step" if folder.has_begun else "this job needs a run to account for, and no run is named"
         require(has_run or bool(self.ledgers), what, reason, "Add run=<folder>, or job.ledgers=[...]")
-        sources = [_place(path) for path in self.ledgers] or [folder.path]
+        # What is not a path is the name of a run.
+        named = [Path(one) if Path(one).exists() or Path(one).suffix else config.load(one)[1] for one in self.ledgers]
+        sources = named or [folder.path]
         joint = together([read(path) for path in sources], self.delta, self.adjacency, experiment.privacy)
         delta, adjacency, by, unit = joint.delta, joint.adjacency, joint.by, joint.unit
         tables = account(joint.segments, self.accountant, delta, adjacency, joint.before)
@@ -134,87 +134,49 @@ class Account:
         console.print(pictures.write(PICTURES, tables, folder.release), highlight=False, soft_wrap=True)
 
 
-def _place(named: str) -> Path:
-    """Returns the path `named` if it exists, or else the folder of the run with that name; raises `ConfigError` if no run has that name."""
-    from dpx import config
-
-    return Path(named) if Path(named).exists() or Path(named).suffix else config.load(named)[1]
-
-
 def account(segments: Segments, accountant: str, delta: float, adjacency: str, before: Sequence[Segment] = ()) -> list[Table]:
     """Returns every table of the account of `segments`; the segments in `before` were made before the first step."""
-    from dpx.privacy import accounting, ledger
+    from dpx.privacy import accounting, closed_form, ledger
     from dpx.privacy.profile import Profile
 
+    def composed(charged: Segments) -> Any:
+        return accounting.compose(accounting.bucketed(ledger.releases(charged)), accountant, adjacency)
+
     accounting.check_delta(delta, accountant)
-    charges = accounting.bucketed(ledger.releases(segments))
-    composed = accounting.compose(charges, accountant, adjacency)
-    profile = Profile(composed)
-    at = sorted({*DELTAS, delta}, reverse=True)
-    return [
-        _events(segments),
-        Table(
-            "epsilon_of_delta",
-            ("delta", "epsilon"),
-            tuple((d, accounting.finite(composed.epsilon(d))) for d in at),
-            f"by {accountant}, {adjacency}",
-        ),
-        Table("delta_of_epsilon", ("epsilon", "delta"), _thinned(profile), "the profile"),
-        Table(
-            "epsilon_by_step",
-            ("steps", "epsilon"),
-            tuple(_by_step(segments, accountant, delta, adjacency, before)),
-            f"epsilon at delta {delta:.3g}" + (", including the runs that it started from" if before else ""),
-        ),
-        _attacker(profile),
-        Table(
-            "trade_off",
-            ("false_positive_rate", "false_negative_rate", "gaussian"),
-            _curve(profile),
-            "least false-negative rate of any membership test, and that of the Gaussian-DP parameter that bounds it",
-        ),
-    ]
+    whole = composed(segments)
+    profile = Profile(whole)
 
-
-def _events(segments: Segments) -> Table:
     columns = ("origin", "epoch", "sampler", "q", "noise_multiplier", "clipping_norm", "rows_per_unit", "unit_mode")
-    rows = tuple((*(getattr(segment, name) for name in columns), segment.count) for segment in segments)
-    return Table("events", (*columns, "steps"), rows, "what is charged")
-
-
-def _thinned(profile: Any) -> tuple[tuple[float, float], ...]:
+    events = tuple((*(getattr(segment, name) for name in columns), segment.count) for segment in segments)
+    of_delta = tuple((at, accounting.finite(whole.epsilon(at))) for at in sorted({*DELTAS, delta}, reverse=True))
     places = range(0, len(profile.epsilons), max(1, len(profile.epsilons) // 12))
-    return tuple((float(profile.epsilons[place]), float(profile.deltas[place])) for place in places)
-
-
-def _by_step(
-    segments: Segments, accountant: str, delta: float, adjacency: str, before: Sequence[Segment]
-) -> list[tuple[int, float | None]]:
-    from dpx.privacy import accounting, ledger
+    thinned = tuple((float(profile.epsilons[place]), float(profile.deltas[place])) for place in places)
 
     earlier = {(segment.origin, segment.epoch_name) for segment in before}
-    segments = [segment for segment in ledger.join(segments) if (segment.origin, segment.epoch_name) not in earlier]
-    end = max((first + count for segment in segments for first, count in segment.steps), default=0)
-    points = []
-    for point in sorted({max(1, end * number // POINTS) for number in range(1, POINTS + 1)}):
-        charges = accounting.bucketed(ledger.releases(ledger.join(ledger.until(segments, point), list(before))))
-        points.append((point, accounting.finite(accounting.compose(charges, accountant, adjacency).epsilon(delta)) if charges else 0.0))
-    return points
+    own = [segment for segment in ledger.join(segments) if (segment.origin, segment.epoch_name) not in earlier]
+    end = max((first + count for segment in own for first, count in segment.steps), default=0)
+    by_step = []
+    for step in sorted({max(1, end * number // POINTS) for number in range(1, POINTS + 1)}):
+        charged = ledger.join(ledger.until(own, step), list(before))
+        by_step.append((step, accounting.finite(composed(charged).epsilon(delta)) if ledger.releases(charged) else 0.0))
 
-
-def _attacker(profile: Any) -> Table:
-    rows: list[tuple[str, float]] = [("membership advantage, delta(0)", profile.advantage)]
-    rows += [(f"true-positive rate at {rate:.2%} false positives", profile.true_positive_rate(rate)) for rate in FALSE_POSITIVE_RATES]
-    rows.append(("Gaussian-DP parameter mu that bounds the curve (delta >= 1e-10)", profile.gdp_parameter()))
-    return Table("attacker", ("the largest possible value", "value"), tuple(rows), "against one unit")
-
-
-def _curve(profile: Any) -> tuple[tuple[float, float, float], ...]:
-    from dpx.privacy import closed_form
-
-    rates = (0.0, 1e-6, 1e-5, 1e-4, 1e-3, 3e-3, 0.01, 0.03, *(number / 20 for number in range(1, 21)))
+    attacker: list[tuple[str, float]] = [("membership advantage, delta(0)", profile.advantage)]
+    attacker += [(f"true-positive rate at {rate:.2%} false positives", profile.true_positive_rate(rate)) for rate in FALSE_POSITIVE_RATES]
     mu = profile.gdp_parameter()
-    return tuple((rate, profile.type_two_error(rate), closed_form.type_two_error(mu, rate)) for rate in rates)
+    attacker.append(("Gaussian-DP parameter mu that bounds the curve (delta >= 1e-10)", mu))
+    rates = (0.0, 1e-6, 1e-5, 1e-4, 1e-3, 3e-3, 0.01, 0.03, *(number / 20 for number in range(1, 21)))
+    curve = tuple((rate, profile.type_two_error(rate), closed_form.type_two_error(mu, rate)) for rate in rates)
+
+    at_delta = f"epsilon at delta {delta:.3g}" + (", including the runs that it started from" if before else "")
+    bounded = "least false-negative rate of any membership test, and that of the Gaussian-DP parameter that bounds it"
+    return [
+        Table("events", (*columns, "steps"), events, "what is charged"),
+        Table("epsilon_of_delta", ("delta", "epsilon"), of_delta, f"by {accountant}, {adjacency}"),
+        Table("delta_of_epsilon", ("epsilon", "delta"), thinned, "the profile"),
+        Table("epsilon_by_step", ("steps", "epsilon"), tuple(by_step), at_delta),
+        Table("attacker", ("the largest possible value", "value"), tuple(attacker), "against one unit"),
+        Table("trade_off", ("false_positive_rate", "false_negative_rate", "gaussian"), curve, bounded),
+    ]
 
 
 PICTURES = [

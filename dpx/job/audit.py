@@ -4,7 +4,6 @@ No private row is read: the canaries are the whole data. What is attacked is the
 config's clip, clipping method and mesh, in a stated setting; the sampler and the trained model are not.
 """
 
-import os
 from typing import Any
 
 from dpx.config.declared_audit import Estimator, Primary
@@ -55,53 +54,44 @@ class Audit:
         import numpy as np
 
         from dpx.audit.verdict import judge, require_passes
+        from dpx.randomness import RootSecret
         from dpx.training.dirac import Attack, Setting
 
         setting = Setting(canaries=self.canaries, steps=self.steps, epsilon=self.epsilon, delta=self.delta)
         attack = Attack.build(experiment, setting)
         with folder.claimed():
-            secret = _secret(folder, experiment)
+            path, seed = folder.private / "audit_secret", experiment.seed
+            if seed is not None:
+                secret = RootSecret.from_seed(seed)
+            else:
+                secret = RootSecret.load(path) if path.exists() else RootSecret.create(path)
             is_in_M = attack.coins(secret)
             np.save(folder.private / "audit_coins.npy", is_in_M)
             scores_M = attack.scores(secret, is_in_M)
             verdict = judge({"gradient": (scores_M, is_in_M)}, setting.claim, self.primary())
-            document = self._document(experiment, setting, verdict, attack.noise_p_value(scores_M, is_in_M))
+            p_value = attack.noise_p_value(scores_M, is_in_M)
+            words = {"adversary": "sees every noisy sum, knows every canary but its coin", "participation": "every unit, every step"}
+            facts = {name: getattr(setting, name) for name in ("canaries", "steps", "epsilon", "delta", "noise_multiplier")}
+            clip = experiment.clip
+            document = {
+                "setting": words | facts,
+                "mechanism": {"clip": clip.kind, "clipping_norm": clip.clipping_norm, "clipping": experiment.clipping_method.name},
+                "noise": {"p_value": p_value, "passes": p_value >= NOISE_ERROR},
+                "not_covered": ["the sampler", "the data and its units", "the optimiser and the trained parameters"],
+                **to_json(verdict),
+            }
             write_json(folder.release / "audit.json", document)
-            write_json(folder.private / "audit.json", document | {"scores": _summary(scores_M, is_in_M)})
+            # In units of the clipping norm.
+            groups = (("in", scores_M[is_in_M]), ("out", scores_M[~is_in_M]))
+            scores = {f"{name}_{of}": float(getattr(group, of)()) for name, group in groups for of in ("mean", "std", "min", "max")}
+            write_json(folder.private / "audit.json", document | {"scores": scores})
         answer(document)
         show(document)
-        wide_console().print(f"noise variance: p = {document['noise']['p_value']:.3g}", highlight=False)
+        wide_console().print(f"noise variance: p = {p_value:.3g}", highlight=False)
         require_passes(document)
-        _require_noise(document["noise"]["p_value"])
-
-    def _document(self, experiment: Experiment, setting: Any, verdict: Any, noise_p_value: float) -> dict[str, Any]:
-        words = {"adversary": "sees every noisy sum, knows every canary but its coin", "participation": "every unit, every step"}
-        return {
-            "setting": words | {name: getattr(setting, name) for name in ("canaries", "steps", "epsilon", "delta", "noise_multiplier")},
-            "mechanism": {
-                "clip": experiment.clip.kind,
-                "clipping_norm": experiment.clip.clipping_norm,
-                "clipping": experiment.clipping_method.name,
-            },
-            "noise": {"p_value": noise_p_value, "passes": noise_p_value >= NOISE_ERROR},
-            "not_covered": ["the sampler", "the data and its units", "the optimiser and the trained parameters"],
-            **to_json(verdict),
-        }
-
-
-def _secret(folder: RunFolder, experiment: Experiment) -> Any:
-    from dpx.randomness import RootSecret
-
-    if experiment.seed is not None:
-        return RootSecret.from_seed(experiment.seed)
-    path = folder.private / "audit_secret"
-    return RootSecret.load(path) if os.path.exists(path) else RootSecret.create(path)
-
-
-def _summary(scores_M: Any, is_in_M: Any) -> dict[str, float]:
-    """Returns scores in units of the clipping norm."""
-    groups = (("in", scores_M[is_in_M]), ("out", scores_M[~is_in_M]))
-    return {f"{name}_{of}": float(getattr(group, of)()) for name, group in groups for of in ("mean", "std", "min", "max")}
+        if p_value < NOISE_ERROR:
+            reason = f"the released noise does not have the stated variance (p = {p_value:.1e})"
+            raise ConfigError("audit", reason, "Correct the standard deviation that the mechanism passes to the noise")
 
 
 def show(document: dict[str, Any]) -> None:
@@ -113,9 +103,3 @@ def show(document: dict[str, Any]) -> None:
     rows = tuple(tuple(bound[column] for column in columns) for bound in listed)
     title = "lower bounds on epsilon, the primary bound first; a bound without an error probability does not decide the verdict"
     wide_console().print(Table("audit", columns, rows, title).shown())
-
-
-def _require_noise(p_value: float) -> None:
-    if p_value < NOISE_ERROR:
-        reason = f"the released noise does not have the stated variance (p = {p_value:.1e})"
-        raise ConfigError("audit", reason, "Correct the standard deviation that the mechanism passes to the noise")

@@ -2,7 +2,6 @@
 
 import os
 import time
-from pathlib import Path
 from typing import Any
 
 from omegaconf import OmegaConf
@@ -21,7 +20,7 @@ from dpx.init import chain_claim
 from dpx.job import chain_stages
 from dpx.job.chain_plan import show_claim
 from dpx.job.chain_stages import VOCABULARY, Runs, StageRun, composed
-from dpx.job.commit import commit
+from dpx.job.train import commit
 from dpx.processes import team
 from dpx.processes.interruption import Interrupted
 from dpx.processes.mesh import simulate_devices
@@ -51,21 +50,19 @@ class RunChain:
         chain_seal.read(folder.path)
         runs = composed(chain, experiment.name, experiment.replicate, outputs)
         chain_stages.require_nothing_lost(runs, outputs, experiment.name)
-        stated = _state(chain, runs, experiment, folder)
+        stated = _state(chain, runs, experiment.name, experiment.replicate, folder)
         first = next(iter(runs.values()))[0].experiment
         simulate_devices(first.mesh, first.mesh.simulated_here(team().count))
         for name in chain.in_order():
             for run in runs[name]:
-                _say_stale(chain, run, outputs)
+                if chain.stages[run.stage].feeds and not chain_stages.is_finished(run):
+                    for old in chain_stages.stale(run, outputs):
+                        reason = "is stale, since a stage before it has changed; it stays as it is and is not used"
+                        stage(f"stage {run.label}: {old} {reason}")
                 _run(chain, run, runs)
             chain_stages.keep_vocabulary(runs[name][0], runs[name][0].folder / "private" / VOCABULARY)
-            stated = _state(chain, runs, experiment, folder)
+            stated = _state(chain, runs, experiment.name, experiment.replicate, folder)
         _show(chain, runs, stated, folder)
-
-
-def _say_stale(chain: Chain, run: StageRun, outputs: Path) -> None:
-    for old in () if chain_stages.is_finished(run) or not chain.stages[run.stage].feeds else chain_stages.stale(run, outputs):
-        stage(f"stage {run.label}: {old} is stale, since a stage before it has changed; it stays as it is and is not used")
 
 
 def _run(chain: Chain, run: StageRun, runs: Runs) -> None:
@@ -92,17 +89,14 @@ def _run(chain: Chain, run: StageRun, runs: Runs) -> None:
     status.write("finished", seconds=round(time.monotonic() - began, 1), commit=code, score=_score(run))
 
 
-def _state(chain: Chain, runs: Runs, experiment: Experiment, folder: RunFolder) -> ChainStatement:
+def _state(chain: Chain, runs: Runs, name: str, replicate: int, folder: RunFolder) -> ChainStatement:
     """Writes the statement of what has run so far."""
     facts = [chain_stages.facts(chain, run) for each in runs.values() for run in each]
     is_over = {one.folder for one in facts if one.state == "finished"}
     releases = [chain_stages.release_of(run) for each in runs.values() for run in each if run.folder.name in is_over]
-    stated = ChainStatement(
-        name=experiment.name,
-        replicate=experiment.replicate,
-        claim=chain_claim.claim(chain, releases, chain_stages.not_run(facts)),
-        stages=tuple(facts),
-    )
+    waiting = [f"{one.stage} ({one.point})" if one.point else one.stage for one in facts if one.state == "not_run"]
+    claim = chain_claim.claim(chain, releases, waiting)
+    stated = ChainStatement(name=name, replicate=replicate, claim=claim, stages=tuple(facts))
     chain_seal.write(folder, stated)
     return stated
 
@@ -130,11 +124,15 @@ def _show(chain: Chain, runs: Runs, stated: ChainStatement, folder: RunFolder) -
     for name, each in runs.items():
         best = chosen(chain, each).folder.name if chain.stages[name].job == "train" else None
         for run in each:
-            fact, row = by_folder[run.folder.name], _row(chain, run)
-            rows.append(row | {"chosen": run.folder.name == best})
+            fact, held = by_folder[run.folder.name], (run.folder / "private" / "results.json").is_file()
+            results = read_results(run.folder / "private") if held else None
+            heldout, test = (None, None) if results is None else (results.heldout, results.test)
+            metric = chain.stages[name].choose_by or (results.metric if results else None)
+            row = {"stage": run.stage, "point": run.point, "folder": run.folder.name, "metric": metric}
+            rows.append(row | {"heldout": heldout, "test": test, "chosen": run.folder.name == best})
             epsilon = ", ".join(f"{figure(value)} {by}" for by, value in fact.epsilon.items() if value is not None)
             mark = " *" if len(each) > 1 and run.folder.name == best else ""
-            scores = [_in_words(row["metric"], row[place]) for place in ("heldout", "test")]
+            scores = [f"{metric} {measured[metric]:.2%}" if measured and metric else "-" for measured in (heldout, test)]
             table.add_row(run.label + mark, run.folder.name, *scores, fact.guarantee or "-", epsilon or "-")
     write_json(folder.made_private() / RESULTS, {"name": stated.name, "stages": rows})
     answer({"stages": rows, "statement": to_json(stated)})
@@ -143,16 +141,3 @@ def _show(chain: Chain, runs: Runs, stated: ChainStatement, folder: RunFolder) -
     if any(len(each) > 1 for each in runs.values()):
         console.print("* the best of its stage on the rows that its points are compared by", highlight=False)
     show_claim(stated.claim, console)
-
-
-def _row(chain: Chain, run: StageRun) -> dict[str, Any]:
-    """Returns the measurements of one run, as JSON."""
-    file = run.folder / "private" / "results.json"
-    results = read_results(run.folder / "private") if file.is_file() else None
-    by = chain.stages[run.stage].choose_by or (results.metric if results else None)
-    facts = {"stage": run.stage, "point": run.point, "folder": run.folder.name, "metric": by}
-    return facts | {"heldout": results.heldout if results else None, "test": results.test if results else None}
-
-
-def _in_words(metric: str | None, measured: dict[str, float] | None) -> str:
-    return "-" if not measured or metric is None else f"{metric} {measured[metric]:.2%}"

@@ -1,7 +1,7 @@
 """The plan of a chain: a plan of each stage, and what all of them together would protect."""
 
 import dataclasses
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -22,24 +22,23 @@ from dpx.init.start import Held, planned_start, receiver_of, vocabulary_of
 from dpx.job import chain_stages
 from dpx.job.chain_stages import Runs, StageRun, composed, fitted_by
 from dpx.job.plan_records import ChainPlan, RunPlan, StagePlan
+from dpx.job.run_plan import plan_of_run
 from dpx.privacy.origins import Origin, ParentClaim, VocabularyFacts
 from dpx.statement.chain_seal import ChainClaim
 
-PlanOf = Callable[[Experiment], RunPlan]
 
-
-def plan_of_chain(node: Any, experiment: Experiment, plan_of: PlanOf, outputs: Path) -> ChainPlan:
-    """Returns every field of the plan; `plan_of` plans one run, `outputs` holds the folders of runs.
+def plan_of_chain(node: Any, name: str, replicate: int, outputs: Path) -> ChainPlan:
+    """Returns every field of the plan of the chain `name`; `outputs` holds the folders of runs.
 
     Raises `ConfigError` as the chain itself does, and where a stage cannot be planned."""
     chain = declared(node)
-    runs = composed(chain, experiment.name, experiment.replicate, outputs)
+    runs = composed(chain, name, replicate, outputs)
     stages: list[StagePlan] = []
     releases: dict[str, StageRelease] = {}
     for run in (run for each in runs.values() for run in each):
         one = chain.stages[run.stage]
         is_over, alone = chain_stages.is_finished(run), alone_of(chain, run, runs)
-        planned = None if one.job == "prepare" else plan_of(alone)
+        planned = None if one.job == "prepare" else plan_of_run(alone)
         releases[run.label] = chain_stages.release_of(run) if is_over else _planned(chain, run, alone, planned, runs, releases)
         stages.append(
             StagePlan(
@@ -54,17 +53,15 @@ def plan_of_chain(node: Any, experiment: Experiment, plan_of: PlanOf, outputs: P
             )
         )
     hours = sum((one.plan.device_hours for one in stages if one.plan is not None and one.state == "to_run"), 0.0)
-    return ChainPlan(
-        name=experiment.name, device_hours=hours, claim=chain_claim.claim(chain, list(releases.values())), stages=tuple(stages)
-    )
+    return ChainPlan(name=name, device_hours=hours, claim=chain_claim.claim(chain, list(releases.values())), stages=tuple(stages))
 
 
-def stages_alone(node: Any, experiment: Experiment, outputs: Path) -> Iterator[tuple[str, Experiment, Path]]:
+def stages_alone(node: Any, name: str, replicate: int, outputs: Path) -> Iterator[tuple[str, Experiment, Path]]:
     """Yields (label, the stage as it can be planned now, its folder) of the first run of each stage that trains."""
     chain = declared(node)
-    runs = composed(chain, experiment.name, experiment.replicate, outputs)
-    for name, each in runs.items():
-        if chain.stages[name].job == "train":
+    runs = composed(chain, name, replicate, outputs)
+    for stage, each in runs.items():
+        if chain.stages[stage].job == "train":
             yield each[0].label, alone_of(chain, each[0], runs), each[0].folder
 
 
@@ -111,30 +108,20 @@ def _planned(
         claim=ParentClaim(unit=alone.privacy.unit, adjacency=alone.privacy.adjacency, delta=alone.privacy.delta, units=units),
         vocabulary=VocabularyFacts(source=source),
     )
-    return dataclasses.replace(
-        release,
-        is_private=alone.is_private,
-        origins=(origin, *_planned_origins(chain, run, alone, runs, before)),
-        segments=segments,
-        units=units if alone.is_private else None,
-        reasons=planned.reasons if alone.is_private else (),
-    )
 
-
-def _planned_origins(chain: Chain, run: StageRun, alone: Experiment, runs: Runs, before: Mapping[str, StageRelease]) -> Iterator[Origin]:
-    """Yields what a stage that has not run would come from: the stage before it, another run or file, and the text of its vocabulary."""
-    stage = chain.stages[run.stage]
+    # What it would come from: the stage before it, another run or file, and the text of its vocabulary.
+    came_from, stage = [origin], chain.stages[run.stage]
     if stage.init is not None:
-        yield from before[runs[stage.init][0].label].origins
+        came_from += before[runs[stage.init][0].label].origins
     fitted = fitted_by(chain, run.stage, runs)
     words = None if fitted in (None, run.stage) else runs[fitted][0]
     if stage.init is None or isinstance(alone.init, FromRun):
         # Until another stage has run, its text has a planned identity, by which other stages are declared apart from it.
         texts = {one.identity for one in vocabulary_of(alone.data)} if words is not None else set()
-        yield from (one for one in planned_start(alone.init, receiver_of(alone)).origins if one.identity not in texts)
+        came_from += [one for one in planned_start(alone.init, receiver_of(alone)).origins if one.identity not in texts]
     if words is not None:
         data, is_protected = words.experiment.data, words.experiment.data.vocabulary.fit_on == "protected"
-        yield Origin(
+        text = Origin(
             kind="text",
             name=words.experiment.name,
             identity=chain_stages.planned_text(words),
@@ -142,6 +129,15 @@ def _planned_origins(chain: Chain, run: StageRun, alone: Experiment, runs: Runs,
             claim=ParentClaim(units=unit_facts(data, words.experiment.privacy)),
             vocabulary=VocabularyFacts(source=vocabulary_source(data.vocabulary, None)),
         )
+        came_from.append(text)
+    return dataclasses.replace(
+        release,
+        is_private=alone.is_private,
+        origins=tuple(came_from),
+        segments=segments,
+        units=units if alone.is_private else None,
+        reasons=planned.reasons if alone.is_private else (),
+    )
 
 
 def show(document: ChainPlan, console: Console) -> None:

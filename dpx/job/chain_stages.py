@@ -6,12 +6,13 @@ folder, and so has every stage that it feeds: nothing that was made from the old
 What is there of a chain: which stages have finished, which are stale, and which had finished and are missing.
 """
 
+import contextlib
 import copy
 import functools
 import itertools
 import json
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -21,7 +22,7 @@ from omegaconf.errors import OmegaConfBaseException
 from dpx import config
 from dpx.config import recipes
 from dpx.config.command_line import as_refused
-from dpx.config.declared_chain import Chain, Shared, Stage
+from dpx.config.declared_chain import Chain
 from dpx.config.declared_init import FromRun
 from dpx.config.experiment import Experiment
 from dpx.config.identity import identity
@@ -36,8 +37,7 @@ from dpx.init.chain_claim import StageRelease
 from dpx.init.parent import open_parent
 from dpx.init.relation import require_other_text
 from dpx.init.start import Held
-from dpx.job.finished import has_finished
-from dpx.job.train import Train
+from dpx.job.train import Train, has_finished
 from dpx.statement import agreement, chain_seal, seals
 from dpx.statement.chain_seal import STATEMENT, StageFacts
 from dpx.statement.statement_records import AnyRun, RunStatement
@@ -83,7 +83,16 @@ def composed(chain: Chain, name: str, replicate: int, outputs: Path) -> Runs:
             place = f"chain.stages.{stage}"
             value = refused.value if str(refused.value).startswith(place) else f"{place}: {refused.value}"
             raise ConfigError(value, refused.reason, refused.fix) from error
-    _require_words_hold(chain, runs)
+    # Stages that are declared to share no unit read no whole file in common, if one of them protects it.
+    parts = functools.cache(lambda stage: _parts(runs[stage][0].experiment.data.source))
+    for one, other in itertools.combinations(chain.stages, 2):
+        protects = any(runs[stage][0].experiment.is_private for stage in (one, other))
+        if not protects or not chain.are_disjoint(one, other):
+            continue
+        public = next((stage for stage in (one, other) if chain.stages[stage].provenance == "public"), None)
+        said = public or (one if other in chain.stages[one].disjoint_from else other)
+        whose, key = other if said == one else one, "provenance=public" if public else "disjoint_from"
+        require_other_text(f"chain.stages.{said}.{key}", parts(one), parts(other), f"the stage {whose}", "Remove it, or name other text")
     meshes = {run.experiment.mesh for each in runs.values() for run in each}
     require(len(meshes) == 1, "chain.stages", "one process can use one mesh only", "Set the mesh in chain.common.options")
     return runs
@@ -91,7 +100,14 @@ def composed(chain: Chain, name: str, replicate: int, outputs: Path) -> Runs:
 
 def _of_stage(chain: Chain, name: str, chain_name: str, replicate: int, outputs: Path, before: Runs) -> Iterator[StageRun]:
     stage = chain.stages[name]
-    cfg = _merged(_options(chain.common, stage), chain.common.values, stage.values)
+    chosen = {**chain.common.options, **stage.options, **({"init": "run"} if stage.init else {}), "job": stage.job}
+    # As on a command line: `+` before a group that the default config does not choose; null removes one.
+    known = _default_groups()
+    cfg = copy.deepcopy(_composed(tuple(f"{'' if key in known else '+'}{key}={one}" for key, one in chosen.items() if one is not None)))
+    OmegaConf.set_struct(cfg, False)
+    OmegaConf.set_readonly(cfg, False)
+    cfg = OmegaConf.merge(cfg, chain.common.values, stage.values)
+    assert not isinstance(cfg, ListConfig)
     cfg.name, cfg.replicate = stage.name or f"{chain_name}_{name}", 0 if stage.shared_by_replicates else replicate
     _feed(cfg, chain, name, before)
     for point in itertools.product(*([(key, value) for value in values] for key, values in stage.sweep.items())):
@@ -99,22 +115,24 @@ def _of_stage(chain: Chain, name: str, chain_name: str, replicate: int, outputs:
         for key, value in point:
             OmegaConf.update(own, key, value, merge=True, force_add=True)
         experiment, job = config.build(own)
-        _require_fits(chain, name, experiment, before)
+        for key, fed in stage.feeds.items():
+            theirs, size = before[fed][0].experiment.data.vocabulary.size, experiment.data.vocabulary.size
+            reason = f"its vocabulary has {theirs} word pieces, and this stage declares {size}"
+            is_met = theirs == size or key == "init" and stage.vocabulary is not None
+            require(is_met, f"chain.stages.{name}.{key}={fed}", reason, "Declare one size for both")
+        if stage.init is not None:
+            parent, place = before[stage.init][0].experiment, f"chain.stages.{name}.init={stage.init}"
+            held = parent.task.parameter_shapes(parent.model, parent.vocabulary_size)
+            expected = experiment.task.parameter_shapes(experiment.model, experiment.vocabulary_size)
+            if type(parent.task) is type(experiment.task):
+                require_shapes(place, expected, {path: (shape, "float32") for path, shape in held.items()})
+            else:
+                of_another_task(place, expected, held)
         reason = "a choice among runs on protected text has its own cost, which a chain does not charge"
         value = f"chain.stages.{name}.sweep"
         require(not (stage.sweep and experiment.is_private), value, reason, "Sweep the whole chain with -m, or remove it")
         shown = " ".join(f"{key}={value}" for key, value in point)
         yield StageRun(name, own, experiment, job, outputs / config.run_name(own), shown)
-
-
-def _options(common: Shared, stage: Stage) -> tuple[str, ...]:
-    """Returns the stage's options as a command line has them: `+` before a group that the default config does not choose.
-
-    Null removes one.
-    """
-    chosen = {**common.options, **stage.options, **({"init": "run"} if stage.init else {}), "job": stage.job}
-    known = _default_groups()
-    return tuple(f"{'' if group in known else '+'}{group}={option}" for group, option in chosen.items() if option is not None)
 
 
 @functools.cache
@@ -123,19 +141,9 @@ def _default_groups() -> frozenset[str]:
 
 
 @functools.cache
-def _composed_once(overrides: tuple[str, ...]) -> DictConfig:
+def _composed(overrides: tuple[str, ...]) -> DictConfig:
     # A recipe may name a sweeper that is not installed; it plans and runs as one point here.
     return recipes.compose([*overrides, "hydra/sweeper=basic"])
-
-
-def _merged(options: tuple[str, ...], *values: dict[str, Any]) -> DictConfig:
-    cfg = copy.deepcopy(_composed_once(options))
-    OmegaConf.set_struct(cfg, False)
-    OmegaConf.set_readonly(cfg, False)
-    for one in values:
-        cfg = OmegaConf.merge(cfg, one)
-    assert not isinstance(cfg, ListConfig)
-    return cfg
 
 
 def _feed(cfg: DictConfig, chain: Chain, name: str, before: Runs) -> None:
@@ -176,19 +184,6 @@ def fitted_by(chain: Chain, name: str, runs: Runs) -> str | None:
     return fitted
 
 
-def _require_words_hold(chain: Chain, runs: Runs) -> None:
-    """Raises `ConfigError` where stages that are declared to share no unit read a whole file in common, and one of them protects it."""
-    parts = functools.cache(lambda stage: _parts(runs[stage][0].experiment.data.source))
-    for name, other in itertools.combinations(chain.stages, 2):
-        protects = any(runs[stage][0].experiment.is_private for stage in (name, other))
-        if not protects or not chain.are_disjoint(name, other):
-            continue
-        public = next((stage for stage in (name, other) if chain.stages[stage].provenance == "public"), None)
-        said = public or (name if other in chain.stages[name].disjoint_from else other)
-        whose, key = other if said == name else name, "provenance=public" if public else "disjoint_from"
-        require_other_text(f"chain.stages.{said}.{key}", parts(name), parts(other), f"the stage {whose}", "Remove it, or name other text")
-
-
 def _parts(source: Source) -> list[str]:
     """Returns the checksums of the files of a source; none before the files exist."""
     try:
@@ -205,37 +200,13 @@ def _select(cfg: Any, key: str) -> Any:
         return None
 
 
-def _require_fits(chain: Chain, name: str, experiment: Experiment, before: Runs) -> None:
-    """Raises `ConfigError` where the weights or the vocabulary that feed a stage are of another shape than it reads."""
-    stage = chain.stages[name]
-    for key, fed in stage.feeds.items():
-        theirs, own = before[fed][0].experiment.data.vocabulary, experiment.data.vocabulary
-        value = f"chain.stages.{name}.{key}={fed}"
-        reason = f"its vocabulary has {theirs.size} word pieces, and this stage declares {own.size}"
-        require(theirs.size == own.size or key == "init" and stage.vocabulary is not None, value, reason, "Declare one size for both")
-    if stage.init is None:
-        return
-    parent = before[stage.init][0].experiment
-    place = f"chain.stages.{name}.init={stage.init}"
-    held = parent.task.parameter_shapes(parent.model, parent.vocabulary_size)
-    expected = experiment.task.parameter_shapes(experiment.model, experiment.vocabulary_size)
-    if type(parent.task) is type(experiment.task):
-        require_shapes(place, expected, {path: (shape, "float32") for path, shape in held.items()})
-    else:
-        of_another_task(place, expected, held)
-
-
 _FED = ("init.run", "init.disjoint_from", "data.vocabulary.path")
 
 
 def is_finished(run: StageRun) -> bool:
     """Returns whether the run has come to its end. Preparing text again opens what is there, so it always counts as still to do."""
     # To resolve its config is most of what a plan of a chain costs.
-    return _trains(run) and run.folder.is_dir() and has_finished(run.folder, config.resolved(run.cfg))
-
-
-def _trains(run: StageRun) -> bool:
-    return isinstance(run.job, Train)
+    return isinstance(run.job, Train) and run.folder.is_dir() and has_finished(run.folder, config.resolved(run.cfg))
 
 
 def statement_of(run: StageRun) -> AnyRun | None:
@@ -246,18 +217,15 @@ def statement_of(run: StageRun) -> AnyRun | None:
 
 def require_nothing_lost(runs: Runs, outputs: Path, name: str) -> None:
     """Raises `ConfigError` for a run whose folder is missing although a statement of this chain says that it had finished."""
-    had = {one["folder"]: one for path in sorted(outputs.glob(f"{name}-*/release/{STATEMENT}")) for one in _finished_in(path)}
-    for run in _each(runs):
+    had = set()
+    for path in sorted(outputs.glob(f"{name}-*/release/{STATEMENT}")):
+        with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
+            stages = json.loads(path.read_text())["stages"]
+            had |= {one["folder"] for one in stages if one["state"] == "finished" and one["job"] == "train"}
+    for run in (run for each in runs.values() for run in each):
         if run.folder.name in had and not (run.folder / "private").is_dir():
             reason = f"the stage {run.label} had finished, and its folder is missing; to train it again would spend its epsilon twice"
             raise ConfigError(run.folder, reason, "Restore the folder, or add replicate=1 for a second chain with its own cost")
-
-
-def _finished_in(path: Path) -> list[dict[str, Any]]:
-    try:
-        return [one for one in json.loads(path.read_text())["stages"] if one["state"] == "finished" and one["job"] == "train"]
-    except (OSError, ValueError, KeyError, TypeError):
-        return []
 
 
 def require_fed_alike(chain: Chain, run: StageRun, runs: Runs) -> None:
@@ -318,7 +286,7 @@ def facts(chain: Chain, run: StageRun) -> StageFacts:
 def release_of(run: StageRun) -> StageRelease:
     """Returns what is seen of a finished run, from its ledger."""
     experiment = run.experiment
-    if not _trains(run):
+    if not isinstance(run.job, Train):
         own = Held(experiment.data, experiment.privacy)
         return StageRelease(run.stage, run.label, own, experiment.accountant, False, (), texts_of(run))
     seen, stated = open_parent(FromRun(run=str(run.folder)), run.label), statement_of(run)
@@ -358,13 +326,3 @@ def keep_vocabulary(run: StageRun, to: Path) -> None:
     store = prepare(run.experiment.data, run.experiment.privacy)
     learnt_from.write(to, learnt_from.of_store(store.manifest, run.experiment.name))
     write_durably(to, (store.folder / VOCABULARY).read_text(encoding="utf-8"))
-
-
-def _each(runs: Runs) -> Iterator[StageRun]:
-    for each in runs.values():
-        yield from each
-
-
-def not_run(runs: Sequence[StageFacts]) -> list[str]:
-    """Returns the labels of the stages that have not run."""
-    return [f"{one.stage} ({one.point})" if one.point else one.stage for one in runs if one.state == "not_run"]

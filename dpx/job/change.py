@@ -13,10 +13,11 @@ import numpy as np
 from dpx.config.experiment import Experiment
 from dpx.declaration import ConfigError
 from dpx.files.orbax_checkpoints import on_host
-from dpx.files.weights import PARAMS, Leaves, by_path
+from dpx.files.weights import PARAMS, by_path
 from dpx.init.start import receiver_of
+from dpx.mechanism.declared_mechanism import Clip
 from dpx.models.trainable import split
-from dpx.models.trained import Trained
+from dpx.sampler.batch_schedule import BatchSchedule
 from dpx.statement.statement_records import RunStatement, Statement
 from dpx.training import change_measured
 from dpx.training.change_measured import Change, NotCompared, compare, known_start
@@ -53,42 +54,35 @@ def change_of(experiment: Experiment, release: Path, stated: RunStatement) -> Ch
     Raises:
         NotCompared: If no initial value is known, or the noise is of a kind that is not simulated.
     """
-    deviation_T, optimizer = _deviations(experiment, release, stated), experiment.optimizer
+    optimizer, steps, trained = experiment.optimizer, experiment.steps, experiment.trained
+    deviation_T = _deviations(experiment.mechanism.name, experiment.clip, experiment.batch_schedule, steps, release, stated)
     if not change_measured.is_coordinatewise(optimizer):
         raise NotCompared(f"optimizer={optimizer.name}", "its update of a number reads other numbers, which is not simulated")
     known = known_start(experiment.init, receiver_of(experiment), stated.init.of_weights)
     if not known:
         raise NotCompared(f"init={experiment.init.kind}", "all trained parameters were drawn from the run's secret")
-    return compare(known, _trained(experiment.trained, release), change_measured.moments(optimizer, known, deviation_T, _rates(experiment)))
-
-
-def _trained(train: Trained, release: Path) -> Leaves:
-    """Returns the released values of the trained parameters, by path."""
     try:
         tree = on_host(release / PARAMS)
     except ConfigError:
         raise NotCompared("release/params", "these weights are incomplete or damaged", "Restore the folder") from None
-    return by_path(tree if train.is_all else split(tree, train.selection())[0])
+    released = by_path(tree if trained.is_all else split(tree, trained.selection())[0])
+    rate_T = np.array([experiment.lr_schedule.at(step, steps) for step in range(steps)], np.float32)
+    return compare(known, released, change_measured.moments(optimizer, known, deviation_T, rate_T))
 
 
-def _rates(experiment: Experiment) -> np.ndarray:
-    return np.array([experiment.lr_schedule.at(step, experiment.steps) for step in range(experiment.steps)], np.float32)
-
-
-def _deviations(experiment: Experiment, release: Path, stated: RunStatement) -> np.ndarray:
+def _deviations(mechanism: str, clip: Clip, schedule: BatchSchedule, steps: int, release: Path, stated: RunStatement) -> np.ndarray:
     """Returns the standard deviation of the noise in the gradient of each step. Raises `NotCompared` for noise that is not simulated."""
-    mechanism, facts = experiment.mechanism, stated.mechanism
-    if mechanism.name not in ("dp_sgd", "discrete_gaussian") or facts.noise_multiplier is None:
-        raise NotCompared(f"mechanism={mechanism.name}", "its noise is not independent noise on gradients, and is not simulated")
-    norm_T = _released_norms(release / TELEMETRY, experiment.steps) if experiment.clip.is_adaptive else experiment.clip.clipping_norm
-    batch_T = np.array([experiment.batch_schedule.at(step) for step in range(experiment.steps)])
+    facts = stated.mechanism
+    if mechanism not in ("dp_sgd", "discrete_gaussian") or facts.noise_multiplier is None:
+        raise NotCompared(f"mechanism={mechanism}", "its noise is not independent noise on gradients, and is not simulated")
+    norm_T = np.full(steps, clip.clipping_norm)
+    if clip.is_adaptive:
+        # Of a step that ran in several noise epochs, the norm of the last one.
+        telemetry = release / TELEMETRY
+        lines = [json.loads(line) for line in telemetry.read_text().splitlines()] if telemetry.is_file() else []
+        norms = {line["step"]: line["clipping_norm"] for line in sorted(lines, key=lambda line: line["epoch"])}
+        if not all(step in norms for step in range(1, steps + 1)):
+            raise NotCompared(f"release/{TELEMETRY}", "does not hold the clipping norm of every step", "Restore it")
+        norm_T = np.array([norms[step] for step in range(1, steps + 1)])
+    batch_T = np.array([schedule.at(step) for step in range(steps)])
     return facts.noise_multiplier * (1 + facts.grid_margin) * norm_T / batch_T
-
-
-def _released_norms(telemetry: Path, steps: int) -> np.ndarray:
-    """Returns the clipping norm of each step; of a step that ran in several noise epochs, that of the last one."""
-    lines = [json.loads(line) for line in telemetry.read_text().splitlines()] if telemetry.is_file() else []
-    norms = {line["step"]: line["clipping_norm"] for line in sorted(lines, key=lambda line: line["epoch"])}
-    if not all(step in norms for step in range(1, steps + 1)):
-        raise NotCompared(f"release/{TELEMETRY}", "does not hold the clipping norm of every step", "Restore it")
-    return np.array([norms[step] for step in range(1, steps + 1)])

@@ -13,6 +13,7 @@ import yaml
 from dpx.config.declared_init import chosen_by
 from dpx.config.experiment import Experiment
 from dpx.console import answer, wide_console
+from dpx.data.declared_data import Data
 from dpx.declaration import ConfigError, declaration, require
 from dpx.durable import write_durably
 from dpx.extras import supplied
@@ -20,6 +21,7 @@ from dpx.files.run_folder import RunFolder, write_json
 from dpx.job.explain import public_size
 from dpx.mechanism.declared_mechanism import TargetEpsilon
 from dpx.pages.analysis_tables import Lines, Picture, Table
+from dpx.privacy.declared_privacy import Privacy
 from dpx.task.declared_task import Classification
 
 PRIVATE = "this design uses measured losses, which depend on the text they were measured on, and no claim of the designed run covers that"
@@ -81,35 +83,44 @@ class Design:
         if is_tuned:
             self._fine_tuning(experiment, folder, epsilon)
             return
-        size = self.size if self.size is not None else experiment.data.declared_size
+        from dpx.config import build, recipes
+        from dpx.cost.designs import Budget
+
+        data, privacy = experiment.data, experiment.privacy
+        size = self.size if self.size is not None else data.declared_size
         require(size is not None, "design.size", "the number of protected records is not known", "Give design.size=...")
         assert size is not None
         if self.published:
             return _show([supplied("published_optimum", "design.published=true")(size, epsilon)], folder, {"published": True})
         compute = self._compute(experiment.mesh.flops_per_s)
-        _require_small_delta(experiment, size)
-        base = _base(self.base)
-        tables, best, rate = self._designed(experiment, base, epsilon, size, compute)
-        _show(tables, folder, {"compute": compute, "size": size, "epsilon": epsilon, "delta": experiment.privacy.delta})
-        if not _is_option(self.base, f"model={best.model}"):
+        _require_small_delta(privacy, size)
+        # Read before the search.
+        recipe = recipes.plan_config_if_found(self.base, [])
+        if recipe is None:
+            raise ConfigError(f"design.base={self.base}", "no recipe has this name", "Use a name that job=list shows")
+        budget = Budget(compute, size, epsilon, privacy.delta, experiment.accountant.value_discretization_interval)
+        tables, best, rate = self._designed(build(recipe)[0].data, data, budget)
+        _show(tables, folder, {"compute": compute, "size": size, "epsilon": epsilon, "delta": privacy.delta})
+        if recipes.plan_config_if_found(self.base, [f"model={best.model}"]) is None:
             wide_console().print(f"no experiment is written: model={best.model} is not an option here", highlight=False, soft_wrap=True)
             return
         own = None if self.measurements is None else Path(self.measurements)
-        _write(experiment_file(best, self.base, size, rate, experiment, own), folder)
+        _write(experiment_file(best, self.base, budget, rate, data, privacy.allow_large_delta, own), folder)
 
     def _fine_tuning(self, experiment: Experiment, folder: RunFolder, epsilon: float) -> None:
         from dpx.config import recipes
         from dpx.cost import fine_tuning
         from dpx.job import design_fine_tuning
 
-        size = self.size if self.size is not None else public_size(experiment)
+        privacy = experiment.privacy
+        size = self.size if self.size is not None else public_size(experiment.data, privacy)
         has_budget = self.compute is not None or self.device_hours is not None
         compute = self._compute(experiment.mesh.flops_per_s) if has_budget else math.inf
-        _require_small_delta(experiment, size)
+        _require_small_delta(privacy, size)
         place, is_own = Path(self.measurements or fine_tuning.shipped()), self.measurements is not None
         table = fine_tuning.read(place)
         found = design_fine_tuning.designed(experiment, size, epsilon, compute, table)
-        about = {"compute": compute if has_budget else None, "size": size, "epsilon": epsilon, "delta": experiment.privacy.delta}
+        about = {"compute": compute if has_budget else None, "size": size, "epsilon": epsilon, "delta": privacy.delta}
         _show(design_fine_tuning.tables(found, table, place, is_own), folder, about)
         overrides = recipes.of_this_command()
         if overrides is not None:
@@ -122,25 +133,29 @@ class Design:
         )
         return self.compute if self.compute is not None else (self.device_hours or 0.0) * 3600 * flops_per_s
 
-    def _designed(self, experiment: Experiment, base: Any, epsilon: float, size: int, compute: float) -> tuple[list[Table], Any, float]:
-        """Returns tables, the best design and the learning rate that won at the node next to it."""
-        from dpx.cost.designs import Budget, best_of_each_model
+    def _designed(self, of_base: Data, data: Data, budget: Any) -> tuple[list[Table], Any, float]:
+        """Returns tables, the best design and the learning rate that won at the node next to it.
+
+        `of_base` is the data of the recipe that the designed experiment is made from, and `data` that of this command.
+        """
+        from dpx.cost.designs import best_of_each_model
         from dpx.cost.measured_runs import load, shipped
         from dpx.cost.surface import grid_of, surface_of
 
         measured, not_read = load(self.measurements or shipped(), self.match)
-        _require_length(float(measured.sequence_length[0]), self.base, base.data.sequence_length)
+        tokens, batch = float(measured.sequence_length[0]), float(measured.batch_size[0])
+        reason = f"losses were measured in rows of {tokens:g} tokens, and it has {of_base.sequence_length}"
+        fix = "Use a base with that data.sequence_length, or losses measured with the base's value"
+        require(tokens == of_base.sequence_length, f"design.base={self.base}", reason, fix)
         grid = grid_of(measured)
-        surface = surface_of(grid, float(measured.batch_size[0]), float(measured.sequence_length[0]), reach=self.reach).for_epsilon(epsilon)
-        coarse = experiment.accountant.value_discretization_interval
-        budget = Budget(compute, size, epsilon, experiment.privacy.delta, coarse)
+        surface = surface_of(grid, batch, tokens, reach=self.reach).for_epsilon(budget.epsilon)
         designs, asked = best_of_each_model(surface, budget)
         best = designs[0]
         notes = [f"left out of the grid: {line}" for line in (*not_read, *grid.left_out)]
-        if experiment.data.name != base.data.name and getattr(experiment.data.source, "paths", None) is None:
-            notes.append(f"the experiment below reads the text of {self.base}: data={experiment.data.name} has no paths that it could name")
+        if data.name != of_base.name and getattr(data.source, "paths", None) is None:
+            notes.append(f"the experiment below reads the text of {self.base}: data={data.name} has no paths that it could name")
         tables = self._tables(surface, budget, designs, asked, notes)
-        grid = grid.for_epsilon(epsilon)
+        grid = grid.for_epsilon(budget.epsilon)
         nearest = ((grid.parameters_M, best.parameters), (grid.ratios_R, best.noise_batch_ratio), (grid.steps_T, best.steps))
         m, r, t = (0 if len(nodes) == 1 else int(np.argmin(np.abs(np.log(nodes / value)))) for nodes, value in nearest)
         return tables, best, float(grid.rates_MRT[m, r, t])
@@ -190,39 +205,14 @@ def _write(text: str, folder: RunFolder) -> None:
     wide_console().print(f"run it: {command}", highlight=False, soft_wrap=True)
 
 
-def _require_small_delta(experiment: Experiment, size: int) -> None:
-    privacy = experiment.privacy
+def _require_small_delta(privacy: Privacy, size: int) -> None:
     is_small = privacy.delta < 1 / size or privacy.allow_large_delta
     require(is_small, f"privacy.delta={privacy.delta:g}", f"not below 1/N = {1 / size:g}", "Give privacy.delta=... below it")
 
 
-def _base(name: str) -> Any:
-    """Returns the declaration of the recipe that the designed experiment is based on, read before the search."""
-    from dpx.config import build, recipes
-
-    cfg = recipes.plan_config_if_found(name, [])
-    if cfg is None:
-        raise ConfigError(f"design.base={name}", "no recipe has this name", "Use a name that job=list shows")
-    return build(cfg)[0]
-
-
-def _is_option(base: str, option: str) -> bool:
-    from dpx.config import recipes
-
-    return recipes.plan_config_if_found(base, [option]) is not None
-
-
-def _require_length(measured: float, base: str, tokens: int) -> None:
-    why = f"losses were measured in rows of {measured:g} tokens, and it has {tokens}"
-    require(
-        measured == tokens,
-        f"design.base={base}",
-        why,
-        "Use a base with that data.sequence_length, or losses measured with the base's value",
-    )
-
-
-def experiment_file(best: Any, base: str, size: int, rate: float, experiment: Experiment, own: Path | None = None) -> str:
+def experiment_file(
+    best: Any, base: str, budget: Any, rate: float, data: Data, allow_large_delta: bool = False, own: Path | None = None
+) -> str:
     """Returns an experiment that trains `best`: `base` with the model, batch, steps, noise and sampler of the branch that won.
 
     `own` is the place of the user's own measured runs; `None` for the runs that come with dpx, which are of public text. Fixed batches are
@@ -237,24 +227,19 @@ def experiment_file(best: Any, base: str, size: int, rate: float, experiment: Ex
         "name": f"design_{best.model}",
         "steps": best.steps,
         "batch_schedule": {"size": best.batch_size},
-        "privacy": {
-            "delta": experiment.privacy.delta,
-            "adjacency": "zero_out",
-            "allow_large_delta": experiment.privacy.allow_large_delta,
-        },
-        "data": {"declared_size": size},
+        "privacy": {"delta": budget.delta, "adjacency": "zero_out", "allow_large_delta": allow_large_delta},
+        "data": {"declared_size": budget.size},
         "lr_schedule": {"learning_rate": rate},
         "noise": {"noise_batch_ratio": ratio},
         "hydra": {"mode": "RUN"},
         **({} if own is None else {"chosen_by": chosen_by(own)}),
     }
-    coarse = experiment.accountant.value_discretization_interval
-    if coarse is not None:
+    if budget.coarse is not None:
         # On a finer grid the experiment would have a little less epsilon than it was designed for.
-        values["accountant"] = {"value_discretization_interval": coarse}
-    paths = getattr(experiment.data.source, "paths", None)
+        values["accountant"] = {"value_discretization_interval": budget.coarse}
+    paths = getattr(data.source, "paths", None)
     if paths is not None:
-        overrides["/data"] = experiment.data.name
+        overrides["/data"] = data.name
         values["data"]["source"] = {"paths": paths if isinstance(paths, str) else list(paths)}
     defaults = [f"/experiment/{base}", *({f"override {group}": option} for group, option in overrides.items()), "_self_"]
     head = "# @package _global_\n# Made by job=design: chosen on measured losses, which its claim does not cover.\n"

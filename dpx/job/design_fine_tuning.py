@@ -4,7 +4,6 @@ import dataclasses
 import math
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
 
 import yaml
 
@@ -14,10 +13,9 @@ from dpx.cost import fine_tuning
 from dpx.cost.fine_tuning import Asked, Choice, Expected, Measured
 from dpx.declaration import require
 from dpx.files.results import interval
-from dpx.job.plan import plan_of_run, trains_of, work
 from dpx.job.plan_records import RunPlan
+from dpx.job.run_plan import Program, plan_of_run
 from dpx.mechanism.declared_mechanism import Flat, TargetEpsilon
-from dpx.models.shape import count
 from dpx.optimizer import Adam
 from dpx.optimizer.lr_schedule import WarmUpThen
 from dpx.pages.analysis_tables import Table
@@ -62,14 +60,20 @@ def designed(experiment: Experiment, size: int, epsilon: float, compute: float, 
     Its plan takes at most `compute` FLOPs; with inf the measured runs limit the passes.
     Raises `ConfigError` for parts of a run that no measured run had, and for a budget below a step.
     """
-    _require_measured(experiment, epsilon)
-    vocabulary = experiment.vocabulary_size
-    parameters = count(experiment.task.parameter_shapes(experiment.model, vocabulary))
-    once, twice = (work(experiment, parameters, vocabulary, passes * size, size)["flops"] for passes in (1, 2))
+    fix = "Design it with what was measured, and change that afterwards"
+    for name, part, measured in (
+        ("mechanism", experiment.mechanism.name, "dp_sgd"),
+        ("sampler", experiment.sampler.name, "poisson"),
+        ("optimizer", experiment.optimizer.name, Adam.name),
+    ):
+        require(part == measured, f"{name}={part}", f"the measured runs of fine-tuning have {name}={measured}", fix)
+    require(math.isfinite(epsilon), f"design.epsilon={epsilon}", "the measured runs of fine-tuning have noise", "Give a finite epsilon")
+    program = Program.of(experiment)
+    once, twice = (program.costs(passes * size, size)["flops"] for passes in (1, 2))
     passes = 1 + (compute - once) / (twice - once)
     fix = f"Give at least {once:.3g} FLOPs, {once / experiment.mesh.flops_per_s / 3600:.3g} device hours, for one pass, or no budget"
     require(passes > 0, f"a budget of {compute:.3g} FLOPs", "does not pay for a step over these rows", fix)
-    trained = trains_of(experiment, parameters, vocabulary).parameters
+    trained = program.trains().parameters
     signal = fine_tuning.signal(size, epsilon, experiment.privacy.delta, trained)
     asked = Asked(experiment.train.kind, trained, passes, signal)
     choice = fine_tuning.choose(table, asked)
@@ -86,17 +90,6 @@ def designed(experiment: Experiment, size: int, epsilon: float, compute: float, 
         data=dataclasses.replace(experiment.data, declared_size=size),
     )
     return Designed(chosen, plan_of_run(chosen), asked, choice, fine_tuning.expected(choice, asked))
-
-
-def _require_measured(experiment: Experiment, epsilon: float) -> None:
-    fix = "Design it with what was measured, and change that afterwards"
-    for name, part, measured in (
-        ("mechanism", experiment.mechanism.name, "dp_sgd"),
-        ("sampler", experiment.sampler.name, "poisson"),
-        ("optimizer", experiment.optimizer.name, Adam.name),
-    ):
-        require(part == measured, f"{name}={part}", f"the measured runs of fine-tuning have {name}={measured}", fix)
-    require(math.isfinite(epsilon), f"design.epsilon={epsilon}", "the measured runs of fine-tuning have noise", "Give a finite epsilon")
 
 
 def tables(found: Designed, table: list[Measured], place: Path, is_own: bool) -> list[Table]:
@@ -117,7 +110,12 @@ def tables(found: Designed, table: list[Measured], place: Path, is_own: bool) ->
         "snr_least": min(found.snrs, default=None),
         "snr_most": max(found.snrs, default=None),
     }
-    rows = [_row(one) for one in found.expected]
+    rows = []
+    for one in found.expected:
+        low, high = interval(one.accuracy, one.near.rows)
+        run = f"N {one.near.size:,}, epsilon {one.near.epsilon:g}: {one.near.accuracy:.1%}"
+        row = {"task": one.task, "accuracy": one.accuracy, "low": low, "high": high, "rows": one.near.rows, "baseline": one.near.baseline}
+        rows.append(row | {"above": one.is_above, "extrapolated": one.is_extrapolated, "nearest_run": run})
     others = [
         setting._asdict() | {"accuracy_lost": lost} for setting, lost in sorted(found.choice.lost.items(), key=lambda one: one[1])[:10]
     ]
@@ -128,13 +126,6 @@ def tables(found: Designed, table: list[Measured], place: Path, is_own: bool) ->
         Table.from_rows("expected", rows, "accuracy of measured tasks with these settings, at this signal N mu / sqrt(d)"),
         Table.from_rows("settings", others, f"accuracy lost to the best; chosen: share {point.share:g}, path {point.path:g}"),
     ]
-
-
-def _row(one: Expected) -> dict[str, Any]:
-    low, high = interval(one.accuracy, one.near.rows)
-    run = f"N {one.near.size:,}, epsilon {one.near.epsilon:g}: {one.near.accuracy:.1%}"
-    row = {"task": one.task, "accuracy": one.accuracy, "low": low, "high": high, "rows": one.near.rows, "baseline": one.near.baseline}
-    return row | {"above": one.is_above, "extrapolated": one.is_extrapolated, "nearest_run": run}
 
 
 def _notes(found: Designed, table: list[Measured], place: Path) -> Iterator[str]:
@@ -149,8 +140,13 @@ def _notes(found: Designed, table: list[Measured], place: Path) -> Iterator[str]
     else:
         yield f"nothing is above {most_frequent} at this epsilon and N: no measured task was. Use more rows or a larger epsilon"
     yield from (f"extrapolates: {line}" for line in _extrapolations(found, rows))
-    for kind, best in _other_kinds(table, asked).items():
-        yield f"train={kind} reached {best.accuracy:.1%} on {best.task} (N {best.size:,}, epsilon {best.epsilon:g}, {best.runs} runs)"
+    # Of each other trained part, the most accurate of the runs whose task and epsilon are those of the run nearest to this design.
+    near = min((row for row in table if row.trained == asked.trained), key=lambda row: abs(math.log(row.signal / asked.signal)))
+    for kind in sorted({row.trained for row in table} - {asked.trained}):
+        same = [row for row in table if row.trained == kind and row.task == near.task and row.epsilon == near.epsilon]
+        if same:
+            best = max(same, key=lambda row: row.accuracy)
+            yield f"train={kind} reached {best.accuracy:.1%} on {best.task} (N {best.size:,}, epsilon {best.epsilon:g}, {best.runs} runs)"
 
 
 def _extrapolations(found: Designed, rows: tuple[Measured, ...]) -> Iterator[str]:
@@ -173,15 +169,6 @@ def _extrapolations(found: Designed, rows: tuple[Measured, ...]) -> Iterator[str
         yield f"measured tasks have two classes, this one {classes}"
     if len(points) < 12:
         yield f"only {len(points)} settings were measured with train={asked.trained}"
-
-
-def _other_kinds(table: list[Measured], asked: Asked) -> dict[str, Measured]:
-    """Returns the run of each other trained part whose number of rows and epsilon are nearest, the most accurate among equal ones."""
-    own = [row for row in table if row.trained == asked.trained]
-    near = min(own, key=lambda row: abs(math.log(row.signal / asked.signal)))
-    kinds = sorted({row.trained for row in table} - {asked.trained})
-    same = {kind: [row for row in table if row.trained == kind and row.task == near.task and row.epsilon == near.epsilon] for kind in kinds}
-    return {kind: max(rows, key=lambda row: row.accuracy) for kind, rows in same.items() if rows}
 
 
 def experiment_file(overrides: Sequence[str], found: Designed, own: Path | None) -> str:

@@ -1,15 +1,23 @@
 """`job=doctor`: what this machine and this installation are, and whether they compute clipped sums and noise correctly.
 
-Reads no data. The clipped sum of a small encoder is compared with float64 gradients of one example at a time. A million draws of the run's
-own noise, from a fresh secret, are compared with the normal distribution.
+The clipped sum of a small encoder is compared with float64 gradients of one example at a time. A million draws of the run's own noise, from
+a fresh secret, are compared with the normal distribution.
+
+`job=benchmark_noise`: how far the noise's draws reach and what a million of them cost on this machine. Three generators take turns:
+`jax.random.normal`, whose float32 draws stop at 5.42 sigma; the run's own Gaussian draws; and the exact discrete Gaussian of
+`mechanism=discrete_gaussian`, which is drawn on the host. Neither job reads data.
 """
 
+import functools
 import importlib.metadata
 import math
 import os
 import platform
 import secrets
 import shutil
+import time
+from fractions import Fraction
+from pathlib import Path
 from typing import Any
 
 from packaging.requirements import Requirement
@@ -18,8 +26,9 @@ from rich.table import Table
 from dpx import extras, packages
 from dpx.config.experiment import Experiment
 from dpx.console import Console, answer
-from dpx.declaration import declaration
+from dpx.declaration import declaration, require
 from dpx.files.run_folder import RunFolder, write_json
+from dpx.mechanism.declared_mechanism import REACH
 
 # The largest relative error of a clipped sum in float32; a wrong term is some per cent.
 SUM_BOUND = 1e-4
@@ -30,6 +39,8 @@ DEVIATION = 1.5
 DEVIATION_BOUND = 5 / math.sqrt(2 * DRAWS)
 # The Kolmogorov-Smirnov distance that so many draws exceed with probability 1e-6 at most (Massart 1990).
 DISTANCE_BOUND = math.sqrt(math.log(2 / 1e-6) / (2 * DRAWS))
+# Of the noise that is timed: the length of a row.
+COLUMNS = 1024
 
 
 @declaration
@@ -40,8 +51,32 @@ class Doctor:
     """
 
     def __call__(self, experiment: Experiment, folder: RunFolder) -> None:
+        import jax
+
+        from dpx.training.fingerprint import processor, threads, versions
+
         folder.made_release()
-        document = {"installation": _installation(), "machine": _machine(experiment, folder), "checks": [*_sums(), *_noise()]}
+        devices = jax.devices()
+        document = {
+            "installation": {
+                "python": platform.python_version(),
+                **versions(),
+                "extras": [extra for extra, package in extras.PACKAGES.items() if extras.is_installed(package)],
+                "packages": [str(one) for one in packages.outside() if not one.set_aside],
+                "unmet_requirements": _unmet_requirements(),
+            },
+            "machine": {
+                "system": platform.platform(),
+                "processor": processor()["model"],
+                "cores": threads()["cores"],
+                "memory_bytes": os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"),
+                "disk_free_bytes": shutil.disk_usage(folder.path).free,
+                "platform": devices[0].platform,
+                "devices": [device.device_kind for device in devices],
+                "device_memory_bytes": experiment.mesh.usable_bytes(),
+            },
+            "checks": [*_sums(), *_noise()],
+        }
         write_json(folder.release / "doctor.json", document)
         answer(document)
         _show(document)
@@ -50,20 +85,7 @@ class Doctor:
             raise RuntimeError(f"{', '.join(failed)}: outside its bound, so runs on this machine would not be what they state")
 
 
-def _installation() -> dict[str, Any]:
-    """Returns versions, the extras that are there, the packages that add to dpx, and requirements that are not met."""
-    from dpx.training.fingerprint import versions
-
-    return {
-        "python": platform.python_version(),
-        **versions(),
-        "extras": [extra for extra, package in extras.PACKAGES.items() if extras.is_installed(package)],
-        "packages": [str(one) for one in packages.outside() if not one.set_aside],
-        "unmet_requirements": _unmet(),
-    }
-
-
-def _unmet() -> list[str]:
+def _unmet_requirements() -> list[str]:
     """Returns the requirements of dpx whose installed version does not fit; none for a checkout that was never installed."""
     try:
         required = [Requirement(line) for line in importlib.metadata.requires(packages.DISTRIBUTION) or ()]
@@ -71,25 +93,6 @@ def _unmet() -> list[str]:
         return []
     ours = [one for one in required if one.marker is None or one.marker.evaluate({"extra": ""})]
     return [str(one) for one in ours if not one.specifier.contains(importlib.metadata.version(one.name), prereleases=True)]
-
-
-def _machine(experiment: Experiment, folder: RunFolder) -> dict[str, Any]:
-    """Returns the devices that JAX finds and the memory, in bytes."""
-    import jax
-
-    from dpx.training.fingerprint import processor, threads
-
-    devices = jax.devices()
-    return {
-        "system": platform.platform(),
-        "processor": processor()["model"],
-        "cores": threads()["cores"],
-        "memory_bytes": os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"),
-        "disk_free_bytes": shutil.disk_usage(folder.path).free,
-        "platform": devices[0].platform,
-        "devices": [device.device_kind for device in devices],
-        "device_memory_bytes": experiment.mesh.usable_bytes(),
-    }
 
 
 def _sums() -> list[dict[str, Any]]:
@@ -154,3 +157,74 @@ def _in_words(name: str, value: Any) -> str:
         counts = {item: value.count(item) for item in value}
         return ", ".join(item if count == 1 else f"{count} x {item}" for item, count in counts.items()) or "none"
     return str(value)
+
+
+@declaration
+class BenchmarkNoise:
+    """Writes `private/benchmark_noise.json`: nanoseconds per draw, median and extremes of the rounds, after one that warms up.
+
+    Attributes:
+        draws: Draws of each round, a multiple of 2048.
+        rounds: How often every generator is timed.
+        output: File for a second copy of benchmark_noise.json.
+    """
+
+    draws: int = 1 << 20
+    rounds: int = 5
+    output: str | None = None
+
+    def __post_init__(self) -> None:
+        require(
+            self.draws % (2 * COLUMNS) == 0 and self.draws > 0,
+            f"job.draws={self.draws}",
+            f"the number of draws must be a multiple of {COLUMNS}, the length of a row",
+            "Use 1048576",
+        )
+        require(self.rounds > 0, f"job.rounds={self.rounds}", "the benchmark would measure nothing", "Use 1 or more")
+
+    def __call__(self, experiment: Experiment, folder: RunFolder) -> None:
+        document = self.document()
+        for path in (folder.made_private() / "benchmark_noise.json", Path(self.output) if self.output else None):
+            if path is not None:
+                write_json(path, document)
+        answer(document)
+        table = Table("generator", "largest |draw| / sigma", "ns a draw", "extremes")
+        for row in document["rows"]:
+            reach = "unbounded" if row["reach"] is None else f"{row['reach']:.2f}"
+            table.add_row(row["generator"], reach, f"{row['ns']:.1f}", " to ".join(f"{value:.1f}" for value in row["ns_spread"]))
+        Console(soft_wrap=True).print(table)
+
+    def document(self) -> dict[str, Any]:
+        """Returns the conditions and rows of benchmark_noise.json."""
+        import jax
+        import jax.numpy as jnp
+
+        from dpx.mechanism.discrete_gaussian import discrete_gaussian
+        from dpx.mechanism.noise import gaussian
+        from dpx.randomness import RootSecret
+
+        secret, shape = RootSecret.from_seed(0), (self.draws // COLUMNS, COLUMNS)
+        key, plain = jnp.asarray(secret.key("benchmark")), jax.random.key(0, impl="threefry2x32")
+        own = jax.jit(functools.partial(gaussian, rows=shape[0], columns=COLUMNS))
+        normal = jax.jit(lambda key: jax.random.normal(key, shape))
+        # The largest float32 below 1 is what its uniform can come to at most.
+        cut = float(jnp.sqrt(2.0) * jax.lax.erf_inv(jnp.nextafter(jnp.float32(1), jnp.float32(0))))
+        # By name: the largest absolute draw in sigmas, and a call that makes all draws.
+        generators: dict[str, tuple[float | None, Any]] = {
+            "jax.random.normal": (cut, lambda: normal(plain)),
+            "gaussian": (REACH, lambda: own(key)),
+            "discrete_gaussian": (None, lambda: discrete_gaussian(secret.stream("benchmark"), Fraction(1 << 19), self.draws)),
+        }
+        seconds: dict[str, list[float]] = {name: [] for name in generators}
+        for round_ in range(self.rounds + 1):
+            for name, (_, call) in generators.items():
+                start = time.perf_counter()
+                jax.block_until_ready(call())
+                if round_:
+                    seconds[name].append(time.perf_counter() - start)
+        rows = []
+        for name, (reach, _) in generators.items():
+            ns = [1e9 * value / self.draws for value in sorted(seconds[name])]
+            rows.append({"generator": name, "reach": reach, "ns": ns[len(ns) // 2], "ns_spread": [ns[0], ns[-1]]})
+        conditions = {"device": jax.devices()[0].device_kind, "cores": os.cpu_count(), "draws": self.draws, "rounds": self.rounds}
+        return {"kind": "noise", **conditions, "rows": rows}

@@ -11,15 +11,23 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from dpx.claim.calibration import Calibrated, accounting_of, calibrate, planned_segments
+from dpx.claim.caveats import little_data
+from dpx.claim.statement import build
 from dpx.config.experiment import Experiment
 from dpx.console import answer, figure, wide_console
-from dpx.declaration import ConfigError, declaration
+from dpx.data.declared_data import Data
+from dpx.declaration import declaration
 from dpx.files.records import to_json
 from dpx.files.run_folder import RunFolder, write_json
 from dpx.files.weights import PARAMS
+from dpx.job.run_plan import prepared
+from dpx.mechanism.declared_mechanism import Mechanism, Multiplier
 from dpx.mechanism.mechanism_protocol import ForwardNoise
 from dpx.pages.analysis_tables import Table
 from dpx.pages.run_table import accuracy_of, baselines_of
+from dpx.privacy.declared_privacy import Privacy
+from dpx.privacy.ledger import join, until
 from dpx.privacy.origins import VERDICTS, charged_in, in_words
 from dpx.statement import agreement, outside_code, received
 from dpx.statement.received import CheckedBy
@@ -27,6 +35,9 @@ from dpx.statement.seals import STATEMENT, read_run_statement
 from dpx.statement.statement_records import AnyRun, PlainStatement, RunStatement
 
 POINTS = (0.1, 0.25, 0.5, 0.75, 1.0)
+_COMES = {kind: "It does not start from random parameters but from" for kind in ("run", "file")}
+_COMES |= {"text": "Its vocabulary was not fitted on its own text but comes from", "table": "Its settings were chosen by"}
+
 
 NEIGHBOURS = {
     "zero_out": "with the content of one {unit} blanked out; the number of {drawn}s is public",
@@ -68,96 +79,77 @@ class Explain:
 
     def __call__(self, experiment: Experiment, folder: RunFolder) -> None:
         if self.chain is not None:
-            _explain_chain(self.chain, experiment, folder)
+            _explain_chain(self.chain, experiment.name, experiment.replicate, folder)
             return
         said, checked_by = self.said(experiment, folder)
         document = said.as_json() | {"is_checked": checked_by == "ledger", "checked_by": checked_by}
         write_json(folder.made_release() / "explain.json", document)
         answer(document)
-        _show(said)
-        _show_utility(folder.path)
+        _show(said, folder.path)
 
     def said(self, experiment: Experiment, folder: RunFolder) -> tuple[Explanation, CheckedBy]:
         """Returns the explanation of the config or the run, and what the run's folder was checked against (`dpx.statement.received`)."""
         (_, checked_by), stated = agreement.checked(folder.path), _statement(folder.path)
-        begins_from = () if stated is not None else _planned_start(experiment, self.size is None, folder.fork)
-        said = explain(experiment, self._size(experiment, stated), stated, begins_from)
-        said = _with_change(said, experiment, folder.release, stated)
+        data, privacy, begins_from = experiment.data, experiment.privacy, ()
+        has_origins = not experiment.init.is_random or data.vocabulary.path is not None or experiment.chosen_by is not None
+        if stated is None and (has_origins or folder.fork is not None):
+            from dpx.data.prepare import prepare
+            from dpx.init.start import planned_start, receiver_of
+
+            store = prepare(data, privacy) if self.size is None and data.declared_size is None else None
+            begins_from = planned_start(experiment.init, receiver_of(experiment), store, folder.fork).origins
+        if self.size is not None:
+            size = self.size
+        elif stated is None:
+            size = public_size(data, privacy)
+        else:
+            # Less the places of canaries, which are counted in again.
+            size = stated.declared_size - experiment.audit.places(privacy) if isinstance(stated, RunStatement) else 0
+        said = explain(experiment, size, stated, begins_from, folder.release)
         if stated is not None:
             said = dataclasses.replace(said, words=(*received.HEADS[checked_by], *said.words))
         return said, checked_by
 
-    def _size(self, experiment: Experiment, stated: AnyRun | None) -> int:
-        """Returns the number that was given, or stated (less the places of canaries, which are counted in again), or counted; 0 if it is
-        unknown."""
-        if self.size is not None:
-            return self.size
-        if stated is None:
-            return public_size(experiment)
-        if _is_not_private(stated):
-            return 0
-        assert isinstance(stated, RunStatement)
-        return stated.declared_size - experiment.audit.places(experiment.privacy)
 
+def _show(said: Explanation, path: Path) -> None:
+    """Prints an explanation, and the held-out metric of a finished run with its rows and interval.
 
-def _show(said: Explanation) -> None:
+    The metric was computed without noise, so no file gets it.
+    """
     console = wide_console()
     for line in (said.in_short, *said.words):
         console.print(line, highlight=False)
     for table in said.tables:
         console.print(table.shown())
-
-
-def _show_utility(path: Path) -> None:
-    """Prints the held-out metric of a finished run, with its rows and interval. It was computed without noise, so no file gets it."""
     if measured := accuracy_of(path):
         line = f"What it learnt: {measured} on held-out rows, computed without noise: on this screen and under private/ alone."
-        wide_console().print(line, highlight=False)
+        console.print(line, highlight=False)
         if compared := baselines_of(path):
-            wide_console().print(f"Without learning: {compared}.", highlight=False)
+            console.print(f"Without learning: {compared}.", highlight=False)
 
 
-def _explain_chain(node: Any, experiment: Experiment, folder: RunFolder) -> None:
+def _explain_chain(node: Any, name: str, replicate: int, folder: RunFolder) -> None:
     """Explains the first run of every stage that trains, then what all stages together protect, after a check of what was stated."""
     from dpx.job import chain_plan
-    from dpx.job.plan import plan_of_run
     from dpx.statement import chain_seal
 
-    stated_chain = chain_seal.check(folder.path)
+    stated_chain, console = chain_seal.check(folder.path), wide_console()
     checked_by = None if stated_chain is None else stated_chain[1]
     for line in received.HEADS[checked_by] if stated_chain is not None else ():
-        wide_console().print(line, highlight=False)
+        console.print(line, highlight=False)
     documents, outputs = [], folder.path.parent
-    for label, alone, run_folder in chain_plan.stages_alone(node, experiment, outputs):
+    for label, alone, run_folder in chain_plan.stages_alone(node, name, replicate, outputs):
         stated = _statement(run_folder)
-        size = 0 if stated is not None and _is_not_private(stated) else public_size(alone) if alone.is_private else 0
-        said = _with_change(explain(alone, size, stated), alone, run_folder / "release", stated)
+        size = public_size(alone.data, alone.privacy) if alone.is_private and not isinstance(stated, PlainStatement) else 0
+        said = explain(alone, size, stated, release=run_folder / "release")
         documents.append({"stage": label} | said.as_json())
-        wide_console().print(f"stage {label}:", highlight=False)
-        _show(said)
-        _show_utility(run_folder)
-    planned = chain_plan.plan_of_chain(node, experiment, plan_of_run, outputs)
-    document = {"name": experiment.name, "stages": documents, "claim": to_json(planned.claim), "checked_by": checked_by}
+        console.print(f"stage {label}:", highlight=False)
+        _show(said, run_folder)
+    planned = chain_plan.plan_of_chain(node, name, replicate, outputs)
+    document = {"name": name, "stages": documents, "claim": to_json(planned.claim), "checked_by": checked_by}
     write_json(folder.made_release() / "explain.json", document)
     answer(document)
-    chain_plan.show_claim(planned.claim, wide_console())
-
-
-def _with_change(said: Explanation, experiment: Experiment, release: Path, stated: AnyRun | None) -> Explanation:
-    """Returns `said` with how far training moved the released weights, beside how far noise alone would have, if the run has released
-    any with noise."""
-    if not isinstance(stated, RunStatement) or not (release / PARAMS).is_dir():
-        return said
-    # jax starts here.
-    from dpx.job.change import sentences_of
-
-    sentences, change = sentences_of(experiment, release, stated)
-    tables = () if change is None else (Table.from_rows("what_training_changed", change.rows(), "what training changed"),)
-    return dataclasses.replace(said, words=(*said.words, *sentences), tables=(*said.tables, *tables))
-
-
-def _is_not_private(stated: AnyRun | None) -> bool:
-    return isinstance(stated, PlainStatement)
+    chain_plan.show_claim(planned.claim, console)
 
 
 def _statement(path: Path) -> AnyRun | None:
@@ -166,58 +158,47 @@ def _statement(path: Path) -> AnyRun | None:
     return read_run_statement(file) if file.is_file() else None
 
 
-def _planned_start(experiment: Experiment, is_prepared: bool, fork: str | None) -> Sequence[Any]:
-    """Returns the origins of a run that has not begun."""
-    if experiment.init.is_random and fork is None and experiment.data.vocabulary.path is None and experiment.chosen_by is None:
-        return ()
-    from dpx.data.prepare import prepare
-    from dpx.init.start import planned_start, receiver_of
-
-    store = prepare(experiment.data, experiment.privacy) if is_prepared and experiment.data.declared_size is None else None
-    receiver = receiver_of(experiment)
-    return planned_start(experiment.init, receiver, store, fork).origins
-
-
-def public_size(experiment: Experiment) -> int:
+def public_size(data: Data, privacy: Privacy) -> int:
     """Returns the public number of what is drawn (rows, or units): declared, or counted in the prepared data."""
-    if experiment.data.declared_size is not None:
-        return experiment.data.declared_size
-    if experiment.data.is_remote:
-        raise ConfigError(
-            "data.declared_size", "this job does not download data, so the number of rows is not known", "Set data.declared_size"
-        )
-    from dpx.data.prepare import prepare
-
-    return experiment.privacy.population(prepare(experiment.data, experiment.privacy).manifest)
+    if data.declared_size is not None:
+        return data.declared_size
+    return privacy.population(prepared(data, privacy, "this job").manifest)
 
 
-def explain(experiment: Experiment, size: int, stated: AnyRun | None, begins_from: Sequence[Any] = ()) -> Explanation:
+def explain(
+    experiment: Experiment, size: int, stated: AnyRun | None, begins_from: Sequence[Any] = (), release: Path | None = None
+) -> Explanation:
     """Returns sentences and tables about the claim.
 
-    `stated` is the statement of the run; `None` for a run that has not begun and will start from `begins_from`.
+    `stated` is the statement of the run; `None` for a run that has not begun and will start from `begins_from`. If `release` holds weights
+    that were released with noise, it is said how far training moved them, beside how far noise alone would have.
     """
-    from dpx.claim.calibration import calibrate
-    from dpx.claim.statement import build
-
-    if not experiment.is_private or _is_not_private(stated):
+    if not experiment.is_private or isinstance(stated, PlainStatement):
         words = ["This run is not private: mechanism=none adds no noise, and the model may repeat any of its training text."]
         return Explanation(experiment.name, "Guarantee: none. mechanism=none adds no noise.", tuple(words))
     calibrated = calibrate(experiment, size)
     statement = stated or build(experiment, None, calibrated, begins_from=begins_from)
     assert isinstance(statement, RunStatement)
     by = outside_code.packages_of_guarantee(statement.guarantee)
-    words = [*_promise(experiment, statement, calibrated), *_lists(statement)]
-    go_by = _as_steps_go(experiment, calibrated, charged_in(statement.init))
-    if stated is not None:
-        go_by = dataclasses.replace(go_by, title=f"{go_by.title}, by the plan alone")
-    tables = (go_by, _neighbouring_settings(experiment, size))
-    return Explanation(experiment.name, _in_short(statement), tuple(words), tuple(_with_trust(table, by) for table in tables))
+    mechanism, drawn = experiment.mechanism, experiment.privacy.drawn
+    sampling = (
+        "each {drawn} is drawn independently by each micro-batch" if isinstance(mechanism, ForwardNoise) else experiment.sampler.explanation
+    )
+    sampling = f"Sampling ({experiment.sampler.name}): {sampling.format(drawn=drawn)}."
+    alone = next(iter(calibrated.epsilon.values()))
+    words = _promise(statement, drawn, experiment.clip.explanation(), mechanism, sampling, alone)
 
+    tables = _tables(experiment, size, calibrated, charged_in(statement.init), is_stated=stated is not None)
+    trusting = f" (not bounds that dpx has proved: they trust {', '.join(by or ())})" if by else ""
+    tables = [dataclasses.replace(table, title=f"{table.title}{trusting}") for table in tables]
+    if isinstance(stated, RunStatement) and release is not None and (release / PARAMS).is_dir():
+        # jax starts here.
+        from dpx.job.change import sentences_of
 
-def _with_trust(table: Table, by: tuple[str, ...] | None) -> Table:
-    """Returns `table`, with a note in its title if its numbers are not proved but trust the packages `by`."""
-    trusting = f"{table.title} (not bounds that dpx has proved: they trust {', '.join(by or ())})"
-    return dataclasses.replace(table, title=trusting) if by else table
+        sentences, change = sentences_of(experiment, release, stated)
+        words += sentences
+        tables += [] if change is None else [Table.from_rows("what_training_changed", change.rows(), "what training changed")]
+    return Explanation(experiment.name, _in_short(statement), tuple(words), tuple(tables))
 
 
 def _in_short(statement: RunStatement) -> str:
@@ -235,16 +216,15 @@ def _in_short(statement: RunStatement) -> str:
     )
 
 
-def _promise(experiment: Experiment, statement: RunStatement, calibrated: Any) -> list[str]:
-    from dpx.claim.caveats import little_data
+def _promise(statement: RunStatement, drawn: str, clip: str, mechanism: Mechanism, sampling: str, alone: float) -> list[str]:
+    """Returns the claim in sentences: what the claim is about is read from the statement, which is sealed, as far as it holds it.
 
-    # What the claim is about is read from the statement, which is sealed, as far as it holds it.
-    drawn, own, sigma = experiment.privacy.drawn, statement.accountant, statement.mechanism.noise_multiplier
+    `clip` says what is clipped to, and `alone` is epsilon of the run's own steps.
+    """
+    own, sigma, spent = statement.accountant, statement.mechanism.noise_multiplier, statement.spent
     batch = statement.sampler["expected_batch_size"]["largest"]
-    origins = statement.init.origins
     epsilon = _stated_epsilon(statement, own)
     unit = statement.unit if statement.unit == "row" else f"{statement.unit} (at most {statement.rows_per_unit_max} rows)"
-    spent = statement.spent
     neighbour = NEIGHBOURS[statement.adjacency].format(unit=statement.unit, drawn=drawn)
     is_text = statement.adjacency == "zero_out_text"
     lines = [f"What is protected: {f'the text of one {unit}, not its label' if is_text else f'one {unit} of the training text'}."]
@@ -252,35 +232,38 @@ def _promise(experiment: Experiment, statement: RunStatement, calibrated: Any) -
         lines.append("GUARANTEE: NONE. " + "; ".join(statement.reasons) + ". The numbers below would hold without that.")
     if by := outside_code.packages_of_guarantee(statement.guarantee):
         lines.append(f"GUARANTEE: NONE OF DPX'S OWN, but {outside_code.sentences(by)[0]}. The numbers below hold if that package is right.")
-    return [
-        *lines,
-        *_start(origins, next(iter(calibrated.epsilon.values()))),
+    lines += [f"{_COMES[one.kind]} {in_words(one)}." for one in statement.init.origins]
+    if any(one.kind in ("run", "file") for one in statement.init.origins):
+        lines.append(f"Its own steps alone have epsilon {alone:.3g}; noise.epsilon, if set, is the target for these steps alone.")
+
+    gradients = {"group": "each row's gradient", "one_row": f"the gradient of each {statement.unit}'s row"}
+    clipped = gradients.get(statement.unit_mode, f"the sum of the gradients of all rows of one {statement.unit}")
+    clipped = "the pooled vector of each drawn row" if isinstance(mechanism, ForwardNoise) else clipped
+    lines += [
         "From whom: anyone who sees everything under release/, knows this config and all the other text, and computes without limit.",
         f"What they cannot do: tell this training set from one {neighbour}.",
         f"How well: whatever they see is at most e^{epsilon:.3g} = {_factor(epsilon)} times as likely with one as with the other,",
         f"  except with probability at most delta = {statement.delta:.3g} (accountant {own}, all {statement.steps:,} steps).",
-        f"How: {_clipped(experiment, statement)} is clipped to {experiment.clip.explanation()};",
+        f"How: {clipped} is clipped to {clip};",
         f"  noise with standard deviation {sigma:.4g} times that norm is added to "
-        f"{'each of them, before the loss' if isinstance(experiment.mechanism, ForwardNoise) else 'each sum'}.",
-        *(f"  {line}" for line in experiment.mechanism.explanation()),
-        *_sampling(experiment, drawn),
-        *_audit(statement.audit),
-        f"So far {spent.steps:,} steps have run and {spent.charged_steps:,} are charged.",
-        *(f"Hint: {line}" for line in little_data(statement.declared_size, drawn, batch, statement.delta)),
+        f"{'each of them, before the loss' if isinstance(mechanism, ForwardNoise) else 'each sum'}.",
+        *(f"  {line}" for line in mechanism.explanation()),
+        sampling,
     ]
-
-
-def _clipped(experiment: Experiment, statement: RunStatement) -> str:
-    if isinstance(experiment.mechanism, ForwardNoise):
-        return "the pooled vector of each drawn row"
-    whole = {"group": "each row's gradient", "one_row": f"the gradient of each {statement.unit}'s row"}
-    return whole.get(statement.unit_mode, f"the sum of the gradients of all rows of one {statement.unit}")
-
-
-def _sampling(experiment: Experiment, drawn: str) -> list[str]:
-    if isinstance(experiment.mechanism, ForwardNoise):
-        return [f"Sampling ({experiment.sampler.name}): each {drawn} is drawn independently by each micro-batch."]
-    return [f"Sampling ({experiment.sampler.name}): {experiment.sampler.explanation.format(drawn=drawn)}."]
+    if (audit := statement.audit) is None:
+        lines.append("Audit: none in this run; job=audit attacks its mechanism.")
+    else:
+        planted = f"{audit.canaries.gradients:,} gradient canaries and {audit.canaries.sequences:,} sequences"
+        proved = "the run fails if the lower bound on epsilon that they prove exceeds the claim"
+        lines += [f"Audit: {planted} are in or out by secret coins; {proved}.", f"  The audit of this run {VERDICTS[audit.verdict]}."]
+    lines.append(f"So far {spent.steps:,} steps have run and {spent.charged_steps:,} are charged.")
+    lines += [f"Hint: {line}" for line in little_data(statement.declared_size, drawn, batch, statement.delta)]
+    lines += ["What is assumed:"] + [f"  - {line}" for line in statement.assumptions]
+    lines += ["What is not covered:"] + [f"  - {line}" for line in statement.not_covered]
+    if statement.unsupported:
+        lines += ["Numbers that dpx has not proved:"]
+        lines += [f"  - {outside_code.heading(item.name, statement.guarantee)}: {item.reason}" for item in statement.unsupported]
+    return lines
 
 
 def _stated_epsilon(statement: RunStatement, accountant: str) -> float:
@@ -293,77 +276,29 @@ def _stated_epsilon(statement: RunStatement, accountant: str) -> float:
     return math.inf if value is None else value
 
 
-_COMES = {kind: "It does not start from random parameters but from" for kind in ("run", "file")}
-_COMES |= {"text": "Its vocabulary was not fitted on its own text but comes from", "table": "Its settings were chosen by"}
-
-
-def _start(origins: Sequence[Any], alone: float) -> list[str]:
-    """Returns the lines about the origins of the run."""
-    lines = [f"{_COMES[one.kind]} {in_words(one)}." for one in origins]
-    if any(one.kind in ("run", "file") for one in origins):
-        lines.append(f"Its own steps alone have epsilon {alone:.3g}; noise.epsilon, if set, is the target for these steps alone.")
-    return lines
-
-
-def _audit(audit: Any) -> list[str]:
-    """Returns the lines about the audit's canaries in the run."""
-    if audit is None:
-        return ["Audit: none in this run; job=audit attacks its mechanism."]
-    planted = f"{audit.canaries.gradients:,} gradient canaries and {audit.canaries.sequences:,} sequences"
-    return [
-        f"Audit: {planted} are in or out by secret coins; the run fails if the lower bound on epsilon that they prove exceeds the claim.",
-        f"  The audit of this run {VERDICTS[audit.verdict]}.",
-    ]
-
-
 def _factor(epsilon: float) -> str:
     return f"{float(f'{math.exp(epsilon):.3g}'):,g}" if epsilon < 700 else "no bounded number of"
 
 
-def _lists(statement: RunStatement) -> list[str]:
-    lines = ["What is assumed:"] + [f"  - {line}" for line in statement.assumptions]
-    lines += ["What is not covered:"] + [f"  - {line}" for line in statement.not_covered]
-    if statement.unsupported:
-        lines += ["Numbers that dpx has not proved:"]
-        lines += [f"  - {outside_code.heading(item.name, statement.guarantee)}: {item.reason}" for item in statement.unsupported]
-    return lines
-
-
-def _as_steps_go(experiment: Experiment, calibrated: Any, before: Sequence[Any]) -> Table:
-    from dpx.claim.calibration import accounting_of, planned_segments
-    from dpx.privacy.ledger import join, until
-
-    whole = planned_segments(experiment, calibrated.batch_stages, calibrated.size, calibrated.noise_multiplier)
-    rows = []
-    for steps in sorted({max(1, round(experiment.steps * part)) for part in POINTS}):
-        rows.append({"steps": steps} | accounting_of(experiment.accountant, experiment.privacy, join(until(whole, steps), before)))
-    title = f"epsilon at delta {experiment.privacy.delta:.3g} by step"
-    return Table.from_rows("as_steps_go", rows, title + (", including the runs that it starts from" if before else ""))
-
-
-def _neighbouring_settings(experiment: Experiment, size: int) -> Table:
-    """Returns epsilon with one setting changed; the noise stays the same where it would otherwise be solved for again."""
-    from dpx.claim.calibration import calibrate
-    from dpx.mechanism.declared_mechanism import Multiplier
-
-    sigma = calibrate(experiment, size).noise_multiplier
+def _tables(experiment: Experiment, size: int, calibrated: Calibrated, before: Sequence[Any], is_stated: bool) -> list[Table]:
+    """Returns epsilon as the steps go, and with one setting changed; the noise stays the same where it would be solved for again."""
+    sigma, steps = calibrated.noise_multiplier, experiment.steps
     assert sigma is not None
+    whole = planned_segments(experiment, calibrated.batch_stages, calibrated.size, sigma)
+    by_step: list[dict[str, Any]] = []
+    for point in sorted({max(1, round(steps * part)) for part in POINTS}):
+        by_step.append({"steps": point} | accounting_of(experiment.accountant, experiment.privacy, join(until(whole, point), before)))
+    title = f"epsilon at delta {experiment.privacy.delta:.3g} by step"
+    title += (", including the runs that it starts from" if before else "") + (", by the plan alone" if is_stated else "")
 
-    def changed(noise: float, steps: int) -> Experiment:
-        return dataclasses.replace(experiment, noise=Multiplier(noise_multiplier=noise), steps=steps)
-
-    settings = [
-        ("as declared", changed(sigma, experiment.steps)),
-        ("stronger: noise x 1.5", changed(1.5 * sigma, experiment.steps)),
-        ("stronger: half the steps", changed(sigma, max(1, experiment.steps // 2))),
-        ("weaker: noise / 1.5", changed(sigma / 1.5, experiment.steps)),
-        ("weaker: twice the steps", changed(sigma, 2 * experiment.steps)),
-    ]
-    rows: list[dict[str, Any]] = []
-    for words, setting in settings:
-        noise = setting.noise
-        assert isinstance(noise, Multiplier)
-        rows.append(
-            {"setting": words, "noise_multiplier": noise.noise_multiplier, "steps": setting.steps} | calibrate(setting, size).epsilon
-        )
-    return Table.from_rows("neighbouring_settings", rows, "epsilon after one change")
+    changed: list[dict[str, Any]] = []
+    for words, noise, count in (
+        ("as declared", sigma, steps),
+        ("stronger: noise x 1.5", 1.5 * sigma, steps),
+        ("stronger: half the steps", sigma, max(1, steps // 2)),
+        ("weaker: noise / 1.5", sigma / 1.5, steps),
+        ("weaker: twice the steps", sigma, 2 * steps),
+    ):
+        setting = dataclasses.replace(experiment, noise=Multiplier(noise_multiplier=noise), steps=count)
+        changed.append({"setting": words, "noise_multiplier": noise, "steps": count} | calibrate(setting, size).epsilon)
+    return [Table.from_rows("as_steps_go", by_step, title), Table.from_rows("neighbouring_settings", changed, "epsilon after one change")]

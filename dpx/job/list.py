@@ -12,7 +12,7 @@ from dpx import config, packages
 from dpx.config import recipes, reference
 from dpx.config.command_line import as_refused
 from dpx.config.experiment import Experiment
-from dpx.console import Console, answer, duration, progress_console, wide_console
+from dpx.console import answer, duration, progress_console, wide_console
 from dpx.declaration import ConfigError, declaration, require
 from dpx.files.records import described, record, to_json
 from dpx.files.run_folder import RunFolder, as_printed, write_json
@@ -20,7 +20,7 @@ from dpx.job import chain_plan
 from dpx.job.plan import Plan
 from dpx.job.plan_records import AnalysisPlan, ChainPlan, PlanDocument, RunPlan
 from dpx.pages import run_table
-from dpx.pages.run_table import Summary, runs_in
+from dpx.pages.run_table import accuracy_of, epsilon_of, runs_in, state_of
 from dpx.privacy import cache
 from dpx.processes.interruption import Interrupted
 
@@ -49,49 +49,31 @@ class List:
     def __call__(self, experiment: Experiment, folder: RunFolder) -> None:
         del experiment
         if self.what == "runs":
-            _show_runs(folder.path.parent.parent, self.match, self.to)
+            self._show_runs(folder.path.parent.parent)
             return
         names = recipes.names(self.match)
         everything = recipes.names()
         require(bool(names), f"list.match={self.match}", "no recipe has this name", f"The recipes are {', '.join(everything) or 'none'}")
-        console = wide_console()
         # Planning a package's recipe imports the package, and every later plan of this process names it.
         names = sorted(names, key=lambda name: not packages.is_own("experiment", name))
         points = [Point(name, tuple(overrides)) for name in names for overrides in recipes.points(name)]
-        if not self.plan:
-            _show_names(names, points, console)
-            _show_packages(console)
-            return
-        rows: list[PlannedPoint] = []
-        stopped: Interrupted | None = None
-        try:
-            _plan(points, rows)
-        except Interrupted as interrupted:
-            if not rows:
-                raise
-            stopped = interrupted
-            stopped.how = (
-                f"list.json holds {len(rows)} of {len(points)} points; the same command starts again, and solves none of these again"
-            )
-        folder.made_release()
-        write_json(folder.release / "list.json", to_json(rows))
-        answer(to_json(rows))
-        _show_plans(rows, console)
-        if stopped is not None:
-            raise stopped
-        failed = [row for row in rows if row.error]
-        if failed:
-            raise ConfigError(f"{len(failed)} of {len(rows)} points", "cannot be planned", "See the last column of the table")
+        if self.plan:
+            _plan(points, folder)
+        else:
+            _show_names(names, points)
 
-
-def _plan(points: list["Point"], rows: list["PlannedPoint"]) -> None:
-    """Appends the plan of each point to `rows`, and prints a line as soon as it is known."""
-    progress = progress_console()
-    with cache.keeping():
-        for number, point in enumerate(points, 1):
-            rows.append(point.plan_row())
-            line = f"{number}/{len(points)} {rows[-1].experiment} {rows[-1].point}".rstrip()
-            progress.print(f"{line}: {_in_words(rows[-1])}", highlight=False, markup=False, soft_wrap=True)
+    def _show_runs(self, outputs: Path) -> None:
+        """Prints the runs in `outputs`. Metrics are private, so only a file that was asked for holds them."""
+        runs = [run for run in runs_in(outputs) if fnmatch.fnmatchcase(run.name, self.match)]
+        require(bool(runs), f"list.match={self.match}", f"{outputs} holds no run of this name", "Use list.match='*', or start a run")
+        table = Table("run", "state", "held-out metric", "epsilon", title=as_printed(outputs), title_justify="left")
+        records = run_table.records_of(runs)
+        answer(list(records))
+        if self.to is not None:
+            run_table.write(records, Path(self.to))
+        for run in runs:
+            table.add_row(run.name, state_of(run), accuracy_of(run), epsilon_of(run))
+        wide_console().print(table)
 
 
 @record
@@ -123,57 +105,69 @@ class Point:
         return PlannedPoint(experiment=self.name, point=" ".join(self.overrides), plan=plan, error=why)
 
 
-def _show_runs(outputs: Path, match: str, to: str | None) -> None:
-    """Prints the runs in `outputs`: their state, metric and epsilon. Metrics are private, so only a file that was asked for holds them."""
-    runs = [run for run in runs_in(outputs) if fnmatch.fnmatchcase(run.name, match)]
-    require(bool(runs), f"list.match={match}", f"{outputs} holds no run of this name", "Use list.match='*', or start a run")
-    table = Table("run", "state", "held-out metric", "epsilon", title=as_printed(outputs), title_justify="left")
-    summaries = [Summary.of(run) for run in runs]
-    records = run_table.records_of(runs)
-    answer(list(records))
-    if to is not None:
-        run_table.write(records, Path(to))
-    for run in summaries:
-        table.add_row(run.folder.name, run.state, run.metric, run.epsilon)
-    wide_console().print(table)
-
-
-def _show_names(names: list[str], points: list[Point], console: Console) -> None:
+def _show_names(names: list[str], points: list[Point]) -> None:
+    """Prints the recipes, and the installed packages of others that add to dpx, if there are any."""
     counts = Counter(point.name for point in points)
     told = {option.name: option.meaning for option in reference.options("experiment")}
     answer([{"experiment": name, "points": counts[name], "meaning": told[name]} for name in names])
     table = Table("experiment", "points", "what it is")
     for name in names:
         table.add_row(name, str(counts[name]), told[name])
-    console.print(table)
-
-
-def _show_packages(console: Console) -> None:
-    """Prints the installed packages of others that add to dpx; nothing if no package is installed."""
-    table = Table("package", "version", "options", "set aside because")
+    outside = Table("package", "version", "options", "set aside because")
     for package in packages.outside():
-        table.add_row(package.name, package.version, "\n".join(packages.assignments(package)), package.set_aside)
-    if table.row_count:
-        console.print(table)
+        outside.add_row(package.name, package.version, "\n".join(packages.assignments(package)), package.set_aside)
+    console = wide_console()
+    for shown in (table, outside):
+        if shown.row_count:
+            console.print(shown)
 
 
-def _show_plans(rows: list[PlannedPoint], console: Console) -> None:
+def _plan(points: list[Point], folder: RunFolder) -> None:
+    """Plans each point, prints a line as soon as its plan is known, then writes list.json and prints all plans as a table."""
+    rows: list[PlannedPoint] = []
+    stopped: Interrupted | None = None
+    progress = progress_console()
+    try:
+        with cache.keeping():
+            for number, point in enumerate(points, 1):
+                rows.append(point.plan_row())
+                line = f"{number}/{len(points)} {rows[-1].experiment} {rows[-1].point}".rstrip()
+                progress.print(f"{line}: {_in_words(rows[-1])}", highlight=False, markup=False, soft_wrap=True)
+    except Interrupted as interrupted:
+        if not rows:
+            raise
+        stopped = interrupted
+        stopped.how = f"list.json holds {len(rows)} of {len(points)} points; the same command starts again, and solves none of these again"
+    write_json(folder.made_release() / "list.json", to_json(rows))
+    answer(to_json(rows))
+
     table = Table("experiment", "point", "parameters", "FLOPs", "device time", "noise", "epsilon", "guarantee", "error")
     for row in rows:
-        plan = row.plan
-        if plan is None:
-            table.add_row(row.experiment, row.point, *[""] * 6, row.error)
-            continue
-        if isinstance(plan, AnalysisPlan):
-            ready = all(entry.exists for entry in plan.inputs)
-            table.add_row(row.experiment, row.point, "analysis", *[""] * 5, "" if ready else "its inputs are not there yet")
-            continue
-        if isinstance(plan, ChainPlan):
-            _show_stages(row, plan, table)
-            continue
-        cost = (f"{plan.parameters:,}", f"{plan.flops:.3g}", duration(plan.device_hours * 3600))
-        table.add_row(row.experiment, row.point, *cost, *_noise_and_epsilon(plan), plan.guarantee, "")
-    console.print(table)
+        table.add_row(row.experiment, row.point, *_cells(row))
+        # A chain has the line of its claim, and one for each run of a stage.
+        for one in row.plan.stages if isinstance(row.plan, ChainPlan) else ():
+            parameters, _, hours, noise, epsilon, guarantee = chain_plan.cells(one.plan)
+            flops = "-" if one.plan is None else f"{one.plan.flops:.3g}"
+            table.add_row(f"  {one.stage}", one.point, parameters, flops, hours, noise, epsilon, guarantee, "")
+    wide_console().print(table)
+    if stopped is not None:
+        raise stopped
+    failed = [row for row in rows if row.error]
+    if failed:
+        raise ConfigError(f"{len(failed)} of {len(rows)} points", "cannot be planned", "See the last column of the table")
+
+
+def _cells(row: PlannedPoint) -> tuple[str, ...]:
+    """Returns the plan of a point for the table of all plans, from the parameters on."""
+    plan = row.plan
+    if plan is None:
+        return (*[""] * 6, row.error or "")
+    if isinstance(plan, AnalysisPlan):
+        return ("analysis", *[""] * 5, "" if all(entry.exists for entry in plan.inputs) else "its inputs are not there yet")
+    hours = duration(plan.device_hours * 3600)
+    if isinstance(plan, ChainPlan):
+        return ("chain", f"{len(plan.stages)} runs", hours, "", "", plan.claim.guarantee, "")
+    return (f"{plan.parameters:,}", f"{plan.flops:.3g}", hours, *_noise_and_epsilon(plan), plan.guarantee, "")
 
 
 def _in_words(row: PlannedPoint) -> str:
@@ -190,13 +184,3 @@ def _noise_and_epsilon(plan: RunPlan) -> tuple[str, str]:
     sigma = plan.noise_multiplier
     epsilon = ", ".join(f"{value:.3g} {name}" for name, value in plan.epsilon.items() if value is not None)
     return f"{sigma:.4g}" if sigma else "-", epsilon or "-"
-
-
-def _show_stages(row: PlannedPoint, plan: ChainPlan, table: Table) -> None:
-    """Adds the claim of a chain, and a line for each run of a stage."""
-    cost = ("chain", f"{len(plan.stages)} runs", duration(plan.device_hours * 3600))
-    table.add_row(row.experiment, row.point, *cost, "", "", plan.claim.guarantee, "")
-    for one in plan.stages:
-        parameters, _, hours, noise, epsilon, guarantee = chain_plan.cells(one.plan)
-        flops = "-" if one.plan is None else f"{one.plan.flops:.3g}"
-        table.add_row(f"  {one.stage}", one.point, parameters, flops, hours, noise, epsilon, guarantee, "")

@@ -1,7 +1,4 @@
-"""Prints the plans of `job=plan` for people.
-
-For `job=plan`: the noise by `rows_per_unit_max` and `unit_mode`, where a unit has several rows.
-"""
+"""Prints the plans of `job=plan` for people."""
 
 import dataclasses
 import json
@@ -9,73 +6,21 @@ from collections.abc import Iterable
 
 from rich import table as rich_table
 
-from dpx.claim.calibration import calibrate
-from dpx.config.experiment import Experiment
 from dpx.console import Console, duration
-from dpx.cost.compiled import CompiledStep, MeasuredRun
+from dpx.cost.compiled import CompiledStep
 from dpx.data import left_out
-from dpx.declaration import ConfigError
 from dpx.files.records import to_json
 from dpx.job import chain_plan
-from dpx.job.plan_records import AnalysisPlan, ChainPlan, PlanDocument, RunPlan, UnitNoise
-from dpx.mechanism.declared_mechanism import TargetEpsilon
+from dpx.job.plan_records import AnalysisPlan, ChainPlan, PlanDocument, RunPlan
 from dpx.pages.analysis_tables import Table
 from dpx.privacy import origins
-from dpx.privacy.declared_privacy import Privacy
 from dpx.statement.outside_code import heading
 
-# Of the loss grid: minutes become seconds, and the noise is up to about one percent more.
-COARSE = {"value_discretization_interval": 2e-2}
 NOTE = (
     "group clips each row, so a unit with all its rows adds that many parts to a sum; the other modes add one part: sample_units from all "
     "rows of a unit, one_row from a single row. noise_per_part is the noise multiplier divided by the parts: where units have that many "
     "rows, less is better. Settings other than the declared one are solved on a coarse grid and may be a percent too high"
 )
-
-
-def by_unit(experiment: Experiment, planned: float | None, size: int) -> tuple[UnitNoise, ...]:
-    """Returns the noise for one row a unit, the declared and twice as many, in each mode, at the declared epsilon, steps, batch and N.
-
-    A step then draws the same share of rows or units everywhere, and nothing is counted that the declared run would not count (`size` is
-    its N, `planned` its noise multiplier). Empty for units of one row, and for noise that epsilon does not set. A setting without
-    accounting has the noise `None`.
-    """
-    privacy = experiment.privacy
-    if privacy.unit == "row" or not experiment.is_private or not isinstance(experiment.noise, TargetEpsilon):
-        return ()
-    coarse = dataclasses.replace(experiment, accountant=dataclasses.replace(experiment.accountant, **COARSE))
-    solved: dict[tuple[int, bool], float | None] = {_cost(privacy): planned}
-    found = []
-    for rows in sorted({1, privacy.rows_per_unit_max, 2 * privacy.rows_per_unit_max}):
-        for mode in ("group", "sample_units", "one_row"):
-            setting = dataclasses.replace(privacy, rows_per_unit_max=rows, unit_mode=mode)
-            if _cost(setting) not in solved:
-                solved[_cost(setting)] = _noise(dataclasses.replace(coarse, privacy=setting), size)
-            sigma, parts = solved[_cost(setting)], rows if mode == "group" else 1
-            each = None if sigma is None else sigma / parts
-            found.append(UnitNoise(rows_per_unit_max=rows, unit_mode=mode, noise_multiplier=sigma, noise_per_part=each))
-    return tuple(found)
-
-
-def _cost(privacy: Privacy) -> tuple[int, bool]:
-    """Returns what the noise depends on: how many parts a unit adds to sums at most, and whether rows are drawn one by one."""
-    return (privacy.rows_per_unit_max, True) if privacy.unit_mode == "group" else (1, False)
-
-
-def _noise(experiment: Experiment, size: int) -> float | None:
-    try:
-        return calibrate(experiment, size).noise_multiplier
-    except ConfigError:
-        return None
-
-
-def show_units(noise: tuple[UnitNoise, ...], console: Console) -> None:
-    """Prints the table; nothing without rows."""
-    if not noise:
-        return
-    rows = [{field.name: getattr(one, field.name) for field in dataclasses.fields(one)} for one in noise]
-    console.print(Table.from_rows("noise_by_unit", rows, "noise by rows of a unit, at this epsilon, batch, steps and N").shown())
-    console.print(f"  {NOTE}", highlight=False)
 
 
 def show_points(plans: Iterable[tuple[str, PlanDocument]], console: Console) -> None:
@@ -92,7 +37,9 @@ def show_points(plans: Iterable[tuple[str, PlanDocument]], console: Console) -> 
 def show(document: PlanDocument, console: Console) -> None:
     """Prints the plan for people."""
     if isinstance(document, AnalysisPlan):
-        _show_analysis(document, console)
+        console.print(f"plan of {document.name}: the analysis {document.analysis}, nothing is trained")
+        for entry in document.inputs:
+            console.print(f"  reads {entry.path}: {'there' if entry.exists else 'not there'}", highlight=False)
         return
     if isinstance(document, ChainPlan):
         chain_plan.show(document, console)
@@ -100,10 +47,13 @@ def show(document: PlanDocument, console: Console) -> None:
     table = rich_table.Table(title=f"plan of {document.name}", show_header=False, title_justify="left")
     for name, text in _lines(document):
         table.add_row(name, text)
-    for name, text in _compiled_lines(document.compiled):
+    for name, text in () if document.compiled is None else _compiled_lines(document.compiled):
         table.add_row(name, text)
     console.print(table)
-    show_units(document.noise_by_unit, console)
+    if document.noise_by_unit:
+        rows = [{field.name: getattr(one, field.name) for field in dataclasses.fields(one)} for one in document.noise_by_unit]
+        console.print(Table.from_rows("noise_by_unit", rows, "noise by rows of a unit, at this epsilon, batch, steps and N").shown())
+        console.print(f"  {NOTE}", highlight=False)
     for one in document.unsupported:
         value = "infinite" if one.value is None else f"{one.value:.4g}"
         console.print(f"{heading(one.name, document.guarantee)}: {value} ({one.reason})", highlight=False)
@@ -119,76 +69,52 @@ def show(document: PlanDocument, console: Console) -> None:
                 console.print(f"  - {line}", highlight=False)
 
 
-def _show_analysis(document: AnalysisPlan, console: Console) -> None:
-    console.print(f"plan of {document.name}: the analysis {document.analysis}, nothing is trained")
-    for entry in document.inputs:
-        console.print(f"  reads {entry.path}: {'there' if entry.exists else 'not there'}", highlight=False)
-
-
 def _lines(document: RunPlan) -> list[tuple[str, str]]:
-    sigma = document.noise_multiplier
-    trained = document.trained_parameters
+    """Returns the rows of the table, without those of the compiled step."""
+    sigma, trained, measured, beginning = document.noise_multiplier, document.trained_parameters, document.measured, document.init
     part = "" if trained == document.parameters else f", {trained:,} trained"
     share = "" if trained == document.parameters else ", by the share of products that what trains needs"
     fits = "" if document.fits else "  (more than the device has)"
     again = "" if document.rematerialize == "none" else ", layers computed again"
-    return [
+    each = "" if document.devices == 1 else f" on each of {document.devices} devices"
+    untimed = "compiling, padding and evaluation are not in it" + ("" if measured else "; plan.measure=true measures")
+    types = {"bfloat16": "bfloat16", "float32": "float32", "float32_highest": "float32 at full precision"}
+    typed = ", ".join(f"{flops:.3g} FLOPs in {types[kind]}" for kind, flops in document.flops_by_type.items())
+    lines = [
         ("model", f"{document.model}, {document.parameters:,} parameters{part} at vocabulary {document.vocabulary_size:,}"),
         ("steps", f"{document.steps:,}"),
         ("examples", f"{document.examples:,} = {document.epochs:.2f} epochs of {document.protected_rows:,} {document.drawn}s"),
         ("FLOPs", f"{document.flops:.3g} (6 M S per example{share}{again}); {document.flops_of_products:.3g} counting matrix products"),
         ("devices", f"{document.devices} ({document.mesh})"),
-        ("time by arithmetic", _by_arithmetic(document)),
-        ("time by type of product", _by_type(document)),
-        *_measured_lines(document.measured),
+        ("time by arithmetic", f"{duration(document.hours * 3600)}{each} at the declared speed; {untimed}"),
+        ("time by type of product", f"{duration(document.device_hours_by_type / document.devices * 3600)} for {typed}"),
+    ]
+    if measured is not None:
+        parts = [f"{duration(measured.step_s)} a step of {measured.batch_size:,}", f"compiling {duration(measured.compile_s)}"]
+        parts.append(f"{measured.evaluations} evaluations of {duration(measured.evaluation_s)}")
+        parts += [f"reading every text once {duration(measured.read_once_s)}"] if measured.read_once_s else []
+        parts.append(f"{measured.saves} checkpoints of {duration(measured.save_s)}")
+        where = f"{measured.devices} x {measured.device}, {measured.rows} rows"
+        lines.append(("time measured here", f"{duration(measured.run_s)}: {', '.join(parts)} ({where})"))
+    lines += [
         ("memory per device", f"{document.memory_bytes_per_device / 1e9:.2f} GB at microbatch {document.microbatch}{again}{fits}"),
         ("noise multiplier", "none" if sigma is None else f"{sigma:.5g}"),
         ("noise-batch ratio", "none" if document.noise_batch_ratio is None else f"{document.noise_batch_ratio:.4g}"),
         ("delta", "none" if document.delta is None else f"{document.delta:.4g}"),
         ("epsilon", _epsilons(document.epsilon)),
-        *_start_lines(document),
-        ("guarantee", document.guarantee),
+        *((origins.OWED[one.kind], origins.in_words(one)) for one in beginning.origins),
     ]
-
-
-def _by_arithmetic(document: RunPlan) -> str:
-    each = "" if document.devices == 1 else f" on each of {document.devices} devices"
-    left_out = "compiling, padding and evaluation are not in it" + ("" if document.measured else "; plan.measure=true measures")
-    return f"{duration(document.hours * 3600)}{each} at the declared speed; {left_out}"
-
-
-def _by_type(document: RunPlan) -> str:
-    types = {"bfloat16": "bfloat16", "float32": "float32", "float32_highest": "float32 at full precision"}
-    each = ", ".join(f"{flops:.3g} FLOPs in {types[kind]}" for kind, flops in document.flops_by_type.items())
-    return f"{duration(document.device_hours_by_type / document.devices * 3600)} for {each}"
-
-
-def _measured_lines(measured: MeasuredRun | None) -> list[tuple[str, str]]:
-    if measured is None:
-        return []
-    parts = [f"compiling {duration(measured.compile_s)}", f"{measured.evaluations} evaluations of {duration(measured.evaluation_s)}"]
-    parts += [f"reading every text once {duration(measured.read_once_s)}"] if measured.read_once_s else []
-    parts.append(f"{measured.saves} checkpoints of {duration(measured.save_s)}")
-    step = f"{duration(measured.step_s)} a step of {measured.batch_size:,}"
-    where = f"{measured.devices} x {measured.device}, {measured.rows} rows"
-    return [("time measured here", f"{duration(measured.run_s)}: {', '.join([step, *parts])} ({where})")]
+    if origins.are_composed(beginning):
+        alone = f"{_epsilons(document.epsilon_of_this_run)}, of this run without those; noise.epsilon is the target for this number"
+        lines.append(("epsilon of this run's steps", alone))
+    return [*lines, ("guarantee", document.guarantee)]
 
 
 def _epsilons(epsilons: dict[str, float | None]) -> str:
     return ", ".join("none" if value is None else f"{value:.4g} ({name})" for name, value in epsilons.items()) or "none"
 
 
-def _start_lines(document: RunPlan) -> list[tuple[str, str]]:
-    """Returns the lines about the run's origins, and epsilon without them."""
-    beginning = document.init
-    lines = [(origins.OWED[one.kind], origins.in_words(one)) for one in beginning.origins]
-    alone = f"{_epsilons(document.epsilon_of_this_run)}, of this run without those; noise.epsilon is the target for this number"
-    return [*lines, ("epsilon of this run's steps", alone)] if origins.are_composed(beginning) else lines
-
-
-def _compiled_lines(compiled: CompiledStep | None) -> list[tuple[str, str]]:
-    if compiled is None:
-        return []
+def _compiled_lines(compiled: CompiledStep) -> list[tuple[str, str]]:
     programs = compiled.programs.items()
     held = ", ".join(f"{name} {sum(sizes.values()) / 1e9:.2f}" for name, sizes in programs)
     lines = [

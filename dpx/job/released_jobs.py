@@ -1,13 +1,24 @@
-"""Jobs on a run's released weights: `job=evaluate` measures them on held-out rows, `job=export` writes them for another library."""
+"""Jobs on a run's released weights: `job=evaluate` measures them on held-out rows, `job=export` writes them for another library.
 
+`job=predict`: labels and scores of the rows of a file, by a run's classifier or an exported one, of texts or of choices.
+"""
+
+import csv
+import json
+from collections.abc import Iterator
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Literal
 
-from rich.table import Table
+import numpy as np
+from rich import table as rich_table
 
 from dpx.config.experiment import Experiment
 from dpx.console import Console, answer, wide_console
+from dpx.data.labelled import Table
+from dpx.data.record_reader import SUFFIXES, TextColumns, records
 from dpx.declaration import declaration, require
+from dpx.durable import draft_of, make_folder
 from dpx.files.checkpoint_folder import is_hub_id
 from dpx.files.results import accuracy_in_words, not_above
 from dpx.files.run_folder import RunFolder, write_json
@@ -30,7 +41,7 @@ class Evaluate:
         results = of_released(experiment, params_path)
         baselines = {f"{name}_accuracy": value for name, value in results.baselines.items()}
         write_json(folder.made_private() / "evaluation.json", results.heldout | baselines | {"rows": results.rows})
-        table = Table(title=str(folder.path), title_justify="left", show_header=False)
+        table = rich_table.Table(title=str(folder.path), title_justify="left", show_header=False)
         for name, value in (results.heldout | baselines).items():
             table.add_row(name, accuracy_in_words(value, results.rows) if name == results.metric else f"{value:.4f}")
         for baseline in not_above(results):
@@ -76,3 +87,97 @@ class Export:
         kind = f"a {exported.architecture}" if exported.base is None else f"adapters of {exported.base} as a {exported.architecture}"
         wide_console().print(f"{to}: {kind}, {len(exported.tensors)} tensors, with its tokenizer and a model card", highlight=False)
         answer({"folder": str(to), "architecture": exported.architecture, "base": exported.base, "tensors": len(exported.tensors)})
+
+
+@declaration
+class Predict:
+    """Writes `output`.jsonl and `output`.csv, a line a row, in the order of `input`; no label is read.
+
+    The classifier is that of the run that `run=` names, or of the folder `checkpoint`.
+
+    Attributes:
+        input: File of rows, as data=table reads it.
+        output: Path of the two files without their endings.
+        checkpoint: A classifier in the layout of Hugging Face, instead of a run.
+        text_field: Column of the text; null takes the column of the run's training rows, or text.
+        pair_field: Column of a second text; null takes that of the training rows.
+        choices_field: Column that lists several texts; the label is then the place of the right one, from 0.
+    """
+
+    input: str
+    output: str
+    checkpoint: str | None = None
+    text_field: str | None = None
+    pair_field: str | None = None
+    choices_field: str | None = None
+
+    def __call__(self, experiment: Experiment, folder: RunFolder) -> None:
+        source, read = experiment.data.source, Path(self.input).expanduser()
+        value, fix = f"job.input={self.input}", f"Name a file that ends in one of {', '.join(SUFFIXES)}"
+        require(read.is_file(), value, "no such file", fix)
+        require(read.name.endswith(SUFFIXES), value, "dpx cannot read this kind of file", fix)
+        output = Path(self.output).expanduser()
+        for written in _written(output):
+            value = f"job.output={self.output}"
+            require(written.resolve() != read.resolve(), value, f"the output {written} would overwrite the input", "Name another output")
+            require(not written.is_dir(), value, f"the output {written} is a folder", "Name another output")
+        trained_on, separator = TextColumns(), None
+        if self.checkpoint is None and isinstance(source, Table):
+            trained_on, separator = source.texts, source.csv_separator
+        from dpx.training.prediction import of_checkpoint, of_run
+
+        if self.checkpoint is not None:
+            classifier = of_checkpoint(self.checkpoint)
+        else:
+            from dpx.statement import received
+
+            began = (folder.release / "params").is_dir()
+            require(began, "run", "no finished run is named", "Add run=<folder>, or job.checkpoint=<exported folder>")
+            received.read(folder.path)
+            declared = (experiment.model, experiment.task, experiment.vocabulary_size, experiment.data, experiment.privacy)
+            classifier = of_run(*declared, folder.release / "params")
+        columns = self._columns(trained_on, classifier.choices)
+        texts = (columns.read_texts(where, row) for where, row in records(read, separator))
+        make_folder(output.parent)
+        count = _write(output, list(classifier.labels), classifier.scores(texts))
+        answer({"rows": count, "files": [f"{output}.jsonl", f"{output}.csv"]})
+        wide_console().print(f"{count} rows: {output}.jsonl, {output}.csv", highlight=False)
+
+    def _columns(self, trained_on: TextColumns, choices: int | None) -> TextColumns:
+        """Returns the columns of a row's texts, for a classifier that reads `choices` texts per row, or one."""
+        named = self.choices_field or trained_on.choices
+        value = f"job.choices_field={self.choices_field}"
+        require(named is None or choices is not None, value, "the classifier reads one text in each row", "Remove it")
+        require(
+            named is not None or choices is None, value, f"the classifier chooses among {choices} texts", "Name the column that lists them"
+        )
+        require(
+            named is None or self.pair_field is None,
+            f"job.pair_field={self.pair_field}",
+            "with choices, each choice already is the second text of a row",
+            "Remove it",
+        )
+        return TextColumns(self.text_field or trained_on.text, self.pair_field or trained_on.pair, named, choices)
+
+
+def _written(output: Path) -> tuple[Path, Path]:
+    return Path(f"{output}.jsonl"), Path(f"{output}.csv")
+
+
+def _write(output: Path, labels: list[str], scores: Iterator[np.ndarray]) -> int:
+    """Writes both files and returns the number of rows; the files replace earlier ones only when both are complete."""
+    count = 0
+    with ExitStack() as opened:
+        lines_path, csv_path = (opened.enter_context(draft_of(path)) for path in _written(output))
+        lines = opened.enter_context(lines_path.open("w", encoding="utf-8"))
+        csv_file = opened.enter_context(csv_path.open("w", newline="", encoding="utf-8"))
+        writer = csv.writer(csv_file)
+        writer.writerow(["row", "label", *(f"score_{label}" for label in labels)])
+        for count, scores_K in enumerate(scores, start=1):
+            require(
+                bool(np.isfinite(scores_K).all()), f"row {count}", "its scores are not numbers", "Train again, at a lower learning rate"
+            )
+            rounded, label = [round(float(score), 6) for score in scores_K], labels[int(scores_K.argmax())]
+            lines.write(json.dumps({"row": count, "label": label, "scores": dict(zip(labels, rounded, strict=True))}) + "\n")
+            writer.writerow([count, label, *rounded])
+    return count

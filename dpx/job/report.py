@@ -43,7 +43,16 @@ class Report:
         if folder.has_begun or self.runs:
             for library in ("matplotlib", "jinja2"):
                 require_extra("job=report", "plots", library)
-            _of_run(experiment, folder) if folder.has_begun else _of_several(self.runs, folder)
+        if folder.has_begun:
+            _of_run(experiment, folder)
+        elif self.runs:
+            from dpx import config
+            from dpx.pages import run_page
+
+            value, fix = f"report.runs={list(self.runs)}", "Name two or more, or run=<folder> for one"
+            require(len(self.runs) > 1, value, "a comparison is of several runs", fix)
+            chosen = [config.load(one)[1] for one in self.runs]
+            _write_private(run_page.comparison([run_page.read(path) for path in chosen]), folder, {path.name: path for path in chosen})
         else:
             supplied("report_of_papers", f"report.paper={self.paper}")(self)
 
@@ -73,16 +82,6 @@ def _of_run(experiment: Experiment, folder: RunFolder) -> None:
 
     run, (said, _) = run_page.read(folder.path), Explain().said(experiment, folder)
     _write_private(run_page.document(run, said.in_short, said.words, said.tables), folder)
-
-
-def _of_several(named: Sequence[str], folder: RunFolder) -> None:
-    """Makes the page of several finished runs."""
-    from dpx import config
-    from dpx.pages import run_page
-
-    require(len(named) > 1, f"report.runs={list(named)}", "a comparison is of several runs", "Name two or more, or run=<folder> for one")
-    chosen = [config.load(one)[1] for one in named]
-    _write_private(run_page.comparison([run_page.read(path) for path in chosen]), folder, {path.name: path for path in chosen})
 
 
 def _write_private(document: Any, folder: RunFolder, linked: Mapping[str, Path] | None = None) -> None:

@@ -10,11 +10,10 @@ from hydra._internal.utils import get_args_parser
 from dpx import config, packages
 from dpx.config.command_line import as_refused
 from dpx.config.with_hydra import set_up_hydra
-from dpx.console import Console, answers_alone, closed_pipe, require_standard_streams, set_form, tell, wide_console
+from dpx.console import Console, answers_alone, closed_pipe, require_standard_streams, set_form, tell
 from dpx.declaration import ConfigError, require
-from dpx.launch.late import LateLauncher, NothingLeft, register_resolvers
-from dpx.launch.launchers import register_launchers
-from dpx.launch.refused import log_uncaught, remove_sweep_if_new
+from dpx.launch.late import LateSweep, NothingLeft, register_launchers, register_resolvers
+from dpx.launch.refused import log_uncaught
 from dpx.processes import Place, interruption, place, team
 from dpx.processes.team import LOST, PeerLost, as_lost, disconnect, join, leave
 
@@ -42,7 +41,8 @@ def run() -> None:
         from dpx.processes import supervisor
 
         sys.exit(supervisor.supervise(lambda: _as_one_of_several(own)))
-    if _asks_for_help(sys.argv[1:]):
+    # Answered without Hydra, which would first list every group of the config.
+    if any(one == "-h" or (len(one) > 3 and "--help".startswith(one)) for one in sys.argv[1:]):
         from dpx.config.reference import help_text
 
         Console(soft_wrap=True, markup=False, highlight=False).print(help_text(), end="")
@@ -92,11 +92,6 @@ def _require_own_config(arguments: list[str]) -> None:
     require(given.experimental_rerun is None, "--experimental-rerun", "runs code from the file that it names", "Run the same command again")
 
 
-def _asks_for_help(arguments: list[str]) -> bool:
-    """Returns whether `--help` is among the arguments. It is answered without Hydra, which would first list every group of the config."""
-    return any(one == "-h" or (len(one) > 3 and "--help".startswith(one)) for one in arguments)
-
-
 def _as_one_of_several(own: Place) -> int:
     """Runs this process of a job of several. Process 0 runs the command line, the others do what it tells; returns the exit code."""
     from dpx.processes import supervisor
@@ -143,59 +138,38 @@ def _run() -> None:
     config.register_resolvers()
     register_resolvers()
     set_up_hydra()
-    launcher = LateLauncher()
-    register_launchers(launcher)
+    sweep = LateSweep()
+    register_launchers(sweep)
 
     def one_job(cfg):
-        return launcher(cfg)
+        return sweep(cfg)
 
     parts = (
         hydra.main(config_path=str(packages.conf_directory()), config_name="config", version_base="1.3")(one_job),
-        lambda: _show_sweep(launcher),
+        sweep.show,
         sys.stdout.flush,
     )
     for part in parts:
         try:
             part()
         except interruption.Interrupted as interrupted:
-            launcher.get().gather()
+            sweep.get().gather()
             tell(str(interrupted))
             sys.exit(interrupted.exit_code)
         except NothingLeft as complete:
-            from dpx.launch.launcher import CloseStudy
+            from dpx.launch.search import CloseStudy
 
-            launcher.get()
+            sweep.get()
             CloseStudy().on_multirun_end(complete.config)
         except BrokenPipeError:
-            launcher.failures.append(closed_pipe())
+            sweep.failures.append(closed_pipe())
         except Exception as error:
-            launcher.failures.append(error)
-    if launcher.failures:
+            sweep.failures.append(error)
+    if sweep.failures:
         # Prints a reason that stopped every point once.
-        code = max(_answer(error) for error in {str(error): error for error in launcher.failures}.values())
+        code = max(_answer(error) for error in {str(error): error for error in sweep.failures}.values())
         interruption.end_in_time(code)
         sys.exit(code)
-
-
-def _show_sweep(launched: LateLauncher) -> None:
-    """Prints the points of a sweep that is not a search; a search ends with a table of all trials, including those of earlier launches.
-
-    A sweep that was refused at every point leaves no file.
-    """
-    launcher = launched.made
-    if launcher is None:
-        remove_sweep_if_new()
-        return
-    from dpx.launch import sweep
-
-    launcher.gather()
-    if not any(outcome.folder.exists() for outcome in launcher.outcomes):
-        remove_sweep_if_new()
-    if launcher.is_sweep and not launcher.is_search:
-        sweep.show_plans(launcher.outcomes, Console(soft_wrap=True))
-        sweep.show(launcher.outcomes, wide_console())
-        sweep.write_table(launcher.outcomes, wide_console())
-        sweep.show_together(launcher.outcomes, wide_console())
 
 
 def _answer(error: Exception) -> int:
@@ -206,7 +180,7 @@ def _answer(error: Exception) -> int:
         tell(f"error: {refused}")
         return LOST if isinstance(refused, PeerLost) else 2
     words = " ".join(str(error).split()) or "no message"
-    from dpx.launch.elsewhere import PointFailed, PointLost
+    from dpx.launch.sweep import PointFailed, PointLost
 
     if isinstance(error, PointLost):
         tell(f"error: {words}. The same command resumes it; if memory ran out, let fewer points run at once")

@@ -68,10 +68,20 @@ def remove_if_new(folder: Path, job: str) -> bool:
     another process uses it.
     """
     folder = folder.absolute()
-    if not _is_new(folder):
+    is_parent_known = folder.parent in NoteFolders.listed or (bool(NoteFolders.listed) and folder.parent not in NoteFolders.existing)
+    if not is_parent_known or folder in NoteFolders.existing or not folder.is_dir():
         return False
     files = [path for path in folder.rglob("*") if path.is_symlink() or not path.is_dir()]
-    if not {str(path.relative_to(folder)) for path in files} <= _OF_ANY_COMMAND or _is_used_by_another(folder, job):
+    if not {str(path.relative_to(folder)) for path in files} <= _OF_ANY_COMMAND:
+        return False
+    try:
+        entries = json.loads((folder / "private" / "status.json").read_text())
+        # One that this process did not write.
+        if any(name != job or entry.get("pid") != os.getpid() for name, entry in entries.items()):
+            return False
+    except FileNotFoundError:
+        pass
+    except (OSError, ValueError, AttributeError):
         return False
     with contextlib.ExitStack() as stack:
         lock = folder / "private" / LOCK
@@ -80,7 +90,12 @@ def remove_if_new(folder: Path, job: str) -> bool:
                 stack.enter_context(locked(lock, fcntl.LOCK_EX | fcntl.LOCK_NB))
         except BlockingIOError:
             return False
-        _stop_logging_in(folder)
+        # A message after the removal, such as that of a launcher's own process, would raise.
+        root = logging.getLogger()
+        for handler in [*root.handlers]:
+            if isinstance(handler, logging.FileHandler) and folder in Path(handler.baseFilename).parents:
+                root.removeHandler(handler)
+                handler.close()
         for file in files:
             file.unlink(missing_ok=True)
     for path in sorted((path for path in folder.rglob("*") if path.is_dir()), reverse=True):
@@ -104,32 +119,6 @@ def remove_sweep_if_new() -> None:
         for path in (folder, *folder.parents):
             if path in NoteFolders.existing or not _remove_empty(path):
                 break
-
-
-def _stop_logging_in(folder: Path) -> None:
-    """Removes handlers of logs in `folder`: a message after its removal, such as that of a launcher's own process, would raise."""
-    root = logging.getLogger()
-    for handler in [*root.handlers]:
-        if isinstance(handler, logging.FileHandler) and folder in Path(handler.baseFilename).parents:
-            root.removeHandler(handler)
-            handler.close()
-
-
-def _is_new(folder: Path) -> bool:
-    """Returns whether this command made `folder`; false if nothing is known about it."""
-    is_parent_known = folder.parent in NoteFolders.listed or (bool(NoteFolders.listed) and folder.parent not in NoteFolders.existing)
-    return is_parent_known and folder not in NoteFolders.existing and folder.is_dir()
-
-
-def _is_used_by_another(folder: Path, job: str) -> bool:
-    """Returns whether the status holds an entry that this process did not write."""
-    try:
-        entries = json.loads((folder / "private" / "status.json").read_text())
-        return any(name != job or entry.get("pid") != os.getpid() for name, entry in entries.items())
-    except FileNotFoundError:
-        return False
-    except (OSError, ValueError, AttributeError):
-        return True
 
 
 def _remove_empty(path: Path) -> bool:

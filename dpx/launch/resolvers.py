@@ -10,8 +10,8 @@ from dpx.claim.study import Study, check_charge
 from dpx.config.experiment import require_name
 from dpx.declaration import require
 from dpx.files.run_folder import RunFolder
-from dpx.job.finished import JOBS, has_ended
-from dpx.launch import search_space
+from dpx.job.train import TRAINING, has_ended
+from dpx.launch import search
 from dpx.launch.late import NothingLeft
 
 
@@ -26,7 +26,7 @@ def hydra_files(root: DictConfig) -> str | None:
         return "private/hydra"
     folder = RunFolder(Path(place))
     folder.require_no_links()
-    if _job(root) in JOBS and has_ended(folder.path):
+    if _job(root) in TRAINING and has_ended(folder.path):
         return None
     folder.made_private()
     return "private/hydra"
@@ -70,7 +70,7 @@ def trials_left(root: DictConfig) -> int:
         return tune.trials
     study = Study(Path(root.hydra.sweep.dir), search_name(root))
     if tune.charge == "repeat_and_select":
-        study.settle(tune, search_space.declared(root))
+        study.settle(tune, search.declared(root))
     left = study.left(tune)
     if not left:
         raise NothingLeft(root)

@@ -2,6 +2,9 @@
 
 A point whose process is killed is a failed point, and the others go on. Each process holds the reading end of a pipe whose only writer is
 the command: it ends as soon as the command is gone, however that ended.
+
+`hydra/launcher=submitit_local` and `slurm` run the points as jobs of submitit, on this machine or of Slurm: one that ends without a result
+is a failed point. Hydra's plugin would end the command at the first such job, with a traceback, while the other jobs go on.
 """
 
 import contextlib
@@ -13,42 +16,46 @@ import sys
 import threading
 import time
 from collections.abc import Sequence
+from importlib import import_module
 from pathlib import Path
 from typing import Any, ClassVar
 
 from hydra._internal.hydra import Hydra
 from hydra.core.global_hydra import GlobalHydra
+from hydra.core.singleton import Singleton
 from hydra.core.utils import JobReturn, JobRuntime, run_job, setup_globals
 from hydra.plugins.launcher import Launcher as HydraLauncher
 from hydra.types import HydraContext, TaskFunction
-from omegaconf import DictConfig
+from omegaconf import DictConfig, OmegaConf
 
 from dpx import config
 from dpx.config.with_hydra import set_up_hydra
 from dpx.declaration import require
 from dpx.durable import make_folder
-from dpx.launch.elsewhere import Command, composed
 from dpx.launch.late import register_resolvers
-from dpx.launch.launcher import Launcher
 from dpx.launch.refused import log_uncaught
+from dpx.launch.sweep import Command, Sweep, composed
 from dpx.processes import interruption
 from dpx.processes.supervisor import end_with, how_ended
 
 _PROGRAM = ("-m", "dpx.launch.side_by_side")
 # How often the command looks whether a process has ended.
 _SECONDS = 0.05
+_PLUGIN = "hydra_plugins.hydra_submitit_launcher."
+# States of a job that say nothing of why it has no result.
+_PLAIN = ("FINISHED", "COMPLETED", "UNKNOWN")
 
 
 class Processes(HydraLauncher):
-    """Hydra's launcher. `launcher` runs a point, and is pickled for each process."""
+    """Hydra's launcher. `sweep` runs a point, and is pickled for each process."""
 
-    launcher: ClassVar[Launcher]
+    sweep: ClassVar[Sweep]
 
     def __init__(self, n_jobs: int = 2):
         self._most = n_jobs
 
     def setup(self, *, hydra_context: HydraContext, task_function: TaskFunction, config: DictConfig) -> None:
-        """Takes what Hydra gives; `task_function` runs `launcher` in this process, and is not used."""
+        """Takes what Hydra gives; `task_function` runs `sweep` in this process, and is not used."""
         del task_function
         self._context, self._config = hydra_context, config
 
@@ -58,7 +65,7 @@ class Processes(HydraLauncher):
         require(self._most >= 1, f"hydra.launcher.n_jobs={self._most}", reason, "Use 1 or more")
         setup_globals()
         make_folder(Path(str(self._config.hydra.sweep.dir)))
-        command = self.launcher.elsewhere()
+        command = self.sweep.elsewhere()
         waiting = [*enumerate(job_overrides, initial_job_idx)]
         running: dict[int, _Point] = {}
         returned: dict[int, JobReturn] = {}
@@ -84,7 +91,7 @@ class Processes(HydraLauncher):
 
     def _payload(self, point: DictConfig) -> bytes:
         loader, callbacks = self._context.config_loader, self._context.callbacks
-        return pickle.dumps((JobRuntime.instance().get("name"), loader, callbacks, self.launcher, point))
+        return pickle.dumps((JobRuntime.instance().get("name"), loader, callbacks, self.sweep, point))
 
 
 class _Point:
@@ -123,6 +130,46 @@ class _Point:
         return command.returned(self._config, how_ended(self._process.returncode))
 
 
+class Submitted(HydraLauncher):
+    """Hydra's launcher. `name` is that of the plugin's, `LocalLauncher` or `SlurmLauncher`, which each job pickles and calls."""
+
+    def __init__(self, name: str, sweep: Sweep, settings: dict[str, Any]):
+        plugin: Any = import_module(_PLUGIN + "submitit_launcher")
+        self._job: Any = getattr(plugin, name)(**settings)
+        self._sweep = sweep
+
+    def setup(self, *, hydra_context: HydraContext, task_function: TaskFunction, config: DictConfig) -> None:
+        """Takes what Hydra gives."""
+        self._job.setup(hydra_context=hydra_context, task_function=task_function, config=config)
+        self._context, self._config = hydra_context, config
+
+    def launch(self, job_overrides: Sequence[Sequence[str]], initial_job_idx: int) -> Sequence[JobReturn]:
+        """Submits all points, waits for them, and returns their scores, in the order of `job_overrides`."""
+        make_folder(Path(str(self._config.hydra.sweep.dir)))
+        numbers = range(initial_job_idx, initial_job_idx + len(job_overrides))
+        command, count = self._sweep.elsewhere(), len(numbers)
+        ids, states = [f"job_id_for_{number}" for number in numbers], [Singleton.get_state()] * count
+        jobs = self._executor().map_array(self._job, list(map(list, job_overrides)), ["hydra.sweep.dir"] * count, numbers, ids, states)
+        found = []
+        for job, number, overrides in zip(jobs, numbers, job_overrides, strict=True):
+            point = composed(self._context, self._config, number, overrides)
+            job.wait()
+            how = "without a result" if job.state in _PLAIN else job.state.lower().replace("_", " ")
+            found.append(command.returned(point, how))
+        return found
+
+    def _executor(self) -> Any:
+        """Returns submitit's executor with the plugin's settings."""
+        kind, settings = self._job._EXECUTOR, dict(self._job.params)
+        first = {"folder": settings.pop("submitit_folder")}
+        if (restarts := settings.pop("max_num_timeout", None)) is not None:
+            first[f"{kind}_max_num_timeout"] = restarts
+        executor = import_module("submitit").AutoExecutor(cluster=kind, **first)
+        of_all = set(OmegaConf.structured(import_module(_PLUGIN + "config").BaseQueueConf).keys())
+        executor.update_parameters(**{key if key in of_all else f"{kind}_{key}": value for key, value in settings.items()})
+        return executor
+
+
 def main() -> None:
     """Runs the point that the command writes to standard input, and ends when the command is gone."""
     logging.raiseExceptions = False
@@ -140,13 +187,13 @@ def _run() -> None:
     config.register_resolvers()
     register_resolvers()
     set_up_hydra()
-    name, loader, callbacks, launcher, point = pickle.load(sys.stdin.buffer)
+    name, loader, callbacks, sweep, point = pickle.load(sys.stdin.buffer)
     lifeline = os.dup(0)
     nothing = os.open(os.devnull, os.O_RDONLY)
     os.dup2(nothing, 0)
     threading.Thread(target=end_with, args=(lifeline,), daemon=True, name="lifeline").start()
     GlobalHydra.instance().initialize(Hydra(name, loader))
-    run_job(launcher, point, "hydra.sweep.dir", "hydra.sweep.subdir", HydraContext(config_loader=loader, callbacks=callbacks))
+    run_job(sweep, point, "hydra.sweep.dir", "hydra.sweep.subdir", HydraContext(config_loader=loader, callbacks=callbacks))
 
 
 if __name__ == "__main__":

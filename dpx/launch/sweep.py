@@ -1,131 +1,268 @@
-"""Stores and shows the results of a sweep's points, so that it can be launched again: finished points are skipped, and a table shows
-all."""
+"""The points of one command, in this process and in others, and what each came to.
 
+Finished points are skipped, and errors are kept for the end. A launcher such as `processes` or submitit runs points in other processes, and
+pickles the function that runs a point. The copy carries what the point needs to know of the command, and each point leaves one file, on a
+file system that all processes share: in the folder of the sweep, since a refused point keeps no folder.
+"""
+
+import contextlib
 import dataclasses
-import statistics
+import json
+import os
+import secrets
+import shutil
+from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
-from rich.markup import escape
-from rich.table import Table
+from hydra.core.hydra_config import HydraConfig
+from hydra.core.utils import JobReturn, JobStatus
+from hydra.types import HydraContext
+from omegaconf import DictConfig, OmegaConf, open_dict
 
-from dpx.console import Console, figure
-from dpx.declaration import ConfigError
-from dpx.files.run_folder import RunFolder, as_printed
-from dpx.pages.run_table import accuracy_of, epsilon_of
+from dpx import console
+from dpx.config.command_line import as_refused
+from dpx.console import Console, taken_answer, tell_answer, wide_console
+from dpx.declaration import ConfigError, require
+from dpx.durable import make_private, write_durably
+from dpx.files.run_folder import Status
+from dpx.launch import sweep_tables
+from dpx.launch.point import Point, score_of
+from dpx.launch.refused import NoteFolders, remove_sweep_if_new
+from dpx.launch.search import adopt, own_place, trial
+from dpx.launch.sweep_tables import Outcome
+from dpx.processes import interruption
+from dpx.processes.interruption import Interrupted
 
-# That of `job=account`.
-_ACCOUNTANT = "pld"
+
+class PointFailed(Exception):
+    """An error of a point in another process, as text with the name of its class."""
+
+
+class PointLost(PointFailed):
+    """A point whose process ended before it told anything."""
 
 
 @dataclasses.dataclass(frozen=True)
-class Outcome:
-    """Holds the result of one point. `score` is its held-out accuracy if it trained; `job` is the option that it ran."""
+class Told:
+    """What one point told: its outcome, the answer of its job for `--json`, and its error."""
 
-    folder: Path
-    point: tuple[str, ...]
-    state: str
-    score: float | None = None
-    error: str | None = None
-    job: str = "train"
+    outcome: Outcome
+    answer: Any
+    error: Exception | None
+    is_trial: bool
 
 
-def varying(points: list[tuple[str, ...]]) -> list[str]:
-    """Returns each point of a sweep as text: the overrides that not all points share."""
-    shared = set(points[0]).intersection(*points) if len(points) > 1 else set()
-    return [" ".join(part for part in point if part not in shared) for point in points]
+@dataclasses.dataclass(frozen=True)
+class Command:
+    """What other processes know of the command that launched them. `outcomes` is the folder for their files."""
+
+    outcomes: Path
+    form: console.Form
+    existing: frozenset[Path]
+    listed: frozenset[Path]
+
+    @classmethod
+    def of_this_process(cls) -> "Command":
+        """Returns this command, after Hydra's callback at its start, and makes the folder for outcomes."""
+        (sweep,) = NoteFolders.listed
+        outcomes = sweep / f".launch-{secrets.token_hex(4)}"
+        make_private(outcomes)
+        return cls(outcomes, console.form(), NoteFolders.existing, NoteFolders.listed)
+
+    def adopt(self) -> None:
+        """Lets this process print and remove files as the process of the command does."""
+        console.set_form(self.form)
+        NoteFolders.existing, NoteFolders.listed = self.existing, self.listed
+
+    def begin(self, number: int, folder: Path) -> None:
+        """Notes that this process runs point `number` in `folder`, so that the command can say so if it is killed."""
+        if self.outcomes.is_dir():
+            write_durably(self.outcomes / f"{number}.begun", json.dumps([str(folder), os.getpid()]))
+
+    def tell(self, number: int, told: Told) -> None:
+        """Leaves the file of point `number`; nothing if the command has ended."""
+        error, failed = told.error, None
+        refused = None if error is None else as_refused(error)
+        if error is not None and refused is None:
+            words = " ".join(str(error).split())
+            failed = words if isinstance(error, PointLost) else f"{type(error).__name__}: {words}"
+        node = {
+            "outcome": dataclasses.asdict(told.outcome) | {"folder": str(told.outcome.folder)},
+            "answer": told.answer,
+            "refused": None if refused is None else [str(refused.value), refused.reason, refused.fix],
+            "failed": failed,
+            "is_lost": isinstance(error, PointLost),
+            "is_trial": told.is_trial,
+        }
+        if self.outcomes.is_dir():
+            write_durably(self.outcomes / f"{number}.json", json.dumps(node))
+
+    def returned(self, composed: DictConfig, how: str) -> JobReturn:
+        """Returns what Hydra wants to know of a point whose process has ended; one that told nothing has failed as `how` says."""
+        number = composed.hydra.job.num
+        # Listed, since a file system of several machines may remember for a while that a file was not there.
+        left = os.listdir(self.outcomes)
+        if f"{number}.json" not in left:
+            begun = self.outcomes / f"{number}.begun"
+            self.tell(number, _lost(composed, how, json.loads(begun.read_text()) if begun.name in left else None))
+        score = json.loads((self.outcomes / f"{number}.json").read_text())["outcome"]["score"]
+        overrides: Any = OmegaConf.to_container(composed.hydra.overrides.task)
+        # A search maximises the score: 0 without one.
+        return JobReturn(overrides=overrides, hydra_cfg=composed, status=JobStatus.COMPLETED, _return_value=score or 0.0)
+
+    def gathered(self) -> Iterator[Told]:
+        """Yields what the points told, in the order of the launch, and then removes the folder."""
+        for path in sorted(self.outcomes.glob("*.json"), key=lambda path: int(path.stem)):
+            node = json.loads(path.read_text())
+            outcome = Outcome(**node["outcome"] | {"folder": Path(node["outcome"]["folder"]), "point": tuple(node["outcome"]["point"])})
+            failed = PointLost if node["is_lost"] else PointFailed
+            error = ConfigError(*node["refused"]) if node["refused"] else failed(node["failed"]) if node["failed"] else None
+            yield Told(outcome, node["answer"], error, node["is_trial"])
+        with contextlib.suppress(OSError):
+            shutil.rmtree(self.outcomes)
 
 
-def show_plans(outcomes: list[Outcome], console: Console) -> None:
-    """Prints the plans of a sweep of plans (`job=plan`), equal ones once; nothing for a sweep of other jobs."""
-    points = varying([outcome.point for outcome in outcomes])
-    planned = [(point, one.folder) for point, one in zip(points, outcomes, strict=True) if (one.job, one.state) == ("plan", "finished")]
-    if planned:
-        from dpx.job.plan_records import read_plan
-        from dpx.job.plan_shown import show_points
-
-        show_points([(point, read_plan(folder / "release")) for point, folder in planned], console)
+def composed(context: HydraContext, config: DictConfig, number: int, overrides: Sequence[str]) -> DictConfig:
+    """Returns the config of point `number`, with Hydra's own node."""
+    found = context.config_loader.load_sweep_config(config, list(overrides))
+    with open_dict(found):
+        found.hydra.job.id = found.hydra.job.num = number
+    return found
 
 
-def show(outcomes: list[Outcome], console: Console) -> None:
-    """Prints all points of a sweep with the settings that differ between them, the accuracy with its interval, and epsilon.
+def _lost(composed: DictConfig, how: str, begun: list[Any] | None) -> Told:
+    """Returns what a point came to whose process ended as `how` says; `begun` are its folder and process, if it had begun."""
+    hydra = composed.hydra
+    path, job = Path(hydra.sweep.dir, str(hydra.sweep.subdir)).absolute(), str(hydra.runtime.choices.get("job"))
+    path = path if begun is None else Path(begun[0])
+    error = PointLost(f"{path.name}: its process ended ({how})")
+    status = Status(path, job)
+    # Another command may have begun there since.
+    if begun is not None and (status.read().get("state"), status.read().get("pid")) == ("running", begun[1]):
+        with contextlib.suppress(OSError):
+            status.write("failed", error=str(error))
+    outcome = Outcome(path, tuple(hydra.overrides.task), "failed", error=str(error), job=job)
+    return Told(outcome, None, error, is_trial=composed.get("tune") is not None and job == "train")
 
-    Failed points are printed with their error, and points that differ only in `replicate` also together, as mean and deviation.
+
+class Sweep:
+    """Runs what Hydra composes: the points of a sweep, or one. `failures` and `outcomes` are in the order of the launch.
+
+    A launcher of other processes pickles it; a copy in another process belongs to `command`, and tells it what its points came to.
     """
-    points = varying([outcome.point for outcome in outcomes])
-    table = Table("point", "state", "held-out accuracy", "epsilon", "folder", "error", title="points of the sweep", title_justify="left")
-    first: dict[str, str] = {}
-    before = None
-    for outcome, point in zip(outcomes, points, strict=True):
-        error = outcome.error or ""
-        told = first.setdefault(error, point) if error else point
-        shown = error if told == point else "as above" if error == before else f"as {told}"
-        before = error
-        score = "" if outcome.score is None else accuracy_of(outcome.folder) or f"{outcome.score:.2%}"
-        epsilon = "" if outcome.score is None else epsilon_of(outcome.folder)
-        # Escaped, so that a path in brackets is not read as markup.
-        table.add_row(escape(point), outcome.state, score, epsilon, outcome.folder.name, escape(shown))
-    console.print(table)
-    _show_replicates(outcomes, console)
 
+    def __init__(self, command: Command | None = None) -> None:
+        self.failures: list[Exception] = []
+        self.outcomes: list[Outcome] = []
+        self.is_sweep = self.is_search = False
+        self._command, self._is_copy = command, command is not None
+        if command is not None:
+            command.adopt()
+        self._mesh: Any = None
 
-def write_table(outcomes: list[Outcome], console: Console, place: Path | None = None) -> None:
-    """Writes a table of the points that have a folder, with numbers as numbers, once any of them trained, and says where.
+    def __reduce__(self) -> tuple[type["Sweep"], tuple[Command]]:
+        return Sweep, (self.elsewhere(),)
 
-    `place` is by default named by the experiment, in the private folder beside the points.
-    """
-    from dpx.pages.run_table import has_config, records_of, write
+    def elsewhere(self) -> Command:
+        """Returns what other processes know of this command, and where they tell what their points came to."""
+        self._command = self._command or Command.of_this_process()
+        return self._command
 
-    folders = list(dict.fromkeys(one.folder for one in outcomes if has_config(one.folder)))
-    if all(one.score is None for one in outcomes) or not folders:
-        return
-    names = {folder.name.rpartition("-")[0] for folder in folders}
-    place = place or RunFolder(folders[0].parent).made_private() / f"sweep{f'-{min(names)}' * (len(names) == 1)}.csv"
-    write(records_of(folders), place)
-    console.print(f"as numbers: {as_printed(place)}", highlight=False, markup=False)
+    def gather(self) -> None:
+        """Adds the outcomes and failures of points that ran in other processes."""
+        command, self._command = self._command, None
+        for told in () if command is None else command.gathered():
+            self.is_sweep = True
+            self._add(told)
 
+    def __call__(self, cfg: DictConfig) -> float:
+        """Runs one point; returns the score that a search maximises: 0, the worst possible accuracy, for failed points.
 
-def show_together(outcomes: list[Outcome], console: Console) -> None:
-    """Prints what the points that were charged guarantee together, to whoever sees all of them; nothing for fewer than two.
+        Errors are kept: if they were raised here, Hydra would add lines to the output, and the other points of a sweep would not run.
+        """
+        settings = HydraConfig.get()
+        point = Point(cfg, settings)
+        self.is_sweep = point.is_sweep
+        try:
+            # A point that was complete when the signal came has finished; the next one does not begin.
+            if interruption.is_requested():
+                raise Interrupted
+            if point.is_sweep and point.job == "train":
+                point.cfg, point.path = own_place(cfg, point.path)
+                # So the record holds the overrides that lead to this folder.
+                point.overrides += (f"replicate={point.cfg.replicate}",) if point.path != Path(settings.runtime.output_dir) else ()
+                point.is_left_alone = point.status.read().get("state") == "finished"
+                if point.is_left_alone:
+                    adopt(point)
+                    return self._record(point, "finished before", point.status.read().get("score"))
+            point.require_alone()
+            if point.is_sweep:
+                self._require_fits(point, settings)
+            point.require_read()
+            if point.is_done():
+                return self._record(point, "finished before", score_of(point.path))
+            experiment, job = point.built()
+            with trial(point, experiment, job) as seen:
+                if self._is_copy and self._command is not None:
+                    self._command.begin(settings.job.num, point.path.absolute())
+                point.run(seen, job)
+        except Interrupted as interrupted:
+            point.note_interrupted(interrupted)
+            raise
+        except Exception as error:
+            return self._record(point, "failed", failed=(point.note_failed(error), error))
+        return self._record(point, "finished", point.status.read().get("score"))
 
-    It is what `job=account` composes: there is no discount for a choice of the best one.
-    """
-    from dpx.claim.combined_ledgers import read, together
-    from dpx.privacy import accounting, ledger
-    from dpx.statement import outside_code
-    from dpx.statement.agreement import LEDGER
+    def _require_fits(self, point: Point, settings: Any) -> None:
+        """Raises `ConfigError` for a recipe's own sweep as a point of another one, and for a second mesh in one process."""
+        cfg = point.cfg
+        keys = {override.lstrip("+").partition("=")[0] for override in point.overrides}
+        own = set(settings.sweeper.get("params") or {})
+        reason = "this recipe is a sweep, so it cannot be one point of another sweep"
+        require(not own or bool(own & keys), f"experiment={cfg.get('name')}", reason, "Launch each sweep by itself")
+        require(
+            cfg.get("tune") is None or Path(settings.runtime.output_dir).resolve().parent == Path(settings.sweep.dir).resolve(),
+            f"hydra.sweep.subdir={settings.sweep.subdir}",
+            "the trials of a search must be in the same folder as its study, which counts them",
+            "Remove it",
+        )
+        mesh = OmegaConf.to_container(cfg.mesh) if OmegaConf.is_config(cfg.get("mesh")) else None
+        if self._mesh not in (None, mesh):
+            raise ConfigError(f"mesh={cfg.mesh.get('name')}", "one process can use one mesh only", "Launch each mesh by itself")
+        self._mesh = mesh
 
-    folders = list(dict.fromkeys(one.folder for one in outcomes if (one.folder / LEDGER).is_file()))
-    counted = f"these {len(folders)} points together"
-    try:
-        sources = [read(folder) for folder in folders]
-        if len(sources) < 2 or not any(one.segments for one in sources):
-            return
-        joint = together(sources)
-        if joint.reasons or joint.by:
-            why = "; ".join(joint.reasons or outside_code.sentences(joint.by))
-            told = f"{counted} have no joint guarantee: {why}"
+    def _record(self, point: Point, state: str, score: float | None = None, failed: tuple[str, Exception] | None = None) -> float:
+        """Keeps the outcome of one point; `failed` is its error, as text and itself. Returns the score that a search maximises."""
+        error, failure = failed or (None, None)
+        outcome = Outcome(point.path, point.overrides, state, score, error, point.job)
+        told = Told(outcome, taken_answer(), failure, point.is_trial)
+        if self._is_copy and self._command is not None:
+            self._command.tell(HydraConfig.get().job.num, told)
         else:
-            epsilon = accounting.compose(accounting.bucketed(ledger.releases(joint.segments)), _ACCOUNTANT, joint.adjacency).epsilon(
-                joint.delta
-            )
-            unit = "one unit" if joint.unit is None else joint.unit.in_words()
-            told = f"{counted}: epsilon {figure(epsilon)} ({_ACCOUNTANT}) at delta {joint.delta:.2e} for {unit}, whichever is chosen"
-    except ConfigError as refused:
-        told = f"{counted} have no joint guarantee: {refused.value}: {refused.reason}"
-    console.print(told, highlight=False, markup=False)
+            self._add(told)
+        return score or 0.0
 
+    def _add(self, told: Told) -> None:
+        """Adds the outcome of one point, and prints it under `--json`."""
+        one = told.outcome
+        self.outcomes.append(one)
+        self.is_search = self.is_search or told.is_trial
+        if told.error is not None:
+            self.failures.append(told.error)
+        facts = {"folder": str(one.folder), "overrides": list(one.point), "state": one.state, "score": one.score, "error": one.error}
+        tell_answer(job=one.job, **facts, answer=told.answer)
 
-def _show_replicates(outcomes: list[Outcome], console: Console) -> None:
-    """Prints mean and standard deviation of the scores of points that differ only in `replicate`; nothing if no point was repeated."""
-    scores: dict[tuple[str, ...], list[float]] = {}
-    for outcome in outcomes:
-        if outcome.score is not None:
-            alike = tuple(part for part in outcome.point if not part.startswith("replicate="))
-            scores.setdefault(alike, []).append(outcome.score)
-    repeated = {point: values for point, values in scores.items() if len(values) > 1}
-    if not repeated:
-        return
-    table = Table("point", "runs", "mean ± standard deviation", title="replicates together", title_justify="left")
-    for point, values in zip(varying(list(repeated)), repeated.values(), strict=True):
-        table.add_row(escape(point), str(len(values)), f"{statistics.mean(values):.2%} ± {statistics.stdev(values):.2%}")
-    console.print(table)
+    def show(self) -> None:
+        """Prints the points of a sweep that is not a search; a search ends with a table of all trials, those of earlier launches included.
+
+        A sweep that was refused at every point leaves no file.
+        """
+        self.gather()
+        if not any(outcome.folder.exists() for outcome in self.outcomes):
+            remove_sweep_if_new()
+        if self.is_sweep and not self.is_search:
+            sweep_tables.show_plans(self.outcomes, Console(soft_wrap=True))
+            sweep_tables.show(self.outcomes, wide_console())
+            sweep_tables.write_table(self.outcomes, wide_console())
+            sweep_tables.show_together(self.outcomes, wide_console())

@@ -152,19 +152,16 @@ def _templates() -> Any:
 
     made = jinja2.Environment(loader=jinja2.FileSystemLoader(Path(__file__).with_name("templates")), undefined=jinja2.StrictUndefined)
     made.filters |= {"escaped": escaped, "figures": _figures, "base64": lambda one: base64.b64encode(one.drawn("svg")).decode()}
-    kinds = {"folded": Folded, "panels": Panels, "drawn": Figure | Panels}
-    made.tests |= {name: functools.partial(_is, kind=kind) for name, kind in kinds.items()} | {"several": _is_several}
+    kinds: dict[str, Any] = {"folded": Folded, "panels": Panels, "drawn": Figure | Panels}
+    made.tests |= {name: lambda block, kind=kind: isinstance(block, kind) for name, kind in kinds.items()}
+
+    def is_several(figure: Figure) -> bool:
+        # Of several plots side by side, which a narrow screen scrolls.
+        wide = re.search(rb'viewBox="0 0 (\d+)', figure.drawn("svg"))
+        return wide is not None and int(wide[1]) > _ONE_PLOT
+
+    made.tests["several"] = is_several
     return made
-
-
-def _is(block: Any, kind: Any) -> bool:
-    return isinstance(block, kind)
-
-
-def _is_several(figure: Figure) -> bool:
-    """Returns whether a figure is of several plots side by side, which a narrow screen scrolls."""
-    wide = re.search(rb'viewBox="0 0 (\d+)', figure.drawn("svg"))
-    return wide is not None and int(wide[1]) > _ONE_PLOT
 
 
 def _of_markdown(text: str, links: Mapping[str, str]) -> str:

@@ -126,7 +126,8 @@ def _draw(panel: Lines | Arrows | Cells, rows: list[Row], axes: Any) -> None:
 def _lines(panel: Lines, rows: list[Row], axes: Any) -> None:
     kept = [row for row in rows if panel.where is None or row[panel.where[0]] == panel.where[1]]
     names, number, columns = {column: shown for column, shown in panel.names}, 0, (*panel.y, *panel.marks)
-    groups = {value: [row for row in kept if not panel.by or row[panel.by] == value] for value in _values_of(panel, kept)}
+    values = list(dict.fromkeys(row[panel.by] for row in kept)) if panel.by else [None]
+    groups = {value: [row for row in kept if not panel.by or row[panel.by] == value] for value in values}
     of_column = {column: [_points(panel, own, column) for own in groups.values()] for column in columns}
     # What is the same for every value, such as a rule, is drawn once.
     shared = [column for column in panel.marks if len(groups) > 1 and all(one == of_column[column][0] for one in of_column[column])]
@@ -160,10 +161,6 @@ def _lines(panel: Lines, rows: list[Row], axes: Any) -> None:
     if number > 1 and not panel.series and axes.get_legend_handles_labels()[0]:
         look = {"handlelength": 3, "loc": "upper left", "bbox_to_anchor": (1.0, 1.0)}
         axes.legend(title=_plain(names.get(panel.by, _name(panel.by))) or None, **look)
-
-
-def _values_of(panel: Lines, rows: list[Row]) -> list[Any]:
-    return list(dict.fromkeys(row[panel.by] for row in rows)) if panel.by else [None]
 
 
 def _points(panel: Lines, rows: list[Row], column: str) -> Points:

@@ -26,11 +26,11 @@ from dpx.data import left_out
 from dpx.declaration import ConfigError, require
 from dpx.files import results
 from dpx.files.records import to_json
-from dpx.files.results import Results, interval, read_results
+from dpx.files.results import interval, read_results
 from dpx.files.run_folder import Status
 from dpx.privacy.ledger import Ledger
 from dpx.statement import agreement, chain_seal
-from dpx.statement.chain_seal import ChainClaim, StageFacts
+from dpx.statement.chain_seal import StageFacts
 from dpx.statement.seals import STATEMENT, read_run_statement
 from dpx.statement.statement_records import RunStatement
 
@@ -81,20 +81,42 @@ def of_folder(folder: Path) -> Run:
     stated, checked_by = found
     waiting = [_label(one) for one in stated.stages if one.state != "finished"]
     require(not waiting, folder.name, f"its stages {', '.join(waiting)} have not finished", "Run the chain again: it continues")
-    plain = _plain(folder)
+    # As it was composed, interpolations included; empty if it was not kept.
+    place = folder / "private" / _CONFIG
+    plain: Any = OmegaConf.to_container(OmegaConf.load(place), resolve=False) if place.is_file() else {}
     trained = [(one, Finished(folder.parent / one.folder)) for one in stated.stages if one.job == "train"]
-    finals: dict[str, float] = {}
-    facts = {"kind": KIND, "sealed": "yes" if checked_by == "ledger" else "no"} | _of_claim(stated.claim)
+
+    claim, finals = stated.claim, dict[str, float]()
+    facts = {"kind": KIND, "sealed": "yes" if checked_by == "ledger" else "no", "guarantee": claim.guarantee}
+    if claim.reasons and claim.guarantee != "not_private":
+        facts["reasons"] = json.dumps(list(claim.reasons))
+    # The largest of its private stages.
+    bounds = [(name, value) for one in claim.protects for name, value in one.epsilon.items() if value is not None]
+    facts |= {f"epsilon/{name}": json.dumps(max(own for key, own in bounds if key == name)) for name, _ in bounds}
+    if protects := [f"the text of {one.stage} ({one.protects}), delta {one.delta:g}" for one in claim.protects]:
+        facts["protects"] = json.dumps(protects)
+
     for one, stage in trained:
-        start = _start(one, stage, trained)
+        # The metric of the weights that a stage began with, if the stage before it has the same metric.
+        parent = next((other for fact, other in trained if fact.stage == one.init), None)
+        start = stage.start() if parent is not None and parent.results.metric == stage.results.metric else None
         finals |= {f"{_label(one)}/{key}": value for key, value in stage.finals(start).items()}
-        facts |= {f"{_label(one)}/{key}": value for key, value in _of_stage(one, stage, start).items()}
+        told = {"metric": stage.results.metric, "guarantee": one.guarantee or "-"}
+        told |= {f"epsilon/{name}": json.dumps(value) for name, value in one.epsilon.items() if value is not None}
+        told |= {} if one.compared_by is None else {"compared_by": one.compared_by}
+        told |= {} if start is None else {"before": start[1]}
+        facts |= {f"{_label(one)}/{key}": value for key, value in told.items()}
     for name, chosen in _chosen(plain, trained).items():
         own = _label(chosen)
         finals |= {f"{name}/{key.removeprefix(f'{own}/')}": value for key, value in finals.items() if key.startswith(f"{own}/")}
         facts |= {f"{name}/{key.removeprefix(f'{own}/')}": value for key, value in facts.items() if key.startswith(f"{own}/")}
         facts[f"{name}/chosen"] = chosen.point
-    facts |= _of_all([stage for _, stage in trained])
+
+    statuses = [stage.status for _, stage in trained]
+    commits = ", ".join(dict.fromkeys(str(one["commit"]) for one in statuses if one.get("commit")))
+    seconds, at = sum(float(one.get("seconds", 0)) for one in statuses), max((str(one.get("at", "")) for one in statuses), default="")
+    facts |= {key: value for key, value in (("commit", commits), ("seconds", f"{seconds:.1f}"), ("at", at)) if value}
+    facts["corpus"] = "; ".join(dict.fromkeys(stage.corpus() for _, stage in trained))
     curves = {
         f"{_label(one)}/heldout/{stage.results.metric}": curve for one, stage in trained if not one.point and (curve := stage.curve())
     }
@@ -185,38 +207,6 @@ def _label(one: StageFacts) -> str:
     return f"{one.stage} ({one.point})" if one.point else one.stage
 
 
-def _plain(folder: Path) -> dict[str, Any]:
-    """Returns the config of a chain as it was composed, interpolations included; empty if it was not kept."""
-    place = folder / "private" / _CONFIG
-    read: Any = OmegaConf.to_container(OmegaConf.load(place), resolve=False) if place.is_file() else {}
-    return read
-
-
-def _start(one: StageFacts, stage: Finished, trained: Sequence[tuple[StageFacts, Finished]]) -> Start | None:
-    """Returns the metric of the weights that a stage began with, if the stage before it has the same metric."""
-    parent = next((other for fact, other in trained if fact.stage == one.init), None)
-    return stage.start() if parent is not None and parent.results.metric == stage.results.metric else None
-
-
-def _of_stage(one: StageFacts, stage: Finished, start: Start | None) -> dict[str, str]:
-    """Returns what a page says of one run of a stage, as text."""
-    found = {"metric": stage.results.metric, "guarantee": one.guarantee or "-"}
-    found |= {f"epsilon/{name}": json.dumps(value) for name, value in one.epsilon.items() if value is not None}
-    found |= {} if one.compared_by is None else {"compared_by": one.compared_by}
-    return found if start is None else found | {"before": start[1]}
-
-
-def _of_claim(claim: ChainClaim) -> dict[str, str]:
-    """Returns the claim of the chain as text; epsilon is the largest of its private stages."""
-    found = {"guarantee": claim.guarantee}
-    if claim.reasons and claim.guarantee != "not_private":
-        found["reasons"] = json.dumps(list(claim.reasons))
-    bounds = [(name, value) for one in claim.protects for name, value in one.epsilon.items() if value is not None]
-    found |= {f"epsilon/{name}": json.dumps(max(own for key, own in bounds if key == name)) for name, _ in bounds}
-    protects = [f"the text of {one.stage} ({one.protects}), delta {one.delta:g}" for one in claim.protects]
-    return found | ({"protects": json.dumps(protects)} if protects else {})
-
-
 def _chosen(plain: Mapping[str, Any], trained: Sequence[tuple[StageFacts, Finished]]) -> dict[str, StageFacts]:
     """Returns the best point of each stage with a sweep on the rows that its points are compared by, the first of equal ones."""
     stages: Any = (plain.get("chain") or {}).get("stages") or {}
@@ -229,17 +219,6 @@ def _chosen(plain: Mapping[str, Any], trained: Sequence[tuple[StageFacts, Finish
     return {name: one for name, (_, one) in best.items()}
 
 
-def _of_all(stages: Sequence[Finished]) -> dict[str, str]:
-    """Returns facts of all stages together: their commits, the time that they took, and their texts."""
-    told = [stage.status for stage in stages]
-    commits = list(dict.fromkeys(str(one["commit"]) for one in told if one.get("commit")))
-    seconds = sum(float(one.get("seconds", 0)) for one in told)
-    corpora = list(dict.fromkeys(stage.corpus() for stage in stages))
-    found = {"commit": ", ".join(commits), "seconds": f"{seconds:.1f}", "at": max((str(one.get("at", "")) for one in told), default="")}
-    return {key: value for key, value in found.items() if value} | {"corpus": "; ".join(corpora)}
-
-
-Curves = dict[str, tuple[tuple[int, float], ...]]
 WINDOWS = {"train/loss": 40, "grad/snr": 40, "grad/norm": 20, "grad/example_norm": 20, "grad/clipped_fraction": 20, "weights/matrices": 20}
 HELDOUT = ("heldout/mlm_accuracy", "heldout/next_token_accuracy", "heldout/accuracy", "heldout/loss")
 # What a run is compared by; the rest of a config is the same for all runs of a paper or does not matter to it.
@@ -282,34 +261,7 @@ def collect(outputs: Path, match: tuple[str, ...]) -> tuple[list[Run], list[str]
 def read(folder: Path) -> Run:
     """Returns the run of a folder in which a job trained."""
     run = Finished(folder)
-    finals, first = _finals(run.results, run.lines)
-    facts = _statement(folder) | {key: text(run.status[key]) for key in ("commit", "seconds", "at") if run.status.get(key) is not None}
-    name, facts["corpus"] = run.plain["name"], run.corpus()
-    short, replicate = folder.name.removeprefix(f"{name}-"), int(run.plain["replicate"])
-    return Run(name, short, "-", replicate, knobs_of(run.plain), facts, finals, first | _curves(run.lines))
-
-
-def knobs_of(plain: dict[str, Any]) -> dict[str, str]:
-    """Returns the settings by dotted key, as text; `_target_` becomes the group's own value, by its last word."""
-    leaves = [(path.removesuffix("._target_"), node) for path, node in flat(plain)]
-    compared = [(path, text(node)) for path, node in leaves if any(path == knob or path.startswith(f"{knob}.") for knob in _KNOBS)]
-    return {path: text.rpartition(".")[2] if text.startswith("dpx.") else text for path, text in compared}
-
-
-def _statement(folder: Path) -> dict[str, str]:
-    """Returns the guarantee of the run as text."""
-    said = read_run_statement(folder / "release" / STATEMENT)
-    named: dict[str, Any] = {"guarantee": said.guarantee, "reasons": list(said.reasons) or None}
-    named |= {f"epsilon/{accountant}": epsilon for accountant, epsilon in said.epsilon.items()}
-    if isinstance(said, RunStatement):
-        named |= {"unit": said.unit, "adjacency": said.adjacency, "accountant": said.accountant, "delta": said.delta}
-        named |= {"declared_size": said.declared_size, "noise_multiplier": said.mechanism.noise_multiplier}
-        named |= {"unsupported": to_json(said.unsupported) or None, "assumptions": list(said.assumptions) or None}
-    return {key: text(value) for key, value in named.items() if value is not None}
-
-
-def _finals(results: Results, lines: list[dict[str, Any]]) -> tuple[dict[str, float], Curves]:
-    """Returns the final measurements, which include the norms of all matrices, and the norms at the start."""
+    lines, results = run.lines, run.results
     finals = {f"heldout/{name}": value for name, value in results.heldout.items()}
     finals |= {f"baseline/{name}": value for name, value in results.baselines.items()}
     if results.rows:
@@ -319,20 +271,41 @@ def _finals(results: Results, lines: list[dict[str, Any]]) -> tuple[dict[str, fl
     # The first steps compile.
     finals["train/examples_per_s"] = statistics.median([line["train/examples_per_s"] for line in lines[2:] or lines])
     matrices = [name for name in lines[-1] if _is_matrix(name)]
-    return finals | {name: lines[-1][name] for name in matrices}, {name: ((1, lines[0][name]),) for name in matrices}
+    finals |= {name: lines[-1][name] for name in matrices}
+
+    said = read_run_statement(folder / "release" / STATEMENT)
+    named: dict[str, Any] = {"guarantee": said.guarantee, "reasons": list(said.reasons) or None}
+    named |= {f"epsilon/{accountant}": epsilon for accountant, epsilon in said.epsilon.items()}
+    if isinstance(said, RunStatement):
+        named |= {"unit": said.unit, "adjacency": said.adjacency, "accountant": said.accountant, "delta": said.delta}
+        named |= {"declared_size": said.declared_size, "noise_multiplier": said.mechanism.noise_multiplier}
+        named |= {"unsupported": to_json(said.unsupported) or None, "assumptions": list(said.assumptions) or None}
+    named |= {key: run.status.get(key) for key in ("commit", "seconds", "at")}
+    facts = {key: text(value) for key, value in named.items() if value is not None}
+    name, facts["corpus"] = run.plain["name"], run.corpus()
+
+    # The norms of all matrices at the start, and of all of them together in every line.
+    curves: dict[str, tuple[tuple[int, float], ...]] = {name: ((1, lines[0][name]),) for name in matrices}
+    for line in lines:
+        squares = [value**2 for name, value in line.items() if _is_matrix(name)]
+        line |= {"weights/matrices": math.sqrt(sum(squares))} if squares else {}
+    for metric in (*HELDOUT, *WINDOWS):
+        if curve := [(line["step"], line[metric]) for line in lines if metric in line]:
+            curves[metric] = tuple(windowed(curve, WINDOWS.get(metric, len(curve))))
+    short, replicate = folder.name.removeprefix(f"{name}-"), int(run.plain["replicate"])
+    return Run(name, short, "-", replicate, knobs_of(run.plain), facts, finals, curves)
+
+
+def knobs_of(plain: dict[str, Any]) -> dict[str, str]:
+    """Returns the settings by dotted key, as text; `_target_` becomes the group's own value, by its last word."""
+    leaves = [(path.removesuffix("._target_"), node) for path, node in flat(plain)]
+    compared = [(path, text(node)) for path, node in leaves if any(path == knob or path.startswith(f"{knob}.") for knob in _KNOBS)]
+    return {path: text.rpartition(".")[2] if text.startswith("dpx.") else text for path, text in compared}
 
 
 def _is_matrix(name: str) -> bool:
     """Norms of kernels and embedding tables: what weight decay acts on."""
     return name.startswith("weights/") and not {"bias", "scale", "output_bias"} & set(name.split("/"))
-
-
-def _curves(lines: list[dict[str, Any]]) -> Curves:
-    for line in lines:
-        squares = [value**2 for name, value in line.items() if _is_matrix(name)]
-        line |= {"weights/matrices": math.sqrt(sum(squares))} if squares else {}
-    curves = {name: [(line["step"], line[name]) for line in lines if name in line] for name in (*HELDOUT, *WINDOWS)}
-    return {name: tuple(windowed(curve, WINDOWS.get(name, len(curve)))) for name, curve in curves.items() if curve}
 
 
 def windowed(curve: Sequence[tuple[int, int | float]], windows: int) -> list[tuple[int, float]]:

@@ -4,7 +4,7 @@ Both belong below `private/`, since curves and results depend on the text withou
 """
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +13,7 @@ from dpx.declaration import require
 from dpx.files.results import BASELINES, accuracy_in_words
 from dpx.pages import pictures, read_runs
 from dpx.pages.analysis_tables import Lines, Picture, Table
-from dpx.pages.page_document import Block, Document, Figure, Panels, Section, code, escaped, grid
+from dpx.pages.page_document import Block, Document, Panels, Section, code, escaped, grid
 from dpx.pages.read_runs import Run
 
 # What is drawn, in this order, with the words for it; a metric that no run has is left out.
@@ -49,29 +49,67 @@ def read(folder: Path) -> Run:
 
 def document(run: Run, in_short: str, words: Sequence[str], tables: Sequence[Table]) -> Document:
     """Returns the page of a run; `in_short` says what it guarantees, `words` and `tables` explain the claim (`dpx.job.explain`)."""
-    drawn: list[Any] = _epsilon(tables)
+    lead = [escaped(in_short)]
+    if (metric := _metric(run)) is not None:
+        beside = ", ".join(f"{value:.2%} ({BASELINES.get(name, name.replace('_', ' '))})" for name, value in _baselines(run).items())
+        learnt = f"{CURVES[metric].capitalize()}: {_accuracy(run)}{f'; without learning {beside}' if beside else ''}."
+        lead.append(escaped(learnt))
+
+    # An indented line continues the one before, an indented item is below it.
+    lines: list[str] = []
+    for word in words:
+        if word.startswith("  ") and not word.startswith("  - ") and lines:
+            lines[-1] += f" {escaped(word)}"
+        else:
+            lines.append(f"  - {escaped(word[4:])}" if word.startswith("  - ") else f"- {escaped(word)}")
+    claim: list[Block] = ["\n".join(lines)]
+    for table in (table for table in tables if table.name == AS_STEPS_GO):
+        rows = table.as_json()["rows"]
+        accountants = tuple(column for column in table.columns if column != "steps" and any(row[column] for row in rows))
+        drawn = Lines(table=AS_STEPS_GO, x="steps", y=accountants, y_label="epsilon")
+        claim += pictures.draw([Picture("epsilon", table.title.capitalize() + ".", (drawn,))], [table]) if accountants else []
+    for table in tables:
+        heads = tuple(escaped(column.replace("_", " ")) for column in table.columns)
+        claim.append(grid(heads, [tuple(map(_cell, row)) for row in table.rows], table.title or table.name))
+
     config = [(code(key), code(value)) for key, value in sorted(run.config.items())]
     sections = [
         Section("What it learns", _curves([run]), "curves"),
-        Section("What it guarantees", [_in_words(words), *drawn, *map(_grid, tables)], "guarantee"),
+        Section("What it guarantees", claim, "guarantee"),
         Section("Results", [_results([run])], "results"),
         Section("Config", [grid(("key", "value"), config, "every setting")], "config"),
     ]
-    lead = [escaped(in_short), *(escaped(line) for line in _learnt(run)), _PRIVATE]
-    return Document(f"Run {run.experiment}-{run.run}", lead, [one for one in sections if one.blocks])
+    return Document(f"Run {label(run)}", [*lead, _PRIVATE], [one for one in sections if one.blocks])
 
 
 def comparison(runs: Sequence[Run]) -> Document:
     """Returns the page of several runs: what each learns and spends, their curves together, the settings that differ and all numbers."""
-    differing = _differing(runs)
+    names, side_by_side = _by_difference(runs), []
+    for run in runs:
+        loss, accountant = run.finals.get("heldout/loss"), run.facts.get("accountant", "")
+        epsilon = run.facts.get(f"epsilon/{accountant}")
+        spent = "–" if epsilon is None else f"{_rounded(epsilon)} ({accountant})"
+        differs = [] if names[label(run)] == label(run) else [escaped(names[label(run)])]
+        facts = (escaped(run.facts.get("guarantee", "–")), escaped(spent), escaped(_rounded(run.facts.get("delta", "–"))))
+        best = max(_baselines(run).values(), default=None)
+        beside = "–" if best is None else f"{best:.2%}"
+        side_by_side.append((code(label(run)), *differs, escaped(_accuracy(run)), beside, _cell(loss), *facts))
+    what = ["what differs"] if side_by_side and len(side_by_side[0]) == 8 else []
+    heads = ("run", *what, "held-out metric", "without learning", "held-out loss", "guarantee", "epsilon", "delta")
+
+    differing, folders = _differing(runs), [escaped(label(run)) for run in runs]
+    by_key = [(code(key), *(code(run.config.get(key, "–")) for run in runs)) for key in differing]
+    if not differing:
+        settings: Block = "None: the runs are replicates."
+    elif len(differing) > _COLUMNS:
+        settings = grid(("setting", *folders), by_key)
+    else:
+        # There is room for a row for each run.
+        settings = grid(("run", *(line[0] for line in by_key)), list(zip(folders, *(line[1:] for line in by_key), strict=True)))
     sections = [
-        Section("Results and privacy", [_side_by_side(runs)], "results"),
+        Section("Results and privacy", [grid(heads, side_by_side)], "results"),
         Section("Curves", _curves(runs), "curves"),
-        Section(
-            "Settings that differ",
-            [_settings(runs, differing)] if differing else ["None: the runs are replicates."],
-            "settings",
-        ),
+        Section("Settings that differ", [settings], "settings"),
         Section("All numbers", [_results(runs, "all numbers of each run")], "numbers"),
     ]
     lead = [f"{escaped(f'Guarantee of each run by itself: {privacy(runs)}.')} {_MANY}", _PRIVATE]
@@ -100,17 +138,6 @@ def label(run: Run) -> str:
     return f"{run.experiment}-{run.run}"
 
 
-def _in_words(words: Sequence[str]) -> str:
-    """Returns the lines of an explanation as a list: an indented line continues the one before, an indented item is below it."""
-    lines: list[str] = []
-    for word in words:
-        if word.startswith("  ") and not word.startswith("  - ") and lines:
-            lines[-1] += f" {escaped(word)}"
-        else:
-            lines.append(f"  - {escaped(word[4:])}" if word.startswith("  - ") else f"- {escaped(word)}")
-    return "\n".join(lines)
-
-
 def _metric(run: Run) -> str | None:
     """Returns the key of the held-out metric that the run's task measures; `None` without one."""
     return next((name for name in run.finals if name.startswith("heldout/") and name in CURVES and name != "heldout/loss"), None)
@@ -123,14 +150,6 @@ def _accuracy(run: Run) -> str:
 
 def _baselines(run: Run) -> dict[str, float]:
     return {name.removeprefix("baseline/"): value for name, value in run.finals.items() if name.startswith("baseline/")}
-
-
-def _learnt(run: Run) -> list[str]:
-    """Returns the sentence on what a run learnt, with its interval beside what needs no learning; none without a metric."""
-    if (metric := _metric(run)) is None:
-        return []
-    beside = ", ".join(f"{value:.2%} ({BASELINES.get(name, name.replace('_', ' '))})" for name, value in _baselines(run).items())
-    return [f"{CURVES[metric].capitalize()}: {_accuracy(run)}{f'; without learning {beside}' if beside else ''}."]
 
 
 def _differing(runs: Sequence[Run]) -> list[str]:
@@ -166,60 +185,25 @@ def _differences(runs: Sequence[Run]) -> dict[str, str] | None:
     return {label(run): one for run, one in zip(runs, said, strict=True)} if is_plain else None
 
 
-def _settings(runs: Sequence[Run], differing: Sequence[str]) -> Block:
-    """Returns the settings that differ: a row for each run, or for each setting where there are more settings than a page is wide."""
-    if len(differing) <= _COLUMNS:
-        return grid(
-            ("run", *map(code, differing)), [(escaped(label(run)), *(code(run.config.get(key, "–")) for key in differing)) for run in runs]
-        )
-    rows = [(code(key), *(code(run.config.get(key, "–")) for run in runs)) for key in differing]
-    return grid(("setting", *(escaped(label(run)) for run in runs)), rows)
-
-
 def _curves(runs: Sequence[Run]) -> list[Block]:
     """Returns a picture for each metric with a line for each run, and one legend for all of them."""
     names = _by_difference(runs)
     by, series = ("run", tuple(names.values())) if len(runs) > 1 else ("", ())
     drawn, known = [], []
     for metric, words in CURVES.items():
-        rows = list(_points(runs, names, metric))
+        rows = [{"run": names[label(run)], "step": step, metric: value} for run in runs for step, value in run.curves.get(metric, ())]
         if not rows:
             continue
-        level, said = _level(runs, metric)
+        # The largest baseline of the task's metric is a dotted line, unless runs have different ones.
+        baselines = {max(_baselines(run).items(), key=lambda one: one[1], default=None) for run in runs if _metric(run) == metric}
+        best = baselines.pop() if len(baselines) == 1 else None
+        level, said = (None, "") if best is None else (best[1], f"; dotted: {BASELINES.get(best[0], best[0].replace('_', ' '))}")
         known.append(Table.from_rows(metric, rows))
         lines = Lines(table=metric, x="step", y=(metric,), by=by, series=series, y_label=metric, level=level)
         drawn.append(Picture(metric.replace("/", "_"), f"{words[0].upper()}{words[1:]}{said}.", (lines,)))
     if not drawn:
         return []
     return [Panels(pictures.draw(drawn, known), pictures.legend("legend", "The runs, by what differs.", series) if series else None)]
-
-
-def _level(runs: Sequence[Run], metric: str) -> tuple[float | None, str]:
-    """Returns the largest baseline of the task's metric, as the height of a dotted line, and its name; none if runs have different ones."""
-    found = {max(_baselines(run).items(), key=lambda one: one[1], default=None) for run in runs if _metric(run) == metric}
-    if len(found) != 1 or (one := found.pop()) is None:
-        return None, ""
-    return one[1], f"; dotted: {BASELINES.get(one[0], one[0].replace('_', ' '))}"
-
-
-def _points(runs: Sequence[Run], names: dict[str, str], metric: str) -> Iterator[dict[str, Any]]:
-    for run in runs:
-        yield from ({"run": names[label(run)], "step": step, metric: value} for step, value in run.curves.get(metric, ()))
-
-
-def _epsilon(tables: Sequence[Table]) -> list[Figure]:
-    """Returns the picture of epsilon by step, by each accountant; none for a run without epsilon."""
-    table = next((table for table in tables if table.name == AS_STEPS_GO), None)
-    if table is None:
-        return []
-    accountants = [column for column in table.columns if column != "steps" and any(row[column] for row in table.as_json()["rows"])]
-    lines = Lines(table=AS_STEPS_GO, x="steps", y=tuple(accountants), y_label="epsilon")
-    return pictures.draw([Picture("epsilon", table.title.capitalize() + ".", (lines,))], [table]) if accountants else []
-
-
-def _grid(table: Table) -> Block:
-    rows = [tuple(map(_cell, row)) for row in table.rows]
-    return grid(tuple(escaped(column.replace("_", " ")) for column in table.columns), rows, table.title or table.name)
 
 
 def _cell(value: Any) -> str:
@@ -233,23 +217,6 @@ def _rounded(text: str) -> str:
     except ValueError:
         return text
     return text if len(text) <= 6 or value.is_integer() else figure(value)
-
-
-def _side_by_side(runs: Sequence[Run]) -> Block:
-    """Returns a row for each run: what differs, what it learnt, and what it guarantees."""
-    names = _by_difference(runs)
-    lines = []
-    for run in runs:
-        loss, accountant = run.finals.get("heldout/loss"), run.facts.get("accountant", "")
-        epsilon = run.facts.get(f"epsilon/{accountant}")
-        spent = "–" if epsilon is None else f"{_rounded(epsilon)} ({accountant})"
-        differs = [] if names[label(run)] == label(run) else [escaped(names[label(run)])]
-        facts = (escaped(run.facts.get("guarantee", "–")), escaped(spent), escaped(_rounded(run.facts.get("delta", "–"))))
-        best = max(_baselines(run).values(), default=None)
-        beside = "–" if best is None else f"{best:.2%}"
-        lines.append((code(label(run)), *differs, escaped(_accuracy(run)), beside, _cell(loss), *facts))
-    what = ["what differs"] if lines and len(lines[0]) == 8 else []
-    return grid(("run", *what, "held-out metric", "without learning", "held-out loss", "guarantee", "epsilon", "delta"), lines)
 
 
 def _results(runs: Sequence[Run], summary: str = "") -> Block:

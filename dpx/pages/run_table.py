@@ -5,6 +5,7 @@ Reads state, held-out metric and epsilon of the runs in a folder from their own 
 Loads a finished run in Python: its declaration, its parameters and its privacy statement.
 """
 
+import contextlib
 import csv
 import dataclasses
 import fnmatch
@@ -30,21 +31,6 @@ from dpx.statement.statement_records import headline
 
 # Jobs that train, the one that trains most often first.
 _TRAINING = ("train", "resume", "chain")
-
-
-@dataclasses.dataclass(frozen=True)
-class Summary:
-    """Describes one run as text; an entry is empty if the run's folder does not hold it."""
-
-    folder: Path
-    state: str
-    metric: str
-    epsilon: str
-
-    @classmethod
-    def of(cls, folder: Path) -> "Summary":
-        """Reads a run's folder. What is missing or damaged is left empty: a table of runs does not check them."""
-        return cls(folder, state_of(folder), accuracy_of(folder), epsilon_of(folder))
 
 
 def runs_in(outputs: Path) -> list[Path]:
@@ -130,13 +116,29 @@ def runs(outputs: str | Path = "outputs", match: str = "*") -> Records:
 
 def records_of(folders: Iterable[Path]) -> Records:
     """Returns the records of the runs in `folders`, as `runs` does. What is missing or damaged is None: a table does not check runs."""
-    folders = list(folders)
-    configs = [_flat(_config(folder)) for folder in folders]
+    records, configs = Records(), []
+    for folder in folders:
+        record: dict[str, Any] = {"run": folder.name, "state": state_of(folder)}
+        record |= dict.fromkeys(("steps", "metric", "value", "low", "high", "rows", "guarantee", "epsilon", "delta"))
+        with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
+            results = read_results(folder / "private")
+            value, rows = results.heldout[results.metric], results.rows
+            low, high = interval(value, rows) if rows and 0.0 <= value <= 1.0 else (None, None)
+            record |= {"steps": results.steps, "metric": results.metric, "value": value, "low": low, "high": high, "rows": rows}
+        with contextlib.suppress(OSError, ValueError):
+            stated = read_run_statement(folder / "release" / STATEMENT)
+            record |= {"guarantee": stated.guarantee, "epsilon": headline(stated), "delta": getattr(stated, "delta", None)}
+        try:
+            plain = OmegaConf.to_container(OmegaConf.load(folder / "release" / CONFIG), resolve=False)
+        except Exception:
+            plain = {}
+        records.append(record)
+        configs.append(_flat(plain))
     keys = list(dict.fromkeys(key for one in configs for key in one))
     differing = [key for key in keys if any(one.get(key) != configs[0].get(key) for one in configs)]
-    return Records(
-        _measured(folder) | _stated(folder) | {key: one.get(key) for key in differing} for folder, one in zip(folders, configs, strict=True)
-    )
+    for record, one in zip(records, configs, strict=True):
+        record |= {key: one.get(key) for key in differing}
+    return records
 
 
 def metrics(folder: Path) -> Records:
@@ -163,9 +165,14 @@ def write(records: Records, path: Path) -> None:
         import pyarrow
         from pyarrow import parquet
 
-        # A key may hold numbers in one run and a text in another.
         columns = {name: [one.get(name) for one in records] for name in records.columns}
-        parquet.write_table(pyarrow.table({name: _of_one_type(values) for name, values in columns.items()}), path)
+        for name, values in columns.items():
+            # A key may hold numbers in one run and a text in another; a column has one type.
+            kinds = {type(value) for value in values if value is not None}
+            if len(kinds) > 1:
+                kind = float if kinds <= {int, float} else str
+                columns[name] = [None if value is None else kind(value) for value in values]
+        parquet.write_table(pyarrow.table(columns), path)
 
 
 def require_format(path: Path, given: str | None = None) -> None:
@@ -176,43 +183,9 @@ def require_format(path: Path, given: str | None = None) -> None:
         raise missing(given or str(path), "hub", "pyarrow")
 
 
-def _of_one_type(values: list[Any]) -> list[Any]:
-    kinds = {type(value) for value in values if value is not None}
-    if kinds <= {int, float}:
-        return [None if value is None else float(value) for value in values] if float in kinds else values
-    return values if len(kinds) <= 1 else [None if value is None else str(value) for value in values]
-
-
-def _measured(folder: Path) -> dict[str, Any]:
-    record: dict[str, Any] = {"run": folder.name, "state": state_of(folder)}
-    names = ("steps", "metric", "value", "low", "high", "rows")
-    try:
-        results = read_results(folder / "private")
-        value, rows = results.heldout[results.metric], results.rows
-    except (OSError, ValueError, KeyError, TypeError):
-        return record | dict.fromkeys(names)
-    low, high = interval(value, rows) if rows and 0.0 <= value <= 1.0 else (None, None)
-    return record | dict(zip(names, (results.steps, results.metric, value, low, high, rows), strict=True))
-
-
-def _stated(folder: Path) -> dict[str, Any]:
-    try:
-        stated = read_run_statement(folder / "release" / STATEMENT)
-    except (OSError, ValueError):
-        return dict.fromkeys(("guarantee", "epsilon", "delta"))
-    return {"guarantee": stated.guarantee, "epsilon": headline(stated), "delta": getattr(stated, "delta", None)}
-
-
 def has_config(folder: Path) -> bool:
     """Returns whether a run got as far as keeping its config."""
     return (folder / "release" / CONFIG).is_file()
-
-
-def _config(folder: Path) -> Any:
-    try:
-        return OmegaConf.to_container(OmegaConf.load(folder / "release" / CONFIG), resolve=False)
-    except Exception:
-        return {}
 
 
 def _flat(node: Any, path: str = "") -> dict[str, Any]:

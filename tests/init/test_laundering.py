@@ -29,9 +29,9 @@ from dpx.init.parent import require_no_known_release
 from dpx.init.relation import declared_disjoint
 from dpx.init.start import Start, planned_start, receiver_of, start, start_of_fork
 from dpx.job.explain import Explain, explain
-from dpx.job.plan import plan_of_run
 from dpx.job.plan_shown import show
 from dpx.job.released_jobs import Export
+from dpx.job.run_plan import plan_of_run
 from dpx.privacy import origins
 from dpx.privacy.ledger import Ledger
 from dpx.statement import agreement

@@ -77,7 +77,7 @@ def of_run(run: Path, job: str, **options: str) -> None:
 
 def predicted(run: Path, given: Path, output: Path, **options: str) -> np.ndarray:
     """Scores [rows, choices]; the label of each row is the best of them."""
-    of_run(run, "dpx.job.predict.Predict", input=str(given), output=str(output), **options)
+    of_run(run, "dpx.job.released_jobs.Predict", input=str(given), output=str(output), **options)
     lines = [json.loads(line) for line in Path(f"{output}.jsonl").read_text().splitlines()]
     with Path(f"{output}.csv").open(newline="") as table:
         assert [row["label"] for row in csv.DictReader(table)] == [line["label"] for line in lines]

@@ -13,7 +13,7 @@ from omegaconf import OmegaConf
 from dpx import config
 from dpx.declaration import ConfigError
 from dpx.files.run_folder import RunFolder
-from dpx.job.predict import _write
+from dpx.job.released_jobs import _write
 from dpx.statement.seals import MANIFEST
 from dpx.training.prediction import of_checkpoint
 from tests.composed import composed
@@ -22,7 +22,7 @@ from .conftest import train
 
 
 def predict(run: Path, given: Path, output: Path, **options: str):
-    node = {"_target_": "dpx.job.predict.Predict", "input": str(given), "output": str(output), **options}
+    node = {"_target_": "dpx.job.released_jobs.Predict", "input": str(given), "output": str(output), **options}
     cfg = OmegaConf.merge(OmegaConf.load(run / "private" / "config.yaml"), {"job": node})
     experiment, job = config.build(cfg)  # type: ignore[arg-type]
     job(experiment, RunFolder(run))

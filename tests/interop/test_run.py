@@ -18,8 +18,8 @@ from dpx.files.orbax_checkpoints import released
 from dpx.files.weights import by_path
 from dpx.init.parent import is_adapted_alike
 from dpx.init.start import planned_start, receiver_of
-from dpx.job.plan import plan_of_run
 from dpx.job.plan_shown import show
+from dpx.job.run_plan import plan_of_run
 from dpx.models.trained import Adapters
 from tests.planned import plan
 

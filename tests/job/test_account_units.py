@@ -21,7 +21,7 @@ from dpx.durable import put_in_place
 from dpx.files.records import to_json
 from dpx.files.run_folder import RunFolder
 from dpx.job.account import Account
-from dpx.launch.sweep import Outcome, show_together
+from dpx.launch.sweep_tables import Outcome, show_together
 from dpx.privacy import accounting, events, ledger
 from dpx.privacy.declared_privacy import Privacy, UnitFacts
 from dpx.privacy.ledger import Ledger, LedgerEntry, NoiseEpoch

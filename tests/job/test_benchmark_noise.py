@@ -3,7 +3,7 @@
 import pytest
 
 from dpx.declaration import ConfigError
-from dpx.job.benchmark_noise import BenchmarkNoise
+from dpx.job.doctor import BenchmarkNoise
 
 
 def test_only_jax_s_own_normal_stops_short_of_eight_sigma():

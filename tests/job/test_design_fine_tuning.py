@@ -12,7 +12,7 @@ from dpx.declaration import ConfigError
 from dpx.files.run_folder import RunFolder
 from dpx.job.design import Design
 from dpx.job.design_fine_tuning import Designed, designed, experiment_file, tables
-from dpx.job.plan import plan_of_run
+from dpx.job.run_plan import plan_of_run
 from dpx.optimizer import Optax
 from dpx.sampler.batch_schedule import Constant
 from tests.processes import COARSE

@@ -15,7 +15,8 @@ from dpx.files.run_folder import RunFolder
 from dpx.init.parent import _claim
 from dpx.interop.card import Model, Published, card
 from dpx.job.explain import Explain, explain, public_size
-from dpx.job.plan import Plan, plan_of_run
+from dpx.job.plan import Plan
+from dpx.job.run_plan import plan_of_run
 from dpx.job.train import _hints
 from dpx.mechanism.rgp import Rgp
 from dpx.privacy.ledger import Ledger
@@ -161,7 +162,7 @@ def test_plain_training_is_called_what_it_is():
 def test_an_unknown_size_is_asked_for():
     hub = config.build(recipes.compose([*QUICK, "data=hub", "data.declared_size=null"]))[0]
     with pytest.raises(ConfigError, match="declared_size"):
-        public_size(hub)
+        public_size(hub.data, hub.privacy)
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ from dpx.config import recipes
 from dpx.declaration import ConfigError
 from dpx.files.run_folder import RunFolder
 from dpx.job.train import Resume, Train
-from dpx.launch.launcher import _of_finished_run
+from dpx.launch.point import _of_finished_run
 
 
 def _run(folder: Path, *overrides: str) -> Path:

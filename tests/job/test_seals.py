@@ -24,14 +24,12 @@ from dpx.files.records import from_json
 from dpx.files.run_folder import RunFolder
 from dpx.init.parent import open_parent
 from dpx.interop.export import export
-from dpx.job import finished
 from dpx.job.account import Account
 from dpx.job.explain import Explain
 from dpx.job.generate import Generate
-from dpx.job.predict import Predict
-from dpx.job.released_jobs import Evaluate, Export
-from dpx.job.train import Resume, Train
-from dpx.launch.launcher import _of_finished_run
+from dpx.job.released_jobs import Evaluate, Export, Predict
+from dpx.job.train import Resume, Train, say_finished
+from dpx.launch.point import _of_finished_run
 from dpx.pages import read_runs
 from dpx.privacy.ledger import Ledger
 from dpx.statement import agreement, seals
@@ -168,7 +166,7 @@ ROADS: dict[str, Callable[[Any, Path], Any]] = {
     "predict": lambda of, path: Predict(input=rows_beside(path), output=f"{path}/out")(of, RunFolder(path)),
     "resume": lambda of, path: Resume()(of, RunFolder(path, "name: main\n")),
     "train": lambda of, path: Train()(of, RunFolder(path, "name: main\n")),
-    "train, finished": lambda of, path: finished.say(path),
+    "train, finished": lambda of, path: say_finished(path),
     "dpx.load": lambda of, path: dpx.load(path),
     "run=": lambda of, path: config.load(str(path)),
     "init=run": lambda of, path: open_parent(FromRun(run=str(path)), "init.run=x"),

@@ -8,13 +8,12 @@ from pathlib import Path
 import jax
 import pytest
 import yaml
-from omegaconf import OmegaConf
 
 from dpx.config import recipes
 from dpx.declaration import ConfigError
 from dpx.files.run_folder import RunFolder
 from dpx.job.train import Train
-from dpx.launch import launcher
+from dpx.launch import point
 from dpx.processes import Team
 from dpx.processes.mesh import Mesh
 from dpx.processes.place import ALONE, Place, place, require_processes
@@ -22,6 +21,7 @@ from dpx.training import opening
 from dpx.training.opening import open_run
 from dpx.training.step import make_step
 
+from ..composed import point_at
 from ..training.conftest import declare, micro  # noqa: F401
 
 SLURM = {"SLURM_STEP_NUM_TASKS": "4", "SLURM_PROCID": "3", "SLURM_JOB_ID": "5000"}
@@ -136,12 +136,11 @@ def test_what_one_process_alone_does_is_refused_in_several(untouched, monkeypatc
     both = Team(Place(0, 2, "a:1"))
     for name, value in {"JAX_COORDINATOR_ADDRESS": "a:1", "JAX_NUM_PROCESSES": "2", "JAX_PROCESS_ID": "0"}.items():
         monkeypatch.setenv(name, value)
-    for module in (launcher, opening):
+    for module in (point, opening):
         monkeypatch.setattr(module, "team", lambda: both)
-    asked = launcher.Launcher()
-    for asked._job in ("evaluate", "export", "predict", "audit", "benchmark"):
-        with pytest.raises(ConfigError, match=f"^job={asked._job}: is done by one process, and this job has 2. Start one process for it"):
-            asked._check_launch(OmegaConf.create(), None, ())
+    for job in ("evaluate", "export", "predict", "audit", "benchmark"):
+        with pytest.raises(ConfigError, match=f"^job={job}: is done by one process, and this job has 2. Start one process for it"):
+            point_at(Path("run"), job).require_alone()
 
 
 LAUNCH = Path(__file__).resolve().parents[2] / "experiments" / "launch"

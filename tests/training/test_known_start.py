@@ -48,9 +48,13 @@ def test_zeros_and_ones_are_known_and_draws_are_not(train: Trained, names: set[s
     assert not any(path.endswith(("kernel", "/a")) for path in known)
 
 
+def deviations(experiment, release: Path, stated):
+    return _deviations(experiment.mechanism.name, experiment.clip, experiment.batch_schedule, experiment.steps, release, stated)
+
+
 def test_the_noise_of_a_step_is_that_of_its_batch(tmp_path: Path):
     experiment = declare(batch_schedule=Staged(sizes=[10, 20], stage_steps=2))
-    np.testing.assert_allclose(_deviations(experiment, tmp_path, stated_of(experiment)), 0.5 * 0.1 / np.array([10, 10, 20, 20]))
+    np.testing.assert_allclose(deviations(experiment, tmp_path, stated_of(experiment)), 0.5 * 0.1 / np.array([10, 10, 20, 20]))
 
 
 def test_a_norm_that_adapts_is_read_from_what_was_released(tmp_path: Path):
@@ -62,8 +66,8 @@ def test_a_norm_that_adapts_is_read_from_what_was_released(tmp_path: Path):
     telemetry = tmp_path / "telemetry.jsonl"
     telemetry.write_text("".join(json.dumps(line) + "\n" for line in lines))
     with pytest.raises(ConfigError, match=r"telemetry.jsonl: does not hold the clipping norm of every step"):
-        _deviations(experiment, tmp_path, stated)
+        deviations(experiment, tmp_path, stated)
     sigma = stated.mechanism.noise_multiplier
     assert sigma is not None
-    found = _deviations(dataclasses.replace(experiment, steps=3), tmp_path, stated)
+    found = deviations(dataclasses.replace(experiment, steps=3), tmp_path, stated)
     np.testing.assert_allclose(found, sigma * np.array([0.1, 0.4, 0.2]) / 10)

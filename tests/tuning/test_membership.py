@@ -15,11 +15,13 @@ from dpx.claim.study import Study
 from dpx.config.experiment import Experiment
 from dpx.declaration import ConfigError, declaration
 from dpx.files.results import Results, write_results
-from dpx.files.run_folder import Status
 from dpx.job.released_jobs import Evaluate
 from dpx.job.train import Resume, Train
-from dpx.launch import launcher as launch
+from dpx.launch import search
+from dpx.launch.sweep import Sweep
 from dpx.privacy.ledger import Ledger
+from dpx.processes.interruption import Interrupted
+from tests.composed import point_at
 from tests.tuning.made_up import BATCH, DRAWN, SIGMA, SIZE, STEPS, begin, enter, experiment, folder_of, stated, steps_of, trial
 
 CHARGES = ("uncharged", "composition", "repeat_and_select")
@@ -52,9 +54,7 @@ def _note(folder: Path, of: Experiment) -> None:
 
 def _go_on(folder: Path, of: Experiment, job: Any, name: str, score: float = 0.4, is_sweep: bool = False) -> Experiment:
     """What a launch of `job` on the run in `folder` gives the job; it trains the steps that are left."""
-    launcher = launch.Launcher()
-    launcher.is_sweep = is_sweep
-    with launcher._trial(of, job, folder, Status(folder, name), (), None) as seen:
+    with search.trial(point_at(folder, name, is_sweep=is_sweep), of, job) as seen:
         enter(folder, of, range(2, STEPS))
         write_results(folder / "private", Results(steps=STEPS, metric="accuracy", heldout={"accuracy": score}, baselines={}))
     return seen
@@ -104,7 +104,7 @@ def test_a_resumed_trial_that_fails_has_failed_in_its_study(tmp_path: Path) -> N
     of = experiment("composition", 3)
     study = Study(tmp_path, of.name)
     folder = _killed(study, of)
-    with pytest.raises(RuntimeError), launch.Launcher()._trial(of, Resume(), folder, Status(folder, "resume"), (), None):
+    with pytest.raises(RuntimeError), search.trial(point_at(folder, "resume"), of, Resume()):
         raise RuntimeError("out of memory")
     (failed,) = study.trials()
     assert (failed.state, failed.error) == ("failed", "RuntimeError: out of memory")
@@ -163,7 +163,7 @@ def test_jobs_that_do_not_train_begin_no_trial_again(tmp_path: Path) -> None:
     study = Study(tmp_path, of.name)
     trial(study, of, 0, 0.1)
     before = (study.private / "trials").read_bytes()
-    with launch.Launcher()._trial(of, Evaluate(), folder_of(study, 0), Status(folder_of(study, 0), "evaluate"), (), None) as seen:
+    with search.trial(point_at(folder_of(study, 0), "evaluate"), of, Evaluate()) as seen:
         assert seen.tune is None
     assert (study.private / "trials").read_bytes() == before
 
@@ -192,12 +192,12 @@ def test_an_interrupted_draw_names_its_own_resume_first(tmp_path: Path) -> None:
         of = experiment(charge, 3)
         study = Study(tmp_path / charge, of.name)
         folder = _killed(study, of)
-        launcher, status = launch.Launcher(), Status(folder, "train")
-        with launcher._trial(_without_search(of), Train(), folder, status, (DRAWN,), None):
+        point = point_at(folder, "train", DRAWN)
+        with search.trial(point, _without_search(of), Train()):
             enter(folder, of, range(2, 3))
-        launcher.is_sweep = True
-        interrupted = launch.Interrupted(3)
-        launcher._note_interrupted(interrupted, folder, status)
+        point.is_sweep = True
+        interrupted = Interrupted(3)
+        point.note_interrupted(interrupted)
         assert ("job=resume" in interrupted.how) == (charge == "repeat_and_select") and "the same command" in interrupted.how
 
 
@@ -212,5 +212,5 @@ def test_trials_lie_beside_the_study_that_counts_them(tmp_path: Path) -> None:
             else pytest.raises(ConfigError, match=f"hydra.sweep.subdir={folder}: .*must be in the same folder")
         )
         with expected:
-            launch.Launcher()._check_sweep(cfg, settings, ())
-        launch.Launcher()._check_sweep(OmegaConf.create({"name": "s", "tune": None}), settings, ())
+            Sweep()._require_fits(point_at(tmp_path / folder, cfg=cfg), settings)
+        Sweep()._require_fits(point_at(tmp_path / folder, cfg=OmegaConf.create({"name": "s", "tune": None})), settings)

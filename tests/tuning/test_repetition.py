@@ -16,11 +16,11 @@ from dpx.files.records import to_json
 from dpx.files.results import Results, write_results
 from dpx.files.run_folder import Status, write_json
 from dpx.files.weights import METADATA
-from dpx.launch import launcher as launch
+from dpx.launch.search import adopt, own_place
 from dpx.privacy.ledger import Ledger, TrialOf
 from dpx.statement import agreement
 from dpx.statement.agreement import LEDGER
-from tests.composed import in_command
+from tests.composed import in_command, point_at
 from tests.tuning.made_up import DRAWN, STEPS, begin, enter, experiment, folder_of, stated, trial, units_of
 
 
@@ -231,20 +231,20 @@ def _config(outputs: Path, charge: str = "repeat_and_select"):
 
 def test_a_point_drawn_twice_is_drawn_with_noise_of_its_own(tmp_path: Path) -> None:
     cfg, first = _config(tmp_path)
-    assert launch._own_place(cfg, first) == (cfg, first)
+    assert own_place(cfg, first) == (cfg, first)
     (first / "private").mkdir(parents=True)
     (first / "private" / "dpx.log").touch()
-    assert launch._own_place(cfg, first)[1] == first, "nothing of a trial is there"
+    assert own_place(cfg, first)[1] == first, "nothing of a trial is there"
     places = [first]
     for replicate in (1, 2):
         (places[-1] / "private").mkdir(parents=True, exist_ok=True)
         (places[-1] / "private" / "trial.json").touch()
-        again, place = launch._own_place(cfg, first)
+        again, place = own_place(cfg, first)
         assert again.replicate == replicate and place not in places and place.name == config.run_name(again)
         places.append(place)
     assert cfg.replicate == 0
     summed, folder = _config(tmp_path, "composition")
-    assert launch._own_place(summed, folder)[1] == folder, "a sum takes the result that is there"
+    assert own_place(summed, folder)[1] == folder, "a sum takes the result that is there"
 
 
 def test_a_point_that_was_trained_before_its_search_is_charged_by_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -254,14 +254,12 @@ def test_a_point_that_was_trained_before_its_search_is_charged_by_it(tmp_path: P
     write_results(folder / "private", Results(steps=STEPS, metric="accuracy", heldout={"accuracy": 0.4}, baselines={}))
     status = Status(folder, "train")
     status.write("finished", score=0.4)
-    monkeypatch.setattr("dpx.launch.launcher.build", lambda cfg: (of, None))
-    monkeypatch.setattr("dpx.launch.launcher.prepare", lambda data, privacy: None)
+    monkeypatch.setattr("dpx.launch.search.build", lambda cfg: (of, None))
+    monkeypatch.setattr("dpx.launch.search.prepare", lambda data, privacy: None)
     command = recipes.compose(["+experiment=laptop/anil_tune_32k", "hydra/sweeper=basic"], with_hydra=True)
-    launcher = launch.Launcher()
-    launcher.is_sweep = True
     with in_command(command):
         for _ in range(2):
-            launcher._adopt(command, folder, status, ("a=1",))
+            adopt(point_at(folder, "train", "a=1", is_sweep=True, cfg=command))
     (adopted,) = Study(tmp_path, of.name).trials()
     assert (adopted.folder, adopted.state, adopted.score, adopted.point) == (folder.name, "finished", 0.4, ("a=1",))
     assert Ledger(folder / LEDGER).trials == [TrialOf(study=of.name, charge="composition")], "what begins from it learns that it was chosen"

@@ -11,7 +11,7 @@ from dpx.claim.search_rules import _SAMPLER, _SWEEPER
 from dpx.claim.study import Study
 from dpx.config import recipes
 from dpx.declaration import ConfigError
-from dpx.launch import late, resolvers, search_space
+from dpx.launch import late, resolvers, search
 from dpx.packages import conf_directory
 
 RECIPE = ("+experiment=laptop/anil_tune_32k", "hydra/sweeper=basic", "tune.charge=repeat_and_select")
@@ -31,7 +31,7 @@ def _root(*command_line: str, params: dict[str, str] | None = None, sweep_dir: P
 
 @pytest.fixture(scope="module")
 def declared() -> Any:
-    return search_space.declared(_root())
+    return search.declared(_root())
 
 
 def test_every_distribution_of_a_recipe_is_read_with_its_bounds(declared) -> None:
@@ -62,34 +62,34 @@ def test_the_command_line_changes_the_space_as_it_does_in_the_sweeper(declared, 
     root = _root()
     with open_dict(root):
         root.hydra.overrides.task.append(f"optimizer.weight_decay={text}")
-    changed = search_space.declared(root)
+    changed = search.declared(root)
     assert changed.space["optimizer.weight_decay"] == distribution
     assert changed.differing(declared) == ["hydra.sweeper.params.optimizer.weight_decay"]
 
 
 def test_a_single_value_of_the_command_line_leaves_the_space_and_is_fixed(declared) -> None:
-    changed = search_space.declared(_root("optimizer.weight_decay=0.3"))
+    changed = search.declared(_root("optimizer.weight_decay=0.3"))
     assert "optimizer.weight_decay" not in changed.space
     assert declared.differing(changed) == ["hydra.sweeper.params.optimizer.weight_decay", "optimizer.weight_decay"]
 
 
 @pytest.mark.parametrize("override", ["lr_schedule.warmup_steps=5", "schedule.evaluation_rows=9", "steps=10", "clip=normalised", "seed=1"])
 def test_any_other_value_that_decides_a_trial_or_its_score_differs(declared, override: str) -> None:
-    differing = declared.differing(search_space.declared(_root(override)))
+    differing = declared.differing(search.declared(_root(override)))
     assert differing and all(one.startswith(override.partition("=")[0]) for one in differing)
 
 
 def test_how_it_is_computed_and_how_often_it_is_saved_do_not_differ(declared) -> None:
-    assert declared.differing(search_space.declared(_root("microbatch=8", "schedule.checkpoint_every=10", "replicate=1"))) == []
+    assert declared.differing(search.declared(_root("microbatch=8", "schedule.checkpoint_every=10", "replicate=1"))) == []
 
 
 def test_what_a_trials_own_overrides_fix_is_what_its_launch_fixed(declared) -> None:
     drawn = [f"{key}=0.2" for key in declared.space if key != "clip.clipping_norm"]
     point = [*RECIPE[::2], "hydra/sweeper=basic", "clip.clipping_norm=1.5", *drawn]
     assert declared.refusal(point) == "has lr_schedule.learning_rate=0.2, which is not of the declared space"
-    assert search_space.composed(declared.others(point)) == declared.fixed
+    assert search.composed(declared.others(point)) == declared.fixed
     other = [*declared.others(point), "steps=10"]
-    assert search_space.composed(other) != declared.fixed
+    assert search.composed(other) != declared.fixed
 
 
 def test_a_trials_own_overrides_lead_to_its_folder_with_and_without_its_search() -> None:
@@ -132,10 +132,10 @@ def test_a_launch_that_gives_its_own_number_of_trials_is_refused() -> None:
     """It would not be held against the first launch, and could draw from a part of the declared space."""
     option = OmegaConf.load(conf_directory() / "hydra" / "sweeper" / "search.yaml")
     root = OmegaConf.create({"hydra": {"sweeper": option}, "name": "s"})
-    search_space.require_settled(root.hydra.sweeper)
+    search.require_settled(root.hydra.sweeper)
     root.hydra.sweeper.n_trials = 3
     with pytest.raises(ConfigError, match="hydra.sweeper.n_trials=3: the number of trials and their search space must be fixed together"):
-        search_space.require_settled(root.hydra.sweeper)
+        search.require_settled(root.hydra.sweeper)
 
 
 def test_a_plan_of_a_search_settles_and_stores_nothing(tmp_path: Path) -> None:

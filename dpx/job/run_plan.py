@@ -1,0 +1,271 @@
+"""The plan of one run: what it would cost and guarantee, for `job=plan`, a stage of a chain and a design.
+
+Nothing is allocated, and jax, where it is needed, traces shapes alone.
+"""
+
+import dataclasses
+from typing import Any
+
+from dpx.claim import statement
+from dpx.claim.calibration import Calibrated, calibrate, differing, plan_of
+from dpx.claim.caveats import assumptions, late_choices, little_data, not_covered, reasons_against
+from dpx.claim.run_facts import RunFacts, planned_end
+from dpx.claim.spent import Spent, as_if_hidden, under_assumed_sampler
+from dpx.config.declared_audit import Canaries
+from dpx.config.experiment import Experiment
+from dpx.cost.memory import Method, Trains, by_type, published_flops, recomputed_matmul_flops, step_memory, training_matmul_flops
+from dpx.data import left_out
+from dpx.data.declared_data import Data
+from dpx.declaration import ConfigError
+from dpx.init.start import planned_start, receiver_of
+from dpx.job.plan_records import RunPlan
+from dpx.mechanism.declared_mechanism import Mechanism
+from dpx.mechanism.mechanism_protocol import ForwardNoise, Reparametrisation
+from dpx.models.shape import AnyModel, count
+from dpx.models.trained import Trained
+from dpx.optimizer import Optimizer
+from dpx.privacy.declared_privacy import Privacy
+from dpx.privacy.origins import Origin
+from dpx.processes.mesh import Mesh
+from dpx.statement import outside_code
+from dpx.statement.statement_records import NotABound
+from dpx.task.declared_task import Task
+
+# Larger microbatches are not faster: matrix products reach full throughput at much smaller sizes.
+LARGEST_MICROBATCH = 1024
+
+# What is traced for a plan, by everything that it depends on: points of a sweep, and stages of a chain, mostly share it, and to trace it is
+# most of what a plan costs. Bytes of an optimiser's state, and products of a run that trains a part.
+_STATE_BYTES: dict[str, int] = {}
+_PRODUCTS: dict[str, Any] = {}
+
+
+@dataclasses.dataclass(frozen=True)
+class Program:
+    """What a run computes of one drawn row or unit, and on which devices; of parameters and rows, shapes alone are read.
+
+    `reads_once` says that an encoder which is not trained reads each protected text once, before the first step.
+    """
+
+    model: AnyModel
+    task: Task
+    train: Trained
+    mechanism: Mechanism
+    clipping: Method
+    vocabulary: int
+    sequence_length: int
+    rows_per_example: int
+    reads_once: bool
+    mesh: Mesh
+
+    @classmethod
+    def of(cls, experiment: Experiment) -> "Program":
+        return cls(
+            model=experiment.model,
+            task=experiment.task,
+            train=experiment.train,
+            mechanism=experiment.mechanism,
+            clipping=experiment.clipping_method.name if experiment.mechanism.clips_gradients else "plain",
+            vocabulary=experiment.vocabulary_size,
+            sequence_length=experiment.data.sequence_length,
+            rows_per_example=experiment.privacy.rows_per_example,
+            reads_once=not isinstance(experiment.audit, Canaries),
+            mesh=experiment.mesh,
+        )
+
+    @property
+    def parameters(self) -> int:
+        return count(self.task.parameter_shapes(self.model, self.vocabulary))
+
+    def trains(self) -> Trains:
+        """Returns how many parameters are trained and frozen, and what is summed."""
+        if self.train.is_all:
+            shapes = self.task.parameter_shapes(self.model, self.vocabulary)
+            summed = self.mechanism.summed_shapes(shapes) if isinstance(self.mechanism, Reparametrisation) else shapes
+            return Trains(self.parameters).differentiated_by(shapes, summed)
+        from dpx.training.frozen import trains
+
+        return trains(self.mechanism.trained(self.train), self._objective(), self.mechanism)
+
+    def costs(self, examples: int, size: int) -> dict[str, Any]:
+        """Returns the fields of a plan that say what `examples` draws of `size` rows or units cost."""
+        # A unit costs as much as the most rows it may have: the rest is padding.
+        drawn, protected = examples * self.rows_per_example, size * self.rows_per_example
+        whole, exact = self._products(drawn, protected)
+        # The rule assumes that every parameter is trained.
+        flops = published_flops(self.parameters, self.sequence_length) * drawn * (exact / whole)
+        # Forward pass, cotangents and weight gradients take a third each; what is frozen has no weight gradient.
+        of_weights = whole / 3 if self.train.is_all else max(0.0, exact - 2 / 3 * whole)
+        typed = dict(by_type(float(exact), of_weights, self.model.dtype, is_private=self.mechanism.clips_gradients))
+        seconds = sum(own / self.mesh.rate(kind) for kind, own in typed.items())  # pyright: ignore[reportArgumentType]
+        hours = flops / self.mesh.flops_per_s / 3600
+        return {
+            "flops": float(flops),
+            "flops_of_products": float(exact),
+            "flops_by_type": typed,
+            "device_hours": hours,
+            "device_hours_by_type": seconds / 3600,
+            "hours": hours / self.mesh.devices,
+        }
+
+    def _products(self, drawn: int, protected: int) -> tuple[int, int]:
+        """Returns the matrix-product FLOPs of a run of `drawn` rows: if all were trained and nothing computed again, and as it is."""
+        model, task, length = self.model, self.task, self.sequence_length
+        one = training_matmul_flops(model, self.vocabulary, length, task.masked_positions(length), pooled_outputs=task.pooled_outputs)
+        if self.train.is_all and not isinstance(self.mechanism, Reparametrisation):
+            return one * drawn, (one + recomputed_matmul_flops(model, length)) * drawn
+        from dpx.training.measure import products
+
+        traced = (model, task, self.mechanism.trained(self.train), self.mechanism, self.vocabulary, length)
+        key = repr((*traced, self.reads_once))
+        if key not in _PRODUCTS:
+            _PRODUCTS[key] = products(*traced, reads_once=self.reads_once)
+        each = _PRODUCTS[key]
+        return one * drawn, each.drawn_row * drawn + each.protected_row * protected
+
+    def optimizer_bytes(self, optimizer: Optimizer) -> int:
+        """Returns the bytes of the optimiser's state on one device, from its shapes. This imports jax, and takes no device."""
+        from dpx.training.frozen import shapes
+        from dpx.training.update import state_bytes
+
+        trained = self.mechanism.trained(self.train)
+        key = repr((optimizer, trained, self.model, self.task, self.mesh, self.vocabulary))
+        if key not in _STATE_BYTES:
+            _STATE_BYTES[key] = state_bytes(optimizer, shapes(trained, self._objective())[0], self.mesh)
+        return _STATE_BYTES[key]
+
+    def peak_bytes(self, trains: Trains, microbatch: int, optimizer_bytes: int) -> int:
+        """Returns the most memory of a device with `microbatch` rows or units at a time."""
+        return step_memory(
+            self.model,
+            trains,
+            vocabulary_size=self.vocabulary,
+            sequence_length=self.sequence_length,
+            masked_positions=self.task.masked_positions(self.sequence_length),
+            microbatch=microbatch * self.rows_per_example,
+            shards=self.mesh.shards,
+            method=self.clipping,
+            mechanism_bytes=self.mechanism.extra_memory_bytes(trains.parameters, trains.replaced),
+            optimizer_bytes=optimizer_bytes,
+        ).peak
+
+    def largest_microbatch(self, trains: Trains, optimizer_bytes: int) -> int:
+        """Returns the largest power of two whose estimated peak fits the declared device, with a fifth left to the compiler; at least 1."""
+        size = LARGEST_MICROBATCH
+        while size > 1 and self.peak_bytes(trains, size, optimizer_bytes) > 0.8 * self.mesh.memory_bytes:
+            size //= 2
+        return size
+
+    def _objective(self) -> Any:
+        from dpx.task.mlm import Special
+        from dpx.task.objective import objective
+
+        return objective(self.model, self.task, self.vocabulary, Special(0, 1, 2, 3, 4))
+
+
+def prepared(data: Data, privacy: Privacy, asked_by: str = "a plan") -> Any:
+    """Returns the prepared data, or `None` where its size is declared. Local sources are prepared for it; a download is not started."""
+    if data.declared_size is not None:
+        return None
+    reason = f"{asked_by} does not download data, so the number of rows is not known"
+    if data.is_remote:
+        raise ConfigError("data.declared_size", reason, "Set data.declared_size")
+    from dpx.data.prepare import prepare
+
+    return prepare(data, privacy)
+
+
+def plan_of_run(experiment: Experiment, fork: str | None = None) -> RunPlan:
+    """Returns every field of plan.json; `fork` is the `<run folder>@<step>` that the run resumes from.
+
+    Raises `ConfigError` if the claim is not valid or the number of rows is not known.
+    """
+    data, privacy, model, mesh, mechanism = experiment.data, experiment.privacy, experiment.model, experiment.mesh, experiment.mechanism
+    is_private = experiment.is_private
+    store = prepared(data, privacy)
+    manifest = store.manifest if store else None
+    calibrated = calibrate(experiment, data.declared_size or (privacy.population(manifest) if manifest else 0))
+    begins = planned_start(experiment.init, receiver_of(experiment), store, fork)
+    facts = RunFacts.of(None, begins.origins)
+    late = late_choices(differing(begins.plan, plan_of(experiment, calibrated)))
+    sigma, size = calibrated.noise_multiplier, calibrated.size
+    examples, largest = sum(batch * steps for batch, steps in calibrated.batch_stages), max(batch for batch, _ in calibrated.batch_stages)
+
+    program = Program.of(experiment)
+    trains, state = program.trains(), program.optimizer_bytes(experiment.optimizer)
+    given = experiment.microbatch
+    microbatch = given if isinstance(given, int) else program.largest_microbatch(trains, state)
+    peak = program.peak_bytes(trains, microbatch, state)
+
+    hints = little_data(size, privacy.drawn, largest, privacy.delta) if is_private else []
+    if mesh.platform in ("gpu", "tpu") and model.dtype == "float32":
+        hours = f"the hours are those of bfloat16 products, whose speed mesh={mesh.name} states"
+        hints.append(f"{hours}; float32 products take several times as long on this device. Set ++model.dtype=bfloat16")
+    return RunPlan(
+        name=experiment.name,
+        model=model.name,
+        parameters=program.parameters,
+        vocabulary_size=program.vocabulary,
+        rematerialize=model.rematerialize,
+        attention=model.attention,
+        public_left_out=left_out.of_public(store, privacy) if store else None,
+        trained_parameters=trains.parameters,
+        steps=experiment.steps,
+        examples=examples,
+        drawn=privacy.drawn,
+        protected_rows=size,
+        epochs=examples / size,
+        mesh=mesh.name,
+        devices=mesh.devices,
+        **program.costs(examples, size),
+        microbatch=microbatch,
+        memory_bytes_per_device=peak,
+        device_memory_bytes=mesh.memory_bytes,
+        fits=peak <= mesh.memory_bytes,
+        sampler=experiment.sampler.name,
+        adjacency=privacy.adjacency,
+        unit=privacy.unit,
+        unit_mode=privacy.unit_mode,
+        canaries=experiment.audit.places(privacy),
+        noise_multiplier=sigma,
+        releases=tuple(statement.releases(experiment.clip, experiment.telemetry)) if is_private else (),
+        # Of noise that is added to no sum there is no ratio.
+        noise_batch_ratio=None if sigma is None or isinstance(mechanism, ForwardNoise) else sigma / largest,
+        delta=privacy.delta if is_private else None,
+        **_claim(experiment, manifest, calibrated, begins.origins, facts, late),
+        init=facts.beginning,
+        assumptions=tuple(assumptions(experiment, manifest, size, facts)) if is_private else (),
+        not_covered=tuple(not_covered(mechanism, experiment.clipping_method, data, privacy)),
+        hints=tuple(hints),
+    )
+
+
+def _claim(
+    experiment: Experiment, manifest: Any, calibrated: Calibrated, begins_from: tuple[Origin, ...], facts: RunFacts, late: list[str]
+) -> dict[str, Any]:
+    """Returns guarantee and epsilon; `late` are reasons, in addition to those of the config, why no guarantee is planned."""
+    reasons = [f"mechanism={experiment.mechanism.name}"]
+    if experiment.is_private:
+        reasons = reasons_against(experiment, manifest) + facts.against + late
+    by = outside_code.joined(outside_code.packages_of(experiment), outside_code.packages_of_segments(facts.segments))
+    has_noise = calibrated.noise_multiplier is not None
+    planned = planned_end(experiment, calibrated, None, begins_from) if has_noise else []
+    # Without charges of origins it is that of the run's own plan.
+    epsilon: dict[str, float | None] = dict(calibrated.epsilon)
+    if has_noise and facts.before:
+        whole = Spent(experiment.accountant, experiment.privacy, planned)
+        epsilon = {name: whole.epsilon(name) for name in whole.accountants}
+    # As in a statement: a number that is not proved is given with its reason, not as a bound.
+    why_not = "; ".join(reasons if experiment.is_private and reasons else outside_code.sentences(by))
+    numbers = [NotABound(name=f"epsilon/{name}", value=value, reason=why_not) for name, value in epsilon.items() if why_not]
+    if has_noise:
+        if experiment.sampler.assumed is not None:
+            numbers += under_assumed_sampler(experiment.sampler, experiment.accountant, experiment.privacy.delta, planned)
+        numbers += as_if_hidden(experiment.accountant, experiment.privacy.delta, planned)
+    return {
+        "epsilon": {} if why_not else epsilon,
+        "epsilon_of_this_run": {} if why_not else dict(calibrated.epsilon),
+        "unsupported": tuple(numbers),
+        "guarantee": outside_code.guarantee(experiment.is_private, reasons, by),
+        "reasons": tuple(reasons),
+    }

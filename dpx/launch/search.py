@@ -1,0 +1,218 @@
+"""A search: the trials that its study counts, whatever their result, and what they are drawn from.
+
+The distribution of the trials is read from a composed config: the sweeper's parameters and the command line.
+"""
+
+import contextlib
+import dataclasses
+import json
+import logging
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any, ClassVar
+
+from hydra.core.hydra_config import HydraConfig
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.core.override_parser.types import IntervalSweep, Override, RangeSweep, Transformer
+from hydra.experimental.callback import Callback
+from omegaconf import DictConfig, OmegaConf
+
+from dpx import config
+from dpx.claim.search_record import TrialDistribution, key_of
+from dpx.claim.search_rules import check_charge, check_fork, check_init
+from dpx.claim.study import Study
+from dpx.config import build, recipes
+from dpx.config.command_line import as_refused
+from dpx.config.experiment import Experiment
+from dpx.config.hydra_node import require_no_hydra, require_own_resolvers
+from dpx.config.identity import identity
+from dpx.console import stage, wide_console
+from dpx.data.prepare import prepare
+from dpx.declaration import ConfigError, require
+from dpx.durable import put_in_place
+from dpx.job.train import TRAINING, Train
+from dpx.launch import sweep_tables
+from dpx.launch.point import Point, score_of
+from dpx.launch.sweep_tables import Outcome
+from dpx.statement import outside_code
+
+log = logging.getLogger("dpx")
+
+# As in conf/hydra/sweeper/search.yaml: resolving this number first fixes the search.
+TRIALS_LEFT = "${trials_left:}"
+
+
+@contextlib.contextmanager
+def trial(point: Point, experiment: Experiment, job: Any) -> Iterator[Experiment]:
+    """Counts a trial of a search, whatever its result, and yields what the job is given. Training points of a sweep are trials.
+
+    A run that began as a trial remains one, according to its folder, not the command line.
+    """
+    path, tune = point.path, experiment.tune
+    is_point = tune is not None and point.is_sweep and point.job == "train"
+    # An external job may also train.
+    trains = point.job in TRAINING or bool(outside_code.packages_of(job))
+    study = Study(path.parent, experiment.name) if is_point else Study.of_run(path) if trains else None
+    if study is None:
+        fix, is_sweep = "Launch it with -m, or remove the search with ~tune", point.is_sweep and trains
+        is_one = tune is not None and point.job == "train" and not is_sweep
+        require(not is_one, "tune", "a search is a sweep, but this command starts one run", fix)
+        reason = "is missing, but this run began as a trial of a search"
+        require(tune is None or point.job != "resume", "private/trial.json", reason, "Restore the file")
+        reason = "code from another package may train in this job, but only job=train counts the trials of a search"
+        fix = "Use job=train, or remove the search with ~tune"
+        require(tune is None or not is_sweep, f"job={point.job} with tune", reason, fix)
+        yield dataclasses.replace(experiment, tune=None)
+        return
+    if is_point:
+        assert tune is not None
+        sweeper = HydraConfig.get().sweeper
+        check_charge(sweeper, tune)
+        if tune.charge == "repeat_and_select":
+            require_settled(sweeper)
+        check_fork(point.fork, tune)
+        check_init(experiment.init, tune)
+        # Text that cannot be prepared raises here, before a trial begins.
+        prepare(experiment.data, experiment.privacy)
+        point.is_trial = True
+    else:
+        experiment = dataclasses.replace(experiment, tune=study.first_tune(tune))
+    study.begin(experiment, path, point.overrides, composed)
+    # The same command draws new trials and does not resume this one.
+    point.is_draw = experiment.tune is not None and experiment.tune.charge == "repeat_and_select"
+    try:
+        yield experiment
+    except Exception as error:
+        study.end(experiment, path, "failed", error=str(as_refused(error) or f"{type(error).__name__}: {error}"))
+        raise
+    study.end(experiment, path, "finished", score_of(path))
+
+
+def adopt(point: Point) -> None:
+    """Adds a point that was trained separately before to a charged search: it becomes a trial with its result and is charged."""
+    experiment, job = build(point.cfg)
+    if experiment.tune is None or experiment.tune.charge == "uncharged" or Study(point.path.parent, experiment.name).has(point.path):
+        return
+    with trial(point, experiment, job):
+        pass
+
+
+def own_place(cfg: DictConfig, path: Path) -> tuple[DictConfig, Path]:
+    """Returns the config and folder of one point of a sweep.
+
+    Under `repeat_and_select` a point that is drawn a second time is a second draw of the mechanism, with fresh noise: it runs again, as the
+    next replicate. The result of the first is not reused.
+    """
+    if OmegaConf.select(cfg, "tune.charge") != "repeat_and_select":
+        return cfg, path
+    while path.exists() and any((path / "private" / name).exists() for name in ("ledger", "trial.json")):
+        cfg = cfg.copy()
+        OmegaConf.set_readonly(cfg, False)
+        cfg.replicate += 1
+        path = path.with_name(config.run_name(cfg))
+    return cfg, path
+
+
+class CloseStudy(Callback):
+    """Hydra's callback at the end of a search, also if no trial was left: writes its statement and prints a table of all trials.
+
+    Hydra creates it and turns its exceptions into warnings, so errors are added to `failures`, which `dpx.launch.command` reads.
+    """
+
+    failures: ClassVar[list[Exception]] = []
+
+    def on_multirun_end(self, config: DictConfig, **kwargs: Any) -> None:
+        """`config` is the recipe's base point, Hydra's own node included."""
+        try:
+            self._close(config)
+        except Exception as error:
+            log.exception("the search could not be closed")
+            self.failures.append(error)
+
+    def _close(self, config: DictConfig) -> None:
+        experiment, job = build(config)
+        if experiment.tune is None or not isinstance(job, Train):
+            return
+        study = Study(Path(config.hydra.sweep.dir), experiment.name)
+        # Optuna writes the best settings and score beside the runs; both depend on held-out rows.
+        found = study.outputs / "optimization_results.yaml"
+        if found.is_file():
+            put_in_place(found, study.private / found.name)
+        trials = study.close(experiment)
+        if study.is_empty(experiment.tune):
+            stage("the secret number of trials is 0, which tune.shape=.inf allows: nothing is trained and nothing is spent")
+        shown = [Outcome(study.outputs / one.folder, one.point, one.state, one.score, one.error) for one in trials]
+        sweep_tables.show(shown, wide_console())
+        sweep_tables.write_table(shown, wide_console(), study.private / "trials.csv")
+
+
+def declared(root: DictConfig) -> TrialDistribution:
+    """Returns the distribution of the trials of the search in `root`, a base config with Hydra's own node.
+
+    As in the sweeper, an override on the command line replaces the parameter with the same key, and a single value removes it from the
+    space. Raises `ConfigError` for a setting with an unsupported distribution.
+    """
+    params = {str(key): str(value) for key, value in (root.hydra.sweeper.get("params") or {}).items()}
+    parser = OverridesParser.create()
+    space: dict[str, dict[str, Any]] = {}
+    for text in [*(f"{key}={value}" for key, value in params.items()), *root.hydra.overrides.task]:
+        override = parser.parse_override(str(text))
+        space.pop(key_of(str(text)), None)
+        if override.is_sweep_override():
+            space[key_of(str(text))] = _distribution(override, str(text))
+    return TrialDistribution(sampler=sampler_of(root.hydra.sweeper), space=dict(sorted(space.items())), fixed=_fixed(root))
+
+
+def sampler_of(sweeper: Any) -> dict[str, Any]:
+    """Returns the classes that draw, with every setting of the sampler."""
+    node = sweeper.get("sampler") or {}
+    sampler = OmegaConf.to_container(node, resolve=True) if OmegaConf.is_config(node) else dict(node)
+    return {"_target_": str(sweeper.get("_target_")), "sampler": sampler}
+
+
+def require_settled(sweeper: Any) -> None:
+    """Raises `ConfigError` for a launch that sets its own number of trials.
+
+    Its search space was not compared with that of the first launch, so it could draw from a part of the declared space.
+    """
+    given = OmegaConf.to_container(sweeper, resolve=False)
+    number = given.get("n_trials") if isinstance(given, dict) else None
+    require(
+        number == TRIALS_LEFT,
+        f"hydra.sweeper.n_trials={number}",
+        "the number of trials and their search space must be fixed together before the first trial",
+        "Remove it; Ctrl-C ends a launch, and the same command resumes it",
+    )
+
+
+def composed(overrides: Sequence[str]) -> dict[str, Any]:
+    """Returns the config of `overrides`, in the form of `TrialDistribution.fixed` (`dpx.claim.search_record.Compose`)."""
+    require_no_hydra(overrides)
+    require_own_resolvers(overrides)
+    return _fixed(recipes.compose(list(overrides)))
+
+
+def _fixed(cfg: DictConfig) -> dict[str, Any]:
+    """Returns the settings that decide a trial's result and score, without the replicate number and the settings of how it is computed."""
+    plain = config.resolved(cfg)
+    told = {key: value for key, value in identity(plain).items() if key != "replicate"}
+    told["schedule"] = {"evaluation_rows": (plain.get("schedule") or {}).get("evaluation_rows")}
+    return json.loads(json.dumps(told, default=str))
+
+
+def _distribution(override: Override, text: str) -> dict[str, Any]:
+    value = override.value()
+    if isinstance(value, IntervalSweep):
+        numbers = {"low": value.start, "high": value.end, "step": None, "is_log": "log" in value.tags}
+        return {"type": _type_of(value.start, value.end)} | numbers
+    if isinstance(value, RangeSweep) and not value.shuffle:
+        numbers = {"low": value.start, "high": value.stop, "step": value.step, "is_log": False}
+        return {"type": _type_of(value.start, value.stop, value.step)} | numbers
+    try:
+        return {"type": "choice", "values": [str(one) for one in override.sweep_iterator(transformer=Transformer.encode)]}
+    except Exception as error:
+        raise ConfigError(text, "is not a distribution from which a search can draw", "Use interval, range or choice") from error
+
+
+def _type_of(*bounds: Any) -> str:
+    return "int" if all(isinstance(bound, int) for bound in bounds) else "float"
