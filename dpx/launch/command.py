@@ -17,7 +17,7 @@ from dpx.launch.refused import log_uncaught
 from dpx.processes import Place, interruption, place, team
 from dpx.processes.team import LOST, PeerLost, as_lost, disconnect, join, leave
 
-# Hydra's flags; `_without_form` takes away dpx's own.
+# Hydra's flags; `run` takes away dpx's own.
 FLAGS = (
     *("--help", "--hydra-help", "--version", "--cfg", "--resolve", "--package", "--run", "--multirun", "--shell-completion"),
     *("--config-path", "--config-name", "--config-dir", "--experimental-rerun", "--info"),
@@ -28,7 +28,10 @@ def run() -> None:
     """Runs the command line of this process; its exit codes are those of `dpx.__main__.main`."""
     require_standard_streams()
     log_uncaught()
-    sys.argv[1:] = _without_form(sys.argv[1:])
+    # They decide what is printed; Hydra knows neither.
+    given = sys.argv[1:]
+    set_form("json" if "--json" in given else "quiet" if "--quiet" in given else "text")
+    sys.argv[1:] = [argument for argument in given if argument not in ("--json", "--quiet")]
     try:
         _require_flags(sys.argv[1:])
         _require_own_config(sys.argv[1:])
@@ -53,14 +56,6 @@ def run() -> None:
             _run()
     finally:
         interruption.release()
-
-
-def _without_form(arguments: list[str]) -> list[str]:
-    """Returns the arguments without `--json` and `--quiet`, which decide what is printed; Hydra knows neither."""
-    asked = {"--json": "json", "--quiet": "quiet"}
-    forms = [form for flag, form in asked.items() if flag in arguments]
-    set_form("json" if "json" in forms else "quiet" if forms else "text")
-    return [argument for argument in arguments if argument not in asked]
 
 
 def _require_flags(arguments: list[str]) -> None:

@@ -124,26 +124,23 @@ class CloseStudy(Callback):
     def on_multirun_end(self, config: DictConfig, **kwargs: Any) -> None:
         """`config` is the recipe's base point, Hydra's own node included."""
         try:
-            self._close(config)
+            experiment, job = build(config)
+            if experiment.tune is None or not isinstance(job, Train):
+                return
+            study = Study(Path(config.hydra.sweep.dir), experiment.name)
+            # Optuna writes the best settings and score beside the runs; both depend on held-out rows.
+            found = study.outputs / "optimization_results.yaml"
+            if found.is_file():
+                put_in_place(found, study.private / found.name)
+            trials = study.close(experiment)
+            if study.is_empty(experiment.tune):
+                stage("the secret number of trials is 0, which tune.shape=.inf allows: nothing is trained and nothing is spent")
+            shown = [Outcome(study.outputs / one.folder, one.point, one.state, one.score, one.error) for one in trials]
+            sweep_tables.show(shown, wide_console())
+            sweep_tables.write_table(shown, wide_console(), study.private / "trials.csv")
         except Exception as error:
             log.exception("the search could not be closed")
             self.failures.append(error)
-
-    def _close(self, config: DictConfig) -> None:
-        experiment, job = build(config)
-        if experiment.tune is None or not isinstance(job, Train):
-            return
-        study = Study(Path(config.hydra.sweep.dir), experiment.name)
-        # Optuna writes the best settings and score beside the runs; both depend on held-out rows.
-        found = study.outputs / "optimization_results.yaml"
-        if found.is_file():
-            put_in_place(found, study.private / found.name)
-        trials = study.close(experiment)
-        if study.is_empty(experiment.tune):
-            stage("the secret number of trials is 0, which tune.shape=.inf allows: nothing is trained and nothing is spent")
-        shown = [Outcome(study.outputs / one.folder, one.point, one.state, one.score, one.error) for one in trials]
-        sweep_tables.show(shown, wide_console())
-        sweep_tables.write_table(shown, wide_console(), study.private / "trials.csv")
 
 
 def declared(root: DictConfig) -> TrialDistribution:
@@ -160,14 +157,12 @@ def declared(root: DictConfig) -> TrialDistribution:
         space.pop(key_of(str(text)), None)
         if override.is_sweep_override():
             space[key_of(str(text))] = _distribution(override, str(text))
-    return TrialDistribution(sampler=sampler_of(root.hydra.sweeper), space=dict(sorted(space.items())), fixed=_fixed(root))
-
-
-def sampler_of(sweeper: Any) -> dict[str, Any]:
-    """Returns the classes that draw, with every setting of the sampler."""
+    # The classes that draw, with every setting of the sampler.
+    sweeper = root.hydra.sweeper
     node = sweeper.get("sampler") or {}
-    sampler = OmegaConf.to_container(node, resolve=True) if OmegaConf.is_config(node) else dict(node)
-    return {"_target_": str(sweeper.get("_target_")), "sampler": sampler}
+    settings = OmegaConf.to_container(node, resolve=True) if OmegaConf.is_config(node) else dict(node)
+    sampler = {"_target_": str(sweeper.get("_target_")), "sampler": settings}
+    return TrialDistribution(sampler=sampler, space=dict(sorted(space.items())), fixed=_fixed(root))
 
 
 def require_settled(sweeper: Any) -> None:

@@ -73,7 +73,8 @@ class Processes(HydraLauncher):
             while waiting or running:
                 while waiting and len(running) < self._most:
                     number, overrides = waiting.pop(0)
-                    running[number] = _Point(composed(self._context, self._config, number, overrides), self._payload)
+                    cfg = composed(self._context, self._config, number, overrides)
+                    running[number] = _Point(cfg, self._payload(cfg))
                 time.sleep(_SECONDS)
                 for number, point in [(number, point) for number, point in running.items() if point.has_ended()]:
                     returned[number] = point.returned(command)
@@ -97,14 +98,14 @@ class Processes(HydraLauncher):
 class _Point:
     """One point, and the process that runs it."""
 
-    def __init__(self, config: DictConfig, payload: Any):
+    def __init__(self, config: DictConfig, payload: bytes):
         self._config = config
         # In a new process group, so that a terminal's Ctrl-C arrives once, from the command.
         self._process = subprocess.Popen([sys.executable, *_PROGRAM], stdin=subprocess.PIPE, process_group=0)
         assert self._process.stdin is not None
         # One that ended at once is found like any other that ended.
         with contextlib.suppress(BrokenPipeError):
-            self._process.stdin.write(payload(config))
+            self._process.stdin.write(payload)
             self._process.stdin.flush()
 
     def has_ended(self) -> bool:
@@ -176,24 +177,20 @@ def main() -> None:
     log_uncaught()
     interruption.install()
     try:
-        _run()
+        config.register_resolvers()
+        register_resolvers()
+        set_up_hydra()
+        name, loader, callbacks, sweep, point = pickle.load(sys.stdin.buffer)
+        lifeline = os.dup(0)
+        nothing = os.open(os.devnull, os.O_RDONLY)
+        os.dup2(nothing, 0)
+        threading.Thread(target=end_with, args=(lifeline,), daemon=True, name="lifeline").start()
+        GlobalHydra.instance().initialize(Hydra(name, loader))
+        run_job(sweep, point, "hydra.sweep.dir", "hydra.sweep.subdir", HydraContext(config_loader=loader, callbacks=callbacks))
     except interruption.Interrupted as interrupted:
         sys.exit(interrupted.exit_code)
     finally:
         interruption.release()
-
-
-def _run() -> None:
-    config.register_resolvers()
-    register_resolvers()
-    set_up_hydra()
-    name, loader, callbacks, sweep, point = pickle.load(sys.stdin.buffer)
-    lifeline = os.dup(0)
-    nothing = os.open(os.devnull, os.O_RDONLY)
-    os.dup2(nothing, 0)
-    threading.Thread(target=end_with, args=(lifeline,), daemon=True, name="lifeline").start()
-    GlobalHydra.instance().initialize(Hydra(name, loader))
-    run_job(sweep, point, "hydra.sweep.dir", "hydra.sweep.subdir", HydraContext(config_loader=loader, callbacks=callbacks))
 
 
 if __name__ == "__main__":

@@ -50,7 +50,13 @@ def save(figures: Sequence[Figure], folder: Path) -> None:
 def draw(pictures: Sequence[Picture], tables: Sequence[Table]) -> list[Figure]:
     """Draws one figure per picture; raises `ConfigError` without matplotlib, `KeyError` for a table or column that is not there."""
     rows = {table.name: table.as_json()["rows"] for table in tables}
-    return [_drawn(one, [functools.partial(_draw, panel, rows[panel.table]) for panel in one.panels]) for one in pictures]
+
+    def paint(canvas: Any, picture: Picture) -> None:
+        canvas.set_layout_engine("constrained")
+        for panel, axes in zip(picture.panels, canvas.subplots(1, len(picture.panels), squeeze=False)[0], strict=True):
+            _draw(panel, rows[panel.table], axes)
+
+    return [_saved(one.name, one.caption, functools.partial(paint, picture=one), (4.9 * len(one.panels), 3.3)) for one in pictures]
 
 
 def legend(name: str, caption: str, series: Sequence[str]) -> Figure:
@@ -64,17 +70,6 @@ def legend(name: str, caption: str, series: Sequence[str]) -> Figure:
         canvas.legend(handles=handles, loc="upper left", bbox_to_anchor=(0, 1), fontsize=10, handlelength=4, borderaxespad=0)
 
     return _saved(name, caption, paint, (0.5, 0.5), bbox_inches="tight", pad_inches=0.02)
-
-
-def _drawn(picture: Picture, paint: Sequence[Callable[[Any], None]]) -> Figure:
-    """Returns the figure of panels side by side, for which each function of `paint` draws on the axes of its panel."""
-
-    def panels(canvas: Any) -> None:
-        canvas.set_layout_engine("constrained")
-        for draw, axes in zip(paint, canvas.subplots(1, len(paint), squeeze=False)[0], strict=True):
-            draw(axes)
-
-    return _saved(picture.name, picture.caption, panels, (4.9 * len(paint), 3.3))
 
 
 def _saved(name: str, caption: str, paint: Callable[[Any], None], inches: tuple[float, float], **cut: Any) -> Figure:
@@ -143,13 +138,20 @@ def _lines(panel: Lines, rows: list[Row], axes: Any) -> None:
             parts = [_plain(names.get(column, _name(column)))] * (not is_told or len(columns) > 1) + [_number(value)] * bool(is_told)
             label = ", ".join(parts)
             if panel.values:
-                _values(axes, points)
+                # The value of each mark is beside it, on the side where there is room.
+                _scatter(axes, 1, points)
+                middle = sum(y for _, y in points) / len(points)
+                for x, y in points:
+                    look = {"textcoords": "offset points", "xytext": (0, 7 if y <= middle else -15), "ha": "center", "fontsize": 9}
+                    axes.annotate(f"{y:g}", (x, y), **look)
             elif panel.runs:
                 _replicates(axes, number, label, [row[panel.runs] for row in own if row[column] is not None], points)
             elif column in shared:
                 axes.plot(*zip(*points, strict=True), label=label, color=_soft(), linewidth=1.2, linestyle=":")
             elif column in panel.marks:
-                _marks(axes, number, label, points)
+                # Open marks that grow with the series' number, so that equal values of several series are all seen.
+                look = {"s": 14 + 18 * number, "marker": _cycle("marker")[number % 5], "edgecolors": _colour(number), "facecolors": "none"}
+                axes.scatter(*zip(*points, strict=True), linewidths=1.4, label=label, **look)
             else:
                 _line(axes, number, label, points, every_mark=len(points) <= 30)
             number += not paired and column not in shared
@@ -176,12 +178,6 @@ def _number(value: Any) -> str:
     """Returns the value of a series as a label."""
     is_whole = isinstance(value, int) or (isinstance(value, float) and 1000 <= abs(value) < 1e12 and value == round(value))
     return f"{value:,.0f}" if is_whole else f"{value:.4g}" if isinstance(value, float) else _plain(value)
-
-
-def _marks(axes: Any, number: int, label: str, points: Points) -> None:
-    """Draws open marks that grow with the series' number, so that equal values of several series are all seen."""
-    look = {"s": 14 + 18 * number, "marker": _cycle("marker")[number % 5], "edgecolors": _colour(number), "facecolors": "none"}
-    axes.scatter(*zip(*points, strict=True), linewidths=1.4, label=label, **look)
 
 
 def _scales(panel: Lines, axes: Any) -> None:
@@ -242,14 +238,6 @@ def _plain(value: Any) -> str:
 def _scatter(axes: Any, number: int, points: Points) -> None:
     """Draws every replicate as a mark."""
     axes.scatter(*zip(*points, strict=True), s=22, marker=_cycle("marker")[number % 5], color=_colour(number), alpha=0.75, linewidths=0)
-
-
-def _values(axes: Any, points: Points) -> None:
-    """Draws marks, and writes the value of each beside it, on the side where there is room."""
-    _scatter(axes, 1, points)
-    middle = sum(y for _, y in points) / len(points)
-    for x, y in points:
-        axes.annotate(f"{y:g}", (x, y), textcoords="offset points", xytext=(0, 7 if y <= middle else -15), ha="center", fontsize=9)
 
 
 def _replicates(axes: Any, number: int, label: str, runs: Sequence[Any], points: Points) -> None:
