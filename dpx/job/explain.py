@@ -180,11 +180,9 @@ def explain(
     statement = stated or build(experiment, None, calibrated, begins_from=begins_from)
     assert isinstance(statement, RunStatement)
     by = outside_code.packages_of_guarantee(statement.guarantee)
-    mechanism, drawn = experiment.mechanism, experiment.privacy.drawn
-    sampling = (
-        "each {drawn} is drawn independently by each micro-batch" if isinstance(mechanism, ForwardNoise) else experiment.sampler.explanation
-    )
-    sampling = f"Sampling ({experiment.sampler.name}): {sampling.format(drawn=drawn)}."
+    mechanism, sampler, drawn = experiment.mechanism, experiment.sampler, experiment.privacy.drawn
+    sampling = "each {drawn} is drawn independently by each micro-batch" if isinstance(mechanism, ForwardNoise) else sampler.explanation
+    sampling = f"Sampling ({sampler.name}): {sampling.format(drawn=drawn)}."
     alone = next(iter(calibrated.epsilon.values()))
     words = _promise(statement, drawn, experiment.clip.explanation(), mechanism, sampling, alone)
 

@@ -49,7 +49,7 @@ class Program:
 
     model: AnyModel
     task: Task
-    train: Trained
+    trained: Trained
     mechanism: Mechanism
     clipping: Method
     vocabulary: int
@@ -63,7 +63,7 @@ class Program:
         return cls(
             model=experiment.model,
             task=experiment.task,
-            train=experiment.train,
+            trained=experiment.trained,
             mechanism=experiment.mechanism,
             clipping=experiment.clipping_method.name if experiment.mechanism.clips_gradients else "plain",
             vocabulary=experiment.vocabulary_size,
@@ -79,13 +79,13 @@ class Program:
 
     def trains(self) -> Trains:
         """Returns how many parameters are trained and frozen, and what is summed."""
-        if self.train.is_all:
+        if self.trained.is_all:
             shapes = self.task.parameter_shapes(self.model, self.vocabulary)
             summed = self.mechanism.summed_shapes(shapes) if isinstance(self.mechanism, Reparametrisation) else shapes
             return Trains(self.parameters).differentiated_by(shapes, summed)
         from dpx.training.frozen import trains
 
-        return trains(self.mechanism.trained(self.train), self._objective(), self.mechanism)
+        return trains(self.trained, self._objective(), self.mechanism)
 
     def costs(self, examples: int, size: int) -> dict[str, Any]:
         """Returns the fields of a plan that say what `examples` draws of `size` rows or units cost."""
@@ -95,7 +95,7 @@ class Program:
         # The rule assumes that every parameter is trained.
         flops = published_flops(self.parameters, self.sequence_length) * drawn * (exact / whole)
         # Forward pass, cotangents and weight gradients take a third each; what is frozen has no weight gradient.
-        of_weights = whole / 3 if self.train.is_all else max(0.0, exact - 2 / 3 * whole)
+        of_weights = whole / 3 if self.trained.is_all else max(0.0, exact - 2 / 3 * whole)
         typed = dict(by_type(float(exact), of_weights, self.model.dtype, is_private=self.mechanism.clips_gradients))
         seconds = sum(own / self.mesh.rate(kind) for kind, own in typed.items())  # pyright: ignore[reportArgumentType]
         hours = flops / self.mesh.flops_per_s / 3600
@@ -112,11 +112,11 @@ class Program:
         """Returns the matrix-product FLOPs of a run of `drawn` rows: if all were trained and nothing computed again, and as it is."""
         model, task, length = self.model, self.task, self.sequence_length
         one = training_matmul_flops(model, self.vocabulary, length, task.masked_positions(length), pooled_outputs=task.pooled_outputs)
-        if self.train.is_all and not isinstance(self.mechanism, Reparametrisation):
+        if self.trained.is_all and not isinstance(self.mechanism, Reparametrisation):
             return one * drawn, (one + recomputed_matmul_flops(model, length)) * drawn
         from dpx.training.measure import products
 
-        traced = (model, task, self.mechanism.trained(self.train), self.mechanism, self.vocabulary, length)
+        traced = (model, task, self.trained, self.mechanism, self.vocabulary, length)
         key = repr((*traced, self.reads_once))
         if key not in _PRODUCTS:
             _PRODUCTS[key] = products(*traced, reads_once=self.reads_once)
@@ -128,10 +128,9 @@ class Program:
         from dpx.training.frozen import shapes
         from dpx.training.update import state_bytes
 
-        trained = self.mechanism.trained(self.train)
-        key = repr((optimizer, trained, self.model, self.task, self.mesh, self.vocabulary))
+        key = repr((optimizer, self.trained, self.model, self.task, self.mesh, self.vocabulary))
         if key not in _STATE_BYTES:
-            _STATE_BYTES[key] = state_bytes(optimizer, shapes(trained, self._objective())[0], self.mesh)
+            _STATE_BYTES[key] = state_bytes(optimizer, shapes(self.trained, self._objective())[0], self.mesh)
         return _STATE_BYTES[key]
 
     def peak_bytes(self, trains: Trains, microbatch: int, optimizer_bytes: int) -> int:
