@@ -1,11 +1,20 @@
-"""Runs the command line: it composes, runs, and reports an invalid config with one line. Starts no jax."""
+"""Runs the command line: it composes, runs, and reports an invalid config with one line. Starts no jax.
+
+As a program (`python -m dpx.launch.command`) it runs one point of a sweep, for a command in another process (`dpx.launch.side_by_side`).
+"""
 
 import logging
 import os
+import pickle
 import sys
+import threading
 
 import hydra
+from hydra._internal.hydra import Hydra
 from hydra._internal.utils import get_args_parser
+from hydra.core.global_hydra import GlobalHydra
+from hydra.core.utils import run_job
+from hydra.types import HydraContext
 
 from dpx import config, packages
 from dpx.config.command_line import as_refused
@@ -183,3 +192,31 @@ def _answer(error: Exception) -> int:
     name = "" if isinstance(error, PointFailed) else f"{type(error).__name__}: "
     tell(f"error: {name}{words}. The traceback is in the run's private/dpx.log.")
     return 1
+
+
+def run_point() -> None:
+    """Runs the point that the command writes to standard input, and ends when the command is gone."""
+    from dpx.processes.supervisor import end_with
+
+    logging.raiseExceptions = False
+    log_uncaught()
+    interruption.install()
+    try:
+        config.register_resolvers()
+        register_resolvers()
+        set_up_hydra()
+        name, loader, callbacks, sweep, point = pickle.load(sys.stdin.buffer)
+        lifeline = os.dup(0)
+        nothing = os.open(os.devnull, os.O_RDONLY)
+        os.dup2(nothing, 0)
+        threading.Thread(target=end_with, args=(lifeline,), daemon=True, name="lifeline").start()
+        GlobalHydra.instance().initialize(Hydra(name, loader))
+        run_job(sweep, point, "hydra.sweep.dir", "hydra.sweep.subdir", HydraContext(config_loader=loader, callbacks=callbacks))
+    except interruption.Interrupted as interrupted:
+        sys.exit(interrupted.exit_code)
+    finally:
+        interruption.release()
+
+
+if __name__ == "__main__":
+    run_point()

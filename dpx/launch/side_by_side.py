@@ -8,37 +8,29 @@ is a failed point. Hydra's plugin would end the command at the first such job, w
 """
 
 import contextlib
-import logging
-import os
 import pickle
 import subprocess
 import sys
-import threading
 import time
 from collections.abc import Sequence
 from importlib import import_module
 from pathlib import Path
 from typing import Any, ClassVar
 
-from hydra._internal.hydra import Hydra
-from hydra.core.global_hydra import GlobalHydra
 from hydra.core.singleton import Singleton
-from hydra.core.utils import JobReturn, JobRuntime, run_job, setup_globals
+from hydra.core.utils import JobReturn, JobRuntime, setup_globals
 from hydra.plugins.launcher import Launcher as HydraLauncher
 from hydra.types import HydraContext, TaskFunction
 from omegaconf import DictConfig, OmegaConf
 
-from dpx import config
-from dpx.config.with_hydra import set_up_hydra
 from dpx.declaration import require
 from dpx.durable import make_folder
-from dpx.launch.late import register_resolvers
-from dpx.launch.refused import log_uncaught
 from dpx.launch.sweep import Command, Sweep, composed
 from dpx.processes import interruption
-from dpx.processes.supervisor import end_with, how_ended
+from dpx.processes.supervisor import how_ended
 
-_PROGRAM = ("-m", "dpx.launch.side_by_side")
+# `run_point` there.
+_PROGRAM = ("-m", "dpx.launch.command")
 # How often the command looks whether a process has ended.
 _SECONDS = 0.05
 _PLUGIN = "hydra_plugins.hydra_submitit_launcher."
@@ -169,29 +161,3 @@ class Submitted(HydraLauncher):
         of_all = set(OmegaConf.structured(import_module(_PLUGIN + "config").BaseQueueConf).keys())
         executor.update_parameters(**{key if key in of_all else f"{kind}_{key}": value for key, value in settings.items()})
         return executor
-
-
-def main() -> None:
-    """Runs the point that the command writes to standard input, and ends when the command is gone."""
-    logging.raiseExceptions = False
-    log_uncaught()
-    interruption.install()
-    try:
-        config.register_resolvers()
-        register_resolvers()
-        set_up_hydra()
-        name, loader, callbacks, sweep, point = pickle.load(sys.stdin.buffer)
-        lifeline = os.dup(0)
-        nothing = os.open(os.devnull, os.O_RDONLY)
-        os.dup2(nothing, 0)
-        threading.Thread(target=end_with, args=(lifeline,), daemon=True, name="lifeline").start()
-        GlobalHydra.instance().initialize(Hydra(name, loader))
-        run_job(sweep, point, "hydra.sweep.dir", "hydra.sweep.subdir", HydraContext(config_loader=loader, callbacks=callbacks))
-    except interruption.Interrupted as interrupted:
-        sys.exit(interrupted.exit_code)
-    finally:
-        interruption.release()
-
-
-if __name__ == "__main__":
-    main()
