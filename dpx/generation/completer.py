@@ -22,11 +22,10 @@ import numpy as np
 from tokenizers import Tokenizer, decoders
 from tokenizers.models import WordPiece
 
-from dpx.claim.data_of_weights import require_vocabulary, store_of
 from dpx.console import stage
 from dpx.data.declared_data import Data
 from dpx.data.length_buckets import widths_of
-from dpx.data.prepare import vocabulary_folder, vocabulary_place
+from dpx.data.prepare import require_vocabulary, store_of, vocabulary_folder, vocabulary_place
 from dpx.data.tokenizer import TextTokenizer, of_path
 from dpx.declaration import ConfigError, require
 from dpx.durable import locked, naming, not_following, sync

@@ -13,11 +13,10 @@ import jax
 import numpy as np
 from safetensors import SafetensorError
 
-from dpx.claim.data_of_weights import store_of
 from dpx.config.experiment import Experiment
 from dpx.console import stage
 from dpx.data import learnt_from
-from dpx.data.prepare import vocabulary_folder
+from dpx.data.prepare import store_of, vocabulary_folder
 from dpx.data.store import Store
 from dpx.data.tokenizer import SETTINGS, require_read_elsewhere
 from dpx.data.vocabulary import SpecialIds

@@ -23,9 +23,9 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from dpx.claim.data_of_weights import store_of
 from dpx.config.experiment import Experiment, Schedule
 from dpx.data import length_buckets
+from dpx.data.prepare import store_of
 from dpx.data.store import Store
 from dpx.data.unit_names import Split
 from dpx.files import orbax_checkpoints

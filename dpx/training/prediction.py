@@ -16,9 +16,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from dpx.claim.data_of_weights import store_of
 from dpx.data.declared_data import Data
 from dpx.data.length_buckets import in_batches, widths_of
+from dpx.data.prepare import store_of
 from dpx.data.rows import marked_examples
 from dpx.data.tokenizer import TextTokenizer, of_path
 from dpx.declaration import ConfigError, require

@@ -10,9 +10,8 @@ from omegaconf import OmegaConf
 
 import dpx
 from dpx import config
-from dpx.claim.data_of_weights import store_of
 from dpx.config import recipes
-from dpx.data.prepare import prepare
+from dpx.data.prepare import prepare, store_of
 from dpx.data.store import VOCABULARY
 from dpx.declaration import ConfigError
 from dpx.files.run_folder import RunFolder
