@@ -87,7 +87,7 @@ def test_no_two_keys_of_a_run_are_equal():
 
 
 @pytest.mark.skipif(len(jax.devices()) < 8, reason="needs 8 devices")
-@pytest.mark.parametrize("shape", [(30, 64), (4, 6, 16), (24,), (37, 8)])
+@pytest.mark.parametrize("shape", [pytest.param((30, 64), marks=pytest.mark.slow), (4, 6, 16), (24,), (37, 8)])
 def test_bits_do_not_depend_on_the_mesh(shape, monkeypatch):
     monkeypatch.setattr(noise, "SLICE_ELEMENTS", 128)
     total = jnp.ones(shape)
