@@ -44,7 +44,15 @@ def without_papers(value: object) -> ConfigError:
 
 def supplied(name: str, value: object) -> Any:
     """Returns the function `name` of the module `supplied` of dpx's own package of the papers, for `value`, which asks for it."""
+    found = supplied_if_there(name)
+    if found is None:
+        raise without_papers(value)
+    return found
+
+
+def supplied_if_there(name: str) -> Any | None:
+    """Returns the same as `supplied`, or `None` without the package of the papers."""
     for package in packages.usable():
         if package.is_own:
             return getattr(importlib.import_module(f"{package.name}.supplied"), name)
-    raise without_papers(value)
+    return None

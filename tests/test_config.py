@@ -202,7 +202,7 @@ def test_recipe_builds_and_equals_golden(name: str) -> None:
 # Each with its warm-up in steps, which no paper and no result in the repository gives as a fraction.
 WARM_UPS = {
     "anil_2m_batch": 7500,
-    "anil_nonprivate_baseline": 1500,
+    "anil_nonprivate_baseline": 7500,
     "legal_nonprivate_full": 1642,
     "legal_fig1b_snr_lr": 25,
     "laptop/anil_batch_schedule": 112,
@@ -219,7 +219,8 @@ def test_a_recipe_that_is_made_shorter_has_a_shorter_warm_up(name: str, warm_up:
         config.build(recipes.compose([f"+experiment={name}", "hydra/sweeper=basic", *more]))[0] for more in ((), ("steps=20",))
     )
     assert in_steps(whole.lr_schedule.warmup_steps, whole.steps) == warm_up
-    assert 1 <= in_steps(shorter.lr_schedule.warmup_steps, shorter.steps) <= 8
+    # More than half of the steps of one recipe are warm-up.
+    assert 1 <= in_steps(shorter.lr_schedule.warmup_steps, shorter.steps) <= 11
 
 
 @pytest.mark.slow

@@ -18,6 +18,7 @@ from dpx.config.experiment import Experiment
 from dpx.console import answer, figure, wide_console
 from dpx.data.declared_data import Data
 from dpx.declaration import declaration
+from dpx.extras import supplied_if_there
 from dpx.files.records import to_json
 from dpx.files.run_folder import RunFolder, write_json
 from dpx.files.weights import PARAMS
@@ -106,6 +107,7 @@ class Explain:
             # Less the places of canaries, which are counted in again.
             size = stated.declared_size - experiment.audit.places(privacy) if isinstance(stated, RunStatement) else 0
         said = explain(experiment, size, stated, begins_from, folder.release)
+        said = dataclasses.replace(said, words=(*said.words, *readings_of(experiment.name)))
         if stated is not None:
             said = dataclasses.replace(said, words=(*received.HEADS[checked_by], *said.words))
         return said, checked_by

@@ -6,6 +6,7 @@ import functools
 import pytest
 
 from dpx.pages.read_runs import Run
+from dpx_papers.anil2021 import rules
 from dpx_papers.anil2021.sgd32x_ref import anil_sgd32x_ref
 from tests.report import made
 
@@ -120,10 +121,10 @@ def test_largest_batch() -> None:
 @pytest.mark.parametrize(
     ("accuracies", "slope", "expected"),
     [
-        ([0.28, 0.3, 0.32], 0.1, ["pass", "pass", "pass"]),
-        ([0.20, 0.21, 0.22], 0.1, ["fail", "pass", "pass"]),
-        ([0.28, 0.3, 0.32], 1.5, ["pass", "fail", "pass"]),
-        ([0.3], 0.1, ["not run", "pass", "pass"]),
+        ([0.298, 0.3, 0.302], 0.1, ["pass", "pass", "pass", "arithmetic"]),
+        ([0.20, 0.21, 0.22], 0.1, ["fail", "fail", "pass", "arithmetic"]),
+        ([0.298, 0.3, 0.302], 1.5, ["pass", "pass", "fail", "arithmetic"]),
+        ([0.3], 0.1, ["not run", "pass", "pass", "arithmetic"]),
     ],
 )
 def test_batch_schedule(accuracies: list[float], slope: float, expected: list[str]) -> None:
@@ -135,10 +136,16 @@ def test_batch_schedule_without_the_large_batch() -> None:
     assert judged("A9", runs).state == "not run"
 
 
-def test_savings_of_the_four_readings() -> None:
+def test_examples_to_an_accuracy_are_counted_along_the_schedule() -> None:
+    assert rules.reached([(10, 0.1), (20, 0.3)], 0.2) == 15 and rules.reached([(10, 0.1)], 0.2) == float("inf")
+    assert rules.reached([(10, 0.1), (20, 0.3)], 0.05) == 5
+    assert [rules.examples(step, [2, 3, 4], 10) for step in (5, 10, 25, 40)] == [10, 20, 70, 130] and rules.examples(7, [4], 10) == 28
+
+
+def test_the_text_s_own_sizes_do_not_save_what_the_text_says() -> None:
     rows = [{"saved": value} for value in (0.17578125, 0.10546875, 0.140625, 0.140625)]
-    assert judged("A10", schedule_savings=rows).state == "pass"
-    assert judged("A10", schedule_savings=[{"saved": 0.14}, *rows[1:]]).state == "fail"
+    assert states("A10", schedule_savings=rows) == ["fail", "arithmetic"]
+    assert states("A10", schedule_savings=[{"saved": 0.14}, *rows[1:]]) == ["pass", "fail"]
 
 
 def test_published_sizes_are_computed_from_declarations() -> None:
@@ -157,9 +164,10 @@ def _sigmas(shift: float = 1.0, pld: float = 5.0) -> list[dict]:
 
 
 def test_accounting() -> None:
-    assert states("A11", sigma_by_batch=_sigmas()) == ["pass", "pass"]
-    assert states("A11", sigma_by_batch=_sigmas(1.02)) == ["fail", "pass"]
-    assert states("A11", sigma_by_batch=_sigmas(pld=5.4)) == ["pass", "fail"]
+    assert states("A11", sigma_by_batch=_sigmas()) == ["arithmetic", "arithmetic"]
+    assert judged("A11", sigma_by_batch=_sigmas()).state == "arithmetic", "it is shown, and not counted"
+    assert states("A11", sigma_by_batch=_sigmas(1.02)) == ["fail", "arithmetic"]
+    assert states("A11", sigma_by_batch=_sigmas(pld=5.4)) == ["arithmetic", "fail"]
     assert states("A11", sigma_by_batch=_sigmas()[:6])[0] == "not run"
 
 
@@ -181,3 +189,5 @@ def test_throughput_is_private_over_plain_at_each_batch() -> None:
     assert judged("A12", benchmark=[plain]).state == "not run"
     both = judged("A12", benchmark=[plain, plain | {"clipping": "book_keeping", "ratio_to_plain": 0.8}])
     assert both.state == "pass" and "8: 0.8" in both.parts[0].statistic
+    slow = judged("A12", benchmark=[plain, plain | {"clipping": "book_keeping", "ratio_to_plain": 0.7}])
+    assert slow.state == "fail"

@@ -5,11 +5,13 @@ import functools
 import importlib.util
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import pytest
 
 from dpx.pages.read_runs import Run
 from dpx_papers.report import analyses, collect
+from dpx_papers.report.sizes import LAPTOP
 from tests.report import made
 
 judged = functools.partial(made.verdict, "du2021")
@@ -22,7 +24,7 @@ def run(name: str, accuracy: float, replicate: int = 0, **config) -> Run:
     return dataclasses.replace(found, facts=found.facts | {"epsilon/pld": "31.4"})
 
 
-def states(number: str, runs: list[Run], **tables) -> list[str]:
+def states(number: str, runs: list[Run], **tables: Any) -> list[str]:
     return [part.state for part in judged(number, runs, **tables).parts]
 
 
@@ -113,10 +115,10 @@ def test_the_miniatures_tables_are_means_in_order_and_words_only_where_they_were
     ]
     analyses.write(tmp_path, "dpfp_table2_eps3", [runs.as_json()])
     assert analyses.read(tmp_path)["dpfp_table2_eps3"]["miniature_runs"].as_json()["rows"] == runs.as_json()["rows"]
-    noted = states("F6", [], miniature_runs=runs.as_json()["rows"])
-    assert noted == ["not run", "pass", "pass"]
+    noted = states("F6", [], size=LAPTOP, miniature_runs=runs.as_json()["rows"])
+    assert noted == ["not run", "not run", "pass", "pass"]
     missed = [row | {"words_recovered": 0.9} if row["words_recovered"] else row for row in runs.as_json()["rows"]]
-    assert states("F6", [], miniature_runs=missed)[1] == "fail"
+    assert states("F6", [], size=LAPTOP, miniature_runs=missed)[2] == "fail"
 
 
 def test_a_step_that_ran_twice_is_counted_once(miniature, tmp_path) -> None:

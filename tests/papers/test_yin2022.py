@@ -145,7 +145,7 @@ def _of_norms(accuracy: dict[float, list[float]], clipped: float) -> list[Any]:
 
 
 def test_clipping_norm() -> None:
-    assert judged("L10", _of_norms({0.01: [0.20, 0.22], 0.1: [0.21, 0.22], 1.0: [0.20, 0.21]}, 0.99)).state == "pass"
+    assert judged("L10", _of_norms({0.01: [0.200, 0.201], 0.1: [0.201, 0.202], 1.0: [0.200, 0.201]}, 0.99)).state == "pass"
     states = [part.state for part in judged("L10", _of_norms({0.01: [0.20, 0.21], 0.1: [0.30, 0.31], 1.0: [0.40, 0.41]}, 0.5)).parts]
     assert states == ["fail", "fail"]
 

@@ -22,6 +22,7 @@ from dpx.statement.statement_records import AnyRun
 from dpx_papers.report import page, paper, rows
 from dpx_papers.report.evidence import Evidence
 from dpx_papers.report.shape import Verdict
+from dpx_papers.report.sizes import FULL, LAPTOP, PREFIX
 
 from ..made_statement import MECHANISM, made_plain, made_statement
 from ..sealed import sealed_anew
@@ -38,10 +39,11 @@ def declared(name: str) -> paper.Paper:
     return paper.read(EXPERIMENTS / name)
 
 
-def verdict(name: str, number: str, runs: Sequence[Run] = (), **tables: list[dict[str, Any]]) -> Verdict:
-    """The verdict of a committed item on made-up runs and tables of its analysis."""
+def verdict(name: str, number: str, runs: Sequence[Run] = (), size: str = FULL, **tables: list[dict[str, Any]]) -> Verdict:
+    """The verdict of a committed item on made-up runs and tables of its analysis, which has that size."""
     (item,) = [one for one in declared(name).items if one.number == number]
-    found = {item.experiment: {table: Table.from_rows(table, rows) for table, rows in tables.items()}}
+    source = PREFIX * (size == LAPTOP) + item.experiment
+    found = {source: {table: Table.from_rows(table, rows) for table, rows in tables.items()}}
     printed = rows.read_published(EXPERIMENTS / name / "published.csv")
     evidence = Evidence(Path("nowhere"), runs, printed, found if tables else {})
     return page.verdict(item, evidence)
@@ -84,14 +86,25 @@ def sweep(sizes: dict[int, tuple[list[float], float]]) -> list[Run]:
 def schedule(accuracies: list[float], slope: float = 0.1) -> list[Run]:
     """Figure 4: small 0.20, large 0.30, and the schedule at `accuracies`, its log SNR falling with `slope`."""
     found = []
-    for sizes, values, fall, examples in ((SMALL, [0.19, 0.2, 0.21], 0.9, 100.0), (LARGE, [0.29, 0.3, 0.31], 0.8, 400.0)):
+    for sizes, values, fall, examples in ((SMALL, [0.19, 0.2, 0.21], 0.9, 100.0), (LARGE, [0.299, 0.3, 0.301], 0.8, 400.0)):
         found += _scheduled(sizes, values, fall, examples)
     return found + _scheduled(RISING, accuracies, slope, 340.0)
 
 
 def _scheduled(sizes: list[int], values: list[float], fall: float, examples: float) -> list[Run]:
+    """Accuracy rises in a straight line to its last value."""
     finals = {"train/expected_examples": examples}
-    return replicates("anil_batch_schedule", values, snr=lambda step: step**-fall, finals=finals, batch_schedule__sizes=sizes)
+    found = replicates(
+        "anil_batch_schedule",
+        values,
+        snr=lambda step: step**-fall,
+        finals=finals,
+        batch_schedule__sizes=sizes,
+        batch_schedule__stage_steps=10,
+    )
+    for one, accuracy in zip(found, values, strict=True):
+        one.curves[ACCURACY] = tuple((step, accuracy * step / 100) for step in range(10, 101, 10))
+    return found
 
 
 def folder(

@@ -16,6 +16,7 @@ from dpx.pages.page_document import Document, Folded, Section, grid, html, items
 from dpx.pages.read_runs import Run
 from dpx_papers.report import page, rows
 from dpx_papers.report.evidence import Evidence
+from dpx_papers.report.sizes import FULL
 from tests.report import made
 
 HOME = made.EXPERIMENTS / "anil2021"
@@ -92,7 +93,7 @@ def test_page_rebuilds_to_the_same_bytes(home: Path) -> None:
 
 def _ours(line: rows.Published, runs: list[Run]) -> str:
     (item,) = [item for item in made.declared("anil2021").items if item.number == line.item]
-    return page.ours(line, item, Evidence(HOME, runs))
+    return page.ours(line, item, Evidence(HOME, runs).at(FULL))
 
 
 def test_full_scale_is_a_cost_until_it_runs(home: Path) -> None:

@@ -10,7 +10,8 @@ import yaml
 from dpx.declaration import ConfigError
 from dpx_papers.report import page, paper
 from dpx_papers.report.evidence import Best, Evidence, Selection, column, row_of, rows_of
-from dpx_papers.report.rules import Flat, Monotone, Rule, Slope, Within
+from dpx_papers.report.rules import Flat, Monotone, Rule, Slope, Trend, Within
+from dpx_papers.report.sizes import LAPTOP
 from tests.report import made
 
 HEAD = "title: T\nheadline: heldout/loss\ncolumns: {heldout/loss: loss}\n"
@@ -101,13 +102,15 @@ def test_columns_of_a_run() -> None:
 def test_a_selection_keeps_values_ends_and_all_but_one(tmp_path: Path) -> None:
     runs = [made.run("x", 0.1 * size, model__name=name, batch_schedule__size=size) for size in (1, 2, 3) for name in ("a", "b")]
 
+    laptop = Evidence(tmp_path, runs).at(LAPTOP)
+
     def sizes(**where: object) -> list[float]:
-        chosen = Selection(where={key.replace("__", "."): value for key, value in where.items()}).rows(Evidence(tmp_path, runs), "x")
+        chosen = Selection(where={key.replace("__", "."): value for key, value in where.items()}).rows(laptop, "x")
         return list(chosen["batch_schedule.size"])
 
     assert sizes(batch_schedule__size="max") == [3, 3] and sizes(batch_schedule__size="!min", model__name="a") == [2, 3]
     assert sizes(batch_schedule__size=2) == [2, 2] and sizes(model__name="!a") == [1, 2, 3]
-    assert Selection(at_least=7).rows(Evidence(tmp_path, runs), "x").empty
+    assert Selection(at_least=7).rows(laptop, "x").empty
     best = Best(value="heldout/mlm_accuracy", over="batch_schedule.size", each=["model.name"], lowest=True)
     assert list(best(rows_of(map(row_of, runs)))["batch_schedule.size"]) == [1, 1]
 
@@ -134,10 +137,20 @@ def _state(rule: Rule, values: dict[float, list[float]]) -> str:
     return rule.parts(evidence, "e")[0].state
 
 
-def test_flat_is_within_noise_at_every_value() -> None:
-    rule = Flat(claim="c", table="t", value="y", by="x")
-    assert _state(rule, VALUES) == "fail" and _state(rule, {1: [1.0, 1.1], 2: [1.05, 1.12], 3: [1.02, 1.07]}) == "pass"
+def test_flat_is_equivalent_within_a_margin_at_every_value() -> None:
+    rule, near = (
+        Flat(claim="c", table="t", value="y", by="x", margin=0.2),
+        {1: [1.0, 1.02, 1.01], 2: [1.05, 1.04, 1.06], 3: [1.02, 1.03, 1.02]},
+    )
+    assert _state(rule, VALUES) == "fail" and _state(rule, near) == "pass"
+    assert _state(dataclasses.replace(rule, margin=0.04), near) == "fail"
+    assert _state(rule, {1: [0.6, 1.4], 2: [0.7, 1.3]}) == "fail", "equal means of scattered runs show nothing"
     assert _state(rule, {1: [1.0], 2: [1.0]}) == "not run" and _state(rule, {}) == "not run"
+    by_factor = Flat(claim="c", table="t", value="y", by="x", factor=2.0)
+    assert _state(by_factor, {1: [1.0], 2: [2.0]}) == "pass" and _state(by_factor, {1: [1.0], 2: [2.0], 3: [4.0]}) == "fail"
+    for margin, factor in ((None, None), (1.0, 2.0)):
+        with pytest.raises(ConfigError, match="has no margin and no factor, or both"):
+            Flat(claim="c", margin=margin, factor=factor)
 
 
 @pytest.mark.parametrize(("least", "most", "state"), [(0.9, 1.1, "pass"), (1.5, 2.5, "fail")])
@@ -150,6 +163,25 @@ def test_monotone_takes_means_and_allows_ties_where_declared() -> None:
     assert _state(rule, VALUES) == "pass" and _state(rule, tied) == "fail"
     assert _state(Monotone(claim="c", table="t", value="y", by="x", ties=True), tied) == "pass"
     assert _state(Monotone(claim="c", table="t", value="y", by="x", falls=True), VALUES) == "fail"
+    by_a_step = Monotone(claim="c", table="t", value="y", by="x", ties=True, step=2.0)
+    assert _state(by_a_step, {1.0: [4.0], 2.0: [2.0], 4.0: [2.0]}) == "pass" and _state(by_a_step, {1.0: [4.0], 2.0: [1.0]}) == "fail"
+    falls_by_a_step = dataclasses.replace(by_a_step, falls=True)
+    assert _state(falls_by_a_step, {1.0: [2.0], 2.0: [4.0]}) == "pass" and _state(falls_by_a_step, {1.0: [1.0], 2.0: [4.0]}) == "fail"
+
+
+def test_a_trend_holds_at_each_value_of_another_column() -> None:
+    rows = [{"x": x, "y": x * sign, "each": sign} for x in (1.0, 2.0, 3.0) for sign in (1.0, -1.0) for _ in range(3)]
+    rule = Trend(claim="c", table="t", value="y", by="x", each="each")
+    states = [
+        rule.parts(Evidence(Path("nowhere"), tables={"e": {"t": made.Table.from_rows("t", own)}}), "e")[0].state
+        for own in (rows, [row for row in rows if row["each"] > 0])
+    ]
+    assert states == ["fail", "pass"]
+
+
+def test_one_row_is_enough_where_the_best_of_them_is_meant() -> None:
+    rule = Within(claim="c", table="t", value="y", least=4.0, one_is_enough=True)
+    assert _state(rule, VALUES) == "pass" and _state(dataclasses.replace(rule, least=5.0), VALUES) == "fail"
 
 
 def test_what_cannot_be_judged_did_not_run() -> None:
@@ -167,7 +199,11 @@ def test_within_takes_every_row(above: float, most: float, state: str) -> None:
 
 
 def test_a_claim_on_an_accuracy_has_its_interval_where_all_rows_read_as_many() -> None:
-    rule, values, rows = Flat(claim="c", value="task/test/macro_f1"), {"a": [0.5, 0.6]}, rows_of([{"task/test/rows": 100.0}] * 2)
+    rule, values, rows = (
+        Flat(claim="c", value="task/test/macro_f1", margin=1.0),
+        {"a": [0.5, 0.6]},
+        rows_of([{"task/test/rows": 100.0}] * 2),
+    )
     assert rule.spreads(values, rows) == "a: 0.55 ± 0.071 (n = 2) [0.452 to 0.644; 100 rows]"
     assert rule.spreads(values, rows_of([{"task/test/rows": 100.0}, {"task/test/rows": 90.0}])) == "a: 0.55 ± 0.071 (n = 2)"
-    assert Flat(claim="c", value="task/test/macro_f1_low").spreads(values, rows) == "a: 0.55 ± 0.071 (n = 2)"
+    assert Flat(claim="c", value="task/test/macro_f1_low", margin=1.0).spreads(values, rows) == "a: 0.55 ± 0.071 (n = 2)"

@@ -54,10 +54,19 @@ def test_trend_needs_two_groups() -> None:
         shape.trend({1: [1, 2]})
 
 
-def test_within_noise_needs_replicates_and_closeness() -> None:
-    assert shape.within_noise([1.0, 1.2, 1.1], [1.05, 1.15, 1.25])[0]
-    assert not shape.within_noise([1.0, 1.01, 1.02], [1.2, 1.21, 1.22])[0]
-    assert not shape.within_noise([1.0], [1.0])[0]
+def test_the_most_that_two_means_differ_by_shrinks_with_replicates_and_grows_with_their_scatter() -> None:
+    near, far = [1.0, 1.02, 1.01], [1.05, 1.04, 1.06]
+    # t of 4 degrees of freedom at 0.95 is 2.132; both standard deviations are 0.01.
+    assert shape.most_apart(near, far) == pytest.approx(0.04 + 2.132 * math.sqrt(2 * 0.01**2 / 3), rel=1e-3)
+    assert shape.most_apart(near * 2, far * 2) < shape.most_apart(near, far) < shape.most_apart([0.9, 1.1, 1.03], far)
+    assert shape.most_apart([1.0], far) == math.inf and shape.most_apart([1.0, 1.0], [2.0, 2.0]) == 1.0
+
+
+def test_a_slope_has_an_interval_from_three_points_on() -> None:
+    line = [(2.0**n, 2.0 ** (0.5 * n)) for n in range(4)]
+    assert shape.slope_interval(line) == pytest.approx((0.5, 0.5)) and shape.slope_interval(line[:2]) == (-math.inf, math.inf)
+    low, high = shape.slope_interval([(x, y * (1.3 if place % 2 else 1.0)) for place, (x, y) in enumerate(line)])
+    assert low < 0.5 < high and high - low > 0.3
 
 
 def test_a_part_of_a_curve_is_a_fraction_of_the_steps() -> None:

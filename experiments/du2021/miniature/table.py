@@ -3,7 +3,7 @@
 python experiments/du2021/miniature/table.py <work folder> [--keep]
 
 It reads the work folder and results.csv beside this file. `--keep` adds the folder's runs to that file and writes from it the tables that
-the paper's page shows (../analyses/dpfp_table2_eps3.json, at item F6) and the one in README.md.
+the paper's page shows (../analyses/laptop_dpfp_table2_eps3.json, at item F6) and the one in README.md.
 """
 
 import argparse
@@ -23,7 +23,7 @@ NAMED = ("name", "task", "setting", "replicate")
 WORDS = ("steps_watched", "words", "recovered", "wrong")
 FIELDS = [*NAMED, "accuracy", "loss", "guarantee", "epsilon", "noise_multiplier", "unsupported", "minutes", *WORDS]
 # The item of the paper at whose place its page shows the tables.
-ITEM = "dpfp_table2_eps3"
+ITEM = "laptop_dpfp_table2_eps3"
 METHODS = {
     "none": "without privacy",
     "dpfp": "DP-FP, all trained",

@@ -43,7 +43,7 @@ def mckenna_diminishing_batch(
         row = {"size": size, "epsilon": epsilon, "steps": count, "batch_size": batch, "scale": scale}
         rows.append(row | {"batch_over_scale": batch / scale})
     points = frame(rows)
-    slope = verdicts.slope(points, "scale", "batch_size")
+    slope = verdicts.slope(points, "scale", "batch_size").slope
     return {"turning_points": points, "slope": [{"slope": slope, "claimed": 1.0}], "verdicts": [judged(slope)]}
 
 

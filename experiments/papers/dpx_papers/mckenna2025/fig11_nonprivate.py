@@ -30,10 +30,13 @@ def mckenna_fig11_nonprivate(lab: Lab, tolerance: float) -> Made:
 
 
 def judged(points: Any, tolerance: float) -> Part:
-    """Returns the verdict on the slopes of log model and log tokens against log compute; they add up to 1, since C = 6 M tokens."""
+    """Returns the verdict on the slopes of log model and log tokens against log compute; they add up to 1, since C = 6 M tokens. The 95 %
+    interval of the slope must lie within the tolerance of one half. Where the best model is at an end of the grid it grows because it must,
+    and does not count."""
     claim = f"model and tokens grow as the root of compute, to {tolerance:g}"
     curve = points[~points["is_censored"]]
     if len(curve) < 3:
         return Part.of(claim, None, f"{len(curve)} computes whose best model is not at an end of the grid (3 needed)")
     slope = verdicts.slope(curve, "compute", "model")
-    return Part.of(claim, abs(slope - 0.5) <= tolerance, f"model {slope:.2f}, tokens {1 - slope:.2f} over {len(curve)} computes")
+    words = f"model {slope.words()}, tokens {1 - slope.slope:.2f}; {len(points) - len(curve)} computes at an end of the grid do not count"
+    return Part.of(claim, slope.low >= 0.5 - tolerance and slope.high <= 0.5 + tolerance, words)

@@ -47,7 +47,7 @@ def judged(rows: Any, models: tuple[float, float]) -> Part:
     optimum."""
     claim = "the best model grows more slowly with compute at a larger ratio"
     inner = rows[(rows["model"] > models[0] * 1.01) & (rows["model"] < models[1] / 1.01)]
-    slopes = {ratio: verdicts.slope(own, "compute", "model") for ratio, own in inner.groupby("ratio") if len(own) >= 3}
+    slopes = {ratio: verdicts.slope(own, "compute", "model").slope for ratio, own in inner.groupby("ratio") if len(own) >= 3}
     if len(slopes) < 2:
         return Part.of(claim, None, f"{len(slopes)} ratios with an optimum inside the range (2 needed)")
     words = ", ".join(f"{ratio:.2g}: {slope:.2f}" for ratio, slope in slopes.items())

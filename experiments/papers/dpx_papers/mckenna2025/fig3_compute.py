@@ -10,9 +10,6 @@ from dpx_papers.mckenna2025.lab import Lab, of_positive
 from dpx_papers.report.shape import Part
 from dpx_papers.scaling.optima import optima
 
-# Slopes that differ by less than this are equal.
-LESS = 0.05
-
 
 @of_positive
 def mckenna_fig3ab_compute(lab: Lab, epsilons: Sequence[float | int]) -> Made:
@@ -70,21 +67,24 @@ def mckenna_fig3c_token_ratio(lab: Lab, size: float | int | None, epsilons: Sequ
     points = optima(fitted.surface, lab.ratio, [size or lab.size], epsilons, lab.computes_of())
     slopes = slopes_of(points)
     rows = points[["epsilon", "compute", "tokens_per_parameter", "smallest_token_ratio", "loss", "marks"]]
-    lines = [{"epsilon": epsilon, "slope": slope} for epsilon, slope in slopes.items()]
+    lines = [{"epsilon": epsilon} | vars(slope) for epsilon, slope in slopes.items()]
     return {"token_ratio": Noted(rows, fitted.notes), "slopes": lines, "verdicts": judged_ratio(slopes)}
 
 
-def slopes_of(points: Any) -> dict[float, float]:
-    """Returns the slope by ascending epsilon, over the computes whose best model is neither the smallest nor the largest trained one."""
-    curves = points[~points["is_censored"]].astype({"epsilon": float}).groupby("epsilon")
-    return {epsilon: verdicts.slope(own, "compute", "tokens_per_parameter") for epsilon, own in curves if len(own) >= 3}
+def slopes_of(points: Any) -> dict[float, verdicts.Slope]:
+    """Returns the slope of what the figure draws, the smallest ratio within 1 % of the least loss, by ascending epsilon, over all computes.
+
+    The ratio of the least loss itself jumps between models that are as good.
+    """
+    curves = points.astype({"epsilon": float}).groupby("epsilon")
+    return {epsilon: verdicts.slope(own, "compute", "smallest_token_ratio") for epsilon, own in curves if len(own) >= 3}
 
 
-def judged_ratio(slopes: dict[float, float]) -> list[Part]:
-    """Returns the verdicts: the ratio rises with compute at the smallest epsilon, and rises less at each larger epsilon."""
-    rises, falls = "tokens per parameter rise with compute at the smallest epsilon", "they rise less at a larger epsilon"
+def judged_ratio(slopes: dict[float, verdicts.Slope]) -> list[Part]:
+    """Returns the verdicts: the ratio rises with compute at the smallest epsilon, and less at the largest, by intervals of slopes."""
+    rises, falls = "tokens per parameter rise with compute at the smallest epsilon", "they rise less at the largest epsilon"
     if len(slopes) < 2:
         return [Part.of(claim, None, f"{len(slopes)} epsilons with a slope (2 needed)") for claim in (rises, falls)]
     (low, first), *_, (high, last) = slopes.items()
-    words = f"slope {first:.2f} at epsilon {low:g}, {last:.2f} at {high:g}"
-    return [Part.of(rises, first > 0, words), Part.of(falls, last < first - LESS, words)]
+    words = f"slope {first.words()} at epsilon {low:g}, {last.words()} at {high:g}"
+    return [Part.of(rises, first.low > 0, words), Part.of(falls, last.high < first.low, words)]

@@ -41,40 +41,24 @@ class CollectMeasurements:
 
 @declaration
 class Ends(Rule):
-    """Judges by ratio whether the smallest or the largest batches have the lower loss.
-
-    Smaller batches must be better at the largest ratio and at no other; with `as_in`, the better end must be the same as in the runs of
-    that experiment.
-    """
+    """Judges by ratio whether the smallest or the largest batches have the lower loss: the smaller ones at the largest ratio, and at no
+    other."""
 
     value: str = LOSS
     by: str = BATCH
     groups: int = 2
-    as_in: str = ""
 
-    def parts(self, evidence: Evidence, experiment: str) -> list[Part]:
-        own = self._by_ratio(evidence, experiment)
-        others = self._by_ratio(evidence, self.as_in) if self.as_in else own
-        shared = {ratio: groups for ratio, groups in own.items() if ratio in others}
-        if len(shared) < (1 if self.as_in else 2):
-            return [Part.of(self.claim, None, f"{len(shared)} ratios with two batches or more")]
-        if self.as_in:
-            holds = all(lower_end(groups) == lower_end(others[ratio]) for ratio, groups in shared.items())
-        else:
-            holds = [ratio for ratio, groups in shared.items() if lower_end(groups) == "smaller"] == [max(shared)]
-        return [Part.of(self.claim, holds, "; ".join(f"ratio {ratio:.3g}: {self.spreads(groups)}" for ratio, groups in shared.items()))]
-
-    def _by_ratio(self, evidence: Evidence, experiment: str) -> dict[float, Groups]:
-        by_ratio = self.split(self.rows(evidence, experiment), RATIO)
-        return {ratio: groups for ratio, groups in by_ratio.items() if len(groups) > 1}
+    def judge(self, groups: Groups, rows: Rows) -> Judged:
+        by_ratio = {ratio: own for ratio, own in self.split(rows, RATIO).items() if len(own) > 1}
+        if len(by_ratio) < 2:
+            return None, f"{len(by_ratio)} ratios with two batches or more"
+        holds = [ratio for ratio, own in by_ratio.items() if lower_end(own) == "smaller"] == [max(by_ratio)]
+        return holds, "; ".join(f"ratio {ratio:.3g}: {self.spreads(own)}" for ratio, own in by_ratio.items())
 
 
 @declaration
-class SameOrder(Rule):
-    """Judges whether the order of batches at each batch's best learning rate is the order at the rate that is best overall.
-
-    Rates that lack a batch are left out.
-    """
+class Tuned(Rule):
+    """Judges whether the loss of each batch at its own best learning rate rises with the batch. Rates that lack a batch are left out."""
 
     value: str = LOSS
     by: str = BATCH
@@ -86,9 +70,8 @@ class SameOrder(Rule):
         if len(whole) < 2:
             return None, f"{len(whole)} rates with every batch (2 needed)"
         tuned = {batch: min(losses[batch] for losses in whole) for batch in groups}
-        one = min(whole, key=lambda losses: statistics.fmean(losses.values()))
-        words = ", ".join(f"{batch:g}: {tuned[batch]:.3f} tuned, {one[batch]:.3f}" for batch in groups)
-        return sorted(groups, key=tuned.__getitem__) == sorted(groups, key=one.__getitem__), words
+        words = ", ".join(f"{batch:g}: {loss:.3f}" for batch, loss in tuned.items())
+        return all(low < high for low, high in itertools.pairwise(tuned.values())), f"at the best rate of each: {words}"
 
 
 @declaration
@@ -99,9 +82,9 @@ class AsPredicted(Rule):
     """
 
     def parts(self, evidence: Evidence, experiment: str) -> list[Part]:
-        return [self.judged(self.rows(evidence, experiment), predictor(evidence.home))]
+        return [self.compared(self.rows(evidence, experiment), predictor(evidence.home))]
 
-    def judged(self, rows: Rows, predicted: Predictor) -> Part:
+    def compared(self, rows: Rows, predicted: Predictor) -> Part:
         """Returns the verdict on the claim by any prediction."""
         lines = rows.to_dict("records")
         losses = [predicted(row[MODEL], row["steps"], row["noise_multiplier"] / row[BATCH]) for row in lines]

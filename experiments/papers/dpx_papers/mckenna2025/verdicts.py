@@ -1,11 +1,11 @@
 """Tests orders, with a tolerance for a few points that measured surfaces need."""
 
+import dataclasses
 import itertools
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-import numpy as np
-
+from dpx_papers.report import shape
 from dpx_papers.report.shape import Part
 
 # A measured surface has noise: at least this share of the pairs that differ must be in order.
@@ -28,6 +28,21 @@ def ascending(claim: str, pairs: Iterable[tuple[float, float]]) -> Part:
     return Part.of(claim, up > 0 and up >= IN_ORDER * (up + down), words)
 
 
-def slope(rows: Any, x: str, y: str) -> float:
-    """Returns the least-squares slope of the logarithm of one column against that of another."""
-    return float(np.polyfit(np.log(rows[x].astype(float)), np.log(rows[y].astype(float)), 1)[0])
+@dataclasses.dataclass(frozen=True)
+class Slope:
+    """A least-squares slope of logarithms, with its 95 % interval, and the number of points."""
+
+    slope: float
+    low: float
+    high: float
+    points: int
+
+    def words(self) -> str:
+        """Returns it for a reader."""
+        return f"{self.slope:.2f} (95 %: {self.low:.2f} to {self.high:.2f}, {self.points} points)"
+
+
+def slope(rows: Any, x: str, y: str) -> Slope:
+    """Returns the slope of the logarithm of one column against that of another."""
+    points = list(zip(rows[x].astype(float), rows[y].astype(float), strict=True))
+    return Slope(shape.slope(points), *shape.slope_interval(points), len(points))

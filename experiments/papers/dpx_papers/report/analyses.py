@@ -5,12 +5,17 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from omegaconf import OmegaConf
+
 from dpx.declaration import ConfigError
 from dpx.durable import write_durably
 from dpx.files.run_folder import read_json
 from dpx.pages.analysis_tables import Table
 from dpx.pages.read_runs import source
+from dpx_papers.report.sizes import PREFIX
 
+# What an analysis was asked for.
+_CONFIG = "private/hydra/config.yaml"
 Tables = Mapping[str, Table]
 
 
@@ -23,12 +28,22 @@ def fill(outputs: Path, home: Path, match: tuple[str, ...]) -> list[str]:
             document = read_json(path)
             tables = document.get("tables") or [{"name": "benchmark", "title": "", "rows": document["rows"], "notes": []}]
             models = sorted({str(row["model"]) for row in document.get("rows", ()) if "model" in row})
-            name = document["name"]
+            name = PREFIX * _reads_laptop_runs(path.parent.parent) + document["name"]
         except (ConfigError, KeyError) as error:
             left_out.append(str(error) if isinstance(error, ConfigError) else f"{path}: has no {error}")
             continue
         write(home, name, tables, models)
     return left_out
+
+
+def _reads_laptop_runs(folder: Path) -> bool:
+    """Returns whether an analysis under the name of a full-scale recipe read runs of a laptop's recipe, by the name of its runs."""
+    path = folder / _CONFIG
+    if not path.is_file():
+        return False
+    found: Any = OmegaConf.to_container(OmegaConf.load(path), resolve=False)
+    analysis = found.get("analysis") or {}
+    return any(str((node or {}).get("match", "")).startswith(PREFIX) for node in (analysis, analysis.get("lab")))
 
 
 def write(home: Path, name: str, tables: Sequence[Mapping[str, Any]], models: Sequence[str] = ()) -> None:

@@ -1,5 +1,6 @@
 """Which finished runs belong on the page of a paper: those that are points of their current recipe, on one corpus."""
 
+import dataclasses
 import functools
 from collections.abc import Iterable, Sequence
 from typing import Any, cast
@@ -12,38 +13,69 @@ from dpx.config.identity import identity
 from dpx.optimizer.lr_schedule import in_steps
 from dpx.pages import read_runs
 from dpx.pages.read_runs import Run, knobs_of
+from dpx_papers.report.sizes import FACT, PREFIX, recipe_of
 
 # How a run is computed, and on which text, may differ from its recipe; what is computed may not.
 _FREE = ("microbatch", "clipping_method", "data.name")
 _SEARCHED = ("optimizer", "lr_schedule", "clip")
 _WARM_UP = "lr_schedule.warmup_steps"
+# What makes a run of a full-scale recipe smaller; with any other setting it is another experiment.
+_OF_SIZE = ("model", "steps", "batch_schedule", "data", _WARM_UP, "privacy.delta", "task.max_masked_positions")
 
 
 def merged(kept: Iterable[Run], fresh: Sequence[Run]) -> tuple[list[Run], list[str]]:
-    """Returns the runs of both, those of `fresh` where both have one. Runs outside their recipe's points are left out, with a line each."""
+    """Returns the runs of both, those of `fresh` where both have one. Runs outside their recipe's points are left out, with a line each; a
+    run of a full-scale recipe that its command made smaller has the fact `smaller`, which says by what."""
     new = {run.key for run in fresh}
-    runs = [*fresh, *(run for run in kept if run.key not in new)]
+    runs = [_sized(run) for run in (*fresh, *(run for run in kept if run.key not in new))]
     reasons = strays(runs)
     return [run for run in runs if run.key not in reasons], [f"{'-'.join(key)}: {reasons[key]}" for key in sorted(reasons)]
+
+
+def _sized(run: Run) -> Run:
+    """Returns the run, with the fact `smaller` if its recipe is at full scale and it differs from every point of it by its size alone."""
+    facts = {key: value for key, value in run.facts.items() if key != FACT}
+    points = [] if run.experiment.startswith(PREFIX) else _points_of(run.experiment)
+    if points and _stray(run.config, points) and not _stray(_without_size(run.config), [_without_size(point) for point in points]):
+        swept = {key for key in points[0] if len({point.get(key) for point in points}) > 1}
+        given, wanted = _with_warm_up_in_steps(run.config), _with_warm_up_in_steps(points[0])
+        others = [key for key in wanted if key.startswith(_OF_SIZE) and key not in swept and given.get(key, wanted[key]) != wanted[key]]
+        facts[FACT] = ", ".join(f"{key}={given[key]}" for key in others) or "at other points of its sweep"
+    return dataclasses.replace(run, facts=facts)
+
+
+def _without_size(knobs: dict[str, str]) -> dict[str, str]:
+    return {key: value for key, value in knobs.items() if not key.startswith(_OF_SIZE)}
 
 
 def strays(runs: Sequence[Run]) -> dict[tuple[str, str], str]:
     """Returns the reason why a run is not on the page, by the key of the run: it is not a point of its current recipe, or its corpus
     differs from that of the recipe's latest run with the same `data`. A recipe does not fix the corpus; runs that are compared share one.
+    Runs that were made smaller are compared among those that were so in the same way, the latest.
     """
-    reasons = {run.key: reason for run in runs if (reason := _stray(run.config, _points_of(run.experiment)))}
+    reasons = {run.key: reason for run in runs if FACT not in run.facts and (reason := _stray(run.config, _points_of(run.experiment)))}
     points = sorted((run for run in runs if run.key not in reasons), key=lambda run: run.facts.get("at", ""))
-    corpora = {run.key: (run.experiment, run.config.get("data.name", ""), run.facts.get("corpus", "unknown")) for run in points}
     # Later runs come later here, so that each recipe ends with its latest.
-    latest = {(recipe, data): corpus for recipe, data, corpus in corpora.values()}
-    pairs = ((key, corpus, latest[recipe, data]) for key, (recipe, data, corpus) in corpora.items())
+    sizes = {run.experiment: run.facts[FACT] for run in points if FACT in run.facts}
+    reasons |= {
+        run.key: f"made smaller by {told}, not by {sizes[run.experiment]}"
+        for run in points
+        if (told := run.facts.get(FACT)) is not None and told != sizes[run.experiment]
+    }
+    corpora = {
+        run.key: ((run.experiment, FACT in run.facts, run.config.get("data.name", "")), run.facts.get("corpus", "unknown"))
+        for run in points
+        if run.key not in reasons
+    }
+    latest = dict(corpora.values())
+    pairs = ((key, corpus, latest[recipe]) for key, (recipe, corpus) in corpora.items())
     return reasons | {key: f"trained on {corpus}, not on {own}" for key, corpus, own in pairs if corpus != own}
 
 
 @functools.cache
 def _points_of(name: str) -> list[dict[str, str]]:
     """Knobs of every point of the current recipe; empty if the recipe does not exist."""
-    recipe = name.replace("laptop_", "laptop/", 1)
+    recipe = f"laptop/{recipe_of(name)}" if name.startswith(PREFIX) else name
     if recipe not in recipes.names():
         return []
     plain = ["hydra/sweeper=basic", "job=plan"]

@@ -6,6 +6,7 @@ features of its curves: `grad/snr@0.75:1` is the mean over the last quarter of t
 
 import dataclasses
 import fnmatch
+import json
 import math
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
@@ -21,6 +22,7 @@ from dpx.pages.read_runs import Run
 from dpx_papers.report.analyses import Tables
 from dpx_papers.report.rows import Published
 from dpx_papers.report.shape import is_share
+from dpx_papers.report.sizes import FULL, LAPTOP, PREFIX, recipe_of, size_of
 
 Row = Mapping[str, Any]
 # A `pandas.DataFrame`, whose own types say of no column what it holds.
@@ -29,7 +31,8 @@ Rows = Any
 
 @dataclasses.dataclass(frozen=True)
 class Evidence:
-    """The files of `home` as they were read: `tables` by experiment, `notes` by item."""
+    """The files of `home` as they were read: `tables` by experiment, `notes` by item. Runs and tables of the laptop's recipes have
+    `laptop_` before the name of the recipe that they make smaller."""
 
     home: Path
     runs: Sequence[Run] = ()
@@ -37,13 +40,20 @@ class Evidence:
     tables: Mapping[str, Tables] = dataclasses.field(default_factory=dict)
     notes: Mapping[str, Sequence[str]] = dataclasses.field(default_factory=dict)
 
-    def analysis(self, experiment: str) -> Tables:
-        """Returns the tables of an analysis, and those of other names of the laptop's analysis or benchmark; empty if neither has run."""
-        return {**self.tables.get(f"laptop_{experiment}", {}), **self.tables.get(experiment, {})}
+    def at(self, size: str) -> "Evidence":
+        """Returns what has one of `SIZES`, its runs and tables by the name of the full-scale recipe."""
+        runs = [dataclasses.replace(run, experiment=recipe_of(run.experiment)) for run in self.runs if size_of(run) == size]
+        is_wanted = {FULL: False, LAPTOP: True}.get(size)
+        tables = {recipe_of(name): own for name, own in self.tables.items() if name.startswith(PREFIX) is is_wanted}
+        return dataclasses.replace(self, runs=runs, tables=tables)
 
-    def laptop(self, experiment: str) -> Rows:
-        """Returns the laptop runs whose experiment matches a pattern, as rows."""
-        return rows_of(row_of(run) for run in self.runs if fnmatch.fnmatchcase(run.experiment, f"laptop_{experiment}"))
+    def analysis(self, experiment: str) -> Tables:
+        """Returns the tables of an analysis or a benchmark; empty if it has not run."""
+        return self.tables.get(experiment, {})
+
+    def trained(self, experiment: str) -> Rows:
+        """Returns the runs whose experiment matches a pattern, as rows."""
+        return rows_of(row_of(run) for run in self.runs if fnmatch.fnmatchcase(run.experiment, experiment))
 
 
 def rows_of(lines: Iterable[Row]) -> Rows:
@@ -55,7 +65,16 @@ def rows_of(lines: Iterable[Row]) -> Rows:
 
 def row_of(run: Run) -> Row:
     """Returns the columns of a run, numbers as numbers; `run` is the run itself."""
-    return {key: _number(text) for key, text in (run.facts | run.config).items()} | run.finals | {"run": run}
+    knobs: dict[str, Any] = {key: _number(text) for key, text in (run.facts | run.config).items()}
+    return knobs | dict(_batch(run.config)) | run.finals | {"run": run}
+
+
+def _batch(knobs: Mapping[str, str]) -> Row:
+    """Returns the batch sizes of a schedule: the first, the last, how many and all of them; empty without a schedule."""
+    sizes = knobs.get("batch_schedule.sizes", knobs.get("batch_schedule.size", "null"))
+    found: Any = json.loads(sizes) if sizes[:1].isdigit() or sizes[:1] == "[" else []
+    found = found if isinstance(found, list) else [found]
+    return {"batch/first": found[0], "batch/last": found[-1], "batch/sizes": len(found), "batch/each": found} if found else {}
 
 
 def _number(text: str) -> Any:
@@ -98,7 +117,7 @@ def mean_of_all(values: Any) -> float:
 
 @declaration
 class Selection:
-    """Rows of the laptop runs of `experiment` (a pattern; empty for the item's), or of its analysis' `table`.
+    """Rows of the runs of `experiment` (a pattern; empty for the item's), or of its analysis' `table`.
 
     `where` keeps rows by a column's value: a number or text, a list of them, `min` or `max` of that column, or `!` and what it must not be.
     Fewer than `at_least` rows count as none. `best` reduces what is left.
@@ -115,7 +134,7 @@ class Selection:
         name = self.experiment or experiment
         tables = evidence.analysis(name) if self.table else {}
         require(not tables or self.table in tables, f"table: {self.table}", f"{name} has no such table", f"Use {', '.join(tables)}")
-        rows = rows_of(tables[self.table].as_json()["rows"] if tables else ()) if self.table else evidence.laptop(name)
+        rows = rows_of(tables[self.table].as_json()["rows"] if tables else ()) if self.table else evidence.trained(name)
         for key, wanted in self.where.items():
             values = column(rows, key)
             rows = rows[[value is not None and _matches(value, wanted, values) for value in values]]
@@ -183,8 +202,8 @@ def drawn_tables(evidence: Evidence, experiment: str) -> dict[str, Table]:
     """Returns what figures of an item may draw, shares in percent: the tables `finals` (a row for each run), `curves` (one for each run,
     metric and step) and `published` (one for each number with a point) that have rows."""
     finals, curves = [], []
-    for run in evidence.laptop(experiment).get("run", ()):
-        knobs = {key: _number(text) for key, text in run.config.items()} | {"run": run.run}
+    for run in evidence.trained(experiment).get("run", ()):
+        knobs: dict[str, Any] = {key: _number(text) for key, text in run.config.items()} | {"run": run.run}
         finals.append(knobs | {metric: _drawn(metric, value) for metric, value in run.finals.items()})
         curves += [knobs | {"step": step, metric: _drawn(metric, value)} for metric, curve in run.curves.items() for step, value in curve]
     points = [(*line.point.split("="), line.value) for line in evidence.published if line.experiment == experiment and "=" in line.point]

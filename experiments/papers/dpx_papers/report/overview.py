@@ -10,6 +10,7 @@ from dpx_papers.report import page, shape
 from dpx_papers.report.evidence import Evidence
 from dpx_papers.report.paper import KINDS, Item, Paper
 from dpx_papers.report.shape import Verdict
+from dpx_papers.report.sizes import FULL, recipe_of
 
 # A cell that is longer is cut; the paper's page has all of it.
 LONGEST = 160
@@ -32,11 +33,12 @@ def document(papers: Sequence[Judged]) -> Document:
     """Returns the page; its links lead to `<paper>/page.html` beside it."""
     states = Counter(verdict.state for one in papers for verdict in one.verdicts.values())
     total = sum(len(one.paper.items) for one in papers)
-    counts = ", ".join(f"{states[state]} {state}" for state in (shape.PASS, shape.FAIL, shape.NOT_RUN))
+    counts = ", ".join(f"{states[state]} {state}" for state in (shape.PASS, shape.FAIL, shape.NOT_RUN, shape.ARITHMETIC))
     lead = [
         f"{total} items of {len(papers)} papers: {counts}.",
-        "A verdict compares the order of our values with the paper's, at laptop size unless the item is computed. Cost is that of one H200 "
-        "at half of 790 TFLOP/s. Made by `python -m dpx job=report report.paper=all`.",
+        "A verdict is that of the largest size that is judged: at laptop size it compares the order of our values with the paper's. What "
+        "cannot be false is arithmetic, and is not counted. Cost is that of one H200 at half of 790 TFLOP/s. Made by "
+        "`python -m dpx job=report report.paper=all`.",
         "The table of all runs at the end of a paper's page leads to the page of each run whose folder is here. "
         "`python -m dpx job=report 'report.runs=[first,second]'` sets runs side by side.",
     ]
@@ -44,7 +46,7 @@ def document(papers: Sequence[Judged]) -> Document:
 
 
 def _section(one: Judged) -> Section:
-    columns = ("item", "recipe", "verdict", "full scale", "what a laptop shows", "privacy")
+    columns = ("item", "recipe", "verdict", "runs", "full scale", "what is found", "privacy")
     lines = [_line(item, one) for item in one.paper.items]
     blocks = [
         f"[The page of this paper]({one.found.home.name}/page.html) has figures, published values and every run.",
@@ -56,11 +58,13 @@ def _section(one: Judged) -> Section:
 def _line(item: Item, one: Judged) -> tuple[str, ...]:
     title = f"[{item.number}]({one.found.home.name}/page.html#{item.number.lower()}) {item.title}"
     verdict = one.verdicts[item.number]
-    runs = [run for run in one.found.runs if run.experiment == f"laptop_{item.experiment}"]
-    cost = page.not_run(item.hours) if item.kind == "trains" else KINDS[item.kind]
+    runs = [run for run in one.found.runs if recipe_of(run.experiment) == item.experiment]
+    full = page.verdicts(item, one.found).get(FULL)
+    cost = full.state if full is not None else page.not_run(item.hours) if item.kind == "trains" else KINDS[item.kind]
     shown = "; ".join(part.statistic for part in verdict.parts)
     counted = f"[{len(runs)} runs]({one.found.home.name}/page.html#runs): " if runs else ""
-    return (title, f"`{item.experiment}`", verdict.state, cost, counted + escaped(_cut(shown)), escaped(privacy(runs)))
+    repeats = page.in_runs(verdict.repeats)
+    return (title, f"`{item.experiment}`", verdict.state, repeats, cost, counted + escaped(_cut(shown)), escaped(privacy(runs)))
 
 
 def _cut(text: str) -> str:

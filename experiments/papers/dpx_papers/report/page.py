@@ -2,25 +2,24 @@
 
 import dataclasses
 import shlex
-import statistics
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import pandas as pd
 
-from dpx.config import build, recipes
 from dpx.declaration import ConfigError, require
-from dpx.pages import pictures, read_runs
-from dpx.pages.analysis_tables import Lines, Picture, Table
-from dpx.pages.page_document import Block, Document, Figure, Section, code, escaped, grid, items
+from dpx.pages import read_runs
+from dpx.pages.analysis_tables import Table
+from dpx.pages.page_document import Block, Document, Section, code, escaped, grid, items
 from dpx.pages.read_runs import Run
-from dpx_papers.report import analyses, of_rows, privacy, rows, shape, stages
-from dpx_papers.report.evidence import Evidence, cell, drawn_tables, mean_of_all
+from dpx_papers.report import analyses, figures, of_rows, privacy, rows, shape, stages
+from dpx_papers.report.evidence import Evidence, cell, mean_of_all
 from dpx_papers.report.paper import KINDS, Item, Paper
 from dpx_papers.report.rows import MARKS, Published
 from dpx_papers.report.rules import name, our_value
 from dpx_papers.report.shape import Verdict
+from dpx_papers.report.sizes import FACT, FULL, LAPTOP, PREFIX, SIZES, SMALLER
 
 # Rows of an analysis' table that the page shows; all of them are in `analyses/`.
 SHOWN = 24
@@ -29,11 +28,17 @@ _HEADINGS = {"first": "Read this first", "ours": "About our runs"}
 _HEADINGS["contradictions"] = "Where the paper contradicts itself, or leaves a setting open"
 _COLUMNS = (
     "Three columns are kept apart. **Published** is what the paper states, and how we know it: printed in its text, shown in a figure only "
-    "(left blank, nothing was digitised), computed here from the paper's settings, or stated without a number. **Ours, full scale** is the "
-    "same experiment at the paper's size, or its cost in hours of one H200 at half of 790 TFLOP/s. **Laptop** is a small model with other "
-    "text, batches and steps: only order is judged, and its values say nothing about the paper's. In brackets: the 95 % interval of "
-    "an accuracy for the held-out rows that it was measured on (Wilson), which replicates share; ±: standard deviation of the n "
-    "replicates."
+    "(left blank, nothing was digitised), computed here from the paper's settings, or stated without a number. **Full scale** is the same "
+    "experiment at the paper's size, its values beside the published ones, or its cost in hours of one H200 at half of 790 TFLOP/s. "
+    "**Laptop** is a small model with other text, batches and steps: only order is judged, and its values say nothing about the paper's. A "
+    "run belongs to an item by the name of its recipe: one of a full-scale recipe whose command made it smaller is judged apart, by order "
+    "alone. In brackets: the 95 % interval of an accuracy for the held-out rows that it was measured on (Wilson), which replicates share; "
+    "±: standard deviation of the n replicates."
+)
+_COUNTED = (
+    "**A verdict** is that of the largest size that is judged. A claim passes or fails by a rule whose margins are declared in paper.yaml, "
+    "in the paper's units; “match” and “unchanged” are tests of equivalence. What cannot be false, by what is compared, is marked as "
+    "arithmetic and is not counted. Runs are the fewest replicates that a claim rests on: a verdict on one run says no more than that run."
 )
 
 
@@ -46,16 +51,37 @@ def evidence(paper: Paper, home: Path) -> Evidence:
         require(line["item"] in known, f"notes.csv: {line['item']}", "no item of paper.yaml has that number", fix)
         notes.setdefault(line["item"], []).append(line["note"])
     read = Evidence(home, rows.read(home / "results.csv"), rows.read_published(home / "published.csv"), analyses.read(home), notes)
-    made = {item.source: {one.name: one} for item in paper.items if item.rows and (one := of_rows.table(item, read)) is not None}
+    made = {
+        PREFIX * (size == LAPTOP) + item.source: {one.name: one}
+        for item in paper.items
+        for size in item.sizes_of_rows
+        if (one := of_rows.table(item, read.at(size))) is not None
+    }
     return dataclasses.replace(read, tables={**read.tables, **made})
 
 
-def verdict(item: Item, found: Evidence) -> Verdict:
-    """Returns every claim of an item, judged."""
+def verdicts(item: Item, found: Evidence) -> dict[str, Verdict]:
+    """Returns every claim of an item, judged at each size (`evidence.SIZES`) that has runs or tables of it, by the rules that fit it."""
+    judged = {}
     try:
-        return Verdict(tuple(part for rule in item.verdict for part in rule.parts(found, item.source)))
+        for size in SIZES:
+            own = found.at(size)
+            parts = tuple(part for rule in item.rules(size) for part in rule.judged(own, item.source))
+            if any(part.state != shape.NOT_RUN for part in parts):
+                judged[size] = Verdict(parts)
     except ConfigError as error:
         raise ConfigError(f"{found.home.name}.{item.number}: {error.value}", error.reason, error.fix) from error
+    return judged
+
+
+def verdict(item: Item, found: Evidence) -> Verdict:
+    """Returns the verdict that counts: that of the first size with one, or every claim of the item as not run."""
+    judged = verdicts(item, found)
+    settled = [one for one in judged.values() if one.state != shape.NOT_RUN]
+    if judged:
+        return [*settled, *judged.values()][0]
+    nothing = Evidence(found.home, published=found.published)
+    return Verdict(tuple(part for rule in item.rules(item.own_size) for part in rule.judged(nothing, item.source)))
 
 
 def document(paper: Paper, found: Evidence) -> Document:
@@ -64,6 +90,7 @@ def document(paper: Paper, found: Evidence) -> Document:
     sections = [
         *(Section(heading, [items(found.notes[key])], key) for key, heading in _HEADINGS.items() if key in found.notes),
         Section(f"All {len(paper.items)} items at a glance", [_glance(paper, judged, found)], "glance"),
+        *([Section("How the recipes read the paper", [_readings(paper)], "readings")] if paper.readings else []),
         *(_section(paper, item, judged[item.number], found) for item in paper.items),
         Section("Every run", [_all_runs(paper, found)], "runs"),
     ]
@@ -71,14 +98,20 @@ def document(paper: Paper, found: Evidence) -> Document:
 
 
 def _lead(paper: Paper, judged: Sequence[Verdict], found: Evidence) -> list[str]:
-    count = {state: sum(one.state == state for one in judged) for state in (shape.PASS, shape.FAIL, shape.NOT_RUN)}
+    count = {state: sum(one.state == state for one in judged) for state in (shape.PASS, shape.FAIL, shape.NOT_RUN, shape.ARITHMETIC)}
     trained = [run for run in found.runs if _is_shown(run, paper)]
     commits, corpora = (sorted({run.facts[key] for run in trained if key in run.facts}) for key in ("commit", "corpus"))
     made = f" Commits of the runs: {', '.join(map(code, commits))}." if commits else ""
     text = f" Their text, with the checksum of the prepared rows: {'; '.join(map(escaped, corpora))}." if corpora else ""
     command = f"`python -m dpx job=report report.paper={found.home.name}`"
-    states = ", ".join(f"{number} {state}" for state, number in count.items())
-    return [f"Verdicts: {states}. Made by {command} from {len(trained)} training runs and the tables in this folder.{made}{text}", _COLUMNS]
+    states = ", ".join(f"{number} {state}" for state, number in count.items() if number or state != shape.ARITHMETIC)
+    lead = f"Verdicts: {states}. Made by {command} from {len(trained)} training runs and the tables in this folder.{made}{text}"
+    return [lead, _COLUMNS, _COUNTED]
+
+
+def _readings(paper: Paper) -> Block:
+    lines = [(", ".join(map(code, one.recipes)), *map(escaped, (one.setting, one.paper, one.taken, one.why))) for one in paper.readings]
+    return grid(("recipes", "setting", "the paper says", "taken", "why"), lines)
 
 
 def _is_shown(run: Run, paper: Paper) -> bool:
@@ -87,12 +120,21 @@ def _is_shown(run: Run, paper: Paper) -> bool:
 
 
 def _glance(paper: Paper, judged: dict[str, Verdict], found: Evidence) -> Block:
-    lines = [
-        (f"[{item.number}](#{item.number.lower()}) {item.title}", f"`{item.experiment}`", _printed(item, found),
-         _full_scale(item, paper, found), judged[item.number].state)
-        for item in paper.items
-    ]  # fmt: skip
-    return grid(("item", "experiment", "published in the text", "ours, full scale", "verdict"), lines)
+    lines = []
+    for item in paper.items:
+        at = verdicts(item, found)
+        smaller = f"; made smaller: {at[SMALLER].state}" if SMALLER in at else ""
+        full = at[FULL].state if FULL in at else _full_scale(item, found) + smaller
+        sizes = (full, at[LAPTOP].state if LAPTOP in at else "–")
+        runs = in_runs(judged[item.number].repeats)
+        title = f"[{item.number}](#{item.number.lower()}) {item.title}"
+        lines.append((title, f"`{item.experiment}`", _printed(item, found), *sizes, runs, judged[item.number].state))
+    return grid(("item", "experiment", "published in the text", FULL, LAPTOP, "runs", "verdict"), lines)
+
+
+def in_runs(repeats: int) -> str:
+    """Returns on how many replicates a verdict rests, as text."""
+    return "–" if not repeats else "one run" if repeats == 1 else f"{repeats} runs"
 
 
 def _printed(item: Item, found: Evidence) -> str:
@@ -104,13 +146,14 @@ def _printed(item: Item, found: Evidence) -> str:
     return ", ".join(printed) or (MARKS["claim"] if any(line.mark == "claim" for line in lines) else "–")
 
 
-def _full_scale(item: Item, paper: Paper, found: Evidence) -> str:
-    if any(run.experiment == item.experiment and _is_shown(run, paper) for run in found.runs):
+def _full_scale(item: Item, found: Evidence) -> str:
+    """Returns what there is of an item at full scale that has no verdict there."""
+    if any(run.experiment == item.experiment for run in found.at(FULL).runs):
         return "ran: values below"
     if item.kind == "trains":
         return not_run(item.hours)
-    is_there = bool(found.analysis(item.experiment))
-    return KINDS[item.kind] if is_there or item.kind in ("grid", "planned", "rows") else "not run (no cost)"
+    is_there = bool(found.at(FULL).analysis(item.experiment))
+    return KINDS[item.kind] if is_there or item.kind in ("grid", "accounting and grid", "planned", "rows") else "not run (no cost)"
 
 
 def not_run(hours: int | float | str, flops: str = "") -> str:
@@ -125,61 +168,69 @@ def not_run(hours: int | float | str, flops: str = "") -> str:
 
 def _section(paper: Paper, item: Item, judged: Verdict, found: Evidence) -> Section:
     lines = [line for line in found.published if line.item == item.number]
-    own = [run for run in found.runs if run.experiment == f"laptop_{item.experiment}" and _is_shown(run, paper)]
-    # A benchmark in place of a recipe that trains is judged alone; tables under the recipe's own name are shown.
-    tables = found.tables.get(item.experiment, {}) if item.kind == "trains" else found.analysis(item.source)
-    command = "No recipe yet" if item.kind == "planned" else f"`{shlex.join(('python', '-m', 'dpx', *item.overrides))}`"
-    command = f"Made with this page from `{item.rows}`" if item.kind == "rows" else command
-    scale = "full scale" if item.kind == "computed" else "from rows" if item.kind == "rows" else "laptop"
+    at = {size: found.at(size) for size in SIZES}
+    own = {size: [run for run in at[size].runs if run.experiment == item.experiment and _is_shown(run, paper)] for size in SIZES}
+    tables = {size: _shown_tables(item, at[size]) for size in SIZES}
     blocks: list[Block] = [
-        f"{command}." + f" Passes if: {item.passes}." * bool(item.passes),
-        grid(("claim", "what is found", scale), [(part.claim, escaped(part.statistic), part.state) for part in judged.parts]),
+        _commands(item) + f" Passes if: {item.passes}." * bool(item.passes),
+        _claims(item, judged, verdicts(item, found)),
         *found.notes.get(item.number, ()),
-        *_figures(paper, item, found, tables),
-        *(_table(table) for table in tables.values() if table.name != "verdicts"),
+        *_readings_of(paper, item),
+        *figures.of_item(paper, item, at, tables),
+        *(_table(table, size if len(tables[FULL]) and size != FULL else "") for size in SIZES for table in tables[size].values()),
     ]
     columns = ("quantity", "published", "how we know", "where", "ours, full scale", "note")
-    blocks += [grid(columns, [_published(line, item, found) for line in lines])] if lines else []
-    alone, whole = ([run for run in own if read_runs.is_of_chain(run) is chained] for chained in (False, True))
-    blocks += [*([_points(alone, paper)] if alone else []), *(stages.tables(whole) if whole else [])]
-    blocks += [*_norms(own, item.norms), *_privacy(item, own)]
-    return Section(f"{item.number}. {item.title}", blocks, item.number.lower())
+    blocks += [grid(columns, [_published(line, item, at[FULL]) for line in lines])] if lines else []
+    for size, runs in own.items():
+        alone, whole = ([run for run in runs if read_runs.is_of_chain(run) is chained] for chained in (False, True))
+        told = sorted({run.facts[FACT] for run in runs if FACT in run.facts})
+        blocks += [f"Runs made smaller by their command: {escaped('; '.join(told))}."] if told else []
+        blocks += [*([_points(alone, paper, size)] if alone else []), *(stages.tables(whole) if whole else [])]
+        blocks += _norms(runs, item.norms)
+    return Section(f"{item.number}. {item.title}", [*blocks, *_privacy(item, own)], item.number.lower())
 
 
-def _figures(paper: Paper, item: Item, found: Evidence, tables: analyses.Tables) -> list[Figure]:
-    """Figures that the item and its analysis declare; panels without data are left out."""
-    drawn = [Picture(one.name, one.caption, tuple(_completed(panel, paper, found) for panel in one.panels)) for one in item.figures]
-    if tables and item.kind != "rows":
-        declared: Any = build(recipes.compose(item.overrides))[1]
-        drawn += declared.analysis.pictures(list(tables.values())) if hasattr(getattr(declared, "analysis", None), "pictures") else []
-    known = {**drawn_tables(found, item.experiment), **tables} if drawn else {}
-    kept = [Picture(one.name, one.caption, tuple(panel for panel in one.panels if _has_data(panel, known))) for one in drawn]
-    return pictures.draw([picture for picture in kept if picture.panels], list(known.values()))
+def _readings_of(paper: Paper, item: Item) -> list[Block]:
+    """Returns the settings of an item's recipe that are readings, which the table above the items explains."""
+    own = [one.setting for one in paper.readings if one.is_of(item.experiment)]
+    return [f"[Readings](#readings) of the recipe: {escaped('; '.join(own))}."] if own else []
 
 
-def _completed(panel: Lines, paper: Paper, found: Evidence) -> Lines:
-    """Returns the panel with a title, a label, and its dotted line at the mean of the runs of the experiment that `level` names."""
-    (key, *_), level, is_ours = (*panel.y, *panel.marks, ""), panel.level, panel.table in ("finals", "curves")
-    if isinstance(level, str):
-        values = found.laptop(level).get(key, pd.Series(dtype=object)).dropna()
-        level = (100 if shape.is_share(key) else 1) * statistics.fmean(values) if len(values) else None
-    label = panel.y_label or paper.columns.get(key, key) + ", %" * shape.is_share(key)
-    title = panel.title or "laptop: order only" * is_ours + "published, full scale" * (panel.table == "published")
-    return dataclasses.replace(panel, level=level, y_label=label, title=title, runs="run" if is_ours and panel.y else panel.runs)
+def _commands(item: Item) -> str:
+    """Returns the commands that make the evidence of an item."""
+    if item.kind in ("planned", "rows"):
+        return "No recipe yet." if item.kind == "planned" else f"Made with this page from `{item.rows}`."
+    commands = dict.fromkeys((item.overrides_at(FULL), item.overrides_at(LAPTOP)))
+    shown = [f"`{shlex.join(('python', '-m', 'dpx', *one))}`" for one in commands]
+    return f"{shown[0]}." if len(shown) == 1 else f"Full scale: {shown[0]}. Laptop: {shown[1]}."
 
 
-def _has_data(panel: Any, tables: analyses.Tables) -> bool:
-    lines = tables[panel.table].as_json()["rows"] if panel.table in tables else []
-    if not isinstance(panel, Lines):
-        return bool(lines)
-    where = panel.where
-    return any({*panel.y, *panel.marks} <= set(line) and (where is None or line[where[0]] == where[1]) for line in lines)
+def _claims(item: Item, judged: Verdict, at: Mapping[str, Verdict]) -> Block:
+    shown = at or {item.own_size: judged}
+    size = {FULL: "from rows"} if item.kind == "rows" else {}
+    lines = [
+        (escaped(part.claim), escaped(part.statistic), escaped(part.says) or "–", size.get(name, name), in_runs(part.repeats), part.state)
+        for name, one in shown.items()
+        for part in one.parts
+    ]
+    return grid(("claim", "what is found", "in the paper", "size", "runs", "verdict"), lines)
 
 
-def _table(table: Table) -> Block:
+def _shown_tables(item: Item, at: Evidence) -> dict[str, Table]:
+    """Returns the tables of an item that are shown: its verdicts are with the claims, and a benchmark in place of a recipe that trains is
+    judged alone."""
+    left_out = {"verdicts"} | ({"benchmark"} if item.kind == "trains" else set())
+    return {name: table for name, table in at.analysis(item.source).items() if name not in left_out}
+
+
+def _table(table: Table, size: str) -> Block:
     more = f", {len(table.rows)} rows, the first {SHOWN}" if len(table.rows) > SHOWN else ""
     cells = [tuple(map(_cell, row)) for row in table.rows[:SHOWN]]
-    return grid(tuple(escaped(column.replace("_", " ")) for column in table.columns), cells, f"{table.title or table.name}{more}")
+    return grid(
+        tuple(escaped(column.replace("_", " ")) for column in table.columns),
+        cells,
+        f"{table.title or table.name}{f', {size}' * bool(size)}{more}",
+    )
 
 
 def _cell(value: Any) -> str:
@@ -188,30 +239,30 @@ def _cell(value: Any) -> str:
     return f"{value:.4g}" if isinstance(value, float) else f"{value:,}" if isinstance(value, int) else escaped(value)
 
 
-def _published(line: Published, item: Item, found: Evidence) -> tuple[str, ...]:
+def _published(line: Published, item: Item, full: Evidence) -> tuple[str, ...]:
     value = f"{int(line.value):,}" if line.value.isdigit() else line.value
-    how = (MARKS[line.mark], line.where, ours(line, item, found), line.note)
+    how = (MARKS[line.mark], line.where, ours(line, item, full), line.note)
     return (line.quantity, f"{value} {line.unit}".strip() if line.value else "–", *how)
 
 
-def ours(line: Published, item: Item, found: Evidence) -> str:
+def ours(line: Published, item: Item, full: Evidence) -> str:
     """Returns our value at full scale, or the text that it did not run and what it would cost."""
-    value = our_value(line, found)
+    value = our_value(line, full)
     if value is not None:
         return f"{value:,.0f}" if value >= 1e5 else f"{value:.4g} {line.unit}".strip()
     if line.metric == "setting":
         return "set in the recipe"
     if item.kind == "trains":
         return not_run(line.h200_hours, line.flops)
-    return "see the tables above" if item.kind == "computed" and found.analysis(item.experiment) else KINDS[item.kind]
+    return "see the tables above" if full.analysis(item.experiment) else KINDS[item.kind]
 
 
-def _points(runs: Sequence[Run], paper: Paper) -> Block:
+def _points(runs: Sequence[Run], paper: Paper, size: str) -> Block:
     lines = []
     for point in dict.fromkeys(run.point for run in runs):
         own = [run for run in runs if run.point == point]
         lines.append((code(point), *(_mean(own, key) for key in paper.columns), _guarantee(own)))
-    return grid(("point", *paper.columns.values(), "guarantee"), lines, f"laptop runs by point: {len(runs)} in all")
+    return grid(("point", *paper.columns.values(), "guarantee"), lines, f"{size} runs by point: {len(runs)} in all")
 
 
 def _mean(runs: Sequence[Run], key: str) -> str:
@@ -239,11 +290,15 @@ def _norms(runs: Sequence[Run], knob: str) -> list[Block]:
     ]
 
 
-def _privacy(item: Item, runs: Sequence[Run]) -> list[Block]:
-    if found := [f"Privacy: {line}" for line in privacy.lines(runs)]:
+def _privacy(item: Item, own: Mapping[str, Sequence[Run]]) -> list[Block]:
+    """Returns what the statements of the runs say."""
+    ran = {size: privacy.lines(runs) for size, runs in own.items() if runs}
+    if found := [f"Privacy, {size}: {line}" for size, lines in ran.items() for line in lines]:
         # One line is shown, several (a sweep over epsilon, for example) are folded.
         return [items(found, f"privacy of these runs, {len(found)} kinds" if len(found) > 1 else "")]
-    return ["Privacy: nothing was trained for this item, so no ε is spent."] if item.kind in ("trains", "computed", "rows") else []
+    if item.kind == "trains":
+        return ["Privacy: no finished run of this item is here, so there is no ε to state."]
+    return ["Privacy: nothing is trained for this item, so no ε is spent."] if item.kind in ("computed", "rows") else []
 
 
 def _all_runs(paper: Paper, found: Evidence) -> Block:

@@ -17,7 +17,9 @@ from dpx.declaration import ConfigError, declaration, require
 from dpx.pages.analysis_tables import Lines, Picture
 from dpx.pages.read_runs import Run
 from dpx_papers.report import rules
+from dpx_papers.report.readings import Reading
 from dpx_papers.report.rules import Rule
+from dpx_papers.report.sizes import FULL, LAPTOP, SMALLER
 
 # What "ours, full scale" shows of an item that has not run at full scale, by its kind.
 KINDS = {
@@ -28,6 +30,7 @@ KINDS = {
     "planned": "no recipe yet",
     "rows": "made from rows",
 }
+_SCALES = {FULL: ("", "full"), SMALLER: ("", "small"), LAPTOP: ("", "small", "laptop")}
 # The declarations that the keys of paper.yaml hold; `rule` names that of a verdict.
 _PARTS = {
     "items": "dpx_papers.report.paper.Item",
@@ -35,6 +38,7 @@ _PARTS = {
     "best": "dpx_papers.report.evidence.Best",
     "figures": "dpx_papers.report.paper.Figure",
     "panels": "dpx.pages.analysis_tables.Lines",
+    "readings": "dpx_papers.report.readings.Reading",
 }
 
 
@@ -48,10 +52,10 @@ class Figure(Picture):
 @declaration
 class Item:
     """One experiment of a paper. `hours` of one H200 at half of 790 TFLOP/s is its cost at full scale; `options` are those of the
-    laptop's command; `passes` says what has to hold. Without a `verdict` its analysis judges itself. `norms` is the knob by which the
-    growth of every weight matrix is listed. An item of the kind `rows` has no recipe: its table `rows` is made where the page is, from
-    `rows`, a CSV file beside paper.yaml or the `finals`, `curves` or `published` numbers of `experiment`, by at most one `function`, which
-    is marked by `dpx_papers.report.of_rows.of_rows` and named in full."""
+    laptop's command, or of an item that is computed; `passes` says what has to hold. Without a `verdict` its analysis judges itself.
+    `norms` is the knob by which the growth of every weight matrix is listed. An item of the kind `rows` has no recipe: its table `rows` is
+    made where the page is, from `rows`, a CSV file beside paper.yaml or the `finals`, `curves` or `published` numbers of `experiment`, by
+    at most one `function`, which is marked by `dpx_papers.report.of_rows.of_rows` and named in full."""
 
     number: str
     experiment: str
@@ -84,25 +88,46 @@ class Item:
         return self.number if self.rows else self.experiment
 
     @property
-    def overrides(self) -> list[str]:
-        """What runs the item on a laptop, as it is written after `python -m dpx`."""
-        laptop = f"laptop/{self.experiment}"
-        name = laptop if self.kind == "trains" and laptop in recipes.names() else self.experiment
-        return [f"+experiment={name}", *self.options]
+    def own_size(self) -> str:
+        """The size that an item which has not run is shown at."""
+        return FULL if self.kind in ("computed", "rows") else LAPTOP
+
+    @property
+    def sizes_of_rows(self) -> tuple[str, ...]:
+        """The sizes that the table of an item of the kind `rows` is made at."""
+        return () if not self.rows else (FULL, LAPTOP) if self.rows in ("finals", "curves") else (FULL,)
+
+    def rules(self, size: str) -> list[Rule]:
+        """Returns the rules that fit a size."""
+        return [rule for rule in self.verdict if rule.scale in _SCALES[size]]
+
+    def overrides_at(self, size: str) -> tuple[str, ...]:
+        """Returns what makes the item at a size, as it is written after `python -m dpx`."""
+        laptop, is_computed = f"laptop/{self.experiment}", self.kind == "computed"
+        if size == LAPTOP and not (is_computed and self.options):
+            return (f"+experiment={laptop if laptop in recipes.names() else self.experiment}", *self.options)
+        return (f"+experiment={self.experiment}", *(self.options if is_computed else ()))
 
 
 @declaration
 class Paper:
-    """`headline` is the column that a finished training run has; `columns` of the table of runs by point, with their headings. `drops` are
-    patterns of metrics that results.csv does not keep. Each of `collects` is called with the folder of runs and that of the paper, writes
-    what else its analyses read, and returns a line on each run that it left out."""
+    """`headline` is the column that a finished training run has; `columns` of the table of runs by point, with their headings.
+    `readings` say what recipes take where the paper leaves a setting open. `drops` are patterns of metrics that results.csv does not
+    keep. Each of `collects` is called with the folder of runs and that of the paper, writes what else its analyses read, and returns a
+    line on each run that it left out."""
 
     title: str
     items: Sequence[Item]
     headline: str
     columns: Mapping[str, str]
+    readings: Sequence[Reading] = ()
     drops: Sequence[str] = ()
     collects: Sequence[Any] = ()
+
+    def __post_init__(self) -> None:
+        for pattern in {pattern for reading in self.readings for pattern in reading.recipes}:
+            fix = f"Name a recipe{nearest(pattern, recipes.names())}"
+            require(bool(fnmatch.filter(recipes.names(), pattern)), f"readings: recipes {pattern}", "no recipe has that name", fix)
 
     @property
     def match(self) -> tuple[str, ...]:

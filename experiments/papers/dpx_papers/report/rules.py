@@ -4,9 +4,11 @@ A rule that one paper alone needs is a class in `dpx_papers/<paper>/` or in anot
 selections are those of `dpx_papers.report.evidence`.
 """
 
+import dataclasses
 import itertools
 import math
 import statistics
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
@@ -14,26 +16,67 @@ import pandas as pd
 
 from dpx.declaration import declaration, require
 from dpx.pages.pictures import mean_curve
+from dpx.pages.read_runs import Run
 from dpx_papers.report import shape
 from dpx_papers.report.evidence import Evidence, Rows, Selection, column
 from dpx_papers.report.rows import Published
-from dpx_papers.report.shape import Part
+from dpx_papers.report.shape import ARITHMETIC, NOT_RUN, PASS, Part
 
 Groups = dict[Any, list[Any]]
 # Whether the claim holds, `None` if that cannot be judged, and the numbers behind it.
 Judged = tuple[bool | None, str]
+# At which sizes a rule judges: any, full scale, what is smaller, or the laptop's recipes alone.
+Scale = Literal["", "full", "small", "laptop"]
+# What `says` holds where the paper claims nothing.
+OURS = "ours"
+
+
+def fewest(*selected: Rows) -> int:
+    """Returns the fewest replicates of a point among rows that are runs, 0 if none is."""
+    runs = ([run for run in rows["run"] if isinstance(run, Run)] for rows in selected if "run" in rows)
+    counts = [count for own in runs for count in Counter((run.experiment, run.point) for run in own).values()]
+    return min(counts, default=0)
 
 
 @declaration
 class Rule(Selection):
     """A claim on the column `value` of the selected rows, grouped by the column `by`. A claim with fewer than `groups` groups, or fewer
-    than `replicates` rows in one of them, is not judged."""
+    than `replicates` rows in one of them, is not judged. `says` is the quantity of the row of published.csv with the paper's own claim, or
+    `ours`. A rule whose settings only one recipe has names its `scale`. `arithmetic` marks what cannot be false."""
 
     claim: str
     value: str = ""
     by: str = ""
     groups: int = 1
     replicates: int = 1
+    says: str = ""
+    scale: Scale = ""
+    arithmetic: bool = False
+
+    def judged(self, evidence: Evidence, experiment: str) -> list[Part]:
+        """Returns `parts` as the page shows them: with the place of the claim in the paper, and with the replicates behind them."""
+        parts, says = self.parts(evidence, experiment), self._place(evidence, experiment)
+        repeats = self.repeats(evidence, experiment) if any(part.state != NOT_RUN for part in parts) else 0
+        states = [ARITHMETIC if self.arithmetic and part.state == PASS else part.state for part in parts]
+        return [
+            dataclasses.replace(part, state=state, says=part.says or says, repeats=repeats)
+            for part, state in zip(parts, states, strict=True)
+        ]
+
+    def _place(self, evidence: Evidence, experiment: str) -> str:
+        """Returns where the paper says it. Raises `ConfigError` for a claim that published.csv does not have."""
+        if self.says in ("", OURS) or not evidence.published:
+            return self.says
+        lines = [line for line in evidence.published if line.quantity == self.says]
+        own = [line for line in lines if line.experiment == experiment] or lines
+        fix = f"Write it there, with its place, or says: {OURS}"
+        require(bool(lines), f"says: {self.says}", "published.csv has no such quantity", fix)
+        return f"“{own[0].quantity}” ({own[0].where or 'no place'})"
+
+    def repeats(self, evidence: Evidence, experiment: str) -> int:
+        """Returns the fewest replicates of a point among the runs that are compared, 0 if they are no runs."""
+        rows = dataclasses.replace(self, best=None).rows(evidence, experiment)
+        return fewest(rows)
 
     def parts(self, evidence: Evidence, experiment: str) -> list[Part]:
         """Returns the claims judged, or `not run`; `experiment` is that of the item. Raises `ConfigError` for a column that no row has."""
@@ -90,18 +133,18 @@ def name(key: Any) -> str:
 
 @declaration
 class Trend(Rule):
-    """`value` rises (or `falls`) with `by`, by the trend of Jonckheere and Terpstra over replicates. With `at_smallest`, the rows at the
-    smallest value of that column are judged, and the others reported."""
+    """`value` rises (or `falls`) with `by`, by the trend of Jonckheere and Terpstra over replicates, at every value of `each`."""
 
     groups: int = 2
     falls: bool = False
-    at_smallest: str = ""
+    each: str = ""
 
     def judge(self, groups: Groups, rows: Rows) -> Judged:
-        (_, first), *others = (self.split(rows, self.at_smallest) if self.at_smallest else {"": groups}).items()
-        trend = shape.trend(first, self.falls)
-        rest = [f"{self.at_smallest} {name(key)}: {self.spreads(own, rows)}; lower at the {lower_end(own)} end" for key, own in others]
-        return trend.holds, ". Reported, not judged: ".join([f"{self.spreads(first, rows)}; {trend.words()}", *rest])
+        at_each = {key: own for key, own in (self.split(rows, self.each) if self.each else {"": groups}).items() if len(own) > 1}
+        trends = {key: shape.trend(own, self.falls) for key, own in at_each.items()}
+        heads = {key: f"{self.each} {name(key)}: " * bool(self.each) for key in at_each}
+        texts = [f"{heads[key]}{self.spreads(own, rows)}; {trends[key].words()}" for key, own in at_each.items()]
+        return all(one.holds for one in trends.values()) if trends else None, ". ".join(texts) or f"one value of {self.by} at each"
 
 
 def lower_end(groups: Mapping[Any, Sequence[float]]) -> str:
@@ -112,7 +155,8 @@ def lower_end(groups: Mapping[Any, Sequence[float]]) -> str:
 @declaration
 class Monotone(Rule):
     """The mean of `value`, or its `highest`, rises or `falls` from each value of `by` to the next, in every group of equal `each`; with
-    `ties` it may stay equal. `order` lists the values of `by` where they are names."""
+    `ties` it may stay equal, and with a `step` go back by that factor, which is one of the grid that was searched. `order` lists the values
+    of `by` where they are names."""
 
     groups: int = 2
     falls: bool = False
@@ -120,14 +164,17 @@ class Monotone(Rule):
     each: str = ""
     order: Sequence[str] = ()
     highest: bool = False
+    step: float = 1.0
 
     def judge(self, groups: Groups, rows: Rows) -> Judged:
         pairs, texts = [], []
         for key, own in (self.split(rows, self.each) if self.each else {"": groups}).items():
             points = {one: max(own[one]) if self.highest else statistics.fmean(own[one]) for one in self.order or own if one in own}
-            pairs += itertools.pairwise([-value for value in points.values()] if self.falls else points.values())
+            pairs += itertools.pairwise(list(points.values()))
             texts.append(f"{key}: " * bool(key) + ", ".join(f"{name(one)}: {value:.3g}" for one, value in points.items()))
-        holds = all(low < high or (self.ties and low == high) for low, high in pairs)
+        ordered = [(high, low) if self.falls else (low, high) for low, high in pairs]
+        # Steps of a grid are exact powers, which floats are not.
+        holds = all(low < high or (self.ties and low <= self.step * high * (1 + 1e-9)) for low, high in ordered)
         return holds if pairs else None, "; ".join(texts)
 
 
@@ -148,11 +195,18 @@ class Ordered(Rule):
 @declaration
 class Above(Rule):
     """`value` is above that of the rows of `than`: `all` of all, or `means` above the mean of each group of `by`, or it `reaches` the
-    highest of them within one standard deviation. Rows of `than` on another text, or that differ in `alike`, are left out."""
+    highest of them within one standard deviation; with a `margin`, by more than it (in points if a share). Rows of `than` on another text,
+    or that differ in `alike`, are left out."""
 
     than: Selection
     compare: Literal["all", "means", "reaches"] = "all"
     alike: Sequence[str] = ()
+    margin: float = 0.0
+
+    def repeats(self, evidence: Evidence, experiment: str) -> int:
+        others = self.than.rows(evidence, self.experiment or experiment)
+        # The others are one pool, whatever their points.
+        return min([fewest(self.rows(evidence, experiment)), *([len(others)] if "run" in others else [])])
 
     def parts(self, evidence: Evidence, experiment: str) -> list[Part]:
         rows = self.rows(evidence, experiment)
@@ -167,10 +221,11 @@ class Above(Rule):
             return [part]
         highest, mean = max(map(max, groups.values())), statistics.fmean(upper)
         edge = f"lowest {shape.plain(min(upper), self.value)}, highest of the others {shape.plain(highest, self.value)}"
+        margin = self.margin / (100 if shape.is_share(self.value) else 1)
         if self.compare == "all":
-            holds = min(upper) > highest
+            holds = min(upper) > highest + margin
         elif self.compare == "means":
-            holds = mean > max(map(statistics.fmean, groups.values()))
+            holds = mean > max(map(statistics.fmean, groups.values())) + margin
         else:
             holds = len(upper) > 1 and mean + statistics.stdev(upper) >= highest
         return [Part.of(self.claim, holds, f"{self.spread(upper, rows)} against {self.spreads(groups, others)}; {edge}")]
@@ -179,13 +234,14 @@ class Above(Rule):
 @declaration
 class Within(Rule):
     """`value`, less that of the column `minus` if it is named, lies in [`least`, `most`] and strictly between `above` and `below` in every
-    row."""
+    row, or in one of them if `one_is_enough`."""
 
     minus: str = ""
     above: float = float("-inf")
     least: float = float("-inf")
     most: float = float("inf")
     below: float = float("inf")
+    one_is_enough: bool = False
 
     def judge(self, groups: Groups, rows: Rows) -> Judged:
         subtracted = column(rows, self.minus) if self.minus else [0] * len(rows)
@@ -193,29 +249,44 @@ class Within(Rule):
         values = [value - other for value, other in pairs]
         if not values:
             return None, f"no row has both {self.value} and {self.minus}"
-        holds = self.above < min(values) and self.least <= min(values) and max(values) <= self.most and max(values) < self.below
+        inside = [self.above < value < self.below and self.least <= value <= self.most for value in values]
+        holds = any(inside) if self.one_is_enough else all(inside)
         return holds, f"from {min(values):.4g} to {max(values):.4g}" + f"; {self.spreads(groups, rows)}" * (not self.minus)
 
 
 @declaration
 class Flat(Rule):
-    """The lowest and the highest mean of `value` over the values of `by` differ by at most two standard errors of their difference,
-    or not at all."""
+    """The lowest and the highest mean of `value` over the values of `by` are equivalent within `margin` (in points if a share): two
+    one-sided tests over replicates. With `factor` instead, one of them is at most that many times the other."""
 
     groups: int = 2
-    replicates: int = 2
+    margin: float | None = None
+    factor: float | None = None
+
+    def __post_init__(self) -> None:
+        fix = "Declare one of them, in the units of the paper"
+        require((self.margin is None) != (self.factor is None), f"flat: {self.claim}", "has no margin and no factor, or both", fix)
 
     def judge(self, groups: Groups, rows: Rows) -> Judged:
         low, *_, high = sorted(groups.values(), key=statistics.fmean)
-        holds, difference, error = shape.within_noise(high, low)
-        noise = f"largest difference {shape.plain(difference, self.value)}, two standard errors {shape.plain(2 * error, self.value)}"
-        return holds or difference == 0, f"{self.spreads(groups, rows)}: {noise}"
+        spreads = self.spreads(groups, rows)
+        if self.factor is not None:
+            quotient = statistics.fmean(high) / statistics.fmean(low)
+            return quotient <= self.factor * (1 + 1e-9), f"{spreads}: a factor of {quotient:.3g}, at most {self.factor:g} is declared"
+        assert self.margin is not None
+        if min(map(len, (low, high))) < 2:
+            return None, f"{spreads}: two runs of each are needed"
+        is_share = shape.is_share(self.value)
+        apart, unit = shape.most_apart(high, low) * (100 if is_share else 1), " points" * is_share
+        difference = (statistics.fmean(high) - statistics.fmean(low)) * (100 if is_share else 1)
+        text = f"largest difference {difference:.2g}{unit}, at most {apart:.2g} (95 %); the margin is {self.margin:g}"
+        return apart <= self.margin, f"{spreads}: {text}"
 
 
 @declaration
 class Slope(Rule):
-    """The least-squares slope of the means of `value` against `by`, of logarithms unless `linear`, lies in [`least`, `most`]. With
-    `concave`, the slope over the first interval is above that over the last."""
+    """The least-squares slope of the means of `value` against `by`, of logarithms unless `linear`, lies in [`least`, `most`]; its 95 %
+    interval is told. With `concave`, the slope over the first interval is above that over the last."""
 
     groups: int = 2
     least: float = float("-inf")
@@ -229,44 +300,71 @@ class Slope(Rule):
             return None, "a logarithm needs positive values"
         slope = shape.slope(means, self.linear)
         each = [shape.slope(pair, self.linear) for pair in itertools.pairwise(means)]
-        text = f"slope {slope:.3g}; between neighbours {', '.join(f'{one:.3g}' for one in each)}"
+        low, high = shape.slope_interval(means, self.linear)
+        text = f"slope {slope:.3g} (95 %: {low:.3g} to {high:.3g}); between neighbours {', '.join(f'{one:.3g}' for one in each)}"
         return self.least <= slope <= self.most and (not self.concave or each[0] > each[-1]), text
 
 
 @declaration
 class Agrees(Rule):
-    """Every published number of the item whose `metric` contains `value` agrees with ours to `tolerance`, a fraction of it."""
+    """Every published number of the item whose `metric` contains `value` agrees with ours, at full scale: to `tolerance`, a fraction of it,
+    or to a `margin` in its unit. With `quantity`, only those numbers whose quantity contains it."""
 
-    tolerance: float
+    tolerance: float | None = None
+    margin: float | None = None
+    quantity: str = ""
+    scale: Scale = "full"
+
+    def __post_init__(self) -> None:
+        reason, fix = "has no tolerance and no margin, or both", "Declare one of them"
+        require((self.margin is None) != (self.tolerance is None), f"agrees: {self.claim}", reason, fix)
 
     def parts(self, evidence: Evidence, experiment: str) -> list[Part]:
-        lines = [line for line in evidence.published if line.experiment == experiment and self.value in line.metric]
+        lines = self._lines(evidence, experiment)
         reason = f"published.csv has no such metric for {experiment}"
         require(bool(lines), f"value: {self.value}", reason, "Name the metric of a line, or part of it")
         pairs = [(float(line.value), value) for line in lines if (value := our_value(line, evidence)) is not None]
         if len(pairs) < len(lines):
             return [Part.of(self.claim, None, f"{len(pairs)} of {len(lines)} numbers")]
-        worst = max(abs(own / value - 1) for value, own in pairs)
         shown = ", ".join(f"{own:.5g} ({value:g})" for value, own in pairs)
-        return [Part.of(self.claim, worst <= self.tolerance, f"ours (published): {shown}; largest relative difference {worst:.2%}")]
+        if self.tolerance is not None:
+            worst = max(abs(own / value - 1) for value, own in pairs)
+            return [Part.of(self.claim, worst <= self.tolerance, f"ours (published): {shown}; largest relative difference {worst:.2%}")]
+        assert self.margin is not None
+        worst = max(abs(own - value) for value, own in pairs)
+        return [Part.of(self.claim, worst <= self.margin, f"ours (published): {shown}; largest difference {worst:.3g}")]
+
+    def repeats(self, evidence: Evidence, experiment: str) -> int:
+        counts = [len(own) for line in self._lines(evidence, experiment) if (own := runs_of(line, evidence))]
+        return min(counts, default=0)
+
+    def _lines(self, evidence: Evidence, experiment: str) -> list[Published]:
+        own = [line for line in evidence.published if line.experiment == experiment and self.value in line.metric]
+        return [line for line in own if line.value and line.metric != "setting" and self.quantity in line.quantity]
 
 
 @declaration
 class Analysis(Rule):
-    """The claims that an analysis judges itself in its table `verdicts`; with `first` only that many of them."""
+    """The claims that an analysis judges itself in its table `verdicts`; with `claims` only those, by their place from 0. `runs` is the
+    experiment whose runs it read."""
 
     claim: str = "its claims"
-    first: int | None = None
+    claims: Sequence[int] = ()
+    runs: str = ""
 
     def parts(self, evidence: Evidence, experiment: str) -> list[Part]:
         table = evidence.analysis(self.experiment or experiment).get("verdicts")
-        lines = table.as_json()["rows"][: self.first] if table else []
+        lines = table.as_json()["rows"] if table else []
+        lines = [line for place, line in enumerate(lines) if place in self.claims or not self.claims]
         return [Part(**row) for row in lines] or [Part.of(self.claim, None, "it has not run")]
+
+    def repeats(self, evidence: Evidence, experiment: str) -> int:
+        return fewest(evidence.trained(self.runs)) if self.runs else 0
 
 
 def our_value(line: Published, evidence: Evidence) -> float | None:
     """Returns our value of a published number: the cell `table[row].column` that its metric names, or the mean (at `point=max` the highest)
-    of the final measurement of runs at full scale at its point; in percent if the number is; `None` if neither exists.
+    of the final measurement of runs at its point; in percent if the number is; `None` if neither exists. `evidence` has full scale alone.
     """
     table, bracket, place = line.metric.partition("[")
     if bracket:
@@ -274,9 +372,22 @@ def our_value(line: Published, evidence: Evidence) -> float | None:
         tables = evidence.analysis(line.experiment)
         values = [row[key] for row in tables[table].as_json()["rows"][int(number) :][:1]] if table in tables else []
     else:
-        runs = [run for run in evidence.runs if run.experiment == line.experiment and line.metric in run.finals]
-        # A point is `key=value`, compared as numbers; an empty one and `max` take every run.
-        key, equals, at = line.point.partition("=")
-        values = [run.finals[line.metric] for run in runs if not equals or (key in run.config and float(run.config[key]) == float(at))]
+        values = [run.finals[line.metric] for run in runs_of(line, evidence)]
     scale = 100 if line.unit == "%" else 1
     return scale * (max(values) if line.point == "max" else statistics.fmean(values)) if values else None
+
+
+def runs_of(line: Published, evidence: Evidence) -> list[Run]:
+    """Returns the runs that a published number is about. Its point is `key=value`, or several of them with spaces between; an empty one and
+    `max` take every run of the experiment."""
+    wanted = [pair.split("=", 1) for pair in line.point.split() if "=" in pair]
+    runs = [run for run in evidence.runs if run.experiment == line.experiment and line.metric in run.finals]
+    return [run for run in runs if all(key in run.config and _same(run.config[key], value) for key, value in wanted)]
+
+
+def _same(one: str, other: str) -> bool:
+    """Returns whether two settings are the same, as numbers if both are."""
+    try:
+        return float(one) == float(other)
+    except ValueError:
+        return one == other

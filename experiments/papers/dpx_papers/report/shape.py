@@ -18,17 +18,22 @@ from dpx.pages.analysis_tables import Table
 Number = int | float
 
 PASS, FAIL, NOT_RUN = "pass", "fail", "not run"
+# Of a claim that cannot be false, by what is compared: it is shown, and is no verdict.
+ARITHMETIC = "arithmetic"
 # One-sided; three against three replicates in perfect order have exactly 1/20.
 LEVEL = 0.05
 
 
 @dataclasses.dataclass(frozen=True)
 class Part:
-    """One claim about the runs, the numbers it was judged by, and the result."""
+    """One claim about the runs, the numbers it was judged by, and the result. `says` is where the paper says it, or that it is ours;
+    `repeats` are the replicates behind it, 0 if it rests on no run."""
 
     claim: str
     statistic: str
     state: str
+    says: str = ""
+    repeats: int = 0
 
     @classmethod
     def of(cls, claim: str, holds: Any, statistic: str) -> "Part":
@@ -44,14 +49,22 @@ def verdict_table(parts: Sequence[Part]) -> Table:
 
 @dataclasses.dataclass(frozen=True)
 class Verdict:
-    """The claims of an item; its `state` is `fail` if any of them fails, `pass` if all pass, else `not run`."""
+    """The claims of an item; its `state` is `fail` if any of them fails, `pass` if all that are counted pass, `arithmetic` if none is, else
+    `not run`."""
 
     parts: tuple[Part, ...]
 
     @property
     def state(self) -> str:
         states = {part.state for part in self.parts}
-        return FAIL if FAIL in states else PASS if states == {PASS} else NOT_RUN
+        if FAIL in states or not states:
+            return FAIL if states else NOT_RUN
+        return ARITHMETIC if states == {ARITHMETIC} else PASS if states <= {PASS, ARITHMETIC} else NOT_RUN
+
+    @property
+    def repeats(self) -> int:
+        """The fewest replicates that a claim rests on, 0 if none rests on a run."""
+        return min((part.repeats for part in self.parts if part.repeats), default=0)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -91,17 +104,37 @@ def trend(groups: Mapping[Any, Sequence[Number]], falls: bool = False) -> Trend:
     return Trend(wins, len(compared), p, against)
 
 
-def within_noise(first: Sequence[Number], second: Sequence[Number]) -> tuple[bool, float, float]:
-    """Returns (|difference of means| <= 2 standard errors of it, the difference, that standard error); never for single values."""
-    difference = statistics.fmean(first) - statistics.fmean(second)
-    errors = [statistics.stdev(values) / math.sqrt(len(values)) if len(values) > 1 else 0.0 for values in (first, second)]
-    return min(len(first), len(second)) > 1 and abs(difference) <= 2 * math.hypot(*errors), difference, math.hypot(*errors)
+def most_apart(first: Sequence[Number], second: Sequence[Number]) -> float:
+    """Returns the most that the means of two groups differ by, at `LEVEL` on each side: two one-sided tests (Schuirmann 1987) with Welch's
+    degrees of freedom find them equivalent within any larger margin. Infinite for a single value in a group."""
+    from scipy import stats
+
+    if min(len(first), len(second)) < 2:
+        return math.inf
+    difference = abs(statistics.fmean(first) - statistics.fmean(second))
+    squares = [statistics.variance(values) / len(values) for values in (first, second)]
+    if not sum(squares):
+        return difference
+    freedom = sum(squares) ** 2 / sum(one**2 / (len(values) - 1) for one, values in zip(squares, (first, second), strict=True))
+    return difference + float(stats.t.ppf(1 - LEVEL, freedom)) * math.sqrt(sum(squares))
 
 
 def slope(points: Sequence[tuple[Number, Number]], linear: bool = False) -> float:
     """Returns the least-squares slope of the second value against the first, of natural logarithms unless `linear`."""
     xs, ys = zip(*(point if linear else tuple(map(math.log, point)) for point in points), strict=True)
     return statistics.linear_regression(xs, ys).slope
+
+
+def slope_interval(points: Sequence[tuple[Number, Number]], linear: bool = False) -> tuple[float, float]:
+    """Returns the 95 % interval of `slope`, by the scatter about the line; all numbers for fewer than three points."""
+    from scipy import stats
+
+    if len(points) < 3:
+        return -math.inf, math.inf
+    xs, ys = zip(*(point if linear else tuple(map(math.log, point)) for point in points), strict=True)
+    line: Any = stats.linregress(xs, ys)
+    half = float(stats.t.ppf(0.975, len(points) - 2) * line.stderr)
+    return float(line.slope) - half, float(line.slope) + half
 
 
 def is_share(column: str) -> bool:

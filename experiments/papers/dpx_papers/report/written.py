@@ -15,7 +15,7 @@ from dpx.job.report import Report, addresses, missing_page
 from dpx.pages import pictures, read_runs, run_page
 from dpx.pages.page_document import html, markdown
 from dpx_papers.benchmark import tables
-from dpx_papers.report import analyses, collect, overview, page, paper, rows
+from dpx_papers.report import all_verdicts, analyses, collect, overview, page, paper, rows
 
 
 def of_all(asked: Report) -> None:
@@ -27,6 +27,9 @@ def of_all(asked: Report) -> None:
         of_one(asked, home.name)
     declared = [(paper.read(home), home) for home in homes]
     papers = [overview.judged(one, page.evidence(one, home)) for one, home in declared]
+    # A folder of other papers has no earlier verdicts.
+    if (Path(asked.evidence) / f"{all_verdicts.NAME}.csv").is_file():
+        (Path(asked.evidence) / f"{all_verdicts.NAME}.md").write_text(all_verdicts.text(papers, Path(asked.evidence)))
     place = Path(asked.evidence) / "index.html"
     place.write_text(html(overview.document(papers)))
     answer({"page": str(place), "papers": len(papers), "items": sum(len(one.paper.items) for one in papers)})
