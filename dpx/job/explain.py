@@ -113,6 +113,13 @@ class Explain:
         return said, checked_by
 
 
+def readings_of(recipe: str) -> tuple[str, ...]:
+    """Returns what a recipe takes where its paper leaves a setting open; nothing without the package of the papers."""
+    of_papers = supplied_if_there("readings")
+    lines = of_papers(recipe) if of_papers else []
+    return ("How the recipe reads its paper:", *(f"  - {line}" for line in lines)) if lines else ()
+
+
 def _show(said: Explanation, path: Path) -> None:
     """Prints an explanation, and the held-out metric of a finished run with its rows and interval.
 
@@ -138,6 +145,8 @@ def _explain_chain(node: Any, name: str, replicate: int, folder: RunFolder) -> N
     stated_chain, console = chain_seal.check(folder.path), wide_console()
     checked_by = None if stated_chain is None else stated_chain[1]
     for line in received.HEADS[checked_by] if stated_chain is not None else ():
+        console.print(line, highlight=False)
+    for line in readings_of(name):
         console.print(line, highlight=False)
     documents, outputs = [], folder.path.parent
     for label, alone, run_folder in chain_plan.stages_alone(node, name, replicate, outputs):

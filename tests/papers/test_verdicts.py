@@ -5,7 +5,7 @@ import re
 
 import pytest
 
-from dpx_papers.report import page, paper
+from dpx_papers.report import all_verdicts, overview, page, paper
 from dpx_papers.report.evidence import Evidence
 from tests.report.made import EXPERIMENTS, declared
 
@@ -82,3 +82,11 @@ def test_every_paper_that_has_a_page_is_declared() -> None:
     assert {home.name for home in homes} >= set(OTHERS)
     numbers = [(home.name, item.experiment) for home in homes for item in paper.read(home).items]
     assert len(numbers) == len(set(numbers)), "one item for each experiment"
+
+
+def test_the_table_of_all_items_is_that_of_their_verdicts() -> None:
+    names = sorted(path.parent.name for path in EXPERIMENTS.glob("*/paper.yaml"))
+    papers = [overview.judged(declared(name), found(name)) for name in names]
+    text = all_verdicts.text(papers, EXPERIMENTS)
+    assert (EXPERIMENTS / "verdicts.md").read_text() == text
+    assert len(re.findall(r"^\| \[[AMFL]\d+\]", text, re.MULTILINE)) == 81 and "Before: 52 pass, 29 fail." in text

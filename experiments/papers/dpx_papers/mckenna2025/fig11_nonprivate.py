@@ -30,13 +30,15 @@ def mckenna_fig11_nonprivate(lab: Lab, tolerance: float) -> Made:
 
 
 def judged(points: Any, tolerance: float) -> Part:
-    """Returns the verdict on the slopes of log model and log tokens against log compute; they add up to 1, since C = 6 M tokens. The 95 %
-    interval of the slope must lie within the tolerance of one half. Where the best model is at an end of the grid it grows because it must,
-    and does not count."""
+    """Returns the verdict on the slopes of log model and log tokens against log compute; they add up to 1, since C = 6 M tokens.
+
+    The slope must be one half, within the tolerance, and its 95 % interval must hold neither 0 nor 1, where one alone grows. Where
+    the best model is at an end of the grid it grows because it must, and does not count.
+    """
     claim = f"model and tokens grow as the root of compute, to {tolerance:g}"
     curve = points[~points["is_censored"]]
     if len(curve) < 3:
         return Part.of(claim, None, f"{len(curve)} computes whose best model is not at an end of the grid (3 needed)")
     slope = verdicts.slope(curve, "compute", "model")
     words = f"model {slope.words()}, tokens {1 - slope.slope:.2f}; {len(points) - len(curve)} computes at an end of the grid do not count"
-    return Part.of(claim, slope.low >= 0.5 - tolerance and slope.high <= 0.5 + tolerance, words)
+    return Part.of(claim, abs(slope.slope - 0.5) <= tolerance and 0 < slope.low <= slope.high < 1, words)

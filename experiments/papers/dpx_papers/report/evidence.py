@@ -206,11 +206,12 @@ def drawn_tables(evidence: Evidence, experiment: str) -> dict[str, Table]:
         knobs: dict[str, Any] = {key: _number(text) for key, text in run.config.items()} | {"run": run.run}
         finals.append(knobs | {metric: _drawn(metric, value) for metric, value in run.finals.items()})
         curves += [knobs | {"step": step, metric: _drawn(metric, value)} for metric, curve in run.curves.items() for step, value in curve]
-    points = [(*line.point.split("="), line.value) for line in evidence.published if line.experiment == experiment and "=" in line.point]
-    published = [{key: float(place), "value": float(value)} for key, place, value in points if value]
+    own = [line for line in evidence.published if line.experiment == experiment and line.value and line.point.count("=") == 1]
+    points = [(*line.point.split("="), float(line.value)) for line in own]
+    published = [{key: _number(place), "value": value} for key, place, value in points]
     tables = {"finals": finals, "curves": curves, "published": published}
     return {name: Table.from_rows(name, rows) for name, rows in tables.items() if rows}
 
 
-def _drawn(metric: str, value: float) -> float:
+def _drawn(metric: str, value: int | float) -> int | float:
     return 100 * value if is_share(metric) else value
