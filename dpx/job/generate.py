@@ -89,9 +89,10 @@ class Generate:
 
     def __call__(self, experiment: Experiment, folder: RunFolder) -> None:
         from dpx.data import left_out
-        from dpx.generation.completer import MADE_FROM, completed, lines_of
+        from dpx.generation.completer import MADE_FROM, completed, lines_of, of_checkpoint, of_run
         from dpx.generation.prompts import read, require_rows
         from dpx.init.relation import require_other_text
+        from dpx.statement import received
         from dpx.training.opening import keep_compiled_programs
 
         file = Path(self.prompts).expanduser()
@@ -101,7 +102,17 @@ class Generate:
             read_from = [one for manifest in left_out.manifests(folder.path / "private") for one in manifest.read_from]
             fix = "Remove it: completions of the run's own rows show them"
             require_other_text("generate.prompts_provenance=public", [text], read_from, "the run", fix)
-        weights = self._weights(experiment, folder)
+        if self.checkpoint is not None:
+            both = f"run={folder.path}, generate.checkpoint={self.checkpoint}"
+            require(not folder.has_begun, both, "only one of them can complete the prompts", "Remove one of them")
+            require(self.output is not None, "generate.output=null", "a checkpoint is not a run with a folder", "Name a .jsonl file")
+            weights = of_checkpoint(self.checkpoint)
+        else:
+            began = (folder.release / "params").is_dir()
+            require(began, "run", "no finished run is named", "Add run=<folder>, or generate.checkpoint=<folder>")
+            found = received.read(folder.path)
+            parts = experiment.model, experiment.task, experiment.data, experiment.privacy, experiment.vocabulary_size
+            weights = of_run(*parts, folder.release, found)
         style = self._style(weights.style)
         rule = self._rule(weights)
         room = weights.model.positions - (rule.max_new_tokens if rule.max_length is None else 1)
@@ -144,23 +155,6 @@ class Generate:
         unread = f"generate.{next(iter(given), '')}"
         require(not given or style.messages_field is not None, unread, "only a chat template reads it", "Add generate.messages_field")
         return style
-
-    def _weights(self, experiment: Experiment, folder: RunFolder) -> Any:
-        """Returns the weights, not loaded yet (`dpx.generation.completer.Weights`)."""
-        from dpx.generation.completer import of_checkpoint, of_run
-
-        if self.checkpoint is not None:
-            both = f"run={folder.path}, generate.checkpoint={self.checkpoint}"
-            require(not folder.has_begun, both, "only one of them can complete the prompts", "Remove one of them")
-            require(self.output is not None, "generate.output=null", "a checkpoint is not a run with a folder", "Name a .jsonl file")
-            return of_checkpoint(self.checkpoint)
-        from dpx.statement import received
-
-        began = (folder.release / "params").is_dir()
-        require(began, "run", "no finished run is named", "Add run=<folder>, or generate.checkpoint=<folder>")
-        found = received.read(folder.path)
-        parts = experiment.model, experiment.task, experiment.data, experiment.privacy, experiment.vocabulary_size
-        return of_run(*parts, folder.release, found)
 
     def _rule(self, weights: Any) -> Any:
         """Returns how the next token is chosen (`dpx.generation.decoding.Rule`): by the options, and by the checkpoint's files where they
