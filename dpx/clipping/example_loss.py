@@ -250,7 +250,11 @@ class Evaluation:
         if not is_first:
             dimensions = tuple(tuple(reversed(pair)) for pair in dimensions)
         settings = {name: eqn.params[name] for name in ("precision", "preferred_element_type")}
-        view, dimensions = kernel.view, _tuples(dimensions)
+        # With the contracted axes in the kernel's order: in any order the product is the same.
+        contracted, batch = ([[int(axis) for axis in axes] for axes in pair] for pair in dimensions)
+        ordered = sorted(zip(*contracted, strict=True), key=lambda pair: pair[1])
+        dimensions = tuple(tuple(axes) for axes in zip(*ordered, strict=True)) or ((), ()), tuple(map(tuple, batch))
+        view = kernel.view
         if kernel.path in self.joined or kernel.starts:
             op = PartOfProduct(view, dimensions, is_first, tuple(settings.items()), "recomputed")
         else:
@@ -419,13 +423,6 @@ def _arrays(given: list[Any]) -> list[Any]:
 
 def _read(var: Any, values: dict[core.Var, Any]) -> Any:
     return Alike(lambda: var.val) if isinstance(var, core.Literal) else values[var]
-
-
-def _tuples(dimensions: Any) -> Any:
-    """Returns the dimensions of (input, kernel) with the contracted axes in the kernel's order: in any order the product is the same."""
-    contracted, batch = ([[int(axis) for axis in axes] for axes in pair] for pair in dimensions)
-    ordered = sorted(zip(*contracted, strict=True), key=lambda pair: pair[1])
-    return tuple(tuple(axes) for axes in zip(*ordered, strict=True)) or ((), ()), tuple(map(tuple, batch))
 
 
 def _shape(eqn: Any) -> jax.ShapeDtypeStruct:

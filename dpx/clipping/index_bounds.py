@@ -141,14 +141,12 @@ def after(eqn: Any, given: list[Bounds | None]) -> Bounds | None:
         else:
             return None
     low, high = (np.broadcast_to(end, out.shape) for end in found)
-    return _contained(Bounds(low, high), out.dtype) if name in WRAPPING else Bounds(low, high)
-
-
-def _contained(bounds: Bounds, dtype: Any) -> Bounds:
-    """Returns `bounds` if no number can have wrapped around in `dtype`; a cast to boolean is treated as one that can."""
-    lowest, highest = (1, 0) if dtype == jnp.bool_ else (jnp.iinfo(dtype).min, jnp.iinfo(dtype).max)
-    is_sound = (bounds.low >= lowest) & (bounds.high <= highest)
-    return Bounds(np.where(is_sound, bounds.low, -np.inf), np.where(is_sound, bounds.high, np.inf))
+    if name not in WRAPPING:
+        return Bounds(low, high)
+    # A cast to boolean is treated as one that can wrap around.
+    lowest, highest = (1, 0) if out.dtype == jnp.bool_ else (jnp.iinfo(out.dtype).min, jnp.iinfo(out.dtype).max)
+    is_sound = (low >= lowest) & (high <= highest)
+    return Bounds(np.where(is_sound, low, -np.inf), np.where(is_sound, high, np.inf))
 
 
 def _sliced(eqn: Any, operands: list[np.ndarray]) -> np.ndarray:

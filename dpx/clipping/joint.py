@@ -155,7 +155,14 @@ def norms_of(program: Program, per_layer: bool, factor: Callable[[str], float] =
         _check_rules(path, its_uses)
     if per_layer:
         _check_groups(parts, shared)
-    _check_factors(parts, factor)
+    # The norm of a part is taken once.
+    for part in parts:
+        own = {factor(reference.path): reference.path for reference in part.references if reference is not None}
+        if len(own) > 1:
+            paths = " and ".join(sorted(own.values()))
+            reason = f"are of one op, {part.site.op.name}, and have different factors before clipping"
+            raise ConfigError(paths, reason, "Give them one factor")
+
     units = program.examples // program.session.rows_per_unit
     wanted = {
         key: 4 * units * math.prod((*layers_along(its_uses[0]), *_shape_of(its_uses[0])))
@@ -208,16 +215,6 @@ def _check_groups(parts: list[Part], shared: Uses) -> None:
             whole = part.first
             is_one = groups.group(own.path, layer_of(own)) == groups.group(whole.path, layer_of(whole))
             require(is_one, path, f"is clipped together with {whole.path} by op {part.site.op.name}", "Use clip=flat")
-
-
-def _check_factors(parts: list[Part], factor: Callable[[str], float]) -> None:
-    """Checks that all parameters of a part have one factor, because the norm of a part is taken once."""
-    for part in parts:
-        own = {factor(reference.path): reference.path for reference in part.references if reference is not None}
-        if len(own) > 1:
-            paths = " and ".join(sorted(own.values()))
-            reason = f"are of one op, {part.site.op.name}, and have different factors before clipping"
-            raise ConfigError(paths, reason, "Give them one factor")
 
 
 def squares(
