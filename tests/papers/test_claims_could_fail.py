@@ -92,7 +92,7 @@ PLAIN, DPFP, DPSGD, RGP, LAST = (
 SHOWN = [{"method": DPFP, "words_recovered": 1.0, "wrong": 0.0}]
 
 
-def _du() -> dict[tuple[str, int], Case]:
+def _du() -> dict[tuple[str, int], Any]:
     nonprivate, eps3, eps8 = (f"dpfp_table2_{name}" for name in ("nonprivate", "eps3", "eps8"))
     li, yu, rgp = (f"dpfp_table2_{name}" for name in ("dpsgd_li", "dpsgd_yu", "rgp_yu"))
 
@@ -210,7 +210,7 @@ def by_batch(name: str, rise: float, other: float) -> Case:
     return table("benchmark", *(_benchmark({(name, n): 10.0 * n**power for n in (1, 2, 4, 8)}) for power in (rise, other)))
 
 
-def _yin() -> dict[tuple[str, int], Case]:
+def _yin() -> dict[tuple[str, int], Any]:
     def scored(**finals: float) -> list[Run]:
         return [chain("legal_table2_baselines", {key.replace("__", "/"): value for key, value in finals.items()})]
 
