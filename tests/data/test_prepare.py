@@ -271,7 +271,6 @@ def test_moved_files_are_the_same_corpus(tmp_path: Path):
             PRIVACY,
             "the split from which the vocabulary is fitted has no text",
         ),
-        (records(20), {}, PRIVACIES["author"], "privacy.unit=author with data=test"),
     ],
 )
 def test_a_corpus_that_cannot_serve_is_refused(
@@ -367,4 +366,9 @@ def test_where_the_first_documents_cannot_be_held_out_it_is_refused(tmp_path: Pa
         declared(tmp_path, tmp_path / "a.jsonl", unit_field="id", heldout_by="first")
     data = declared(tmp_path, tmp_path / "a.jsonl", heldout_by="first")
     with pytest.raises(ConfigError, match="data.heldout_by=first, privacy.adjacency=add_remove: without one document, the border"):
-        prepare(data, Privacy(delta=1e-5, adjacency="add_remove"))
+        data.require_fits(Privacy(delta=1e-5, adjacency="add_remove"))
+
+
+def test_a_unit_that_records_do_not_name_is_refused(tmp_path: Path):
+    with pytest.raises(ConfigError, match="privacy.unit=author with data=test"):
+        declared(tmp_path, tmp_path / "a.jsonl").require_fits(PRIVACIES["author"])

@@ -62,7 +62,7 @@ def test_it_is_loaded_evaluated_and_reported_as_such(trained, tmp_path, capsys):
     own = os.path.relpath(folder.private / "page.html", tmp_path / "pond")
     assert f'<a href="{own}"><code>1</code></a>' in (tmp_path / "pond" / "page.html").read_text()
     assert BY in (folder.private / "page.html").read_text() and "private/page" not in text
-    assert f"| the package vouches for every run | {BY} | ✅ pass |" in text and "| depth | 3 m |" in text
+    assert f"| the package vouches for every run | {BY} | – | full scale | one run | ✅ pass |" in text and "| depth | 3 m |" in text
 
 
 def test_without_the_package_it_is_refused_by_name(trained, monkeypatch):
