@@ -45,7 +45,7 @@ def _counted(states: Counter[str]) -> str:
 
 
 def _claims(verdict: Verdict) -> str:
-    """Returns the claims that are counted, with the place of each in the paper; those that are not where there is no other."""
+    """Returns the claims that are counted, with the place of each in the paper; an item without such a claim has its others."""
     counted = [part for part in verdict.parts if part.state != shape.ARITHMETIC] or verdict.parts
     return "; ".join(f"{escaped(part.claim)} ({escaped(part.says or rules.OURS)}): {part.state}" for part in counted)
 

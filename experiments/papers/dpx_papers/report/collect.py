@@ -51,7 +51,7 @@ def _without_size(knobs: dict[str, str]) -> dict[str, str]:
 def strays(runs: Sequence[Run]) -> dict[tuple[str, str], str]:
     """Returns the reason why a run is not on the page, by the key of the run: it is not a point of its current recipe, or its corpus
     differs from that of the recipe's latest run with the same `data`. A recipe does not fix the corpus; runs that are compared share one.
-    Runs that were made smaller are compared among those that were so in the same way, the latest.
+    Runs that were made smaller are compared with runs of the same changes; the latest changes count.
     """
     reasons = {run.key: reason for run in runs if FACT not in run.facts and (reason := _stray(run.config, _points_of(run.experiment)))}
     points = sorted((run for run in runs if run.key not in reasons), key=lambda run: run.facts.get("at", ""))

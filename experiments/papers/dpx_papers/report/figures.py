@@ -1,4 +1,4 @@
-"""The figures of an item on its page: those that it and its analysis declare, with a panel for each size that ran."""
+"""The figures that an item and its analysis declare, on its page, with a panel for each size that ran."""
 
 import dataclasses
 import statistics

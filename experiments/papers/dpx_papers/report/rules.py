@@ -74,7 +74,7 @@ class Rule(Selection):
         return f"“{own[0].quantity}” ({own[0].where or 'no place'})"
 
     def repeats(self, evidence: Evidence, experiment: str) -> int:
-        """Returns the fewest replicates of a point among the runs that are compared, 0 if they are no runs."""
+        """Returns the fewest replicates of a point among the runs that are compared, 0 if the rows are not runs."""
         rows = dataclasses.replace(self, best=None).rows(evidence, experiment)
         return fewest(rows)
 

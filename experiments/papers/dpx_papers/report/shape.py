@@ -18,7 +18,7 @@ from dpx.pages.analysis_tables import Table
 Number = int | float
 
 PASS, FAIL, NOT_RUN = "pass", "fail", "not run"
-# Of a claim that cannot be false, by what is compared: it is shown, and is no verdict.
+# Of a claim that cannot be false, by what is compared: it is shown and not counted.
 ARITHMETIC = "arithmetic"
 # One-sided; three against three replicates in perfect order have exactly 1/20.
 LEVEL = 0.05
@@ -27,7 +27,7 @@ LEVEL = 0.05
 @dataclasses.dataclass(frozen=True)
 class Part:
     """One claim about the runs, the numbers it was judged by, and the result. `says` is where the paper says it, or that it is ours;
-    `repeats` are the replicates behind it, 0 if it rests on no run."""
+    `repeats` are the replicates behind it, 0 if no run is behind it."""
 
     claim: str
     statistic: str
