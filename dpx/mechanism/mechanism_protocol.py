@@ -141,7 +141,7 @@ class Mechanism:
         # A class that still sets them would be taken for one that noises the sum.
         for flag, kind in (("is_forward", "ForwardNoise"), ("reparametrises", "Reparametrisation")):
             fix = f"Inherit dpx.mechanism.mechanism_protocol.{kind}"
-            require(flag not in vars(cls), f"{cls.__module__}.{cls.__qualname__}", f"sets {flag}, which says nothing any more", fix)
+            require(not hasattr(cls, flag), f"{cls.__module__}.{cls.__qualname__}", f"sets {flag}, which says nothing any more", fix)
 
     def require_fits(self, model: Any, task: Any, train: Any) -> None:
         """Refuses a model or a selection of parameters with which the mechanism cannot work; called as a config is built, without jax.

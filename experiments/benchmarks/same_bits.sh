@@ -176,6 +176,9 @@ def fields_apart(old, new, path=""):
     if isinstance(old, dict) and isinstance(new, dict):
         for key in sorted(old.keys() | new.keys()):
             yield from fields_apart(old.get(key), new.get(key), f"{path}.{key}" if path else key)
+    elif isinstance(old, list) and isinstance(new, list) and len(old) == len(new):
+        for at, pair in enumerate(zip(old, new, strict=True)):
+            yield from fields_apart(*pair, f"{path}.{at}")
     elif old != new:
         yield f"{path} ({json.dumps(old)[:80]} -> {json.dumps(new)[:80]})"
 

@@ -16,8 +16,26 @@ from dpx.mechanism.declared_mechanism import (
     ReleasedTelemetry,
     TargetEpsilon,
 )
+from dpx.mechanism.mechanism_protocol import Mechanism
 
 TINY = 1e-9
+
+
+class ByFlag:
+    is_forward = True
+
+
+@pytest.mark.parametrize(
+    ("bases", "body", "kind"),
+    [
+        ((Mechanism,), {"is_forward": True}, "ForwardNoise"),
+        ((Mechanism,), {"reparametrises": False}, "Reparametrisation"),
+        ((ByFlag, Mechanism), {}, "ForwardNoise"),
+    ],
+)
+def test_a_mechanism_that_says_by_a_flag_what_it_noises_is_refused(bases, body, kind):
+    with pytest.raises(ConfigError, match=f"OfAPackage.*says nothing any more. Inherit dpx.mechanism.mechanism_protocol.{kind}"):
+        type("OfAPackage", bases, body)
 
 
 @pytest.mark.parametrize(
