@@ -224,7 +224,7 @@ MUTANTS = (
     Mutant(
         "ghost weighs all groups as one in its second pass",
         "dpx/clipping/book_keeping.py",
-        "clipped_sum",
+        "ghost_sum",
         "joint.part_weights(clipped, site)",
         "joint.part_weights(clipped, program.sites[0])",
         "tests/clipping/test_narrow_and_infinite.py::test_groups_are_weighed_apart_by_every_method[ghost]",
@@ -813,7 +813,8 @@ def copied() -> Iterator[Path]:
     """The project in a separate folder: compiled programs are shared, solved calibrations are not (a mutant's are wrong)."""
     with tempfile.TemporaryDirectory() as folder:
         root = Path(folder) / "dpx"
-        for name in ("dpx", "conf", "tests"):
+        # Tests of clipping read programs of the benchmarks.
+        for name in ("dpx", "conf", "tests", "experiments/benchmarks"):
             shutil.copytree(ROOT / name, root / name, ignore=shutil.ignore_patterns("__pycache__"))
         shutil.copy(ROOT / "pyproject.toml", root)
         (root / "outputs" / "cache").mkdir(parents=True)
