@@ -694,7 +694,7 @@ MUTANTS = (
         "checked",
         "fits = content is None or seal(content) in ledger.statements",
         "fits = True",
-        "tests/job/test_seals.py::test_no_road_repeats_what_was_edited[explain-release/privacy.json]",
+        "tests/job/test_seals.py::test_a_trial_whose_statement_was_edited_disagrees",
     ),
     Mutant(
         "trials without results not charged",
