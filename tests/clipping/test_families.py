@@ -71,7 +71,7 @@ def test_long_choices_are_clipped_by_the_norm_that_rounding_proves(monkeypatch):
     """
     of = subject("bert_choices", positions=512, layers=1)
     case, bounds, plain = Case.build(of, rows(of, 1, 512)), [], norms.formed
-    exact = np.sqrt(squared_norm(case.gradients[0]))
+    exact = np.sqrt(squared_norm(case.truth()[0][0]))
 
     def formed(a_BTp, g_BTd, gradient_Bpd):
         magnitude_B = (jnp.linalg.norm(a_BTp, axis=2) * jnp.linalg.norm(g_BTd, axis=2)).sum(1)
@@ -88,7 +88,7 @@ def test_long_choices_are_clipped_by_the_norm_that_rounding_proves(monkeypatch):
         jax.effects_barrier()
     assert len(bounds) == 5 and exact * (1 - 1e-5) <= found.norms_B[0] <= exact + np.linalg.norm(bounds)
     share = exact / float(found.norms_B[0])
-    assert_trees_close(found.total, jax.tree.map(lambda leaf: share * leaf, case.gradients[0]), 1e-5, 1e-5 * exact)
+    assert_trees_close(found.total, jax.tree.map(lambda leaf: share * leaf, case.truth()[0][0]), 1e-5, 1e-5 * exact)
     with jax.enable_x64(True):
         wide = clipped(jax.tree.map(lambda leaf: jnp.asarray(np.asarray(leaf), jnp.float64), case.params))
     np.testing.assert_allclose(wide.norms_B, exact, rtol=1e-6)
