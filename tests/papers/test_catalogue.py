@@ -63,4 +63,4 @@ def test_each_name_has_a_recipe_and_each_that_trains_an_analogue():
 def test_a_name_is_planned_at_its_first_and_its_last_point(name):
     points = recipes.points(name)
     for point in (points[0], points[-1]):
-        assert Point(name, tuple(point)).plan_row()["error"] is None
+        assert Point(name, tuple(point)).plan_row().error is None

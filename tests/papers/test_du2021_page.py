@@ -54,7 +54,7 @@ def test_less_noise_scores_no_lower_within_noise_and_the_frozen_encoder_lower() 
 def _grid(name: str, knob: str, best: float, values: tuple[float, ...]) -> list[Run]:
     """Accuracy falls with the distance of the knob from `best`; the smallest of three rates is best."""
     return [
-        run(name, 0.8 - 0.1 * abs(values.index(value) - values.index(best)) - rate, lr_schedule__learning_rate=rate, **{knob: value})
+        run(name, 0.8 - 0.1 * abs(values.index(value) - values.index(best)) - rate, 0, **{"lr_schedule__learning_rate": rate, knob: value})
         for value in values
         for rate in (5e-4, 2e-3, 8e-3)
     ]

@@ -10,6 +10,7 @@ from dpx.config import build, recipes
 from dpx.job.list import Point
 from dpx.mechanism.declared_mechanism import TargetClt
 from dpx.sampler.batch_schedule import Constant
+from dpx.task.declared_task import Classification
 
 ITEMS = yaml.safe_load((Path(__file__).parents[2] / "experiments" / "du2021" / "paper.yaml").read_text())["items"]
 ROWS = {"glue_sst2": 67_349, "glue_qnli": 104_743, "glue_qqp": 363_846, "glue_mnli": 392_702}
@@ -81,7 +82,7 @@ def test_dp_fp_takes_three_epochs_at_the_printed_central_limit(name):
         assert isinstance(one.batch_schedule, Constant) and one.batch_schedule.size == 32
         assert (one.data.declared_size, one.steps) == (rows, round(3 * rows / 32))
         assert one.privacy.delta == pytest.approx(1 / (2 * rows), rel=1e-4) and one.privacy.delta <= 1 / (2 * rows)
-        assert one.task.classes == (3 if one.data.name == "glue_mnli" else 2)
+        assert isinstance(one.task, Classification) and one.task.classes == (3 if one.data.name == "glue_mnli" else 2)
         assert one.data.vocabulary.size == (30_522 if one.model.name == "base" else 50_265)
 
 

@@ -140,7 +140,7 @@ def _state(rule: Rule, values: dict[float, list[float]]) -> str:
 def test_flat_is_equivalent_within_a_margin_at_every_value() -> None:
     rule, near = (
         Flat(claim="c", table="t", value="y", by="x", margin=0.2),
-        {1: [1.0, 1.02, 1.01], 2: [1.05, 1.04, 1.06], 3: [1.02, 1.03, 1.02]},
+        {1.0: [1.0, 1.02, 1.01], 2.0: [1.05, 1.04, 1.06], 3.0: [1.02, 1.03, 1.02]},
     )
     assert _state(rule, VALUES) == "fail" and _state(rule, near) == "pass"
     assert _state(dataclasses.replace(rule, margin=0.04), near) == "fail"

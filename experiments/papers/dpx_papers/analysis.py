@@ -106,7 +106,7 @@ def analysis(check: Callable[[Any], None] = lambda _: None) -> Callable[[Callabl
     return declared
 
 
-def frame(rows: Any, columns: Sequence[str] | None = None, dtype: type | None = None) -> Any:
+def frame(rows: Any, columns: list[str] | None = None, dtype: type | None = None) -> Any:
     """Returns rows as a `pandas.DataFrame`, whose own types say of no column what it holds."""
     import pandas as pd
 
@@ -130,7 +130,7 @@ def _with_rows(node: Mapping[str, Any], rows: Sequence[Mapping[str, Any]], value
     found = []
     for value in dict.fromkeys(row[column] for row in rows) if wanted == _EACH else (wanted,):
         own = [row for row in rows if not column or row[column] == value]
-        shown = node | ({"where": [column, value]} if column else {})
+        shown = {**node, **({"where": [column, value]} if column else {})}
         if isinstance(node.get("y"), list):
             shown["y"] = [name for pattern in node["y"] for name in (fnmatch.filter(own[0], pattern) if own else ()) or (pattern,)]
         panel = _panel(shown, {**values, "value": value})

@@ -47,7 +47,7 @@ def _loop(losses: Any, clip: Clip) -> Callable[[Any, Any], Any]:
 
 def _jax_privacy(losses: Any, clip: Clip, microbatch_size: int) -> Callable[[Any, Any], Any]:
     """Returns jax-privacy's own transformation, which loops over microbatches of that size."""
-    from jax_privacy.clipping import clipped_grad
+    from jax_privacy.clipping import clipped_grad  # pyright: ignore[reportMissingImports]
 
     def loss(params: Any, alone: Any) -> Any:
         return losses(params, alone)[0][0]

@@ -100,7 +100,8 @@ class Subject:
 
     def summed(self) -> dict[str, Tensor]:
         """Returns the summed gradients by the model's names."""
-        return {name: p.summed_grad if self.is_private else p.grad for name, p in self.model.named_parameters()}
+        kept = "summed_grad" if self.is_private else "grad"
+        return {name: getattr(parameter, kept) for name, parameter in self.model.named_parameters()}
 
 
 def _plain(model: TorchBert, variant: str, clipping_norm: float) -> Sums:
