@@ -7,6 +7,7 @@ import json
 from pathlib import Path
 
 import pytest
+from omegaconf import OmegaConf
 
 from dpx import config
 from dpx.config import recipes
@@ -132,6 +133,71 @@ def test_runs_that_were_made_smaller_in_another_way_are_left_out(smaller: tuple[
     later = dataclasses.replace(runs[0], run="later", config=runs[0].config | {"steps": "50"}, facts=runs[0].facts | {"at": "2026-01-02"})
     kept, strays = collect.merged([], [*runs, later])
     assert [run.run for run in kept] == ["later"] and all("not by" in line and "steps=50" in line for line in strays) and len(strays) == 4
+
+
+def test_points_that_the_paper_has_beside_those_of_the_recipe_are_at_full_scale() -> None:
+    """Table 2 of Du and Mi has two models under the settings of Li et al.; the recipe sweeps one."""
+    also = made.declared("du2021").also
+    assert also == {name: ["model=roberta_large"] for name in ("dpfp_table2_dpsgd_li", "dpfp_table2_rgp_li")}
+    plain = ["+experiment=dpfp_table2_dpsgd_li", "hydra/sweeper=basic", "noise.epsilon=3.0"]
+
+    def run(*overrides: str) -> Run:
+        knobs = read_runs.knobs_of(config.resolved(recipes.compose([*plain, *overrides])))
+        return made.run("dpfp_table2_dpsgd_li", 0.9, **knobs)
+
+    large, small = at_full_scale([run("model=roberta_large"), run("model=roberta_large", "steps=10")])
+    kept, strays = collect.merged([], [large], also)
+    assert [one.facts.get("smaller") for one in kept] == [None] and not strays
+    assert "model.name=roberta_large" in collect.merged([], [large])[0][0].facts["smaller"], "without it, it is another size"
+    assert "model.name=roberta_large" in collect.merged([], [small], also)[0][0].facts["smaller"]
+    paper, item = only("du2021", "F2")
+    assert "with `model=roberta_large`" in markdown(document(paper, "du2021", []))
+
+
+BEST = ["+experiment=legal_best", "hydra/sweeper=basic", "job=plan"]
+SMALLER_CHAIN = (
+    "+chain.common.options.model=micro",
+    "+chain.common.options.data=embedded",
+    "+chain.common.values.steps=20",
+    "point.batch=32",
+)
+
+
+def _chain(*overrides: str, replicate: int = 0, accuracy: float = 0.6) -> Run:
+    knobs = read_runs.knobs(OmegaConf.to_container(recipes.compose([*BEST, *overrides]), resolve=False))  # pyright: ignore[reportArgumentType]
+    finals = {"pretrain/heldout/mlm_accuracy": accuracy, "pretrain/before": 0.5}
+    facts = {"kind": read_runs.KIND, "guarantee": "none", "pretrain/metric": "mlm_accuracy", "at": f"2026-01-0{replicate + 1}"}
+    return Run("legal_best", f"{len(overrides)}-{replicate}", "-", replicate, knobs, facts, finals, {})
+
+
+def test_a_chain_that_its_command_made_smaller_is_judged_and_listed_as_such() -> None:
+    runs = [_chain(*SMALLER_CHAIN, replicate=replicate, accuracy=0.6 + 0.01 * replicate) for replicate in range(3)]
+    kept, strays = collect.merged([], runs)
+    assert not strays
+    for text in ("chain.common.options.model=micro", "chain.common.values.steps=20", "point.batch=32"):
+        assert all(text in run.facts["smaller"] for run in kept)
+    paper, item = only("yin2022", "L8")
+    at = page.verdicts(item, Evidence(Path("yin2022"), kept, rows.read_published(made.EXPERIMENTS / "yin2022" / "published.csv")))
+    assert list(at) == [SMALLER] and at[SMALLER].state == "pass"
+    text = markdown(document(paper, "yin2022", kept))
+    assert "made smaller: 3 runs" in text or "Runs made smaller by their command: " in text
+
+
+def test_a_chain_with_its_recipe_s_settings_is_at_full_scale_and_one_with_others_is_left_out() -> None:
+    weights = ("chain.stages.pretrain.options.init=hf", "+chain.stages.pretrain.values.init={path: folder, provenance: public}")
+    declared = ("chain.stages.casehold.disjoint_from=[pretrain]", "+chain.stages.overruling.values.data.source.select=test")
+    how = ("+chain.common.options.mesh=h200", "+chain.common.values.microbatch=8", "+chain.common.values.schedule.evaluate_every=9")
+    kept, strays = collect.merged([], [_chain(), _chain(*weights, *declared, *how)])
+    assert [run.facts.get("smaller") for run in kept] == [None, None] and not strays
+    others = (
+        "+chain.common.values.optimizer.weight_decay=0.3",
+        "point.learning_rate=0.5",
+        "chain.stages.casehold.options.base=legal_private",
+    )
+    for other in others:
+        kept, (stray,) = collect.merged([], [_chain(*SMALLER_CHAIN, other)])
+        assert not kept and other.split("=")[0].lstrip("+") in stray, "whatever else it changes"
+        assert not collect.merged([], [_chain(other)])[0]
 
 
 def test_an_analysis_of_the_laptop_s_runs_is_not_one_of_full_scale(tmp_path: Path) -> None:

@@ -202,7 +202,8 @@ def _commands(item: Item) -> str:
         return "No recipe yet." if item.kind == "planned" else f"Made with this page from `{item.rows}`."
     commands = dict.fromkeys((item.overrides_at(FULL), item.overrides_at(LAPTOP)))
     shown = [f"`{shlex.join(('python', '-m', 'dpx', *one))}`" for one in commands]
-    return f"{shown[0]}." if len(shown) == 1 else f"Full scale: {shown[0]}. Laptop: {shown[1]}."
+    also = f", alone and with `{shlex.join(item.also)}`" if item.also else ""
+    return f"{shown[0]}{also}." if len(shown) == 1 else f"Full scale: {shown[0]}{also}. Laptop: {shown[1]}."
 
 
 def _claims(item: Item, judged: Verdict, at: Mapping[str, Verdict]) -> Block:

@@ -52,7 +52,8 @@ class Figure(Picture):
 @declaration
 class Item:
     """One experiment of a paper. `hours` of one H200 at half of 790 TFLOP/s is its cost at full scale; `options` are those of the
-    laptop's command, or of an item that is computed; `passes` says what has to hold. Without a `verdict` its analysis judges itself.
+    laptop's command, or of an item that is computed; `also` are overrides with which the paper has the points of the recipe too, such as a
+    second model of its table. `passes` says what has to hold. Without a `verdict` its analysis judges itself.
     `norms` is the knob by which the growth of every weight matrix is listed. An item of the kind `rows` has no recipe: its table `rows` is
     made where the page is, from `rows`, a CSV file beside paper.yaml or the `finals`, `curves` or `published` numbers of `experiment`, by
     at most one `function`, which is marked by `dpx_papers.report.of_rows.of_rows` and named in full."""
@@ -63,6 +64,7 @@ class Item:
     kind: str
     hours: float = 0.0
     options: Sequence[str] = ()
+    also: Sequence[str] = ()
     passes: str = ""
     verdict: Sequence[Rule] = (rules.Analysis(),)
     figures: Sequence[Figure] = ()
@@ -133,6 +135,11 @@ class Paper:
     def match(self) -> tuple[str, ...]:
         """Beginnings of the names of the folders whose runs are collected."""
         return tuple(f"{place}{item.experiment}-" for item in self.items for place in ("", "laptop_"))
+
+    @property
+    def also(self) -> dict[str, Sequence[str]]:
+        """The overrides with which the paper has the points of a recipe too, by recipe."""
+        return {item.experiment: item.also for item in self.items if item.also}
 
     def shown(self, run: Run) -> Run:
         """Returns the run without the metrics that results.csv does not keep."""

@@ -48,7 +48,7 @@ def of_one(asked: Report, name: str) -> None:
     if asked.collect:
         outputs = Path(asked.outputs)
         collected, unfinished = read_runs.collect(outputs, declared.match)
-        kept, strays = collect.merged(rows.read(home / "results.csv"), collected)
+        kept, strays = collect.merged(rows.read(home / "results.csv"), collected, declared.also)
         rows.write(home / "results.csv", map(declared.shown, kept))
         others = [line for one in declared.collects for line in one(outputs, home)]
         for line in [*unfinished, *strays, *analyses.fill(outputs, home, declared.match), *others]:
