@@ -9,18 +9,15 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass, fields, replace
 from typing import Any
 
-from dp_accounting import GaussianDpEvent, PoissonSampledDpEvent
-
-from dpx import packages
+from dpx.claim.claim_checks import check_claim, event_of_step
 from dpx.config.experiment import Experiment
-from dpx.declaration import ConfigError, at_default, identifying_values, require
-from dpx.mechanism import declared_mechanism
+from dpx.declaration import ConfigError, at_default, identifying_values
 from dpx.mechanism.clip import Clip
 from dpx.mechanism.declared_mechanism import Multiplier, NoiseBatchRatio, TargetClt, TargetEpsilon
-from dpx.mechanism.mechanism_protocol import ForwardNoise, Mechanism
+from dpx.mechanism.mechanism_protocol import ForwardNoise
 from dpx.mechanism.telemetry import Telemetry
 from dpx.models.model_protocol import COMPUTATION
-from dpx.privacy import accounting, events, ledger, profile, solve
+from dpx.privacy import accounting, ledger, profile, solve
 from dpx.privacy.closed_form import remaining
 from dpx.privacy.declared_privacy import Accountant, GdpClt, Privacy
 from dpx.privacy.ledger import LedgerEntry, NoiseEpoch, Segments
@@ -62,72 +59,6 @@ def calibrate(experiment: Experiment, size: int) -> Calibrated:
     sigma = _noise(experiment, batch_stages, size)
     spent = accounting_of(experiment.accountant, experiment.privacy, planned_segments(experiment, batch_stages, size, sigma))
     return Calibrated(sigma, stages, batch_stages, size, spent)
-
-
-def require_own_word(part: Mechanism | Sampler, *methods: str) -> None:
-    """Raises `ConfigError` for a mechanism or a sampler of another package that defines none of `methods` itself.
-
-    With an inherited method its steps would be charged for a different draw or different noise.
-    """
-    kinds = [kind for kind in type(part).__mro__ if outside_code.package_of(kind) != packages.OWN]
-    require(
-        outside_code.package_of(type(part)) == packages.OWN or any(method in vars(kind) for kind in kinds for method in methods),
-        f"{type(part).__module__}.{type(part).__qualname__}",
-        f"does not state the privacy cost of its steps: it does not define {' or '.join(methods)}",
-        f"Define {methods[0]}(), or event() if no event in dpx's table describes it (dpx/docs/extending.md)",
-    )
-
-
-def check_claim(experiment: Experiment, size: int) -> int:
-    """Returns the public N of the claim: `data.declared_size`, or else `size`, plus the number of places for an audit's canaries.
-
-    It tries all checks of a private claim, in this order, and raises `ConfigError` for a size, a delta, a neighbouring relation or batch
-    sizes that are not valid, and for declarations that no proof covers together.
-    """
-    privacy, declared, sampler = experiment.privacy, experiment.data.declared_size, experiment.sampler
-    require(
-        privacy.adjacency != "add_remove" or declared is not None,
-        "privacy.adjacency=add_remove",
-        f"this relation protects the number of {privacy.drawn}s, so the run cannot use the counted number",
-        "Set data.declared_size to a public number, or use privacy.adjacency=zero_out",
-    )
-    # Under add_remove N is protected: a refusal that depends on it would reveal something about it.
-    counted = declared if privacy.adjacency == "add_remove" and declared else size
-    size = declared or size
-    require(size > 0, "data", f"the data has no protected {privacy.drawn}", "Add text")
-    require(
-        privacy.delta < 1 / counted or privacy.allow_large_delta,
-        f"privacy.delta={privacy.delta}",
-        f"not below 1/N = {1 / counted:.3g}: releasing one unit outright would pass",
-        "Use a smaller delta, or privacy.allow_large_delta=true, which the statement lists",
-    )
-    require(
-        privacy.adjacency != "replace_one" or privacy.unit_mode != "group" or privacy.rows_per_unit_max == 1,
-        f"privacy.rows_per_unit_max={privacy.rows_per_unit_max}",
-        "dpx has no accounting under replace_one for units of several rows that are drawn row by row",
-        "Use privacy.adjacency=zero_out, or privacy.unit_mode=sample_units",
-    )
-    size += experiment.audit.places(privacy)
-    sampler.check(privacy, experiment.accountant)
-    experiment.mechanism.check(experiment)
-    declared_mechanism.check(experiment.mechanism, experiment)
-    require_own_word(experiment.mechanism, "ledger_fields")
-    require_own_word(sampler, "ledger_fields", "event")
-    limit, batch_stages = sampler.largest_batch(size), batch_schedule.stages(experiment.batch_schedule, experiment.steps)
-    for batch, _ in batch_stages:
-        require(
-            batch <= limit,
-            f"batch size {batch}",
-            f"a step draws from {limit} {privacy.drawn}s, so the sampling probability q would exceed 1",
-            experiment.batch_schedule.with_at_most(limit),
-        )
-    require(
-        not sampler.needs_one_batch_size or len({batch for batch, _ in batch_stages}) == 1,
-        f"sampler={sampler.name}",
-        "this sampler needs the same batch size at every step",
-        "Use batch_schedule=constant",
-    )
-    return size
 
 
 def plan_of(experiment: Experiment, calibrated: Calibrated) -> Plan:
@@ -222,23 +153,6 @@ def entry(
     )
 
 
-def event_of_step(mechanism: Mechanism, sampler: Sampler, adjacency: str, noise_multiplier: float, size: int, batch: int) -> str | None:
-    """Returns the event of a whole step as text, if the mechanism or the sampler defines one; `None` if the table of events has it."""
-    noisy = mechanism.event(noise_multiplier, adjacency)
-    sampled = sampler.event(noisy or GaussianDpEvent(noise_multiplier), size, batch, adjacency)
-    if sampled is None and noisy is not None:
-        # The event of a mechanism under a sampler of the table of events is known only for independent draws.
-        released = sampler.ledger_fields(size, batch)
-        require(
-            released["sampler"] == "poisson" and adjacency != "replace_one",
-            f"mechanism={mechanism.name}, sampler={sampler.name}, adjacency={adjacency}",
-            f"dpx has no event for the noise of {mechanism.name} under this sampler and relation",
-            "Use sampler=poisson and privacy.adjacency=zero_out",
-        )
-        sampled = PoissonSampledDpEvent(released["q"], noisy) if released["q"] < 1 else noisy
-    return None if sampled is None else events.as_text(sampled, adjacency)
-
-
 def auxiliary(clip: Clip, telemetry: Telemetry) -> dict[str, float | None]:
     """Returns the noise multipliers of a step's releases beside the gradient sum; `None` for what it does not release
     (`ledger.AUXILIARY`)."""
@@ -279,28 +193,11 @@ def _noise(experiment: Experiment, batch_stages: BatchStages, size: int) -> floa
     mechanism, sampler, privacy = experiment.mechanism, experiment.sampler, experiment.privacy
     if isinstance(noise, TargetClt):
         # At this noise the central limit gives the target, as if the draws of each step were hidden.
-        require(
-            isinstance(mechanism, ForwardNoise),
-            f"noise=target_clt with mechanism={mechanism.name}",
-            "an approximation that can under-report is the calibration of mechanism=dp_fp alone",
-            "Use noise=target_epsilon",
-        )
-        draws = mechanism.draws_per_step if isinstance(mechanism, ForwardNoise) else 1
+        assert isinstance(mechanism, ForwardNoise)
+        draws = mechanism.draws_per_step
         stages = [(batch / size / draws, steps * draws) for batch, steps in batch_stages]
         return profile.gdp_clt_noise_multiplier(stages, epsilon=noise.epsilon, delta=privacy.delta, value="noise.epsilon")
     assert isinstance(noise, TargetEpsilon)
-    require(
-        event_of_step(mechanism, sampler, privacy.adjacency, 1.0, size, batch_stages[0][0]) is None,
-        "noise=target_epsilon",
-        "dpx cannot compute the noise from epsilon when a package defines the event",
-        "Use noise=multiplier",
-    )
-    require(
-        not isinstance(experiment.accountant, GdpClt),
-        "accountant=gdp_clt",
-        "is an approximation that can underestimate epsilon, so it cannot set the noise",
-        "Use accountant=pld, or noise=multiplier",
-    )
     accountant, orders = accountant_of(experiment.accountant)
     alone = dict.fromkeys(ledger.AUXILIARY)
     segments = [replace(segment, **alone) for segment in planned_segments(experiment, batch_stages, size, 1.0)]

@@ -3,12 +3,11 @@
 from collections.abc import Sequence
 from pathlib import Path
 
-from dpx.claim import calibration, caveats, search_rules, trial_charges
+from dpx.claim import calibration, caveats, trial_charges
 from dpx.claim.caveats import unlike_in_words
 from dpx.claim.search_record import Record, Trial
-from dpx.claim.search_rules import Search
 from dpx.claim.spent import counted
-from dpx.claim.trial_charges import Cost
+from dpx.claim.trial_charges import Cost, Search
 from dpx.declaration import ConfigError
 from dpx.privacy import accounting, ledger, origins, search_accounting
 from dpx.privacy.accounting import Charges
@@ -60,7 +59,7 @@ def build(search: Search, record: Record, winner: Trial | None) -> StudyStatemen
     units = trial_charges.distinct(one for _, cost in costs for one in cost.units)
     begun = trial_charges.charges(*(cost.segments for _, cost in costs))
 
-    reasons, by, epsilon, spent, budget = ["mechanism=none"], (), {}, None, search_rules.filter_of(search)
+    reasons, by, epsilon, spent, budget = ["mechanism=none"], (), {}, None, trial_charges.filter_of(search)
     if search.is_private:
         reasons = _reasons(search, record, costs, units)
         epsilon = _epsilon(search, record, costs, begun)
@@ -139,7 +138,7 @@ def _reasons(search: Search, record: Record, costs: Costs, units: Sequence[UnitF
         reasons += [cost.disagrees for _, cost in costs if cost.disagrees]
         if any(cost.plan is None for _, cost in costs):
             reasons.append("the plan of a trial is not recorded, so what it cost is not known")
-        budget = search_rules.filter_of(search)
+        budget = trial_charges.filter_of(search)
         if budget is None:
             reasons += record.raised
             if not all(trial_charges.same(cost.plan, costs[0][1].plan) for _, cost in costs if cost.plan is not None):
@@ -203,7 +202,7 @@ def _epsilon(search: Search, record: Record, costs: Costs, begun: Charges) -> di
             return {}
         epsilon = search_accounting.epsilon(plan, delta=delta, mean=tune.trials, shape=tune.shape, adjacency=adjacency, orders=orders)
         return {"rdp": accounting.finite(epsilon)}
-    budget = search_rules.filter_of(search)
+    budget = trial_charges.filter_of(search)
     if budget is not None:
         return {budget.accountant: budget.epsilon}
     if tune.charge == "uncharged":

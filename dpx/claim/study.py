@@ -13,6 +13,7 @@ import shutil
 from pathlib import Path
 from typing import Any
 
+from dpx.claim.claim_checks import check_charge, check_space
 from dpx.claim.search_record import (
     CHAIN,
     TRIAL,
@@ -29,7 +30,7 @@ from dpx.claim.search_record import (
     note_in,
     opened,
 )
-from dpx.claim.search_rules import Search, check_charge, check_draw, check_plan, check_space, differs, filter_of
+from dpx.claim.trial_charges import Search, check_draw, check_plan, differs, filter_of
 from dpx.config.declared_tuning import Tune
 from dpx.config.experiment import Experiment
 from dpx.declaration import require

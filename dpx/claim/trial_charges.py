@@ -1,22 +1,65 @@
-"""The cost of a trial: its plan from the moment it begins, and everything in its ledger beyond the plan."""
+"""The cost of a trial: its plan from the moment it begins, and everything in its ledger beyond the plan.
+
+Which new trials a study takes: draws from the distribution that was fixed, of a cost that the charge was declared for.
+"""
 
 import dataclasses
 from collections.abc import Iterable, Sequence
 from pathlib import Path
+from typing import Any
 
 from dpx.claim import calibration
-from dpx.claim.search_record import HeldLedger, Record, Trial
+from dpx.claim.caveats import of_table
+from dpx.claim.claim_checks import DECLARE, ONE_BUDGET, check_budget, is_accounted
+from dpx.claim.search_record import Compose, HeldLedger, Record, Trial, different_keys, note_in
+from dpx.config.declared_tuning import Tune
 from dpx.config.experiment import Experiment
-from dpx.declaration import ConfigError
+from dpx.declaration import ConfigError, require
 from dpx.privacy import ledger
 from dpx.privacy.accounting import Charges
-from dpx.privacy.declared_privacy import UnitFacts
+from dpx.privacy.declared_privacy import Accountant, Privacy, UnitFacts
 from dpx.privacy.ledger import Ledger, Segments
 from dpx.privacy.segments import left
-from dpx.statement import agreement
+from dpx.statement import agreement, outside_code
 
 # Two steps that agree in all other fields have the same cost.
 _NO_COST = ("origin", "epoch", "epoch_name", "clipping_norm", "by")
+# Renyi orders that are proposed for a budget.
+_ORDERS = (2, 3, 4, 6, 8, 12, 16, 24, 32, 64, 128)
+
+
+@dataclasses.dataclass(frozen=True)
+class Search:
+    """Holds what a search needs of the experiment that declares it.
+
+    `by` are the external packages that a trial trusts. `score` names what is compared, and `uncovered` the rows that it may read in
+    addition to the protected ones. `declared` is the whole experiment as plain data, with its external classes by config key, if any: two
+    classes may hold the same values."""
+
+    tune: Tune
+    privacy: Privacy
+    accountant: Accountant
+    is_private: bool
+    by: tuple[str, ...]
+    score: str
+    uncovered: tuple[str, ...]
+    declared: dict[str, Any]
+
+    @classmethod
+    def from_experiment(cls, experiment: Experiment) -> "Search":
+        """Returns the search of an experiment that declares one."""
+        assert experiment.tune is not None
+        classes = {part.key: part.kind for part in outside_code.parts(experiment)}
+        return cls(
+            experiment.tune,
+            experiment.privacy,
+            experiment.accountant,
+            experiment.is_private,
+            outside_code.packages_of(experiment),
+            experiment.task.metric,
+            tuple(of_table(experiment.data)),
+            dataclasses.asdict(experiment) | ({"outside_code": classes} if classes else {}),
+        )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -140,3 +183,77 @@ def beyond(cost: Cost) -> Charges:
 def is_whole(cost: Cost) -> bool:
     """Returns whether every step of the plan was entered."""
     return cost.plan is not None and not left(cost.plan, cost.entered, _NO_COST)
+
+
+def check_draw(record: Record, folder: Path, point: tuple[str, ...], compose: Compose) -> None:
+    """Raises `ConfigError` for a new trial of a `repeat_and_select` that is not a draw from the distribution fixed before the first
+    trial."""
+    name, distribution = record.path.name, record.distribution
+    copied = note_in(folder)
+    require(
+        copied is None,
+        folder,
+        f"is a copy of a trial of the study {copied and copied.study}, or was renamed, but trials must be drawn independently",
+        "Resume the trial itself, or restore its folder's name",
+    )
+    if distribution is None or record.drawn is None:
+        reason = f"the study {name} has no record of its search space and of a number of trials"
+        raise ConfigError("hydra.sweeper.n_trials", reason, "Remove it: both are fixed when the search is launched")
+    refusal = distribution.refusal(point)
+    require(refusal is None, " ".join(point) or str(folder), f"a trial of the study {name} {refusal}", "Let the search draw its trials")
+    differing = different_keys(distribution.fixed, compose(distribution.others(point)))
+    require(not differing, differing[0] if differing else "", *differs(name, differing))
+
+
+def differs(study: str, names: list[str]) -> tuple[str, str]:
+    """Returns reason and fix for a launch that differs in `names` from what the study began with."""
+    return f"the study {study} began with another {', '.join(names)}", "Give this study another name"
+
+
+def filter_of(search: Search) -> Any:
+    """Returns the declared budget as a `dpx.privacy.search_accounting.Filter`, `None` without a declared budget; raises `ConfigError` for
+    a budget that cannot be enforced."""
+    budget = search.tune.budget
+    if budget.epsilon is None or not search.is_private:
+        return None
+    check_budget(search.accountant)
+    from dpx.privacy.search_accounting import Filter
+
+    privacy = search.privacy
+    return Filter(budget.kind, budget.epsilon, privacy.delta, budget.order, privacy.adjacency)
+
+
+def check_plan(search: Search, record: Record, plan: Segments | None, point: tuple[str, ...]) -> None:
+    """Raises `ConfigError`, before anything of a new trial is drawn, if the charge was not declared for its plan."""
+    from dpx.privacy.search_accounting import renyi, renyi_limit
+
+    tune = search.tune
+    if tune.charge == "uncharged" or plan is None:
+        return
+    budget = filter_of(search)
+    if budget is None:
+        known = next((list(trial.plan) for trial in record.trials if trial.plan is not None), plan)
+        value = " ".join(part for part in point if is_accounted(part)) or f"tune.charge={tune.charge}"
+        reason, fix = "repetitions of one mechanism must have the same cost", "Give this search a study of another name"
+        if tune.charge != "repeat_and_select":
+            only_rdp = "" if search.accountant.name == "rdp" else f", and never with accountant={search.accountant.name}"
+            reason, fix = f"{ONE_BUDGET}{only_rdp}", DECLARE
+        require(same(plan, known), value, f"has another cost than the trials before it: {reason}", fix)
+        return
+    begun = charges(*(cost_of(trial, record).segments for trial in record.trials))
+    new = charges(union(plan, [], "new"))
+    if budget.holds(begun + new):
+        return
+    fix = "End the search here, or make trials cheaper (more noise, fewer steps)"
+    if not record.trials:
+        fix = "Declare a larger budget, or make trials cheaper (more noise, fewer steps)"
+        fitting = {}
+        if budget.kind != "zcdp":
+            # No result has been seen yet, so an order may still be chosen by the plan of the first trial.
+            fitting = {one: renyi_limit(budget.epsilon, budget.delta, one) / renyi(new, one, budget.adjacency) for one in _ORDERS}
+        best = max(fitting, key=lambda one: fitting[one], default=0)
+        if fitting.get(best, 0) >= 1:
+            fix = f"Declare tune.budget.order={best}, which allows {int(fitting[best])} such trials"
+    costs, spent = budget.cost(new), budget.cost(begun)
+    reason = f"the trial costs {costs:.4g} and {spent:.4g} of {budget.limit:.4g} are spent"
+    raise ConfigError(f"tune.budget.epsilon={budget.epsilon}", reason, fix)

@@ -100,14 +100,5 @@ class Canaries:
         """Returns the number of places of one canary."""
         return privacy.rows_per_unit_max if privacy.unit_mode == "group" else 1
 
-    def require_fits(self, privacy: Privacy) -> None:
-        """Raises `ConfigError` if data with a canary out would not be a neighbour of data with it in."""
-        require(
-            privacy.adjacency != "replace_one",
-            f"audit=canaries with privacy.adjacency={privacy.adjacency}",
-            "a canary that is left out contributes zero, so it does not replace another unit",
-            "Use privacy.adjacency=zero_out, or audit=none",
-        )
-
 
 Audit = NoCanaries | Canaries

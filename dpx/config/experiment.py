@@ -147,7 +147,7 @@ class Experiment:
     profile: StepProfile = StepProfile()
 
     def __post_init__(self) -> None:
-        """Tries all checks of the root record, in this order; those of its claim are in `dpx.claim.calibration.check_claim`."""
+        """Tries all checks of the root record, in this order; those of its claim are in `dpx.claim.claim_checks.check_claim`."""
         self._require_numbers()
         self.data.require_fits(self.privacy)
         self._require_units_fit()
@@ -215,7 +215,12 @@ class Experiment:
             "a run without noise makes no claim, so an audit has nothing to test",
             "Use audit=none",
         )
-        self.audit.require_fits(self.privacy)
+        require(
+            self.privacy.adjacency != "replace_one",
+            f"audit=canaries with privacy.adjacency={self.privacy.adjacency}",
+            "a canary that is left out contributes zero, so it does not replace another unit",
+            "Use privacy.adjacency=zero_out, or audit=none",
+        )
         for is_met, value in (
             (self.mechanism.is_independent_gaussian, f"mechanism={self.mechanism.name}"),
             (not self.clip.is_adaptive, f"clip={self.clip.kind}"),

@@ -94,6 +94,12 @@ class Plan:
         if not self.compile:
             return planned
         simulate_devices(experiment.mesh, experiment.mesh.devices)
+        require(
+            experiment.mechanism.is_independent_gaussian or not experiment.is_private,
+            f"plan.compile=true, mechanism={experiment.mechanism.name}",
+            "dpx can compile a step without data only if its noise is independent",
+            "Use mechanism=dp_sgd, or use plan.compile=false",
+        )
         from dpx.training.measure import dry_run
 
         return dataclasses.replace(planned, compiled=dry_run(experiment, planned.vocabulary_size, planned.microbatch))

@@ -19,6 +19,7 @@ from dpx import config
 from dpx.claim.calibration import claim_checksum
 from dpx.config import build
 from dpx.config.command_line import as_refused
+from dpx.config.declared_tuning import Tune
 from dpx.config.experiment import Experiment
 from dpx.config.identity import identity
 from dpx.config.instantiate import NODES_OF_JOBS
@@ -77,6 +78,30 @@ class Point:
             fix = f"Write chain.common.values.{key}, chain.common.options.{key} or the same of a stage"
             reason = "the stages of a chain have their own configs, and none reads this"
             require(key.partition(".")[0].partition("@")[0] in _OF_A_CHAIN, override, reason, fix)
+
+    def require_fits_sweep(self, settings: Any) -> None:
+        """Raises `ConfigError` for a recipe's own sweep as a point of another one, and for trials outside the folder of their study."""
+        keys = {override.lstrip("+").partition("=")[0] for override in self.overrides}
+        own = set(settings.sweeper.get("params") or {})
+        reason = "this recipe is a sweep, so it cannot be one point of another sweep"
+        require(not own or bool(own & keys), f"experiment={self.cfg.get('name')}", reason, "Launch each sweep by itself")
+        require(
+            self.cfg.get("tune") is None or Path(settings.runtime.output_dir).resolve().parent == Path(settings.sweep.dir).resolve(),
+            f"hydra.sweep.subdir={settings.sweep.subdir}",
+            "the trials of a search must be in the same folder as its study, which counts them",
+            "Remove it",
+        )
+
+    def require_no_search(self, tune: Tune | None, trains: bool) -> None:
+        """Raises `ConfigError` for a declared search of which this point would be no trial; `trains` says whether its job may train."""
+        fix, is_sweep = "Launch it with -m, or remove the search with ~tune", self.is_sweep and trains
+        is_one = tune is not None and self.job == "train" and not is_sweep
+        require(not is_one, "tune", "a search is a sweep, but this command starts one run", fix)
+        reason = "is missing, but this run began as a trial of a search"
+        require(tune is None or self.job != "resume", "private/trial.json", reason, "Restore the file")
+        reason = "code from another package may train in this job, but only job=train counts the trials of a search"
+        fix = "Use job=train, or remove the search with ~tune"
+        require(tune is None or not is_sweep, f"job={self.job} with tune", reason, fix)
 
     def is_done(self) -> bool:
         """Returns whether the run that this config names has finished, and then shows it. Takes the config and the folder of `run=`."""

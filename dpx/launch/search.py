@@ -18,8 +18,8 @@ from hydra.experimental.callback import Callback
 from omegaconf import DictConfig, OmegaConf
 
 from dpx import config
+from dpx.claim.claim_checks import check_charge, check_fork, check_init
 from dpx.claim.search_record import TrialDistribution, key_of
-from dpx.claim.search_rules import check_charge, check_fork, check_init
 from dpx.claim.study import Study
 from dpx.config import build, recipes
 from dpx.config.command_line import as_refused
@@ -54,14 +54,7 @@ def trial(point: Point, experiment: Experiment, job: Any) -> Iterator[Experiment
     trains = point.job in TRAINING or bool(outside_code.packages_of(job))
     study = Study(path.parent, experiment.name) if is_point else Study.of_run(path) if trains else None
     if study is None:
-        fix, is_sweep = "Launch it with -m, or remove the search with ~tune", point.is_sweep and trains
-        is_one = tune is not None and point.job == "train" and not is_sweep
-        require(not is_one, "tune", "a search is a sweep, but this command starts one run", fix)
-        reason = "is missing, but this run began as a trial of a search"
-        require(tune is None or point.job != "resume", "private/trial.json", reason, "Restore the file")
-        reason = "code from another package may train in this job, but only job=train counts the trials of a search"
-        fix = "Use job=train, or remove the search with ~tune"
-        require(tune is None or not is_sweep, f"job={point.job} with tune", reason, fix)
+        point.require_no_search(tune, trains)
         yield dataclasses.replace(experiment, tune=None)
         return
     if is_point:

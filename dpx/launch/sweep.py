@@ -23,7 +23,7 @@ from omegaconf import DictConfig, OmegaConf, open_dict
 from dpx import console
 from dpx.config.command_line import as_refused
 from dpx.console import Console, taken_answer, tell_answer, wide_console
-from dpx.declaration import ConfigError, require
+from dpx.declaration import ConfigError
 from dpx.durable import make_private, write_durably
 from dpx.files.run_folder import Status
 from dpx.launch import sweep_tables
@@ -198,7 +198,13 @@ class Sweep:
                     return self._record(point, "finished before", point.status.read().get("score"))
             point.require_alone()
             if point.is_sweep:
-                self._require_fits(point, settings)
+                point.require_fits_sweep(settings)
+                mesh = OmegaConf.to_container(point.cfg.mesh) if OmegaConf.is_config(point.cfg.get("mesh")) else None
+                if self._mesh not in (None, mesh):
+                    raise ConfigError(
+                        f"mesh={point.cfg.mesh.get('name')}", "one process can use one mesh only", "Launch each mesh by itself"
+                    )
+                self._mesh = mesh
             point.require_read()
             if point.is_done():
                 return self._record(point, "finished before", score_of(point.path))
@@ -213,24 +219,6 @@ class Sweep:
         except Exception as error:
             return self._record(point, "failed", failed=(point.note_failed(error), error))
         return self._record(point, "finished", point.status.read().get("score"))
-
-    def _require_fits(self, point: Point, settings: Any) -> None:
-        """Raises `ConfigError` for a recipe's own sweep as a point of another one, and for a second mesh in one process."""
-        cfg = point.cfg
-        keys = {override.lstrip("+").partition("=")[0] for override in point.overrides}
-        own = set(settings.sweeper.get("params") or {})
-        reason = "this recipe is a sweep, so it cannot be one point of another sweep"
-        require(not own or bool(own & keys), f"experiment={cfg.get('name')}", reason, "Launch each sweep by itself")
-        require(
-            cfg.get("tune") is None or Path(settings.runtime.output_dir).resolve().parent == Path(settings.sweep.dir).resolve(),
-            f"hydra.sweep.subdir={settings.sweep.subdir}",
-            "the trials of a search must be in the same folder as its study, which counts them",
-            "Remove it",
-        )
-        mesh = OmegaConf.to_container(cfg.mesh) if OmegaConf.is_config(cfg.get("mesh")) else None
-        if self._mesh not in (None, mesh):
-            raise ConfigError(f"mesh={cfg.mesh.get('name')}", "one process can use one mesh only", "Launch each mesh by itself")
-        self._mesh = mesh
 
     def _record(self, point: Point, state: str, score: float | None = None, failed: tuple[str, Exception] | None = None) -> float:
         """Keeps the outcome of one point; `failed` is its error, as text and itself. Returns the score that a search maximises."""

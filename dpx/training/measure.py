@@ -36,7 +36,6 @@ from dpx.config.experiment import Experiment
 from dpx.cost.compiled import CompiledStep, Crossing, MeasuredRun, collectives, compiled_matmul_flops
 from dpx.cost.traced import matmul_flops
 from dpx.data.store import Store
-from dpx.declaration import require
 from dpx.files.orbax_checkpoints import Checkpoints
 from dpx.mechanism.mechanism_protocol import Mechanism, Reparametrisation, Reparametrised
 from dpx.models.shape import AnyModel
@@ -263,12 +262,6 @@ def dry_run(experiment: Experiment, vocabulary_size: int, microbatch: int) -> Co
     `peak_bytes_per_device` is the largest number of bytes that are live while a program runs: its arguments, results and temporaries, and
     the stored state or the gathered parameters that it does not use. FLOPs are those of one microbatch.
     """
-    require(
-        experiment.mechanism.is_independent_gaussian or not experiment.is_private,
-        f"plan.compile=true, mechanism={experiment.mechanism.name}",
-        "dpx can compile a step without data only if its noise is independent",
-        "Use mechanism=dp_sgd, or use plan.compile=false",
-    )
     special = Special(pad_id=0, unk_id=1, cls_id=2, sep_id=3, mask_id=4)
     subject = make_objective(experiment.model, experiment.task, vocabulary_size, special)
     step = make_step(experiment, subject, experiment.mesh.make(), microbatch)

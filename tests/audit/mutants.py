@@ -375,7 +375,7 @@ MUTANTS = (
     ),
     Mutant(
         "counted N calibrated for under add_remove",
-        "dpx/claim/calibration.py",
+        "dpx/claim/claim_checks.py",
         "check_claim",
         "size = declared or size",
         "size = size or declared",
@@ -440,7 +440,7 @@ MUTANTS = (
     ),
     Mutant(
         "canaries left out of N",
-        "dpx/claim/calibration.py",
+        "dpx/claim/claim_checks.py",
         "check_claim",
         "size += experiment.audit.places(privacy)",
         "size += 0",
@@ -586,7 +586,7 @@ MUTANTS = (
     ),
     Mutant(
         "sums rounded by the microbatch beside whatever moves rows",
-        "dpx/claim/calibration.py",
+        "dpx/claim/claim_checks.py",
         "check_claim",
         "declared_mechanism.check(experiment.mechanism, experiment)",
         "_ = places",
@@ -714,7 +714,7 @@ MUTANTS = (
     ),
     Mutant(
         "a trial let in beyond the declared budget",
-        "dpx/claim/search_rules.py",
+        "dpx/claim/trial_charges.py",
         "check_plan",
         "budget.holds(begun + new)",
         "budget.holds(begun)",

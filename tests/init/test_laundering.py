@@ -625,7 +625,7 @@ def test_the_winner_of_a_search_is_loaded_under_its_statement_and_begins_no_run(
 
 
 def test_a_charged_search_begins_from_random_parameters(place, parent):
-    from dpx.claim.search_rules import check_init
+    from dpx.claim.claim_checks import check_init
 
     experiment = place.declared("tune=search", "tune.charge=composition", "init=run", f"init.run={parent}")
     assert experiment.tune is not None

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from dpx import config
-from dpx.claim import calibration, caveats, statement
+from dpx.claim import calibration, caveats, claim_checks, statement
 from dpx.claim.combined_ledgers import read, stated_at, together
 from dpx.claim.run_facts import RunFacts
 from dpx.config import recipes
@@ -193,7 +193,7 @@ def may_run(name: str, adjacency: str) -> bool:
     """Whether dpx runs and accounts for this under `adjacency` at all, by any accountant."""
     experiment = declared(name, adjacency)
     try:
-        calibration.check_claim(experiment, 1000)
+        claim_checks.check_claim(experiment, 1000)
     except ConfigError:
         return False
     return any(_has_event(entry_of(experiment), adjacency, accountant) for accountant in events.ACCOUNTANTS)

@@ -10,8 +10,8 @@ from dp_accounting import rdp
 from dpx import config
 from dpx.claim import calibration, statement
 from dpx.claim.calibration import claim_of
-from dpx.claim.search_rules import Search
 from dpx.claim.study import Study
+from dpx.claim.trial_charges import Search
 from dpx.config import recipes
 from dpx.config.experiment import Experiment
 from dpx.declaration import ConfigError

@@ -9,7 +9,7 @@ import pytest
 
 from dpx import config, packages
 from dpx.claim import calibration, run_facts, statement, trial_charges
-from dpx.claim.search_rules import Search
+from dpx.claim.trial_charges import Search
 from dpx.config import recipes
 from dpx.config.experiment import Experiment
 from dpx.files.orbax_checkpoints import State

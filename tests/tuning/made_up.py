@@ -9,7 +9,7 @@ from types import SimpleNamespace
 from dp_accounting import dp_event
 
 from dpx import config
-from dpx.claim import calibration, search_rules
+from dpx.claim import calibration, claim_checks
 from dpx.claim.search_record import TrialDistribution
 from dpx.claim.study import Study
 from dpx.config import recipes
@@ -43,7 +43,7 @@ def experiment(charge: str, trials: int = 3, *overrides: str) -> Experiment:
 
 def distribution(**fixed: object) -> TrialDistribution:
     """A search over one setting, which every made-up point draws."""
-    sampler = {"_target_": search_rules._SWEEPER, "sampler": {"_target_": search_rules._SAMPLER, "seed": None}}
+    sampler = {"_target_": claim_checks._SWEEPER, "sampler": {"_target_": claim_checks._SAMPLER, "seed": None}}
     space = {"optimizer.weight_decay": {"type": "float", "low": 0.0, "high": 10.0, "step": None, "is_log": False}}
     return TrialDistribution(sampler=sampler, space=space, fixed=dict(fixed))
 

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from dpx.claim.search_rules import check_charge
+from dpx.claim.claim_checks import check_charge
 from dpx.claim.study import Study
 from dpx.config.declared_tuning import Budget, Tune
 from dpx.declaration import ConfigError

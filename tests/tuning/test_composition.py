@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from dpx.claim.search_rules import check_fork
+from dpx.claim.claim_checks import check_fork
 from dpx.claim.study import Study
 from dpx.config.declared_tuning import Tune
 from dpx.declaration import ConfigError

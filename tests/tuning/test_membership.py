@@ -18,7 +18,6 @@ from dpx.files.results import Results, write_results
 from dpx.job.released_jobs import Evaluate
 from dpx.job.train import Resume, Train
 from dpx.launch import search
-from dpx.launch.sweep import Sweep
 from dpx.privacy.ledger import Ledger
 from dpx.processes.interruption import Interrupted
 from tests.composed import point_at
@@ -212,5 +211,5 @@ def test_trials_lie_beside_the_study_that_counts_them(tmp_path: Path) -> None:
             else pytest.raises(ConfigError, match=f"hydra.sweep.subdir={folder}: .*must be in the same folder")
         )
         with expected:
-            Sweep()._require_fits(point_at(tmp_path / folder, cfg=cfg), settings)
-        Sweep()._require_fits(point_at(tmp_path / folder, cfg=OmegaConf.create({"name": "s", "tune": None})), settings)
+            point_at(tmp_path / folder, cfg=cfg).require_fits_sweep(settings)
+        point_at(tmp_path / folder, cfg=OmegaConf.create({"name": "s", "tune": None})).require_fits_sweep(settings)

@@ -7,7 +7,7 @@ import pytest
 from omegaconf import DictConfig, OmegaConf, open_dict
 
 from dpx import config
-from dpx.claim.search_rules import _SAMPLER, _SWEEPER
+from dpx.claim.claim_checks import _SAMPLER, _SWEEPER
 from dpx.claim.study import Study
 from dpx.config import recipes
 from dpx.declaration import ConfigError

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from dpx.claim import search_record
+from dpx.claim.claim_checks import check_space
 from dpx.claim.search_record import TrialDistribution, different_keys
-from dpx.claim.search_rules import check_space
 from dpx.claim.study import Study
 from dpx.config.declared_tuning import Tune
 from dpx.config.experiment import Experiment

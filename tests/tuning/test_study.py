@@ -8,7 +8,7 @@ import pytest
 from dp_accounting import dp_event, pld, rdp
 
 from dpx.claim import calibration
-from dpx.claim.search_rules import _SAMPLER, _SWEEPER, check_charge
+from dpx.claim.claim_checks import _SAMPLER, _SWEEPER, check_charge
 from dpx.claim.study import Study
 from dpx.config.declared_tuning import Tune
 from dpx.declaration import ConfigError
