@@ -447,7 +447,7 @@ def test_composing_a_config_and_naming_its_run_opens_no_checkpoint(tmp_path: Pat
                 patched.setattr(identity, reader, lambda *_: pytest.fail("a checkpoint was read"))
                 patched.setattr(checkpoint_shape, reader, lambda *_: pytest.fail("a checkpoint was read"))
             overrides = [*given, f"init.path={folder}"]
-            # Also of a search: its launch reads the shape, which is a part of what its trials are drawn from (`dpx.launch.search.declared`).
+            # Also of a search: its launch reads the shape, a part of what its trials are drawn from (`dpx.launch.search.declared`).
             search = ["tune=search", "tune.charge=repeat_and_select"]
             for more in ([], search):
                 cfg = recipes.compose([*overrides, *more], with_hydra=True)
