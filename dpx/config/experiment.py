@@ -3,6 +3,7 @@
 Declares what a run measures of the time of its steps (`profile=none`, `steps` or `trace`). It imports no jax.
 """
 
+import dataclasses
 import re
 from collections import defaultdict
 from collections.abc import Sequence
@@ -15,6 +16,7 @@ from dpx.config.declared_tuning import Tune
 from dpx.data.declared_data import Data
 from dpx.data.length_buckets import LengthBuckets, widths_of
 from dpx.declaration import declaration, require
+from dpx.files.weights import Shapes
 from dpx.mechanism.declared_mechanism import Clip, ForwardNoise, Mechanism, Noise, NoiseBatchRatio, SecretTelemetry, Telemetry
 from dpx.models.shape import AnyModel
 from dpx.models.trained import Everything, Trained
@@ -81,6 +83,25 @@ class Schedule:
         for name in counts:
             value = getattr(self, name)
             require(value is None or value > 0, f"schedule.{name}={value}", "must be at least 1", "Give a positive number")
+
+
+@dataclasses.dataclass(frozen=True)
+class Receiver:
+    """Describes the run that the starting parameters must fit. `vocabulary_size` is the number of rows of its embedding table."""
+
+    model: AnyModel
+    task: Task
+    train: Trained
+    optimizer: Optimizer
+    data: Data
+    privacy: Privacy
+    is_private: bool
+    vocabulary_size: int
+    chosen_by: MeasuredTable | None = None
+
+    @property
+    def shapes(self) -> Shapes:
+        return self.task.parameter_shapes(self.model, self.vocabulary_size)
 
 
 @declaration
@@ -306,6 +327,12 @@ class Experiment:
     def trained(self) -> Trained:
         """The trained parameters: `train`, without the parameters that the mechanism's noise does not cover."""
         return self.mechanism.trained(self.train) if isinstance(self.mechanism, ForwardNoise) else self.train
+
+    @property
+    def receiver(self) -> Receiver:
+        """What the parameters that the run starts from must fit."""
+        of_training = self.model, self.task, self.trained, self.optimizer
+        return Receiver(*of_training, self.data, self.privacy, self.is_private, self.vocabulary_size, self.chosen_by)
 
     @property
     def is_private(self) -> bool:

@@ -60,10 +60,11 @@ def read(folder: Path) -> dict[str, LeftOut]:
     return {split: from_json(LeftOut, node, path) for split, node in read_json(path).items()} if path.is_file() else {}
 
 
-def keep(private: Path, store: Store) -> None:
-    """Copies the counts of a store into the private folder of a run or a plan."""
+def keep(private: Path, store: Store) -> list[str]:
+    """Copies the counts of a store into the private folder of a run or a plan, and returns their `lines`."""
     if (store.folder / FILE).is_file():
         write_durably(private / FILE, (store.folder / FILE).read_text())
+    return lines(private)
 
 
 def lines(private: Path) -> list[str]:

@@ -5,8 +5,8 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-from dpx.config.declared_init import FromCheckpoint, FromFile, FromRun, Init, MeasuredTable
-from dpx.config.experiment import Experiment
+from dpx.config.declared_init import FromCheckpoint, FromFile, FromRun, Init
+from dpx.config.experiment import Receiver
 from dpx.data import tokenizer
 from dpx.data.declared_data import Data
 from dpx.data.learnt_from import learnt_from
@@ -22,39 +22,13 @@ from dpx.interop.card import among, is_card_of_dpx, named_by_card
 from dpx.interop.checkpoint import Checkpoint
 from dpx.models.shape import AnyModel
 from dpx.models.trained import OutputLayer, Trained
-from dpx.optimizer import Optimizer
 from dpx.privacy.declared_privacy import Privacy
 from dpx.privacy.lines import Plan
 from dpx.privacy.origins import UNREAD, CheckpointFacts, Origin, merged, require_same_relation
 from dpx.statement import received
-from dpx.task.declared_task import Classification, MultipleChoice, Task
+from dpx.task.declared_task import Classification, MultipleChoice
 
 ADAPTERS = "layers/lora/"
-
-
-@dataclasses.dataclass(frozen=True)
-class Receiver:
-    """Describes the run that the starting parameters must fit. `vocabulary_size` is the number of rows of its embedding table."""
-
-    model: AnyModel
-    task: Task
-    train: Trained
-    optimizer: Optimizer
-    data: Data
-    privacy: Privacy
-    is_private: bool
-    vocabulary_size: int
-    chosen_by: MeasuredTable | None = None
-
-    @property
-    def shapes(self) -> weights.Shapes:
-        return self.task.parameter_shapes(self.model, self.vocabulary_size)
-
-
-def receiver_of(experiment: Experiment) -> Receiver:
-    fields: dict[str, Any] = {field.name: getattr(experiment, field.name) for field in dataclasses.fields(Receiver)}
-    fields["train"] = experiment.trained
-    return Receiver(**fields)
 
 
 @dataclasses.dataclass(frozen=True)

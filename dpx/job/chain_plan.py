@@ -18,7 +18,7 @@ from dpx.data.protected_units import unit_facts, vocabulary_source
 from dpx.data.store import VOCABULARY
 from dpx.init import chain_claim
 from dpx.init.chain_claim import StageRelease
-from dpx.init.start import Held, planned_start, receiver_of, vocabulary_of
+from dpx.init.start import Held, planned_start, vocabulary_of
 from dpx.job import chain_stages
 from dpx.job.chain_stages import Runs, StageRun, composed, fitted_by
 from dpx.job.plan_records import ChainPlan, RunPlan, StagePlan
@@ -118,7 +118,7 @@ def _planned(
     if stage.init is None or isinstance(alone.init, FromRun):
         # Until another stage has run, its text has a planned identity, by which other stages are declared apart from it.
         texts = {one.identity for one in vocabulary_of(alone.data)} if words is not None else set()
-        came_from += [one for one in planned_start(alone.init, receiver_of(alone)).origins if one.identity not in texts]
+        came_from += [one for one in planned_start(alone.init, alone.receiver).origins if one.identity not in texts]
     if words is not None:
         data, is_protected = words.experiment.data, words.experiment.data.vocabulary.fit_on == "protected"
         text = Origin(

@@ -14,7 +14,6 @@ from dpx.config.experiment import Experiment
 from dpx.declaration import ConfigError
 from dpx.files.orbax_checkpoints import on_host
 from dpx.files.weights import PARAMS, by_path
-from dpx.init.start import receiver_of
 from dpx.mechanism.declared_mechanism import Clip
 from dpx.models.trainable import split
 from dpx.sampler.batch_schedule import BatchSchedule
@@ -58,7 +57,7 @@ def change_of(experiment: Experiment, release: Path, stated: RunStatement) -> Ch
     deviation_T = _deviations(experiment.mechanism.name, experiment.clip, experiment.batch_schedule, steps, release, stated)
     if not change_measured.is_coordinatewise(optimizer):
         raise NotCompared(f"optimizer={optimizer.name}", "its update of a number reads other numbers, which is not simulated")
-    known = known_start(experiment.init, receiver_of(experiment), stated.init.of_weights)
+    known = known_start(experiment.init, experiment.receiver, stated.init.of_weights)
     if not known:
         raise NotCompared(f"init={experiment.init.kind}", "all trained parameters were drawn from the run's secret")
     try:

@@ -95,10 +95,10 @@ class Explain:
         has_origins = not experiment.init.is_random or data.vocabulary.path is not None or experiment.chosen_by is not None
         if stated is None and (has_origins or folder.fork is not None):
             from dpx.data.prepare import prepare
-            from dpx.init.start import planned_start, receiver_of
+            from dpx.init.start import planned_start
 
             store = prepare(data, privacy) if self.size is None and data.declared_size is None else None
-            begins_from = planned_start(experiment.init, receiver_of(experiment), store, folder.fork).origins
+            begins_from = planned_start(experiment.init, experiment.receiver, store, folder.fork).origins
         if self.size is not None:
             size = self.size
         elif stated is None:

@@ -38,7 +38,7 @@ class Evaluate:
         from dpx.training.evaluation import of_released
 
         found = received.read(folder.path)
-        results = of_released(experiment, params_path)
+        results = of_released(experiment.receiver, experiment.steps, params_path, experiment.schedule.evaluation_rows, experiment.widths)
         baselines = {f"{name}_accuracy": value for name, value in results.baselines.items()}
         write_json(folder.made_private() / "evaluation.json", results.heldout | baselines | {"rows": results.rows})
         table = rich_table.Table(title=str(folder.path), title_justify="left", show_header=False)

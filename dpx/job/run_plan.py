@@ -17,7 +17,7 @@ from dpx.cost.memory import Method, Trains, by_type, published_flops, recomputed
 from dpx.data import left_out
 from dpx.data.declared_data import Data
 from dpx.declaration import ConfigError
-from dpx.init.start import planned_start, receiver_of
+from dpx.init.start import planned_start
 from dpx.job.plan_records import RunPlan
 from dpx.mechanism.declared_mechanism import Mechanism
 from dpx.mechanism.mechanism_protocol import ForwardNoise, Reparametrisation
@@ -184,7 +184,7 @@ def plan_of_run(experiment: Experiment, fork: str | None = None) -> RunPlan:
     store = prepared(data, privacy)
     manifest = store.manifest if store else None
     calibrated = calibrate(experiment, data.declared_size or (privacy.population(manifest) if manifest else 0))
-    begins = planned_start(experiment.init, receiver_of(experiment), store, fork)
+    begins = planned_start(experiment.init, experiment.receiver, store, fork)
     facts = RunFacts.of(None, begins.origins)
     late = late_choices(differing(begins.plan, plan_of(experiment, calibrated)))
     sigma, size = calibrated.noise_multiplier, calibrated.size

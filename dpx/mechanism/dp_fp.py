@@ -28,7 +28,7 @@ import numpy as np
 from dpx.declaration import declaration, require
 from dpx.mechanism.mechanism_protocol import Declared, ForwardNoise, NoisyVectors
 from dpx.models.shape import Bert
-from dpx.models.trained import LastLayer, Matching, OutputLayer, Trained
+from dpx.models.trained import OUTPUT, LastLayer, Matching, OutputLayer, Trained
 from dpx.randomness import RootSecret
 
 # Numbers of a vector whose squared norm is summed within the margin.
@@ -138,9 +138,7 @@ class DpFp(ForwardNoise):
             return []
         below = "the encoder and what pools its output"
         if isinstance(train, Matching) and train.layers is None:
-            from dpx.models import trainable
-
-            below = ", ".join(path for path in parameters() if train.selection().picks(path) and not trainable.OUTPUT.picks(path))
+            below = ", ".join(path for path in parameters() if train.selection().picks(path) and not OUTPUT.picks(path))
             if not below:
                 return []
         return [

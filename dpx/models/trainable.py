@@ -16,16 +16,7 @@ import jax.numpy as jnp
 from flax.traverse_util import flatten_dict, unflatten_dict
 
 from dpx.declaration import ConfigError, require
-from dpx.models.trained import ALL as ALL
-from dpx.models.trained import BIAS as BIAS
-from dpx.models.trained import LAST_LAYER as LAST_LAYER
 from dpx.models.trained import LAYERS, Selection
-from dpx.models.trained import LORA as LORA
-from dpx.models.trained import LORA_FFA as LORA_FFA
-from dpx.models.trained import OUTPUT as OUTPUT
-from dpx.models.trained import either as either
-from dpx.models.trained import matching as matching
-from dpx.models.trained import top as top
 from dpx.randomness import path_name
 
 BELOW = "layers_below"

@@ -32,11 +32,12 @@ from jax.interpreters import partial_eval
 from scipy.special import gammainc, gammaincc, gammainccinv
 
 from dpx.config.declared_init import FromCheckpoint, FromFile, FromRun, Init
+from dpx.config.experiment import Receiver
 from dpx.data.vocabulary import SpecialIds
 from dpx.declaration import ConfigError
 from dpx.files.weights import Leaves, by_path, checksum, nested, read_file
 from dpx.init.parent import open_parent, parameters_of
-from dpx.init.start import ADAPTERS, Receiver, taken_from
+from dpx.init.start import ADAPTERS, taken_from
 from dpx.interop.checkpoint import Checkpoint
 from dpx.optimizer import Adam, Optimizer
 from dpx.optimizer.from_optax import decay_mask

@@ -23,7 +23,7 @@ from dpx.declaration import declaration, require
 from dpx.mechanism.declared_mechanism import Mechanism
 from dpx.privacy import closed_form
 from dpx.randomness import RootSecret
-from dpx.training.step import Step, StepInputs, UpdateInputs, as_chunk, make_step
+from dpx.training.step import Step, StepInputs, as_chunk, make_step
 
 MICROBATCH = 500
 
@@ -109,7 +109,7 @@ class Attack:
         for number in range(setting.steps):
             sums = self._sums(state, np.flatnonzero(is_in_M).astype(np.int32))
             drawn = self.mechanism.draw(secret, number, state.params, setting.noise_multiplier, norm, None)
-            state, _ = self.step.finish(state, self.step.reduce(sums, ()), UpdateInputs(drawn, deviation, expected, np.float32(0)))
+            state, _ = self.step.finish(state, self.step.reduce(sums, ()), drawn, deviation, expected, np.float32(0))
         return of_gradients(state.params, setting.canaries) * setting.canaries / (setting.steps * norm)
 
     def _sums(self, state: Any, records: np.ndarray) -> Any:

@@ -23,7 +23,7 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from dpx.config.experiment import Experiment, Schedule
+from dpx.config.experiment import Receiver, Schedule
 from dpx.data import length_buckets
 from dpx.data.prepare import store_of
 from dpx.data.store import Store
@@ -149,16 +149,13 @@ def spread(there: int, count: int) -> np.ndarray:
     return start_n[:-1] + (np.random.RandomState(_SPREAD).random_sample(count) * np.diff(start_n)).astype(np.int64)
 
 
-def of_released(experiment: Experiment, params: Path, split: Split = "heldout", rows: int | None = None) -> Results:
-    """Returns metrics of the parameters in `release/params` on `rows` of a split, with the task's baselines.
-
-    By default it takes as many rows as the run's own evaluation.
-    """
-    store = store_of(experiment.data, experiment.privacy, params)
-    objective = make_objective(experiment.model, experiment.task, experiment.vocabulary_size, store.manifest)
-    evaluate = held_out(objective, store, rows or experiment.schedule.evaluation_rows, BATCH_ROWS, experiment.widths, split)
+def of_released(run: Receiver, steps: int, params: Path, rows: int, widths: Sequence[int], split: Split = "heldout") -> Results:
+    """Returns metrics of the parameters in `release/params` of a run of `steps` steps on `rows` of a split, with the task's baselines."""
+    store = store_of(run.data, run.privacy, params)
+    objective = make_objective(run.model, run.task, run.vocabulary_size, store.manifest)
+    evaluate = held_out(objective, store, rows, BATCH_ROWS, widths, split)
     metrics = evaluate(orbax_checkpoints.released(params))
-    return Results(steps=experiment.steps, metric=experiment.task.metric, heldout=metrics, baselines=evaluate.baselines, rows=evaluate.rows)
+    return Results(steps=steps, metric=run.task.metric, heldout=metrics, baselines=evaluate.baselines, rows=evaluate.rows)
 
 
 # Under private/: checkpoints of the best evaluations.

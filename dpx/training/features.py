@@ -20,10 +20,12 @@ import numpy as np
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
+from dpx.console import stage
 from dpx.data.store import Store
 from dpx.durable import draft_of, make_private, write_durably
 from dpx.files import file_checksums
 from dpx.files.array_checksums import checksums
+from dpx.processes import team
 from dpx.task.task_protocol import TwoPartObjective
 from dpx.training import sharding
 from dpx.training.evaluation import BATCH_ROWS, HeldOut, in_batches
@@ -65,6 +67,16 @@ def are_constant(objective: Any, trained: Any) -> TypeGuard[TwoPartObjective]:
     """
     is_head_alone = not {"embeddings", "layers"} & set(trained)
     return is_head_alone and isinstance(objective, TwoPartObjective) and objective.has_constant_features
+
+
+def in_place_of_texts(
+    objective: Any, trained: Any, frozen: Any, store: Store, heldout: HeldOut, widths: Sequence[int], mesh: Any, private: Path
+) -> tuple[Store, HeldOut]:
+    """Returns `store` and `heldout` with features in place of texts if each step would compute the same features, else unchanged."""
+    if not team().is_alone or not are_constant(objective, trained):
+        return store, heldout
+    stage("reading every text once: the head alone is trained")
+    return of_store(objective, frozen, store, widths, mesh, private), of_heldout(objective, frozen, heldout)
 
 
 def of_store(objective: TwoPartObjective, frozen: Any, store: Store, widths: Sequence[int], mesh: Any, private: Path) -> WithFeatures:

@@ -65,6 +65,13 @@ def started(opened: str, first_step: int, noise_epoch: int, tag: str, private: P
     return _digest([opened, first_step, noise_epoch, tag, frozen, canaries])
 
 
+def agree_on_opened(team: Team, claim: str, facts: dict[str, Any], data_checksum: str) -> str:
+    """Returns what is `opened`, empty in a job of one process. Raises `ConfigError`, in process 0, unless all processes open the same."""
+    own = "" if team.is_alone else opened(claim, facts, data_checksum)
+    require_agreement(team, own, OPENED)
+    return own
+
+
 def agree_on_start(team: Team, opened: str, first_step: int, noise_epoch: int, tag: str, private: Path) -> None:
     """Raises `ConfigError`, in process 0, unless all processes of the job start the run that was `opened` in the same way (`started`)."""
     if not team.is_alone:
@@ -158,8 +165,7 @@ class _Followed:
         mesh = experiment.mesh.make()
         step = make_step(experiment, audited(objective, experiment.audit, experiment.clip.clipping_norm), mesh, facts["microbatch"])
         strategy = None if facts["strategy"] is None else np.asarray(facts["strategy"], np.float32)
-        self._opened = opened(claim_checksum(experiment), facts, store.manifest.checksum)
-        require_agreement(team, self._opened, OPENED)
+        self._opened = agree_on_opened(team, claim_checksum(experiment), facts, store.manifest.checksum)
         self._told.enter_context(supervisor.told(team, experiment.mesh.deadline_s, experiment.mesh.restarts))
         self._computation = Computation(experiment=experiment, calibrated=calibrated, store=store, step=step, strategy=strategy)
         of_split = partial(held_out, objective, store, batch_rows=BATCH_ROWS, widths=experiment.widths, mesh=mesh)

@@ -37,7 +37,7 @@ from dpx.training.lossy_file import Released
 from dpx.training.metrics import MetricsWriter, RunProgress
 from dpx.training.profiling import AGREEMENT, DATA_WAIT, LEDGER, Unprofiled
 from dpx.training.run_start import NoiseEpochs, RunStart
-from dpx.training.step import Chunk, Step, StepInputs, UpdateInputs, as_chunk
+from dpx.training.step import Chunk, Step, StepInputs, as_chunk
 
 # (steps done, the state after them, the metrics of the last one by name), to which it may add its own.
 Observer = Callable[[int, State, dict[str, Any]], None]
@@ -45,7 +45,7 @@ Observer = Callable[[int, State, dict[str, Any]], None]
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Computation:
-    """The part of a run that every process has, and computes its steps with; made from a checked declaration."""
+    """The part of `Run` that every process has, and computes its steps with: the others hold neither its ledger nor its files."""
 
     experiment: Experiment
     calibrated: Calibrated
@@ -233,7 +233,7 @@ def computed(run: Computation, secret: RootSecret, step: int, state: State, befo
     drawn = mechanism.draw(secret, step, by.trained, noise_multiplier, clip.clipping_norm, run.strategy)
     auxiliary = {"count": clip.draw(secret, step, state.clip), "telemetry": experiment.telemetry.draw(secret, step)}
     checksum = reduced["checksum"]
-    state, metrics = parts.finish(state, reduced, UpdateInputs(drawn, deviation, np.float32(size), rate, auxiliary, carriers))
+    state, metrics = parts.finish(state, reduced, drawn, deviation, np.float32(size), rate, auxiliary, carriers)
     metrics |= by.metrics
     return state, metrics | {"learning_rate": rate, "expected_batch_size": size, "tokens": tokens, "checksum": checksum}
 
@@ -269,7 +269,7 @@ def _sums(run: Computation, secret: RootSecret, step: int, by: Reparametrised, n
         else:
             indices = draw(sampler, population, q, lambda *place: secret.generator("sample", *place), step, team().part)
     masks, dropout = secret.key("mask", step), secret.key("dropout", step)
-    frozen = merged(parts.place_constants(by.constants), run.frozen)
+    frozen = merged(by.constants, run.frozen)
     inputs = StepInputs(parts.gather(by.trained), masks, dropout, norm, frozen, forward)
     sums, tokens = parts.zero(), Tokens()
     epoch = step // steps_per_epoch(q) if experiment.privacy.unit_mode == "one_row" else None
@@ -278,7 +278,7 @@ def _sums(run: Computation, secret: RootSecret, step: int, by: Reparametrised, n
         # This chunk was gathered while the device worked on the last; unbounded, the queue would hold the whole logical batch.
         jax.block_until_ready(sums["count"])
         tokens += Tokens.count(chunk.rows_KB, chunk.is_padding_KB)
-        sums = parts.accumulate(sums, parts.place(chunk), inputs)
+        sums = parts.accumulate(sums, chunk, inputs)
     return sums, sum((Tokens(*own) for own in team().gather(list(tokens))), Tokens())
 
 

@@ -51,7 +51,7 @@ from dpx.training.evaluation import BATCH_ROWS, HeldOut, held_out
 from dpx.training.frozen import differentiated_by, draw
 from dpx.training.loop import Computation, computed
 from dpx.training.microbatch import Workload, resolve_microbatch, synthetic_rows
-from dpx.training.step import KEY, Chunk, Step, StepInputs, UpdateInputs, make_step
+from dpx.training.step import KEY, Chunk, Step, StepInputs, make_step
 
 TIMED_STEPS = 3
 # A larger step is timed at this size: its time is in proportion to the examples.
@@ -312,16 +312,15 @@ def _lowered(step: Step, state: Any, by: Reparametrised, row: dict[str, Any], ro
     places = (step.chunk, step.rows) if rows_each == 1 else (step.chunk, step.rows, rows_each)
     rows = {name: jax.ShapeDtypeStruct((*places, *value.shape[1:]), value.dtype) for name, value in row.items()}
     chunk = Chunk(rows, jax.ShapeDtypeStruct(places, bool), jax.ShapeDtypeStruct((), jnp.int32))
-    beside = merged(jax.eval_shape(step.place_constants, by.constants), jax.eval_shape(step.place_frozen, frozen_params))
+    beside = merged(by.constants, jax.eval_shape(step.place_frozen, frozen_params))
     inputs = StepInputs(gathered, KEY, KEY, frozen=beside)
     first, drawn = jax.tree.map(lambda key: jax.ShapeDtypeStruct(key.shape, key.dtype), drawn)
-    update = UpdateInputs(drawn, SCALAR, SCALAR, SCALAR, carriers=params if step.reparametrise else None)
     before = {"reparametrise": step.reparametrise.lower(state.params, state.kept, first)} if step.reparametrise else {}
     return before | {
         "gather": step.gather.lower(params),
         "accumulate": step.accumulate.lower(sums, chunk, inputs),
         "reduce": step.reduce.lower(sums, (SCALAR, SCALAR)),
-        "finish": step.finish.lower(state, reduced, update),
+        "finish": step.finish.lower(state, reduced, drawn, SCALAR, SCALAR, SCALAR, {}, params if step.reparametrise else None),
     }
 
 

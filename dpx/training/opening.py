@@ -26,9 +26,9 @@ from dpx.audit.canary_objective import audited
 from dpx.claim.calibration import as_planned, calibrate, claim_checksum, plan_of, planned_segments
 from dpx.claim.run_facts import planned_end
 from dpx.claim.spent import Spending, require_bound
-from dpx.config.declared_audit import Canaries
+from dpx.config.declared_audit import Audit, Canaries
 from dpx.config.declared_init import Init
-from dpx.config.experiment import Experiment
+from dpx.config.experiment import Experiment, Receiver
 from dpx.console import stage
 from dpx.data import left_out
 from dpx.data.prepare import prepare, say_stage
@@ -39,7 +39,7 @@ from dpx.durable import make_folder, make_private
 from dpx.files.orbax_checkpoints import Checkpoints
 from dpx.files.run_folder import RunFolder
 from dpx.init.relation import contradictions
-from dpx.init.start import RANDOM, Receiver, Start, receiver_of, related_again, require_one_start, same_weights, start, start_of_fork
+from dpx.init.start import RANDOM, Start, related_again, require_one_start, same_weights, start, start_of_fork
 from dpx.privacy.cache import folder
 from dpx.privacy.ledger import Ledger
 from dpx.processes import supervisor, team
@@ -89,36 +89,28 @@ def keep_compiled_programs() -> None:
 def open_run(experiment: Experiment, folder: RunFolder, job: Any = None) -> Iterator[Run]:
     """Prepares a run of `job` in `folder` and keeps its ledger, checkpoints and output files open until the context ends.
 
-    Raises `ConfigError` before the first array of the model is allocated. In a job of several processes, this is process 0, which tells
-    the others what to do (`dpx.training.follower`).
+    It runs in process 0, which tells any others what to do. Raises `ConfigError` before the first array of the model is allocated.
     """
     private, schedule, of_run = folder.private, experiment.schedule, (experiment.accountant, experiment.privacy)
     mesh = _start_jax(experiment.mesh, folder)
-    keep_compiled_programs()
 
     # The data, the noise and the initial weights.
     experiment.mechanism.require_library(private)
     known = agreement.before_training(folder.path)
-    store = data = prepare(experiment.data, experiment.privacy, say_stage)
+    data = prepare(experiment.data, experiment.privacy, say_stage)
     stage("solving for the noise and its epsilon" if experiment.is_private else "planning")
-    calibrated = calibrate(experiment, experiment.privacy.population(data.manifest))
-    calibrated = as_planned(experiment, calibrated, known.plan if known else None)
-    receiver = receiver_of(experiment)
-    begins_from = _begin_from(experiment.init, receiver, data, folder, known)
+    calibrated = as_planned(experiment, calibrate(experiment, experiment.privacy.population(data.manifest)), known.plan if known else None)
+    begins_from = _begin_from(experiment.init, experiment.receiver, experiment.audit, data, folder, known)
     require_bound(*of_run, planned_end(experiment, calibrated, None) if experiment.is_private else [], begins_from.origins)
 
     # The step, on which all processes agree.
     objective = make_objective(experiment.model, experiment.task, experiment.vocabulary_size, data.manifest)
     microbatch = resolve_microbatch(experiment.microbatch, Workload.from_experiment(experiment, objective), private)
-    trained = audited(objective, experiment.audit, experiment.clip.clipping_norm)
-    if folder.fork and begins_from.private is not None:
-        require_same_audit(folder.fork, begins_from.private, experiment.audit)
     strategy = experiment.mechanism.load_strategy(experiment.steps, private)
     facts = follower.facts_of_run(experiment.mesh, calibrated, microbatch, strategy)
     team().tell("open", **facts)
-    step = make_step(experiment, trained, mesh, microbatch)
-    opened = "" if team().is_alone else follower.opened(claim_checksum(experiment), facts, data.manifest.checksum)
-    follower.require_agreement(team(), opened, follower.OPENED)
+    step = make_step(experiment, audited(objective, experiment.audit, experiment.clip.clipping_norm), mesh, microbatch)
+    opened = follower.agree_on_opened(team(), claim_checksum(experiment), facts, data.manifest.checksum)
 
     with contextlib.ExitStack() as stack:
         stack.callback(team().tell, "close")
@@ -131,30 +123,24 @@ def open_run(experiment: Experiment, folder: RunFolder, job: Any = None) -> Iter
         allow = allowed_again(*of_run, partial(planned_segments, experiment), calibrated, ledger)
         noise_epochs = NoiseEpochs(folder, experiment.seed, unchanged, ledger, plan_of(experiment, calibrated), allow)
         left_out.keep_manifest(private, data)
-        left_out.keep(private, data)
-        for line in left_out.lines(private):
+        for line in left_out.keep(private, data):
             stage(line)
         start = start_run(noise_epochs, checkpoints, step, begins_from)
-        ledger.note_origins(related_again(ledger.origins, receiver, experiment.init, data, ledger.data))
+        ledger.note_origins(related_again(ledger.origins, experiment.receiver, experiment.init, data, ledger.data))
         ledger.note_units(unit_facts(experiment.data, experiment.privacy, data.manifest))
         if experiment.tune is not None:
             ledger.note_trial(experiment.name, experiment.tune.charge)
 
         # What its steps read: the data, with an audit's canaries, or features in place of texts.
-        conclude = None
+        heldout, test = evaluations_of(objective, data, schedule.evaluation_rows, experiment.widths, mesh)
         if isinstance(experiment.audit, Canaries):
             audited_run = objective, data, start.secret, start.noise_epoch, folder.fork is not None
             store, conclude = in_run.begun(private, experiment.audit, *of_run, ledger, *audited_run)
             team().tell("plant")
-        at = start.first_step, start.noise_epoch.number, start.secret.tag
-        follower.agree_on_start(team(), opened, *at, private)
-        writer = stack.enter_context(contextlib.closing(MetricsWriter(private, start.first_step)))
-        progress = stack.enter_context(RunProgress(start.first_step, experiment.steps))
-        heldout, test = evaluations_of(objective, data, schedule.evaluation_rows, experiment.widths, mesh)
-        if conclude is None and team().is_alone and features.are_constant(objective, start.state.params):
-            stage("reading every text once: the head alone is trained")
-            store = features.of_store(objective, start.frozen, store, experiment.widths, mesh, private)
-            heldout = features.of_heldout(objective, start.frozen, heldout)
+        else:
+            conclude, parameters = None, (start.state.params, start.frozen)
+            store, heldout = features.in_place_of_texts(objective, *parameters, data, heldout, experiment.widths, mesh, private)
+        follower.agree_on_start(team(), opened, start.first_step, start.noise_epoch.number, start.secret.tag, private)
         profiled = stack.enter_context(contextlib.closing(profiling(experiment.profile, private, experiment.mesh.devices)))
         yield Run(
             experiment=experiment,
@@ -174,8 +160,8 @@ def open_run(experiment: Experiment, folder: RunFolder, job: Any = None) -> Iter
             test=test,
             conclude=conclude,
             early_stopping=stack.enter_context(early_stopping(schedule, experiment.gain_in, private, start.first_step)),
-            writer=writer,
-            progress=progress,
+            writer=stack.enter_context(contextlib.closing(MetricsWriter(private, start.first_step))),
+            progress=stack.enter_context(RunProgress(start.first_step, experiment.steps)),
             spending=Spending(*of_run, experiment.steps, ledger),
             released=Released(folder.release / "telemetry.jsonl"),
         )
@@ -193,10 +179,11 @@ def _start_jax(mesh: Mesh, folder: RunFolder) -> jax.sharding.Mesh:
     team().require_jax()
     devices = mesh.make()
     connect(team(), devices, mesh.deadline_s)
+    keep_compiled_programs()
     return devices
 
 
-def _begin_from(init: Init, receiver: Receiver, store: Store, folder: RunFolder, known: Ledger | None) -> Start:
+def _begin_from(init: Init, receiver: Receiver, audit: Audit, store: Store, folder: RunFolder, known: Ledger | None) -> Start:
     """Returns the start of a run that has no checkpoint yet; a run with a checkpoint resumes without its initial weights.
 
     Its data from which it has not drawn yet are checked against the user's statement that its data are disjoint.
@@ -209,7 +196,10 @@ def _begin_from(init: Init, receiver: Receiver, store: Store, folder: RunFolder,
         noted = related_again(begun.origins, receiver, init, store, begun.data)
         return dataclasses.replace(RANDOM, messages=tuple(contradictions(noted, store, folder.private, folder.private)))
     if folder.fork is not None:
-        return start_of_fork(folder.fork, receiver, store, folder.private)
+        forked = start_of_fork(folder.fork, receiver, store, folder.private)
+        assert forked.private is not None
+        require_same_audit(folder.fork, forked.private, audit)
+        return forked
     begins_from = start(init, receiver, store, {folder.path.parent, Path("outputs")}, folder.private)
     require(
         begun is None or same_weights(begins_from.origins, begun.origins),

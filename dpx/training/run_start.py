@@ -36,7 +36,8 @@ from dpx.training.step import Step
 
 @dataclasses.dataclass(frozen=True)
 class RunStart:
-    """The state after `first_step` steps, the noise epoch in which the run resumes, the secret of that epoch, and messages for the user."""
+    """The answer of `start_run`, read once where training begins: the state after `first_step` steps, the noise epoch in which the run
+    resumes, the secret of that epoch, and messages for the user."""
 
     noise_epoch: NoiseEpoch
     first_step: int

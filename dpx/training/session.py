@@ -32,8 +32,8 @@ from dpx.training.run_start import facts_of
 START = "start.json"
 
 
-class Trained(NamedTuple):
-    """A finished run.
+class Outcome(NamedTuple):
+    """What a finished run hands to its job; nothing in the trainer reads it.
 
     It holds `results` as in `private/results.json`, the privacy statement, the verdict of the declared audit (`None` without one) and the
     last state.
@@ -45,7 +45,7 @@ class Trained(NamedTuple):
     state: State
 
 
-def train(run: Run) -> Trained:
+def train(run: Run) -> Outcome:
     """Trains to the last step, and releases the weights. If the user ends the run earlier, it is saved, and `Interrupted` is raised."""
     start = run.start
     run.writer.describe(run.folder.config_yaml, _hparams(run, None))
@@ -177,7 +177,7 @@ def renew(run: Run, step: int, state: State, why: str) -> tuple[NoiseEpoch, Root
     return noise_epoch, secret, state
 
 
-def end(run: Run, done: int, state: State, metrics: dict[str, float], untrained: dict[str, float]) -> Trained:
+def end(run: Run, done: int, state: State, metrics: dict[str, float], untrained: dict[str, float]) -> Outcome:
     """Ends a run after `done` steps: its audit, its last statement, the released weights and the results.
 
     `metrics` are the held-out metrics of `state`, and `untrained` those of the untrained model.
@@ -212,7 +212,7 @@ def end(run: Run, done: int, state: State, metrics: dict[str, float], untrained:
     run.writer.hparams(_hparams(run, stated), [f"heldout/{name}" for name in metrics])
     write_results(private, results)
     features.remove(private)
-    return Trained(results, stated, verdict, state)
+    return Outcome(results, stated, verdict, state)
 
 
 def _hparams(run: Run, stated: AnyRun | None) -> dict[str, Any]:

@@ -8,6 +8,7 @@ only where examples are units of several rows), D devices.
 """
 
 import dataclasses
+import functools
 from collections.abc import Callable
 from functools import partial
 from typing import Any, NamedTuple
@@ -55,7 +56,7 @@ class Chunk(NamedTuple):
 
 
 class StepInputs(NamedTuple):
-    """The inputs that every chunk of a step reads.
+    """The inputs that every chunk of a step reads: one argument of `accumulate`, no record that the trainer passes on.
 
     `params` and `frozen` are the results of `gather` and `place_frozen`; the keys u32[2] are those of masks and dropout. `clipping_norm`
     f32[] is the norm of this step if it adapts; `None` means the declared one. `deviation` f32[] is that of noise in the forward pass;
@@ -70,34 +71,16 @@ class StepInputs(NamedTuple):
     deviation: Any = None
 
 
-class UpdateInputs(NamedTuple):
-    """The inputs that the end of a step reads beside its sum.
-
-    `drawn` is what the mechanism drew on the host; `deviation` of the noise on the sum, `expected_batch` and `learning_rate` are f32[].
-    `auxiliary` holds the keys of other releases on the same draw: `count` and `telemetry`. `carriers` are the arrays by which the loss was
-    differentiated, if not by the parameters.
-    """
-
-    drawn: Any
-    deviation: Any
-    expected_batch: Any
-    learning_rate: Any
-    auxiliary: dict[str, Any] = {}
-    carriers: Any = None
-
-
 @dataclasses.dataclass(frozen=True)
 class Step:
-    """The jitted functions of a run. `chunk` microbatches are sent to the devices at a time, with `rows` examples in each.
-
-    `place` makes one chunk over all devices of the parts that several processes have.
+    """The compiled functions of a run, each one program. `chunk` microbatches are sent to the devices at a time, `rows` examples in each.
 
     `init` draws a state, which holds the trained parameters, and `draw_frozen` the frozen parameters: from a key u32[2], and from the
     model's parameters where these are not drawn (else `None`). `gather` and `place_frozen` move them to where microbatches are summed.
     `accumulate` adds a chunk to the sums, which it consumes; `zero` makes the first. `reduce` adds up over devices and takes a checksum,
     which covers its second argument too: everything else that decides how noise and sum combine. `finish` adds noise and updates.
-    `reparametrise`, `None` for most mechanisms, replaces the parameters by the arrays that the loss is differentiated by; `gather` then
-    moves these, and `place_constants` the constants that the model needs in addition.
+    `reparametrise`, `None` for most mechanisms, replaces the parameters by the arrays that the loss is differentiated by, which `gather`
+    then moves; the constants beside them are in their place.
     """
 
     init: Callable[[Array | np.ndarray, Any], State]
@@ -105,20 +88,22 @@ class Step:
     zero: Callable[[], Sums]
     accumulate: Callable[[Sums, Chunk, StepInputs], Sums]
     reduce: Callable[[Sums, Any], Reduced]
-    finish: Callable[[State, Reduced, UpdateInputs], tuple[State, dict[str, Array]]]
+    finish: Callable[..., tuple[State, dict[str, Array]]]
     draw_frozen: Callable[[Array | np.ndarray, Any], Any]
     place_frozen: Callable[[Any], Any]
-    has_frozen: bool
     chunk: int
     rows: int
     reparametrise: Callable[[Any, Any, Any], Reparametrised] | None = None
-    place_constants: Callable[[Any], Any] = lambda constants: constants
-    place: Callable[[Chunk], Chunk] = lambda chunk: chunk
 
     @property
     def own_rows(self) -> int:
         """The examples of a microbatch on the devices of this process."""
         return self.rows // team().count
+
+    @functools.cached_property
+    def has_frozen(self) -> bool:
+        """Returns whether any parameter is frozen."""
+        return bool(jax.tree.leaves(jax.eval_shape(self.draw_frozen, KEY, None)))
 
     def form(self) -> State:
         """Returns the shapes, types and layouts of a state."""
@@ -192,8 +177,15 @@ def make_step(experiment: Experiment, objective: Any, mesh: Mesh, microbatch: in
     reparametrise = None
     if isinstance(mechanism, Reparametrisation):
         metrics = dict.fromkeys(by.metrics, jax.sharding.NamedSharding(mesh, P()))
-        stored = sharding.storage_shardings(by.trained, mesh), sharding.storage_shardings(by.constants, mesh)
-        reparametrise = jax.jit(mechanism.reparametrised, out_shardings=Reparametrised(*stored, metrics))
+        place_constants = _gather(mesh, sharding.layouts(by.constants, mesh), jnp.dtype(dtype))
+
+        def replaced(*given: Any) -> Reparametrised:
+            found = mechanism.reparametrised(*given)
+            return found._replace(constants=place_constants(found.constants))
+
+        placed = jax.tree.map(lambda of_leaf: jax.sharding.NamedSharding(mesh, of_leaf.compute), sharding.layouts(by.constants, mesh))
+        stored = sharding.storage_shardings(by.trained, mesh)
+        reparametrise = jax.jit(replaced, out_shardings=Reparametrised(stored, placed, metrics))
     sum_shardings = jax.tree.map(lambda spec: jax.sharding.NamedSharding(mesh, spec), summed)
     return Step(
         init=jax.jit(init, out_shardings=state_shardings),
@@ -204,12 +196,9 @@ def make_step(experiment: Experiment, objective: Any, mesh: Mesh, microbatch: in
         finish=_finish(optimizer, clip, mechanism, telemetry, task, mesh, state_shardings),
         draw_frozen=jax.jit(draw_frozen, out_shardings=sharding.storage_shardings(frozen_shapes, mesh)),
         place_frozen=_gather(mesh, frozen_layouts, jnp.dtype(dtype)),
-        has_frozen=bool(jax.tree.leaves(frozen_shapes)),
         chunk=chunk,
         rows=microbatch * devices,
-        place=_place(mesh),
         reparametrise=reparametrise,
-        place_constants=_gather(mesh, sharding.layouts(by.constants, mesh), jnp.dtype(dtype)),
     )
 
 
@@ -268,20 +257,19 @@ def _accumulate(
         axis_names={"data", "fsdp"},
         check_vma=False,
     )
-    return jax.jit(on_devices, donate_argnums=(0,), out_shardings=shardings)
-
-
-def _place(mesh: Mesh) -> Callable[[Chunk], Chunk]:
-    """Returns a function that makes one chunk over all devices of the parts that the processes have, [K, rows of one process]."""
+    program = jax.jit(on_devices, donate_argnums=(0,), out_shardings=shardings)
     if team().is_alone:
-        return lambda chunk: chunk
-    split = jax.sharding.NamedSharding(mesh, P(None, sharding.EXAMPLE_AXES))
+        return program
 
-    def place(chunk: Chunk) -> Chunk:
-        put = lambda values: jax.make_array_from_process_local_data(split, values)  # noqa: E731
-        return Chunk(jax.tree.map(put, chunk.rows_KB), put(chunk.is_padding_KB), chunk.count)
+    def of_own_rows(sums: Sums, chunk: Chunk, inputs: StepInputs) -> Sums:
+        # Each process has its own rows of a chunk, [K, rows of one process].
+        over_devices = jax.sharding.NamedSharding(mesh, of_chunk)
+        rows_KB, is_padding_KB = jax.tree.map(
+            lambda values: jax.make_array_from_process_local_data(over_devices, values), (chunk.rows_KB, chunk.is_padding_KB)
+        )
+        return program(sums, Chunk(rows_KB, is_padding_KB, chunk.count), inputs)
 
-    return place
+    return of_own_rows
 
 
 def _gather(mesh: Mesh, layouts: Any, compute_dtype: Any) -> Callable[[Any], Any]:
@@ -332,11 +320,24 @@ def _finish(
     task: Task,
     mesh: Mesh,
     state_shardings: Any,
-) -> Callable[[State, Reduced, UpdateInputs], tuple[State, dict[str, Array]]]:
-    """Returns the function that ends a step: noise once, division by the expected batch size, and the update of `optimizer`."""
+) -> Callable[..., tuple[State, dict[str, Array]]]:
+    """Returns the function that ends a step: noise once, division by the expected batch size, and the update of `optimizer`.
 
-    def finish(state: State, reduced: Reduced, inputs: UpdateInputs) -> tuple[State, dict[str, Array]]:
-        drawn, deviation, expected_batch, learning_rate, keys, carriers = inputs
+    It takes, after the state and the reduced sums: what the mechanism drew on the host; the deviation of the noise on the sum, the expected
+    batch size and the learning rate, f32[]; the keys of other releases on the same draw, by name (`count` and `telemetry`); and the arrays
+    by which the loss was differentiated, if not by the parameters.
+    """
+
+    def finish(
+        state: State,
+        reduced: Reduced,
+        drawn: Any,
+        deviation: Any,
+        expected_batch: Any,
+        learning_rate: Any,
+        keys: dict[str, Any] = {},  # noqa: B006
+        carriers: Any = None,
+    ) -> tuple[State, dict[str, Array]]:
         counts = reduced["count"]
         with jax.sharding.use_abstract_mesh(mesh.abstract_mesh):
             total, noisy, noise_squares, noise_state = mechanism.noisy_sum(

@@ -33,7 +33,6 @@ from dpx.clipping.trained_and_frozen import merged
 from dpx.config import recipes
 from dpx.data.vocabulary import SpecialIds
 from dpx.files.weights import nested
-from dpx.init.start import receiver_of
 from dpx.interop.checkpoint import Checkpoint
 from dpx.interop.written import ADAPTER_CONFIG, ADAPTER_WEIGHTS, adapters
 from dpx.task.objective import objective
@@ -56,7 +55,7 @@ class Subject:
     def __init__(self, checkpoint: str, examples: int, tokens: int):
         overrides = [*GIVEN, f"init.path={checkpoint}", f"data.sequence_length={tokens}"]
         self.experiment, _ = config.build(recipes.compose(overrides))
-        one, receiver = self.experiment, receiver_of(self.experiment)
+        one, receiver = self.experiment, self.experiment.receiver
         self.objective: Any = objective(one.model, one.task, one.vocabulary_size, SpecialIds(*range(5)))
         source = Checkpoint(checkpoint)
         start = nested(source.leaves(source.select(receiver.shapes, receiver.model)))

@@ -57,7 +57,7 @@ def encode(checkpoint: Path, work: Path, task: str) -> None:
 
     from dpx.config import build, recipes
     from dpx.data.prepare import prepare
-    from dpx.init.start import receiver_of, start
+    from dpx.init.start import start
     from dpx.task.objective import objective as objective_of
     from dpx.training.evaluation import BATCH_ROWS, in_batches
 
@@ -65,7 +65,7 @@ def encode(checkpoint: Path, work: Path, task: str) -> None:
     given += ["task=classification", "train=last_layer", "data.sequence_length=64", "length_buckets=auto", *TASKS[task]]
     experiment, _ = build(recipes.compose([*given, f"data.directory={work / 'data'}"]))
     store = prepare(experiment.data, experiment.privacy)
-    loaded = start(experiment.init, receiver_of(experiment), store, set()).parameters
+    loaded = start(experiment.init, experiment.receiver, store, set()).parameters
     objective: Any = objective_of(experiment.model, experiment.task, experiment.vocabulary_size, store.manifest)
     key = np.zeros(2, np.uint32)
     read = jax.jit(lambda params, rows: objective.features(params, objective.batch(key, rows)).astype(np.float32))

@@ -28,7 +28,7 @@ from dpx.files.run_folder import RunFolder, write_json
 from dpx.files.weights import METADATA
 from dpx.init.chain_claim import claim
 from dpx.init.parent import open_parent
-from dpx.init.start import Start, planned_start, receiver_of, vocabulary_of
+from dpx.init.start import Start, planned_start, vocabulary_of
 from dpx.job import chain_stages
 from dpx.job.chain_stages import VOCABULARY, StageRun
 from dpx.job.train import Prepare, Train
@@ -115,9 +115,9 @@ class World:
             self.runs.append(StageRun(f"node{number}", cfg, experiment, Prepare(), folder, ""))
         else:
             # What is there to be declared apart is known once the run was asked without a word.
-            there = planned_start(experiment.init, receiver_of(experiment), store).origins
+            there = planned_start(experiment.init, experiment.receiver, store).origins
             experiment, cfg = self._declared(number, [one.identity for one in there if self._node_of(one) in node.apart])
-            start = planned_start(experiment.init, receiver_of(experiment), store)
+            start = planned_start(experiment.init, experiment.receiver, store)
             self.runs.append(StageRun(f"node{number}", cfg, experiment, Train(), folder, ""))
             self._release(number, start)
         self._keep_words(number)

@@ -12,7 +12,7 @@ from dpx.data import learnt_from
 from dpx.data.prepare import prepare
 from dpx.declaration import ConfigError
 from dpx.files.records import from_json
-from dpx.init.start import planned_start, receiver_of, start
+from dpx.init.start import planned_start, start
 from dpx.job.chain_stages import VOCABULARY
 from dpx.privacy import origins
 from tests.composed import composed
@@ -75,7 +75,7 @@ def test_the_ledger_of_a_stage_names_the_text_of_its_vocabulary(working, capsys)
     # Without the word, by the vocabulary's own record, and over a copy of the file with its record.
     for place in (kept, Path(shutil.copytree(kept.parent, working / "copy")) / VOCABULARY):
         experiment = composed("model=micro", "data=synthetic", "data.vocabulary.size=1024", f"data.vocabulary.path={place}")[0]
-        found = planned_start(experiment.init, receiver_of(experiment)).origins
+        found = planned_start(experiment.init, experiment.receiver).origins
         assert "learnt from its protected text" in " ".join(origins.reasons(found)), place
     capsys.readouterr()
 
@@ -93,27 +93,27 @@ def test_a_vocabulary_beside_a_manifest_that_says_protected_has_no_guarantee(wor
     store = prepare(whole.data, whole.privacy)
     file = store.folder / "vocabulary.txt"
     own = composed(*base, f"data.vocabulary.path={file}")[0]
-    found = planned_start(own.init, receiver_of(own), prepare(own.data, own.privacy)).origins
+    found = planned_start(own.init, own.receiver, prepare(own.data, own.privacy)).origins
     assert [one.kind for one in found] == ["text"] and "learnt from its protected text" in origins.reasons(found)[0]
     # A copy of the file somewhere else is known by its content.
     away = working / "away.txt"
     away.write_text(file.read_text())
     copied = composed(*base, f"data.vocabulary.path={away}")[0]
-    assert planned_start(copied.init, receiver_of(copied)).origins[0].identity == store.manifest.name
+    assert planned_start(copied.init, copied.receiver).origins[0].identity == store.manifest.name
     (working / "folder").mkdir()
     (working / "folder" / "vocabulary.txt").write_text(file.read_text())
     assert learnt_from.learnt_from(working / "folder", store.folder.parent)[0].identity == store.manifest.name
     assert prepare(copied.data, copied.privacy).folder == prepare(copied.data, copied.privacy).folder
     # The second store keeps what the first one says, so a third run that takes the file from there knows it too.
     again = composed(*base, f"data.vocabulary.path={prepare(own.data, own.privacy).folder}/vocabulary.txt")[0]
-    assert planned_start(again.init, receiver_of(again)).origins == found
+    assert planned_start(again.init, again.receiver).origins == found
     word = composed(*base, f"data.vocabulary.path={file}", f"+data.vocabulary.disjoint_from=[{store.manifest.name}]")[0]
     # The word is false: it is the same text.
     with pytest.raises(ConfigError, match="a whole file of this text is also in that of"):
-        start(word.init, receiver_of(word), prepare(word.data, word.privacy), ())
+        start(word.init, word.receiver, prepare(word.data, word.privacy), ())
     file.write_text(file.read_text().replace("##", "#"))
     with pytest.raises(ConfigError, match="is not the vocabulary that manifest.json beside it lists"):
-        planned_start(own.init, receiver_of(own))
+        planned_start(own.init, own.receiver)
 
 
 def test_a_vocabulary_fitted_on_the_public_split_of_the_same_units_is_public(working):
@@ -122,7 +122,7 @@ def test_a_vocabulary_fitted_on_the_public_split_of_the_same_units_is_public(wor
     store = prepare(whole.data, whole.privacy)
     for other, is_known in (("data.source.seed=3", True), ("data.split_salt=another", False), ("data.public_fraction=0.01", False)):
         own = composed(*base, f"data.vocabulary.path={store.folder}/vocabulary.txt", other)[0]
-        against = origins.reasons(planned_start(own.init, receiver_of(own)).origins)
+        against = origins.reasons(planned_start(own.init, own.receiver).origins)
         assert bool(against) != is_known, other
 
 

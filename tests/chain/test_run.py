@@ -44,16 +44,16 @@ def test_every_stage_is_a_run_that_other_jobs_read(place):
 
 def test_the_second_stage_begins_with_the_weights_of_the_first_and_a_new_head(place, monkeypatch):
     from dpx.init.parent import open_parent
-    from dpx.init.start import receiver_of, start
+    from dpx.init.start import start
 
     loaded = dpx.load(_folder("classify"))
     from dpx.data.prepare import prepare
 
     experiment = loaded.experiment
     store = prepare(experiment.data, experiment.privacy)
-    begun = start(experiment.init, receiver_of(experiment), store, ())  # pyright: ignore[reportArgumentType]
+    begun = start(experiment.init, experiment.receiver, store, ())  # pyright: ignore[reportArgumentType]
     leaves, before = by_path(begun.parameters), by_path(on_host(open_parent(experiment.init, "").place))  # pyright: ignore
-    assert set(receiver_of(experiment).shapes) - set(leaves) == {"classifier/bias", "classifier/kernel"} | {"pooler/bias", "pooler/kernel"}
+    assert set(experiment.receiver.shapes) - set(leaves) == {"classifier/bias", "classifier/kernel"} | {"pooler/bias", "pooler/kernel"}
     assert all(np.array_equal(leaf, before[path]) for path, leaf in leaves.items())
 
 

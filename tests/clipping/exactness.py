@@ -13,20 +13,21 @@ import dpx
 from dpx.models import trainable
 from dpx.models.lora import add_adapters
 from dpx.models.model_protocol import COMPUTATION
+from dpx.models.trained import BIAS, LAST_LAYER, LORA, LORA_FFA, Selection, either, matching, top
 from dpx.task.declared_task import MultipleChoice
 from tests.clipping.batches import QUICKLY, assert_trees_close, float64_gradients, parameters, squared_norm
 from tests.clipping.families import DROPOUT_KEY, rows, subject
 
 SELECTIONS = {
-    "bias": trainable.BIAS,
-    "last_layer": trainable.LAST_LAYER,
-    "top": trainable.top(1),
-    "lora": trainable.LORA,
-    "lora_ffa": trainable.LORA_FFA,
+    "bias": BIAS,
+    "last_layer": LAST_LAYER,
+    "top": top(1),
+    "lora": LORA,
+    "lora_ffa": LORA_FFA,
     # Kernels whose inputs come through frozen gains, and the table of the decoder, but not the layers between.
-    "kernels": trainable.matching("layers/qkv/kernel", "layers/up/kernel"),
-    "positions": trainable.matching("embeddings/position"),
-    "bias_and_top": trainable.either(trainable.BIAS, trainable.top(1)),
+    "kernels": matching("layers/qkv/kernel", "layers/up/kernel"),
+    "positions": matching("embeddings/position"),
+    "bias_and_top": either(BIAS, top(1)),
 }
 
 
@@ -76,7 +77,7 @@ def case(family: str, with_adapters: bool = False, adapter_dropout: float = 0.0,
     return Case.build(of, rows(of), with_adapters=with_adapters, dropout=adapter_dropout)
 
 
-def assert_exact(given: Case, selection: trainable.Selection | None = None, method: str = "book_keeping", **options: Any) -> None:
+def assert_exact(given: Case, selection: Selection | None = None, method: str = "book_keeping", **options: Any) -> None:
     """Squared norms, losses and the clipped sum of what is trained (`None`: everything); about half of the examples are clipped, and in a
     batch of more than two the third is padding.
 

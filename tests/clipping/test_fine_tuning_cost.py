@@ -13,13 +13,14 @@ from dpx.clipping.trained_and_frozen import merged
 from dpx.cost.traced import temporary_bytes
 from dpx.models import trainable
 from dpx.models.lora import add_adapters
+from dpx.models.trained import ALL, LAST_LAYER, LORA, either
 from dpx.task.declared_task import Classification
 from dpx.task.objective import objective
 from tests.clipping.batches import SPECIAL
 from tests.clipping.test_cost import VOCABULARY, WEIGHTS
 from tests.models.declared import declared
 
-TRAINED = {"all": trainable.ALL, "lora": trainable.either(trainable.LORA, trainable.LAST_LAYER)}
+TRAINED = {"all": ALL, "lora": either(LORA, LAST_LAYER)}
 # Beside autodiff of what is trained: operations, temporaries.
 MOST = {"all": (1.1, 1.2), "lora": (1.05, 1.1)}
 

@@ -12,6 +12,7 @@ from dpx.clipping.program import traced
 from dpx.clipping.trained_and_frozen import merged
 from dpx.declaration import ConfigError
 from dpx.models import trainable
+from dpx.models.trained import matching
 from tests.clipping.batches import QUICKLY, assert_trees_close
 from tests.clipping.exactness import SELECTIONS, case
 from tests.clipping.test_ops import WEIGHTS, batch, losses, parameters
@@ -39,7 +40,7 @@ def test_groups_and_units_equal_vmap(selection, method, options):
 
 def rest(*trained):
     """(trained, frozen) of the small model made of ops."""
-    return trainable.split(parameters(), trainable.matching(*trained))
+    return trainable.split(parameters(), matching(*trained))
 
 
 def quickly(function, *arguments):

@@ -12,15 +12,16 @@ from dpx.cost.traced import matmul_flops, temporary_bytes
 from dpx.models import trainable
 from dpx.models.fused_head import BLOCK_BYTES
 from dpx.models.lora import add_adapters
+from dpx.models.trained import BIAS, LAST_LAYER, LORA, LORA_FFA, top
 from tests.clipping.test_cost import VOCABULARY, WEIGHTS, shapes
 from tests.models.test_head import sizes
 
 SELECTIONS = {
-    "bias": trainable.BIAS,
-    "last_layer": trainable.LAST_LAYER,
-    "top third": trainable.top(4),
-    "lora": trainable.LORA,
-    "lora_ffa": trainable.LORA_FFA,
+    "bias": BIAS,
+    "last_layer": LAST_LAYER,
+    "top third": top(4),
+    "lora": LORA,
+    "lora_ffa": LORA_FFA,
 }
 
 

@@ -17,7 +17,7 @@ from dpx.declaration import ConfigError
 from dpx.files.run_folder import RunFolder
 from dpx.files.weights import by_path
 from dpx.init.parent import open_parent
-from dpx.init.start import RANDOM, receiver_of, taken_from
+from dpx.init.start import RANDOM, taken_from
 from dpx.job.account import account
 from dpx.privacy.ledger import Ledger
 from dpx.training import opening
@@ -163,9 +163,9 @@ def test_a_run_that_goes_on_with_other_data_is_held_to_its_word_again(place, apa
     for text, refused in (("other", False), ("one", True)):
         experiment = place.declared(*overrides, text=text)
         store = prepare(experiment.data, experiment.privacy)
-        receiver = receiver_of(experiment)
+        receiver = experiment.receiver
         with pytest.raises(ConfigError, match="draws from the same prepared data") if refused else contextlib.nullcontext():
-            assert opening._begin_from(experiment.init, receiver, store, RunFolder(apart), known) is RANDOM
+            assert opening._begin_from(experiment.init, receiver, experiment.audit, store, RunFolder(apart), known) is RANDOM
 
 
 def test_a_fork_onto_the_parents_text_composes_what_was_apart(place, apart):
@@ -209,10 +209,10 @@ def test_a_run_of_another_task_takes_the_body_and_only_a_body_that_fits(place, p
     labels = ["data=synthetic_labels", "data.source.examples=200", "task=classification", "mechanism=none", "init=run"]
     labels += [f"init.run={parent}", "data.vocabulary.size=128"]
     small = [one for one in MICRO if not one.startswith(("data=", "data.source", "noise", "accountant"))]
-    taken = taken_from(open_parent(FromRun(run=str(parent)), "init.run"), receiver_of(composed(*small, *labels)[0]))
+    taken = taken_from(open_parent(FromRun(run=str(parent)), "init.run"), composed(*small, *labels)[0].receiver)
     assert {path.split("/")[0] for path in taken} == {"embeddings", "layers"}
     with pytest.raises(ConfigError, match="has layers/.* of shape .1, .*, but this model has .2,"):
-        taken_from(open_parent(FromRun(run=str(parent)), "init.run"), receiver_of(composed(*small, *labels, "model.layers=2")[0]))
+        taken_from(open_parent(FromRun(run=str(parent)), "init.run"), composed(*small, *labels, "model.layers=2")[0].receiver)
     with pytest.raises(ConfigError, match="would be initialised at random and never trained"):
-        frozen = receiver_of(composed(*small, *labels, "train=lora", "train.head=false")[0])
+        frozen = composed(*small, *labels, "train=lora", "train.head=false")[0].receiver
         taken_from(open_parent(FromRun(run=str(parent)), "init.run"), frozen)

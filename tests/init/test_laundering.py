@@ -27,7 +27,7 @@ from dpx.files.run_folder import RunFolder
 from dpx.files.weights import PARAMS, by_path, checksum, facts_beside, facts_of_checkpoint, nested, read_file
 from dpx.init.parent import require_no_known_release
 from dpx.init.relation import declared_disjoint
-from dpx.init.start import Start, planned_start, receiver_of, start, start_of_fork
+from dpx.init.start import Start, planned_start, start, start_of_fork
 from dpx.job.explain import Explain, explain
 from dpx.job.plan_shown import show
 from dpx.job.released_jobs import Export
@@ -50,7 +50,7 @@ def began(place: Place, *overrides: str, text: str = "one") -> Start:
     """The start of a run, as a session would decide it."""
     experiment = place.declared(*overrides, text=text)
     store = prepare(experiment.data, experiment.privacy)
-    receiver = receiver_of(experiment)
+    receiver = experiment.receiver
     found = start(experiment.init, receiver, store, {place.root / "outputs"})
     if experiment.init.kind == "run":
         # A plan decides alike, without reading weights.
@@ -524,7 +524,7 @@ def test_a_plan_and_an_explanation_say_what_both_cost(place, parent, capsys):
     found, alone = plan(experiment), plan(place.declared())
     assert found["epsilon_of_this_run"] == alone["epsilon"] and found["epsilon"]["rdp"] > alone["epsilon"]["rdp"]
     assert found["guarantee"] == "dp" and found["init"]["origins"][0]["relation"] == "unknown"
-    begins_from = planned_start(experiment.init, receiver_of(experiment), prepare(experiment.data, experiment.privacy)).origins
+    begins_from = planned_start(experiment.init, experiment.receiver, prepare(experiment.data, experiment.privacy)).origins
     show(plan_of_run(experiment), Console(width=400))
     assert "of this run without those; noise.epsilon is the target for this number" in capsys.readouterr().out
     words = " ".join(explain(experiment, alone["protected_rows"], None, begins_from).words)
@@ -572,7 +572,7 @@ def test_what_takes_a_parents_guarantee_away_is_inherited_by_every_road(request,
     assert why in reasons(began(place, "init=run", f"init.run={path}"))
     experiment = place.declared()
     store = prepare(experiment.data, experiment.privacy)
-    fork = start_of_fork(f"{path}@1", receiver_of(experiment), store, path)
+    fork = start_of_fork(f"{path}@1", experiment.receiver, store, path)
     assert why in reasons(fork) and why in "; ".join(plan(experiment, f"{path}@1")["reasons"])
 
 

@@ -124,10 +124,9 @@ def test_a_start_that_is_neither_public_nor_released_is_not_named_by_a_digest(pl
 def test_a_vocabulary_of_protected_text_is_compared_where_the_run_is_and_refused_elsewhere(place: Place, fitted: Path, tmp_path: Path):
     """Its own folder knows the checksum under private/; a copy of its release does not, so weights cannot begin a run from there."""
     began = place.declared("init=run", f"init.run={fitted}", *PROTECTED)
-    from dpx.init.start import receiver_of
 
     store = prepare(began.data, began.privacy)
-    assert begin(began.init, receiver_of(began), store, []).origins[0].vocabulary.sha256 == store.manifest.vocabulary_checksum
+    assert begin(began.init, began.receiver, store, []).origins[0].vocabulary.sha256 == store.manifest.vocabulary_checksum
     other = place.declared(*PROTECTED, text="other")
     with pytest.raises(ConfigError, match="has another vocabulary than the weights were trained with"):
         Evaluate()(other, RunFolder(fitted))
@@ -135,4 +134,4 @@ def test_a_vocabulary_of_protected_text_is_compared_where_the_run_is_and_refused
     assert open_parent(FromRun(run=str(handed)), "init.run=handed").origins[0].vocabulary.sha256 is None
     elsewhere = place.declared("init=run", f"init.run={handed}", *PROTECTED)
     with pytest.raises(ConfigError, match="does not state the vocabulary that it was trained with"):
-        begin(elsewhere.init, receiver_of(elsewhere), store, [])
+        begin(elsewhere.init, elsewhere.receiver, store, [])

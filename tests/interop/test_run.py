@@ -17,7 +17,7 @@ from dpx.declaration import ConfigError
 from dpx.files.orbax_checkpoints import released
 from dpx.files.weights import by_path
 from dpx.init.parent import is_adapted_alike
-from dpx.init.start import planned_start, receiver_of
+from dpx.init.start import planned_start
 from dpx.job.plan_shown import show
 from dpx.job.run_plan import plan_of_run
 from dpx.models.trained import Adapters
@@ -104,7 +104,7 @@ def test_a_runs_head_is_read_as_it_was_trained(trained: Path, change: str, words
     cfg["init"] = of_run["init"]
     experiment, _ = config.build(OmegaConf.merge(cfg, OmegaConf.from_dotlist([f"model.{change}"])))  # type: ignore[arg-type]
     with pytest.raises(ConfigError, match=words):
-        planned_start(experiment.init, receiver_of(experiment))
+        planned_start(experiment.init, experiment.receiver)
 
 
 def test_adapters_with_another_dropout_are_others():
@@ -121,4 +121,4 @@ def test_text_is_cut_in_the_case_that_the_checkpoint_was_trained_on(place: Path,
     experiment, _ = config.build(composed(place, *given))
     store = prepare(experiment.data, experiment.privacy)
     with pytest.raises(ConfigError, match="treats case, accents or Chinese characters .* Add data.vocabulary.path="):
-        planned_start(experiment.init, receiver_of(experiment), store)
+        planned_start(experiment.init, experiment.receiver, store)

@@ -18,7 +18,7 @@ from dpx.data.rows import marked_examples
 from dpx.data.tokenizer import TextTokenizer, of_path, require_read_elsewhere
 from dpx.data.tokenizer_class import AS_DEFINED
 from dpx.declaration import ConfigError
-from dpx.init.start import planned_start, receiver_of
+from dpx.init.start import planned_start
 from dpx.models.checkpoint_shape import model_of
 from dpx.task.declared_task import CausalLanguageModel
 
@@ -187,7 +187,7 @@ def test_a_run_whose_export_would_be_read_otherwise_does_not_begin(place: Path, 
     rows = [{"ask": f"{one} ab", "say": f"ab {one}"} for one in LETTERS[:26]]
     (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     source = Table(paths=str(tmp_path / "rows.jsonl"), labels=None, prompt_field="ask", completion_field="say")
-    receiver = receiver_of(config.build(composed(place))[0])
+    receiver = config.build(composed(place))[0].receiver
     for family, is_refused in (("qwen2", True), ("qwen3", False)):
         shape = model_of(Case.read(f"{family}_lm_a").config, "config.json")
         store = prepared(tmp_path, folder(tmp_path / "model", "llama", None), source, 400, 60)

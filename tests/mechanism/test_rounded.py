@@ -25,7 +25,7 @@ from dpx.privacy.events import Release
 from dpx.randomness import RootSecret
 from dpx.sampler import FixedSize, Poisson, Shuffled
 from dpx.training.dirac import variance_p_value
-from dpx.training.step import UpdateInputs, make_step
+from dpx.training.step import make_step
 from tests.training.conftest import declare
 
 SECRET = RootSecret.from_seed(4)
@@ -210,7 +210,7 @@ def test_a_step_releases_multiples_of_the_spacing_with_the_stated_variance(micro
     size = sum(leaf.size for leaf in jax.tree.leaves(state.params))
     deviation = mechanism.deviation(0.5, NORM, size)
     noise = grid_noise(SECRET, 0, state.params, deviation)
-    state, metrics = step.finish(state, step.reduce(step.zero(), ()), UpdateInputs(noise, np.float32(0), np.float32(8), np.float32(0)))
+    state, metrics = step.finish(state, step.reduce(step.zero(), ()), noise, np.float32(0), np.float32(8), np.float32(0))
     for leaf in jax.tree.leaves(state.moments[0].mu):
         steps = np.asarray(leaf, np.float64) * 8 / spacing
         assert np.array_equal(steps, np.round(steps))

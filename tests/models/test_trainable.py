@@ -12,6 +12,7 @@ from dpx.clipping.trained_and_frozen import merged
 from dpx.declaration import ConfigError
 from dpx.models import trainable
 from dpx.models.lora import TARGETS, add_adapters, merge_adapters
+from dpx.models.trained import ALL, BIAS, LAST_LAYER, LORA, LORA_FFA, either, matching, top
 from tests.clipping.batches import QUICKLY, parameters
 from tests.clipping.families import DROPOUT_KEY, rows, subject
 
@@ -27,7 +28,7 @@ def paths(tree):
 
 
 @pytest.mark.parametrize("family", ["bert", "decoder_classifier"])
-@pytest.mark.parametrize("selection", [trainable.ALL, trainable.BIAS, trainable.LAST_LAYER, trainable.top(1), trainable.top(2)])
+@pytest.mark.parametrize("selection", [ALL, BIAS, LAST_LAYER, top(1), top(2)])
 def test_both_trees_make_the_parameters_again(family, selection):
     _, params = model(family)
     trained, frozen = trainable.split(params, selection)
@@ -38,20 +39,20 @@ def test_both_trees_make_the_parameters_again(family, selection):
 
 def test_what_each_selection_picks():
     _, params = model()
-    trained, frozen = (paths(tree) for tree in trainable.split(params, trainable.BIAS))
+    trained, frozen = (paths(tree) for tree in trainable.split(params, BIAS))
     assert trained == {path for path in paths(params) if path.endswith("bias")} and "mlm/output_bias" in trained
-    assert paths(trainable.split(params, trainable.ALL)[1]) == set()
+    assert paths(trainable.split(params, ALL)[1]) == set()
     head = {path for path in paths(params) if path.split("/")[0] in ("mlm", "pooler", "next_sentence")}
-    assert paths(trainable.split(params, trainable.LAST_LAYER)[0]) == head
-    assert paths(trainable.split(params, trainable.top(1))[0]) == head | {path for path in paths(params) if path.startswith("layers/")}
-    both = trainable.either(trainable.matching("embeddings/**", "layers/*/scale"), trainable.LAST_LAYER)
+    assert paths(trainable.split(params, LAST_LAYER)[0]) == head
+    assert paths(trainable.split(params, top(1))[0]) == head | {path for path in paths(params) if path.startswith("layers/")}
+    both = either(matching("embeddings/**", "layers/*/scale"), LAST_LAYER)
     picked = paths(trainable.split(params, both)[0])
     assert {"embeddings/word", "embeddings/norm/bias", "layers/output_norm/scale"} | head <= picked and "layers/up/bias" not in picked
 
 
 def test_top_layers_are_stacks_of_their_own():
     _, params = model(layers=3)
-    trained, frozen = trainable.split(params, trainable.top(2))
+    trained, frozen = trainable.split(params, top(2))
     assert trained["layers"]["up"]["kernel"].shape[0] == 2 and frozen["layers_below"]["up"]["kernel"].shape[0] == 1
     np.testing.assert_array_equal(trained["layers"]["up"]["bias"], params["layers"]["up"]["bias"][1:])
 
@@ -59,7 +60,7 @@ def test_top_layers_are_stacks_of_their_own():
 def test_the_model_is_the_same_in_two_stacks():
     """Dropout included, whose masks follow from the number of a layer."""
     of, params = model(layers=3, dropout=0.1)
-    cut = merged(*trainable.split(params, trainable.top(1)))
+    cut = merged(*trainable.split(params, top(1)))
     losses = jax.jit(lambda params: of.losses(params, rows(of), DROPOUT_KEY)[0], compiler_options=QUICKLY)
     np.testing.assert_allclose(losses(cut), losses(params), rtol=1e-6)
 
@@ -67,11 +68,11 @@ def test_the_model_is_the_same_in_two_stacks():
 @pytest.mark.parametrize(
     "build, match",
     [
-        (lambda: trainable.matching("layers/qvk/kernel"), "layers/qvk/kernel: matches no parameter. The nearest are layers/qkv/kernel, "),
-        (lambda: trainable.LORA, "layers/lora/\\*/a: matches no parameter"),
-        (lambda: trainable.top(3), "top 3 layers: is too many: the model has 2 layers"),
-        (lambda: trainable.top(0), "top 0 layers: is not a number of layers"),
-        (lambda: trainable.either(trainable.top(1), trainable.top(2)), "top \\[1, 2\\] layers: are two numbers"),
+        (lambda: matching("layers/qvk/kernel"), "layers/qvk/kernel: matches no parameter. The nearest are layers/qkv/kernel, "),
+        (lambda: LORA, "layers/lora/\\*/a: matches no parameter"),
+        (lambda: top(3), "top 3 layers: is too many: the model has 2 layers"),
+        (lambda: top(0), "top 0 layers: is not a number of layers"),
+        (lambda: either(top(1), top(2)), "top \\[1, 2\\] layers: are two numbers"),
     ],
 )
 def test_what_picks_nothing_is_refused(build, match):
@@ -111,7 +112,7 @@ def test_adapters_drop_parts_of_their_own_inputs_alone_and_only_with_a_key():
     plain = params | {"layers": params["layers"] | {"lora": lora}}
     np.testing.assert_array_equal(losses(dropping, None), losses(plain, DROPOUT_KEY))
     assert np.abs(losses(dropping, DROPOUT_KEY) - losses(plain, DROPOUT_KEY)).max() > 1e-3
-    assert not any("dropout" in path for path in paths(trainable.split(dropping, trainable.LORA)[0]))
+    assert not any("dropout" in path for path in paths(trainable.split(dropping, LORA)[0]))
 
 
 def test_adapters_have_the_shapes_of_their_targets_and_scales_rest():
@@ -122,10 +123,10 @@ def test_adapters_have_the_shapes_of_their_targets_and_scales_rest():
     shapes = {name: (one["a"].shape, one["b"].shape) for name, one in lora.items()}
     assert shapes["value"] == ((L, H, 2), (L, 2, H)) and shapes["down"] == ((L, F, 2), (L, 2, H)) and shapes["up"] == ((L, H, 2), (L, 2, F))
     np.testing.assert_array_equal(lora["key"]["scale"], np.full(L, 2.0))
-    for selection in (trainable.LORA, trainable.LORA_FFA, trainable.ALL):
+    for selection in (LORA, LORA_FFA, ALL):
         trained = paths(trainable.split(adapters(params), selection)[0])
         assert not any(path.endswith("scale") and "lora" in path for path in trained)
-    assert {path.split("/")[-1] for path in paths(trainable.split(adapters(params), trainable.LORA_FFA)[0])} == {"b"}
+    assert {path.split("/")[-1] for path in paths(trainable.split(adapters(params), LORA_FFA)[0])} == {"b"}
 
 
 @pytest.mark.parametrize(

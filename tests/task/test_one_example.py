@@ -11,7 +11,8 @@ import pytest
 from dpx.clipping.clipped_sum import clipped_sum
 from dpx.declaration import ConfigError
 from dpx.models.model_protocol import ExampleModel
-from dpx.models.trainable import split, top
+from dpx.models.trainable import split
+from dpx.models.trained import top
 from dpx.task.declared_task import CausalLanguageModel, Classification, MaskedLanguageModel, MultipleChoice
 from dpx.task.mlm import Special
 from dpx.task.objective import objective

@@ -14,7 +14,7 @@ from dpx.mechanism.noise import slice_keys
 from dpx.processes.mesh import Mesh
 from dpx.randomness import RootSecret, path_name
 from dpx.training import sharding
-from dpx.training.step import StepInputs, UpdateInputs, as_chunk, make_step
+from dpx.training.step import StepInputs, as_chunk, make_step
 
 from .conftest import declare, make_rows
 
@@ -49,7 +49,7 @@ def compiled(request, micro):
         accumulate = step.accumulate.lower(step.zero(), as_chunk(make_rows(7), step), inputs)
         keys = slice_keys(RootSecret.from_seed(0), 0, state.params)
         reduce = step.reduce.lower(step.zero(), (one, one))
-        finish = step.finish.lower(state, step.reduce(step.zero(), (one, one)), UpdateInputs(keys, one, one, one))
+        finish = step.finish.lower(state, step.reduce(step.zero(), (one, one)), keys, one, one, one)
         gather = step.gather.lower(state.params)
         texts = [lowered.compile().as_text() or "" for lowered in (gather, accumulate, reduce, finish)]
         yield Texts(*texts, params=state.params, mesh=mesh)

@@ -25,7 +25,7 @@ from dpx.task.mlm import Special
 from dpx.task.objective import objective as make_objective
 from dpx.training import features
 from dpx.training.gradient_sum import KEY, SLOT, draw_rows
-from dpx.training.step import Chunk, StepInputs, UpdateInputs, as_chunk, make_step
+from dpx.training.step import Chunk, StepInputs, as_chunk, make_step
 from tests.processes import COARSE, WIDTH
 
 from ..composed import composed
@@ -255,8 +255,7 @@ def test_a_row_that_is_not_finite_is_noise_alone_and_is_counted_so(last):
 def test_no_noise_is_added_to_the_sum_and_the_divisor_is_the_expected_batch(head):
     rows, state = rows_of(6), head.step.init(ZERO, None)
     total = head.total(rows)
-    inputs = UpdateInputs(None, DEVIATION, np.float32(10), np.float32(1e-2))
-    _, metrics = head.step.finish(state, head.step.reduce(head.sums(rows), ()), inputs)
+    _, metrics = head.step.finish(state, head.step.reduce(head.sums(rows), ()), None, DEVIATION, np.float32(10), np.float32(1e-2))
     norm = np.sqrt(sum(np.sum(np.square(leaf, dtype=np.float64)) for leaf in jax.tree.leaves(total)))
     assert float(metrics["gradient_norm"]) == pytest.approx(norm / 10, rel=1e-5) and float(metrics["noise_norm"]) == 0
 

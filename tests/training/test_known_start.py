@@ -11,7 +11,6 @@ from dpx.claim import statement
 from dpx.claim.calibration import calibrate
 from dpx.config.experiment import Experiment
 from dpx.declaration import ConfigError
-from dpx.init.start import receiver_of
 from dpx.job.change import _deviations
 from dpx.mechanism.clip import AdaptiveClip
 from dpx.models.trained import Adapters, Biases, Everything, LastLayer, Trained
@@ -41,7 +40,7 @@ def stated_of(experiment: Experiment) -> RunStatement:
 )
 def test_zeros_and_ones_are_known_and_draws_are_not(train: Trained, names: set[str]):
     experiment = declare(train=train)
-    known = known_start(experiment.init, receiver_of(experiment), ())
+    known = known_start(experiment.init, experiment.receiver, ())
     assert {path.split("/")[-1] for path in known} <= names and known
     for path, leaf in known.items():
         np.testing.assert_array_equal(leaf, 1.0 if path.endswith("scale") else 0.0)

@@ -24,7 +24,7 @@ WIDTHS = (16, 24)
 # Two microbatches of four; nothing of it runs.
 FUNCTIONS = ("init", "gather", "zero", "accumulate", "reduce", "finish", "draw_frozen", "place_frozen")
 NOTHING: Any = dict.fromkeys(FUNCTIONS, lambda *_: None)
-STEP = Step(**NOTHING, has_frozen=False, chunk=2, rows=4)
+STEP = Step(**NOTHING, chunk=2, rows=4)
 ROW, UNITS = Privacy(delta=1e-4), Privacy(delta=1e-4, unit="document", rows_per_unit_max=2, unit_mode="sample_units")
 
 

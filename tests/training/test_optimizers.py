@@ -22,7 +22,7 @@ from dpx.optimizer import Adam, Optax
 from dpx.processes.mesh import Mesh
 from dpx.randomness import RootSecret, path_name
 from dpx.training import frozen, session, sharding, update
-from dpx.training.step import StepInputs, UpdateInputs, as_chunk, make_step
+from dpx.training.step import StepInputs, as_chunk, make_step
 from tests.composed import composed
 from tests.processes import COARSE
 
@@ -175,7 +175,7 @@ def test_a_step_with_adapters_and_canaries_on_eight_devices(name, micro):
     chunk = as_chunk(make_rows(6) | {"canary": np.asarray([-1, -1, 3, -1, 29, -1], np.int32)}, step)
     sums = step.accumulate(step.zero(), chunk, StepInputs(step.gather(state.params), key, key, frozen=placed))
     keys = slice_keys(RootSecret.from_seed(0), 0, state.params)
-    state, metrics = step.finish(state, step.reduce(sums, ()), UpdateInputs(keys, np.float32(0.05), np.float32(10), RATE))
+    state, metrics = step.finish(state, step.reduce(sums, ()), keys, np.float32(0.05), np.float32(10), RATE)
     assert jax.tree.map(lambda leaf: (leaf.shape, leaf.dtype, leaf.sharding), state.moments) == form
     assert state.params.keys() == {"layers", CANARIES}
     assert all("lora" in path_name(path) for path, _ in jax.tree_util.tree_leaves_with_path(state.params["layers"]))

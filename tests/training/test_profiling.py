@@ -166,7 +166,7 @@ def test_names_in_tensorboard():
 
 
 def test_without_a_profile_nothing_is_wrapped(tmp_path):
-    step = Step(*[lambda *_: None] * 8, has_frozen=False, chunk=1, rows=1)
+    step = Step(*[lambda *_: None] * 8, chunk=1, rows=1)
     nothing = profiling(StepProfile(), tmp_path, 1)
     assert type(nothing) is Unprofiled and nothing.watched(step) is step and nothing.metrics() == {}
     values = [1, 2]

@@ -11,7 +11,7 @@ from dpx.optimizer import Adam
 from dpx.processes.mesh import Mesh
 from dpx.randomness import RootSecret, path_name
 from dpx.training.dirac import variance_p_value
-from dpx.training.step import UpdateInputs, make_step
+from dpx.training.step import make_step
 
 from .conftest import declare
 
@@ -28,9 +28,7 @@ def released(objective, mesh, seed=0):
     step, secret = make_step(experiment, objective, mesh.make(), 2, 2), RootSecret.from_seed(seed)
     state = step.init(np.zeros(2, np.uint32), None)
     keys = slice_keys(secret, 0, state.params)
-    state, _ = step.finish(
-        state, step.reduce(step.zero(), ()), UpdateInputs(keys, np.float32(DEVIATION), np.float32(EXPECTED), np.float32(0))
-    )
+    state, _ = step.finish(state, step.reduce(step.zero(), ()), keys, np.float32(DEVIATION), np.float32(EXPECTED), np.float32(0))
     return {path_name(path): np.asarray(leaf) for path, leaf in jax.tree_util.tree_leaves_with_path(state.moments[0].mu)}
 
 

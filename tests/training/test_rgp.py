@@ -23,7 +23,7 @@ from dpx.processes.mesh import Mesh
 from dpx.randomness import RootSecret, path_name
 from dpx.task.objective import objective
 from dpx.training import opening, update
-from dpx.training.step import StepInputs, UpdateInputs, as_chunk, make_step
+from dpx.training.step import StepInputs, as_chunk, make_step
 
 from ..composed import composed
 from ..processes import COARSE
@@ -60,7 +60,7 @@ def made(data):
 def stepped(step, state, rows, number=0, deviation=0.05):
     """(what the loss was differentiated by, frozen parameters, sums, the next state, metrics)."""
     by = step.differentiated_by(state, MECHANISM.draw_first(SECRET, number, state.params))
-    beside = merged(step.place_constants(by.constants), step.place_frozen(step.draw_frozen(INIT, None)))
+    beside = merged(by.constants, step.place_frozen(step.draw_frozen(INIT, None)))
     sums, inputs = step.zero(), StepInputs(step.gather(by.trained), MASK, MASK, frozen=beside)
     capacity = step.chunk * step.rows
     for start in range(0, len(rows["record"]), capacity):
@@ -68,7 +68,7 @@ def stepped(step, state, rows, number=0, deviation=0.05):
         sums = step.accumulate(sums, chunk, inputs)
     keys = noise.slice_keys(SECRET, number, by.trained)
     total, scale = jax.tree.map(np.array, sums), (np.float32(deviation), np.float32(10), np.float32(1e-2))
-    state, metrics = step.finish(state, step.reduce(sums, ()), UpdateInputs(keys, *scale, carriers=by.trained))
+    state, metrics = step.finish(state, step.reduce(sums, ()), keys, *scale, carriers=by.trained)
     return by, beside, total, state, metrics
 
 

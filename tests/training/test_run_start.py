@@ -33,9 +33,8 @@ def _nothing(*_: Any) -> Any:
 STEP = Step(
     jax.jit(lambda *_: State({"w": jnp.zeros(3)}, None), out_shardings=jax.sharding.SingleDeviceSharding(jax.devices()[0])),
     *[_nothing] * 5,
-    draw_frozen=_nothing,
+    draw_frozen=lambda *_: {},
     place_frozen=_nothing,
-    has_frozen=False,
     chunk=1,
     rows=1,
 )

@@ -17,7 +17,7 @@ from dpx.models.trained import Adapters
 from dpx.processes.mesh import Mesh
 from dpx.randomness import RootSecret, path_name
 from dpx.training import sharding
-from dpx.training.step import StepInputs, UpdateInputs, _flat, as_chunk, make_step
+from dpx.training.step import StepInputs, _flat, as_chunk, make_step
 
 from .conftest import declare, make_rows
 
@@ -82,7 +82,7 @@ def test_an_empty_draw_is_a_noise_only_step(micro, plain):
     assert all(np.all(leaf == 0) for leaf in jax.tree.leaves(_total(sums)))
     before = jax.tree.map(np.array, state.params)
     keys = slice_keys(SECRET, 0, state.params)
-    state, metrics = step.finish(state, step.reduce(sums, ()), UpdateInputs(keys, np.float32(0.05), np.float32(10), np.float32(1e-2)))
+    state, metrics = step.finish(state, step.reduce(sums, ()), keys, np.float32(0.05), np.float32(10), np.float32(1e-2))
     parameters = sum(leaf.size for leaf in jax.tree.leaves(before))
     assert float(metrics["noise_norm"]) == pytest.approx(0.05 / 10 * np.sqrt(parameters), rel=0.02)
     assert float(metrics["gradient_norm"]) == 0
@@ -100,7 +100,10 @@ def test_the_divisor_is_the_expected_size_not_the_drawn_one(micro, plain):
         _, metrics = step.finish(
             state,
             step.reduce(sums, ()),
-            UpdateInputs(slice_keys(SECRET, 0, state.params), np.float32(0.05), np.float32(10), np.float32(1e-2)),
+            slice_keys(SECRET, 0, state.params),
+            np.float32(0.05),
+            np.float32(10),
+            np.float32(1e-2),
         )
         assert float(metrics["gradient_norm"]) == pytest.approx(drawn / 10, rel=1e-5)
         norms.append(drawn)
@@ -120,7 +123,7 @@ def test_norms_of_weights_and_of_the_mean_gradient_are_told_leaf_by_leaf_and_lay
     state = step.init(INIT, None)
     sums = jax.tree.map(lambda leaf: drawn.normal(size=leaf.shape).astype(leaf.dtype), jax.eval_shape(step.zero))
     keys, gradients = slice_keys(SECRET, 0, state.params), _norms_by_layer(_total(sums))
-    state, metrics = step.finish(state, step.reduce(sums, ()), UpdateInputs(keys, np.float32(0.05), np.float32(10), np.float32(1e-2)))
+    state, metrics = step.finish(state, step.reduce(sums, ()), keys, np.float32(0.05), np.float32(10), np.float32(1e-2))
     for name, norms in _norms_by_layer(state.params).items():
         np.testing.assert_allclose(np.reshape(metrics[f"weights/{name}"], -1), norms, rtol=1e-5)
         np.testing.assert_allclose(np.reshape(metrics[f"gradients/{name}"], -1), gradients[name] / 10, rtol=1e-5, atol=1e-9)
@@ -173,7 +176,7 @@ def test_mechanism_none_sums_plain_gradients(micro):
     wanted = jax.jit(jax.grad(lambda params: jnp.sum(objective.losses(params, batch)[0])))(state.params)
     sums = _sums(step, state.params, rows)
     _assert_close(_total(sums), wanted, atol=2e-6)
-    state, metrics = step.finish(state, step.reduce(sums, ()), UpdateInputs(None, np.float32(0), np.float32(10), np.float32(1e-2)))
+    state, metrics = step.finish(state, step.reduce(sums, ()), None, np.float32(0), np.float32(10), np.float32(1e-2))
     assert float(metrics["gradient_norm"]) > 0
 
 
@@ -249,7 +252,7 @@ def _trained(objective, mesh, method, steps=6):
     for number in range(steps):
         keys = slice_keys(SECRET, number, state.params)
         sums = _sums(step, state.params, make_rows(3 * number % 14, first_record=number))
-        state, metrics = step.finish(state, step.reduce(sums, ()), UpdateInputs(keys, np.float32(0.05), np.float32(10), np.float32(1e-3)))
+        state, metrics = step.finish(state, step.reduce(sums, ()), keys, np.float32(0.05), np.float32(10), np.float32(1e-3))
     assert np.isfinite(float(metrics["snr"]))
     return jax.tree.map(np.asarray, state.params)
 

@@ -30,7 +30,7 @@ from dpx.task.objective import objective as make_objective
 from dpx.training import sharding
 from dpx.training.exactness import Exactness
 from dpx.training.microbatch import CANDIDATES, Workload, choose, synthetic_rows
-from dpx.training.step import Step, UpdateInputs, make_step
+from dpx.training.step import Step, make_step
 from dpx_papers.benchmark.setting import NON_PRIVATE, Program, Setting, identity, left_out
 from dpx_papers.benchmark.sums import variant_sum
 
@@ -148,15 +148,15 @@ class _Bench:
         """Returns the program of the end of a step of dpx: reduction and its checksum, noise if private, division and optimiser."""
         keys = slice_keys(RootSecret.from_seed(0), 0, self.state.params) if is_private else None
         deviation = np.float32(self.experiment.clip.clipping_norm if is_private else 0)
-        inputs = UpdateInputs(keys, deviation, np.float32(self.setting.logical_batch), np.float32(0))
+        inputs = keys, deviation, np.float32(self.setting.logical_batch), np.float32(0)
         step = self.step(is_private, self.setting.dtypes[0])
         reduce = step.reduce.lower(self.sums, deviation).compile()
-        finish = step.finish.lower(self.state, reduce(self.sums, deviation), inputs).compile()
+        finish = step.finish.lower(self.state, reduce(self.sums, deviation), *inputs).compile()
         gathered = step.gather.lower(self.state.params).compile()
         facts = {"kind": "update", "mesh": self.experiment.mesh.name, "is_private": is_private}
 
         def call() -> None:
-            self.state, _ = jax.block_until_ready(finish(self.state, reduce(self.sums, deviation), inputs))
+            self.state, _ = jax.block_until_ready(finish(self.state, reduce(self.sums, deviation), *inputs))
 
         return Program(facts | {"collectives": self.collectives(reduce, finish, gathered)}, call)
 

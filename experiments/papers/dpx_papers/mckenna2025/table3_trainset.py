@@ -45,7 +45,8 @@ def _row(folder: Path, noise_batch_ratio: float, rows: int) -> dict[str, Any] | 
     experiment, _ = config.build(cfg)
     if abs(getattr(experiment.noise, "noise_batch_ratio", 0.0) / noise_batch_ratio - 1) > 1e-6:
         return None
-    metrics = of_released(experiment, path / "release" / "params", "protected", rows).heldout
+    params = path / "release" / "params"
+    metrics = of_released(experiment.receiver, experiment.steps, params, rows, experiment.widths, "protected").heldout
     accuracy = next(value for name, value in metrics.items() if name in ("mlm_accuracy", "next_token_accuracy"))
     stated = read_run_statement(path / "release" / STATEMENT)
     require(isinstance(stated, RunStatement), path, "is a run without privacy", "Name runs at the ratio")
