@@ -158,7 +158,7 @@ def shared_sums():
     def made(*given):
         step = make_step(*given)
         shared = first.setdefault(repr(Flat.weights), step)
-        for name in ("init", "gather", "zero", "accumulate", "reduce", "place"):
+        for name in ("init", "gather", "zero", "accumulate", "reduce"):
             object.__setattr__(step, name, getattr(shared, name))
         return step
 
