@@ -138,3 +138,10 @@ def test_the_page_names_files_and_functions_that_exist():
         if not re.search(rf"\b(?:def|class) {one.rpartition('.')[2]}\b|^{one}\b", sources[name].read_text(), re.M)
     ]
     assert gone == [], "write what they are called now"
+
+
+def test_the_page_says_what_every_file_decides():
+    """So a question "where is it decided that ..." is answered by the page, for a file that is added too."""
+    page = (PACKAGE / "docs" / "architecture.md").read_text().split("## Where it is decided", 1)[1]
+    files = [path.relative_to(PACKAGE).as_posix() for path in PACKAGE.rglob("*.py") if not path.name.startswith("__")]
+    assert [name for name in files if f"`{name}`" not in page] == [], "add a row, or name the file in the row of its subject"
