@@ -149,7 +149,9 @@ class WithCanaries(Store):
             rows[name][:], rows[name][is_text] = 2, manifest.sequence_length
         if planted.label_S is not None:
             rows["label"][is_text] = planted.label_S[sequences]
-        rows["tokens"] = tokens[..., :width]
+        if "is_learnt" in rows:
+            rows["is_learnt"][is_text] = 1
+        rows |= {name: rows[name][..., :width] for name, column in schema.items() if column.is_text}
         own = {"record": np.zeros(len(numbers), np.int32), "canary": np.where(is_text, -1, numbers).astype(np.int32)}
         return rows | own
 

@@ -5,9 +5,10 @@ people send (`dpx.data.rows`).
 """
 
 import dataclasses
+import re
 from collections.abc import Mapping
 from string import Formatter
-from typing import Any
+from typing import Any, Literal
 
 from dpx.data.documents import Conversation
 from dpx.data.record_reader import parsed, require_characters, value_of
@@ -16,8 +17,12 @@ from dpx.declaration import ConfigError, require
 from dpx.extras import require_extra
 
 Message = Mapping[str, Any]
+# The tokens of a conversation that are learnt: those of the last answer, of all answers of the assistant, or all.
+LossOn = Literal["last", "assistant", "all"]
 # The name of the template that transformers takes for a conversation with tools, if there is one.
 _WITH_TOOLS = "tool_use"
+# How a template marks what the assistant wrote, as transformers looks for it.
+_GENERATION = re.compile(r"\{%-?\s*generation\s*-?%\}")
 
 
 def halves(template: str) -> tuple[str, str]:
@@ -48,17 +53,36 @@ def fields_of(template: str, value: str, fix: str) -> list[str]:
 
 
 def answered(
-    where: str, record: Mapping[str, Any], field: str, tools_field: str | None = None, documents_field: str | None = None
+    where: str,
+    record: Mapping[str, Any],
+    field: str,
+    tools_field: str | None = None,
+    documents_field: str | None = None,
+    loss_on: LossOn = "last",
 ) -> Conversation:
-    """Returns the conversation of a record. Raises `ConfigError` as `conversation` does, and unless the last message, the completion, is
-    the assistant's and not empty."""
+    """Returns the conversation of a record, which has something to learn.
+
+    Raises `ConfigError` as `conversation` does, and without an answer: the last message, or for `loss_on=assistant` any message but the
+    first, is the assistant's and not empty. `loss_on=all` needs a message.
+    """
     found = conversation(where, record, field, tools_field, documents_field)
-    *before, last = found.messages or ({},)
-    is_answered = bool(before) and last["role"] == "assistant"
-    require(is_answered, where, "does not end in an answer of the assistant to a message before it", "Add it, or remove the row")
-    has_text = last.get("content", "").strip() != "" or bool(last.get("tool_calls"))
-    require(has_text, where, "has an empty completion: the last message has no text", "Remove the row")
+    if loss_on == "all":
+        require(bool(found.messages), where, "has no message", "Remove the row")
+        return found
+    is_answer = [number > 0 and one["role"] == "assistant" for number, one in enumerate(found.messages)]
+    if loss_on == "last":
+        reason = "does not end in an answer of the assistant to a message before it"
+        require(bool(is_answer) and is_answer[-1], where, reason, "Add it, or remove the row")
+        has_text = _says_something(found.messages[-1])
+        require(has_text, where, "has an empty completion: the last message has no text", "Remove the row")
+        return found
+    says = any(_says_something(one) for one, is_one in zip(found.messages, is_answer, strict=True) if is_one)
+    require(says, where, "has no answer of the assistant with a text, to a message before it", "Add one, or remove the row")
     return found
+
+
+def _says_something(message: Message) -> bool:
+    return message.get("content", "").strip() != "" or bool(message.get("tool_calls"))
 
 
 def conversation(
@@ -121,6 +145,9 @@ class ChatTemplate:
 
         self._sandbox, self._marks = Sandbox(key, date), tokenizer.marks
         self._templates = self._sandbox.compiled(named)
+        self._marks_answers = {name for name, text in named.items() if _GENERATION.search(text)}
+        added = tokenizer.tokenizer.get_added_tokens_decoder().values()
+        self._ends = tuple(one.content for one in added if one.content.strip())
 
     def texts(self, where: str, chat: Conversation) -> tuple[str, str]:
         """Returns the text before the last message, with the mark that begins an answer, and the rest.
@@ -133,6 +160,40 @@ class ChatTemplate:
         require(whole.startswith(prompt), where, reason, "Use another checkpoint, or prompt_field and completion_field")
         return prompt, whole[len(prompt) :]
 
+    def answers(self, where: str, chat: Conversation) -> tuple[str, list[tuple[int, int]]]:
+        """Returns the text of a conversation, and where in it what the assistant wrote begins and ends.
+
+        That is what the template marks by `{% generation %}`. A template without these marks is asked for the text before each answer, and
+        for that up to its end: the answer is between them, without the white space after a mark that ends it.
+
+        Raises `ConfigError` for messages that the template refuses, and if a text does not begin with that of the messages before.
+        """
+        whole = self.prompt(where, chat, begins_answer=False)
+        if self._name(where, chat) in self._marks_answers:
+            marked = list(self._sandbox.answers)
+            is_found = all(whole[start : start + len(text)] == text for start, text in marked)
+            reason = "the chat template writes an answer within a macro or a variable, so its place in the text is not known"
+            require(is_found, where, reason, "Write {% generation %} where the text is written")
+            return whole, [(start, start + len(text)) for start, text in marked]
+        spans = []
+        for number, message in enumerate(chat.messages):
+            if message["role"] != "assistant":
+                continue
+            before = self.prompt(where, dataclasses.replace(chat, messages=chat.messages[:number]))
+            until = self.prompt(where, dataclasses.replace(chat, messages=chat.messages[: number + 1]), begins_answer=False)
+            reason = "the chat template writes an answer otherwise than it asks for it, or if messages follow, so its tokens are not known"
+            fix = "Mark answers in the template by {% generation %}, or use data.source.loss_on=last"
+            require(until.startswith(before) and whole.startswith(until), where, reason, fix)
+            ended = until.rstrip()
+            spans.append((len(before), len(ended if ended.endswith(self._ends) and len(ended) > len(before) else until)))
+        return whole, spans
+
+    def _name(self, where: str, chat: Conversation) -> str:
+        """Returns the name of the template that writes a conversation."""
+        name = _WITH_TOOLS if chat.tools is not None and _WITH_TOOLS in self._templates else "default"
+        require(name in self._templates, where, self._lacks_default, f"Copy the one to use to {CHAT_TEMPLATE}")
+        return name
+
     def prompt(self, where: str, chat: Conversation, *, begins_answer: bool = True) -> str:
         """Returns the text of messages and the mark that begins an answer. Raises `ConfigError` for messages that the template refuses."""
         beside = {"tools": chat.tools, "documents": chat.documents}
@@ -143,6 +204,5 @@ class ChatTemplate:
             reasoning = next((message[key] for key in ("reasoning_content", "thinking", "reasoning") if message.get(key) is not None), None)
             own = message if reasoning is None else {"thinking": reasoning, **message, "reasoning_content": reasoning}
             given["messages"].append(own)
-        name = _WITH_TOOLS if chat.tools is not None and _WITH_TOOLS in self._templates else "default"
-        require(name in self._templates, where, self._lacks_default, f"Copy the one to use to {CHAT_TEMPLATE}")
-        return self._sandbox.rendered(where, self._templates[name], given | {"add_generation_prompt": begins_answer} | dict(self._marks))
+        given |= {"add_generation_prompt": begins_answer} | dict(self._marks)
+        return self._sandbox.rendered(where, self._templates[self._name(where, chat)], given)

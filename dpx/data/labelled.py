@@ -5,10 +5,10 @@ from collections.abc import Sequence
 from functools import cached_property
 from typing import Literal
 
-from dpx.data.completions import halves
+from dpx.data.completions import LossOn, halves
 from dpx.data.hub_rows import HUB
 from dpx.data.record_reader import RowSet, TextColumns, label_of, label_text, row_sets
-from dpx.data.schema import Schema, classes, texts
+from dpx.data.schema import Column, Schema, classes, texts
 from dpx.declaration import declaration, require, require_date
 
 # The most digits of a label that is a number; a longer one is a name made of digits.
@@ -31,7 +31,7 @@ class Table:
 
     With `completion_field` or `messages_field`, rows have no labels: the completion is learnt from the prompt (task=causal_lm). A row
     that is longer than `sequence_length` keeps its completion, and its prompt is cut from the left; a completion that does not fit is cut
-    at its end.
+    at its end. A conversation loses whole turns instead, the first ones first (`dpx.data.conversations`).
 
     Labels that are learnt from protected rows (`labels=null`) make the guarantee `none`.
 
@@ -51,7 +51,9 @@ class Table:
         template: How a prompt and its completion are written as one text, with the fields {prompt} and {completion}, and \\n for a line
             break; the prompt ends before {completion} and the spaces before it.
         messages_field: Column of a .jsonl or .parquet file with a conversation, a list of {"role", "content"}, written by the checkpoint's
-            chat template; the completion is the last message, which is the assistant's.
+            chat template; `loss_on` says what of it is learnt.
+        loss_on: Which tokens of a conversation are learnt: those of its last message (last), of all messages of the assistant with their
+            calls of tools (assistant), or all.
         tools_field: Column with the tools of a conversation, a list of objects or its JSON text, which the chat template reads as `tools`.
         documents_field: Column with the documents of a conversation, as for tools, which the chat template reads as `documents`.
         chat_date: Date (YYYY-MM-DD) that the chat template writes where it asks for today's; null refuses such a template.
@@ -89,6 +91,7 @@ class Table:
     completion_field: str | None = None
     template: str = "{prompt}\\n{completion}"
     messages_field: str | None = None
+    loss_on: LossOn = "last"
     tools_field: str | None = None
     documents_field: str | None = None
     chat_date: str | None = None
@@ -128,6 +131,9 @@ class Table:
         value = f"data.source.prompt_field={self.prompt_field}, completion_field={self.completion_field}"
         fix = "Give both, or messages_field alone"
         require((self.prompt_field is None) == (self.completion_field is None), value, "a prompt and a completion are needed", fix)
+        reason = "only a conversation has several messages to choose from"
+        is_chosen = self.loss_on == "last" or self.messages_field is not None
+        require(is_chosen, f"data.source.loss_on={self.loss_on}", reason, "Name the conversations with messages_field, or leave it out")
         if not self.has_completions:
             return
         require(self.prompt_field is None or self.messages_field is None, value, "the messages already hold the prompt", fix)
@@ -216,8 +222,10 @@ class Table:
         return TextColumns(self.text_field, self.pair_field, self.choices_field, self.choices)
 
     def columns(self, sequence_length: int, vocabulary_size: int, is_paired: bool) -> Schema:
-        """Returns the columns of marked texts and their labels, if they have any."""
+        """Returns the columns of marked texts, and their labels or which tokens are learnt, if they have any."""
         of_text = texts(sequence_length, vocabulary_size, self.choices)
+        if self.loss_on == "assistant":
+            return of_text | {"is_learnt": Column("uint8", (sequence_length,), 2, is_text=True)}
         return of_text if self.has_completions else of_text | {"label": classes(len(self.classes))}
 
 

@@ -37,6 +37,12 @@ class LeftOut:
         "Texts of these examples longer than `data.sequence_length`, so that their ends, or the beginnings of prompts, are not read."
     )
     completions_cut: int = described("Prompts with completions of which the end of the completion is not learnt.", default=0)
+    conversations_cut: int = described("Conversations longer than `data.sequence_length`, of which some turns are in no row.", default=0)
+    turns_cut: int = described("First turns of conversations that are in no row, so that the later ones fit.", default=0)
+    turns_too_long: int = described("Last turns of conversations that alone are longer than a row, and are in none.", default=0)
+    conversations_without_rows: int = described(
+        "Conversations of which no turn is left that fits, and in which something is learnt.", default=0
+    )
     texts_repeated: int = described("Texts or rows left out because an equal one, which is the same unit, is before them.", default=0)
     documents_without_rows: int = described("Documents of running text with too few words for a row.", default=0)
     tokens: int = described("Tokens of running text.", default=0)
@@ -85,6 +91,12 @@ def in_words(one: LeftOut, split: str, verb: str) -> list[str]:
         )
     if one.completions_cut:
         found.append(f"the ends of {one.completions_cut:,} {split} completions are not learnt: they alone are longer than a row")
+    if one.conversations_cut:
+        which = f"{one.conversations_cut:,} of {one.texts:,} {split} conversations are longer than data.sequence_length"
+        found.append(f"{which} and lose {one.turns_cut:,} turns at their beginnings; a larger one reads more")
+    if one.turns_too_long:
+        which = f"{one.turns_too_long:,} last turns of {split} conversations alone are longer than a row and {left} left out"
+        found.append(f"{which}, and {one.conversations_without_rows:,} conversations have no row by that")
     if one.texts_repeated:
         found.append(f"{one.texts_repeated:,} {split} texts or rows {left} left out: each repeats an equal one, and both are one unit")
     if one.documents_without_rows:

@@ -55,7 +55,7 @@ from dpx.statement.statement_records import StudyStatement
 Progress = Callable[[str, int], None]  # (stage, documents so far): "vocabulary" and "rows", each from 0 on
 _REPORTED_DOCUMENTS = 200
 # Raised whenever the same text under the same settings gives other rows or another manifest: the text is then prepared again.
-FORMAT = 8
+FORMAT = 9
 _NEEDED: tuple[Split, ...] = ("protected", "heldout", "test")
 
 
@@ -298,7 +298,8 @@ def _settings(data: Data, privacy: Privacy, source: Source) -> dict[str, Any]:
     for name, usual in (("cuts", None), ("heldout_by", "hash")):
         if declared[name] == usual:
             declared.pop(name)
-    for name in ("prompt_field", "completion_field", "messages_field", "tools_field", "documents_field", "template", "chat_date"):
+    of_completions = ("prompt_field", "completion_field", "template")
+    for name in (*of_completions, "messages_field", "loss_on", "tools_field", "documents_field", "chat_date"):
         if isinstance(data.source, Table) and not data.source.has_completions:
             declared["source"].pop(name)
     vocabulary = vocabulary_place(data.vocabulary.path) if data.vocabulary.path else None

@@ -10,7 +10,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from dpx.data import conversations
 from dpx.data.completions import ChatTemplate
+from dpx.data.conversations import ConversationCutter
 from dpx.data.declared_data import Data
 from dpx.data.documents import Document, Example, Prompted
 from dpx.data.labelled import Table
@@ -20,7 +22,7 @@ from dpx.data.tokenizer import TextTokenizer
 from dpx.data.unit_names import KeyedHash, Split
 from dpx.declaration import require
 
-COUNTED = ("texts", "texts_cut", "completions_cut", "documents_without_rows", "tokens", "tokens_cut")
+COUNTED = ("texts", "texts_cut", "completions_cut", "documents_without_rows", "tokens", "tokens_cut", *conversations.COUNTED)
 _BLOCK_CHARACTERS = 1_000_000  # tokenized at once: enough to keep every core busy, and a small amount of memory
 # An end of sentence: a stop, closing marks, blanks, then what may open the next one.
 _END = re.compile(r"""[.!?]["')\]\u2019\u201d]*\s+(?=["'(\[\u2018\u201c]?[A-Z0-9\u00c0-\u00de])""")
@@ -52,8 +54,10 @@ class RowCutter:
         self._last: dict[Split, Sequence[Tokens]] = {}
         self.counts: dict[Split, Counter[str]] = defaultdict(Counter)
         source = data.source
-        has_messages = isinstance(source, Table) and source.messages_field is not None
-        self._chat = ChatTemplate(tokenizer, source.chat_date) if isinstance(source, Table) and has_messages else None
+        self._chats: ConversationCutter | None = None
+        if isinstance(source, Table) and source.messages_field is not None:
+            template = ChatTemplate(tokenizer, source.chat_date)
+            self._chats = ConversationCutter(tokenizer, template, source.loss_on, data.sequence_length)
 
     def cut(self, documents: Iterable[tuple[Split, UnitDocument]]) -> Iterator[tuple[Split, UnitDocument, Columns]]:
         """Yields each document's rows, as columns of the data's schema [n, ...]."""
@@ -61,6 +65,8 @@ class RowCutter:
             for (split, document), ids in zip(block, self._tokens(block), strict=True):
                 if isinstance(document.source, Example):
                     yield split, document, self._example(split, document.source, ids)
+                elif isinstance(document.source, Prompted) and self._chats is not None:
+                    yield split, document, self._conversation(self._chats, split, document.source)
                 elif isinstance(document.source, Prompted):
                     yield split, document, self._prompted(split, document.source, *ids)
                 else:
@@ -84,13 +90,15 @@ class RowCutter:
             yield [next(encodings).ids for _ in document]
 
     def _texts(self, source: Document | Example | Prompted) -> list[str]:
-        """Returns the texts that are tokenized: a document's sentences, an example's segments, or a prompt, its completion, and both."""
+        """Returns the texts that are tokenized: a document's sentences, an example's segments, or a prompt, its completion, and both.
+
+        A conversation has none: how many of its turns fit is known by their tokens alone.
+        """
         if isinstance(source, Document):
             return [one for paragraph in source.paragraphs for one in split_sentences(paragraph)]
         if isinstance(source, Example):
             return list(source.paragraphs)
-        texts = source.texts if self._chat is None or source.chat is None else self._chat.texts(source.where, source.chat)
-        return [*texts, "".join(texts)]
+        return [*source.texts, "".join(source.texts)] if source.chat is None else []
 
     def _rows(self, split: Split, document: UnitDocument, sentences: list[Tokens]) -> list[Row]:
         data = self._data
@@ -141,32 +149,34 @@ class RowCutter:
         """Returns one row: the prompt, cut from its left, and the completion, cut at its end if it does not fit alone.
 
         The row has the tokens of `both` as one text if they begin with those of the prompt, which is what people send. A tokenizer may
-        join the end of a prompt to the beginning of its completion: then a conversation is refused, and a completion of a template keeps
-        its own tokens.
+        join the end of a prompt to the beginning of its completion, which then keeps its own tokens.
 
-        A template's prompt has before it what the tokenizer puts before a text, and the mark that ends a text is learnt as the
-        completion's end. A chat template writes its own marks; a [CLS] with which it begins is kept.
+        A prompt has before it what the tokenizer puts before a text, and the mark that ends a text is learnt as the completion's end.
         """
         special, length = self._tokenizer.special, self._data.sequence_length
-        is_joined = both[: len(prompt)] != prompt
-        reason = "the tokenizer joins the answer to the mark before it, so no row has the tokens of the prompt that people send"
-        fix = "End the chat template's mark of an answer, and begin each answer, without white space; or use prompt_field"
-        require(self._chat is None or not is_joined, source.where, reason, fix)
-        completion = completion if is_joined else both[len(prompt) :]
+        completion = both[len(prompt) :] if both[: len(prompt)] == prompt else completion
         require(len(completion) > 0, source.where, "has an empty completion: the tokenizer reads no token in it", "Remove the row")
-        if self._chat is None:
-            begin, completion = list(self._tokenizer.begins), [*completion, special.sep_id]
-            prompt = [*begin, *prompt]
-        else:
-            begin = prompt[:1] if prompt[:1] == [special.cls_id] else []
+        begin, completion = list(self._tokenizer.begins), [*completion, special.sep_id]
         answer = completion[: length - len(begin)]
-        context = prompt[len(begin) :]
         room = length - len(begin) - len(answer)
-        kept = context[max(0, len(context) - room) :]
+        kept = prompt[max(0, len(prompt) - room) :]
         self.counts[split]["texts"] += 1
-        self.counts[split]["texts_cut"] += len(kept) < len(context) or len(answer) < len(completion)
+        self.counts[split]["texts_cut"] += len(kept) < len(prompt) or len(answer) < len(completion)
         self.counts[split]["completions_cut"] += len(answer) < len(completion)
         return _padded([([*begin, *kept, *answer], len(begin) + len(kept))], special.pad_id, length)
+
+    def _conversation(self, chats: ConversationCutter, split: Split, source: Prompted) -> Columns:
+        """Returns the row of a conversation, or no row if nothing of it is left."""
+        assert source.chat is not None
+        self.counts[split]["texts"] += 1
+        row = chats.row(source.where, source.chat, self.counts[split])
+        length = self._data.sequence_length
+        columns = _padded([] if row is None else [(row.tokens, row.start)], self._tokenizer.special.pad_id, length)
+        if "is_learnt" in self._schema:
+            columns["is_learnt"] = np.zeros((len(columns["length"]), length), np.int32)
+            if row is not None and row.is_learnt is not None:
+                columns["is_learnt"][0, : len(row.tokens)] = row.is_learnt
+        return columns
 
 
 def marked_examples(tokenizer: TextTokenizer, texts: Sequence[Sequence[Tokens]], sequence_length: int) -> Columns:

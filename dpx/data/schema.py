@@ -3,7 +3,8 @@
 A column's name has one meaning everywhere. `tokens`: a text A, or two texts A and B, with the marks around them ([CLS] A [SEP] B [SEP]),
 then padding. `length`: the number of tokens before the padding. `segment_start`: where the second segment begins, which is B with its
 marks, equal to `length` without one.
-Of a prompt and its completion, B is the completion. `is_next`: 1 if B truly follows A.
+Of a prompt and its completion, B is the completion. `is_learnt`: 1 for each token that is learnt, where some in the middle are not.
+`is_next`: 1 if B truly follows A.
 `label`: the class, by its index in the declared list, or the index of the right one among several texts.
 
 Defines the interface of a source of text in another package.

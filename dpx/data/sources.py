@@ -118,7 +118,7 @@ class TableSource:
         unit_id = _unit(where, record, declared.unit_field)
         if declared.messages_field is not None:
             fields = declared.messages_field, declared.tools_field, declared.documents_field
-            return Prompted(where, chat=answered(where, record, *fields), unit_id=unit_id, is_test=is_test)
+            return Prompted(where, chat=answered(where, record, *fields, declared.loss_on), unit_id=unit_id, is_test=is_test)
         assert declared.prompt_field is not None and declared.completion_field is not None
         first, second = halves(declared.template)
         prompt = first.format(prompt=text_of(where, record, declared.prompt_field))

@@ -40,6 +40,9 @@ class Sandbox(ImmutableSandboxedEnvironment):
 
     def __init__(self, key: str = "data.source", date: str | None = None):
         super().__init__(trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols", _GenerationBlocks])
+        # What the last conversation has written so far, and its blocks of `{% generation %}`: (position, text).
+        self.written: list[str] = []
+        self.answers: list[tuple[int, str]] = []
         self._key, self._date = key, date
         # Each draws by chance.
         del self.filters["random"], self.globals["lipsum"]
@@ -57,11 +60,14 @@ class Sandbox(ImmutableSandboxedEnvironment):
             raise ConfigError(CHAT_TEMPLATE, reason, "Correct the checkpoint's template") from None
 
     def rendered(self, where: str, template: Template, given: Mapping[str, Any]) -> str:
-        """Returns the text of one conversation. Raises `ConfigError` if the template refuses it or fails on it."""
-        self.steps = 0
+        """Returns the text of one conversation, whose `answers` are then known. Raises `ConfigError` if the template refuses it or fails on
+        it."""
+        self.steps, self.written, self.answers = 0, [], []
         try:
             with _bounded_memory():
-                return template.render(given)
+                for part in template.generate(given):
+                    self.written.append(part)
+                return "".join(self.written)
         except ConfigError:
             raise
         except _Refused as error:
@@ -128,13 +134,20 @@ class _Weighing(NodeTransformer):
 
 
 class _GenerationBlocks(Extension):
-    """Is the extension for `{% generation %}`, with which a template marks what the assistant wrote: it is read as its content."""
+    """Is the extension for `{% generation %}`, with which a template marks what the assistant wrote: its content is written and noted."""
 
     tags: set[str] = {"generation"}  # noqa: RUF012
 
     def parse(self, parser: Any) -> Any:
         line = next(parser.stream).lineno
-        return nodes.Scope(parser.parse_statements(("name:endgeneration",), drop_needle=True)).set_lineno(line)
+        content = parser.parse_statements(("name:endgeneration",), drop_needle=True)
+        return nodes.CallBlock(self.call_method("_noted"), [], [], content).set_lineno(line)
+
+    def _noted(self, caller: Callable[[], str]) -> str:
+        of: Any = self.environment
+        text = caller()
+        of.answers.append((sum(map(len, of.written)), text))
+        return text
 
 
 class _Dict:

@@ -38,13 +38,15 @@ class Objective:
     def batch(self, key: Key, rows: dict[str, Any]) -> Batch:
         """Returns the batch of rows, in which each position's label is the token after it.
 
-        The last real token has no label. In a row with a second segment, a completion, only that segment's tokens are labels. Nothing is
-        drawn from `key`.
+        The last real token has no label. In a row with a second segment, a completion, only that segment's tokens are labels, and in rows
+        with `is_learnt` only the tokens that it marks. Nothing is drawn from `key`.
         """
         tokens, length = jnp.asarray(rows["tokens"]), jnp.asarray(rows["length"])
         start = jnp.asarray(rows.get("segment_start", length))
         next_T = jnp.arange(1, tokens.shape[1] + 1)
         has_label_BT = (next_T < length[:, None]) & ((next_T >= start[:, None]) | (start >= length)[:, None])
+        if "is_learnt" in rows:
+            has_label_BT &= jnp.roll(jnp.asarray(rows["is_learnt"]), -1, axis=1) > 0
         label_BT = jnp.where(has_label_BT, jnp.roll(tokens, -1, axis=1), 0)
         return {"tokens": tokens, "labels": label_BT, "has_label": has_label_BT, "length": length, "record": jnp.asarray(rows["record"])}
 

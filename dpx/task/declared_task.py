@@ -116,6 +116,9 @@ class MaskedLanguageModel:
             reason = f"model {model.name} has only one segment, so it cannot distinguish the two texts of a pair"
             require(segments == 2, f"model.segments={segments}", reason, "Use task=mlm")
         require_columns(self, data)
+        reason = "words are masked in the whole row, whoever wrote them"
+        fix = "Use task=causal_lm, or data.source.loss_on=all"
+        require("is_learnt" not in (data.columns or {}), "data.source.loss_on=assistant with task=mlm", reason, fix)
 
 
 @declaration
