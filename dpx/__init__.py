@@ -9,7 +9,7 @@ __version__ = "0.1.0"
 _MODULES = {
     "clipped_sum": "dpx.clipping.clipped_sum",
     "plain_sum": "dpx.clipping.clipped_sum",
-    "ClippedSum": "dpx.clipping.result",
+    "ClippedSum": "dpx.clipping.groups",
     "clipped_grad": "dpx.clipping.clipped_grad",
     "weighted_grad": "dpx.clipping.clipped_grad",
     "ClippedGradients": "dpx.clipping.clipped_grad",

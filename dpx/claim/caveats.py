@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any, Literal
 
 from dpx.claim.run_facts import RunFacts
-from dpx.clipping.method_names import ClippingMethod
+from dpx.clipping import ClippingMethod
 from dpx.config.declared_audit import Audit, Canaries
 from dpx.config.experiment import Experiment
 from dpx.data.declared_data import Data

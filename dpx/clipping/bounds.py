@@ -152,7 +152,7 @@ def unit(*factors: Array) -> float:
 def of_terms(roundings: int, a: Array, g: Array) -> float | Array:
     """Returns the error of a sum of products of `a` and weighted `g` in which a term is rounded so often, relative to the magnitudes.
 
-    Where `a` is bfloat16, `g` may be cut into parts (`in_parts`).
+    Where `a` is bfloat16, `g` may be cut into parts (`einsum`).
     """
     return error(roundings, 1) if is_narrow(a) else roundings * unit(g)
 

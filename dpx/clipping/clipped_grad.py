@@ -13,11 +13,11 @@ import jax.numpy as jnp
 from jax.core import Tracer
 from jaxtyping import Array, Bool, Float
 
-from dpx.clipping import groups, result
-from dpx.clipping.by_example import ByExample, Taken
+from dpx.clipping import groups
+from dpx.clipping.clipped_sum import ByExample, Taken
+from dpx.clipping.groups import batch_size, check_rows, flags
 from dpx.clipping.methods import check_untracked
 from dpx.clipping.norms import at_least_float32
-from dpx.clipping.result import batch_size, check_rows, flags
 from dpx.clipping.rounding import LARGEST_CLIPPING_NORM, MARGINS, SMALLEST_CLIPPING_NORM
 from dpx.declaration import ConfigError, require
 from dpx.randomness import path_name
@@ -99,7 +99,7 @@ class WeightedGrad:
         split = self._split(args)
         is_padding_B = self._refused(flags(is_padding, batch_size(split.batch), "is_padding"))
         like = split.given_back(split.params)
-        return result.on_explicit_mesh(self._summed, ClippedGradients, like, split.batch, self.rows_per_unit, is_padding_B, *args)
+        return groups.on_explicit_mesh(self._summed, ClippedGradients, like, split.batch, self.rows_per_unit, is_padding_B, *args)
 
     def _summed(self, is_padding_B: Any, *args: Any) -> ClippedGradients:
         split = self._split(args)
@@ -126,12 +126,12 @@ class WeightedGrad:
         Returns:
             For each parameter its path, its route, the primitives that read it, the bytes that are kept for one example, `costs`: FLOPs,
             bytes and the cost of both for each exact way to its norm and sum for one unit, and which one `method` takes
-            (`dpx.clipping.route_costs`), how many units are computed at once, and `beside_vmap`: the cost of what is taken divided by the
+            (`dpx.clipping.joint`), how many units are computed at once, and `beside_vmap`: the cost of what is taken divided by the
             cost of `method="vmap"`. It is at most 1, unless you chose `method="ghost"` or, in `dpx.weighted_grad`, `kept_bytes`.
         """
         leaves, tree = jax.tree.flatten(args)
         # Those without values, in which a loss can use shared arguments too, or whose place on a mesh does not matter here.
-        are_shapes = [isinstance(leaf, jax.ShapeDtypeStruct) or result.is_explicit(leaf) for leaf in leaves]
+        are_shapes = [isinstance(leaf, jax.ShapeDtypeStruct) or groups.is_explicit(leaf) for leaf in leaves]
         found: list[Taken] = []
 
         def run(shapes: list[Any]) -> None:

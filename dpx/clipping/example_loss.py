@@ -18,10 +18,9 @@ from jax.extend import core
 from jax.extend.core import primitives
 
 from dpx.clipping import mapped, norms
-from dpx.clipping.convolution_ops import Convolution
-from dpx.clipping.mapped import Alike, choice_p, one_p
-from dpx.clipping.probes import Op, ProbeSession, evaluated
-from dpx.clipping.reader_ops import VIEWS, Box, Copied, Gathered, PartOfProduct, Product, View, is_lookup
+from dpx.clipping.mapped import Alike, Copied, Gathered, choice_p, is_lookup, one_p
+from dpx.clipping.op import Op, ProbeSession, evaluated
+from dpx.clipping.reader_ops import VIEWS, Box, Convolution, PartOfProduct, Product, View
 from dpx.clipping.readers import body_of, scan_parts
 
 Route = Literal["product", "convolution", "lookup", "elementwise", "copies"]

@@ -2,9 +2,9 @@
 
 A parameter that is copied for each example is read from one array wherever `jax.vmap` would read one: in what is computed from parameters
 and constants alone (a kernel times a number or a mask, a normalised kernel), and where a product or an index meets data. The copies only
-take the gradients there, so that they are never held.
+take the gradients there, so that they are never held. The ops for uses that are no product are here: a lookup of rows, and a copy.
 
-B: examples.
+B: examples, U: units, V: rows of a table, d: numbers of a row.
 """
 
 import dataclasses
@@ -20,11 +20,116 @@ from jax.extend import core
 from jax.extend.core import Primitive, primitives
 from jax.interpreters import batching
 
-from dpx.clipping import norms
-from dpx.clipping.convolution_ops import Convolution
-from dpx.clipping.probes import Looked, Matrix, Op, ProbeSession, bound, evaluated
-from dpx.clipping.reader_ops import Gathered, PartOfProduct, Product
+from dpx.clipping import forms, norms
+from dpx.clipping.op import ByRow, Looked, Matrix, Op, ProbeSession, bound, evaluated
+from dpx.clipping.reader_ops import Convolution, PartOfProduct, Product, View
 from dpx.declaration import require
+
+
+@dataclasses.dataclass(frozen=True)
+class Gathered(ByRow):
+    """A `gather` of whole rows of `table`, perhaps in another type; ids outside the table are handled by the gather's mode.
+
+    With `is_kept` the record is each unit's gradient, `table` [U, V, d], which is smaller than many cotangents.
+    """
+
+    view: View
+    settings: tuple[tuple[str, Any], ...]
+    is_kept: bool = False
+    name: str = "gathered"
+    rows_per_unit: int = 1
+
+    def forward(self, leaves, inputs):
+        (index_B,) = inputs
+        table = self.view(leaves["table"])
+        one = lambda index: primitives.gather_p.bind(table, index, **dict(self.settings))  # noqa: E731
+        return jax.vmap(one)(index_B), index_B
+
+    def input_cotangent(self, leaves, residuals, cotangent):
+        V = self.view.shape[0]
+        id_B, U = residuals[..., 0], residuals.shape[0] // self.rows_per_unit
+        is_dropped = jnp.zeros(id_B.shape, bool)
+        if dict(self.settings)["mode"] != jax.lax.GatherScatterMode.CLIP:
+            is_dropped = (id_B < 0) | (id_B >= V)
+        g = jnp.where(is_dropped[..., None], 0, self._rows_last(cotangent, id_B.ndim))
+        id_UT = jnp.clip(id_B, 0, V - 1).reshape(U, -1)
+        record = forms.Rows(id_UT.astype(jnp.float32), g.reshape(U, id_UT.shape[1], -1))
+        return (None,), {"table": forms.formed(record, leaves["table"].shape)} if self.is_kept else record._asdict()
+
+    def holds_gradients(self):
+        return self.is_kept
+
+    def squared_norm(self, leaves, record):
+        return (norms.squares(record["table"]),) if self.is_kept else super().squared_norm(leaves, record)
+
+    def gradients(self, shapes, record):
+        return {"table": forms.Whole(record["table"])} if self.is_kept else super().gradients(shapes, record)
+
+    def _rows_last(self, cotangent, ids):
+        """Returns the cotangent as [B, *ids, d], whatever axes the gather gives to the row."""
+        offset = tuple(axis + 1 for axis in dict(self.settings)["dimension_numbers"].offset_dims)
+        rest = [axis for axis in range(cotangent.ndim) if axis not in offset]
+        return jnp.transpose(cotangent, (*rest, *offset)).reshape(*(cotangent.shape[axis] for axis in rest), -1)
+
+    def weighted_sum(self, leaves, record, weights):
+        form = forms.Whole(record["table"]) if self.is_kept else forms.Rows(record["id"], record["g"])
+        return {"table": forms.summed(form, weights[0], leaves["table"].shape)}
+
+
+def is_lookup(eqn: Any, view: View) -> bool:
+    """Returns whether a gather takes whole rows of a table by one id each.
+
+    An index may have further entries only if they change nothing: those of axes that are taken whole, in the mode that clips.
+    """
+    numbers, shape, mode = eqn.params["dimension_numbers"], view.shape, eqn.params["mode"]
+    whole_rows = eqn.params["slice_sizes"] == (1, *shape[1:]) and numbers.start_index_map[:1] == (0,)
+    is_plain = not numbers.operand_batching_dims and numbers.collapsed_slice_dims in ((0,), ())
+    is_one_id = numbers.start_index_map == (0,) or mode == jax.lax.GatherScatterMode.CLIP
+    return view.is_cast and len(shape) == 2 and shape[0] < 2**24 and whole_rows and is_plain and is_one_id
+
+
+@dataclasses.dataclass(frozen=True)
+class Copied(Op):
+    """A copy of a view for each example; autodiff forms its gradient, whatever operation uses the copy.
+
+    With `is_repeated` it is a small part of a parameter that a loop copies in each round.
+    """
+
+    norm_sees_all = True
+    is_shared = True
+    view: View
+    is_repeated: bool = False
+    name: str = "copied"
+    rows_per_unit: int = 1
+
+    def holds_gradients(self):
+        return True
+
+    def forward(self, leaves, inputs):
+        (tick_B,), parameter = inputs, self.view(leaves["parameter"])
+        return jnp.broadcast_to(parameter, (tick_B.shape[0], *parameter.shape)), tick_B
+
+    def input_cotangent(self, leaves, residuals, cotangent):
+        return (jnp.zeros_like(residuals),), self.over_rows(norms.at_least_float32(cotangent))
+
+    def squared_norm(self, leaves, record):
+        return (norms.squares(record),)
+
+    def weighted_sum(self, leaves, record, weights):
+        summed = jnp.tensordot(weights[0], record, 1, precision="highest")
+        return {"parameter": self.view.back(summed, leaves["parameter"])}
+
+    def gradients(self, shapes, record):
+        if self.is_repeated:
+            # Each number is the product of one and its cotangent.
+            g = record.reshape(record.shape[0], 1, -1, 1, 1)
+            return {"parameter": forms.Part(jnp.ones_like(g), g, None, self)}
+        return {"parameter": forms.Whole(jax.vmap(lambda one: self.view.back(one, shapes["parameter"]))(record))}
+
+    def placed(self, gradient_E11, like):
+        """Returns a gradient of the view as one of the parameter `like`."""
+        return self.view.back(gradient_E11.reshape(self.view.shape), like)
+
 
 # Operations that are linear in a parameter, and whose other operands autodiff keeps in any case.
 _LINEAR = (primitives.dot_general_p, primitives.conv_general_dilated_p, primitives.gather_p, primitives.dynamic_slice_p)

@@ -1,6 +1,6 @@
 """Defines the ops of which a model is composed.
 
-With bare parameters they are ordinary jax; with wrapped ones (probes.py) they make records. A table [V, d] has rows that are looked up by
+With bare parameters they are ordinary jax; with wrapped ones (op.py) they make records. A table [V, d] has rows that are looked up by
 id, decoded with, or added by position.
 
 B: examples, T: tokens (all middle axes flattened), p: inputs, d: outputs, V: table rows, M: positions decoded.
@@ -16,8 +16,7 @@ from jaxtyping import Array
 
 from dpx.clipping import bounds, forms, norms
 from dpx.clipping.norms import rows
-from dpx.clipping.op import ByRow, Formed, Op
-from dpx.clipping.probes import apply, check, session_of
+from dpx.clipping.op import ByRow, Formed, Op, apply, check, session_of
 
 F32 = jnp.float32
 

@@ -9,11 +9,17 @@ Python state outlives a trace.
 The backward pass of a loop over layers or time returns, for each op, the activations that it was given. Stacked again, they would be held
 twice: `without_copies` leaves out of a loop's stacked outputs what it only passes on.
 
+The program of one example is kept apart from others by `jax.vmap` itself. What is refused there are collectives over an axis that is bound
+outside the loss, batching rules from outside jax (`custom_vmap`, a user-defined primitive), host functions that are given all rows at once,
+and side effects.
+
 B: examples, U: units.
 """
 
 import dataclasses
-from collections.abc import Callable, Mapping
+import functools
+import inspect
+from collections.abc import Callable, Iterator, Mapping
 from functools import cached_property, partial
 from typing import Any, Literal, NamedTuple
 
@@ -21,15 +27,23 @@ import jax
 import jax.numpy as jnp
 from jax.extend import core
 from jax.extend.core import primitives
+from jax.interpreters import batching
 from jaxtyping import Array
 
 from dpx.clipping import norms, readers
-from dpx.clipping import trained_and_frozen as frozen_part
-from dpx.clipping.probes import ELSEWHERE, Op, ProbeSession, evaluated, leaf_names, shapes_of, wrap
+from dpx.clipping.groups import check_losses, with_counts
+from dpx.clipping.op import ELSEWHERE, Op, ProbeSession, evaluated, leaf_names, shapes_of, wrap
 from dpx.clipping.readers import Scope, Site, scan_parts
-from dpx.clipping.result import check_losses, with_counts
-from dpx.declaration import ConfigError
+from dpx.declaration import ConfigError, require
 from dpx.randomness import path_name
+
+COLLECTIVES = frozenset(
+    "psum psum_invariant pmax pmin pmean ppermute pbroadcast pgather psend precv all_gather all_gather_invariant all_gather_reduced".split()
+    + "all_to_all ragged_all_to_all reduce_scatter psum_scatter unreduced_psum unreduced_reduce_scatter".split()
+)
+# Effects of a printed value, and of reading an axis: nothing comes back into the loss.
+HARMLESS = ("DebugEffect", "OrderedDebugEffect", "NamedAxisEffect")
+HOST = ("pure_callback", "ffi_call")
 
 # record: the tap's cotangent is the record. norm: it is the squared norms. weighted: the tap holds weights, and the sums' cotangent is
 # the gradient weighted by them, rows of weight zero masked. plain: the sums' alone. through: nothing, for an op that trains nothing.
@@ -208,10 +222,10 @@ def traced(losses_fn: Any, params: Any, batch: Any, session_options: dict[str, A
     """
     session = ProbeSession(shapes_of(params), **session_options)
     frozen = {} if frozen is None else jax.tree.map(jnp.asarray, frozen)
-    shapes_of(frozen_part.merged(params, frozen))
+    shapes_of(readers.merged(params, frozen))
 
     def run(params, frozen, batch):
-        return with_counts(losses_fn(frozen_part.merged(wrap(params, session), frozen), batch))
+        return with_counts(losses_fn(readers.merged(wrap(params, session), frozen), batch))
 
     try:
         closed, out = jax.make_jaxpr(run, return_shape=True)(params, frozen, batch)
@@ -220,11 +234,11 @@ def traced(losses_fn: Any, params: Any, batch: Any, session_options: dict[str, A
     except Exception as error:
         # The error that the loss raises with bare parameters, if it fails there too.
         try:
-            jax.eval_shape(losses_fn, frozen_part.merged(params, frozen), batch)
+            jax.eval_shape(losses_fn, readers.merged(params, frozen), batch)
         except Exception as own:
             if not frozen:
                 raise
-            raise frozen_part.missing(own) from own
+            raise readers.missing(own) from own
         first = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
         raise ConfigError("the loss", f"uses parameters outside ops ({first})", ELSEWHERE) from error
     check_losses(out[0], examples)
@@ -311,3 +325,92 @@ def _sites(scope: Scope) -> list[Site]:
     for here in scope.values():
         sites += [here] if isinstance(here, Site) else [site for inner in here for site in _sites(inner)]
     return sites
+
+
+def check_loss(loss: Callable[..., Any], *arguments: Any) -> None:
+    """Raises `ConfigError` for operations through which `loss`, or its gradient with respect to the first argument, could mix examples.
+
+    `loss` returns (number, counts) of one example. The gradient is checked too because a user-defined backward pass may contain operations
+    that the loss does not show.
+    """
+    for function in (loss, jax.grad(loss, has_aux=True)):
+        check_program(jax.make_jaxpr(function)(*arguments))
+
+
+def check_program(closed: core.ClosedJaxpr) -> None:
+    """Raises `ConfigError` for operations of a traced program that could mix examples."""
+    for effect in sorted(type(effect).__name__ for effect in closed.effects):
+        reason = f"has a side effect ({effect}), through which one example could reach another"
+        require(effect in HARMLESS, "the loss", reason, "Remove it")
+    for eqn, bound in _equations(closed.jaxpr, frozenset()):
+        _check_collective(eqn, bound)
+        _check_rule(eqn)
+
+
+def check_collectives(jaxpr: core.Jaxpr) -> None:
+    """Raises `ConfigError` for a collective over an axis that is not bound in this program."""
+    for eqn, bound in _equations(jaxpr, frozenset()):
+        _check_collective(eqn, bound)
+
+
+def _check_collective(eqn: Any, bound: frozenset) -> None:
+    if eqn.primitive.name not in COLLECTIVES:
+        return
+    named = eqn.params.get("axes", eqn.params.get("axis_name", ()))
+    axes = named if isinstance(named, (tuple, list)) else (named,)
+    outside = [str(axis) for axis in axes if not isinstance(axis, int) and axis not in bound]
+    if outside:
+        value = f"{eqn.primitive.name} over {', '.join(outside)} in the loss"
+        reason = "mixes examples of several devices, or of an outer vmap, before they are clipped"
+        raise ConfigError(value, reason, "Remove it from the loss, and add up the clipped sums instead")
+
+
+def _check_rule(eqn: Any) -> None:
+    name, fix = eqn.primitive.name, "Call a function that jax.vmap maps by itself"
+    if name in HOST and not str(eqn.params.get("vmap_method")).startswith("sequential"):
+        reason = f"sends all examples to the host at once (vmap_method={eqn.params.get('vmap_method')})"
+        raise ConfigError(f"{name} in the loss", reason, "Use vmap_method='sequential'")
+    require(name != "custom_vmap_call", "custom_vmap in the loss", "has its own rule, which reads all examples at once", fix)
+    rule = batching.fancy_primitive_batchers.get(eqn.primitive)
+    reason = "has a batching rule from outside jax, which reads all examples at once"
+    require(rule is None or _is_jaxs(rule), f"{name} in the loss", reason, fix)
+
+
+@functools.lru_cache(maxsize=1024)
+def _is_jaxs(rule: Any) -> bool:
+    """Returns whether a batching rule and, if it is a partial or a closure, the functions of which it is made are of jax or dpx."""
+    waiting, seen = [rule], set()
+    while waiting:
+        one = waiting.pop()
+        if id(one) in seen or not callable(one) or isinstance(one, core.Primitive):
+            continue
+        seen.add(id(one))
+        if isinstance(one, functools.partial):
+            waiting += [one.func, *one.args]
+            continue
+        if (getattr(one, "__module__", None) or "jax").split(".")[0] not in ("jax", "jaxlib", "dpx"):
+            return False
+        waiting += inspect.getclosurevars(one).nonlocals.values() if inspect.isfunction(one) else ()
+    return True
+
+
+def _equations(jaxpr: core.Jaxpr, bound: frozenset) -> Iterator[tuple[Any, frozenset]]:
+    """Yields every equation, also those inside bodies, with the names of the axes that are bound around it in this program."""
+    for eqn in jaxpr.eqns:
+        yield eqn, bound
+        mesh, own = eqn.params.get("mesh"), eqn.params.get("axis_name")
+        inside = bound | frozenset(getattr(mesh, "axis_names", ()))
+        if eqn.primitive.name == "xla_pmap":
+            inside |= {own}
+        for body in _bodies(eqn.params.values()):
+            yield from _equations(body, inside)
+
+
+def _bodies(values: Any) -> Iterator[core.Jaxpr]:
+    for value in values:
+        if isinstance(value, core.ClosedJaxpr):
+            yield value.jaxpr
+        elif isinstance(value, core.Jaxpr):
+            yield value
+        elif isinstance(value, (tuple, list)):
+            yield from _bodies(value)

@@ -41,7 +41,7 @@ lookup      q = sum over id_t = id_s of Q_ts. With M^2 = sum over id_t = id_s of
 joined      A parameter's uses add up: q and E of the pieces add, with those of the products between uses, and e is the sum of the uses'
             own e, times 1 + (number of uses) / 2 for adding them up. Rounds of a loop count as positions.
 
-in parts    Where A is bfloat16, c G is cut into two bfloat16 parts (in_parts.py), which hold it within 2^-16, and the sum is that of two
+in parts    Where A is bfloat16, c G is cut into two bfloat16 parts (bounds.py), which hold it within 2^-16, and the sum is that of two
             products: e has (T + 3) 2^-23 + 2^-16 in place of (T + 1) u, times 1 + 2^-6 for the magnitudes of the parts. The Gram form cuts
             the centred A~ on both sides: 3 2^-16 and two more roundings join h_p + h_s + 12. A part below the smallest normal number is
             lost: at most tiny per number, so tiny sqrt(p) alpha_s gamma_t gamma_s in a term of q, which is below 2^-24 alpha_s^2 gamma_s^2
@@ -54,7 +54,7 @@ Clipping uses max(q, (1 - s)^2 n+^2) in place of q, with s = `SLACK`. Over sever
     c <= (1 + 3 u) C (1 - m) / n,   so   |v| <= C (1 - m) (1 + r) / (1 - s) <= C   if   m >= s + r.
 
 r <= 2^-12 holds what is left: sums of squares and row lengths (h u / 2 each, at most 2^-14), sums of error terms, sums over parts, and
-terms of second order, and the two roundings of a constant factor before clipping (`weights.FactoredWeights`). With m = 2^-10 and
+terms of second order, and the two roundings of a constant factor before clipping (`groups.FactoredWeights`). With m = 2^-10 and
 s = 2^-11 this is enough. Where gradients cancel little, n+ is within s of the norm and the
 maximum is q itself: measured at initialisation, n+ exceeds the norm by .006, .013 and .026 % for BERT models of 32, 128 and 512 tokens,
 and s is .049 %. Where they cancel, the norm that is clipped by and reported is an upper bound.

@@ -1,11 +1,17 @@
-"""Checks that a loss of a batch keeps examples apart: on its program (row_flow.py), and then by a test when it is traced.
+"""Checks that a loss of a batch keeps examples apart: on its traced program, and then by a test when it is traced.
 
 An example's loss, counts and records must depend on its own row alone, and an op must record only that example's data in an example's row.
+
+In the program, the axis of the examples is followed from the batch through every equation of the forward and the backward pass, up to the
+losses and the records of the ops. An equation that reduces, sorts, shifts or indexes that axis, or branches by the data of several
+examples, makes its results mixed (row_rules.py). So does every primitive that is not known. A mixed record or loss is refused; the error
+names the first equation that mixed examples.
+
 The test uses random parameters and rows, and the user's rows if their values are known: the loss of one unit must leave nothing in any
 other unit's records, and the norms and the sum of two units must equal those of each unit alone, by autodiff. That also tests the ops' own
 sums.
 
-B: examples (rows), U: units of R rows each (of one, unless said).
+B: examples (rows; units, where the axis is followed and these have several rows), U: units of R rows each (of one, unless said).
 """
 
 import dataclasses
@@ -17,19 +23,163 @@ import jax.numpy as jnp
 import numpy as np
 from jax.core import Tracer
 from jax.extend import core
+from jax.extend.core import primitives
 
-from dpx.clipping import index_bounds, joint, row_flow
-from dpx.clipping.book_keeping import recorded, unclipped
-from dpx.clipping.index_bounds import SHARED, Layout, Mixed, Rows
+from dpx.clipping import joint
+from dpx.clipping.groups import check_losses, with_counts
 from dpx.clipping.joint import Norms
+from dpx.clipping.methods import recorded, unclipped
 from dpx.clipping.op import Op
-from dpx.clipping.program import Program
-from dpx.clipping.readers import Site
-from dpx.clipping.result import check_losses, with_counts
-from dpx.clipping.row_flow import Flow
-from dpx.clipping.trained_and_frozen import merged
+from dpx.clipping.program import Program, check_collectives
+from dpx.clipping.readers import Site, merged, scan_parts
+from dpx.clipping.row_rules import OWN, RULES, SHARED, Bounds, Crosses, Layout, Mixed, Rows, bounds_after, bounds_of, joined
 from dpx.declaration import ConfigError
 from dpx.randomness import path_name
+
+CALLS = ("jit", "closed_call", "core_call", "call", "remat2", "checkpoint", "custom_jvp_call", "custom_vjp_call", "custom_vmap_call")
+
+
+@dataclasses.dataclass(frozen=True)
+class Flow:
+    """Follows the examples' axis through a traced program for a given number of examples."""
+
+    examples: int
+
+    def through(self, jaxpr: core.Jaxpr, consts: Any, held: list[Layout], known: list[Bounds | None] | None = None) -> list[Layout]:
+        """Computes the layouts of the outputs of a program from the layouts of its inputs."""
+        return self._run(jaxpr, consts, held, known or [None] * len(held))[0]
+
+    def _run(
+        self, jaxpr: core.Jaxpr, consts: Any, held: list[Layout], known: list[Bounds | None]
+    ) -> tuple[list[Layout], list[Bounds | None]]:
+        layouts: dict[Any, Layout] = dict(zip(jaxpr.invars, held, strict=True)) | dict.fromkeys(jaxpr.constvars, SHARED)
+        bounds: dict[Any, Bounds | None] = dict(zip(jaxpr.invars, known, strict=True))
+        bounds |= {var: bounds_of(value) for var, value in zip(jaxpr.constvars, consts, strict=True)}
+
+        def read(var: Any) -> tuple[Layout, Bounds | None]:
+            if isinstance(var, core.Literal):
+                return SHARED, bounds_of(var.val)
+            return layouts[var], bounds.get(var)
+
+        for eqn in jaxpr.eqns:
+            pairs = [read(var) for var in eqn.invars]
+            given, limits = [layout for layout, _ in pairs], [limit for _, limit in pairs]
+            outputs, found = self._equation(eqn, given, limits)
+            layouts.update(zip(eqn.outvars, outputs, strict=True))
+            bounds.update(zip(eqn.outvars, found, strict=True))
+        results = [read(var) for var in jaxpr.outvars]
+        return [layout for layout, _ in results], [limit for _, limit in results]
+
+    def _equation(self, eqn: Any, held: list[Layout], limits: list[Bounds | None]) -> tuple[list[Layout], list[Bounds | None]]:
+        count, name = len(eqn.outvars), eqn.primitive.name
+        limit = bounds_after(eqn, limits)
+        nothing: list[Bounds | None] = [limit] * count
+        if name in CALLS:
+            body = _body(eqn)
+            outputs, found = self._run(body.jaxpr, body.consts, held, limits)
+            return outputs, found if limit is None else nothing
+        if all(layout == SHARED for layout in held):
+            return [SHARED] * count, nothing
+        if OWN in held and any(isinstance(layout, Rows) for layout in held):
+            mixed = Mixed(f"{name} reads all examples inside a loop over examples")
+            return [mixed] * count, nothing
+        if eqn.primitive is primitives.scan_p:
+            return self._scan(eqn, held), nothing
+        if eqn.primitive is primitives.while_p:
+            return self._while(eqn, held), nothing
+        if eqn.primitive is primitives.cond_p:
+            return self._cond(eqn, held, limits), nothing
+        if name == "optimization_barrier":
+            return list(held), nothing
+        return self._by_rule(eqn, held, limits), nothing
+
+    def _by_rule(self, eqn: Any, held: list[Layout], limits: list[Bounds | None]) -> list[Layout]:
+        mixed: list[Layout] = [layout for layout in held if isinstance(layout, Mixed)]
+        if mixed:
+            return mixed[:1] * len(eqn.outvars)
+        # An empty array holds no data of any example.
+        if all(var.aval.size == 0 for var in eqn.outvars):
+            return [SHARED] * len(eqn.outvars)
+        name = eqn.primitive.name
+        if name not in RULES:
+            return [Mixed(f"{name} has no rule that says whether it keeps examples apart")] * len(eqn.outvars)
+        try:
+            return [OWN if OWN in held else RULES[name](eqn, held, self.examples, limits)] * len(eqn.outvars)
+        except Crosses as crossed:
+            return [Mixed(f"{name} {crossed}")] * len(eqn.outvars)
+
+    def _cond(self, eqn: Any, held: list[Layout], limits: list[Bounds | None]) -> list[Layout]:
+        index, *given = held
+        if isinstance(index, Mixed):
+            return [Mixed(f"a branch is chosen by the data of several examples: {index.by}")] * len(eqn.outvars)
+        runs = [self._run(branch.jaxpr, branch.consts, list(given), limits[1:])[0] for branch in eqn.params["branches"]]
+        results = [self._any(column) for column in zip(*runs, strict=True)]
+        return [joined(OWN, result) for result in results] if index == OWN else results
+
+    def _any(self, column: Any) -> Layout:
+        result: Layout = SHARED
+        for layout in column:
+            result = joined(result, layout)
+        return result
+
+    def _scan(self, eqn: Any, held: list[Layout]) -> list[Layout]:
+        consts, count = scan_parts(eqn)
+        carry = consts + count
+        body, along = eqn.params["jaxpr"], [_of_round(layout) for layout in held[carry:]]
+        is_over_examples = OWN in along and OWN not in held
+
+        def run(carried: list[Layout]) -> list[Layout]:
+            return self._run(body.jaxpr, body.consts, [*held[:consts], *carried, *along], [None] * len(held))[0]
+
+        carried, results = self._settled(run, held[consts:carry], is_over_examples)
+        return [*carried, *(_stacked(layout, is_over_examples) for layout in results[len(carried) :])]
+
+    def _settled(self, run: Any, start: list[Layout], is_over_examples: bool) -> tuple[list[Layout], list[Layout]]:
+        """Returns the layouts of a loop's carry and of all outputs of a round, once another round changes nothing."""
+        carried = list(start)
+        passed_on = Mixed("a loop over the examples carries a value from one example to the next")
+        while True:
+            results = run(carried)
+            ends = [passed_on if end == OWN and is_over_examples else end for end in results]
+            after = [joined(old, end) for old, end in zip(carried, ends, strict=False)]
+            if after == carried:
+                return carried, results
+            carried = after
+
+    def _while(self, eqn: Any, held: list[Layout]) -> list[Layout]:
+        first, second = eqn.params["cond_nconsts"], eqn.params["cond_nconsts"] + eqn.params["body_nconsts"]
+        test, body = eqn.params["cond_jaxpr"], eqn.params["body_jaxpr"]
+
+        def run(carried: list[Layout]) -> list[Layout]:
+            return self._run(body.jaxpr, body.consts, [*held[first:second], *carried], [None] * len(body.jaxpr.invars))[0]
+
+        carried, _ = self._settled(run, held[second:], False)
+        going = self._run(test.jaxpr, test.consts, [*held[:first], *carried], [None] * len(test.jaxpr.invars))[0][0]
+        if isinstance(going, Mixed):
+            return [Mixed(f"the data of several examples decide whether a loop continues: {going.by}")] * len(carried)
+        return [joined(going, layout) for layout in carried]
+
+
+def _of_round(layout: Layout) -> Layout:
+    """Returns the layout that one round sees of an array that a loop runs along."""
+    if not isinstance(layout, Rows):
+        return layout
+    if layout.axis > 0:
+        return layout.at(layout.axis - 1)
+    return OWN if layout.before == layout.after == 1 else Mixed("a loop cuts the examples' axis")
+
+
+def _stacked(layout: Layout, is_over_examples: bool) -> Layout:
+    if isinstance(layout, Rows):
+        return layout.at(layout.axis + 1)
+    return Rows(0) if layout == OWN and is_over_examples else layout
+
+
+def _body(eqn: Any) -> core.ClosedJaxpr:
+    # A remaining `custom_vmap` is a call that was not mapped: if its rule ran, the trace holds the rule's result instead.
+    body = next(eqn.params[name] for name in ("jaxpr", "call_jaxpr", "call") if name in eqn.params)
+    return body if isinstance(body, core.ClosedJaxpr) else core.ClosedJaxpr(body, ())
+
 
 FIX = "Let an example's loss depend on its own row alone; dpx.clipped_grad and method=traced ensure this for any loss"
 
@@ -49,14 +199,14 @@ def check(program: Program) -> None:
     consts = list(program.closed.consts)
     given = (program.params, program.frozen, program.batch, consts)
     closed, shapes = jax.make_jaxpr(both_passes, return_shape=True)(given, cotangent_B)
-    row_flow.check_collectives(closed.jaxpr)
+    check_collectives(closed.jaxpr)
     if units == 1:
         return
 
     first: Layout = Rows(0, 1, rows)
     shared, owned = len(jax.tree.leaves(given[:2])), len(jax.tree.leaves(program.batch))
     held: list[Layout] = [*[SHARED] * shared, *[first] * owned, *[SHARED] * len(jax.tree.leaves(consts)), first]
-    known = [None] * (shared + owned) + [index_bounds.of_value(value) for value in jax.tree.leaves(consts)] + [None]
+    known = [None] * (shared + owned) + [bounds_of(value) for value in jax.tree.leaves(consts)] + [None]
     results = Flow(units).through(closed.jaxpr, closed.consts, held, known)
     losses_B, by_op, counts = jax.tree.unflatten(jax.tree.structure(shapes), results)
 
@@ -152,7 +302,7 @@ def check_separate(losses_fn: Any, program: Program, norms: Norms) -> None:
     """Raises `ConfigError`, naming the op, if examples are not kept apart."""
     # Programs that print alike may differ in the derivative rules of their functions, so the loss is part of the key; and in whole numbers
     # that the loss closes over, such as an index, so these are too; and norms of kept gradients are computed otherwise.
-    bounds = [index_bounds.of_value(value) for value in program.closed.consts]
+    bounds = [bounds_of(value) for value in program.closed.consts]
     key = (id(losses_fn), str(program.closed.jaxpr), norms.kept, *(bound.low.tobytes() for bound in bounds if bound is not None))
     if key in _found_separate:
         return

@@ -9,7 +9,7 @@ from collections import defaultdict
 from collections.abc import Sequence
 from typing import Any, Literal
 
-from dpx.clipping.method_names import ClippingMethod
+from dpx.clipping import ClippingMethod
 from dpx.config.declared_audit import Audit, Canaries, NoCanaries
 from dpx.config.declared_init import Init, MeasuredTable, RandomStart
 from dpx.config.declared_tuning import Tune

@@ -263,7 +263,7 @@ def parameters_of(parent: Parent, train: Trained) -> Leaves:
     import numpy as np
 
     from dpx.audit.canary_objective import CANARIES
-    from dpx.clipping.trained_and_frozen import merged
+    from dpx.clipping.readers import merged
     from dpx.files.orbax_checkpoints import read_together
     from dpx.models.lora import merge_adapters
     from dpx.models.trainable import whole

@@ -16,8 +16,8 @@ from jaxtyping import Array
 
 from dpx.clipping import bounds, forms, norms
 from dpx.clipping.norms import rows
+from dpx.clipping.op import Op, ProbeSession, apply
 from dpx.clipping.ops import Tie, is_in
-from dpx.clipping.probes import Op, ProbeSession, apply
 
 F32 = jnp.float32
 # The logits that a frozen head holds at once: those of so many bytes, or of so many rows if that is more. An accelerator reads the table

@@ -25,8 +25,8 @@ from jaxtyping import Array
 
 from dpx.clipping import bounds, norms
 from dpx.clipping.norms import rows
+from dpx.clipping.op import Op, ProbeSession, is_probed
 from dpx.clipping.ops import form_of
-from dpx.clipping.probes import Op, ProbeSession, is_probed
 from dpx.models import lora
 from dpx.models.fused_halves import OVER, WEIGHTS, Place, PostNorm, PreNorm, cast, gelu_and_slope, scaled
 from dpx.models.shape import Bert, Decoder

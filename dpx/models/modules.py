@@ -1,7 +1,7 @@
 """Defines the parts of every model as flax modules made of ops; parameters have the paths that the declarations give.
 
 With bare parameters a model's gradient is plain autodiff; with wrapped ones the ops record what clipping needs
-(`dpx.clipping.probes`), and a stack of layers is the one block of fused_layers.py unless the session forbids it.
+(`dpx.clipping.op`), and a stack of layers is the one block of fused_layers.py unless the session forbids it.
 
 Parameters are float32 and are cast where they are used: to bfloat16 if the model computes in it, otherwise not at all, so
 parameters given in float64 yield a float64 model (the oracle of the tests). LayerNorm, softmax and logits are float32 or wider.
@@ -22,7 +22,7 @@ from jaxtyping import Array
 
 from dpx.clipping import ops
 from dpx.clipping.groups import LAYERS
-from dpx.clipping.probes import apply, session_of
+from dpx.clipping.op import apply, session_of
 from dpx.models import attention
 from dpx.models import dropout as drop
 from dpx.models.attention import attend

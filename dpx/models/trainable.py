@@ -1,6 +1,6 @@
 """Divides the parameters of a model into trained and frozen parameters, in two trees.
 
-`split` returns (trainable, frozen), nested dicts that `dpx.clipping.trained_and_frozen.merged` combines again, for the loss; `whole`
+`split` returns (trainable, frozen), nested dicts that `dpx.clipping.readers.merged` combines again, for the loss; `whole`
 converts that to the model's ordinary parameters, for a file or another program. Pure functions of paths and shapes.
 
 Layers are stacked on a leading axis, so the top k of L layers do not have separate paths. They keep the name `layers`, as stacks

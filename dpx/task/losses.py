@@ -15,7 +15,7 @@ import numpy as np
 from jaxtyping import Array, Float, Int, UInt32
 
 from dpx.clipping import ops
-from dpx.clipping.probes import session_of
+from dpx.clipping.op import session_of
 from dpx.models.dropout import record_keys
 from dpx.models.fused_head import token_loss
 from dpx.models.lora import has_dropout

@@ -249,7 +249,7 @@ class _Followed:
         (self._heldout if split == "heldout" else self._make_test())(params)
 
     def _do_gather_whole(self) -> None:
-        from dpx.clipping.trained_and_frozen import merged
+        from dpx.clipping.readers import merged
         from dpx.training import together
 
         together.on_hosts(merged(self._state.params, self._computation.frozen))

@@ -14,7 +14,7 @@ import jax.numpy as jnp
 
 from dpx.audit.canary_objective import CANARIES
 from dpx.clipping.groups import LAYERS
-from dpx.clipping.trained_and_frozen import merged
+from dpx.clipping.readers import merged
 from dpx.cost.memory import Trains
 from dpx.declaration import require
 from dpx.durable import draft_of

@@ -17,10 +17,9 @@ import jax
 import numpy as np
 from jaxtyping import Array
 
+from dpx.clipping import ClippingMethod
 from dpx.clipping.clipped_sum import clipped_sum, plain_sum
-from dpx.clipping.groups import FactoredWeights, no_factor
-from dpx.clipping.method_names import ClippingMethod
-from dpx.clipping.result import ClippedSum, LossesFn
+from dpx.clipping.groups import ClippedSum, FactoredWeights, LossesFn, no_factor
 from dpx.cost.memory import Method
 from dpx.files.array_checksums import checksum
 from dpx.mechanism.declared_mechanism import Clip, ForwardNoise, Mechanism, Reparametrisation

@@ -16,7 +16,7 @@ import numpy as np
 
 from dpx.claim.calibration import Calibrated, entry
 from dpx.claim.spent import Spending
-from dpx.clipping.trained_and_frozen import merged
+from dpx.clipping.readers import merged
 from dpx.config.experiment import Experiment, Schedule
 from dpx.data.length_buckets import by_width
 from dpx.data.store import Store

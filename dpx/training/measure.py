@@ -30,7 +30,7 @@ import numpy as np
 
 from dpx.claim.calibration import Calibrated
 from dpx.clipping.clipped_sum import plain_sum
-from dpx.clipping.trained_and_frozen import merged
+from dpx.clipping.readers import merged
 from dpx.config.declared_audit import Canaries
 from dpx.config.experiment import Experiment
 from dpx.cost.compiled import CompiledStep, Crossing, MeasuredRun, collectives, compiled_matmul_flops

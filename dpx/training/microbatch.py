@@ -20,7 +20,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from dpx.clipping.trained_and_frozen import merged
+from dpx.clipping.readers import merged
 from dpx.config.experiment import Experiment
 from dpx.cost.memory import Memory, step_memory
 from dpx.cost.traced import compiled_temporaries

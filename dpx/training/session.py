@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 from dpx.audit.canary_objective import CANARIES, without
 from dpx.claim import statement
-from dpx.clipping.trained_and_frozen import merged
+from dpx.clipping.readers import merged
 from dpx.files import weights
 from dpx.files.orbax_checkpoints import State
 from dpx.files.results import Results, write_results

@@ -20,7 +20,7 @@ from jax.sharding import Mesh
 from jax.sharding import PartitionSpec as P
 from jaxtyping import Array
 
-from dpx.clipping.result import ClippedSum
+from dpx.clipping.groups import ClippedSum
 from dpx.clipping.rounding import MARGINS
 from dpx.config.experiment import Experiment
 from dpx.declaration import require

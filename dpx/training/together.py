@@ -19,7 +19,7 @@ import jax
 import numpy as np
 from jax.experimental import multihost_utils
 
-from dpx.clipping.trained_and_frozen import merged
+from dpx.clipping.readers import merged
 from dpx.files import weights
 from dpx.files.orbax_checkpoints import State, export
 from dpx.files.weights import FROZEN

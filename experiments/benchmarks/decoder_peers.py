@@ -29,7 +29,7 @@ from safetensors.numpy import save_file
 
 from dpx import config
 from dpx.clipping.clipped_sum import clipped_sum, plain_sum
-from dpx.clipping.trained_and_frozen import merged
+from dpx.clipping.readers import merged
 from dpx.config import recipes
 from dpx.data.vocabulary import SpecialIds
 from dpx.files.weights import nested

@@ -6,7 +6,7 @@ import jax
 import numpy as np
 
 import dpx
-from dpx.clipping.trained_and_frozen import merged
+from dpx.clipping.readers import merged
 from dpx.task.mlm import Special
 from dpx.task.objective import objective
 from dpx.training.frozen import draw

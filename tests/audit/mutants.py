@@ -175,8 +175,8 @@ MUTANTS = (
     ),
     Mutant(
         "units that fill the last turn count twice",
-        "dpx/clipping/result.py",
-        "summed",
+        "dpx/clipping/groups.py",
+        "summed_by_turns",
         "in_turns(is_padding_B) | jnp.repeat(jnp.swapaxes(is_added.reshape(at_once, count), 0, 1), rows, 1)",
         "in_turns(is_padding_B)",
         "tests/clipping/test_turns.py::test_turns_change_nothing[101-1-20-17]",
@@ -223,7 +223,7 @@ MUTANTS = (
     ),
     Mutant(
         "ghost weighs all groups as one in its second pass",
-        "dpx/clipping/book_keeping.py",
+        "dpx/clipping/methods.py",
         "ghost_sum",
         "joint.part_weights(clipped, site)",
         "joint.part_weights(clipped, program.sites[0])",

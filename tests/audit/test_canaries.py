@@ -12,7 +12,7 @@ from dpx.audit import canaries, in_run
 from dpx.audit.canaries import Planted, WithCanaries, plant
 from dpx.audit.verdict import judge
 from dpx.claim.calibration import calibrate
-from dpx.clipping.method_names import ClippingMethod
+from dpx.clipping import ClippingMethod
 from dpx.config.declared_audit import Canaries, NoCanaries, Primary
 from dpx.config.experiment import Schedule
 from dpx.data.declared_data import Data, Synthetic, Vocabulary

@@ -17,7 +17,7 @@ import numpy as np
 import dpx
 from dpx.clipping import ops
 from dpx.clipping.norms import BY_ID_FROM
-from dpx.clipping.probes import ProbeSession, apply, session_of
+from dpx.clipping.op import ProbeSession, apply, session_of
 from dpx.clipping.rounding import MARGINS, SMALLEST_CLIPPING_NORM
 from dpx.models.fused_head import token_loss
 from dpx.models.fused_layers import layer_stack

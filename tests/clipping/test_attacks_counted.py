@@ -10,7 +10,7 @@ import pytest
 
 import dpx
 from dpx.clipping import norms, ops
-from dpx.clipping.probes import Op, apply
+from dpx.clipping.op import Op, apply
 from dpx.declaration import ConfigError
 from dpx.models.fused_head import token_loss
 from tests.clipping.attacks import ALL_WAYS, WAYS, Attacks, B, D, T, V, batch, drawn, look, right_or_refused, total

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import pytest
 
 from dpx.clipping import norms, ops
-from dpx.clipping.probes import Op, apply
+from dpx.clipping.op import Op, apply
 from tests.clipping.attacks import ALL_WAYS, Attacks, D, right_or_refused, total
 
 own = Attacks()

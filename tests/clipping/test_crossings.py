@@ -16,9 +16,9 @@ from jax.sharding import Mesh
 from jax.sharding import PartitionSpec as P
 
 import dpx
-from dpx.clipping import ops, row_flow
-from dpx.clipping.op import Formed
-from dpx.clipping.probes import apply
+from dpx.clipping import ops
+from dpx.clipping import program as programs
+from dpx.clipping.op import Formed, apply
 from dpx.declaration import ConfigError
 
 B, D = 4, 3
@@ -135,7 +135,7 @@ def test_a_host_function_of_one_row_after_another_is_taken():
 
 def test_jaxs_own_batching_rules_are_told_from_others():
     rules = batching.fancy_primitive_batchers.items()
-    outside = {primitive.name for primitive, rule in rules if not row_flow._is_jaxs(rule)}
+    outside = {primitive.name for primitive, rule in rules if not programs._is_jaxs(rule)}
     own = {primitive.name for primitive in vars(primitives).values() if isinstance(primitive, Primitive)}
     assert "foreign" in outside and len(own) > 100 and not own & outside
 

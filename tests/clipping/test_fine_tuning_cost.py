@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import pytest
 
 import dpx
-from dpx.clipping.trained_and_frozen import merged
+from dpx.clipping.readers import merged
 from dpx.cost.traced import temporary_bytes
 from dpx.models import trainable
 from dpx.models.lora import add_adapters

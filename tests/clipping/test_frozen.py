@@ -9,7 +9,7 @@ import dpx
 from dpx.clipping import ops
 from dpx.clipping.groups import PerLayerWeights
 from dpx.clipping.program import traced
-from dpx.clipping.trained_and_frozen import merged
+from dpx.clipping.readers import merged
 from dpx.declaration import ConfigError
 from dpx.models import trainable
 from dpx.models.trained import matching

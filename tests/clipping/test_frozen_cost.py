@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import pytest
 
 import dpx
-from dpx.clipping.trained_and_frozen import merged
+from dpx.clipping.readers import merged
 from dpx.cost.traced import matmul_flops, temporary_bytes
 from dpx.models import trainable
 from dpx.models.fused_head import BLOCK_BYTES

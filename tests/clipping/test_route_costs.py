@@ -10,7 +10,7 @@ import pytest
 import dpx
 from dpx.clipping import norms
 from dpx.clipping.groups import FactoredWeights, flat, no_factor
-from dpx.clipping.route_costs import RouteCost, of_lookup, of_matrix
+from dpx.clipping.joint import RouteCost, of_lookup, of_matrix
 from dpx.cost.traced import matmul_flops
 
 ROWS, T, D, V = 4, 64, 96, 1000

@@ -8,9 +8,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from dpx.clipping import index_bounds
-from dpx.clipping.index_bounds import SHARED, Mixed, Rows
-from dpx.clipping.row_flow import Flow
+from dpx.clipping.row_rules import SHARED, Mixed, Rows, bounds_after, bounds_of
+from dpx.clipping.separate import Flow
 
 B, T, D = 3, 4, 2
 DRAWN = np.random.default_rng(0)
@@ -131,7 +130,7 @@ def test_what_reads_several_examples_is_mixed(name):
 @pytest.mark.parametrize("divisor", [4, -4, 0])
 def test_a_remainder_is_bounded_by_a_known_divisor_above_zero_alone(divisor):
     closed = jax.make_jaxpr(lambda id: id % divisor)(ID)
-    found = index_bounds.after(closed.eqns[-1], [None, index_bounds.of_value(np.int32(divisor))])
+    found = bounds_after(closed.eqns[-1], [None, bounds_of(np.int32(divisor))])
     assert (found is not None) == (divisor > 0)
     assert found is None or (np.all(found.low == 0) and np.all(found.high == divisor - 1))
 
@@ -142,11 +141,11 @@ def test_a_function_that_is_only_called_remainder_is_not_taken_for_one():
         return jnp.where(x > 30, 0, x + d)
 
     closed = jax.make_jaxpr(lambda id: remainder(id, 4))(ID)
-    assert index_bounds.after(closed.eqns[-1], [None, index_bounds.of_value(np.int32(4))]) is None
+    assert bounds_after(closed.eqns[-1], [None, bounds_of(np.int32(4))]) is None
 
 
 def test_what_may_wrap_around_is_unknown():
     closed = jax.make_jaxpr(lambda: jnp.arange(100, dtype=jnp.int8) + jnp.int8(100))()
     iota, added = closed.eqns[0], closed.eqns[-1]
-    found = index_bounds.after(added, [index_bounds.after(iota, []), index_bounds.of_value(np.int8(100))])
+    found = bounds_after(added, [bounds_after(iota, []), bounds_of(np.int8(100))])
     assert found is not None and np.isfinite(found.high[:28]).all() and np.isinf(found.high[28:]).all()

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import dpx
-from dpx.clipping import result
+from dpx.clipping import groups
 
 T, D, V, LIMIT = 48, 12, 20, 0.05
 DRAWN = np.random.default_rng(8)
@@ -72,6 +72,6 @@ def test_a_row_that_is_not_finite_leaves_the_others_of_its_turn():
 def test_turns_need_at_most_two_percent_of_padding():
     for units in range(1, 300):
         for most in (1, 2, 7, 64, 299):
-            count = result.units_at_once(units, most)
+            count = groups.units_at_once(units, most)
             assert 1 <= count <= min(units, most) and -(-units // count) * count <= 1.02 * units
-    assert [result.units_at_once(*given) for given in ((16, 16), (16, 15), (17, 16), (127, 64), (6, 4))] == [16, 8, 1, 64, 3]
+    assert [groups.units_at_once(*given) for given in ((16, 16), (16, 15), (17, 16), (127, 64), (6, 4))] == [16, 8, 1, 64, 3]

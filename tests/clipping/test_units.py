@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import dpx
-from dpx.clipping import norms, ops, probes
+from dpx.clipping import norms, op, ops
 from dpx.clipping.groups import PerLayerWeights
 from dpx.declaration import ConfigError
 from dpx.mechanism.clip import flat_weights
@@ -160,7 +160,7 @@ def test_clipped_per_layer_a_unit_stays_within_the_norm(method):
 
 
 @dataclasses.dataclass(frozen=True)
-class RowByRow(probes.Op):
+class RowByRow(op.Op):
     """An op of somebody's own that knows nothing of units."""
 
     name: str = "row_by_row"
@@ -181,7 +181,7 @@ class RowByRow(probes.Op):
 @pytest.mark.parametrize("method", ["ghost", "book_keeping"])
 def test_an_op_without_a_rule_for_units_is_refused_by_name(method):
     def losses(params, rows):
-        return probes.apply(RowByRow(), params, (rows["x"],)).sum(1), {}
+        return op.apply(RowByRow(), params, (rows["x"],)).sum(1), {}
 
     params, rows, weights = {"gain": jnp.ones(2)}, {"x": jnp.ones((4, 2))}, flat_weights(1.0)
     with pytest.raises(ConfigError, match="^op=row_by_row: clips each row separately"):

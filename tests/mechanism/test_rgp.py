@@ -12,7 +12,7 @@ from flax.traverse_util import flatten_dict, unflatten_dict
 
 import dpx
 from dpx.clipping.groups import FactoredWeights, flat
-from dpx.clipping.trained_and_frozen import merged
+from dpx.clipping.readers import merged
 from dpx.declaration import ConfigError
 from dpx.mechanism import carriers
 from dpx.mechanism.rgp import Rgp

@@ -11,8 +11,8 @@ from flax.traverse_util import flatten_dict, unflatten_dict
 
 import dpx
 from dpx.clipping.groups import FactoredWeights, flat
+from dpx.clipping.readers import merged
 from dpx.clipping.rounding import MARGINS
-from dpx.clipping.trained_and_frozen import merged
 from dpx.mechanism.declared_mechanism import AdaptiveClip, Normalised, PerLayer
 from dpx.mechanism.rgp import Rgp
 from dpx.models.trained import Everything

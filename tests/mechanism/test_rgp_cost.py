@@ -8,7 +8,7 @@ import pytest
 
 import dpx
 from dpx.clipping.groups import FactoredWeights, flat
-from dpx.clipping.trained_and_frozen import merged
+from dpx.clipping.readers import merged
 from dpx.cost.traced import matmul_flops, temporary_bytes
 from dpx.mechanism.rgp import Rgp
 from dpx.models import trainable

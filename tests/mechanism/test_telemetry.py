@@ -4,7 +4,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from dpx.clipping.result import ClippedSum
+from dpx.clipping.groups import ClippedSum
 from dpx.declaration import ConfigError
 from dpx.mechanism.declared_mechanism import DiscreteGaussian, NoPrivacy, ReleasedTelemetry, SecretTelemetry
 from dpx.mechanism.noise import gaussian

@@ -7,8 +7,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from dpx.clipping.probes import leaf_names
-from dpx.clipping.trained_and_frozen import merged
+from dpx.clipping.op import leaf_names
+from dpx.clipping.readers import merged
 from dpx.declaration import ConfigError
 from dpx.models import trainable
 from dpx.models.lora import TARGETS, add_adapters, merge_adapters

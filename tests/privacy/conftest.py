@@ -4,7 +4,7 @@ import dataclasses
 
 import pytest
 
-from dpx.clipping.method_names import ClippingMethod
+from dpx.clipping import ClippingMethod
 from dpx.config.experiment import Experiment, Schedule
 from dpx.data.declared_data import Data, Embedded, Vocabulary
 from dpx.mechanism.declared_mechanism import DpSgd, Flat, Multiplier

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from omegaconf import OmegaConf
 
-from dpx.clipping.method_names import ClippingMethod
+from dpx.clipping import ClippingMethod
 from dpx.config.experiment import Experiment, Schedule
 from dpx.data.declared_data import Data, Synthetic, Vocabulary
 from dpx.files.run_folder import RunFolder

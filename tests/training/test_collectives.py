@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from jax.sharding import PartitionSpec as P
 
-from dpx.clipping.method_names import ClippingMethod
+from dpx.clipping import ClippingMethod
 from dpx.cost.compiled import collectives
 from dpx.mechanism import noise
 from dpx.mechanism.noise import slice_keys

@@ -90,7 +90,7 @@ def test_docstrings_comments_reports_and_analyses_do_not_change_the_checksum(che
 def test_the_closure_holds_the_step_and_no_reports():
     modules = closure(ROOTS)
     parts = {
-        "clipping.book_keeping",
+        "clipping.methods",
         "models.networks",
         "mechanism.noise",
         "sampler.epochs",

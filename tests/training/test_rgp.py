@@ -13,8 +13,8 @@ import pytest
 import dpx
 from dpx.clipping.clipped_sum import clipped_sum
 from dpx.clipping.groups import FactoredWeights
+from dpx.clipping.readers import merged
 from dpx.clipping.rounding import MARGINS
-from dpx.clipping.trained_and_frozen import merged
 from dpx.data.prepare import prepare
 from dpx.declaration import ConfigError
 from dpx.mechanism import noise

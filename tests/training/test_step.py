@@ -8,8 +8,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from dpx.clipping import ClippingMethod
 from dpx.clipping.clipped_sum import clipped_sum
-from dpx.clipping.method_names import ClippingMethod
 from dpx.clipping.rounding import MARGINS
 from dpx.mechanism.declared_mechanism import NoPrivacy
 from dpx.mechanism.noise import slice_keys

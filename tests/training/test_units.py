@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 from dpx.audit.canary_objective import Audited
+from dpx.clipping import ClippingMethod
 from dpx.clipping.clipped_sum import clipped_sum
-from dpx.clipping.method_names import ClippingMethod
 from dpx.clipping.rounding import MARGINS
 from dpx.config.experiment import Schedule
 from dpx.data.declared_data import Data, Synthetic, Vocabulary

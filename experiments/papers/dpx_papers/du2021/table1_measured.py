@@ -12,7 +12,7 @@ from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
-from dpx.clipping.method_names import ClippingMethod
+from dpx.clipping import ClippingMethod
 from dpx.declaration import require
 from dpx.mechanism.declared_mechanism import DpFp, DpSgd, Flat, ForwardNoise, Mechanism, NoPrivacy, Reparametrisation
 from dpx.mechanism.rgp import Rgp
@@ -168,7 +168,7 @@ def _gradient(objective: Any, method: Method, params: Any, beside: Any, first: A
     import jax.numpy as jnp
 
     from dpx.clipping.groups import no_factor
-    from dpx.clipping.trained_and_frozen import merged
+    from dpx.clipping.readers import merged
     from dpx.training.gradient_sum import GradientSum
 
     mechanism = method.mechanism
