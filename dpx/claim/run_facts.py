@@ -1,8 +1,9 @@
-"""The facts that a statement follows from, read once: what the ledger of a run holds now and at the planned end, and what the run
-begins from."""
+"""The facts that a statement follows from, read once: what the ledger of a run holds now and at the planned end, what the run begins from,
+and which packages its claim trusts."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any, NamedTuple
 
 from dpx.claim.calibration import Calibrated, planned_segments
 from dpx.config.experiment import Experiment
@@ -11,6 +12,8 @@ from dpx.privacy.ledger import Ledger, Segments
 from dpx.privacy.lines import Verdict
 from dpx.privacy.origins import Beginning, Origin
 from dpx.privacy.segments import left
+from dpx.statement import outside_code
+from dpx.statement.statement_records import OutsideCode
 
 
 @dataclass(frozen=True)
@@ -77,3 +80,18 @@ def planned_end(experiment: Experiment, calibrated: Calibrated, entered: Ledger 
     # A package that is imported during the run is noted from that step on; the steps before it were entered without it, and count once.
     segments = entered.segments()
     return ledger.join(segments, left(to_come, segments))
+
+
+class Trusted(NamedTuple):
+    """The packages that a claim trusts: as a statement lists them, by name, and the reason why dpx proves nothing of them, as sentences."""
+
+    packages: tuple[OutsideCode, ...]
+    names: tuple[str, ...]
+    why_not: list[str]
+
+    @classmethod
+    def by_run(cls, experiment: Experiment, job: Any, segments: Segments) -> "Trusted":
+        """Returns the packages that take part now, and those of the charged steps in `segments`."""
+        names = outside_code.joined(outside_code.packages_of(experiment, job), outside_code.packages_of_segments(segments))
+        packages = tuple(OutsideCode(**told) for told in outside_code.facts(experiment, job))
+        return cls(packages, names, outside_code.sentences(names))

@@ -1,7 +1,8 @@
 """Builds `privacy.json`: what the run guarantees, computed from its ledger, and what it does not guarantee.
 
-One pass: the facts of the ledger and of what the run begins from (`dpx.claim.run_facts`), the reasons against a guarantee and its limits
-(`dpx.claim.caveats`), epsilon (`dpx.claim.spent`), and the record.
+One pass: the facts of the ledger, of what the run begins from and of the packages that it trusts (`dpx.claim.run_facts`), the reasons
+against a guarantee and its limits (`dpx.claim.caveats`), epsilon (`dpx.claim.spent`), the word of the guarantee
+(`dpx.statement.outside_code`), and the record.
 """
 
 import dataclasses
@@ -20,7 +21,7 @@ from dpx.claim.caveats import (
     unlike_units,
     vocabulary_source,
 )
-from dpx.claim.run_facts import RunFacts, planned_end
+from dpx.claim.run_facts import RunFacts, Trusted, planned_end
 from dpx.claim.spent import Spent, chain_facts, ledger_facts, spent_facts, unsupported
 from dpx.clipping.rounding import MARGINS
 from dpx.config.declared_audit import Audit, Canaries
@@ -42,7 +43,6 @@ from dpx.statement.statement_records import (
     AuditFacts,
     CanaryCounts,
     MechanismFacts,
-    OutsideCode,
     PlainStatement,
     PlannedEpsilon,
     RunStatement,
@@ -67,39 +67,11 @@ def build(
     """
     facts, privacy, size = RunFacts.of(entered, begins_from), experiment.privacy, calibrated.size
     end = planned_end(experiment, calibrated, entered, facts.begins_from) if experiment.is_private else []
-    units = [unit_facts(experiment.data, privacy, manifest)] if entered is None else entered.units
-    # Weights have no meaning with another vocabulary.
-    vocabulary = VocabularyFacts(
-        source=vocabulary_source(experiment.data.vocabulary, manifest), sha256=None if manifest is None else manifest.vocabulary_checksum
-    ).as_released(facts.tells_words)
-    by = outside_code.joined(outside_code.packages_of(experiment, job), outside_code.packages_of_segments(end))
-    trusted = outside_code.sentences(by)
-    # How a search charges the choice comes from the ledger, not from the command that resumes the run.
-    charges = [*facts.trial_charges, *([] if experiment.tune is None else [experiment.tune.charge])]
-    tuning = Tuning(charge=charges[0], meaning=_OF_A_TRIAL[charges[0]]) if charges else None
-    common: dict[str, Any] = {
-        "format": FORMAT,
-        "name": experiment.name,
-        "replicate": experiment.replicate,
-        "steps": experiment.steps,
-        "outside_code": tuple(OutsideCode(**told) for told in outside_code.facts(experiment, job)),
-        "train": None if experiment.train.is_all else experiment.train.kind,
-        "init": facts.beginning,
-        "vocabulary": vocabulary,
-        "tuning": tuning,
-    }
-    if experiment.is_private:
-        sizes = [batch for batch, _ in calibrated.batch_stages]
-        common |= {name: getattr(privacy, name) for name in ("unit", "rows_per_unit_max", "unit_mode", "adjacency", "delta")}
-        common |= {
-            "declared_size": size,
-            "sampler": dataclasses.asdict(experiment.sampler) | {"expected_batch_size": {"smallest": min(sizes), "largest": max(sizes)}},
-            "mechanism": mechanism_facts(experiment, calibrated),
-            "units": tuple(one and one.as_released(facts.tells_words) for one in units),
-        }
-
+    trusts = Trusted.by_run(experiment, job, end)
+    common = fields_of_any(experiment, manifest, calibrated, entered, facts)
     uncovered = not_covered(experiment.mechanism, experiment.clipping_method, experiment.data, privacy)
-    common["not_covered"] = tuple([*([] if tuning is None else [tuning.meaning]), *uncovered])
+    common["outside_code"] = trusts.packages
+    common["not_covered"] = tuple([*([] if common["tuning"] is None else [common["tuning"].meaning]), *uncovered])
     if not experiment.is_private:
         reasons = (f"mechanism={experiment.mechanism.name}",)
         return PlainStatement(**common, guarantee="not_private", reasons=reasons, epsilon={}, ledger=chain_facts(entered))
@@ -117,17 +89,16 @@ def build(
     spent, whole = Spent(accountant, privacy, facts.segments), Spent(accountant, privacy, end)
     own, epsilon = whole.accountants[0], {name: whole.epsilon(name) for name in whole.accountants}
     against += [] if epsilon[own] is not None else [f"accountant={own} finds no finite epsilon at this delta"]
+    alone = {name: accounting.finite(value) for name, value in calibrated.epsilon.items()}
+    so_far, what_ran = spent_facts(spent, facts.own), ledger_facts(entered, facts.segments, whole)
     # If the claim trusts a package, no number is stated as a bound, at the planned end or before it.
-    is_proved, why_not = not (against or by), against or trusted
+    is_proved, why_not = not (against or trusts.names), against or trusts.why_not
     at = whole.table(deltas(privacy.delta, size)) if is_proved else ()
     numbers = unsupported(experiment.sampler, accountant, privacy.delta, why_not, epsilon, end)
-    so_far, what_ran = spent_facts(spent, facts.own), ledger_facts(entered, facts.segments, whole)
-    alone = {name: accounting.finite(value) for name, value in calibrated.epsilon.items()}
-
     ancestors = ", including the runs that this one starts from" if facts.before else ""
     return RunStatement(
         **common,
-        guarantee=outside_code.guarantee(True, against, by),
+        guarantee=outside_code.guarantee(True, against, trusts.names),
         reasons=tuple(against),
         assumptions=tuple(premises),
         audit=audit,
@@ -136,10 +107,43 @@ def build(
         epsilon_is_of=f"the planned end, step {steps}, and everything charged in addition to the plan{ancestors}",
         epsilon_at=at,
         unsupported=numbers,
-        planned=PlannedEpsilon(steps=steps, epsilon={} if by else alone),
-        spent=dataclasses.replace(so_far, epsilon={}) if by else so_far,
+        planned=PlannedEpsilon(steps=steps, epsilon={} if trusts.names else alone),
+        spent=dataclasses.replace(so_far, epsilon={}) if trusts.names else so_far,
         ledger=what_ran,
     )
+
+
+def fields_of_any(experiment: Experiment, manifest: Any, calibrated: Calibrated, entered: Ledger | None, facts: RunFacts) -> dict[str, Any]:
+    """Returns the fields of every run's statement: what was declared, and where the run began."""
+    privacy = experiment.privacy
+    units = [unit_facts(experiment.data, privacy, manifest)] if entered is None else entered.units
+    # Weights have no meaning with another vocabulary.
+    vocabulary = VocabularyFacts(
+        source=vocabulary_source(experiment.data.vocabulary, manifest), sha256=None if manifest is None else manifest.vocabulary_checksum
+    ).as_released(facts.tells_words)
+    # How a search charges the choice comes from the ledger, not from the command that resumes the run.
+    charges = [*facts.trial_charges, *([] if experiment.tune is None else [experiment.tune.charge])]
+    tuning = Tuning(charge=charges[0], meaning=_OF_A_TRIAL[charges[0]]) if charges else None
+    fields: dict[str, Any] = {
+        "format": FORMAT,
+        "name": experiment.name,
+        "replicate": experiment.replicate,
+        "steps": experiment.steps,
+        "train": None if experiment.train.is_all else experiment.train.kind,
+        "init": facts.beginning,
+        "vocabulary": vocabulary,
+        "tuning": tuning,
+    }
+    if experiment.is_private:
+        sizes = [batch for batch, _ in calibrated.batch_stages]
+        fields |= {name: getattr(privacy, name) for name in ("unit", "rows_per_unit_max", "unit_mode", "adjacency", "delta")}
+        fields |= {
+            "declared_size": calibrated.size,
+            "sampler": dataclasses.asdict(experiment.sampler) | {"expected_batch_size": {"smallest": min(sizes), "largest": max(sizes)}},
+            "mechanism": mechanism_facts(experiment, calibrated),
+            "units": tuple(one and one.as_released(facts.tells_words) for one in units),
+        }
+    return fields
 
 
 _OF_A_TRIAL = {
