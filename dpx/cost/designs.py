@@ -6,14 +6,8 @@ with whole numbers.
 
 Finds the best configuration for (compute, epsilon, data, delta) among all models, batches and numbers of steps of that cost.
 
-Computes the gain of an attacker beyond one (epsilon, delta): excess vulnerability, in three equal forms.
-
-For a mechanism with privacy profile delta(eps), eps in all of R, and trade-off function f: f(alpha) = max over eps of
-1 - delta(eps) - e^eps alpha, and delta(eps) = max over alpha of 1 - f(alpha) - e^eps alpha. Excess vulnerability of using M~ instead of M
-(Kaissis et al. 2024; McKenna et al. 2025, appendix D) is
-  inf {kappa >= 0: f(alpha + kappa) - kappa <= f~(alpha) for all alpha}
-= max over priors pi of R(pi) - R~(pi), R(pi) = min over alpha of pi alpha + (1 - pi) f(alpha)
-= max over eps in R of (delta~(eps) - delta(eps)) / (1 + e^eps).
+Computes the gain of an attacker beyond one (epsilon, delta): the excess vulnerability of using M~ instead of M (Kaissis et al. 2024;
+McKenna et al. 2025, appendix D) is max over eps in R of (delta~(eps) - delta(eps)) / (1 + e^eps), of their privacy profiles delta.
 """
 
 import dataclasses
@@ -112,81 +106,9 @@ def candidates(
     return Candidates(float(compute), float(size), m, b, t, sigma, predicted.loss, predicted.is_extrapolated, predicted.is_below_ratios)
 
 
-def saturating_compute(computes: np.ndarray, losses: np.ndarray, tolerance: float = NEAR) -> float:
-    """Returns the least compute whose loss is within `tolerance` of the loss at the largest compute that has one.
-
-    Table 2 gives such a compute, but its rule is not stated.
-    """
-    known = np.isfinite(losses)
-    require(bool(known.any()), "losses", "the loss is not known at any of these values", "Ask for compute inside the grid")
-    return float(computes[known][np.argmax(losses[known] <= (1 + tolerance) * losses[known][-1])])
-
-
-def ends_flat(computes: np.ndarray, losses: np.ndarray) -> bool:
-    """Returns whether the last doubling of compute gains less than `NEAR`.
-
-    Otherwise the curve has not shown where it saturates; nor has a curve that is known over less than a doubling.
-    """
-    if computes[0] > computes[-1] / 2:
-        return False
-    halved = np.interp(np.log(computes[-1] / 2), np.log(computes), losses)
-    return bool(halved <= (1 + NEAR) * losses[-1])
-
-
-def knee(computes: np.ndarray, losses: np.ndarray) -> float:
-    """Returns the point where the loss against log compute bends most: the point furthest below the chord between its ends."""
-    known = np.isfinite(losses)
-    x, y = np.log(computes[known]), losses[known]
-    require(len(x) >= 3, "losses", "the loss is known at fewer than three values", "Ask for more compute inside the grid")
-    chord = y[0] + (y[-1] - y[0]) * (x - x[0]) / (x[-1] - x[0])
-    return float(computes[known][np.argmax(chord - y)])
-
-
-def over_all_epsilons(epsilons: np.ndarray, forward: np.ndarray, backward: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Returns (epsilons in R ascending, delta of P against Q), from the profiles of (P, Q) and (Q, P) at `epsilons` >= 0, ascending.
-
-    delta of (P, Q) at -eps is 1 - e^-eps + e^-eps delta of (Q, P) at eps. A pair of subsampled Gaussians is not symmetric.
-    """
-    negative = 1 - np.exp(-epsilons) + np.exp(-epsilons) * backward
-    below = epsilons > 0
-    return np.concatenate([-epsilons[below][::-1], epsilons]), np.concatenate([negative[below][::-1], forward])
-
-
-def trade_off(epsilons: np.ndarray, deltas: np.ndarray, alphas: np.ndarray) -> np.ndarray:
-    """Returns f at `alphas`, the least type-II error; it is a lower bound if the profile is known at few epsilons."""
-    lines = 1 - deltas - np.exp(np.minimum(epsilons, 700)) * alphas[..., None]
-    return np.clip(lines.max(-1), 0.0, 1.0)
-
-
 def excess_by_profiles(epsilons: np.ndarray, deltas: np.ndarray, other: np.ndarray) -> float:
     """Computes the excess from both profiles at the same epsilons, which span R."""
     return max(0.0, float(((other - deltas) / (1 + np.exp(np.minimum(epsilons, 700)))).max()))
-
-
-def excess_by_risks(alphas: np.ndarray, errors: np.ndarray, other: np.ndarray, priors: np.ndarray) -> float:
-    """Computes the excess from both trade-off functions at `alphas`: the largest fall of the Bayes risk over `priors`."""
-    risk = np.min(priors[:, None] * alphas + (1 - priors[:, None]) * errors, axis=1)
-    risk_other = np.min(priors[:, None] * alphas + (1 - priors[:, None]) * other, axis=1)
-    return max(0.0, float((risk - risk_other).max()))
-
-
-def excess_by_trade_off(alphas: np.ndarray, errors: np.ndarray, other: np.ndarray, tolerance: float = 1e-9) -> float:
-    """Computes the excess from both trade-off functions, linear between `alphas` in 0..1.
-
-    It is the smallest shift of f that brings it below f~, found by bisection.
-    """
-
-    def is_below(kappa: float) -> bool:
-        at = alphas[alphas + kappa <= 1]
-        return bool((np.interp(at + kappa, alphas, errors) - kappa <= np.interp(at, alphas, other) + 1e-15).all())
-
-    low, high = 0.0, 1.0
-    if is_below(0.0):
-        return 0.0
-    while high - low > tolerance:
-        middle = (low + high) / 2
-        low, high = (low, middle) if is_below(middle) else (middle, high)
-    return high
 
 
 @dataclasses.dataclass(frozen=True)

@@ -5,9 +5,10 @@ import pytest
 
 from dpx.cost import designs
 from dpx.cost.design_noise import Calibration
-from dpx.cost.designs import candidates, ends_flat, knee, saturating_compute
+from dpx.cost.designs import candidates
 from dpx.cost.surface import Surface, grid_of, surface_of
 from dpx.declaration import ConfigError
+from dpx_papers.scaling.optima import ends_flat, knee, saturating_compute
 
 from .synthetic import BATCH, RATIOS, TOKENS, fewer_examples, form_l1, form_l2, measured, saturating, simple_ratio
 

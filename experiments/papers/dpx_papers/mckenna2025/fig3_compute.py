@@ -3,12 +3,12 @@
 from collections.abc import Sequence
 from typing import Any
 
-from dpx.cost.designs import NEAR, ends_flat, knee, saturating_compute
+from dpx.cost.designs import NEAR
 from dpx_papers.analysis import Made, Noted, frame
 from dpx_papers.mckenna2025 import verdicts
 from dpx_papers.mckenna2025.lab import Lab, of_positive
 from dpx_papers.report.shape import Part
-from dpx_papers.scaling.optima import optima
+from dpx_papers.scaling.optima import ends_flat, knee, optima, saturating_compute
 
 
 @of_positive

@@ -4,13 +4,12 @@ from collections.abc import Sequence
 from typing import Any
 
 from dpx.cost.design_noise import Calibration
-from dpx.cost.designs import ends_flat, saturating_compute
 from dpx_papers.analysis import Made, Noted
 from dpx_papers.mckenna2025 import verdicts
 from dpx_papers.mckenna2025.lab import Lab, of_positive
 from dpx_papers.report.shape import Part
 from dpx_papers.scaling import published
-from dpx_papers.scaling.optima import optima
+from dpx_papers.scaling.optima import ends_flat, optima, saturating_compute
 
 COLUMNS = ["size", "epsilon", "compute", "loss", "model", "steps", "batch_size", "tokens_per_parameter", "marks"]
 

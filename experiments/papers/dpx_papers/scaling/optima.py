@@ -7,8 +7,9 @@ from typing import Any
 
 import numpy as np
 
-from dpx.cost.designs import MODELS, Ratio, candidates
+from dpx.cost.designs import MODELS, NEAR, Ratio, candidates
 from dpx.cost.surface import Surface
+from dpx.declaration import require
 from dpx_papers.analysis import frame
 
 
@@ -103,3 +104,33 @@ def optima(
     columns = [*(field.name for field in dataclasses.fields(Optimum)), "is_censored"]
     # Objects, so that whole numbers stay whole beside an infinite epsilon.
     return frame(rows, columns=columns, dtype=object).astype({"is_censored": bool})
+
+
+def saturating_compute(computes: np.ndarray, losses: np.ndarray, tolerance: float = NEAR) -> float:
+    """Returns the least compute whose loss is within `tolerance` of the loss at the largest compute that has one.
+
+    Table 2 gives such a compute, but its rule is not stated.
+    """
+    known = np.isfinite(losses)
+    require(bool(known.any()), "losses", "the loss is not known at any of these values", "Ask for compute inside the grid")
+    return float(computes[known][np.argmax(losses[known] <= (1 + tolerance) * losses[known][-1])])
+
+
+def ends_flat(computes: np.ndarray, losses: np.ndarray) -> bool:
+    """Returns whether the last doubling of compute gains less than `NEAR`.
+
+    Otherwise the curve has not shown where it saturates; nor has a curve that is known over less than a doubling.
+    """
+    if computes[0] > computes[-1] / 2:
+        return False
+    halved = np.interp(np.log(computes[-1] / 2), np.log(computes), losses)
+    return bool(halved <= (1 + NEAR) * losses[-1])
+
+
+def knee(computes: np.ndarray, losses: np.ndarray) -> float:
+    """Returns the point where the loss against log compute bends most: the point furthest below the chord between its ends."""
+    known = np.isfinite(losses)
+    x, y = np.log(computes[known]), losses[known]
+    require(len(x) >= 3, "losses", "the loss is known at fewer than three values", "Ask for more compute inside the grid")
+    chord = y[0] + (y[-1] - y[0]) * (x - x[0]) / (x[-1] - x[0])
+    return float(computes[known][np.argmax(chord - y)])
