@@ -41,7 +41,7 @@ TWO_PASSES = (
 def not_covered(mechanism: Mechanism, clipping_method: ClippingMethod, data: Data, privacy: Privacy) -> list[str]:
     """Returns the list of things that the guarantee does not cover."""
     rounded = [f"floating point: {mechanism.floating_point}", *([] if isinstance(mechanism, ForwardNoise) else [MARGIN_COVERS])]
-    uncovered = [*NOT_COVERED, *mechanism.not_covered(), *of_table(data), *rounded]
+    uncovered = [*NOT_COVERED, *mechanism.not_covered, *of_table(data), *rounded]
     if mechanism.clips_gradients and clipping_method.name == "ghost":
         uncovered.append(TWO_PASSES)
     if mechanism.is_private and privacy.adjacency == "add_remove":

@@ -63,7 +63,7 @@ def check_claim(experiment: Experiment, size: int) -> int:
             batch <= limit,
             f"batch size {batch}",
             f"a step draws from {limit} {privacy.drawn}s, so the sampling probability q would exceed 1",
-            experiment.batch_schedule.with_at_most(limit),
+            experiment.batch_schedule.at_most.format(limit=limit),
         )
     require(
         not sampler.needs_one_batch_size or len({batch for batch, _ in batch_stages}) == 1,

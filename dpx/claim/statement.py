@@ -203,4 +203,4 @@ def mechanism_facts(experiment: Experiment, calibrated: Calibrated) -> Mechanism
 
 def releases(clip: Clip, telemetry: Telemetry) -> list[str]:
     """Returns the list of values that a run releases under the claim."""
-    return ["the parameters of every step", *clip.published(), *telemetry.published()]
+    return ["the parameters of every step", *clip.published, *telemetry.published]

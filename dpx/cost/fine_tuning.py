@@ -79,11 +79,6 @@ class Measured:
         """Returns whether the 95 % interval of the accuracy lies above always answering the most frequent class."""
         return interval(self.accuracy, self.rows)[0] > self.baseline
 
-    @property
-    def clipped_mean(self) -> float:
-        """Returns the norm of the mean clipped gradient over the clipping norm, from the SNR of a step."""
-        return self.snr * self.noise_multiplier * math.sqrt(self.parameters) / self.batch
-
 
 def signal(size: int, epsilon: float, delta: float, parameters: int) -> float:
     """Returns N mu / sqrt(d)."""
@@ -131,7 +126,9 @@ class Choice:
     @property
     def clipped_means(self) -> list[float]:
         """Returns the measured norms of the mean clipped gradient, over the clipping norm, at the chosen setting."""
-        return [row.clipped_mean for row in self.measured if row.point == self.point and math.isfinite(row.snr)]
+        at_point = [row for row in self.measured if row.point == self.point and math.isfinite(row.snr)]
+        # From the SNR of a step.
+        return [row.snr * row.noise_multiplier * math.sqrt(row.parameters) / row.batch for row in at_point]
 
 
 def choose(table: Sequence[Measured], asked: Asked) -> Choice:

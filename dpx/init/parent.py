@@ -165,7 +165,7 @@ def _copied(asked: str, init: FromRun, release: Path) -> Parent:
     mark = None if of_run is None else of_run.ledger.mark
     named = (None if private is None else private.ledger.identity) or (None if mark is None else mark.chain)
     # As in its ledger, what its origins charged is charged by them, so that a word about their data holds for their charges too.
-    further = _stated_further(statement)
+    further = [] if isinstance(statement, StudyStatement) else [of_released(one) for one in statement.init.origins]
     own = without(segments, *(one.segments for one in further)) if further else segments
     origin = Origin(
         kind="run",
@@ -178,11 +178,6 @@ def _copied(asked: str, init: FromRun, release: Path) -> Parent:
     )
     trained = (experiment.model, experiment.task, experiment.trained, experiment.vocabulary_size, experiment.optimizer)
     return Parent(asked, *trained, (origin, *further), None, place, None)
-
-
-def _stated_further(statement: Statement) -> list[Origin]:
-    """Returns the earlier runs and files that a statement names."""
-    return [] if isinstance(statement, StudyStatement) else [of_released(one) for one in statement.init.origins]
 
 
 def _declared(asked: str, place: Path) -> Experiment:

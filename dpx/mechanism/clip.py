@@ -44,6 +44,8 @@ class Clip:
     clipping_norm: float
     # Whether the norm adapts to the examples, through a noisy count that is released with each sum.
     is_adaptive: ClassVar[bool] = False
+    # What the run publishes about the clip, as text; the privacy statement covers it.
+    published: ClassVar[tuple[str, ...]] = ()
 
     def weights(self, limit: Any) -> Weights:
         """Returns the function that gives each example its factor in the sum.
@@ -93,10 +95,6 @@ class Clip:
     def step_metrics(self, state: Any) -> dict[str, Any]:
         """Returns metrics of a step that the privacy statement covers, by name."""
         return {}
-
-    def published(self) -> list[str]:
-        """Returns, as text, what the run publishes about the clip; the privacy statement covers it."""
-        return []
 
     def explanation(self) -> str:
         """Returns the norm to which gradients are clipped, as text for `job=explain`."""
@@ -198,6 +196,9 @@ class AdaptiveClip(Clip):
     count_noise_multiplier: float = 20.0
     kind: Literal["quantile"] = "quantile"
     is_adaptive: ClassVar[bool] = True
+    published: ClassVar[tuple[str, ...]] = (
+        "the clipping norm of every step, which follows noisy counts of examples within it (release/telemetry.jsonl)",
+    )
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -257,9 +258,6 @@ class AdaptiveClip(Clip):
 
     def step_metrics(self, state: Any) -> dict[str, Any]:
         return {} if state is None else {"released/clipping_norm": state}
-
-    def published(self) -> list[str]:
-        return ["the clipping norm of every step, which follows noisy counts of examples within it (release/telemetry.jsonl)"]
 
     def explanation(self) -> str:
         noise = f"noise of {self.count_noise_multiplier / 2:.4g} examples"

@@ -50,6 +50,10 @@ class DpFp(ForwardNoise):
 
     # In which order rows are added up must not follow from their texts: the update would then be no function of the noisy rows.
     needs_fixed_places: ClassVar[bool] = True
+    not_covered: ClassVar[tuple[str, ...]] = (
+        "labels: the label of each drawn row is used as it is (mechanism=dp_fp)",
+        "presence: which rows a micro-batch draws, and how many, is taken to be seen (mechanism=dp_fp)",
+    )
     floating_point: ClassVar[str] = (
         "vectors and noise are float32: the low-order bits of a noisy vector are not those of a real Gaussian; no vector is longer than "
         "the clipping norm, by the margin that is left for rounding"
@@ -144,12 +148,6 @@ class DpFp(ForwardNoise):
         return [
             f"dp_fp: train={train.kind} trains {below} below the noise, and their gradients read the texts again: they are not covered by "
             "the noise on the pooled vectors, and can show words of a batch whatever the noise"
-        ]
-
-    def not_covered(self) -> list[str]:
-        return [
-            "labels: the label of each drawn row is used as it is (mechanism=dp_fp)",
-            "presence: which rows a micro-batch draws, and how many, is taken to be seen (mechanism=dp_fp)",
         ]
 
     def ledger_fields(self) -> dict[str, Any]:

@@ -128,6 +128,8 @@ class Mechanism:
     # move them are then refused (`dpx.mechanism.declared_mechanism`). True is needed for every inexact sum, such as one rounded for each
     # microbatch.
     needs_fixed_places: ClassVar[bool] = False
+    # Sentences that say what the noise does not protect.
+    not_covered: ClassVar[tuple[str, ...]] = ()
     # The type in which clipped sums are added up.
     sum_dtype: ClassVar[str] = "float32"
     # The rounding that the proof does not cover.
@@ -204,10 +206,6 @@ class Mechanism:
 
         `parameters()` returns all paths.
         """
-        return []
-
-    def not_covered(self) -> list[str]:
-        """Returns sentences that say what the noise does not protect."""
         return []
 
     def require_library(self, private: Path) -> None:

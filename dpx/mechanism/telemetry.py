@@ -25,6 +25,8 @@ class Telemetry:
     """The base class of telemetry, which releases no training measurement."""
 
     is_released: ClassVar[bool] = False
+    # The values that the run publishes through it under its privacy statement, as text.
+    published: ClassVar[tuple[str, ...]] = ()
 
     def ranges(self, metric: str) -> dict[str, float]:
         """Returns the width of each released value's range by name; `metric` is the name of the task's accuracy."""
@@ -45,10 +47,6 @@ class Telemetry:
     def ledger_fields(self) -> dict[str, Any]:
         """Returns the telemetry's fields in a ledger entry."""
         return {"telemetry_noise_multiplier": None}
-
-    def published(self) -> list[str]:
-        """Returns, as text, the values that the run publishes through it under its privacy statement."""
-        return []
 
 
 @declaration
@@ -71,6 +69,7 @@ class ReleasedTelemetry(Telemetry):
     loss_limit: float = 10.0
     kind: Literal["released"] = "released"
     is_released: ClassVar[bool] = True
+    published: ClassVar[tuple[str, ...]] = ("noisy loss and accuracy of every step (release/telemetry.jsonl)",)
 
     def __post_init__(self) -> None:
         require(
@@ -114,6 +113,3 @@ class ReleasedTelemetry(Telemetry):
 
     def ledger_fields(self) -> dict[str, Any]:
         return {"telemetry_noise_multiplier": self.noise_multiplier}
-
-    def published(self) -> list[str]:
-        return ["noisy loss and accuracy of every step (release/telemetry.jsonl)"]

@@ -108,17 +108,14 @@ def _value(parameter: inspect.Parameter, value: Any) -> Any:
         "a list": isinstance(value, list | tuple),
         "null": value is None,
     }
+    fix = "Leave it out" if kinds in ((), ("null",)) else "Correct the value"
     if not any(fits.get(kind, isinstance(value, str) and value in kind.split(" or ")) for kind in kinds):
-        raise ConfigError(shown, f"expected {' or '.join(kinds) or 'a value that a config cannot hold'}", _mend(kinds))
+        raise ConfigError(shown, f"expected {' or '.join(kinds) or 'a value that a config cannot hold'}", fix)
     if _is_mask(parameter.name) and value == BERT:
         return decay_mask
     if type(value) is int and type(parameter.default) is float:
         return float(value)
     return tuple(value) if isinstance(value, list) else value
-
-
-def _mend(kinds: tuple[str, ...]) -> str:
-    return "Leave it out" if kinds in ((), ("null",)) else "Correct the value"
 
 
 def _is_type(value: str) -> bool:

@@ -2,6 +2,7 @@
 
 import itertools
 from collections.abc import Sequence
+from typing import ClassVar
 
 from dpx.declaration import declaration, require
 
@@ -15,22 +16,17 @@ class Constant:
     """
 
     size: int
+    # The first step from which on the size stays the same.
+    settles_at: ClassVar[int] = 0
+    # How to set the schedule so that no batch is larger than `limit`, as text.
+    at_most: ClassVar[str] = "Set batch_schedule.size={limit} or less"
 
     def __post_init__(self) -> None:
         require(self.size > 0, f"batch_schedule.size={self.size}", "a batch needs at least one example", "Give a positive size")
 
-    @property
-    def settles_at(self) -> int:
-        """The first step from which on the size stays the same."""
-        return 0
-
     def at(self, step: int) -> int:
         del step
         return self.size
-
-    def with_at_most(self, limit: int) -> str:
-        """Returns a sentence that says how to set the schedule so that no batch is larger than `limit`."""
-        return f"Set batch_schedule.size={limit} or less"
 
 
 @declaration
@@ -44,6 +40,7 @@ class Staged:
 
     sizes: Sequence[int]
     stage_steps: int
+    at_most: ClassVar[str] = "Set every one of batch_schedule.sizes to {limit} or less"
 
     def __post_init__(self) -> None:
         require(
@@ -67,10 +64,6 @@ class Staged:
     def at(self, step: int) -> int:
         return self.sizes[min(step // self.stage_steps, len(self.sizes) - 1)]
 
-    def with_at_most(self, limit: int) -> str:
-        """Returns the same sentence as `Constant.with_at_most`, for these settings."""
-        return f"Set every one of batch_schedule.sizes to {limit} or less"
-
 
 @declaration
 class Linear:
@@ -87,6 +80,7 @@ class Linear:
     start: int
     end: int
     ramp_steps: int
+    at_most: ClassVar[str] = "Set batch_schedule.start and batch_schedule.end to {limit} or less"
 
     def __post_init__(self) -> None:
         require(
@@ -108,10 +102,6 @@ class Linear:
         if step >= self.ramp_steps:
             return self.end
         return round(self.start + (self.end - self.start) * (step + 0.5) / self.ramp_steps)
-
-    def with_at_most(self, limit: int) -> str:
-        """Returns the same sentence as `Constant.with_at_most`, for these settings."""
-        return f"Set batch_schedule.start and batch_schedule.end to {limit} or less"
 
 
 BatchSchedule = Constant | Staged | Linear

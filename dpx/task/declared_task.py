@@ -22,7 +22,7 @@ from dpx.data.declared_data import Data
 from dpx.data.schema import Schema, classes, running_text, texts
 from dpx.declaration import ConfigError, declaration, require
 from dpx.models.shape import AnyModel, Bert, Decoder, Shapes
-from dpx.task.task_protocol import OneText, PackageTask, require_columns
+from dpx.task.task_protocol import PackageTask, TextTask, require_columns
 
 
 def of_confusion(confusion_KK: Float[np.ndarray, "K K"]) -> dict[str, float]:
@@ -43,8 +43,19 @@ def of_confusion(confusion_KK: Float[np.ndarray, "K K"]) -> dict[str, float]:
     }
 
 
+class _OverVocabulary(TextTask):
+    """The common part of tasks that decode over the vocabulary."""
+
+    def baselines(self, answers: np.ndarray, frequent_token: int | None) -> dict[str, float]:
+        """Returns the accuracy of always answering the most frequent token of the public split.
+
+        It is 0 without that split, since no token is then known to be frequent.
+        """
+        return {"most_frequent_token": 0.0 if frequent_token is None else _share(answers, frequent_token)}
+
+
 @declaration
-class MaskedLanguageModel:
+class MaskedLanguageModel(_OverVocabulary):
     """BERT's pre-training: mean cross-entropy over an example's masked positions (plus next-sentence cross-entropy, weight 1).
 
     Attributes:
@@ -86,9 +97,6 @@ class MaskedLanguageModel:
         """Returns the columns of a row that the task reads."""
         return running_text(sequence_length, vocabulary_size, self.next_sentence)
 
-    def baselines(self, answers: np.ndarray, frequent_token: int | None) -> dict[str, float]:
-        return _most_frequent_token(answers, frequent_token)
-
     def masked_positions(self, sequence_length: int) -> int:
         """Returns the largest number of masked positions that a row of that length can have; it sets the size of arrays."""
         return min(self.max_masked_positions, max(1, math.ceil(self.masking_rate * sequence_length)))
@@ -122,7 +130,7 @@ class MaskedLanguageModel:
 
 
 @declaration
-class CausalLanguageModel(OneText):
+class CausalLanguageModel(_OverVocabulary):
     """Causal language modelling: every next token is predicted from the tokens before it.
 
     The loss is the mean cross-entropy over an example's real next tokens; of a prompt and its completion, over those of the completion.
@@ -133,9 +141,6 @@ class CausalLanguageModel(OneText):
     accuracy_counts: ClassVar[tuple[str, str | None]] = ("next_token_correct", "next_token_predicted")
 
     name: Literal["causal_lm"] = "causal_lm"
-
-    def baselines(self, answers: np.ndarray, frequent_token: int | None) -> dict[str, float]:
-        return _most_frequent_token(answers, frequent_token)
 
     def masked_positions(self, sequence_length: int) -> int:
         """Returns the number of decoded positions, which is every position; the last one's label is never real."""
@@ -162,20 +167,13 @@ class CausalLanguageModel(OneText):
         require_columns(self, data)
 
 
-class _Labels:
+class _Labels(TextTask):
     """The common part of all tasks whose rows have a label."""
 
     metric: ClassVar[str] = "accuracy"
     counts: ClassVar[tuple[str, ...]] = ("correct",)
     accuracy_counts: ClassVar[tuple[str, str | None]] = ("correct", None)
     name: str
-
-    @property
-    def pooled_outputs(self) -> int:
-        raise NotImplementedError
-
-    def columns(self, sequence_length: int, vocabulary_size: int) -> Schema:
-        raise NotImplementedError
 
     def masked_positions(self, sequence_length: int) -> int:
         return 0
@@ -184,13 +182,6 @@ class _Labels:
         """Returns loss and accuracy per example; if answers were counted too (`confusion`), also F1 and Matthews' correlation."""
         metrics = _loss(totals) | {"accuracy": totals["correct"] / max(totals["examples"], 1.0)}
         return metrics | (of_confusion(np.asarray(totals["confusion"], np.float64)) if "confusion" in totals else {})
-
-    def parameter_shapes(self, model: AnyModel, vocabulary_size: int) -> Shapes:
-        return model.parameter_shapes(vocabulary_size, outputs=self.pooled_outputs)
-
-    def require_fits(self, model: AnyModel, data: Data) -> None:
-        """Raises `ConfigError` if rows have no label, or labels that differ from the declared ones."""
-        require_columns(self, data)
 
 
 @declaration
@@ -254,14 +245,6 @@ def label_names(task: Classification | MultipleChoice, declared: Sequence[str]) 
 
 
 Task = MaskedLanguageModel | CausalLanguageModel | Classification | MultipleChoice | PackageTask
-
-
-def _most_frequent_token(answers: np.ndarray, frequent_token: int | None) -> dict[str, float]:
-    """Returns the accuracy of always answering the most frequent token of the public split.
-
-    It is 0 without that split, since no token is then known to be frequent.
-    """
-    return {"most_frequent_token": 0.0 if frequent_token is None else _share(answers, frequent_token)}
 
 
 def _share(answers: np.ndarray, answer: int) -> float:

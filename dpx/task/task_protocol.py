@@ -62,8 +62,8 @@ def require_columns(task: Any, data: Any) -> None:
         require_gives(data.columns, task.columns(data.sequence_length, data.vocabulary.size), data.name, task.name)
 
 
-class OneText:
-    """The common part of tasks that read a text of one segment and decode over the vocabulary."""
+class TextTask:
+    """The common part of tasks; by default one reads a text of one segment and decodes over the vocabulary."""
 
     @property
     def pooled_outputs(self) -> int:
@@ -75,8 +75,16 @@ class OneText:
         of_text = texts(sequence_length, vocabulary_size)
         return {name: of_text[name] for name in ("tokens", "length")}
 
+    def parameter_shapes(self, model: Any, vocabulary_size: int) -> dict[str, tuple[int, ...]]:
+        """Returns the path and shape of every parameter of `model` for this task."""
+        return model.parameter_shapes(vocabulary_size, outputs=self.pooled_outputs)
 
-class PackageTask(OneText):
+    def require_fits(self, model: Any, data: Any) -> None:
+        """Raises `ConfigError` if the task does not fit the model or the rows."""
+        require_columns(self, data)
+
+
+class PackageTask(TextTask):
     """The base class of tasks of packages, which make an objective for the models that `require_fits` accepts.
 
     A task must define `metric`, `counts`, `accuracy_counts`, `metrics` and `objective`.
@@ -121,14 +129,6 @@ class PackageTask(OneText):
             totals: Sums over all examples of `loss`, of every count, and of `examples` (their number).
         """
         raise NotImplementedError
-
-    def parameter_shapes(self, model: Any, vocabulary_size: int) -> dict[str, tuple[int, ...]]:
-        """Returns the path and shape of every parameter of `model` for this task."""
-        return model.parameter_shapes(vocabulary_size, outputs=self.pooled_outputs)
-
-    def require_fits(self, model: Any, data: Any) -> None:
-        """Raises `ConfigError` if the task does not fit the model or the rows."""
-        require_columns(self, data)
 
     def objective(self, model: Any, vocabulary_size: int, special: Any) -> Objective:
         """Returns the objective of the task for `model`.

@@ -179,12 +179,6 @@ class Compared:
     below: float
     shape: float = float("inf")
 
-    def seen_from(self, chance: float) -> float | None:
-        """Returns the ratio to `noise_alone` from which the test calls a norm larger at `chance`; `None` where noise gives none."""
-        if not self.noise_alone or self.shape == float("inf"):
-            return None
-        return float(gammainccinv(self.shape, chance) / self.shape) ** 0.5
-
     @property
     def ratio(self) -> float | None:
         return self.change / self.noise_alone if self.noise_alone else None
@@ -215,8 +209,11 @@ class Change:
         line = f"What training changed: {of} by the norm {whole.change:.4g}, where noise alone gives {whole.noise_alone:.4g}{ratio}"
         if whole.numbers < self.trained:
             line += " (the others were drawn from the run's secret, so where they began is not known)"
-        seen = whole.seen_from(CHANCE / (len(self.parts) + 1))
-        power = "" if seen is None or self.verdict == "unmoved" else f" The test sees changes from {seen:.4g} times that of noise alone on."
+        power = ""
+        if whole.noise_alone and whole.shape != float("inf") and self.verdict != "unmoved":
+            # The ratio to noise alone from which the test calls a norm larger.
+            seen = float(gammainccinv(whole.shape, CHANCE / (len(self.parts) + 1)) / whole.shape) ** 0.5
+            power = f" The test sees changes from {seen:.4g} times that of noise alone on."
         return f"{line}. {_SENTENCES[self.verdict]}.{power}"
 
     def rows(self) -> list[dict[str, Any]]:

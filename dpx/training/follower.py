@@ -26,7 +26,7 @@ from dpx.files.run_folder import RunFolder
 from dpx.files.weights import FROZEN
 from dpx.processes import supervisor
 from dpx.processes.mesh import Mesh, simulate_devices
-from dpx.processes.team import Command, Team
+from dpx.processes.team import Team
 from dpx.randomness import RootSecret
 
 # The reason for which a process is refused, and the fix.
@@ -123,7 +123,7 @@ def follow(team: Team) -> int:
             run.close()
             run = None
         elif run is not None and command.name in COMMANDS:
-            run.do(command)
+            getattr(run, f"_do_{command.name}")(**command.facts)
         else:
             raise ConfigError(
                 f"command {command.name}", "is none that a process of a job obeys", "Start the same version of dpx everywhere"
@@ -170,9 +170,6 @@ class _Followed:
         self._computation = Computation(experiment=experiment, calibrated=calibrated, store=store, step=step, strategy=strategy)
         of_split = partial(held_out, objective, store, batch_rows=BATCH_ROWS, widths=experiment.widths, mesh=mesh)
         self._heldout, self._make_test = of_split(experiment.schedule.evaluation_rows), partial(of_split, None, split="test")
-
-    def do(self, command: Command) -> None:
-        getattr(self, f"_do_{command.name}")(**command.facts)
 
     def close(self) -> None:
         for checkpoints in self._checkpoints.values():

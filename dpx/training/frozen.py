@@ -14,14 +14,13 @@ import jax.numpy as jnp
 
 from dpx.audit.canary_objective import CANARIES
 from dpx.clipping.groups import LAYERS
-from dpx.clipping.readers import merged
 from dpx.cost.memory import Trains
 from dpx.declaration import require
 from dpx.durable import draft_of
 from dpx.files.orbax_checkpoints import on_host
 from dpx.files.weights import FROZEN
 from dpx.mechanism.mechanism_protocol import Mechanism, Reparametrisation, Reparametrised
-from dpx.models.trainable import split, whole
+from dpx.models.trainable import split
 from dpx.models.trained import Trained
 from dpx.randomness import RootSecret, path_name
 
@@ -103,8 +102,3 @@ def loaded(private: Path) -> Any:
         path.is_dir(), path, "this run's frozen parameters are missing, and cannot be drawn again", "Restore the folder, or begin a new run"
     )
     return on_host(path)
-
-
-def all_parameters(private: Path, step: Any, trained: Any) -> Any:
-    """Returns the model's ordinary parameters, as a file or another program takes them."""
-    return whole(merged(trained, loaded(private))) if step.has_frozen else trained

@@ -130,7 +130,14 @@ class Released:
     def __init__(self, path: Path):
         self._path = path
         self._held: list[dict[str, Any]] = []
-        published = self._whole_lines()
+        published = []
+        if path.exists():
+            text = path.read_bytes()
+            # A line cut short by a kill is removed, and its step is published again.
+            whole = text[: text.rfind(b"\n") + 1]
+            if whole != text:
+                os.truncate(path, len(whole))
+            published = [json.loads(line) for line in whole.splitlines()]
         require_counted_from_one(path, published)
         self._published = {(line["epoch"], line["step"]) for line in published}
 
@@ -152,13 +159,3 @@ class Released:
             file.flush()
             os.fsync(file.fileno())
         sync(self._path.parent)
-
-    def _whole_lines(self) -> list[dict[str, Any]]:
-        """Returns the lines on disk; a line cut short by a kill is removed, and its step is published again."""
-        if not self._path.exists():
-            return []
-        text = self._path.read_bytes()
-        whole = text[: text.rfind(b"\n") + 1]
-        if whole != text:
-            os.truncate(self._path, len(whole))
-        return [json.loads(line) for line in whole.splitlines()]

@@ -107,7 +107,11 @@ def measure(experiment: Experiment, calibrated: Calibrated, vocabulary_size: int
     """
     special = store.manifest if store else Special(pad_id=0, unk_id=1, cls_id=2, sep_id=3, mask_id=4)
     subject = make_objective(experiment.model, experiment.task, vocabulary_size, special)
-    kind, texts = _texts(experiment.task, experiment.data.sequence_length, vocabulary_size, store)
+    public = store.manifest.rows["public"] if store else 0
+    if store and public:
+        kind, texts = "public", store.rows("public", np.arange(min(public, _ROWS)))
+    else:
+        kind, texts = "synthetic", synthetic_rows(experiment.task, _ROWS, experiment.data.sequence_length, vocabulary_size)
     trained, kept = frozen.shapes(experiment.trained, subject)
     once = subject if features.are_constant(subject, trained) and not isinstance(experiment.audit, Canaries) else None
     drawn = texts
@@ -157,14 +161,6 @@ def measure(experiment: Experiment, calibrated: Calibrated, vocabulary_size: int
         save_s=save_s,
         run_s=compile_s + step_s * examples / batch + evaluations * evaluation_s + once_s + saves * save_s,
     )
-
-
-def _texts(task: Task, sequence_length: int, vocabulary_size: int, store: Store | None) -> tuple[str, dict[str, np.ndarray]]:
-    """Returns the kind of the rows that are timed, and these rows: the public split, or synthetic rows if it is empty."""
-    public = store.manifest.rows["public"] if store else 0
-    if store and public:
-        return "public", store.rows("public", np.arange(min(public, _ROWS)))
-    return "synthetic", synthetic_rows(task, _ROWS, sequence_length, vocabulary_size)
 
 
 def _steps(computation: Computation, private: Path) -> tuple[list[float], float, Any]:

@@ -55,18 +55,15 @@ class Classifier:
     def scores(self, texts: Iterator[Texts]) -> Iterator[np.ndarray]:
         """Yields the probabilities of the classes, [K], for one text after another."""
         while some := list(islice(texts, _AT_ONCE)):
-            yield from self._of_some(some)
-
-    def _of_some(self, texts: Sequence[Texts]) -> np.ndarray:
-        rows = self._rows(texts)
-        longest_n = rows["length"].reshape(len(texts), -1).max(axis=1)
-        shares = np.zeros((len(texts), len(self.labels)))
-        for width, own, _ in in_batches(longest_n, widths_of("auto", self.sequence_length), _BATCH):
-            batch = {name: values[own] for name, values in rows.items()}
-            batch |= {"label": np.zeros(_BATCH, np.int32), "record": np.arange(_BATCH, dtype=np.int32)}
-            batch["tokens"] = batch["tokens"][..., :width]
-            shares[own] = np.asarray(jax.nn.softmax(self.logits(batch), axis=-1))
-        return shares
+            rows = self._rows(some)
+            longest_n = rows["length"].reshape(len(some), -1).max(axis=1)
+            shares = np.zeros((len(some), len(self.labels)))
+            for width, own, _ in in_batches(longest_n, widths_of("auto", self.sequence_length), _BATCH):
+                batch = {name: values[own] for name, values in rows.items()}
+                batch |= {"label": np.zeros(_BATCH, np.int32), "record": np.arange(_BATCH, dtype=np.int32)}
+                batch["tokens"] = batch["tokens"][..., :width]
+                shares[own] = np.asarray(jax.nn.softmax(self.logits(batch), axis=-1))
+            yield from shares
 
     def _rows(self, texts: Sequence[Texts]) -> dict[str, np.ndarray]:
         """Returns `tokens` [n, T] or [n, C, T], and `segment_start` and `length` [n] or [n, C]."""

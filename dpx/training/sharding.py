@@ -11,7 +11,6 @@ import math
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 from jax.sharding import AbstractMesh, Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 from jaxtyping import Array
@@ -103,11 +102,3 @@ def layouts(params: Any, mesh: Mesh | AbstractMesh) -> Any:
 def storage_shardings(tree: Any, mesh: Mesh | AbstractMesh) -> Any:
     """Returns a tree of `NamedSharding`, the layout in which parameters are stored."""
     return jax.tree.map(lambda of_leaf: NamedSharding(mesh, of_leaf.storage), layouts(tree, mesh))
-
-
-def computed_in(path: str, ndim: int, dtype: Any) -> Any:
-    """Returns the type in which a parameter is gathered.
-
-    It is the compute type for matrices and tables, float32 for vectors (LayerNorm's, biases).
-    """
-    return dtype if ndim - path.startswith(STACKED) > 1 else jnp.float32

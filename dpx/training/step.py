@@ -279,7 +279,9 @@ def _gather(mesh: Mesh, layouts: Any, compute_dtype: Any) -> Callable[[Any], Any
     """
 
     def one(path: Any, leaf: Array, layout: sharding.Layout) -> Array:
-        dtype = sharding.computed_in(path_name(path), leaf.ndim, compute_dtype)
+        # Vectors (LayerNorm's, biases) stay float32.
+        is_matrix = leaf.ndim - path_name(path).startswith(sharding.STACKED) > 1
+        dtype = compute_dtype if is_matrix else jnp.float32
         if layout.storage == layout.compute:
             return leaf.astype(dtype)
         to = jax.shard_map(

@@ -23,6 +23,7 @@ from dpx.clipping.readers import merged
 from dpx.files import weights
 from dpx.files.orbax_checkpoints import State, export
 from dpx.files.weights import FROZEN
+from dpx.models.trainable import whole as models_own
 from dpx.privacy.ledger import NoiseEpoch
 from dpx.processes import team
 from dpx.processes.team import Team
@@ -97,7 +98,8 @@ def write_weights(directory: Path, state: State, step: Step, private: Path, fact
 def gathered(state: State, step: Step, private: Path) -> tuple[Any, list[str]]:
     """Does what `write_weights` tells first: returns the model's parameters on the host, and the paths of the trained ones."""
     own = {name: leaf for name, leaf in on_hosts(state.params).items() if name != frozen.CANARIES}
-    return frozen.all_parameters(private, step, own), list(weights.by_path(own))
+    params = models_own(merged(own, frozen.loaded(private))) if step.has_frozen else own
+    return params, list(weights.by_path(own))
 
 
 def whole(params: Any) -> Any:
