@@ -39,6 +39,8 @@ GIVEN = {
     "task=causal_lm": ["model=decoder_tiny"],
     "task=classification": ["data=random"],
     "task=multiple_choice": ["data=random"],
+    "task=regression": ["data=random", "task.mean=2.5", "task.scale=1.5"],
+    "task=multi_label": ["data=random"],
     "data=table": ["data.source.paths=rows.csv", "data.source.labels=[no,yes]"],
     "job=predict": ["job.input=rows.csv", "job.output=predictions"],
     "job=generate": ["generate.prompts=prompts.jsonl"],

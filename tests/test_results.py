@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from scipy.stats import binomtest
 
-from dpx.files.results import Results, accuracy_in_words, interval, late_snr, not_above, nothing_learnt, write_results
+from dpx.files.results import Results, interval, late_snr, metric_in_words, not_above, nothing_learnt, write_results
 from dpx.files.run_folder import Status
 from dpx.launch.sweep_tables import Outcome
 from dpx.pages.run_table import accuracy_of, epsilon_of, runs_in, state_of
@@ -32,7 +32,7 @@ def test_a_classifier_at_chance_is_not_above_the_most_frequent_class() -> None:
 
 def test_an_older_run_without_a_number_of_rows_is_compared_by_its_value() -> None:
     assert not_above(_results(0.56, rows=None)) == [] and not_above(_results(0.55, rows=None)) != []
-    assert accuracy_in_words(0.56, None) == "56.00%"
+    assert metric_in_words("accuracy", 0.56) == "56.00%"
 
 
 def test_the_reason_names_the_snr_and_what_raises_it(tmp_path: Path) -> None:
@@ -66,4 +66,4 @@ def test_a_run_is_summed_up_from_its_folder(tmp_path: Path) -> None:
     (folder / "release" / "config.yaml").touch()
     Status(folder, "train").write("finished")
     assert runs_in(tmp_path) == [folder]
-    assert (state_of(folder), accuracy_of(folder), epsilon_of(folder)) == ("finished", accuracy_in_words(0.7, 126), "")
+    assert (state_of(folder), accuracy_of(folder), epsilon_of(folder)) == ("finished", metric_in_words("accuracy", 0.7, 126), "")

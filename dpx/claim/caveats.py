@@ -145,7 +145,9 @@ def _of_public_facts(data: Data, privacy: Privacy, manifest: Any, size: int) -> 
         "replace_one": f"the number of {privacy.drawn}s ({size}) is public; the neighbour has one unit replaced",
     }
     premises = [sources[vocabulary_source(data.vocabulary, manifest)], size_known[privacy.adjacency]]
-    if data.labels and not data.learns_labels:
+    if isinstance(data.source, Table) and data.source.target_field is not None:
+        premises.append("the mean and the scale of the target were declared without looking at the protected rows")
+    elif data.labels and not data.learns_labels:
         premises.append(f"the list of {len(data.labels)} labels was declared without looking at the protected rows")
     if data.heldout_by == "first":
         share = f"the first {data.heldout_fraction:g} of the documents, in the order of the files, are held out"

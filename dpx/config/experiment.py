@@ -26,6 +26,7 @@ from dpx.privacy.declared_privacy import Accountant, Privacy
 from dpx.processes.mesh import Mesh
 from dpx.sampler import Sampler
 from dpx.sampler.batch_schedule import BatchSchedule, Constant
+from dpx.task.declared_targets import MultiLabel, Regression
 from dpx.task.declared_task import Task
 
 
@@ -252,6 +253,9 @@ class Experiment:
                 "scores of canaries are defined only for independent noise and one clipping norm",
                 "Use audit=none",
             )
+        value = f"audit.sequences={self.audit.sequences} with task={self.task.name}"
+        is_met = not self.audit.sequences or not isinstance(self.task, Regression | MultiLabel)
+        require(is_met, value, "a canary of text would have no target", "Use audit.sequences=0, which plants gradients alone")
 
     def _require_model_fits(self) -> None:
         require(
@@ -292,6 +296,12 @@ class Experiment:
             "mechanism=none makes no claim, so no claim can include released telemetry",
             "Use telemetry=secret, or mechanism=dp_sgd",
         )
+        require(
+            self.task.accuracy_counts is not None or not self.telemetry.is_released,
+            f"telemetry=released, task={self.task.name}",
+            "an example of this task has no accuracy that could be released",
+            "Use telemetry=secret",
+        )
 
     def _require_end_fits(self) -> None:
         schedule = self.schedule
@@ -303,7 +313,7 @@ class Experiment:
             "the last step of a private run is not chosen by held-out rows: the claim does not cover what the choice reveals of them",
             "Use null, or mechanism=none",
         )
-        totals: Any = defaultdict(float, confusion=((1.0,),))
+        totals: Any = defaultdict(float, confusion=((1.0,),), values=(((0.0,), (0.0,), (1.0,)),))
         measured = self.task.metrics(totals)
         name = self.gain_in
         require(name in measured, f"schedule.gain_in={name}", "is not measured by this task", f"Use one of {', '.join(measured)}")

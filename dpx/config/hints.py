@@ -112,7 +112,8 @@ _OPTIONS = {
     "noise": {"none": "mechanism=none", "sigma": "multiplier", "epsilon": "target_epsilon"},
     "privacy": {"none": "mechanism=none", "off": "mechanism=none"},
     "sampler": {"uniform": "fixed_size", "random": "poisson", "shuffle": "shuffled"},
-    "task": {"clm": "causal_lm", "lm": "causal_lm", "sequence_classification": "classification", "finetune": "classification"},
+    "task": {"clm": "causal_lm", "lm": "causal_lm", "sequence_classification": "classification", "finetune": "classification"}
+    | {"multilabel": "multi_label", "multi_label_classification": "multi_label"},
     "train": {"full": "all", "head": "last_layer", "bitfit": "bias", "classifier": "last_layer"},
 }
 _ENDINGS = {"text": r"\.(txt|jsonl)(\.gz)?$", "table": r"\.(csv|tsv|parquet)(\.gz)?$"}

@@ -155,13 +155,14 @@ def none_if_causal(pairs: str, *, _root_: DictConfig) -> str:
 
 def number_of_labels(otherwise: int, *, _root_: DictConfig) -> int:
     """Returns how many labels the data declares."""
-    labels = _selected(_root_, "data.source.labels")
+    labels = _selected(_root_, "data.source.label_names") or _selected(_root_, "data.source.labels")
     return otherwise if not OmegaConf.is_list(labels) else len(labels)
 
 
 def no_labels_of_completions(*, _root_: DictConfig) -> str | None:
-    """Returns null for the labels of prompts with completions; otherwise they must be given."""
-    fields = (_selected(_root_, f"data.source.{name}") for name in ("prompt_field", "completion_field", "messages_field"))
+    """Returns null for the labels of prompts with completions, of numbers and of several labels; otherwise they must be given."""
+    named = ("prompt_field", "completion_field", "messages_field", "target_field", "label_names")
+    fields = (_selected(_root_, f"data.source.{name}") for name in named)
     return "???" if all(field is None for field in fields) else None
 
 

@@ -35,8 +35,10 @@ READS = {
     "without_checkpoint": ("init.path",),
     "at_most_positions": ("model._target_", "model.path", "model.positions"),
     "none_if_causal": ("task._target_",),
-    "number_of_labels": ("data.source.labels",),
-    "no_labels_of_completions": tuple(f"data.source.{name}_field" for name in ("prompt", "completion", "messages")),
+    "number_of_labels": ("data.source.labels", "data.source.label_names"),
+    "no_labels_of_completions": tuple(
+        f"data.source.{name}" for name in ("prompt_field", "completion_field", "messages_field", "target_field", "label_names")
+    ),
     "by_trained": ("train._target_",),
 }
 

@@ -301,7 +301,10 @@ class Data:
     @property
     def learns_labels(self) -> bool:
         """Whether the list of labels is learnt from the protected rows."""
-        return isinstance(self.source, Table) and self.source.labels is None and not self.source.has_completions
+        source = self.source
+        if not isinstance(source, Table) or source.has_completions:
+            return False
+        return source.labels is None and source.target_field is None and source.label_names is None
 
     @property
     def test_split(self) -> Split | None:

@@ -34,14 +34,15 @@ class Example:
 
     Attributes:
         texts: One tuple of segments (one, or two of a pair) for each text.
-        label: The position of the label in the declared list, or of the right text among `texts`.
+        label: The position of the label in the declared list, or of the right text among `texts`; a number, `None` for a row without one;
+            or for each of several labels 1, 0, or 2 if it is not known.
         unit_id: The name of the unit, as for a `Document`.
         is_test: Whether the example is of a test set. It stays in the test set, whatever its unit, and equal ones all count.
         where: The place of the row, for error messages.
     """
 
     texts: tuple[tuple[str, ...], ...]
-    label: int
+    label: int | float | tuple[int, ...] | None
     unit_id: str | None = None
     is_test: bool = False
     where: str = field(default="a row", compare=False)

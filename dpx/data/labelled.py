@@ -8,7 +8,7 @@ from typing import Literal
 from dpx.data.completions import LossOn, halves
 from dpx.data.hub_rows import HUB
 from dpx.data.record_reader import RowSet, TextColumns, label_of, label_text, row_sets
-from dpx.data.schema import Column, Schema, classes, texts
+from dpx.data.schema import Column, Schema, classes, number, several_labels, texts
 from dpx.declaration import declaration, require, require_date
 
 # The most digits of a label that is a number; a longer one is a name made of digits.
@@ -33,6 +33,9 @@ class Table:
     that is longer than `sequence_length` keeps its completion, and its prompt is cut from the left; a completion that does not fit is cut
     at its end. A conversation loses whole turns instead, the first ones first (`dpx.data.conversations`).
 
+    With `target_field` rows have a number in place of a label (task=regression), with `label_names` several labels (task=multi_label). A
+    row whose number or label is empty is kept; what it lacks adds nothing to what is learnt.
+
     Labels that are learnt from protected rows (`labels=null`) make the guarantee `none`.
 
     Attributes:
@@ -46,6 +49,9 @@ class Table:
             right one, from 0.
         choices: Number of texts in that column.
         label_field: Column of the label.
+        target_field: Column of a number, in place of a label.
+        label_names: Names of several labels of a row, in place of one: each is a column of 0 or 1, or may be listed in labels_field.
+        labels_field: Column that lists those names that are true of a text (.jsonl and .parquet), or has them between semicolons.
         prompt_field: Column of a prompt, given together with the column of its completion.
         completion_field: Column of the completion, the text that is learnt.
         template: How a prompt and its completion are written as one text, with the fields {prompt} and {completion}, and \\n for a line
@@ -81,6 +87,9 @@ class Table:
     label_field: str = "label"
     unit_field: str | None = None
     unit_note: str | None = None
+    target_field: str | None = None
+    label_names: Sequence[str] | None = None
+    labels_field: str | None = None
     known_as: Sequence[str] = ()
     equal_rows: Literal["keep", "remove"] = "keep"
     allow_unseen_labels: bool = False
@@ -100,6 +109,7 @@ class Table:
 
     def __post_init__(self) -> None:
         self._require_completions()
+        self._require_targets()
         if self.labels is not None:
             require_labels(self.classes)
         fields = [self.text_field, self.pair_field, self.choices_field, self.label_field]
@@ -148,6 +158,26 @@ class Table:
         require(not given, f"data.source.{(given or [''])[0]}", reason, "Leave it out")
         halves(self.template)
 
+    def _require_targets(self) -> None:
+        """Raises `ConfigError` for a target, or names of several labels, beside another kind of label."""
+        kinds = {"target_field": self.target_field, "label_names": self.label_names}
+        others = {"labels": self.labels, "choices_field": self.choices_field, "completion_field": self.completion_field}
+        others |= {"messages_field": self.messages_field}
+        given = [name for name, one in (kinds | others).items() if one is not None]
+        both = f"data.source.{' and '.join(given[:2])}"
+        require(not any(kinds[name] is not None for name in kinds) or len(given) == 1, both, "are two kinds of labels", "Leave one out")
+        fix = "Name the labels with data.source.label_names"
+        value = f"data.source.labels_field={self.labels_field}"
+        require(self.labels_field is None or self.label_names is not None, value, "lists labels, and none is declared", fix)
+        names = list(self.label_names or ())
+        value = f"data.source.label_names=[{', '.join(names)}]"
+        require(self.label_names is None or bool(names), value, "names no label", "Name one or more")
+        require(len(set(names)) == len(names), value, "the list contains a label twice", "Name each label once")
+        columns = [one for one in (self.target_field, self.labels_field) if one is not None] or names
+        twice = [one for one in columns if one in (self.text_field, self.pair_field)]
+        fix = "Name each part's column"
+        require(not twice, f"data.source: {', '.join(twice[:1])}", "the same column cannot be two parts of a row", fix)
+
     def _require_choices(self) -> None:
         value = f"data.source.choices={self.choices}"
         is_given = self.choices_field is not None
@@ -176,9 +206,13 @@ class Table:
 
     @cached_property
     def classes(self) -> Sequence[str]:
-        """The labels in the order of the classes; they are read from the training files if they are not declared."""
+        """The labels in the order of the classes, of a number its column; they are read from the training files if none are declared."""
         if self.has_completions:
             return ()
+        if self.target_field is not None:
+            return (self.target_field,)
+        if self.label_names is not None:
+            return tuple(self.label_names)
         if self.labels is not None:
             return tuple(map(label_text, self.labels))
         rows = (row for one in self.training_sets() for row in one.records())
@@ -188,8 +222,8 @@ class Table:
         labels = tuple(sorted(found, key=lambda label: (int(label), label)) if are_whole else sorted(found))
         are_numbers = all(_NUMBER.fullmatch(label) for label in labels)
         measured = next((label for label in labels if are_numbers and not label.lstrip("+-").isdecimal()), None)
-        reason = f"its values are {len(labels)} numbers with decimals, such as {measured}, and dpx trains on classes"
-        fix = "Name a column of classes, or write a class for each range of the numbers"
+        reason = f"its values are {len(labels)} numbers with decimals, such as {measured}, which are no classes"
+        fix = "Use task=regression with data.source.target_field, or name a column of classes"
         require(measured is None, f"data.source.label_field={self.label_field}", reason, fix)
         fix = "Name the column of labels with data.source.label_field, or add rows of another label"
         require(len(labels) >= 2, "data.source.labels=null", f"the training rows have only the label {labels[0]}", fix)
@@ -226,6 +260,10 @@ class Table:
         of_text = texts(sequence_length, vocabulary_size, self.choices)
         if self.loss_on == "assistant":
             return of_text | {"is_learnt": Column("uint8", (sequence_length,), 2, is_text=True)}
+        if self.target_field is not None:
+            return of_text | number()
+        if self.label_names is not None:
+            return of_text | several_labels(len(self.label_names))
         return of_text if self.has_completions else of_text | {"label": classes(len(self.classes))}
 
 

@@ -143,7 +143,10 @@ class RowCutter:
         length = self._data.sequence_length
         self.counts[split]["texts_cut"] += sum(sum(map(len, text)) > _room(self._tokenizer, text, length) for text in texts)
         one = {name: values.reshape(1, *self._schema[name].shape) for name, values in marked.items()}
-        return one | {"label": np.array([example.label], np.int32)}
+        if "target" in self._schema:
+            is_known, target = example.label is not None, example.label or 0.0
+            return one | {"target": np.array([target], np.float32), "has_target": np.array([is_known], np.int32)}
+        return one | {"labels" if "labels" in self._schema else "label": np.array([example.label], np.int32)}
 
     def _prompted(self, split: Split, source: Prompted, prompt: Tokens, completion: Tokens, both: Tokens) -> Columns:
         """Returns one row: the prompt, cut from its left, and the completion, cut at its end if it does not fit alone.

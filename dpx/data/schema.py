@@ -6,6 +6,8 @@ marks, equal to `length` without one.
 Of a prompt and its completion, B is the completion. `is_learnt`: 1 for each token that is learnt, where some in the middle are not.
 `is_next`: 1 if B truly follows A.
 `label`: the class, by its index in the declared list, or the index of the right one among several texts.
+`target`: a number, 0 where `has_target` is 0. `labels`: for each label of the declared list 1 if it is true of the text, else 0, or 2 if
+that is not known.
 
 Defines the interface of a source of text in another package.
 
@@ -45,6 +47,8 @@ class Column:
 
 
 Schema = dict[str, Column]
+# The value of a label (of several) that a row does not give.
+UNKNOWN = 2
 Columns = dict[str, np.ndarray]  # [n, *shape] by name
 
 
@@ -65,6 +69,16 @@ def running_text(sequence_length: int, vocabulary_size: int, is_paired: bool) ->
 def classes(count: int) -> Column:
     """Returns the column of one of `count` values a row."""
     return Column("uint8" if count <= 2**8 else "uint16" if count <= 2**16 else "uint32", (), count)
+
+
+def number() -> Schema:
+    """Returns the columns of a number of each row, which it may lack: `target`, and `has_target` (0 or 1)."""
+    return {"target": Column("float32"), "has_target": classes(2)}
+
+
+def several_labels(count: int) -> Schema:
+    """Returns the column of `count` labels of each row: 0, 1, or `UNKNOWN`."""
+    return {"labels": Column("uint8", (count,), UNKNOWN + 1)}
 
 
 def as_json(schema: Schema) -> dict[str, Any]:

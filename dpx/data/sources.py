@@ -22,6 +22,7 @@ from dpx.data.labelled import Table
 from dpx.data.record_reader import digest_of, label_of, lines, named, parsed, require_characters, text_of, value_of
 from dpx.data.schema import PackageSource
 from dpx.data.synthetic import SyntheticLabelsSource, SyntheticSource
+from dpx.data.targets import labels_of, number_of
 from dpx.data.unit_names import unit_name
 from dpx.declaration import ConfigError, require
 
@@ -92,13 +93,17 @@ class TableSource:
         for one in self._training:
             for where, record in one.records():
                 row = self._row(place, where, record, is_test=False)
-                seen.add(row.label if isinstance(row, Example) else -1)
+                if isinstance(row, Example):
+                    seen |= _seen(row.label)
                 yield row
         unseen = [label for label, number in place.items() if number not in seen]
+        kinds = {"target_field": declared.target_field, "label_names": declared.label_names}
+        key = next((name for name, one in kinds.items() if one is not None), "labels")
+        reason = "no training row has this label" if len(unseen) == 1 else f"no training row has these {len(unseen)} labels"
         require(
             not unseen or declared.allow_unseen_labels,
-            f"data.source.labels: {', '.join(unseen[:3])}",
-            "no training row has this label" if len(unseen) == 1 else f"no training row has these {len(unseen)} labels",
+            f"data.source.{key}: {', '.join(unseen[:3])}",
+            "no training row has a number there" if declared.target_field is not None else reason,
             "Correct the list, or add data.source.allow_unseen_labels=true",
         )
         for one in self._test:
@@ -109,12 +114,17 @@ class TableSource:
         """Returns a record as a labelled row, whose label has its number in `place`, or as a prompt with its completion."""
         declared = self._declared
         if not declared.has_completions:
+            texts, unit_id = declared.texts.read_texts(where, record), _unit(where, record, declared.unit_field)
+            if declared.target_field is not None:
+                return Example(texts, number_of(where, record, declared.target_field), unit_id, is_test, where)
+            if declared.label_names is not None:
+                several = labels_of(where, record, declared.classes, declared.labels_field)
+                return Example(texts, several, unit_id, is_test, where)
             label = label_of(where, record, declared.label_field)
             if label not in place:
                 known = ", ".join(list(place)[:5]) + (", ..." if len(place) > 5 else "")
                 raise ConfigError(where, f"has the label {label!r}, which is not among {known}", "Correct the row, or data.source.labels")
-            texts = declared.texts.read_texts(where, record)
-            return Example(texts=texts, label=place[label], unit_id=_unit(where, record, declared.unit_field), is_test=is_test, where=where)
+            return Example(texts, place[label], unit_id, is_test, where)
         unit_id = _unit(where, record, declared.unit_field)
         if declared.messages_field is not None:
             fields = declared.messages_field, declared.tools_field, declared.documents_field
@@ -130,6 +140,13 @@ _SUFFIXES = (".txt", ".txt.gz", ".jsonl", ".jsonl.gz")
 # A short .gz file may hold a line that no memory holds.
 _LONGEST = 1 << 26
 _BLANK_LINE = re.compile(r"\n[ \t]*\n")
+
+
+def _seen(label: Any) -> set[int]:
+    """Returns the numbers of the declared labels that a row has; the column of a number is label 0."""
+    if isinstance(label, tuple):
+        return {number for number, is_true in enumerate(label) if is_true == 1}
+    return {label} if isinstance(label, int) else set() if label is None else {0}
 
 
 def _unit(where: str, record: Mapping[str, Any], field: str | None) -> str | None:

@@ -76,9 +76,14 @@ BASELINES = {
     "most_frequent_token": "most frequent public token",
     "most_frequent_class": "always answering the most frequent class",
     "most_frequent_choice": "always answering the most frequent choice",
+    "most_frequent_labels": "always answering the most frequent labels",
+    "constant": "always answering the same number",
     "untrained": "same model, untrained",
     "start": "the weights that it began with",
 }
+# Metrics from -1 to 1, which are no share of the rows.
+CORRELATIONS = ("pearson", "spearman")
+_NEAR_ONE = 1.0 - 1e-12
 # The 97.5 % quantile of the standard normal distribution.
 _Z = 1.959963984540054
 
@@ -90,12 +95,27 @@ def interval(accuracy: float, rows: int) -> tuple[float, float]:
     return max(0.0, (centre - spread) / scale), min(1.0, (centre + spread) / scale)
 
 
-def accuracy_in_words(accuracy: float, rows: int | None) -> str:
-    """Returns an accuracy as text, with its interval and its number of rows where the number is known."""
-    if not rows or not 0.0 <= accuracy <= 1.0:
-        return f"{accuracy:.2%}"
-    low, high = interval(accuracy, rows)
-    return f"{accuracy:.2%} ({low:.1%} to {high:.1%}, {rows:,} rows)"
+def interval_of(metric: str, value: float, rows: int | None) -> tuple[float, float] | None:
+    """Returns the 95 % interval of a headline metric on `rows` rows: an accuracy's, or Pearson's correlation's (Fisher 1921).
+
+    `None` without a number of rows, for fewer than four rows of a correlation, and for a value that is no such metric.
+    """
+    if metric in CORRELATIONS:
+        if not rows or rows < 4 or not -1.0 <= value <= 1.0:
+            return None
+        z, spread = math.atanh(max(-_NEAR_ONE, min(_NEAR_ONE, value))), _Z / math.sqrt(rows - 3)
+        return math.tanh(z - spread), math.tanh(z + spread)
+    return interval(value, rows) if rows and 0.0 <= value <= 1.0 else None
+
+
+def metric_in_words(metric: str, value: float, rows: int | None = None, digits: int = 2) -> str:
+    """Returns a headline metric as text, with its interval if the number of rows is known; accuracies in percent with `digits` decimals."""
+    of = (lambda one, digits: f"{one:.{digits + 1}f}") if metric in CORRELATIONS else (lambda one, digits: f"{one:.{digits}%}")
+    between = interval_of(metric, value, rows)
+    if between is None:
+        return of(value, digits)
+    low, high = between
+    return f"{of(value, digits)} ({of(low, 1)} to {of(high, 1)}, {rows:,} rows)"
 
 
 def not_above(results: Results) -> list[str]:
@@ -104,10 +124,11 @@ def not_above(results: Results) -> list[str]:
     Without a number of rows, as in older runs, the value itself is compared.
     """
     value = results.heldout.get(results.metric, math.nan)
-    low = interval(value, results.rows)[0] if results.rows and 0.0 <= value <= 1.0 else value
+    low = (interval_of(results.metric, value, results.rows) or (value, value))[0]
     rows = f", {results.rows:,} rows" if results.rows else ""
     names = {name: BASELINES.get(name, name.replace("_", " ")) for name in results.baselines}
-    return [f"{names[name]} ({base:.1%}{rows})" for name, base in results.baselines.items() if not low > base]
+    shown = {name: metric_in_words(results.metric, base, digits=1) for name, base in results.baselines.items()}
+    return [f"{names[name]} ({shown[name]}{rows})" for name, base in results.baselines.items() if not low > base]
 
 
 def late_snr(private: Path) -> float | None:

@@ -26,7 +26,7 @@ from dpx.privacy.declared_privacy import Privacy
 from dpx.privacy.lines import Plan
 from dpx.privacy.origins import UNREAD, CheckpointFacts, Origin, merged, require_same_relation
 from dpx.statement import received
-from dpx.task.declared_task import Classification, MultipleChoice
+from dpx.task.task_protocol import Pooled
 
 ADAPTERS = "layers/lora/"
 
@@ -237,7 +237,7 @@ def _of_run(init: FromRun, receiver: Receiver, store: Store | None, asked: str) 
         ):
             fix = f"Use {key}={of_parent} as its parent, or init=run init.run=... init.step=..., which uses only the weights"
             require(is_same, parent.asked, f"its checkpoint was made with {key}={of_parent}, and this run uses another {key}", fix)
-    head = ("classifier", "pool") if isinstance(receiver.task, Classification | MultipleChoice) else ()
+    head = ("classifier", "pool") if isinstance(receiver.task, Pooled) else ()
     _require_same_function(parent.asked, parent.model, receiver.model, f"model={parent.model.name}", head)
     taken_from(parent, receiver, is_fork)
     its_data, held = parent.origins[0].data, held_by(receiver, store)

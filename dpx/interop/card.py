@@ -23,6 +23,7 @@ from dpx.privacy.origins import OWED, VERDICTS, in_words
 from dpx.statement import received, seals
 from dpx.statement.outside_code import heading
 from dpx.statement.statement_records import PlainStatement, RunStatement, Statement, StudyStatement
+from dpx.task.declared_targets import MultiLabel, Regression
 from dpx.task.declared_task import CausalLanguageModel, Classification, MaskedLanguageModel, MultipleChoice, Task
 
 # In the front matter of a card that dpx wrote: the random id of the release.
@@ -125,6 +126,8 @@ _TAGS: dict[type, str] = {
     Classification: "text-classification",
     MaskedLanguageModel: "fill-mask",
     CausalLanguageModel: "text-generation",
+    Regression: "text-classification",
+    MultiLabel: "text-classification",
     MultipleChoice: "multiple-choice",
 }
 _NOT_HERE = (

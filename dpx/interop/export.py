@@ -28,13 +28,14 @@ from dpx.files.run_folder import CONFIG, RunFolder, read_json
 from dpx.files.weights import PARAMS, Leaves, by_path
 from dpx.interop import tokenizer_files
 from dpx.interop.card import Model, Published, card, training_command
-from dpx.interop.written import Written, adapters, written
+from dpx.interop.written import Written, adapters, in_units_of_target, written
 from dpx.models.lora import merge_adapters
 from dpx.models.networks import AnyDecoder
 from dpx.models.shape import AnyModel, Bert
 from dpx.statement import received, seals
 from dpx.statement.seals import STATEMENT
 from dpx.statement.statement_records import Statement
+from dpx.task.declared_targets import MultiLabel, Regression
 from dpx.task.declared_task import CausalLanguageModel, Classification, Task
 
 Format = Literal["hf", "peft"]
@@ -65,11 +66,12 @@ def export(
     store = store_of(experiment.data, experiment.privacy, release / PARAMS)
     special = SpecialIds.from_ids(store.manifest)
     if format == "peft":
-        converted = adapters(experiment.init, experiment.train, model, task, by_path(tree), special.sep_id, published.base)
+        leaves = in_units_of_target(task, by_path(tree))
+        converted = adapters(experiment.init, experiment.train, model, task, leaves, special.sep_id, published.base)
     else:
         if isinstance(tree.get("layers"), dict) and "lora" in tree["layers"]:
             tree = jax.tree.map(np.asarray, merge_adapters(tree))
-        leaves, special = _with_padding(model, task, by_path(tree), store)
+        leaves, special = _with_padding(model, task, in_units_of_target(task, by_path(tree)), store)
         converted = written(model, task, leaves, max(experiment.vocabulary_size, special.pad_id + 1), experiment.data.labels, special)
     assert isinstance(model, Bert | AnyDecoder)
     if (statement := found.statement) is None:
@@ -120,7 +122,11 @@ def _with_padding(model: AnyModel, task: Task, leaves: Leaves, store: Store) -> 
     If the table is full, its new row is zeros, which nothing reads.
     """
     special = SpecialIds.from_ids(store.manifest)
-    if not isinstance(model, AnyDecoder) or not isinstance(task, Classification) or special.pad_id != special.sep_id:
+    if (
+        not isinstance(model, AnyDecoder)
+        or not isinstance(task, Classification | Regression | MultiLabel)
+        or special.pad_id != special.sep_id
+    ):
         return leaves, special
     special, table_VH = dataclasses.replace(special, pad_id=len(store.vocabulary())), leaves["embeddings/word"]
     is_full = special.pad_id == len(table_VH)

@@ -19,7 +19,8 @@ from dpx.files.checkpoint_folder import CONFIG, GENERATION, OF_GENERATION, ends_
 from dpx.files.run_folder import read_json
 from dpx.models.networks import AnyDecoder
 from dpx.models.shape import Bert
-from dpx.task.declared_task import CausalLanguageModel, Classification, MultipleChoice, Task
+from dpx.task.declared_task import CausalLanguageModel, Task
+from dpx.task.task_protocol import Pooled
 
 _MARKS = {"pad_token": "pad_id", "unk_token": "unk_id", "cls_token": "cls_id", "sep_token": "sep_id", "mask_token": "mask_id"}
 _OF_DECODERS = {"bos_token": "cls_id", "eos_token": "sep_id"}
@@ -52,7 +53,7 @@ def write(to: Path, store: Store, special: SpecialIds, model: Bert | AnyDecoder,
         anew.append(f"{DEFINITION}, {SETTINGS}: the padding token {_PADDING}")
     segments = model.segments if isinstance(model, Bert) else 0
     # A text with a label has the marks of its own tokenizer.
-    is_marked_anew = is_own_to_dpx or not isinstance(task, Classification | MultipleChoice)
+    is_marked_anew = is_own_to_dpx or not isinstance(task, Pooled)
     if is_marked_anew and _mark_as_rows(tokenizer, vocabulary, is_prompted, segments, store.manifest):
         anew.append(f"{DEFINITION}: the marks around a text, which are those of the rows that were trained on")
     if anew or is_own_to_dpx or not (to / DEFINITION).is_file():

@@ -25,21 +25,32 @@ from dpx.models.layouts import Layout, written_sizes
 from dpx.models.lora import Target, targets_of
 from dpx.models.shape import AnyModel, Bert, Decoder
 from dpx.models.trained import Adapters, Trained
+from dpx.task.declared_targets import MultiLabel, Regression
 from dpx.task.declared_task import CausalLanguageModel, Classification, MaskedLanguageModel, MultipleChoice, Task, label_names
+from dpx.task.task_protocol import Pooled
 
 _HEADS: dict[type, str] = {
     MaskedLanguageModel: "ForMaskedLM",
     Classification: "ForSequenceClassification",
+    Regression: "ForSequenceClassification",
+    MultiLabel: "ForSequenceClassification",
     MultipleChoice: "ForMultipleChoice",
 }
+# What the class for labels computes its loss by; a pipeline chooses sigmoid, softmax or neither by it.
+_PROBLEMS: dict[type, str] = {
+    Classification: "single_label_classification",
+    Regression: "regression",
+    MultiLabel: "multi_label_classification",
+}
+_OF_LABELS = tuple(_PROBLEMS)
 # The model's class without a head's ending, and endings by task.
 _CLASSES: dict[str, tuple[str, Mapping[type, str]]] = {
     "bert": ("Bert", _HEADS),
     "roberta": ("Roberta", _HEADS),
     "distilbert": ("DistilBert", _HEADS),
-    "gpt2": ("GPT2", {CausalLanguageModel: "LMHeadModel", Classification: "ForSequenceClassification"}),
+    "gpt2": ("GPT2", {CausalLanguageModel: "LMHeadModel"} | dict.fromkeys(_OF_LABELS, "ForSequenceClassification")),
 }
-_OF_ROTARY: Mapping[type, str] = {CausalLanguageModel: "ForCausalLM", Classification: "ForSequenceClassification"}
+_OF_ROTARY: Mapping[type, str] = {CausalLanguageModel: "ForCausalLM"} | dict.fromkeys(_OF_LABELS, "ForSequenceClassification")
 _CLASSES |= {model_type: (kind.CLASSES[model_type], _OF_ROTARY) for model_type, kind in ROTARY.items()}
 
 _LABELS = {"vaultgemma": ("VaultGemma", None), "gemma3_text": ("Gemma3Text", "ForSequenceClassification")}
@@ -109,11 +120,32 @@ def written(model: AnyModel, task: Task, leaves: Leaves, vocabulary_size: int, l
             f"RoBERTa needs {special.pad_id + 1} with this id for padding",
             fix,
         )
-    if isinstance(task, Classification | MultipleChoice):
+    if isinstance(task, Pooled):
+        config |= {"problem_type": _PROBLEMS[type(task)]} if type(task) in _PROBLEMS else {}
         # Transformers' classes of choices give one value a text and read no label; these names still state how many texts a row has.
         names = label_names(task, labels)
         config |= {"id2label": dict(enumerate(names)), "label2id": {name: number for number, name in enumerate(names)}}
     return Written(family, architecture, config, tensors)
+
+
+def in_units_of_target(task: Task, leaves: Leaves) -> Leaves:
+    """Returns the parameters with the mean and the scale of a number in the last map, whose output is then the number itself.
+
+    Raises `ConfigError` for a mean that a map without a bias cannot hold, a decoder's.
+    """
+    if not isinstance(task, Regression):
+        return leaves
+    place = next(f"{name}/" for name in ("classifier/out", "classifier") if f"{name}/kernel" in leaves)
+    kernel, bias = leaves[f"{place}kernel"], leaves.get(f"{place}bias")
+    reason = "the classifier of a decoder has no bias, which would hold the mean of the target"
+    require(
+        bias is not None or task.mean == 0,
+        f"task.mean={task.mean}",
+        reason,
+        "Subtract the mean from the targets, and train with task.mean=0",
+    )
+    held = {} if bias is None else {f"{place}bias": np.asarray(bias * task.scale + task.mean, np.float32)}
+    return leaves | held | {f"{place}kernel": np.asarray(kernel * task.scale, np.float32)}
 
 
 def family_of(model: AnyModel, task: Task) -> str:
@@ -125,7 +157,7 @@ def family_of(model: AnyModel, task: Task) -> str:
         return model.family
     if not isinstance(model, Bert):
         raise ConfigError(f"model={model.name}", "does not belong to a model family of transformers", "Export a model of dpx")
-    has_classifier = isinstance(task, Classification | MultipleChoice)
+    has_classifier = isinstance(task, Pooled)
     fix = "Train with model.pool=cls and the classifier of the model's own family"
     require(
         not has_classifier or model.pool == "cls",
@@ -154,7 +186,7 @@ def architecture_of(model: AnyModel, task: Task, family: str) -> str:
         return "BertForPreTraining"
     head = heads.get(type(task))
     # The only classes of labels that transformers does not have, or names otherwise.
-    if isinstance(task, Classification) and family in _LABELS:
+    if isinstance(task, _OF_LABELS) and family in _LABELS:
         name, head = _LABELS[family]
     if head is None:
         raise ConfigError(
@@ -166,7 +198,7 @@ def architecture_of(model: AnyModel, task: Task, family: str) -> str:
 
 
 ADAPTER_CONFIG, ADAPTER_WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
-_TASK_TYPES: dict[type, str] = {Classification: "SEQ_CLS", CausalLanguageModel: "CAUSAL_LM"}
+_TASK_TYPES: dict[type, str] = {CausalLanguageModel: "CAUSAL_LM"} | dict.fromkeys(_OF_LABELS, "SEQ_CLS")
 _LORA = "layers/lora/"
 # The prefix of the base model's own name of each tensor.
 _BASE = "base_model.model."
@@ -191,7 +223,7 @@ def adapters(
     layout = LAYOUTS[family]
     beside = {path: leaf for path, leaf in leaves.items() if not path.startswith(_LORA)}
     trained = {path for path in beside if train.selection().picks(path)}
-    has_own_module = not trained or isinstance(task, Classification | MultipleChoice)
+    has_own_module = not trained or isinstance(task, Pooled)
     require(
         has_own_module,
         f"train.head=true with task={task.name}",
@@ -205,7 +237,7 @@ def adapters(
         reason = f"contains other values of {path} than the values that the run began from"
         require(values.tobytes() == untrained[path].tobytes(), base.asked, reason, f"Restore it. {_FIX}")
     # A decoder's class for labels reads the last token that is not padding.
-    is_decoders_classifier = family in ("gpt2", *ROTARY) and isinstance(task, Classification)
+    is_decoders_classifier = family in ("gpt2", *ROTARY) and isinstance(task, _OF_LABELS)
     is_passed_over = is_decoders_classifier and last_mark is not None and base.config.get("pad_token_id") == last_mark
     reason = f"pads with {last_mark}, the token that ends a text, so the model would ignore the end of a text"
     require(not is_passed_over, base.asked, reason, _FIX)

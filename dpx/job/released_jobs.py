@@ -1,6 +1,6 @@
 """Jobs on a run's released weights: `job=evaluate` measures them on held-out rows, `job=export` writes them for another library.
 
-`job=predict`: labels and scores of the rows of a file, by a run's classifier or an exported one, of texts or of choices.
+`job=predict`: labels and scores of the rows of a file, or numbers, by a run's classifier or an exported one, of texts or of choices.
 """
 
 import csv
@@ -20,7 +20,7 @@ from dpx.data.record_reader import SUFFIXES, TextColumns, records
 from dpx.declaration import declaration, require
 from dpx.durable import draft_of, make_folder
 from dpx.files.checkpoint_folder import is_hub_id
-from dpx.files.results import accuracy_in_words, not_above
+from dpx.files.results import metric_in_words, not_above
 from dpx.files.run_folder import RunFolder, write_json
 
 
@@ -39,11 +39,12 @@ class Evaluate:
 
         found = received.read(folder.path)
         results = of_released(experiment.receiver, experiment.steps, params_path, experiment.schedule.evaluation_rows, experiment.widths)
-        baselines = {f"{name}_accuracy": value for name, value in results.baselines.items()}
+        suffix = "accuracy" if results.metric.endswith("accuracy") else results.metric
+        baselines = {f"{name}_{suffix}": value for name, value in results.baselines.items()}
         write_json(folder.made_private() / "evaluation.json", results.heldout | baselines | {"rows": results.rows})
         table = rich_table.Table(title=str(folder.path), title_justify="left", show_header=False)
         for name, value in (results.heldout | baselines).items():
-            table.add_row(name, accuracy_in_words(value, results.rows) if name == results.metric else f"{value:.4f}")
+            table.add_row(name, metric_in_words(name, value, results.rows) if name == results.metric else f"{value:.4f}")
         for baseline in not_above(results):
             table.add_row("not above", baseline)
         Console().print(table)
@@ -139,7 +140,7 @@ class Predict:
         columns = self._columns(trained_on, classifier.choices)
         texts = (columns.read_texts(where, row) for where, row in records(read, separator))
         make_folder(output.parent)
-        count = _write(output, list(classifier.labels), classifier.scores(texts))
+        count = _write(output, list(classifier.labels), classifier.scores(texts), classifier.answers)
         answer({"rows": count, "files": [f"{output}.jsonl", f"{output}.csv"]})
         wide_console().print(f"{count} rows: {output}.jsonl, {output}.csv", highlight=False)
 
@@ -164,20 +165,27 @@ def _written(output: Path) -> tuple[Path, Path]:
     return Path(f"{output}.jsonl"), Path(f"{output}.csv")
 
 
-def _write(output: Path, labels: list[str], scores: Iterator[np.ndarray]) -> int:
+def _write(output: Path, labels: list[str], scores: Iterator[np.ndarray], answers: str = "class") -> int:
     """Writes both files and returns the number of rows; the files replace earlier ones only when both are complete."""
-    count = 0
+    count, is_number = 0, answers == "number"
     with ExitStack() as opened:
         lines_path, csv_path = (opened.enter_context(draft_of(path)) for path in _written(output))
         lines = opened.enter_context(lines_path.open("w", encoding="utf-8"))
         csv_file = opened.enter_context(csv_path.open("w", newline="", encoding="utf-8"))
         writer = csv.writer(csv_file)
-        writer.writerow(["row", "label", *(f"score_{label}" for label in labels)])
+        writer.writerow(["row", *(labels if is_number else ["label", *(f"score_{label}" for label in labels)])])
         for count, scores_K in enumerate(scores, start=1):
             require(
                 bool(np.isfinite(scores_K).all()), f"row {count}", "its scores are not numbers", "Train again, at a lower learning rate"
             )
-            rounded, label = [round(float(score), 6) for score in scores_K], labels[int(scores_K.argmax())]
-            lines.write(json.dumps({"row": count, "label": label, "scores": dict(zip(labels, rounded, strict=True))}) + "\n")
-            writer.writerow([count, label, *rounded])
+            rounded = [round(float(score), 6) for score in scores_K]
+            scored = dict(zip(labels, rounded, strict=True))
+            if is_number:
+                lines.write(json.dumps({"row": count} | scored) + "\n")
+                writer.writerow([count, *rounded])
+                continue
+            several = [label for label, score in zip(labels, scores_K, strict=True) if score > 0.5]
+            label = several if answers == "labels" else labels[int(scores_K.argmax())]
+            lines.write(json.dumps({"row": count, "label": label, "scores": scored}) + "\n")
+            writer.writerow([count, ";".join(label) if isinstance(label, list) else label, *rounded])
     return count

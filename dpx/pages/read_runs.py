@@ -26,7 +26,7 @@ from dpx.data import left_out
 from dpx.declaration import ConfigError, require
 from dpx.files import results
 from dpx.files.records import to_json
-from dpx.files.results import interval, read_results
+from dpx.files.results import interval_of, read_results
 from dpx.files.run_folder import Status
 from dpx.privacy.ledger import Ledger
 from dpx.statement import agreement, chain_seal
@@ -176,12 +176,17 @@ class Finished:
         found |= {} if start is None else {"before": start[0]}
         for place, measured in (("heldout", self.results.heldout), ("test", self.results.test or {})):
             found |= {f"{place}/{name}": value for name, value in measured.items()}
-            if not measured or not (rows := self._rows(place)):
+            rows = self._rows(place)
+            if place == "heldout" and {"pearson", "subset_accuracy"} & set(measured):
+                # Rows without a target are not judged.
+                rows = self.results.rows or 0
+            if not measured or not rows:
                 continue
             found[f"{place}/rows"] = float(rows)
-            for name in (name for name in ("macro_f1", "accuracy") if name in measured):
+            for name in (name for name in ("macro_f1", "accuracy", "subset_accuracy", "pearson") if name in measured):
                 # Of a macro-F1 it is an approximation: F1 is not a share of rows.
-                found |= dict(zip((f"{place}/{name}_low", f"{place}/{name}_high"), interval(measured[name], rows), strict=True))
+                ends = interval_of(name, measured[name], rows) or (math.nan, math.nan)
+                found |= dict(zip((f"{place}/{name}_low", f"{place}/{name}_high"), ends, strict=True))
         return found
 
     def _rows(self, split: str) -> int:
@@ -220,7 +225,8 @@ def _chosen(plain: Mapping[str, Any], trained: Sequence[tuple[StageFacts, Finish
 
 
 WINDOWS = {"train/loss": 40, "grad/snr": 40, "grad/norm": 20, "grad/example_norm": 20, "grad/clipped_fraction": 20, "weights/matrices": 20}
-HELDOUT = ("heldout/mlm_accuracy", "heldout/next_token_accuracy", "heldout/accuracy", "heldout/loss")
+HELDOUT = ("heldout/mlm_accuracy", "heldout/next_token_accuracy", "heldout/accuracy")
+HELDOUT += ("heldout/subset_accuracy", "heldout/pearson", "heldout/loss")
 # What a run is compared by; the rest of a config is the same for all runs of a paper or does not matter to it.
 _KNOBS = ("model", "steps", "batch_schedule", "mechanism", "noise", "clip", "clipping_method", "optimizer", "lr_schedule", "privacy")
 _KNOBS += (

@@ -10,7 +10,7 @@ from typing import Any
 
 from dpx.console import figure
 from dpx.declaration import require
-from dpx.files.results import BASELINES, accuracy_in_words
+from dpx.files.results import BASELINES, metric_in_words
 from dpx.pages import pictures, read_runs
 from dpx.pages.analysis_tables import Lines, Picture, Table
 from dpx.pages.page_document import Block, Document, Panels, Section, code, escaped, grid
@@ -21,6 +21,8 @@ CURVES = {
     "heldout/mlm_accuracy": "accuracy on held-out masked words",
     "heldout/next_token_accuracy": "accuracy of the next held-out token",
     "heldout/accuracy": "accuracy on held-out rows",
+    "heldout/subset_accuracy": "share of held-out rows all of whose labels are right",
+    "heldout/pearson": "correlation with held-out numbers",
     "heldout/loss": "loss on held-out rows",
     "train/loss": "loss of the rows that a step drew",
     "grad/snr": "gradient-SNR",
@@ -51,7 +53,8 @@ def document(run: Run, in_short: str, words: Sequence[str], tables: Sequence[Tab
     """Returns the page of a run; `in_short` says what it guarantees, `words` and `tables` explain the claim (`dpx.job.explain`)."""
     lead = [escaped(in_short)]
     if (metric := _metric(run)) is not None:
-        beside = ", ".join(f"{value:.2%} ({BASELINES.get(name, name.replace('_', ' '))})" for name, value in _baselines(run).items())
+        baselines = {BASELINES.get(name, name.replace("_", " ")): value for name, value in _baselines(run).items()}
+        beside = ", ".join(f"{metric_in_words(_name(metric), value)} ({name})" for name, value in baselines.items())
         learnt = f"{CURVES[metric].capitalize()}: {_accuracy(run)}{f'; without learning {beside}' if beside else ''}."
         lead.append(escaped(learnt))
 
@@ -92,7 +95,7 @@ def comparison(runs: Sequence[Run]) -> Document:
         differs = [] if names[label(run)] == label(run) else [escaped(names[label(run)])]
         facts = (escaped(run.facts.get("guarantee", "–")), escaped(spent), escaped(_rounded(run.facts.get("delta", "–"))))
         best = max(_baselines(run).values(), default=None)
-        beside = "–" if best is None else f"{best:.2%}"
+        beside = "–" if best is None else metric_in_words(_name(_metric(run)), best)
         side_by_side.append((code(label(run)), *differs, escaped(_accuracy(run)), beside, _cell(loss), *facts))
     what = ["what differs"] if side_by_side and len(side_by_side[0]) == 8 else []
     heads = ("run", *what, "held-out metric", "without learning", "held-out loss", "guarantee", "epsilon", "delta")
@@ -145,7 +148,13 @@ def _metric(run: Run) -> str | None:
 
 def _accuracy(run: Run) -> str:
     rows = run.finals.get("heldout/rows")
-    return "–" if (metric := _metric(run)) is None else accuracy_in_words(run.finals[metric], None if rows is None else int(rows))
+    metric = _metric(run)
+    return "–" if metric is None else metric_in_words(_name(metric), run.finals[metric], None if rows is None else int(rows))
+
+
+def _name(metric: str | None) -> str:
+    """Returns the task's name of a metric that is a key such as heldout/accuracy."""
+    return (metric or "").partition("/")[2]
 
 
 def _baselines(run: Run) -> dict[str, float]:

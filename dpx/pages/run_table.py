@@ -24,7 +24,7 @@ from dpx.durable import write_durably
 from dpx.extras import is_installed, missing
 from dpx.files import results
 from dpx.files.records import to_json
-from dpx.files.results import BASELINES, accuracy_in_words, interval, read_results
+from dpx.files.results import BASELINES, interval_of, metric_in_words, read_results
 from dpx.files.run_folder import CONFIG, Status
 from dpx.statement.seals import STATEMENT, read_run_statement
 from dpx.statement.statement_records import headline
@@ -42,7 +42,7 @@ def accuracy_of(folder: Path) -> str:
     """Returns the held-out metric of a finished run with its interval; empty without one."""
     try:
         results = read_results(folder / "private")
-        return accuracy_in_words(results.heldout[results.metric], results.rows)
+        return metric_in_words(results.metric, results.heldout[results.metric], results.rows)
     except (OSError, ValueError, KeyError, TypeError):
         return ""
 
@@ -50,10 +50,11 @@ def accuracy_of(folder: Path) -> str:
 def baselines_of(folder: Path) -> str:
     """Returns the metric of trivial models on the same held-out rows of a finished run; empty without any."""
     try:
-        found = read_results(folder / "private").baselines
+        results = read_results(folder / "private")
     except (OSError, ValueError, TypeError):
         return ""
-    return ", ".join(f"{value:.2%} ({BASELINES.get(name, name.replace('_', ' '))})" for name, value in found.items())
+    shown = {name: metric_in_words(results.metric, value) for name, value in results.baselines.items()}
+    return ", ".join(f"{value} ({BASELINES.get(name, name.replace('_', ' '))})" for name, value in shown.items())
 
 
 def epsilon_of(folder: Path) -> str:
@@ -123,7 +124,7 @@ def records_of(folders: Iterable[Path]) -> Records:
         with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
             results = read_results(folder / "private")
             value, rows = results.heldout[results.metric], results.rows
-            low, high = interval(value, rows) if rows and 0.0 <= value <= 1.0 else (None, None)
+            low, high = interval_of(results.metric, value, rows) or (None, None)
             record |= {"steps": results.steps, "metric": results.metric, "value": value, "low": low, "high": high, "rows": rows}
         with contextlib.suppress(OSError, ValueError):
             stated = read_run_statement(folder / "release" / STATEMENT)

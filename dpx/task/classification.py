@@ -12,9 +12,9 @@ from jaxtyping import Array, Float
 
 from dpx.models.networks import AnyDecoder, BertForClassification, DecoderForClassification, Features
 from dpx.models.shape import Model
-from dpx.task.declared_task import Classification, MultipleChoice
 from dpx.task.losses import Batch, Counts, Key, Params, class_losses, dropout_keys
 from dpx.task.mlm import segments
+from dpx.task.task_protocol import Pooled
 
 Noised = Callable[[Array], Array]
 
@@ -29,7 +29,7 @@ class Objective:
     """
 
     model: Model
-    task: Classification | MultipleChoice
+    task: Pooled
     vocabulary_size: int
 
     @property
@@ -69,7 +69,7 @@ class Objective:
         texts = (None, None, None) if "features" in batch else _texts(batch)
         inputs = (*texts, keys_B, batch.get("features"), *(() if noised is None else (noised,)))
         logits: Any = self.module.apply({"params": params}, *inputs)
-        return logits.reshape(len(batch["label"]), -1)
+        return logits.reshape(len(batch["record"]), -1)
 
     @property
     def has_constant_features(self) -> bool:

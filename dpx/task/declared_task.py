@@ -1,4 +1,5 @@
-"""Declares the tasks: masked words (with or without next sentence), next words, or the class of a text.
+"""Declares the tasks: masked words (with or without next sentence), next words, or the class of a text. `declared_targets.py` has two more,
+for a number and for several labels.
 
 Every task names the columns of a row that it reads (`columns`), its counts in a step (`counts`), the metrics that follow from the sums
 of those counts, and its headline metric (`metric`): an accuracy, the quotient of `accuracy_counts` (second None: divided by one).
@@ -22,7 +23,8 @@ from dpx.data.declared_data import Data
 from dpx.data.schema import Schema, classes, running_text, texts
 from dpx.declaration import ConfigError, declaration, require
 from dpx.models.shape import AnyModel, Bert, Decoder, Shapes
-from dpx.task.task_protocol import PackageTask, TextTask, require_columns
+from dpx.task.declared_targets import MultiLabel, Regression
+from dpx.task.task_protocol import PackageTask, Pooled, TextTask, require_columns
 
 
 def of_confusion(confusion_KK: Float[np.ndarray, "K K"]) -> dict[str, float]:
@@ -167,16 +169,12 @@ class CausalLanguageModel(_OverVocabulary):
         require_columns(self, data)
 
 
-class _Labels(TextTask):
-    """The common part of all tasks whose rows have a label."""
+class _OneClass(Pooled):
+    """The common part of all tasks whose rows have one class."""
 
     metric: ClassVar[str] = "accuracy"
     counts: ClassVar[tuple[str, ...]] = ("correct",)
     accuracy_counts: ClassVar[tuple[str, str | None]] = ("correct", None)
-    name: str
-
-    def masked_positions(self, sequence_length: int) -> int:
-        return 0
 
     def metrics(self, totals: dict[str, Any]) -> dict[str, float]:
         """Returns loss and accuracy per example; if answers were counted too (`confusion`), also F1 and Matthews' correlation."""
@@ -185,7 +183,7 @@ class _Labels(TextTask):
 
 
 @declaration
-class Classification(_Labels):
+class Classification(_OneClass):
     """Classification of texts: mean cross-entropy of a text's class; the text may be a pair of segments.
 
     Attributes:
@@ -212,7 +210,7 @@ class Classification(_Labels):
 
 
 @declaration
-class MultipleChoice(_Labels):
+class MultipleChoice(_OneClass):
     """Multiple choice: cross-entropy of the correct one of several texts, each scored separately; all texts of a row are one example.
 
     Attributes:
@@ -238,13 +236,13 @@ class MultipleChoice(_Labels):
         return {"most_frequent_choice": _share(answers, int(np.argmax(answers[: self.choices])))}
 
 
-def label_names(task: Classification | MultipleChoice, declared: Sequence[str]) -> list[str]:
+def label_names(task: Pooled, declared: Sequence[str]) -> list[str]:
     """Returns the labels by number: as `declared` by the data, or the numbers themselves if the data declares no labels."""
-    count = task.choices if isinstance(task, MultipleChoice) else task.classes
+    count = task.choices if isinstance(task, MultipleChoice) else task.pooled_outputs
     return list(declared) or [str(number) for number in range(count)]
 
 
-Task = MaskedLanguageModel | CausalLanguageModel | Classification | MultipleChoice | PackageTask
+Task = MaskedLanguageModel | CausalLanguageModel | Classification | MultipleChoice | Regression | MultiLabel | PackageTask
 
 
 def _share(answers: np.ndarray, answer: int) -> float:

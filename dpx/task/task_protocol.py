@@ -43,6 +43,17 @@ class ClassifierObjective(Objective, Protocol):
 
 
 @runtime_checkable
+class TargetObjective(Objective, Protocol):
+    """An objective whose targets are no single class: numbers, or several labels of a row. Its `answers` are float [B, M].
+
+    `outputs(params, batch)` returns what is compared with the targets, float [B, M]. Held-out outputs are kept for each row, for metrics
+    such as a rank correlation.
+    """
+
+    def outputs(self, params: Any, batch: Any) -> Any: ...
+
+
+@runtime_checkable
 class TwoPartObjective(Objective, Protocol):
     """An objective whose model is a head on features.
 
@@ -82,6 +93,18 @@ class TextTask:
     def require_fits(self, model: Any, data: Any) -> None:
         """Raises `ConfigError` if the task does not fit the model or the rows."""
         require_columns(self, data)
+
+
+class Pooled(TextTask):
+    """The common part of tasks that read the values of a classifier, and decode nothing over the vocabulary."""
+
+    if TYPE_CHECKING:
+
+        @property
+        def name(self) -> str: ...
+
+    def masked_positions(self, sequence_length: int) -> int:
+        return 0
 
 
 class PackageTask(TextTask):

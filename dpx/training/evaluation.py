@@ -36,11 +36,13 @@ from dpx.processes import team
 from dpx.sampler.sampler_protocol import share
 from dpx.task.losses import confusion
 from dpx.task.objective import objective as make_objective
-from dpx.task.task_protocol import ClassifierObjective
+from dpx.task.task_protocol import ClassifierObjective, TargetObjective
 from dpx.training.sharding import EXAMPLE_AXES
 
 BATCH_ROWS = 64
 _MASK_KEY = (2024, 2029)  # Any constant: evaluation masks must not change from run to run.
+# In the totals of held-out rows: each row's outputs, targets and which of them it has, [n, 3, M].
+_VALUES = "values"
 _SPREAD = 2029  # Any constant: the evaluated rows must not change from run to run.
 
 
@@ -56,12 +58,15 @@ class HeldOut:
 
     def __call__(self, params: Any) -> dict[str, float]:
         """Returns the task's metrics of all held-out rows."""
-        totals: dict[str, Any] = {}
+        totals, values = dict[str, Any](), list[np.ndarray]()
         for rows, is_padding_B in self.batches:
             team().note_progress()
             for name, value in jax.device_get(self.sums(params, rows, is_padding_B)).items():
+                if name == _VALUES:
+                    values.append(np.asarray(value, np.float64))
+                    continue
                 totals[name] = totals.get(name, 0.0) + (np.asarray(value, np.float64) if np.ndim(value) else float(value))
-        return self.metrics(totals)
+        return self.metrics(totals | ({_VALUES: np.concatenate(values)} if values else {}))
 
 
 def evaluations_of(
@@ -92,14 +97,18 @@ def held_out(
     """
     there = store.manifest.rows[split]
     count = there if rows_wanted is None else min(rows_wanted, there)
-    key = jnp.asarray(_MASK_KEY, jnp.uint32)
+    key, task = jnp.asarray(_MASK_KEY, jnp.uint32), objective.task
 
     def sums(params: Any, rows: dict[str, Any], is_padding_B: Any) -> dict[str, Any]:
         batch = objective.batch(key, rows)
         losses_B, counts = objective.losses(params, batch)
         total = lambda values_B: jnp.sum(jnp.where(is_padding_B, 0.0, values_B))  # noqa: E731
         totals = {"loss": total(losses_B), "examples": total(jnp.ones_like(losses_B)), **{name: total(v) for name, v in counts.items()}}
-        if isinstance(objective, ClassifierObjective):
+        if isinstance(objective, TargetObjective):
+            target_BM, has_BM = objective.answers(batch)
+            has_BM = has_BM & ~is_padding_B[:, None]
+            totals[_VALUES] = jnp.stack([objective.outputs(params, batch), target_BM, has_BM.astype(target_BM.dtype)], axis=1)
+        elif isinstance(objective, ClassifierObjective):
             # The same logits again: the compiler computes them once.
             logits_BK = objective.logits(params, batch)
             totals["confusion"] = confusion(jnp.argmax(logits_BK, axis=-1), batch["label"], is_padding_B, logits_BK.shape[-1])
@@ -112,19 +121,26 @@ def held_out(
         batch_rows = -(-batch_rows // devices) * devices
         over_rows, together = NamedSharding(mesh, P(EXAMPLE_AXES)), {"out_shardings": NamedSharding(mesh, P())}
         placed = partial(jax.make_array_from_process_local_data, over_rows)
-    batches, counted = [], np.zeros(1, np.int64)
+    batches, counted, targets = [], np.zeros(1, np.int64), list[np.ndarray]()
     answers = jax.jit(lambda rows: objective.answers(objective.batch(key, rows)))
     for rows, is_padding_B in in_batches(store, split, count, batch_rows, widths):
-        if team().is_owner:
+        if isinstance(objective, TargetObjective):
+            answer_BM, has_BM = jax.device_get(answers(rows))
+            is_asked_BM = has_BM & ~is_padding_B[:, None]
+            targets.append(np.where(is_asked_BM, answer_BM, np.nan)[is_asked_BM.any(1)])
+        elif team().is_owner:
             answer_BM, is_asked_BM = jax.device_get(answers(rows))
             grown = np.bincount(answer_BM[is_asked_BM & ~is_padding_B[:, None]], minlength=len(counted))
             grown[: len(counted)] += counted
             counted = grown
         batches.append(jax.tree.map(lambda values: share(values, team().part), (rows, is_padding_B)))
+    # Rows without any target are not judged.
+    given: Any = np.concatenate(targets) if targets else counted
+    count = len(given) if targets else count
     # Only process 0 reports them.
-    baselines = objective.task.baselines(counted, store.manifest.most_frequent_public_token_id) if team().is_owner else {}
+    baselines = task.baselines(given, store.manifest.most_frequent_public_token_id) if team().is_owner else {}
     of_batch = jax.jit(sums, **together)
-    return HeldOut(batches, lambda params, *batch: of_batch(params, *jax.tree.map(placed, batch)), baselines, count, objective.task.metrics)
+    return HeldOut(batches, lambda params, *batch: of_batch(params, *jax.tree.map(placed, batch)), baselines, count, task.metrics)
 
 
 def in_batches(

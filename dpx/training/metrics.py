@@ -31,7 +31,7 @@ _GROUPS = {
     "profile/seconds": "3_speed/seconds",
     "profile/": "3_speed/share_of_",
 }
-_OF_LEARNING = ("loss", "accuracy", "perplexity")
+_OF_LEARNING = ("loss", "accuracy", "perplexity", "rmse")
 
 # What TensorBoard shows beside a curve, by the beginning of the metric's name; the first that fits is used.
 _DESCRIPTIONS = {
@@ -231,12 +231,13 @@ class RunProgress:
     def step(self, done: int, examples_per_s: float, loss: float | None, accuracy: float | None, epsilon: float | None) -> None:
         """Shows the state after `done` steps; `epsilon` belongs to these steps, and is `None` if it was not composed.
 
-        `loss` and `accuracy` are `None` for a step that drew no example.
+        `loss` is `None` for a step that drew no example, `accuracy` also for a task without one.
         """
         now = time.monotonic()
         if epsilon is not None:
             self._epsilon = epsilon, done
-        facts = ["no example drawn"] if loss is None or accuracy is None else [f"loss {figure(loss, 2)}", f"accuracy {accuracy:.1%}"]
+        facts = ["no example drawn"] if loss is None else [f"loss {figure(loss, 2)}"]
+        facts += [] if loss is None or accuracy is None else [f"accuracy {accuracy:.1%}"]
         if self.planned is not None and self._epsilon is not None:
             spent, at = self._epsilon
             facts.append(f"epsilon {figure(spent, 2)}/{figure(self.planned, 2)}" + ("" if at == done else f" at {at}"))

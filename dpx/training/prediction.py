@@ -1,4 +1,4 @@
-"""Predicts classes of texts, or the correct one of several texts, by a trained classifier.
+"""Predicts classes of texts, a number, several labels, or the correct one of several texts, by a trained classifier.
 
 The classifier is a run's released parameters, or a checkpoint in the layout of Hugging Face.
 
@@ -10,7 +10,7 @@ import dataclasses
 from collections.abc import Callable, Iterator, Sequence
 from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
@@ -30,10 +30,16 @@ from dpx.models.checkpoint_shape import is_multiple_choice
 from dpx.models.shape import AnyModel
 from dpx.privacy.declared_privacy import Privacy
 from dpx.statement import received
+from dpx.task.declared_targets import MultiLabel, Regression
 from dpx.task.declared_task import Classification, MultipleChoice, Task, label_names
 from dpx.task.objective import objective as make_objective
+from dpx.task.task_protocol import Pooled
 
 Texts = tuple[tuple[str, ...], ...]  # of a row: one text, alone or as a pair, or one for each choice
+# What is predicted for a text: one of several classes, which of several labels are true, or a number.
+Answers = Literal["class", "labels", "number"]
+_ANSWERS: dict[type, Answers] = {Regression: "number", MultiLabel: "labels"}
+_PROBLEMS: dict[str, Answers] = {"regression": "number", "multi_label_classification": "labels"}
 _AT_ONCE = 4096
 _BATCH = 64
 
@@ -51,19 +57,28 @@ class Classifier:
     tokenizer: TextTokenizer
     sequence_length: int
     logits: Callable[[dict[str, Any]], Any]
+    answers: Answers = "class"
+    # A number is the output times the second, and the first added.
+    units: tuple[float, float] = (0.0, 1.0)
 
     def scores(self, texts: Iterator[Texts]) -> Iterator[np.ndarray]:
-        """Yields the probabilities of the classes, [K], for one text after another."""
+        """Yields [K] for one text after another: the probabilities of the classes, or of each label, or a number."""
         while some := list(islice(texts, _AT_ONCE)):
             rows = self._rows(some)
             longest_n = rows["length"].reshape(len(some), -1).max(axis=1)
-            shares = np.zeros((len(some), len(self.labels)))
+            found = np.zeros((len(some), len(self.labels)))
             for width, own, _ in in_batches(longest_n, widths_of("auto", self.sequence_length), _BATCH):
                 batch = {name: values[own] for name, values in rows.items()}
-                batch |= {"label": np.zeros(_BATCH, np.int32), "record": np.arange(_BATCH, dtype=np.int32)}
+                batch |= {"record": np.arange(_BATCH, dtype=np.int32)}
                 batch["tokens"] = batch["tokens"][..., :width]
-                shares[own] = np.asarray(jax.nn.softmax(self.logits(batch), axis=-1))
-            yield from shares
+                found[own] = self._answered(self.logits(batch))
+            yield from found
+
+    def _answered(self, logits_BK: Any) -> np.ndarray:
+        if self.answers == "number":
+            mean, scale = self.units
+            return np.asarray(logits_BK) * scale + mean
+        return np.asarray(jax.nn.softmax(logits_BK, axis=-1) if self.answers == "class" else jax.nn.sigmoid(logits_BK))
 
     def _rows(self, texts: Sequence[Texts]) -> dict[str, np.ndarray]:
         """Returns `tokens` [n, T] or [n, C, T], and `segment_start` and `length` [n] or [n, C]."""
@@ -82,13 +97,15 @@ def of_run(model: AnyModel, task: Task, vocabulary_size: int, data: Data, privac
 
     Raises `ConfigError` if the run did not train a classifier, or if its data has another vocabulary now.
     """
-    if not isinstance(task, Classification | MultipleChoice):
+    if not isinstance(task, Pooled):
         raise ConfigError(f"task={task.name}", "does not predict labels", "Name a run of task=classification or task=multiple_choice")
     store = store_of(data, privacy, params)
     objective: Any = make_objective(model, task, vocabulary_size, store.manifest)
     choices = task.choices if isinstance(task, MultipleChoice) else None
     labels = label_names(task, data.labels)
-    return Classifier(labels, choices, store.tokenizer(), store.manifest.sequence_length, _logits(objective, released(params)))
+    units = (task.mean, task.scale) if isinstance(task, Regression) else (0.0, 1.0)
+    length, answers = store.manifest.sequence_length, _ANSWERS.get(type(task), "class")
+    return Classifier(labels, choices, store.tokenizer(), length, _logits(objective, released(params)), answers, units)
 
 
 def of_checkpoint(path: str) -> Classifier:
@@ -99,8 +116,10 @@ def of_checkpoint(path: str) -> Classifier:
     checkpoint = Checkpoint(path, "job.checkpoint")
     received.read(checkpoint.folder)
     named = checkpoint.config.get("id2label")
+    problem = checkpoint.config.get("problem_type")
+    answers = _PROBLEMS.get(problem, "class") if isinstance(problem, str) else "class"
     require(
-        isinstance(named, dict) and len(named) > 1,
+        isinstance(named, dict) and len(named) > (answers == "class"),
         checkpoint.asked,
         "does not name its labels in its config.json",
         "Name a checkpoint of a classifier",
@@ -113,7 +132,12 @@ def of_checkpoint(path: str) -> Classifier:
     labels, model = [str(named[number]) for number in sorted(named, key=int)], checkpoint.model
     tokenizer = of_path(checkpoint.folder, model.vocabulary_size or 0)
     choices = len(labels) if is_multiple_choice(checkpoint.config) else None
-    task = Classification(classes=len(labels)) if choices is None else MultipleChoice(choices=choices)
+    is_number = f"declares problem_type=regression and {len(labels)} outputs, and dpx predicts one number"
+    require(answers != "number" or len(labels) == 1, checkpoint.asked, is_number, "Name a checkpoint with one output")
+    task: Any = (
+        MultipleChoice(choices=choices) if choices is not None else Classification(classes=len(labels)) if answers == "class" else None
+    )
+    task = task or (Regression(mean=0.0, scale=1.0) if answers == "number" else MultiLabel(labels=len(labels)))
     objective: Any = make_objective(model, task, model.vocabulary_size or 0, tokenizer.special)
     selected = checkpoint.select(objective.task.parameter_shapes(model, objective.vocabulary_size))
     require(
@@ -123,7 +147,7 @@ def of_checkpoint(path: str) -> Classifier:
         "Name a checkpoint of a classifier that includes its head",
     )
     params = jax.tree.map(jnp.asarray, nested(checkpoint.leaves(selected)))
-    return Classifier(labels, choices, tokenizer, _length(checkpoint), _logits(objective, params))
+    return Classifier(labels, choices, tokenizer, _length(checkpoint), _logits(objective, params), answers)
 
 
 def _length(checkpoint: Checkpoint) -> int:

@@ -95,7 +95,7 @@ def test_pairs_choices_and_labels_that_are_numbers(tmp_path: Path):
 def test_labels_that_are_measurements_are_refused(tmp_path: Path, one_of_them: str):
     labels = [*map(str, range(8)), one_of_them]
     (tmp_path / "a.csv").write_text("text,label\n" + "".join(f"row {n},{label}\n" for n, label in enumerate(labels)))
-    reason = f"9 numbers with decimals, such as {one_of_them}, and dpx trains on classes. Name a column of classes"
+    reason = f"9 numbers with decimals, such as {one_of_them}, which are no classes. Use task=regression with data.source.target_field"
     with pytest.raises(ConfigError, match=re.escape(reason)):
         _ = table(tmp_path / "a.csv", labels=None).classes
 

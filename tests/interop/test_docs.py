@@ -39,7 +39,7 @@ def _answers_of(page: str, folder: Path) -> list[Answer]:
     blocks = re.findall(r"```bash\n(.*?)```", (DOCS / page).read_text(), re.DOTALL)
     lines = [shlex.split(line) for block in blocks for line in block.splitlines()]
     assert all(line[:3] == ["python", "-m", "dpx"] for line in lines)
-    given = [line[3:] + list(QUICK if any(word.startswith("name=") for word in line) else ()) for line in lines]
+    given = [line[3:] + list(QUICK if any(word.startswith(("name=", "+experiment=fine_tune")) for word in line) else ()) for line in lines]
     # QUICK states the noise, from which a design cannot take its epsilon.
     given = [line + ["design.epsilon=8"] * ("job=design" in line) for line in given]
     said = answers([(folder, line) for line in given], trains_alike=True)
@@ -53,10 +53,15 @@ def test_fine_tuning_from_a_file_to_weights_for_others(tmp_path: Path):
     (folder / "vocab.txt").write_text("\n".join([*SPECIAL_TOKENS, *WORDS]) + "\n")
     _write(tmp_path / "reviews.csv", 160, 1)
     _write(tmp_path / "new.csv", 10, 2)
+    texts = [row["text"] for row in csv.DictReader((tmp_path / "reviews.csv").open(newline=""))]
+    (tmp_path / "scores.csv").write_text("text,score\n" + "".join(f"{text},{number % 6}\n" for number, text in enumerate(texts)))
+    both = "".join(f"{text},{number % 2},{number % 3 % 2}\n" for number, text in enumerate(texts))
+    (tmp_path / "tickets.csv").write_text("text,urgent,complaint\n" + both)
     said = _answers_of("fine_tuning.md", tmp_path)
-    assert len(said) == 12
-    assert "protected" in said[0].stdout + said[1].stdout and "dp" in said[4].stdout
-    assert "measured.csv" in said[2].stdout and "epsilon (pld)" in said[3].stdout
+    assert len(said) == 14
+    assert "protected" in said[0].stdout + said[1].stdout and "dp" in said[6].stdout
+    assert "pearson" in said[2].stdout and "subset accuracy" in said[3].stdout
+    assert "measured.csv" in said[4].stdout and "epsilon (pld)" in said[5].stdout
     assert sorted(path.name for path in (tmp_path / "for_others").iterdir()) >= ["README.md", "config.json", "dpx_config.yaml"]
     assert (tmp_path / "adapters" / "adapter_model.safetensors").is_file()
     own, others = (
