@@ -139,9 +139,9 @@ _ALSO_AS_DEFINED = ("PreTrainedTokenizer", "TokenizersBackend", "PythonBackend",
 # The class of a family where the files name none; Llama and VaultGemma have none.
 _OF_FAMILY = {"bert": "BertTokenizer", "distilbert": "BertTokenizer", "roberta": "RobertaTokenizer", "gpt2": "GPT2Tokenizer"}
 _OF_FAMILY |= {"qwen2": "Qwen2Tokenizer", "qwen3": "Qwen2Tokenizer", "gemma2": "GemmaTokenizer", "gemma3_text": "GemmaTokenizer"}
-_OF_FAMILY |= {"mistral": AS_DEFINED}
+_OF_FAMILY |= {"mistral": AS_DEFINED, "olmo2": AS_DEFINED}
 # Families for which transformers takes its own class, whatever the files name.
-_FORCED = ("qwen2", "mistral")
+_FORCED = ("qwen2", "mistral", "olmo2")
 _QWEN = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 _END = "<|endoftext|>"
 _OF_BERT = {"unk_token": "[UNK]", "sep_token": "[SEP]", "pad_token": "[PAD]", "cls_token": "[CLS]", "mask_token": "[MASK]"}

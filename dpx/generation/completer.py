@@ -111,7 +111,7 @@ def _ends(tokenizer: TextTokenizer, folder: Path | None) -> tuple[int, ...]:
 def _decoder(model: AnyModel, task: Task, where: str = "run") -> AnyDecoder:
     if not isinstance(model, AnyDecoder) or not isinstance(task, CausalLanguageModel):
         reason = f"is {model.name} of task={task.name}, and only a causal decoder of dpx with task=causal_lm completes texts"
-        raise ConfigError(where, reason, "Name GPT-2, Llama, Mistral, Qwen or Gemma")
+        raise ConfigError(where, reason, "Name GPT-2, Llama, Mistral, SmolLM, Qwen, OLMo 2 or Gemma")
     return model
 
 

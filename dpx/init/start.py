@@ -308,7 +308,7 @@ def _require_vocabulary_of(store: Store, asked: str, checksum: str, fix: str) ->
 # Settings of a decoder with rotary positions that no shape shows.
 _OF_ROTARY = ("family", "key_value_heads", "rms_norm_eps", "rotary_base", "rotary_scaling", "rotary_factor", "rotary_low_frequency")
 _OF_ROTARY += ("rotary_high_frequency", "rotary_original_positions", "window", "full_every", "window_rotary_base", "query_scale")
-_OF_ROTARY += ("attention_cap", "logit_cap")
+_OF_ROTARY += ("attention_cap", "logit_cap", "unturned_every")
 
 
 def _require_same_function(asked: str, theirs: AnyModel, model: AnyModel, named: str, further: Sequence[str] = ()) -> None:

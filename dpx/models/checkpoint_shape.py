@@ -18,13 +18,13 @@ import numpy as np
 
 from dpx.declaration import ConfigError, declaration, require
 from dpx.files.checkpoint_folder import CONFIG, Tensors, config_of, folder_of
-from dpx.models.families import Gemma, Llama, Qwen
+from dpx.models.families import Gemma, Llama, Olmo, Qwen
 from dpx.models.layouts import BERT, DISTILBERT, GPT2, ROBERTA, Layout, number, read_sizes, require_values, whole
 from dpx.models.model_protocol import COMPUTATION, Attention, Rematerialize
 from dpx.models.shape import Bert, Decoder, Model
 
-Rotary = Llama | Qwen | Gemma
-ROTARY: dict[str, type[Rotary]] = {model_type: kind for kind in (Llama, Qwen, Gemma) for model_type in kind.CLASSES}
+Rotary = Llama | Qwen | Olmo | Gemma
+ROTARY: dict[str, type[Rotary]] = {model_type: kind for kind in (Llama, Qwen, Olmo, Gemma) for model_type in kind.CLASSES}
 LAYOUTS: dict[str, Layout] = {"bert": BERT, "roberta": ROBERTA, "distilbert": DISTILBERT, "gpt2": GPT2}
 LAYOUTS |= {model_type: kind.LAYOUT for model_type, kind in ROTARY.items()}
 

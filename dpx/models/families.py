@@ -1,5 +1,5 @@
-"""Declares the families of decoders with rotary positions: Llama (1 to 3, SmolLM2, TinyLlama, Mistral), Qwen (2, 2.5, 3) and Gemma (2, the
-text part of 3, VaultGemma). No jax.
+"""Declares the families of decoders with rotary positions: Llama (1 to 3, SmolLM 2 and 3, TinyLlama, Mistral), Qwen (2, 2.5, 3), OLMo 2 and
+Gemma (2, the text part of 3, VaultGemma). No jax.
 
 A class holds its fields, what it computes, its config in both directions, and the names of its norms in a checkpoint.
 """
@@ -19,6 +19,7 @@ from dpx.models.layouts import (
     number,
     require_values,
     rotary_values,
+    unturned_every,
     whole,
 )
 from dpx.models.shape import RotaryDecoder
@@ -29,20 +30,22 @@ class Llama(RotaryDecoder):
     """A decoder with a SiLU gate and no norms but those before each half (Llama: Touvron et al. 2023, arXiv 2302.13971).
 
     `family` is its type in `transformers`; Mistral (Jiang et al. 2023, arXiv 2310.06825) is such a decoder, of which every layer may have a
-    `window`.
+    `window`, and SmolLM 3 (Bakouch et al. 2025) one of which some layers know no positions (Yang et al. 2025, arXiv 2501.18795).
 
     Attributes:
-        family: Type of the model in transformers, llama or mistral.
+        family: Type of the model in transformers, llama, mistral or smollm3.
         attention_bias: Whether the four maps of the attention have a bias.
         window: Number of tokens that a token sees, itself included; null for all before it.
+        unturned_every: Each layer whose number divides by it has no positions; null for none.
     """
 
-    CLASSES: ClassVar[dict[str, str]] = {"llama": "Llama", "mistral": "Mistral"}
+    CLASSES: ClassVar[dict[str, str]] = {"llama": "Llama", "mistral": "Mistral", "smollm3": "SmolLM3"}
     LAYOUT: ClassVar[Layout] = layout(attention_norm="input_layernorm", feed_forward_norm="post_attention_layernorm")
 
-    family: Literal["llama", "mistral"] = "llama"
+    family: Literal["llama", "mistral", "smollm3"] = "llama"
     attention_bias: bool = False
     window: int | None = None
+    unturned_every: int | None = None
 
     @property
     def attention_biases(self) -> Literal["none", "all"]:
@@ -56,19 +59,28 @@ class Llama(RotaryDecoder):
     def of_config(config: Config, where: str) -> tuple[type["Llama"], dict[str, Any]]:
         """Returns the class and the values of its fields that a `config.json` declares."""
         require_values(config, where, hidden_act="silu")
-        values, family = common_values(config, where, tied=False), config["model_type"]
-        values |= {"family": family, "key_value_heads": whole(config, "num_key_value_heads", where, values["heads"])}
+        family = config["model_type"]
+        is_smol = family == "smollm3"
+        values = common_values(config, where, tied=is_smol, rotary_base=2_000_000.0 if is_smol else 10_000.0)
+        values |= {"family": family, "key_value_heads": whole(config, "num_key_value_heads", where, 4 if is_smol else values["heads"])}
         values |= {"head_dim": whole({"head_dim": config.get("head_dim") or values["width"] // values["heads"]}, "head_dim", where)}
         if family == "mistral":
             require_values(config, where, attention_bias=False)
             window = config.get("sliding_window", 4096)
             return Llama, values | {"window": None if window is None else whole(config, "sliding_window", where, 4096)}
-        require_values(config, where, sliding_window=None)
+        if is_smol:
+            require_values(config, where, use_sliding_window=False)
+            values["unturned_every"] = unturned_every(config, where)
+        else:
+            require_values(config, where, sliding_window=None)
         return Llama, values | {"attention_bias": flag(config, "attention_bias", where, False)}
 
     def to_config(self) -> dict[str, Any]:
         """Returns the values of `config.json`."""
-        of_family = {"sliding_window": self.window} if self.family == "mistral" else {"attention_bias": self.attention_bias}
+        of_family: dict[str, Any] = {"sliding_window": self.window} if self.family == "mistral" else {"attention_bias": self.attention_bias}
+        if self.family == "smollm3":
+            every = self.unturned_every or self.layers + 1
+            of_family |= {"use_sliding_window": False, "no_rope_layers": [int((n + 1) % every != 0) for n in range(self.layers)]}
         return common_config(self) | {"hidden_act": "silu"} | of_family
 
 
@@ -93,8 +105,8 @@ class Qwen(RotaryDecoder):
         return "query_key_value" if self.family == "qwen2" else "all" if self.attention_bias else "none"
 
     @property
-    def has_head_norms(self) -> bool:
-        return self.family == "qwen3"
+    def query_key_norms(self) -> Literal["none", "head"]:
+        return "head" if self.family == "qwen3" else "none"
 
     @staticmethod
     def of_config(config: Config, where: str) -> tuple[type["Qwen"], dict[str, Any]]:
@@ -109,6 +121,43 @@ class Qwen(RotaryDecoder):
     def to_config(self) -> dict[str, Any]:
         """Returns the values of `config.json`."""
         return common_config(self) | {"hidden_act": "silu", "use_sliding_window": False, "attention_bias": self.attention_bias}
+
+
+@declaration
+class Olmo(RotaryDecoder):
+    """A decoder with a SiLU gate whose halves are normalised at their ends, not before, and whose queries and keys are normalised whole,
+    over all heads (OLMo 2: OLMo Team 2024, arXiv 2501.00656).
+
+    Attributes:
+        family: Type of the model in transformers, olmo2.
+        attention_bias: Whether the four maps of the attention have a bias.
+    """
+
+    CLASSES: ClassVar[dict[str, str]] = {"olmo2": "Olmo2"}
+    LAYOUT: ClassVar[Layout] = layout(attention_post_norm="post_attention_layernorm", feed_forward_post_norm="post_feedforward_layernorm")
+    has_pre_norms: ClassVar[bool] = False
+    has_post_norms: ClassVar[bool] = True
+    query_key_norms: ClassVar[Literal["whole"]] = "whole"
+
+    family: Literal["olmo2"] = "olmo2"
+    attention_bias: bool = False
+
+    @property
+    def attention_biases(self) -> Literal["none", "all"]:
+        return "all" if self.attention_bias else "none"
+
+    @staticmethod
+    def of_config(config: Config, where: str) -> tuple[type["Olmo"], dict[str, Any]]:
+        """Returns the class and the values of its fields that a `config.json` declares."""
+        require_values(config, where, hidden_act="silu")
+        values = common_values({"rms_norm_eps": 1e-5, **config}, where, tied=False)
+        values |= {"key_value_heads": whole(config, "num_key_value_heads", where, values["heads"])}
+        values |= {"head_dim": whole({"head_dim": config.get("head_dim") or values["width"] // values["heads"]}, "head_dim", where)}
+        return Olmo, values | {"attention_bias": flag(config, "attention_bias", where, False)}
+
+    def to_config(self) -> dict[str, Any]:
+        """Returns the values of `config.json`."""
+        return common_config(self) | {"hidden_act": "silu", "attention_bias": self.attention_bias}
 
 
 # What a config means that does not say: (each n-th layer has no window, cap of scores, cap of logits, base of layers without a window).
@@ -163,8 +212,8 @@ class Gemma(RotaryDecoder):
         return self.family != "vaultgemma"
 
     @property
-    def has_head_norms(self) -> bool:
-        return self.family == "gemma3_text"
+    def query_key_norms(self) -> Literal["none", "head"]:
+        return "head" if self.family == "gemma3_text" else "none"
 
     @property
     def query_scale(self) -> float:

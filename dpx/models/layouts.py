@@ -317,6 +317,20 @@ def common_config(model: RotaryDecoder) -> dict[str, Any]:
     }
 
 
+def unturned_every(config: Config, where: str) -> int | None:
+    """Returns n if each n-th layer of a config, and no other, has no positions; `None` if all have."""
+    layers, turned = config["num_hidden_layers"], config.get("no_rope_layers")
+    if turned is None:
+        return whole(config, "no_rope_layer_interval", where, 4)
+    is_list = isinstance(turned, list) and len(turned) >= layers and all(one in (0, 1) for one in turned)
+    require(is_list, where, f"has no_rope_layers={turned!r}, which is not 0 or 1 for each of its {layers} layers", _FIX)
+    unturned = [number + 1 for number in range(layers) if not turned[number]]
+    every = unturned[0] if unturned else layers + 1
+    reason = "has no_rope_layers in which the layers without positions do not come at regular distances"
+    require(unturned == list(range(every, layers + 1, every)), where, reason, _OTHER)
+    return every if unturned else None
+
+
 def full_every(config: Config, where: str, usual: int) -> int:
     """Returns n if each n-th layer of a config, and no other, has no window; `usual` if the config does not say."""
     layers, types = config["num_hidden_layers"], config.get("layer_types")

@@ -75,16 +75,17 @@ class RotaryLayer(nn.Module):
         def projected(x: Array, name: str, features: int, has_bias: bool = False) -> Array:
             return adapted(Dense(model, features, has_bias, name=name)(x), x, lora, name, dropped)
 
-        def heads_of(x_BTH: Array, name: str, heads: int, is_normed: bool) -> Array:
+        def heads_of(x_BTH: Array, name: str, heads: int, norms: str = "none") -> Array:
             y_BTd = projected(x_BTH, name, heads * model.head_dim, model.attention_biases != "none")
+            y_BTd = RMSNorm(model, name=f"{name}_norm")(y_BTd) if norms == "whole" else y_BTd
             y_BTND = y_BTd.reshape(*y_BTd.shape[:2], heads, model.head_dim)
-            y_BTND = RMSNorm(model, name=f"{name}_norm")(y_BTND) if is_normed else y_BTND
+            y_BTND = RMSNorm(model, name=f"{name}_norm")(y_BTND) if norms == "head" else y_BTND
             return by_text(y_BTND.reshape(y_BTd.shape), length).reshape(length.size, -1, heads, model.head_dim)
 
         def attended(x_BTH: Array) -> Array:
-            q_RSND = heads_of(x_BTH, "query", model.heads, model.has_head_norms)
-            k_RUGD = heads_of(x_BTH, "key", model.key_value_heads, model.has_head_norms)
-            v_RUGD = heads_of(x_BTH, "value", model.key_value_heads, False)
+            q_RSND = heads_of(x_BTH, "query", model.heads, model.query_key_norms)
+            k_RUGD = heads_of(x_BTH, "key", model.key_value_heads, model.query_key_norms)
+            v_RUGD = heads_of(x_BTH, "value", model.key_value_heads)
             length_R = length.reshape(-1)
             place = places(self, length_R, q_RSND.shape[1])
             rate_D, is_windowed = rates_of(model, layer)
@@ -99,7 +100,7 @@ class RotaryLayer(nn.Module):
             return projected(gated(model.activation, gate_BTF, up_BTF), "down", model.width)
 
         for name, half in (("attention", attended), ("feed_forward", fed_forward)):
-            added_BTH = half(RMSNorm(model, name=f"{name}_norm")(x_BTH))
+            added_BTH = half(RMSNorm(model, name=f"{name}_norm")(x_BTH) if model.has_pre_norms else x_BTH)
             x_BTH = x_BTH + (RMSNorm(model, name=f"{name}_post_norm")(added_BTH) if model.has_post_norms else added_BTH)
         return x_BTH, None
 
@@ -151,6 +152,8 @@ def _attended(
 def rates_of(model: RotaryDecoder, layer: Array) -> tuple[Array | np.ndarray, Array | None]:
     """Returns the rates of the layer of this number, [D/2], and whether it has a window; None if no layer has one."""
     rate_D = rates(model, model.rotary_base, is_scaled=True)
+    if model.unturned_every is not None:
+        rate_D = jnp.where((layer + 1) % model.unturned_every == 0, 0.0, rate_D)
     if model.window is None:
         return rate_D, None
     is_windowed = (layer + 1) % model.full_every != 0

@@ -17,7 +17,7 @@ from dpx.models.model_protocol import count as count
 
 @declaration
 class RotaryDecoder(Transformer):
-    """A causal decoder with RMSNorm before each half, rotary positions, grouped-query attention and a gated feed-forward.
+    """A causal decoder with RMSNorm around each half, rotary positions, grouped-query attention and a gated feed-forward.
 
     `key_value_heads` are shared by `heads`: one is multi-query attention. A head has `head_dim` numbers, whatever the width. Positions turn
     pairs of numbers at rates `rotary_base`^(-2d/D), which `rotary_scaling` changes: `"linear"` divides all of them by `rotary_factor`;
@@ -43,8 +43,10 @@ class RotaryDecoder(Transformer):
     activation: ClassVar[Literal["silu", "gelu_tanh"]] = "silu"
     # Added to the scale of a norm: 1 where a checkpoint stores the scale less one.
     norm_offset: ClassVar[float] = 0.0
-    # RMSNorm of each head's query and key; RMSNorm of what each half adds.
-    has_head_norms: ClassVar[bool] = False
+    # RMSNorm of the queries and keys: of each head, or of all heads as one.
+    query_key_norms: ClassVar[Literal["none", "head", "whole"]] = "none"
+    # RMSNorm of what each half reads; of what it adds.
+    has_pre_norms: ClassVar[bool] = True
     has_post_norms: ClassVar[bool] = False
     # Which maps of the attention have a bias.
     attention_biases: ClassVar[Literal["none", "query_key_value", "all"]] = "none"
@@ -54,6 +56,8 @@ class RotaryDecoder(Transformer):
     # A token sees the last `window` tokens, itself included, except in each `full_every`-th layer, which has no window.
     window: ClassVar[int | None] = None
     full_every: ClassVar[int] = 1
+    # Each such layer turns no pairs: it knows no positions.
+    unturned_every: ClassVar[int | None] = None
     # The base of the layers that have a window, without scaling; None: that of all.
     window_rotary_base: ClassVar[float | None] = None
 
@@ -95,6 +99,8 @@ class RotaryDecoder(Transformer):
         require(
             self.window is None or self.window > 0, f"model.window={self.window}", "is not a number of tokens", "Use 1 or more, or null"
         )
+        value = f"model.unturned_every={self.unturned_every}"
+        require(self.unturned_every is None or self.unturned_every > 0, value, "is not a number of layers", "Use 1 or more, or null")
         require(self.full_every > 0, f"model.full_every={self.full_every}", "is not a number of layers", "Use 1 or more")
         check_attention(self, self.head_dim)
         require(
@@ -119,15 +125,17 @@ class RotaryDecoder(Transformer):
         require(not next_sentence, f"model={self.name}", "has no next-sentence classifier", "Use task=causal_lm")
         H, F, D, of_queries, of_keys = self.width, self.feed_forward, self.head_dim, *self._attention_widths
         outputs_of = {"query": of_queries, "key": of_keys, "value": of_keys}
-        layer: Shapes = {"attention_norm/scale": (H,), "feed_forward_norm/scale": (H,)}
-        layer |= {f"{name}/kernel": (H, width) for name, width in outputs_of.items()} | {"attention_out/kernel": (of_queries, H)}
+        layer: Shapes = {f"{name}/kernel": (H, width) for name, width in outputs_of.items()} | {"attention_out/kernel": (of_queries, H)}
         layer |= {"gate/kernel": (H, F), "up/kernel": (H, F), "down/kernel": (F, H)}
         if self.attention_biases != "none":
             layer |= {f"{name}/bias": (width,) for name, width in outputs_of.items()}
         if self.attention_biases == "all":
-            layer["attention_out/bias"] = (H,)
-        if self.has_head_norms:
-            layer |= {"query_norm/scale": (D,), "key_norm/scale": (D,)}
+            layer |= {"attention_out/bias": (H,)}
+        if self.query_key_norms != "none":
+            sizes = (of_queries, of_keys) if self.query_key_norms == "whole" else (D, D)
+            layer |= {f"{name}_norm/scale": (size,) for name, size in zip(("query", "key"), sizes, strict=True)}
+        if self.has_pre_norms:
+            layer |= {"attention_norm/scale": (H,), "feed_forward_norm/scale": (H,)}
         if self.has_post_norms:
             layer |= {"attention_post_norm/scale": (H,), "feed_forward_post_norm/scale": (H,)}
         shapes: Shapes = {"embeddings/word": (vocabulary_size, H), "final_norm/scale": (H,)}

@@ -5,7 +5,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from dpx.models.families import Gemma, Llama, Qwen
+from dpx.models.families import Gemma, Llama, Olmo, Qwen
 from dpx.models.shape import Bert, Decoder, Model
 from dpx.task import causal_lm, classification, mlm
 from dpx.task.declared_task import CausalLanguageModel, Classification, MaskedLanguageModel, MultipleChoice, Task
@@ -55,6 +55,8 @@ ROTARY: dict[str, tuple[type[Model], dict, Task]] = {
     "llama_classifier": (Llama, {}, CLASSES),
     "llama_choices": (Llama, {"key_value_heads": 1}, MultipleChoice(choices=3)),
     "mistral": (Llama, {"family": "mistral", "window": 3, "tied": False}, CausalLanguageModel()),
+    "smollm3": (Llama, {"family": "smollm3", "unturned_every": 2}, CausalLanguageModel()),
+    "olmo2": (Olmo, {"tied": False}, CausalLanguageModel()),
     "qwen2": (Qwen, {"family": "qwen2", "rotary_scaling": "linear", "rotary_factor": 2.0}, CausalLanguageModel()),
     "qwen3": (Qwen, {"family": "qwen3", "tied": False}, CausalLanguageModel()),
     "gemma2": (Gemma, {"family": "gemma2"} | _CAPPED, CausalLanguageModel()),

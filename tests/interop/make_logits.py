@@ -45,6 +45,9 @@ def rotary(model_type: str, shape: tuple[int, int, int, int], letter: str) -> di
         | {
             "llama": {"rope_parameters": scaled, "attention_bias": True} if letter == "a" else {"tie_word_embeddings": True},
             "mistral": {"sliding_window": 3 if letter == "a" else None, "head_dim": 6},
+            # The third layer turns, the second does not.
+            "smollm3": {"no_rope_layer_interval": 2, "rope_parameters": {"rope_type": "default", "rope_theta": 10.0}},
+            "olmo2": {"attention_bias": letter == "b", "rope_parameters": {"rope_type": "default", "rope_theta": 10.0}},
             "qwen2": {"rope_parameters": {"rope_type": "linear", "factor": 3.0, "rope_theta": 10.0}},
             "qwen3": {"head_dim": 6, "tie_word_embeddings": True, "attention_bias": letter == "b"},
             "gemma2": gemma | caps,
@@ -60,9 +63,19 @@ HEADS = {
     "distilbert": {"lm": "DistilBertForMaskedLM", "classes": "DistilBertForSequenceClassification"},
     "gpt2": {"body": "GPT2Model", "lm": "GPT2LMHeadModel", "classes": "GPT2ForSequenceClassification"},
 }
-ROTARY = {"llama": "Llama", "mistral": "Mistral", "qwen2": "Qwen2", "qwen3": "Qwen3", "gemma2": "Gemma2", "gemma3_text": "Gemma3"}
+ROTARY = {
+    "llama": "Llama",
+    "mistral": "Mistral",
+    "smollm3": "SmolLM3",
+    "olmo2": "Olmo2",
+    "qwen2": "Qwen2",
+    "qwen3": "Qwen3",
+    "gemma2": "Gemma2",
+    "gemma3_text": "Gemma3",
+}
 HEADS |= {kind: {"lm": f"{name}ForCausalLM"} for kind, name in ROTARY.items()} | {"vaultgemma": {"lm": "VaultGemmaForCausalLM"}}
 HEADS["llama"] |= {"classes": "LlamaForSequenceClassification"}
+HEADS["olmo2"] |= {"classes": "Olmo2ForSequenceClassification"}
 
 
 def computed(model, model_type: str) -> dict[str, Any]:

@@ -26,7 +26,18 @@ from dpx.task.objective import objective
 from .cases import CLASSES, VOCABULARY, Case, inputs, values
 
 FAMILIES = ["bert_classes_a", "roberta_classes_b", "distilbert_classes_a", "gpt2_classes_a", "llama_classes_b"]
-LANGUAGE = ["gpt2_lm_a", "llama_lm_a", "mistral_lm_a", "qwen2_lm_a", "qwen3_lm_a", "gemma2_lm_a", "gemma3_text_lm_a", "vaultgemma_lm_a"]
+LANGUAGE = [
+    "gpt2_lm_a",
+    "llama_lm_a",
+    "mistral_lm_a",
+    "smollm3_lm_a",
+    "olmo2_lm_a",
+    "qwen2_lm_a",
+    "qwen3_lm_a",
+    "gemma2_lm_a",
+    "gemma3_text_lm_a",
+    "vaultgemma_lm_a",
+]
 TRAIN = Adapters(rank=2, alpha=6.0, targets=("query", "value", "attention_out", "down"), head=True)
 SPECIAL = SpecialIds(pad_id=0, unk_id=1, cls_id=2, sep_id=3, mask_id=4)
 TASK = Classification(classes=CLASSES)

@@ -249,6 +249,9 @@ def rotary(name: str, **changes) -> str:
         ("qwen2_lm_a", {"use_sliding_window": True}, "has use_sliding_window=True"),
         ("gemma3_text_lm_a", {"use_bidirectional_attention": True}, "has use_bidirectional_attention=True"),
         ("gemma2_lm_b", {"layer_types": ["full_attention", "sliding_attention", "sliding_attention"]}, "at regular distances"),
+        ("smollm3_lm_b", {"no_rope_layers": [0, 1, 0]}, "in which the layers without positions do not come at regular distances"),
+        ("smollm3_lm_b", {"no_rope_layers": [1, 2, 1]}, "which is not 0 or 1 for each of its 3 layers"),
+        ("smollm3_lm_b", {"use_sliding_window": True}, "has use_sliding_window=True"),
         ("gemma2_lm_b", {"layer_types": ["full_attention"]}, "which is not a kind for each of its 3 layers"),
     ],
 )

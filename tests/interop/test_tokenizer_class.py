@@ -35,7 +35,13 @@ NAMED = [(family, None) for family in ("gpt2", "qwen2", "qwen3", "gemma2", "gemm
 NAMED += [("llama", "LlamaTokenizer"), ("llama", "LlamaTokenizerFast"), ("mistral", "LlamaTokenizer"), ("vaultgemma", "GemmaTokenizer")]
 NAMED += [("llama", "GPT2TokenizerFast"), ("qwen2", AS_DEFINED), ("qwen3", AS_DEFINED), ("gemma2", AS_DEFINED), ("gpt2", "GPT2Tokenizer")]
 NAMED += [("llama", AS_DEFINED), ("gpt2", AS_DEFINED), ("llama", "TokenizersBackend"), ("qwen3", "Qwen2Tokenizer"), ("roberta", None)]
-NAMED += [("roberta", "RobertaTokenizerFast"), ("llama", "PreTrainedTokenizer")]
+NAMED += [
+    ("roberta", "RobertaTokenizerFast"),
+    ("llama", "PreTrainedTokenizer"),
+    ("smollm3", None),
+    ("olmo2", None),
+    ("olmo2", "GPT2Tokenizer"),
+]
 
 
 def folder(
