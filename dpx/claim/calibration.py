@@ -55,9 +55,37 @@ def calibrate(experiment: Experiment, size: int) -> Calibrated:
     if not experiment.is_private:
         return Calibrated(None, tuple((batch / size, steps) for batch, steps in batch_stages), batch_stages, size, {})
     size = check_claim(experiment, size)
+    noise, mechanism, sampler, privacy = experiment.noise, experiment.mechanism, experiment.sampler, experiment.privacy
+    if isinstance(noise, Multiplier):
+        sigma = noise.noise_multiplier
+    elif isinstance(noise, NoiseBatchRatio):
+        sigma = noise.noise_batch_ratio * batch_stages[0][0]
+    elif isinstance(noise, TargetClt):
+        # At this noise the central limit gives the target, as if the draws of each step were hidden.
+        assert isinstance(mechanism, ForwardNoise)
+        draws = mechanism.draws_per_step
+        of_draws = [(batch / size / draws, steps * draws) for batch, steps in batch_stages]
+        sigma = profile.gdp_clt_noise_multiplier(of_draws, epsilon=noise.epsilon, delta=privacy.delta, value="noise.epsilon")
+    else:
+        assert isinstance(noise, TargetEpsilon)
+        accountant, orders = accountant_of(experiment.accountant)
+        alone = dict.fromkeys(ledger.AUXILIARY)
+        segments = [replace(segment, **alone) for segment in planned_segments(experiment, batch_stages, size, 1.0)]
+        adjacency = privacy.adjacency
+        if sampler.assumed is not None:
+            segments, adjacency = assumed(sampler, segments), ASSUMED_ADJACENCY
+        whole = solve.solve(
+            accounting.bucketed(ledger.releases(segments)),
+            epsilon=noise.epsilon,
+            delta=privacy.delta,
+            accountant=accountant,
+            orders=orders,
+            adjacency=adjacency,
+            coarse=experiment.accountant.value_discretization_interval,
+        )
+        sigma = remaining(whole, auxiliary(experiment.clip, experiment.telemetry))
     stages = tuple((batch / size, steps) for batch, steps in batch_stages)
-    sigma = _noise(experiment, batch_stages, size)
-    spent = accounting_of(experiment.accountant, experiment.privacy, planned_segments(experiment, batch_stages, size, sigma))
+    spent = accounting_of(experiment.accountant, privacy, planned_segments(experiment, batch_stages, size, sigma))
     return Calibrated(sigma, stages, batch_stages, size, spent)
 
 
@@ -182,38 +210,6 @@ def planned_segments(
             segments.append(replace(record, steps=((max(first, begins), left),)))
         first += steps
     return segments
-
-
-def _noise(experiment: Experiment, batch_stages: BatchStages, size: int) -> float:
-    noise = experiment.noise
-    if isinstance(noise, Multiplier):
-        return noise.noise_multiplier
-    if isinstance(noise, NoiseBatchRatio):
-        return noise.noise_batch_ratio * batch_stages[0][0]
-    mechanism, sampler, privacy = experiment.mechanism, experiment.sampler, experiment.privacy
-    if isinstance(noise, TargetClt):
-        # At this noise the central limit gives the target, as if the draws of each step were hidden.
-        assert isinstance(mechanism, ForwardNoise)
-        draws = mechanism.draws_per_step
-        stages = [(batch / size / draws, steps * draws) for batch, steps in batch_stages]
-        return profile.gdp_clt_noise_multiplier(stages, epsilon=noise.epsilon, delta=privacy.delta, value="noise.epsilon")
-    assert isinstance(noise, TargetEpsilon)
-    accountant, orders = accountant_of(experiment.accountant)
-    alone = dict.fromkeys(ledger.AUXILIARY)
-    segments = [replace(segment, **alone) for segment in planned_segments(experiment, batch_stages, size, 1.0)]
-    adjacency = privacy.adjacency
-    if sampler.assumed is not None:
-        segments, adjacency = assumed(sampler, segments), ASSUMED_ADJACENCY
-    whole = solve.solve(
-        accounting.bucketed(ledger.releases(segments)),
-        epsilon=noise.epsilon,
-        delta=privacy.delta,
-        accountant=accountant,
-        orders=orders,
-        adjacency=adjacency,
-        coarse=experiment.accountant.value_discretization_interval,
-    )
-    return remaining(whole, auxiliary(experiment.clip, experiment.telemetry))
 
 
 # Papers that assume Poisson sampling account for it under add-or-remove-one, which zero_out equals.

@@ -10,6 +10,7 @@ from dp_accounting import GaussianDpEvent, PoissonSampledDpEvent
 
 from dpx import packages
 from dpx.claim.search_record import TrialDistribution
+from dpx.config.declared_init import Init
 from dpx.config.declared_tuning import Tune
 from dpx.config.experiment import Experiment
 from dpx.declaration import require
@@ -192,24 +193,18 @@ def check_space(distribution: TrialDistribution) -> None:
         )
 
 
-def check_fork(fork: Any, tune: Tune) -> None:
-    """Raises `ConfigError` for trials of a charged search that are forks of another run: the cost of that run is in no trial's plan."""
-    require(
-        fork is None or tune.charge == "uncharged",
-        f"fork={fork} with tune.charge={tune.charge}",
-        "the plans of the trials do not include the cost of the forked run",
-        "Remove the fork, or use tune.charge=uncharged",
-    )
-
-
-def check_init(init: Any, tune: Tune) -> None:
-    """Raises `ConfigError` for trials of a charged search that begin from trained weights: the cost of these is in no trial's plan."""
-    require(
-        init.is_random or tune.charge == "uncharged",
-        f"init={init.kind} with tune.charge={tune.charge}",
-        "the plans of the trials do not include the cost of the starting weights",
-        "Use init=random, or tune.charge=uncharged",
-    )
+def check_start(fork: str | None, init: Init, tune: Tune) -> None:
+    """Raises `ConfigError` for trials of a charged search that are forks or begin from trained weights: their plans lack its cost."""
+    for is_met, value, of_what, fix in (
+        (fork is None, f"fork={fork}", "forked run", "Remove the fork"),
+        (init.is_random, f"init={init.kind}", "starting weights", "Use init=random"),
+    ):
+        require(
+            is_met or tune.charge == "uncharged",
+            f"{value} with tune.charge={tune.charge}",
+            f"the plans of the trials do not include the cost of the {of_what}",
+            f"{fix}, or use tune.charge=uncharged",
+        )
 
 
 def check_budget(accountant: Accountant) -> None:

@@ -237,15 +237,10 @@ class Spending:
 
     def _composed(self, done: int, is_last: bool) -> float:
         (own, orders), privacy = self._accountant, self._privacy
-        charges = accounting.bucketed(ledger.releases(self._entered_by(done)))
+        # Without the later steps of the newest noise epoch: the next step is entered before the metrics of this step are read.
+        newest, segments = self._ledger.noise_epochs[-1].name, self._ledger.segments()
+        before = [segment for segment in segments if segment.epoch_name != newest]
+        entered = before + ledger.until([segment for segment in segments if segment.epoch_name == newest], done)
+        charges = accounting.bucketed(ledger.releases(entered))
         interval = None if is_last or own != "pld" else loss_grid.multiple(charges, privacy.adjacency, self._coarse)
         return accounting.compose(charges, own, privacy.adjacency, orders, interval, self._coarse).epsilon(privacy.delta)
-
-    def _entered_by(self, done: int) -> Segments:
-        """Returns the ledger without the later steps of the newest noise epoch: the next step is entered before the metrics of this step
-        are read."""
-        newest = self._ledger.noise_epochs[-1].name
-        segments = self._ledger.segments()
-        return [segment for segment in segments if segment.epoch_name != newest] + ledger.until(
-            [segment for segment in segments if segment.epoch_name == newest], done
-        )

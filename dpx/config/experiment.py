@@ -172,7 +172,13 @@ class Experiment:
         """Tries all checks of the root record, in this order; those of its claim are in `dpx.claim.claim_checks.check_claim`."""
         self._require_numbers()
         self.data.require_fits(self.privacy)
-        self._require_units_fit()
+        # A protected unit is something that the source holds: copies of its text that dpx makes are rows of one unit.
+        require(
+            not self.is_private or self.data.cuts in (None, 1) or self.privacy.unit != "row",
+            f"data.cuts={self.data.cuts} with privacy.unit=row",
+            f"the text of each document is in {self.data.cuts} rows, and epsilon of one row would not protect it",
+            f"Use privacy.unit=document with privacy.rows_per_unit_max={self.data.cuts}, or data.cuts=null",
+        )
         self._require_audit_fits()
         self._require_model_fits()
         self.task.require_fits(self.model, self.data)
@@ -203,15 +209,6 @@ class Experiment:
             f"microbatch={self.microbatch}",
             "a microbatch has at least one example",
             "Use 1 or more, or auto",
-        )
-
-    def _require_units_fit(self) -> None:
-        # A protected unit is something that the source holds: copies of its text that dpx makes are rows of one unit.
-        require(
-            not self.is_private or self.data.cuts in (None, 1) or self.privacy.unit != "row",
-            f"data.cuts={self.data.cuts} with privacy.unit=row",
-            f"the text of each document is in {self.data.cuts} rows, and epsilon of one row would not protect it",
-            f"Use privacy.unit=document with privacy.rows_per_unit_max={self.data.cuts}, or data.cuts=null",
         )
 
     def _require_batches_fit(self) -> None:

@@ -94,7 +94,8 @@ def default_keys() -> dict[str, Any]:
 def options(group: str) -> list[Option]:
     """Returns the options of a group, those of installed packages too."""
     found = [(name, packages.option_file(group, name)) for name in packages.names_in(group)]
-    return [Option(group, name, first_sentence(file), _target(file)) for name, file in found]
+    first_sentence = re.compile(r"(?<=\.) (?=[A-Z])")
+    return [Option(group, name, first_sentence.split(about(file), maxsplit=1)[0], _target(file)) for name, file in found]
 
 
 def keys(option: Option) -> list[Key]:
@@ -159,11 +160,6 @@ def about(file: Path) -> str:
             break
         block.append(line.removeprefix("#").strip())
     return " ".join(block)
-
-
-def first_sentence(file: Path) -> str:
-    """Returns the first sentence of the comment at the top of a config file."""
-    return re.split(r"(?<=\.) (?=[A-Z])", about(file), maxsplit=1)[0]
 
 
 @functools.cache

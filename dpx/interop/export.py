@@ -87,7 +87,9 @@ def export(
             origin = vocabulary_folder(experiment.data.vocabulary.path)
             config, endings = tokenizer_files.write_endings(unfinished, config, origin, store.tokenizer())
             anew += endings
-        config |= mark if converted.base is None else received.adapters_mark(config, mark)
+        # PEFT reads this field itself for a model without a task.
+        of_adapters = {received.OF_ADAPTERS: mark} if config.get("task_type") else {}
+        config |= mark if converted.base is None else of_adapters
         (unfinished / converted.config_file).write_text(json.dumps(config, indent=2) + "\n")
         learnt_from.write(unfinished, learnt_from.of_store(store.manifest, experiment.name), released=True)
         settings = unfinished / SETTINGS

@@ -104,7 +104,7 @@ def _lines(document: RunPlan) -> list[tuple[str, str]]:
         ("epsilon", _epsilons(document.epsilon)),
         *((origins.OWED[one.kind], origins.in_words(one)) for one in beginning.origins),
     ]
-    if origins.are_composed(beginning):
+    if any(one.is_composed for one in beginning.origins):
         alone = f"{_epsilons(document.epsilon_of_this_run)}, of this run without those; noise.epsilon is the target for this number"
         lines.append(("epsilon of this run's steps", alone))
     return [*lines, ("guarantee", document.guarantee)]

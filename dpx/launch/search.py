@@ -18,7 +18,7 @@ from hydra.experimental.callback import Callback
 from omegaconf import DictConfig, OmegaConf
 
 from dpx import config
-from dpx.claim.claim_checks import check_charge, check_fork, check_init
+from dpx.claim.claim_checks import check_charge, check_start
 from dpx.claim.search_record import TrialDistribution, key_of
 from dpx.claim.study import Study
 from dpx.config import build, recipes
@@ -63,8 +63,7 @@ def trial(point: Point, experiment: Experiment, job: Any) -> Iterator[Experiment
         check_charge(sweeper, tune)
         if tune.charge == "repeat_and_select":
             require_settled(sweeper)
-        check_fork(point.fork, tune)
-        check_init(experiment.init, tune)
+        check_start(point.fork, experiment.init, tune)
         # Text that cannot be prepared raises here, before a trial begins.
         prepare(experiment.data, experiment.privacy)
         point.is_trial = True

@@ -282,7 +282,7 @@ TABLE[("slot_revealed", "zero_out_text", "deterministic")] = _gaussian
 def event(release: Release, adjacency: str, accountant: str) -> Event:
     """Returns the event that `accountant` composes for `release`; raises `ConfigError` if no bound is known."""
     require(accountant in ACCOUNTANTS, f"accountant={accountant}", "is not an accountant that proves a bound", "Use pld or rdp")
-    require(adjacency in RELATION, f"adjacency={adjacency}", "is not a neighbouring relation", f"Use one of {', '.join(RELATION)}")
+    require_relation(f"adjacency={adjacency}", adjacency)
     # A shift of the discrete Gaussian by whole steps has the Gaussian's moments of the density ratio at integer orders (Canonne,
     # Kamath, Steinke 2020, proposition 5 and its proof), and so the same Poisson-sampled divergences there; nothing else is proved.
     require(

@@ -281,11 +281,6 @@ def facts(origins: Sequence[Origin]) -> Beginning:
     return Beginning(kind=kind, meaning=MEANING, origins=known)
 
 
-def are_composed(beginning: Beginning) -> bool:
-    """Returns whether charges of an earlier run are composed with those of the run of a statement."""
-    return any(one.is_composed for one in beginning.origins)
-
-
 def charged_in(beginning: Beginning) -> Segments:
     """Returns the charges of the runs before the run of a statement."""
     return join(*charged(beginning.origins))

@@ -60,19 +60,13 @@ class Profile:
         return max(closed_form.mu(float(epsilon), float(delta)) for epsilon, delta in known) * (1 + 1e-9)
 
 
-def gdp_clt_mu(charges: Charges) -> float:
-    """Returns the Gaussian-DP parameter mu of the central limit; infinite if exp(1/sigma^2) overflows."""
+def gdp_clt_epsilon(charges: Charges, delta: Real) -> float:
+    """Returns epsilon by the central limit, which is not a bound; infinite if exp(1/sigma^2) overflows."""
     if any(release.noise_multiplier**-2 > 700 for release, _ in charges):
         return math.inf
-    return math.sqrt(math.fsum(n * release.sampling_probability**2 * math.expm1(release.noise_multiplier**-2) for release, n in charges))
-
-
-def gdp_clt_epsilon(charges: Charges, delta: Real) -> float:
-    """Returns epsilon by the central limit, which is not a bound."""
-    mu = gdp_clt_mu(charges)
-    if mu == 0:
-        return 0.0
-    return closed_form.epsilon(mu, delta) if math.isfinite(mu) else math.inf
+    squares = (n * release.sampling_probability**2 * math.expm1(release.noise_multiplier**-2) for release, n in charges)
+    mu = math.sqrt(math.fsum(squares))
+    return closed_form.epsilon(mu, delta) if mu else 0.0
 
 
 # The noise multipliers between which the limit is solved: with less noise exp(1 / sigma^2) is above 1e271.

@@ -25,7 +25,7 @@ CheckedBy = Literal["ledger", "manifest"] | None
 # the tokenizer. PEFT drops a key that it does not know from adapter_config.json, with a warning, and keeps `auto_mapping`, which it reads
 # only for a model without a task.
 MARK = "dpx"
-_OF_ADAPTERS = "auto_mapping"
+OF_ADAPTERS = "auto_mapping"
 _MARKED = ("config.json", "tokenizer_config.json", "adapter_config.json")
 _SAID: dict[CheckedBy, str] = {
     "ledger": "",
@@ -89,7 +89,11 @@ def read(folder: Path) -> Received:
     if place.parent.is_dir():
         _, checked_by = agreement.checked(folder)
     else:
-        require_own_mark(folder)
+        # No file of the folder has the mark of another release than its statement.
+        stated = seals.stated_id(folder)
+        for name, one in marks(folder).items():
+            reason = f"is of the release {one.get('release')}, but {STATEMENT} beside it is of {stated}"
+            require(stated is None or one.get("release") == stated, folder / name, reason, seals.AGAIN)
         place, checked_by = folder / STATEMENT, "manifest" if agreement.check_copy(folder) else None
     return Received(read_statement(place) if place.is_file() else None, checked_by)
 
@@ -99,30 +103,17 @@ def mark(run: str, folder: Path) -> dict[str, Any]:
     return {MARK: {"run": run, "release": seals.stated_id(folder)}}
 
 
-def adapters_mark(config: dict[str, Any], mark: dict[str, Any]) -> dict[str, Any]:
-    """Returns the mark as a field of PEFT's `config`; empty if PEFT would read that field."""
-    return {_OF_ADAPTERS: mark} if config.get("task_type") else {}
-
-
 def marks(folder: Path) -> dict[str, dict[str, Any]]:
     """Returns the marks of dpx in the files of `folder`, by file; files that another program saved again count too."""
     found = {}
     for name in _MARKED:
         # Reads regular files only: a named pipe in a folder from elsewhere may never end.
         facts = read_json(folder / name, seals.AGAIN) if (folder / name).is_file() else {}
-        mapped = facts.get(_OF_ADAPTERS)
+        mapped = facts.get(OF_ADAPTERS)
         held = facts.get(MARK) or (mapped.get(MARK) if isinstance(mapped, dict) else None)
         if held is not None:
             found[name] = held if isinstance(held, dict) else {"run": str(held)}
     return found
-
-
-def require_own_mark(folder: Path) -> None:
-    """Raises `ConfigError` if a file of `folder` has the mark of another release than its statement."""
-    stated = seals.stated_id(folder)
-    for name, one in marks(folder).items():
-        reason = f"is of the release {one.get('release')}, but {STATEMENT} beside it is of {stated}"
-        require(stated is None or one.get("release") == stated, folder / name, reason, seals.AGAIN)
 
 
 def require_not_of_dpx(folder: Path, asked: str, has_card: bool) -> None:

@@ -625,9 +625,9 @@ def test_the_winner_of_a_search_is_loaded_under_its_statement_and_begins_no_run(
 
 
 def test_a_charged_search_begins_from_random_parameters(place, parent):
-    from dpx.claim.claim_checks import check_init
+    from dpx.claim.claim_checks import check_start
 
     experiment = place.declared("tune=search", "tune.charge=composition", "init=run", f"init.run={parent}")
     assert experiment.tune is not None
     with pytest.raises(ConfigError, match="init=run with tune.charge=composition"):
-        check_init(experiment.init, experiment.tune)
+        check_start(None, experiment.init, experiment.tune)

@@ -6,8 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from dpx.claim.claim_checks import check_fork
+from dpx.claim.claim_checks import check_start
 from dpx.claim.study import Study
+from dpx.config.declared_init import RandomStart
 from dpx.config.declared_tuning import Tune
 from dpx.declaration import ConfigError
 from dpx.files.records import to_json
@@ -154,9 +155,9 @@ def test_a_killed_trial_that_was_resumed_to_its_end_has_finished(tmp_path: Path)
 
 def test_what_a_parent_has_spent_is_in_no_trials_plan() -> None:
     with pytest.raises(ConfigError, match="fork=outputs/a with tune.charge=composition"):
-        check_fork("outputs/a", Tune(charge="composition"))
-    check_fork("outputs/a", Tune(charge="uncharged"))
-    check_fork(None, Tune(charge="composition"))
+        check_start("outputs/a", RandomStart(), Tune(charge="composition"))
+    check_start("outputs/a", RandomStart(), Tune(charge="uncharged"))
+    check_start(None, RandomStart(), Tune(charge="composition"))
 
 
 def test_runs_without_privacy_have_no_plan_and_no_claim(tmp_path: Path) -> None:
