@@ -13,7 +13,12 @@ from pathlib import Path
 
 # Compiling is most of what tests cost. Without LLVM's optimisations and the fusion emitters it takes a fifth; the passes that decide on
 # memory and on what crosses between devices are the same.
-QUICKLY = ("--xla_backend_optimization_level=0", "--xla_cpu_use_fusion_emitters=false", "--xla_cpu_parallel_codegen_split_count=1")
+QUICKLY = (
+    "--xla_backend_optimization_level=0",
+    "--xla_cpu_use_fusion_emitters=false",
+    "--xla_cpu_parallel_codegen_split_count=1",
+    "--xla_cpu_opt_preset=FAST_COMPILE",
+)
 CACHE = Path(__file__).resolve().parents[1] / "outputs" / "cache"
 
 os.environ["JAX_PLATFORMS"] = "cpu"
