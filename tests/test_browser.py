@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from dpx.extras import is_installed
+from dpx.packages import is_installed
 from tests.browser import AXE, PROGRAM, Browser
 from tests.processes import CHECKOUT, environment, micro_run
 

@@ -15,7 +15,7 @@ from omegaconf import OmegaConf
 import dpx
 from dpx import config
 from dpx.config import recipes
-from dpx.extras import is_installed
+from dpx.packages import is_installed
 from tests.processes import CHECKOUT, answers, environment
 
 DOCS = Path(dpx.__file__).parent / "docs"

@@ -19,7 +19,7 @@ from hydra.errors import MissingConfigException
 from hydra.types import HydraContext
 from omegaconf import DictConfig, OmegaConf
 
-from dpx import console, extras
+from dpx import console, packages
 from dpx.config.command_line import as_refused
 from dpx.declaration import ConfigError
 from dpx.files.run_folder import Status
@@ -227,7 +227,7 @@ def _awaited(found: Callable[[], Any]) -> Any:
 def _require_launcher(name: str) -> None:
     """Skips the test where the launcher's extra is not installed."""
     plugin = {"submitit_local": "hydra_submitit_launcher", "joblib": "hydra_joblib_launcher"}.get(name)
-    is_there = plugin is None or extras.is_installed("hydra_plugins") and importlib.util.find_spec(f"hydra_plugins.{plugin}") is not None
+    is_there = plugin is None or packages.is_installed("hydra_plugins") and importlib.util.find_spec(f"hydra_plugins.{plugin}") is not None
     if not is_there:
         pytest.skip("needs the extra launchers")
 

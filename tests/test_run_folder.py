@@ -16,11 +16,12 @@ from omegaconf import OmegaConf
 
 import dpx
 from dpx import config
+from dpx.claim.calibration import claim_checksum
 from dpx.claim.search_record import opened
 from dpx.config import recipes
 from dpx.config.command_line import as_refused
 from dpx.config.declared_init import FromRun
-from dpx.data.vocabulary import SPECIAL_TOKENS
+from dpx.data.tokenizer import SPECIAL_TOKENS
 from dpx.declaration import ConfigError
 from dpx.durable import locked, make_private, write_durably
 from dpx.files import orbax_checkpoints
@@ -30,7 +31,7 @@ from dpx.interop.export import export
 from dpx.job.account import Account
 from dpx.job.explain import Explain
 from dpx.launch.point import require_same_claim, require_same_run
-from dpx.launch.resolvers import hydra_files
+from dpx.launch.search import hydra_files
 from dpx.pages import pictures
 from dpx.privacy.hash_chain import Chain
 from dpx.training.lossy_file import Released
@@ -95,7 +96,7 @@ def test_what_may_leave_is_as_open_as_its_folder_also_where_a_library_wrote_it(r
     before = os.umask(0)
     try:
         orbax_checkpoints.export(outputs / "params", {"w": np.ones(3, np.float32)}, {})
-        export(declared[0], run, outputs / "exported")
+        export(declared[0].fitted, run, outputs / "exported")
     finally:
         os.umask(before)
     for path in outputs.rglob("*"):
@@ -220,7 +221,7 @@ def test_nothing_that_may_leave_names_a_place_of_the_machine(copy: Path, run: Pa
     cfg, _ = config.load(str(copy))
     assert cfg.data.source.paths == f"{root}/letters.txt", "the whole config is read where it is"
     experiment, _ = config.build(cfg)
-    export(experiment, copy, copy / "release" / "hf")
+    export(experiment.fitted, copy, copy / "release" / "hf")
     Explain()(experiment, RunFolder(copy))
     Account(accountant="rdp")(experiment, RunFolder(copy))
     told = OmegaConf.load(copy / "release" / "config.yaml")
@@ -341,16 +342,16 @@ def test_training_another_config_in_a_runs_folder_names_the_keys_and_a_command_t
     (run / "release").mkdir(parents=True)
     (run / "release" / "config.yaml").write_text(text)
     cfg = recipes.compose(["data=synthetic", "steps=4"])
-    require_same_claim(experiment, cfg, run, ())
+    require_same_claim(claim_checksum(experiment), cfg, run, ())
     overrides = ("data=synthetic", "steps=8", "batch_schedule.size=8", f"hydra.run.dir={run}")
     other, cfg = composed(*overrides[:3])[0], recipes.compose(list(overrides[:3]))
     with pytest.raises(ConfigError, match=r"batch_schedule.size, steps differ\. Restore it, or give another hydra.run.dir"):
-        require_same_claim(other, cfg, run, overrides)
+        require_same_claim(claim_checksum(other), cfg, run, overrides)
     (run / "private" / "checkpoints" / "2").mkdir(parents=True)
     with pytest.raises(
         ConfigError, match=r"branch into a new folder: python -m dpx data=synthetic steps=8 batch_schedule.size=8 fork=\S*run@2\.$"
     ):
-        require_same_claim(other, cfg, run, overrides)
+        require_same_claim(claim_checksum(other), cfg, run, overrides)
 
 
 def test_a_path_is_printed_as_the_next_command_can_name_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 import dpx
-from dpx import extras
+from dpx import packages
 from dpx.console import Console
 from dpx.declaration import ConfigError
 from dpx.files.results import Results, interval, write_results
@@ -80,7 +80,7 @@ def test_what_cannot_be_written_is_one_line(outputs: Path, tmp_path: Path, monke
         records.to_pandas()
     with pytest.raises(ConfigError, match="needs pyarrow, which is not installed. Install the extra hub"):
         run_table.write(records, tmp_path / "runs.parquet")
-    assert set(extras.PACKAGES) >= {"hub"}
+    assert set(packages.PACKAGES) >= {"hub"}
 
 
 # Command lines, each in a folder of its own, and all in one process.

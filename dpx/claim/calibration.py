@@ -14,7 +14,7 @@ from dpx.config.experiment import Experiment
 from dpx.declaration import ConfigError, at_default, identifying_values
 from dpx.mechanism.clip import Clip
 from dpx.mechanism.declared_mechanism import Multiplier, NoiseBatchRatio, TargetClt, TargetEpsilon
-from dpx.mechanism.mechanism_protocol import ForwardNoise
+from dpx.mechanism.mechanism_protocol import ForwardNoise, Mechanism
 from dpx.mechanism.telemetry import Telemetry
 from dpx.models.model_protocol import COMPUTATION
 from dpx.privacy import accounting, ledger, profile, solve
@@ -45,32 +45,35 @@ class Calibrated:
     epsilon: dict[str, float]
 
 
-def calibrate(experiment: Experiment, size: int) -> Calibrated:
+def calibrate(experiment: Experiment, size: int, plan: Plan | None = None) -> Calibrated:
     """Checks the claim and solves for the noise multiplier.
 
     `size` is the counted number of rows or units (what the sampler draws), or the declared number before anything is counted. Raises
     `ConfigError` for a claim that is not valid.
+
+    A run that began with `plan` keeps the noise multiplier that was solved for then, if nothing else in its plan has changed: another
+    version of an accountant may return one that differs in the last digits.
     """
     batch_stages = batch_schedule.stages(experiment.batch_schedule, experiment.steps)
     if not experiment.is_private:
         return Calibrated(None, tuple((batch / size, steps) for batch, steps in batch_stages), batch_stages, size, {})
     size = check_claim(experiment, size)
-    noise, mechanism, sampler, privacy = experiment.noise, experiment.mechanism, experiment.sampler, experiment.privacy
+    entries, noise, sampler, privacy = Entries.of(experiment), experiment.noise, experiment.sampler, experiment.privacy
     if isinstance(noise, Multiplier):
         sigma = noise.noise_multiplier
     elif isinstance(noise, NoiseBatchRatio):
         sigma = noise.noise_batch_ratio * batch_stages[0][0]
     elif isinstance(noise, TargetClt):
         # At this noise the central limit gives the target, as if the draws of each step were hidden.
-        assert isinstance(mechanism, ForwardNoise)
-        draws = mechanism.draws_per_step
+        assert isinstance(experiment.mechanism, ForwardNoise)
+        draws = experiment.mechanism.draws_per_step
         of_draws = [(batch / size / draws, steps * draws) for batch, steps in batch_stages]
         sigma = profile.gdp_clt_noise_multiplier(of_draws, epsilon=noise.epsilon, delta=privacy.delta, value="noise.epsilon")
     else:
         assert isinstance(noise, TargetEpsilon)
         accountant, orders = accountant_of(experiment.accountant)
         alone = dict.fromkeys(ledger.AUXILIARY)
-        segments = [replace(segment, **alone) for segment in planned_segments(experiment, batch_stages, size, 1.0)]
+        segments = [replace(segment, **alone) for segment in entries.planned(batch_stages, size, 1.0)]
         adjacency = privacy.adjacency
         if sampler.assumed is not None:
             segments, adjacency = assumed(sampler, segments), ASSUMED_ADJACENCY
@@ -85,7 +88,11 @@ def calibrate(experiment: Experiment, size: int) -> Calibrated:
         )
         sigma = remaining(whole, auxiliary(experiment.clip, experiment.telemetry))
     stages = tuple((batch / size, steps) for batch, steps in batch_stages)
-    spent = accounting_of(experiment.accountant, privacy, planned_segments(experiment, batch_stages, size, sigma))
+    first = None if plan is None or plan.step is None else plan.step.noise_multiplier
+    if plan is not None and first and first != sigma:
+        now = plan_of(experiment, Calibrated(first, stages, batch_stages, size, {}))
+        sigma = sigma if differing(plan, now) else first
+    spent = accounting_of(experiment.accountant, privacy, entries.planned(batch_stages, size, sigma))
     return Calibrated(sigma, stages, batch_stages, size, spent)
 
 
@@ -96,7 +103,7 @@ def plan_of(experiment: Experiment, calibrated: Calibrated) -> Plan:
     """
     if calibrated.noise_multiplier is None:
         return Plan()
-    first = entry(experiment, calibrated.size, calibrated.noise_multiplier, calibrated.batch_stages[0][0])
+    first = Entries.of(experiment).of_step(calibrated.size, calibrated.noise_multiplier, calibrated.batch_stages[0][0])
     groups = {name: getattr(experiment, name) for name in ("noise", "privacy", "accountant", "audit")}
     return Plan(
         step=StepCost(**{field.name: getattr(first, field.name) for field in fields(StepCost)}),
@@ -140,45 +147,64 @@ def _whole(plan: Plan) -> dict[str, Any]:
     return {} if plan.steps is None else {"steps": plan.steps, "batch_sizes": plan.batch_sizes}
 
 
-def as_planned(experiment: Experiment, calibrated: Calibrated, plan: Plan | None) -> Calibrated:
-    """Returns `calibrated` with the noise multiplier that was solved for when the run began, if nothing else in its plan has changed.
+@dataclass(frozen=True)
+class Entries:
+    """Makes the ledger entries of the steps of one declaration, from what decides their cost.
 
-    Another version of an accountant may return a noise multiplier that differs in the last digits; a run keeps its first one.
+    `outside` are the packages of its classes that are not dpx's own.
     """
-    now = plan_of(experiment, calibrated)
-    if plan is None or plan.step is None or now.step is None:
-        return calibrated
-    sigma = plan.step.noise_multiplier
-    is_new = bool(sigma) and sigma != calibrated.noise_multiplier
-    if not is_new or differing(plan, replace(now, step=replace(now.step, noise_multiplier=sigma))):
-        return calibrated
-    segments = planned_segments(experiment, calibrated.batch_stages, calibrated.size, sigma)
-    spent = accounting_of(experiment.accountant, experiment.privacy, segments)
-    return replace(calibrated, noise_multiplier=sigma, epsilon=spent)
 
+    mechanism: Mechanism
+    sampler: Sampler
+    clip: Clip
+    telemetry: Telemetry
+    privacy: Privacy
+    outside: tuple[str, ...]
 
-def entry(
-    experiment: Experiment, size: int, noise_multiplier: float, batch: int, epoch: int = 0, epoch_name: str = "", job: Any = None
-) -> LedgerEntry:
-    """Returns the ledger entry of one step at expected batch size `batch`, in the noise epoch with number `epoch` and name `epoch_name`.
+    @classmethod
+    def of(cls, experiment: Experiment) -> "Entries":
+        parts = experiment.mechanism, experiment.sampler, experiment.clip, experiment.telemetry, experiment.privacy
+        return cls(*parts, tuple(part.package for part in outside_code.parts(experiment)))
 
-    `job` is the job that runs it; the field `by` depends on it and on the packages that are imported at the time of the call.
-    """
-    return LedgerEntry(
-        epoch=epoch,
-        epoch_name=epoch_name,
-        noise_multiplier=noise_multiplier,
-        expected_batch_size=batch,
-        size=size,
-        rows_per_unit=experiment.privacy.rows_per_unit_max,
-        unit_mode=experiment.privacy.unit_mode,
-        event=event_of_step(experiment.mechanism, experiment.sampler, experiment.privacy.adjacency, noise_multiplier, size, batch),
-        by=outside_code.AND.join(outside_code.packages_of(experiment, job)) or None,
-        **experiment.sampler.ledger_fields(size, batch),
-        **experiment.mechanism.ledger_fields(),
-        **experiment.clip.ledger_fields(),
-        **experiment.telemetry.ledger_fields(),
-    )
+    def of_step(self, size: int, noise_multiplier: float, batch: int, epoch: int = 0, epoch_name: str = "", job: Any = None) -> LedgerEntry:
+        """Returns the entry of one step at expected batch size `batch`, in the noise epoch with number `epoch` and name `epoch_name`.
+
+        `job` is the job that runs it; the field `by` depends on it and on the packages that are imported at the time of the call.
+        """
+        privacy = self.privacy
+        return LedgerEntry(
+            epoch=epoch,
+            epoch_name=epoch_name,
+            noise_multiplier=noise_multiplier,
+            expected_batch_size=batch,
+            size=size,
+            rows_per_unit=privacy.rows_per_unit_max,
+            unit_mode=privacy.unit_mode,
+            event=event_of_step(self.mechanism, self.sampler, privacy.adjacency, noise_multiplier, size, batch),
+            by=outside_code.AND.join(outside_code.joined(self.outside, outside_code.packages_of((), job))) or None,
+            **self.sampler.ledger_fields(size, batch),
+            **self.mechanism.ledger_fields(),
+            **self.clip.ledger_fields(),
+            **self.telemetry.ledger_fields(),
+        )
+
+    def planned(
+        self, batch_stages: BatchStages, size: int, noise_multiplier: float, origin: str = "planned", epoch: NoiseEpoch | None = None
+    ) -> Segments:
+        """Returns the entries of the schedule from the first step of `epoch` on, in the ledger called `origin`.
+
+        It returns the whole schedule if no epoch has begun.
+        """
+        segments: Segments = []
+        begins, number, name = (epoch.from_step, epoch.number, epoch.name) if epoch else (0, 0, "")
+        first = 0
+        for batch, steps in batch_stages:
+            left = first + steps - max(first, begins)
+            if left > 0:
+                record = ledger.encode([(origin, first, self.of_step(size, noise_multiplier, batch, number, name))])[0]
+                segments.append(replace(record, steps=((max(first, begins), left),)))
+            first += steps
+        return segments
 
 
 def auxiliary(clip: Clip, telemetry: Telemetry) -> dict[str, float | None]:
@@ -186,30 +212,6 @@ def auxiliary(clip: Clip, telemetry: Telemetry) -> dict[str, float | None]:
     (`ledger.AUXILIARY`)."""
     released = clip.ledger_fields() | telemetry.ledger_fields()
     return {name: released[name] for name in ledger.AUXILIARY}
-
-
-def planned_segments(
-    experiment: Experiment,
-    batch_stages: BatchStages,
-    size: int,
-    noise_multiplier: float,
-    origin: str = "planned",
-    epoch: NoiseEpoch | None = None,
-) -> Segments:
-    """Returns the entries of the schedule from the first step of `epoch` on, in the ledger called `origin`.
-
-    It returns the whole schedule if no epoch has begun.
-    """
-    segments: Segments = []
-    begins, number, name = (epoch.from_step, epoch.number, epoch.name) if epoch else (0, 0, "")
-    first = 0
-    for batch, steps in batch_stages:
-        left = first + steps - max(first, begins)
-        if left > 0:
-            record = ledger.encode([(origin, first, entry(experiment, size, noise_multiplier, batch, number, name))])[0]
-            segments.append(replace(record, steps=((max(first, begins), left),)))
-        first += steps
-    return segments
 
 
 # Papers that assume Poisson sampling account for it under add-or-remove-one, which zero_out equals.
@@ -257,8 +259,9 @@ _WITHOUT_EFFECT = ("schedule", "name", "tune", "profile")
 _COMPUTATION = ("mesh", "clipping_method", "microbatch", "length_buckets")
 
 
-def claim_of(experiment: Experiment) -> dict[str, Any]:
-    """Returns the declaration as plain data, without default values, reporting, and settings of how it is computed."""
+def claim_checksum(experiment: Experiment) -> str:
+    """Returns the SHA-256 of the declaration, which must not change during a run: as plain data, without default values, reporting, and
+    settings of how it is computed."""
     plain = identifying_values(experiment)
     plain["data"].pop("directory", None)
     for name in COMPUTATION:
@@ -266,9 +269,5 @@ def claim_of(experiment: Experiment) -> dict[str, Any]:
     # Two packages may have classes of one name.
     if outside := outside_code.parts(experiment):
         plain["outside_code"] = {part.key: part.kind for part in outside}
-    return {key: value for key, value in plain.items() if key not in _WITHOUT_EFFECT + _COMPUTATION}
-
-
-def claim_checksum(experiment: Experiment) -> str:
-    """Returns the SHA-256 of `claim_of`, which must not change during a run."""
-    return hashlib.sha256(json.dumps(claim_of(experiment), sort_keys=True, default=str).encode()).hexdigest()
+    claim = {key: value for key, value in plain.items() if key not in _WITHOUT_EFFECT + _COMPUTATION}
+    return hashlib.sha256(json.dumps(claim, sort_keys=True, default=str).encode()).hexdigest()

@@ -14,6 +14,7 @@ from dpx.data.declared_data import Data
 from dpx.data.labelled import Table
 from dpx.data.protected_units import vocabulary_source as vocabulary_source
 from dpx.mechanism.mechanism_protocol import ForwardNoise, Mechanism
+from dpx.models.trained import Trained
 from dpx.privacy.declared_privacy import Privacy, UnitFacts, unlike
 from dpx.privacy.ledger import Ledger
 from dpx.privacy.lines import Verdict
@@ -96,12 +97,11 @@ def of_table(data: Data) -> list[str]:
     return [*uncovered, f"{test_rows[source.select]}, including its rows of units that also have protected rows"]
 
 
-def assumptions(experiment: Experiment, manifest: Any, size: int, facts: RunFacts) -> list[str]:
+def assumptions(data: Data, privacy: Privacy, train: Trained, audit: Audit, manifest: Any, size: int, facts: RunFacts) -> list[str]:
     """Returns the assumptions of the guarantee, one sentence each.
 
     `manifest` describes the prepared data (`None` before they are prepared), `size` is N, and `facts` are those of the run's ledger.
     """
-    data, privacy, train = experiment.data, experiment.privacy, experiment.train
     counted = size if manifest is None or privacy.adjacency == "add_remove" else privacy.population(manifest)
     premises = [*_of_public_facts(data, privacy, manifest, size), *_of_the_unit(data, privacy)]
     if not train.is_all:
@@ -122,8 +122,8 @@ def assumptions(experiment: Experiment, manifest: Any, size: int, facts: RunFact
     if privacy.rows_per_example > 1:
         most = privacy.rows_per_unit_max
         premises.append(f"each whole {privacy.unit} is drawn and clipped: its gradient is the sum over its rows, at most {most}")
-    if isinstance(experiment.audit, Canaries):
-        places = experiment.audit.places(privacy)
+    if isinstance(audit, Canaries):
+        places = audit.places(privacy)
         premises.append(f"{places} of the {size} {privacy.drawn}s are canaries, which hold no protected text")
     if counted and privacy.delta >= 1 / counted:
         premises.append(f"privacy.allow_large_delta: delta {privacy.delta} is not below 1/N = {1 / counted:.3g}")

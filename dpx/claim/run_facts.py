@@ -5,8 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from dpx.claim.calibration import Calibrated, planned_segments
-from dpx.config.experiment import Experiment
+from dpx.claim.calibration import Calibrated, Entries
 from dpx.privacy import ledger, origins
 from dpx.privacy.ledger import Ledger, Segments
 from dpx.privacy.lines import Verdict
@@ -67,14 +66,14 @@ class RunFacts:
         )
 
 
-def planned_end(experiment: Experiment, calibrated: Calibrated, entered: Ledger | None, begins_from: Sequence[Origin] = ()) -> Segments:
+def planned_end(entries: Entries, calibrated: Calibrated, entered: Ledger | None, begins_from: Sequence[Origin] = ()) -> Segments:
     """Returns the contents of the ledger at the planned end: its present contents, and the remaining steps of its newest noise epoch.
 
     Without a ledger, it returns the run's whole plan and the charges of its origins.
     """
     assert calibrated.noise_multiplier is not None
     origin, noise_epoch = (entered.identity, entered.noise_epochs[-1] if entered.noise_epochs else None) if entered else ("planned", None)
-    to_come = planned_segments(experiment, calibrated.batch_stages, calibrated.size, calibrated.noise_multiplier, origin, noise_epoch)
+    to_come = entries.planned(calibrated.batch_stages, calibrated.size, calibrated.noise_multiplier, origin, noise_epoch)
     if entered is None:
         return ledger.join(*origins.charged(begins_from), to_come)
     # A package that is imported during the run is noted from that step on; the steps before it were entered without it, and count once.

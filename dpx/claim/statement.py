@@ -6,10 +6,10 @@ against a guarantee and its limits (`dpx.claim.caveats`), epsilon (`dpx.claim.sp
 """
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
-from dpx.claim.calibration import Calibrated, auxiliary
+from dpx.claim.calibration import Calibrated, Entries, auxiliary
 from dpx.claim.caveats import (
     assumptions,
     chosen_late,
@@ -29,6 +29,7 @@ from dpx.config.experiment import Experiment
 from dpx.data.protected_units import unit_facts
 from dpx.files.records import from_json
 from dpx.mechanism.clip import Clip
+from dpx.mechanism.mechanism_protocol import Mechanism
 from dpx.mechanism.telemetry import Telemetry
 from dpx.models.shape import count
 from dpx.privacy import accounting
@@ -66,7 +67,7 @@ def build(
     The headline `epsilon` covers the planned end and everything entered in addition to the plan: it is valid at any time during the run.
     """
     facts, privacy, size = RunFacts.of(entered, begins_from), experiment.privacy, calibrated.size
-    end = planned_end(experiment, calibrated, entered, facts.begins_from) if experiment.is_private else []
+    end = planned_end(Entries.of(experiment), calibrated, entered, facts.begins_from) if experiment.is_private else []
     trusts = Trusted.by_run(experiment, job, end)
     common = fields_of_any(experiment, manifest, calibrated, entered, facts)
     uncovered = not_covered(experiment.mechanism, experiment.clipping_method, experiment.data, privacy)
@@ -83,7 +84,8 @@ def build(
         *facts.against,
         *refuted(facts.verdict),
     ]
-    premises, audit = assumptions(experiment, manifest, size, facts), audit_facts(experiment.audit, facts.verdict)
+    premises = assumptions(experiment.data, privacy, experiment.train, experiment.audit, manifest, size, facts)
+    audit = audit_facts(experiment.audit, facts.verdict)
 
     accountant, steps = experiment.accountant, experiment.steps
     spent, whole = Spent(accountant, privacy, facts.segments), Spent(accountant, privacy, end)
@@ -140,7 +142,15 @@ def fields_of_any(experiment: Experiment, manifest: Any, calibrated: Calibrated,
         fields |= {
             "declared_size": calibrated.size,
             "sampler": dataclasses.asdict(experiment.sampler) | {"expected_batch_size": {"smallest": min(sizes), "largest": max(sizes)}},
-            "mechanism": mechanism_facts(experiment, calibrated),
+            "mechanism": mechanism_facts(
+                experiment.mechanism,
+                experiment.clip,
+                experiment.telemetry,
+                calibrated,
+                experiment.model.dtype,
+                lambda: count(experiment.task.parameter_shapes(experiment.model, experiment.vocabulary_size)),
+                is_seeded=experiment.seed is not None,
+            ),
             "units": tuple(one and one.as_released(facts.tells_words) for one in units),
         }
     return fields
@@ -172,33 +182,37 @@ def audit_facts(audit: Audit, verdict: Verdict | None) -> AuditFacts | None:
     )
 
 
-def mechanism_facts(experiment: Experiment, calibrated: Calibrated) -> MechanismFacts:
-    """Returns the clipping norm, the noise and the generator.
+def mechanism_facts(
+    mechanism: Mechanism,
+    clip: Clip,
+    telemetry: Telemetry,
+    calibrated: Calibrated,
+    dtype: str,
+    count_parameters: Callable[[], int],
+    is_seeded: bool = False,
+) -> MechanismFacts:
+    """Returns the clipping norm, the noise and the generator. `dtype` is that of the model's computation.
 
     Raises `ConfigError` for facts about a package's noise that no statement holds.
     """
-
-    def count_parameters() -> int:
-        return count(experiment.task.parameter_shapes(experiment.model, experiment.vocabulary_size))
-
-    sigma, clip = calibrated.noise_multiplier, experiment.clip
+    sigma = calibrated.noise_multiplier
     sizes = [batch for batch, _ in calibrated.batch_stages]
-    aside = {name: z for name, z in auxiliary(clip, experiment.telemetry).items() if z is not None}
+    aside = {name: z for name, z in auxiliary(clip, telemetry).items() if z is not None}
     facts = aside | {
         "joint_noise_multiplier": joint(sigma, *aside.values()) if aside and sigma is not None else None,
-        "name": experiment.mechanism.name,
+        "name": mechanism.name,
         "clip": clip.kind,
         "clipping_norm": clip.clipping_norm,
         "noise_multiplier": sigma,
         "noise_batch_ratio": None if sigma is None else sigma / max(sizes),
-        "rounding_margin": MARGINS[experiment.model.dtype],
-        **experiment.mechanism.noise_facts(clip.clipping_norm, count_parameters),
-        "releases": releases(clip, experiment.telemetry),
+        "rounding_margin": MARGINS[dtype],
+        **mechanism.noise_facts(clip.clipping_norm, count_parameters),
+        "releases": releases(clip, telemetry),
     }
-    if experiment.seed is not None:
+    if is_seeded:
         facts["generator_strength_bits"] = 0
     fix = "Return the fields of dpx.mechanism.Mechanism.noise_facts alone"
-    return from_json(MechanismFacts, facts, f"mechanism={experiment.mechanism.name}: noise_facts", fix)
+    return from_json(MechanismFacts, facts, f"mechanism={mechanism.name}: noise_facts", fix)
 
 
 def releases(clip: Clip, telemetry: Telemetry) -> list[str]:

@@ -13,7 +13,7 @@ import shutil
 from pathlib import Path
 from typing import Any
 
-from dpx.claim.claim_checks import check_charge, check_space
+from dpx.claim.claim_checks import check_space
 from dpx.claim.search_record import (
     CHAIN,
     TRIAL,
@@ -32,7 +32,6 @@ from dpx.claim.search_record import (
 )
 from dpx.claim.trial_charges import Search, check_draw, check_plan, differs, filter_of
 from dpx.config.declared_tuning import Tune
-from dpx.config.experiment import Experiment
 from dpx.declaration import require
 from dpx.durable import not_following, put_in_place, write_durably
 from dpx.files.run_folder import CONFIG, LOCK, RunFolder, Status
@@ -40,7 +39,7 @@ from dpx.privacy.ledger import Ledger
 from dpx.statement import agreement
 from dpx.statement.seals import STATEMENT, read_node
 
-__all__ = ["Study", "Trial", "check_charge"]
+__all__ = ["Study", "Trial"]
 
 # The settings that all trials of a study share, whatever the charge, and the further settings that a repeated mechanism must share. For the
 # latter, the whole config except the search space is fixed before the first trial (`Study.settle`).
@@ -140,24 +139,21 @@ class Study:
         with opened(self.outputs, self.path) as record:
             return record.trial_in(folder) is not None
 
-    def begin(self, experiment: Experiment, folder: Path, point: tuple[str, ...], compose: Compose) -> None:
+    def begin(self, search: Search, folder: Path, point: tuple[str, ...], compose: Compose) -> None:
         """Counts a trial, and charges its plan, before it starts; raises `ConfigError` for a trial that does not belong to the study,
         exceeds the declared number, does not fit a declared budget, or is not a draw from the distribution fixed for a `repeat_and_select`.
         A run in `folder` that is not a trial yet becomes a trial, with everything that it spent. `compose` gives the config of some
         overrides of `point`."""
-        from dpx.claim import trial_charges
-
-        search = Search.from_experiment(experiment)
         filter_of(search)
         RunFolder(folder).require_no_links()
-        plan = trial_charges.planned_segments(experiment)
+        plan = search.planned()
         with opened(self.outputs, self.path) as record:
             trial = record.trial_in(folder)
             left = _left(record, search.tune)
             shared = _check_same(record, search)
             if trial is not None:
                 record.begin_again(trial)
-                _note_in_ledger(folder, experiment.name, search.tune.charge)
+                _note_in_ledger(folder, self.path.name, search.tune.charge)
                 return
             if search.tune.charge == "repeat_and_select":
                 check_draw(record, folder, point, compose)
@@ -173,23 +169,22 @@ class Study:
             if search.tune.charge != "repeat_and_select" and search.tune.trials > (record.declared or 0):
                 record.note(DeclaredLine(trials=search.tune.trials))
             record.begin(folder, point, plan)
-            _note_in_ledger(folder, experiment.name, search.tune.charge)
+            _note_in_ledger(folder, self.path.name, search.tune.charge)
 
-    def end(self, experiment: Experiment, folder: Path, state: str, score: float | None = None, error: str | None = None) -> None:
+    def end(self, search: Search, folder: Path, state: str, score: float | None = None, error: str | None = None) -> None:
         """Notes the result of a trial; then its release is withheld, or the statement of the study is written again."""
         with opened(self.outputs, self.path) as record:
             trial = record.newest_in(folder.name)
             require(trial is not None, folder.name, f"is not a trial of the study {self.path.name}", "Begin the trial first")
             assert trial is not None
-            self._end(record, Search.from_experiment(experiment), trial, state, score, error)
+            self._end(record, search, trial, state, score, error)
 
-    def close(self, experiment: Experiment) -> list[Trial]:
+    def close(self, search: Search) -> list[Trial]:
         """Closes the study after a launch: killed trials have failed, or have finished if `job=resume` trained them to their end; the
         winner of a drawn number of trials is released now.
 
         Returns all trials, but for a `repeat_and_select` only the winner, once it is complete.
         """
-        search = Search.from_experiment(experiment)
         with opened(self.outputs, self.path) as record:
             if record.began_with is not None:
                 # The statement uses the settings that the trials began with, not those of this launch, since the search may be over.

@@ -4,11 +4,11 @@ Which new trials a study takes: draws from the distribution that was fixed, of a
 """
 
 import dataclasses
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-from dpx.claim import calibration
+from dpx.claim.calibration import Entries, calibrate
 from dpx.claim.caveats import of_table
 from dpx.claim.claim_checks import DECLARE, ONE_BUDGET, check_budget, is_accounted
 from dpx.claim.search_record import Compose, HeldLedger, Record, Trial, different_keys, note_in
@@ -34,7 +34,8 @@ class Search:
 
     `by` are the external packages that a trial trusts. `score` names what is compared, and `uncovered` the rows that it may read in
     addition to the protected ones. `declared` is the whole experiment as plain data, with its external classes by config key, if any: two
-    classes may hold the same values."""
+    classes may hold the same values. `planned` returns everything that a trial will be charged for, `None` without privacy; it raises
+    `ConfigError` for a trial that cannot run."""
 
     tune: Tune
     privacy: Privacy
@@ -44,11 +45,23 @@ class Search:
     score: str
     uncovered: tuple[str, ...]
     declared: dict[str, Any]
+    planned: Callable[[], Segments | None]
 
     @classmethod
     def from_experiment(cls, experiment: Experiment) -> "Search":
         """Returns the search of an experiment that declares one."""
         assert experiment.tune is not None
+
+        def planned() -> Segments | None:
+            from dpx.data.prepare import prepare
+
+            if not experiment.is_private:
+                return None
+            size, privacy = experiment.data.declared_size, experiment.privacy
+            calibrated = calibrate(experiment, privacy.population(prepare(experiment.data, privacy).manifest) if size is None else size)
+            assert calibrated.noise_multiplier is not None
+            return Entries.of(experiment).planned(calibrated.batch_stages, calibrated.size, calibrated.noise_multiplier)
+
         classes = {part.key: part.kind for part in outside_code.parts(experiment)}
         return cls(
             experiment.tune,
@@ -59,6 +72,7 @@ class Search:
             experiment.task.metric,
             tuple(of_table(experiment.data)),
             dataclasses.asdict(experiment) | ({"outside_code": classes} if classes else {}),
+            planned,
         )
 
 
@@ -78,20 +92,6 @@ class Cost:
     lost: bool = False
     disagrees: str | None = None
     units: Sequence[UnitFacts | None] = ()
-
-
-def planned_segments(experiment: Experiment) -> Segments | None:
-    """Returns everything that a run of `experiment` will be charged for, `None` without privacy; raises `ConfigError` if it cannot run."""
-    if not experiment.is_private:
-        return None
-    size = experiment.data.declared_size
-    if size is None:
-        from dpx.data.prepare import prepare
-
-        size = experiment.privacy.population(prepare(experiment.data, experiment.privacy).manifest)
-    calibrated = calibration.calibrate(experiment, size)
-    assert calibrated.noise_multiplier is not None
-    return calibration.planned_segments(experiment, calibrated.batch_stages, calibrated.size, calibrated.noise_multiplier)
 
 
 def cost_of(trial: Trial, record: Record) -> Cost:

@@ -18,7 +18,7 @@ from dpx.config import hints, reference
 from dpx.config.hints import nearest, unknown_key
 from dpx.config.with_hydra import started
 from dpx.declaration import ConfigError
-from dpx.extras import missing, without_papers
+from dpx.packages import missing, without_papers
 
 # Errors from a folder or a file of the user; any other error of the operating system is a defect of dpx.
 _OF_A_PLACE = {

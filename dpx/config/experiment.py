@@ -105,6 +105,23 @@ class Receiver:
         return self.task.parameter_shapes(self.model, self.vocabulary_size)
 
 
+@dataclasses.dataclass(frozen=True)
+class Fitted:
+    """What released weights are of: a network, the text that it was fitted to, and what it began from.
+
+    `vocabulary_size` is the number of rows of its embedding table.
+    """
+
+    name: str
+    model: AnyModel
+    task: Task
+    vocabulary_size: int
+    data: Data
+    privacy: Privacy
+    init: Init
+    train: Trained
+
+
 @declaration
 class Experiment:
     """Declares the model, the data, the training and the privacy of one run. Imports no jax.
@@ -340,6 +357,10 @@ class Experiment:
         """What the parameters that the run starts from must fit."""
         of_training = self.model, self.task, self.trained, self.optimizer
         return Receiver(*of_training, self.data, self.privacy, self.is_private, self.vocabulary_size, self.chosen_by)
+
+    @property
+    def fitted(self) -> Fitted:
+        return Fitted(**{field.name: getattr(self, field.name) for field in dataclasses.fields(Fitted)})
 
     @property
     def is_private(self) -> bool:

@@ -14,7 +14,7 @@ from dpx.data.documents import Conversation
 from dpx.data.record_reader import parsed, require_characters, value_of
 from dpx.data.tokenizer import CHAT_TEMPLATE, TextTokenizer
 from dpx.declaration import ConfigError, require
-from dpx.extras import require_extra
+from dpx.packages import require_extra
 
 Message = Mapping[str, Any]
 # The tokens of a conversation that are learnt: those of the last answer, of all answers of the assistant, or all.

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from dpx.declaration import ConfigError, require
-from dpx.extras import require_extra
+from dpx.packages import require_extra
 
 # As in paths of other tools: hf://datasets/<name>, with an optional @<revision>.
 HUB = "hf://datasets/"

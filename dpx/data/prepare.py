@@ -38,11 +38,11 @@ from dpx.data.tokenizer import (
     class_at,
     files_of,
     fingerprint,
+    fit,
     of_path,
     of_vocabulary,
 )
 from dpx.data.unit_names import KeyedHash, Split
-from dpx.data.vocabulary import fit
 from dpx.data.writer import HashedFile, SplitWriter
 from dpx.declaration import ConfigError, require
 from dpx.durable import draft_folder_of, make_folder, make_private, put_in_place, remove_drafts

@@ -20,7 +20,7 @@ from typing import Any
 
 from dpx.data.hub_rows import HubRows
 from dpx.declaration import ConfigError, require
-from dpx.extras import require_extra
+from dpx.packages import require_extra
 
 # A longer record is a damaged file, or a corpus in one line: it would be held in memory several times.
 LONGEST_LINE = 4 * 2**20

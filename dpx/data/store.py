@@ -30,9 +30,8 @@ from jaxtyping import Int
 
 from dpx.console import stage
 from dpx.data.schema import Column, Schema, from_json
-from dpx.data.tokenizer import AS_IT_CAME, BUILT_AS, DEFINITION, TextTokenizer, of_path
+from dpx.data.tokenizer import AS_IT_CAME, BUILT_AS, DEFINITION, SpecialIds, TextTokenizer, of_path
 from dpx.data.unit_names import Split
-from dpx.data.vocabulary import SpecialIds
 from dpx.declaration import ConfigError, require
 from dpx.durable import write_durably
 from dpx.files import file_checksums

@@ -1,20 +1,118 @@
-"""Converts text to token ids: WordPiece over a list of tokens, or a checkpoint's own tokenizer with its own special tokens."""
+"""Converts text to token ids: WordPiece over a list of tokens, which it fits or reads, or a checkpoint's own tokenizer with its marks."""
 
 import hashlib
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+import tempfile
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, fields
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 from tokenizers import Tokenizer
-from tokenizers.models import BPE
+from tokenizers.models import BPE, WordPiece
+from tokenizers.normalizers import BertNormalizer
+from tokenizers.pre_tokenizers import BertPreTokenizer
 from tokenizers.processors import TemplateProcessing
+from tokenizers.trainers import WordPieceTrainer
 
 from dpx.data.tokenizer_class import AS_DEFINED, TokenSettings, built, class_of, has_segments
-from dpx.data.vocabulary import CLASS, SEPARATOR, SPECIAL_TOKENS, SpecialIds, read, special_ids, tokenizer_of
 from dpx.declaration import ConfigError, require, several
 from dpx.files.run_folder import read_json
+
+PAD, UNKNOWN, CLASS, SEPARATOR, MASK = SPECIAL_TOKENS = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
+_NORMALISER = BertNormalizer(lowercase=True)
+_ALPHABET_SHARE = 16  # one sixteenth of the tokens start with a single character, another continue with one
+_ALPHABET_MOST = 1000
+
+
+@dataclass(frozen=True)
+class SpecialIds:
+    """Holds the ids of the tokens that are not text."""
+
+    pad_id: int
+    unk_id: int
+    cls_id: int
+    sep_id: int
+    mask_id: int
+
+    @classmethod
+    def from_ids(cls, ids: Any) -> "SpecialIds":
+        """Returns the ids of an object that has all five, such as a store's manifest."""
+        return cls(*(getattr(ids, field.name) for field in fields(cls)))
+
+
+def fit(texts: Iterable[str], size: int) -> list[str]:
+    """Returns at most `size` tokens of `texts`, by id: special tokens, alphabet, then merged ones.
+
+    `texts` is read once and kept in a temporary file meanwhile. The trainer numbers the continuing characters in the order of a randomly
+    seeded hash table, and breaks ties between merges by those numbers. The whole alphabet is named beforehand, so that the tokens depend on
+    the text alone. Raises `ConfigError` if the text is missing.
+    """
+    counts: Counter[str] = Counter()
+    with tempfile.TemporaryFile("w+", encoding="utf-8", errors="surrogatepass") as held:
+        for text in texts:
+            counts.update(_NORMALISER.normalize_str(text))
+            held.write(text.replace("\n", " ") + "\n")
+        # The most frequent characters, ties by code point.
+        letters = [letter for letter in counts if not letter.isspace()]
+        most = min(_ALPHABET_MOST, size // _ALPHABET_SHARE)
+        alphabet = sorted(sorted(letters, key=lambda letter: (-counts[letter], letter))[:most])
+        require(
+            bool(alphabet),
+            "data.vocabulary",
+            "the split from which the vocabulary is fitted has no text",
+            "Raise data.public_fraction, or name a file with data.vocabulary.path",
+        )
+        tokenizer = _tokenizer(WordPiece(unk_token=UNKNOWN))
+        trainer = WordPieceTrainer(
+            vocab_size=size,
+            special_tokens=[*SPECIAL_TOKENS, *alphabet, *(f"##{letter}" for letter in alphabet)],
+            initial_alphabet=alphabet,
+            limit_alphabet=len(alphabet),
+            show_progress=False,
+        )
+        held.seek(0)
+        tokenizer.train_from_iterator(held, trainer)
+    ids = tokenizer.get_vocab()
+    return sorted(ids, key=ids.__getitem__)
+
+
+def read_tokens(path: Path, size: int) -> list[str]:
+    """Returns the tokens of a vocabulary file, one a line; a token's id is its line, from 0. Raises `ConfigError` for a file that cannot
+    be used."""
+    try:
+        tokens = path.read_text(encoding="utf-8").rstrip("\n").split("\n")
+    except FileNotFoundError:
+        raise ConfigError(path, "no such file", "Check data.vocabulary.path") from None
+    except UnicodeDecodeError as error:
+        raise ConfigError(path, f"byte {error.start} is not UTF-8", "Convert the file to UTF-8") from None
+    tokens = [token.rstrip("\r") for token in tokens]
+    missing = [token for token in SPECIAL_TOKENS if token not in tokens]
+    require(not missing, path, f"does not contain {' '.join(missing)}", "Add the special tokens, one on each line")
+    repeated = [token for token, count in Counter(tokens).items() if count > 1]
+    require(not repeated, path, f"contains {repeated[:1]} more than once", "Keep one line for each token")
+    fix = f"Set data.vocabulary.size={len(tokens)}"
+    require(len(tokens) <= size, path, f"has {len(tokens)} tokens, but data.vocabulary.size={size}", fix)
+    return tokens
+
+
+def tokenizer_of(tokens: list[str]) -> Tokenizer:
+    """Returns the lower-casing BERT tokenizer over `tokens`; it adds no special tokens."""
+    ids = {token: number for number, token in enumerate(tokens)}
+    return _tokenizer(WordPiece(vocab=ids, unk_token=UNKNOWN, max_input_chars_per_word=100))
+
+
+def special_ids(tokens: list[str]) -> SpecialIds:
+    return SpecialIds(*map(tokens.index, SPECIAL_TOKENS))
+
+
+def _tokenizer(model: WordPiece) -> Tokenizer:
+    tokenizer = Tokenizer(model)
+    tokenizer.normalizer = _NORMALISER  # type: ignore[assignment]
+    tokenizer.pre_tokenizer = BertPreTokenizer()  # type: ignore[assignment]
+    return tokenizer
+
 
 DEFINITION, SETTINGS = "tokenizer.json", "tokenizer_config.json"
 # The folder of a store, or of a checkpoint's copy, that holds a tokenizer's files as they came.
@@ -147,7 +245,7 @@ def of_path(path: Path, size: int, built_as: str | None = None) -> TextTokenizer
     """
     files = _of_checkpoint(path)
     if files is None:
-        return of_vocabulary(read(path, size))
+        return of_vocabulary(read_tokens(path, size))
     loaded = _loaded(*files, built_as=built_as)
     # No size is right for both a tokenizer with more tokens than the weights beside it have rows, and these weights.
     config = files[0].with_name("config.json")
@@ -224,7 +322,7 @@ def _loaded(file: Path, *beside: Path, built_as: str | None = None) -> TextToken
     settings, of_map, template = (*map(_read, beside[:2]), beside[2])
     added: list[dict[str, Any]] = []
     if file.name == _TOKENS_FILE:
-        definition = tokenizer_of(read(file, 1 << 31))
+        definition = tokenizer_of(read_tokens(file, 1 << 31))
         definition.add_special_tokens(list(SPECIAL_TOKENS))
     else:
         try:

@@ -14,8 +14,8 @@ import numpy as np
 from safetensors import SafetensorError, safe_open
 
 from dpx.declaration import ConfigError, require
-from dpx.extras import is_installed
 from dpx.files.run_folder import read_json
+from dpx.packages import is_installed
 
 WEIGHTS, INDEX, CONFIG = "model.safetensors", "model.safetensors.index.json", "config.json"
 GENERATION = "generation_config.json"

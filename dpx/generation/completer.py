@@ -22,8 +22,8 @@ import numpy as np
 from tokenizers import Tokenizer, decoders
 from tokenizers.models import WordPiece
 
+from dpx.config.experiment import Fitted
 from dpx.console import stage
-from dpx.data.declared_data import Data
 from dpx.data.length_buckets import widths_of
 from dpx.data.prepare import require_vocabulary, store_of, vocabulary_folder, vocabulary_place
 from dpx.data.tokenizer import TextTokenizer, of_path
@@ -43,7 +43,6 @@ from dpx.interop.tokenizer_files import ends_of_rows
 from dpx.models.lora import merge_adapters
 from dpx.models.networks import AnyDecoder
 from dpx.models.shape import AnyModel
-from dpx.privacy.declared_privacy import Privacy
 from dpx.statement import received
 from dpx.statement.received import Received
 from dpx.task.declared_task import CausalLanguageModel, Task
@@ -69,15 +68,15 @@ class Weights:
     of_checkpoint: OfCheckpoint = OfCheckpoint()
 
 
-def of_run(model: AnyModel, task: Task, data: Data, privacy: Privacy, vocabulary_size: int, release: Path, found: Received) -> Weights:
+def of_run(fitted: Fitted, release: Path, found: Received) -> Weights:
     """Returns the released weights of a run, `found` in its `release`; adapters are merged when they are loaded.
 
     Its rows are not read if its vocabulary was given. Raises `ConfigError` for another model or task, and for another vocabulary than that
     of the weights.
     """
-    model, place = _decoder(model, task), release / PARAMS
+    model, place, data = _decoder(fitted.model, fitted.task), release / PARAMS, fitted.data
     if data.vocabulary.path is None:
-        tokenizer = store_of(data, privacy, place).tokenizer()
+        tokenizer = store_of(data, fitted.privacy, place).tokenizer()
     else:
         folder = vocabulary_place(data.vocabulary.path)
         tokenizer = of_path(folder, data.vocabulary.size)
@@ -86,7 +85,7 @@ def of_run(model: AnyModel, task: Task, data: Data, privacy: Privacy, vocabulary
     load = lambda: merge_adapters(released(place))  # noqa: E731
     origin = vocabulary_folder(data.vocabulary.path)
     ends, asked = _ends(tokenizer, origin), of_folder(origin)
-    return Weights(model, vocabulary_size, tokenizer, Style.of_rows(data.source), checksum, found, load, ends, asked)
+    return Weights(model, fitted.vocabulary_size, tokenizer, Style.of_rows(data.source), checksum, found, load, ends, asked)
 
 
 def of_checkpoint(path: str) -> Weights:

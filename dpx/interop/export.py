@@ -13,13 +13,12 @@ import jax
 import numpy as np
 from safetensors import SafetensorError
 
-from dpx.config.experiment import Experiment
+from dpx.config.experiment import Fitted
 from dpx.console import stage
 from dpx.data import learnt_from
 from dpx.data.prepare import store_of, vocabulary_folder
 from dpx.data.store import Store
-from dpx.data.tokenizer import SETTINGS, require_read_elsewhere
-from dpx.data.vocabulary import SpecialIds
+from dpx.data.tokenizer import SETTINGS, SpecialIds, require_read_elsewhere
 from dpx.declaration import ConfigError, require
 from dpx.durable import draft_folder_of, narrow, remove_drafts
 from dpx.files import checkpoint_folder
@@ -42,7 +41,7 @@ Format = Literal["hf", "peft"]
 
 
 def export(
-    experiment: Experiment,
+    fitted: Fitted,
     folder: Path,
     to: Path,
     format: Format = "hf",
@@ -59,39 +58,39 @@ def export(
     require(not to.exists() and not to.is_symlink(), to, "already exists", "Delete it, or name another folder with job.to")
     found = received.read(folder)
     RunFolder(folder).require_no_links()
-    release, published = folder / "release", (published or Published()).with_defaults(experiment.init)
+    release, published = folder / "release", (published or Published()).with_defaults(fitted.init)
     is_released, fix = (release / PARAMS).is_dir(), "Let it train to its end, or name another run"
     require(is_released, f"run={folder}", "contains no released parameters", fix)
-    model, task, tree = experiment.model, experiment.task, on_host(release / PARAMS)
-    store = store_of(experiment.data, experiment.privacy, release / PARAMS)
+    model, task, tree = fitted.model, fitted.task, on_host(release / PARAMS)
+    store = store_of(fitted.data, fitted.privacy, release / PARAMS)
     special = SpecialIds.from_ids(store.manifest)
     if format == "peft":
         leaves = in_units_of_target(task, by_path(tree))
-        converted = adapters(experiment.init, experiment.train, model, task, leaves, special.sep_id, published.base)
+        converted = adapters(fitted.init, fitted.train, model, task, leaves, special.sep_id, published.base)
     else:
         if isinstance(tree.get("layers"), dict) and "lora" in tree["layers"]:
             tree = jax.tree.map(np.asarray, merge_adapters(tree))
         leaves, special = _with_padding(model, task, in_units_of_target(task, by_path(tree)), store)
-        converted = written(model, task, leaves, max(experiment.vocabulary_size, special.pad_id + 1), experiment.data.labels, special)
+        converted = written(model, task, leaves, max(fitted.vocabulary_size, special.pad_id + 1), fitted.data.labels, special)
     assert isinstance(model, Bert | AnyDecoder)
     if (statement := found.statement) is None:
         raise ConfigError(release, "contains weights but not their statement", f"Restore its {STATEMENT}")
     mark = received.mark(folder.name, release)
     require_read_elsewhere(store.tokenizer(), converted.config.get("model_type", ""))
-    shown = Model(experiment.name, converted.architecture, task, experiment.train.kind, converted.base, published)
+    shown = Model(fitted.name, converted.architecture, task, fitted.train.kind, converted.base, published)
     with _written_whole(to) as unfinished:
         checkpoint_folder.write(unfinished / converted.weights_file, converted.tensors)
-        anew = tokenizer_files.write(unfinished, store, special, model, task, experiment.data.sequence_length)
+        anew = tokenizer_files.write(unfinished, store, special, model, task, fitted.data.sequence_length)
         config = converted.config
         if converted.base is None and isinstance(task, CausalLanguageModel):
-            origin = vocabulary_folder(experiment.data.vocabulary.path)
+            origin = vocabulary_folder(fitted.data.vocabulary.path)
             config, endings = tokenizer_files.write_endings(unfinished, config, origin, store.tokenizer())
             anew += endings
         # PEFT reads this field itself for a model without a task.
         of_adapters = {received.OF_ADAPTERS: mark} if config.get("task_type") else {}
         config |= mark if converted.base is None else of_adapters
         (unfinished / converted.config_file).write_text(json.dumps(config, indent=2) + "\n")
-        learnt_from.write(unfinished, learnt_from.of_store(store.manifest, experiment.name), released=True)
+        learnt_from.write(unfinished, learnt_from.of_store(store.manifest, fitted.name), released=True)
         settings = unfinished / SETTINGS
         settings.write_text(json.dumps(read_json(settings) | mark, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
         shutil.copyfile(release / STATEMENT, unfinished / STATEMENT)

@@ -11,9 +11,8 @@ from tokenizers.processors import TemplateProcessing
 
 from dpx.data.rows import separators
 from dpx.data.store import Store
-from dpx.data.tokenizer import AS_IT_CAME, DEFINITION, SETTINGS, Around, TextTokenizer, marks_around
+from dpx.data.tokenizer import AS_IT_CAME, DEFINITION, SETTINGS, Around, SpecialIds, TextTokenizer, marks_around
 from dpx.data.tokenizer_class import AS_DEFINED, class_of
-from dpx.data.vocabulary import SpecialIds
 from dpx.declaration import require
 from dpx.files.checkpoint_folder import CONFIG, GENERATION, OF_GENERATION, ends_of
 from dpx.files.run_folder import read_json

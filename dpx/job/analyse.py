@@ -5,8 +5,8 @@ from typing import Any
 from dpx.config.experiment import Experiment
 from dpx.console import answer, wide_console
 from dpx.declaration import declaration, require
-from dpx.extras import without_papers
 from dpx.files.run_folder import RunFolder, write_json
+from dpx.packages import without_papers
 from dpx.pages import pictures
 from dpx.pages.analysis_tables import Table
 

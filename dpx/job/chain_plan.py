@@ -1,16 +1,15 @@
 """The plan of a chain: a plan of each stage, and what all of them together would protect."""
 
 import dataclasses
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from rich.table import Table
 
-from dpx.claim.calibration import calibrate, planned_segments
+from dpx.claim.calibration import Entries, calibrate
 from dpx.config.declared_chain import Chain, declared
 from dpx.config.declared_init import FromRun, RandomStart
-from dpx.config.experiment import Experiment
 from dpx.console import Console, duration, figure
 from dpx.data import learnt_from
 from dpx.data.prepare import prepare
@@ -38,7 +37,7 @@ def plan_of_chain(node: Any, name: str, replicate: int, outputs: Path) -> ChainP
     for run in (run for each in runs.values() for run in each):
         one = chain.stages[run.stage]
         is_over, alone = chain_stages.is_finished(run), alone_of(chain, run, runs)
-        planned = None if one.job == "prepare" else plan_of_run(alone)
+        planned = None if one.job == "prepare" else plan_of_run(alone.experiment)
         releases[run.label] = chain_stages.release_of(run) if is_over else _planned(chain, run, alone, planned, runs, releases)
         stages.append(
             StagePlan(
@@ -56,16 +55,7 @@ def plan_of_chain(node: Any, name: str, replicate: int, outputs: Path) -> ChainP
     return ChainPlan(name=name, device_hours=hours, claim=chain_claim.claim(chain, list(releases.values())), stages=tuple(stages))
 
 
-def stages_alone(node: Any, name: str, replicate: int, outputs: Path) -> Iterator[tuple[str, Experiment, Path]]:
-    """Yields (label, the stage as it can be planned now, its folder) of the first run of each stage that trains."""
-    chain = declared(node)
-    runs = composed(chain, name, replicate, outputs)
-    for stage, each in runs.items():
-        if chain.stages[stage].job == "train":
-            yield each[0].label, alone_of(chain, each[0], runs), each[0].folder
-
-
-def alone_of(chain: Chain, run: StageRun, runs: Runs) -> Experiment:
+def alone_of(chain: Chain, run: StageRun, runs: Runs) -> StageRun:
     """Returns the stage as it can be planned now: without the weights of a stage that has not run, and with the vocabulary where that lies
     now.
     """
@@ -74,20 +64,21 @@ def alone_of(chain: Chain, run: StageRun, runs: Runs) -> Experiment:
         experiment = dataclasses.replace(experiment, init=RandomStart())
     fed, vocabulary = stage.vocabulary or stage.init, experiment.data.vocabulary
     if fed is None or vocabulary.path is None or Path(vocabulary.path).exists() or experiment.data.declared_size is not None:
-        return experiment
-    source = alone_of(chain, runs[fed][0], runs)
+        return run._replace(experiment=experiment)
+    source = alone_of(chain, runs[fed][0], runs).experiment
     store = prepare(source.data, source.privacy)
     # What is declared of a text that a stage keeps is declared of the text itself.
     apart = [store.manifest.name] if vocabulary.disjoint_from else []
     found = dataclasses.replace(vocabulary, path=str(store.folder / VOCABULARY), disjoint_from=apart)
     data = dataclasses.replace(experiment.data, vocabulary=found)
-    return dataclasses.replace(experiment, data=data)
+    return run._replace(experiment=dataclasses.replace(experiment, data=data))
 
 
 def _planned(
-    chain: Chain, run: StageRun, alone: Experiment, planned: RunPlan | None, runs: Runs, before: Mapping[str, StageRelease]
+    chain: Chain, run: StageRun, as_planned: StageRun, planned: RunPlan | None, runs: Runs, before: Mapping[str, StageRelease]
 ) -> StageRelease:
     """Returns what would be seen of a stage that has not run; `before` are the stages that feed it."""
+    alone = as_planned.experiment
     own = Held(run.experiment.data, alone.privacy)
     release = StageRelease(run.stage, run.label, own, alone.accountant, False, (), chain_stages.texts_of(run))
     if planned is None:
@@ -96,7 +87,7 @@ def _planned(
     if alone.is_private:
         calibrated = calibrate(alone, planned.protected_rows - alone.audit.places(alone.privacy))
         assert calibrated.noise_multiplier is not None
-        segments = planned_segments(alone, calibrated.batch_stages, calibrated.size, calibrated.noise_multiplier, run.folder.name)
+        segments = Entries.of(alone).planned(calibrated.batch_stages, calibrated.size, calibrated.noise_multiplier, run.folder.name)
     units, source = unit_facts(alone.data, alone.privacy), vocabulary_source(run.experiment.data.vocabulary, None)
     without = () if alone.is_private else (f"mechanism={alone.mechanism.name} adds no noise",)
     origin = Origin(

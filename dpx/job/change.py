@@ -26,21 +26,10 @@ TELEMETRY = "telemetry.jsonl"
 
 
 def sentences_of(experiment: Experiment, release: Path, stated: Statement) -> tuple[list[str], Change | None]:
-    """Returns what `change_of` found in sentences, and the change.
+    """Compares released weights with the initial ones; returns what was found in sentences, and the change.
 
-    Where it cannot be compared they say why, and the change is `None`. They are empty for a run without noise and for a search.
-    """
-    if not isinstance(stated, RunStatement):
-        return [], None
-    try:
-        found = change_of(experiment, release, stated)
-    except NotCompared as reason:
-        return [f"What training changed is not compared with noise alone: {reason.value}: {reason.reason}."], None
-    return [found.sentence()], found
-
-
-def change_of(experiment: Experiment, release: Path, stated: RunStatement) -> Change:
-    """Compares released weights with the initial ones.
+    Where it cannot be compared (no initial value is known, or the noise is of a kind that is not simulated) they say why, and the change is
+    `None`. They are empty for a run without noise and for a search.
 
     Args:
         experiment: The run's declarations.
@@ -48,25 +37,28 @@ def change_of(experiment: Experiment, release: Path, stated: RunStatement) -> Ch
         stated: Its statement.
 
     Returns:
-        The change of every trained parameter whose initial values are known.
-
-    Raises:
-        NotCompared: If no initial value is known, or the noise is of a kind that is not simulated.
+        The sentences, and the change of every trained parameter whose initial values are known.
     """
+    if not isinstance(stated, RunStatement):
+        return [], None
     optimizer, steps, trained = experiment.optimizer, experiment.steps, experiment.trained
-    deviation_T = _deviations(experiment.mechanism.name, experiment.clip, experiment.batch_schedule, steps, release, stated)
-    if not change_measured.is_coordinatewise(optimizer):
-        raise NotCompared(f"optimizer={optimizer.name}", "its update of a number reads other numbers, which is not simulated")
-    known = known_start(experiment.init, experiment.receiver, stated.init.of_weights)
-    if not known:
-        raise NotCompared(f"init={experiment.init.kind}", "all trained parameters were drawn from the run's secret")
     try:
-        tree = on_host(release / PARAMS)
-    except ConfigError:
-        raise NotCompared("release/params", "these weights are incomplete or damaged", "Restore the folder") from None
-    released = by_path(tree if trained.is_all else split(tree, trained.selection())[0])
-    rate_T = np.array([experiment.lr_schedule.at(step, steps) for step in range(steps)], np.float32)
-    return compare(known, released, change_measured.moments(optimizer, known, deviation_T, rate_T))
+        deviation_T = _deviations(experiment.mechanism.name, experiment.clip, experiment.batch_schedule, steps, release, stated)
+        if not change_measured.is_coordinatewise(optimizer):
+            raise NotCompared(f"optimizer={optimizer.name}", "its update of a number reads other numbers, which is not simulated")
+        known = known_start(experiment.init, experiment.receiver, stated.init.of_weights)
+        if not known:
+            raise NotCompared(f"init={experiment.init.kind}", "all trained parameters were drawn from the run's secret")
+        try:
+            tree = on_host(release / PARAMS)
+        except ConfigError:
+            raise NotCompared("release/params", "these weights are incomplete or damaged", "Restore the folder") from None
+        released = by_path(tree if trained.is_all else split(tree, trained.selection())[0])
+        rate_T = np.array([experiment.lr_schedule.at(step, steps) for step in range(steps)], np.float32)
+        found = compare(known, released, change_measured.moments(optimizer, known, deviation_T, rate_T))
+    except NotCompared as reason:
+        return [f"What training changed is not compared with noise alone: {reason.value}: {reason.reason}."], None
+    return [found.sentence()], found
 
 
 def _deviations(mechanism: str, clip: Clip, schedule: BatchSchedule, steps: int, release: Path, stated: RunStatement) -> np.ndarray:

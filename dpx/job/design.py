@@ -16,10 +16,10 @@ from dpx.console import answer, wide_console
 from dpx.data.declared_data import Data
 from dpx.declaration import ConfigError, declaration, require
 from dpx.durable import write_durably
-from dpx.extras import supplied
 from dpx.files.run_folder import RunFolder, write_json
 from dpx.job.explain import public_size
 from dpx.mechanism.declared_mechanism import TargetEpsilon
+from dpx.packages import supplied
 from dpx.pages.analysis_tables import Lines, Picture, Table
 from dpx.privacy.declared_privacy import Privacy
 from dpx.task.declared_task import Classification
@@ -80,13 +80,27 @@ class Design:
             epsilon = experiment.noise.epsilon
         require(epsilon is not None, "design.epsilon", "no privacy budget is given", "Give design.epsilon=..., inf for none")
         assert epsilon is not None
-        if is_tuned:
-            self._fine_tuning(experiment, folder, epsilon)
-            return
         from dpx.config import build, recipes
+        from dpx.cost import fine_tuning
         from dpx.cost.designs import Budget
+        from dpx.job import design_fine_tuning
 
         data, privacy = experiment.data, experiment.privacy
+        if is_tuned:
+            size = self.size if self.size is not None else public_size(data, privacy)
+            has_budget = self.compute is not None or self.device_hours is not None
+            compute = self._compute(experiment.mesh.flops_per_s) if has_budget else math.inf
+            _require_small_delta(privacy, size)
+            place, is_own = Path(self.measurements or fine_tuning.shipped()), self.measurements is not None
+            table = fine_tuning.read(place)
+            found = design_fine_tuning.designed(experiment, size, epsilon, compute, table)
+            about = {"compute": compute if has_budget else None, "size": size, "epsilon": epsilon, "delta": privacy.delta}
+            _show(design_fine_tuning.tables(found, table, place, is_own), folder, about)
+            overrides = recipes.of_this_command()
+            if overrides is not None:
+                _write(design_fine_tuning.experiment_file(overrides, found, place if is_own else None), folder)
+            return
+
         size = self.size if self.size is not None else data.declared_size
         require(size is not None, "design.size", "the number of protected records is not known", "Give design.size=...")
         assert size is not None
@@ -106,25 +120,6 @@ class Design:
             return
         own = None if self.measurements is None else Path(self.measurements)
         _write(experiment_file(best, self.base, budget, rate, data, privacy.allow_large_delta, own), folder)
-
-    def _fine_tuning(self, experiment: Experiment, folder: RunFolder, epsilon: float) -> None:
-        from dpx.config import recipes
-        from dpx.cost import fine_tuning
-        from dpx.job import design_fine_tuning
-
-        privacy = experiment.privacy
-        size = self.size if self.size is not None else public_size(experiment.data, privacy)
-        has_budget = self.compute is not None or self.device_hours is not None
-        compute = self._compute(experiment.mesh.flops_per_s) if has_budget else math.inf
-        _require_small_delta(privacy, size)
-        place, is_own = Path(self.measurements or fine_tuning.shipped()), self.measurements is not None
-        table = fine_tuning.read(place)
-        found = design_fine_tuning.designed(experiment, size, epsilon, compute, table)
-        about = {"compute": compute if has_budget else None, "size": size, "epsilon": epsilon, "delta": privacy.delta}
-        _show(design_fine_tuning.tables(found, table, place, is_own), folder, about)
-        overrides = recipes.of_this_command()
-        if overrides is not None:
-            _write(design_fine_tuning.experiment_file(overrides, found, place if is_own else None), folder)
 
     def _compute(self, flops_per_s: float) -> float:
         given = [value for value in (self.compute, self.device_hours) if value is not None]

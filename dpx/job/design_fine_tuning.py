@@ -68,7 +68,8 @@ def designed(experiment: Experiment, size: int, epsilon: float, compute: float, 
     ):
         require(part == measured, f"{name}={part}", f"the measured runs of fine-tuning have {name}={measured}", fix)
     require(math.isfinite(epsilon), f"design.epsilon={epsilon}", "the measured runs of fine-tuning have noise", "Give a finite epsilon")
-    program = Program.of(experiment)
+    parts = experiment.trained, experiment.mechanism, experiment.clipping_method, experiment.audit
+    program = Program(experiment.fitted, *parts, experiment.mesh)
     once, twice = (program.costs(passes * size, size)["flops"] for passes in (1, 2))
     passes = 1 + (compute - once) / (twice - once)
     fix = f"Give at least {once:.3g} FLOPs, {once / experiment.mesh.flops_per_s / 3600:.3g} device hours, for one pass, or no budget"
@@ -139,7 +140,24 @@ def _notes(found: Designed, table: list[Measured], place: Path) -> Iterator[str]
         yield f"above {most_frequent}, by its 95 % interval, at this signal: {of_all} ({', '.join(above)}); yours may be harder"
     else:
         yield f"nothing is above {most_frequent} at this epsilon and N: no measured task was. Use more rows or a larger epsilon"
-    yield from (f"extrapolates: {line}" for line in _extrapolations(found, rows))
+
+    least, most = min(row.signal for row in rows), max(row.signal for row in rows)
+    if not least <= asked.signal <= most:
+        yield f"extrapolates: the signal {asked.signal:.3g} is outside the measured {least:.3g} to {most:.3g}"
+    if found.choice.passes < found.choice.point.passes:
+        paid, shortest = asked.passes, found.choice.point.passes
+        yield f"extrapolates: the budget pays {paid:.3g} passes, and the shortest measured runs have {shortest:.3g}"
+    checkpoints, checkpoint = {row.checkpoint for row in rows}, Path(str(getattr(found.experiment.init, "path", None))).name
+    if checkpoint not in checkpoints:
+        yield f"extrapolates: the checkpoint {checkpoint} may differ from the measured {', '.join(sorted(checkpoints))}"
+    if asked.parameters > 2 * (most := max(row.parameters for row in rows)):
+        fewest = "model.classifier=linear trains fewest"
+        yield f"extrapolates: {asked.parameters:,} parameters are trained, {most:,} in the measured runs; {fewest}"
+    if (classes := getattr(found.experiment.task, "classes", 2)) != 2:
+        yield f"extrapolates: measured tasks have two classes, this one {classes}"
+    if (settings := len({row.point for row in rows})) < 12:
+        yield f"extrapolates: only {settings} settings were measured with train={asked.trained}"
+
     # Of each other trained part, the most accurate of the runs whose task and epsilon are those of the run nearest to this design.
     near = min((row for row in table if row.trained == asked.trained), key=lambda row: abs(math.log(row.signal / asked.signal)))
     for kind in sorted({row.trained for row in table} - {asked.trained}):
@@ -147,28 +165,6 @@ def _notes(found: Designed, table: list[Measured], place: Path) -> Iterator[str]
         if same:
             best = max(same, key=lambda row: row.accuracy)
             yield f"train={kind} reached {best.accuracy:.1%} on {best.task} (N {best.size:,}, epsilon {best.epsilon:g}, {best.runs} runs)"
-
-
-def _extrapolations(found: Designed, rows: tuple[Measured, ...]) -> Iterator[str]:
-    asked, experiment = found.asked, found.experiment
-    least, most = min(row.signal for row in rows), max(row.signal for row in rows)
-    points = {row.point for row in rows}
-    if not least <= asked.signal <= most:
-        yield f"the signal {asked.signal:.3g} is outside the measured {least:.3g} to {most:.3g}"
-    if found.choice.passes < found.choice.point.passes:
-        yield f"the budget pays {asked.passes:.3g} passes, and the shortest measured runs have {found.choice.point.passes:.3g}"
-    checkpoints = {row.checkpoint for row in rows}
-    path = str(getattr(experiment.init, "path", None))
-    if Path(path).name not in checkpoints:
-        yield f"the checkpoint {Path(path).name} may differ from the measured {', '.join(sorted(checkpoints))}"
-    most = max(row.parameters for row in rows)
-    if asked.parameters > 2 * most:
-        yield f"{asked.parameters:,} parameters are trained, {most:,} in the measured runs; model.classifier=linear trains fewest"
-    classes = getattr(experiment.task, "classes", 2)
-    if classes != 2:
-        yield f"measured tasks have two classes, this one {classes}"
-    if len(points) < 12:
-        yield f"only {len(points)} settings were measured with train={asked.trained}"
 
 
 def experiment_file(overrides: Sequence[str], found: Designed, own: Path | None) -> str:

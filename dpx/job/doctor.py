@@ -8,6 +8,7 @@ a fresh secret, are compared with the normal distribution.
 `mechanism=discrete_gaussian`, which is drawn on the host. Neither job reads data.
 """
 
+import contextlib
 import functools
 import importlib.metadata
 import math
@@ -23,7 +24,7 @@ from typing import Any
 from packaging.requirements import Requirement
 from rich.table import Table
 
-from dpx import extras, packages
+from dpx import packages
 from dpx.config.experiment import Experiment
 from dpx.console import Console, answer
 from dpx.declaration import declaration, require
@@ -57,13 +58,19 @@ class Doctor:
 
         folder.made_release()
         devices = jax.devices()
+        # None for a checkout that was never installed.
+        unmet: list[str] = []
+        with contextlib.suppress(importlib.metadata.PackageNotFoundError):
+            required = [Requirement(line) for line in importlib.metadata.requires(packages.DISTRIBUTION) or ()]
+            ours = [one for one in required if one.marker is None or one.marker.evaluate({"extra": ""})]
+            unmet = [str(one) for one in ours if not one.specifier.contains(importlib.metadata.version(one.name), prereleases=True)]
         document = {
             "installation": {
                 "python": platform.python_version(),
                 **versions(),
-                "extras": [extra for extra, package in extras.PACKAGES.items() if extras.is_installed(package)],
+                "extras": [extra for extra, package in packages.PACKAGES.items() if packages.is_installed(package)],
                 "packages": [str(one) for one in packages.outside() if not one.set_aside],
-                "unmet_requirements": _unmet_requirements(),
+                "unmet_requirements": unmet,
             },
             "machine": {
                 "system": platform.platform(),
@@ -83,16 +90,6 @@ class Doctor:
         failed = [one["name"] for one in document["checks"] if not one["passes"]]
         if failed:
             raise RuntimeError(f"{', '.join(failed)}: outside its bound, so runs on this machine would not be what they state")
-
-
-def _unmet_requirements() -> list[str]:
-    """Returns the requirements of dpx whose installed version does not fit; none for a checkout that was never installed."""
-    try:
-        required = [Requirement(line) for line in importlib.metadata.requires(packages.DISTRIBUTION) or ()]
-    except importlib.metadata.PackageNotFoundError:
-        return []
-    ours = [one for one in required if one.marker is None or one.marker.evaluate({"extra": ""})]
-    return [str(one) for one in ours if not one.specifier.contains(importlib.metadata.version(one.name), prereleases=True)]
 
 
 def _sums() -> list[dict[str, Any]]:

@@ -11,20 +11,20 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from dpx.claim.calibration import Calibrated, accounting_of, calibrate, planned_segments
+from dpx.claim.calibration import Entries, accounting_of, calibrate
 from dpx.claim.caveats import little_data
 from dpx.claim.statement import build
 from dpx.config.experiment import Experiment
 from dpx.console import answer, figure, wide_console
 from dpx.data.declared_data import Data
 from dpx.declaration import declaration
-from dpx.extras import supplied_if_there
 from dpx.files.records import to_json
 from dpx.files.run_folder import RunFolder, write_json
 from dpx.files.weights import PARAMS
 from dpx.job.run_plan import prepared
 from dpx.mechanism.declared_mechanism import Mechanism, Multiplier
 from dpx.mechanism.mechanism_protocol import ForwardNoise
+from dpx.packages import supplied_if_there
 from dpx.pages.analysis_tables import Table
 from dpx.pages.run_table import accuracy_of, baselines_of
 from dpx.privacy.declared_privacy import Privacy
@@ -139,7 +139,8 @@ def _show(said: Explanation, path: Path) -> None:
 
 def _explain_chain(node: Any, name: str, replicate: int, folder: RunFolder) -> None:
     """Explains the first run of every stage that trains, then what all stages together protect, after a check of what was stated."""
-    from dpx.job import chain_plan
+    from dpx.config.declared_chain import declared
+    from dpx.job import chain_plan, chain_stages
     from dpx.statement import chain_seal
 
     stated_chain, console = chain_seal.check(folder.path), wide_console()
@@ -149,13 +150,15 @@ def _explain_chain(node: Any, name: str, replicate: int, folder: RunFolder) -> N
     for line in readings_of(name):
         console.print(line, highlight=False)
     documents, outputs = [], folder.path.parent
-    for label, alone, run_folder in chain_plan.stages_alone(node, name, replicate, outputs):
-        stated = _statement(run_folder)
+    chain = declared(node)
+    runs = chain_stages.composed(chain, name, replicate, outputs)
+    for run in (each[0] for stage, each in runs.items() if chain.stages[stage].job == "train"):
+        alone, stated = chain_plan.alone_of(chain, run, runs).experiment, _statement(run.folder)
         size = public_size(alone.data, alone.privacy) if alone.is_private and not isinstance(stated, PlainStatement) else 0
-        said = explain(alone, size, stated, release=run_folder / "release")
-        documents.append({"stage": label} | said.as_json())
-        console.print(f"stage {label}:", highlight=False)
-        _show(said, run_folder)
+        said = explain(alone, size, stated, release=run.folder / "release")
+        documents.append({"stage": run.label} | said.as_json())
+        console.print(f"stage {run.label}:", highlight=False)
+        _show(said, run.folder)
     planned = chain_plan.plan_of_chain(node, name, replicate, outputs)
     document = {"name": name, "stages": documents, "claim": to_json(planned.claim), "checked_by": checked_by}
     write_json(folder.made_release() / "explain.json", document)
@@ -197,7 +200,29 @@ def explain(
     alone = next(iter(calibrated.epsilon.values()))
     words = _promise(statement, drawn, experiment.clip.explanation(), mechanism, sampling, alone)
 
-    tables = _tables(experiment, size, calibrated, charged_in(statement.init), is_stated=stated is not None)
+    sigma, steps, before = calibrated.noise_multiplier, experiment.steps, charged_in(statement.init)
+    assert sigma is not None
+    whole = Entries.of(experiment).planned(calibrated.batch_stages, calibrated.size, sigma)
+    by_step: list[dict[str, Any]] = []
+    for point in sorted({max(1, round(steps * part)) for part in POINTS}):
+        by_step.append({"steps": point} | accounting_of(experiment.accountant, experiment.privacy, join(until(whole, point), before)))
+    title = f"epsilon at delta {experiment.privacy.delta:.3g} by step"
+    title += (", including the runs that it starts from" if before else "") + (", by the plan alone" if stated is not None else "")
+    # Epsilon with one setting changed; the noise stays the same where it would be solved for again.
+    changed: list[dict[str, Any]] = []
+    for setting, noise, count in (
+        ("as declared", sigma, steps),
+        ("stronger: noise x 1.5", 1.5 * sigma, steps),
+        ("stronger: half the steps", sigma, max(1, steps // 2)),
+        ("weaker: noise / 1.5", sigma / 1.5, steps),
+        ("weaker: twice the steps", sigma, 2 * steps),
+    ):
+        other = dataclasses.replace(experiment, noise=Multiplier(noise_multiplier=noise), steps=count)
+        changed.append({"setting": setting, "noise_multiplier": noise, "steps": count} | calibrate(other, size).epsilon)
+    tables = [
+        Table.from_rows("as_steps_go", by_step, title),
+        Table.from_rows("neighbouring_settings", changed, "epsilon after one change"),
+    ]
     trusting = f" (not bounds that dpx has proved: they trust {', '.join(by or ())})" if by else ""
     tables = [dataclasses.replace(table, title=f"{table.title}{trusting}") for table in tables]
     if isinstance(stated, RunStatement) and release is not None and (release / PARAMS).is_dir():
@@ -287,27 +312,3 @@ def _stated_epsilon(statement: RunStatement, accountant: str) -> float:
 
 def _factor(epsilon: float) -> str:
     return f"{float(f'{math.exp(epsilon):.3g}'):,g}" if epsilon < 700 else "no bounded number of"
-
-
-def _tables(experiment: Experiment, size: int, calibrated: Calibrated, before: Sequence[Any], is_stated: bool) -> list[Table]:
-    """Returns epsilon as the steps go, and with one setting changed; the noise stays the same where it would be solved for again."""
-    sigma, steps = calibrated.noise_multiplier, experiment.steps
-    assert sigma is not None
-    whole = planned_segments(experiment, calibrated.batch_stages, calibrated.size, sigma)
-    by_step: list[dict[str, Any]] = []
-    for point in sorted({max(1, round(steps * part)) for part in POINTS}):
-        by_step.append({"steps": point} | accounting_of(experiment.accountant, experiment.privacy, join(until(whole, point), before)))
-    title = f"epsilon at delta {experiment.privacy.delta:.3g} by step"
-    title += (", including the runs that it starts from" if before else "") + (", by the plan alone" if is_stated else "")
-
-    changed: list[dict[str, Any]] = []
-    for words, noise, count in (
-        ("as declared", sigma, steps),
-        ("stronger: noise x 1.5", 1.5 * sigma, steps),
-        ("stronger: half the steps", sigma, max(1, steps // 2)),
-        ("weaker: noise / 1.5", sigma / 1.5, steps),
-        ("weaker: twice the steps", sigma, 2 * steps),
-    ):
-        setting = dataclasses.replace(experiment, noise=Multiplier(noise_multiplier=noise), steps=count)
-        changed.append({"setting": words, "noise_multiplier": noise, "steps": count} | calibrate(setting, size).epsilon)
-    return [Table.from_rows("as_steps_go", by_step, title), Table.from_rows("neighbouring_settings", changed, "epsilon after one change")]

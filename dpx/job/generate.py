@@ -111,8 +111,7 @@ class Generate:
             began = (folder.release / "params").is_dir()
             require(began, "run", "no finished run is named", "Add run=<folder>, or generate.checkpoint=<folder>")
             found = received.read(folder.path)
-            parts = experiment.model, experiment.task, experiment.data, experiment.privacy, experiment.vocabulary_size
-            weights = of_run(*parts, folder.release, found)
+            weights = of_run(experiment.fitted, folder.release, found)
         style = self._style(weights.style)
         rule = self._rule(weights)
         room = weights.model.positions - (rule.max_new_tokens if rule.max_length is None else 1)
@@ -121,7 +120,13 @@ class Generate:
         require(room > 0, f"generate.max_new_tokens={rule.max_new_tokens}", reason, "Lower it")
         prompts = read(file, style, weights.tokenizer, room, self.limit)
         path, covered = self._path(folder, file), self._covered(weights.received)
-        made_from = self._made_from(rule) | {"weights": weights.checksum, "prompts": file_checksums.of_file(file)["sha256"]}
+        # The options that decide what the completions are, as far as they do.
+        declared = ("template", "messages_field", "tools_field", "documents_field", "chat_date", "prompts_provenance")
+        ruled = ("max_new_tokens", *(["max_length"] if rule.max_length else []), "temperature", "beams")
+        made_from = {name: getattr(self, name) for name in declared} | {name: getattr(rule, name) for name in ruled}
+        if self.temperature > 0:
+            made_from |= {"seed": self.seed, "top_k": rule.top_k, "top_p": rule.top_p, "min_p": rule.min_p}
+        made_from |= {"weights": weights.checksum, "prompts": file_checksums.of_file(file)["sha256"]}
         facts = covered | {MADE_FROM: json.loads(json.dumps(made_from | {"settings": weights.of_checkpoint.facts()}))}
         for line in weights.of_checkpoint.lines:
             stage(line)
@@ -187,14 +192,6 @@ class Generate:
             fix = "Name another place, or vouch with generate.prompts_provenance=public"
             raise ConfigError(f"generate.output={self.output}", reason, fix)
         return path
-
-    def _made_from(self, rule: Any) -> dict[str, Any]:
-        """Returns the options that decide what the completions are, as far as they do."""
-        names = ("template", "messages_field", "tools_field", "documents_field", "chat_date", "prompts_provenance")
-        declared = {name: getattr(self, name) for name in names}
-        drawn = {"seed": self.seed, "top_k": rule.top_k, "top_p": rule.top_p, "min_p": rule.min_p} if self.temperature > 0 else {}
-        names = ("max_new_tokens", *(["max_length"] if rule.max_length else []), "temperature", "beams")
-        return declared | {name: getattr(rule, name) for name in names} | drawn
 
     def _covered(self, found: Any) -> dict[str, Any]:
         """Returns the guarantee of the weights (`dpx.statement.received.Received`), and a sentence on what it covers of the completions."""

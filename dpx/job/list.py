@@ -59,8 +59,20 @@ class List:
         points = [Point(name, tuple(overrides)) for name in names for overrides in recipes.points(name)]
         if self.plan:
             _plan(points, folder)
-        else:
-            _show_names(names, points)
+            return
+        counts = Counter(point.name for point in points)
+        told = {option.name: option.meaning for option in reference.options("experiment")}
+        answer([{"experiment": name, "points": counts[name], "meaning": told[name]} for name in names])
+        table = Table("experiment", "points", "what it is")
+        for name in names:
+            table.add_row(name, str(counts[name]), told[name])
+        # The installed packages of others that add to dpx, if there are any.
+        outside = Table("package", "version", "options", "set aside because")
+        for package in packages.outside():
+            outside.add_row(package.name, package.version, "\n".join(packages.assignments(package)), package.set_aside)
+        for shown in (table, outside):
+            if shown.row_count:
+                wide_console().print(shown)
 
     def _show_runs(self, outputs: Path) -> None:
         """Prints the runs in `outputs`. Metrics are private, so only a file that was asked for holds them."""
@@ -103,23 +115,6 @@ class Point:
         except Exception as error:
             why = str(as_refused(error) or f"{type(error).__name__}: {error}")
         return PlannedPoint(experiment=self.name, point=" ".join(self.overrides), plan=plan, error=why)
-
-
-def _show_names(names: list[str], points: list[Point]) -> None:
-    """Prints the recipes, and the installed packages of others that add to dpx, if there are any."""
-    counts = Counter(point.name for point in points)
-    told = {option.name: option.meaning for option in reference.options("experiment")}
-    answer([{"experiment": name, "points": counts[name], "meaning": told[name]} for name in names])
-    table = Table("experiment", "points", "what it is")
-    for name in names:
-        table.add_row(name, str(counts[name]), told[name])
-    outside = Table("package", "version", "options", "set aside because")
-    for package in packages.outside():
-        outside.add_row(package.name, package.version, "\n".join(packages.assignments(package)), package.set_aside)
-    console = wide_console()
-    for shown in (table, outside):
-        if shown.row_count:
-            console.print(shown)
 
 
 def _plan(points: list[Point], folder: RunFolder) -> None:

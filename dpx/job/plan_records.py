@@ -1,12 +1,10 @@
 """The records of `plan.json`: the plan of a run, and that of an analysis."""
 
-from pathlib import Path
 from typing import Literal
 
 from dpx.cost.compiled import CompiledStep, MeasuredRun
 from dpx.data.left_out import LeftOut
-from dpx.files.records import described, from_json, record, to_json
-from dpx.files.run_folder import read_json, write_json
+from dpx.files.records import described, record
 from dpx.privacy.origins import Beginning
 from dpx.statement.chain_seal import ChainClaim, FedStage
 from dpx.statement.statement_records import Epsilons, NotABound
@@ -126,13 +124,3 @@ class ChainPlan:
 
 
 PlanDocument = RunPlan | AnalysisPlan | ChainPlan
-
-
-def write_plan(release: Path, document: PlanDocument) -> None:
-    """Writes `document` into the released part of a run's folder."""
-    write_json(release / PLAN, to_json(document))
-
-
-def read_plan(release: Path) -> PlanDocument:
-    """Returns the plan in the released part of a run's folder; raises `ConfigError` for a file that holds none."""
-    return from_json(PlanDocument, read_json(release / PLAN), release / PLAN)

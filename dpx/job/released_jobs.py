@@ -84,7 +84,7 @@ class Export:
 
         to = Path(self.to).expanduser() if self.to else folder.release / self.format
         changed = lambda stated: sentences_of(experiment, folder.release, stated)[0]  # noqa: E731
-        exported = export(experiment, folder.path, to, self.format, Published(self.base, self.license), changed)
+        exported = export(experiment.fitted, folder.path, to, self.format, Published(self.base, self.license), changed)
         kind = f"a {exported.architecture}" if exported.base is None else f"adapters of {exported.base} as a {exported.architecture}"
         wide_console().print(f"{to}: {kind}, {len(exported.tensors)} tensors, with its tokenizer and a model card", highlight=False)
         answer({"folder": str(to), "architecture": exported.architecture, "base": exported.base, "tensors": len(exported.tensors)})

@@ -1,6 +1,6 @@
 """`job=report`: with `run=<folder>` the page of that run, with `report.runs=[...]` the page of several runs side by side. No jax.
 
-With `report.paper=...` the package of the papers makes the page of a paper (`dpx.extras.supplied`).
+With `report.paper=...` the package of the papers makes the page of a paper (`dpx.packages.supplied`).
 """
 
 import os
@@ -11,8 +11,9 @@ from typing import Any
 from dpx.config.experiment import Experiment
 from dpx.console import answer, wide_console
 from dpx.declaration import ConfigError, declaration, require
-from dpx.extras import require_extra, supplied
 from dpx.files.run_folder import RunFolder
+from dpx.job.explain import Explain, Explanation
+from dpx.packages import require_extra, supplied
 
 # Of a run, in its folder.
 PAGE = "private/page.html"
@@ -44,7 +45,7 @@ class Report:
             for library in ("matplotlib", "jinja2"):
                 require_extra("job=report", "plots", library)
         if folder.has_begun:
-            _of_run(experiment, folder)
+            _write_page(Explain().said(experiment, folder)[0], folder)
         elif self.runs:
             from dpx import config
             from dpx.pages import run_page
@@ -64,7 +65,8 @@ def missing_page(folder: Path) -> str:
     try:
         # A chain's folder has no config of its own.
         if RunFolder(folder).has_begun and not (folder / PAGE).exists():
-            _of_run(config.build(config.load(str(folder))[0])[0], RunFolder(folder))
+            experiment, run = config.build(config.load(str(folder))[0])[0], RunFolder(folder)
+            _write_page(Explain().said(experiment, run)[0], run)
     except ConfigError as error:
         return f"{folder.name}: {error}"
     return ""
@@ -75,13 +77,11 @@ def addresses(folders: Mapping[str, Path], beside: Path) -> dict[str, str]:
     return {name: os.path.relpath(folder / PAGE, beside) for name, folder in folders.items() if (folder / PAGE).is_file()}
 
 
-def _of_run(experiment: Experiment, folder: RunFolder) -> None:
-    """Makes the page of a finished run."""
-    from dpx.job.explain import Explain
+def _write_page(said: Explanation, folder: RunFolder) -> None:
+    """Writes the page of a finished run, with the explanation of its claim."""
     from dpx.pages import run_page
 
-    run, (said, _) = run_page.read(folder.path), Explain().said(experiment, folder)
-    _write_private(run_page.document(run, said.in_short, said.words, said.tables), folder)
+    _write_private(run_page.document(run_page.read(folder.path), said.in_short, said.words, said.tables), folder)
 
 
 def _write_private(document: Any, folder: RunFolder, linked: Mapping[str, Path] | None = None) -> None:

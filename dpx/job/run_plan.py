@@ -7,13 +7,14 @@ import dataclasses
 from typing import Any
 
 from dpx.claim import statement
-from dpx.claim.calibration import Calibrated, calibrate, differing, plan_of
+from dpx.claim.calibration import Entries, calibrate, differing, plan_of
 from dpx.claim.caveats import assumptions, late_choices, little_data, not_covered, reasons_against
 from dpx.claim.run_facts import RunFacts, planned_end
 from dpx.claim.spent import Spent, as_if_hidden, under_assumed_sampler
-from dpx.config.declared_audit import Canaries
-from dpx.config.experiment import Experiment
-from dpx.cost.memory import Method, Trains, by_type, published_flops, recomputed_matmul_flops, step_memory, training_matmul_flops
+from dpx.clipping import ClippingMethod
+from dpx.config.declared_audit import Audit, Canaries
+from dpx.config.experiment import Experiment, Fitted
+from dpx.cost.memory import Trains, by_type, published_flops, recomputed_matmul_flops, step_memory, training_matmul_flops
 from dpx.data import left_out
 from dpx.data.declared_data import Data
 from dpx.declaration import ConfigError
@@ -21,15 +22,15 @@ from dpx.init.start import planned_start
 from dpx.job.plan_records import RunPlan
 from dpx.mechanism.declared_mechanism import Mechanism
 from dpx.mechanism.mechanism_protocol import ForwardNoise, Reparametrisation
-from dpx.models.shape import AnyModel, count
+from dpx.models.shape import count
 from dpx.models.trained import Trained
 from dpx.optimizer import Optimizer
-from dpx.privacy.declared_privacy import Privacy
-from dpx.privacy.origins import Origin
+from dpx.privacy.declared_privacy import Accountant, Privacy
+from dpx.privacy.segments import Segments
 from dpx.processes.mesh import Mesh
+from dpx.sampler import Sampler
 from dpx.statement import outside_code
 from dpx.statement.statement_records import NotABound
-from dpx.task.declared_task import Task
 
 # Larger microbatches are not faster: matrix products reach full throughput at much smaller sizes.
 LARGEST_MICROBATCH = 1024
@@ -42,45 +43,23 @@ _PRODUCTS: dict[str, Any] = {}
 
 @dataclasses.dataclass(frozen=True)
 class Program:
-    """What a run computes of one drawn row or unit, and on which devices; of parameters and rows, shapes alone are read.
+    """What a run computes of one drawn row or unit, and on which devices; of parameters and rows, shapes alone are read."""
 
-    `reads_once` says that an encoder which is not trained reads each protected text once, before the first step.
-    """
-
-    model: AnyModel
-    task: Task
+    fitted: Fitted
     trained: Trained
     mechanism: Mechanism
-    clipping: Method
-    vocabulary: int
-    sequence_length: int
-    rows_per_example: int
-    reads_once: bool
+    clipping_method: ClippingMethod
+    audit: Audit
     mesh: Mesh
-
-    @classmethod
-    def of(cls, experiment: Experiment) -> "Program":
-        return cls(
-            model=experiment.model,
-            task=experiment.task,
-            trained=experiment.trained,
-            mechanism=experiment.mechanism,
-            clipping=experiment.clipping_method.name if experiment.mechanism.clips_gradients else "plain",
-            vocabulary=experiment.vocabulary_size,
-            sequence_length=experiment.data.sequence_length,
-            rows_per_example=experiment.privacy.rows_per_example,
-            reads_once=not isinstance(experiment.audit, Canaries),
-            mesh=experiment.mesh,
-        )
 
     @property
     def parameters(self) -> int:
-        return count(self.task.parameter_shapes(self.model, self.vocabulary))
+        return count(self._shapes())
 
     def trains(self) -> Trains:
         """Returns how many parameters are trained and frozen, and what is summed."""
         if self.trained.is_all:
-            shapes = self.task.parameter_shapes(self.model, self.vocabulary)
+            shapes = self._shapes()
             summed = self.mechanism.summed_shapes(shapes) if isinstance(self.mechanism, Reparametrisation) else shapes
             return Trains(self.parameters).differentiated_by(shapes, summed)
         from dpx.training.frozen import trains
@@ -90,13 +69,14 @@ class Program:
     def costs(self, examples: int, size: int) -> dict[str, Any]:
         """Returns the fields of a plan that say what `examples` draws of `size` rows or units cost."""
         # A unit costs as much as the most rows it may have: the rest is padding.
-        drawn, protected = examples * self.rows_per_example, size * self.rows_per_example
+        rows, model, length = self.fitted.privacy.rows_per_example, self.fitted.model, self.fitted.data.sequence_length
+        drawn, protected = examples * rows, size * rows
         whole, exact = self._products(drawn, protected)
         # The rule assumes that every parameter is trained.
-        flops = published_flops(self.parameters, self.sequence_length) * drawn * (exact / whole)
+        flops = published_flops(self.parameters, length) * drawn * (exact / whole)
         # Forward pass, cotangents and weight gradients take a third each; what is frozen has no weight gradient.
         of_weights = whole / 3 if self.trained.is_all else max(0.0, exact - 2 / 3 * whole)
-        typed = dict(by_type(float(exact), of_weights, self.model.dtype, is_private=self.mechanism.clips_gradients))
+        typed = dict(by_type(float(exact), of_weights, model.dtype, is_private=self.mechanism.clips_gradients))
         seconds = sum(own / self.mesh.rate(kind) for kind, own in typed.items())  # pyright: ignore[reportArgumentType]
         hours = flops / self.mesh.flops_per_s / 3600
         return {
@@ -110,16 +90,19 @@ class Program:
 
     def _products(self, drawn: int, protected: int) -> tuple[int, int]:
         """Returns the matrix-product FLOPs of a run of `drawn` rows: if all were trained and nothing computed again, and as it is."""
-        model, task, length = self.model, self.task, self.sequence_length
-        one = training_matmul_flops(model, self.vocabulary, length, task.masked_positions(length), pooled_outputs=task.pooled_outputs)
+        fitted, length = self.fitted, self.fitted.data.sequence_length
+        model, task, vocabulary = fitted.model, fitted.task, fitted.vocabulary_size
+        one = training_matmul_flops(model, vocabulary, length, task.masked_positions(length), pooled_outputs=task.pooled_outputs)
         if self.trained.is_all and not isinstance(self.mechanism, Reparametrisation):
             return one * drawn, (one + recomputed_matmul_flops(model, length)) * drawn
         from dpx.training.measure import products
 
-        traced = (model, task, self.trained, self.mechanism, self.vocabulary, length)
-        key = repr((*traced, self.reads_once))
+        traced = (model, task, self.trained, self.mechanism, vocabulary, length)
+        # An encoder which is not trained reads each protected text once, before the first step; with canaries it reads all of them.
+        reads_once = not isinstance(self.audit, Canaries)
+        key = repr((*traced, reads_once))
         if key not in _PRODUCTS:
-            _PRODUCTS[key] = products(*traced, reads_once=self.reads_once)
+            _PRODUCTS[key] = products(*traced, reads_once=reads_once)
         each = _PRODUCTS[key]
         return one * drawn, each.drawn_row * drawn + each.protected_row * protected
 
@@ -128,22 +111,24 @@ class Program:
         from dpx.training.frozen import shapes
         from dpx.training.update import state_bytes
 
-        key = repr((optimizer, self.trained, self.model, self.task, self.mesh, self.vocabulary))
+        fitted = self.fitted
+        key = repr((optimizer, self.trained, fitted.model, fitted.task, self.mesh, fitted.vocabulary_size))
         if key not in _STATE_BYTES:
             _STATE_BYTES[key] = state_bytes(optimizer, shapes(self.trained, self._objective())[0], self.mesh)
         return _STATE_BYTES[key]
 
     def peak_bytes(self, trains: Trains, microbatch: int, optimizer_bytes: int) -> int:
         """Returns the most memory of a device with `microbatch` rows or units at a time."""
+        length = self.fitted.data.sequence_length
         return step_memory(
-            self.model,
+            self.fitted.model,
             trains,
-            vocabulary_size=self.vocabulary,
-            sequence_length=self.sequence_length,
-            masked_positions=self.task.masked_positions(self.sequence_length),
-            microbatch=microbatch * self.rows_per_example,
+            vocabulary_size=self.fitted.vocabulary_size,
+            sequence_length=length,
+            masked_positions=self.fitted.task.masked_positions(length),
+            microbatch=microbatch * self.fitted.privacy.rows_per_example,
             shards=self.mesh.shards,
-            method=self.clipping,
+            method=self.clipping_method.name if self.mechanism.clips_gradients else "plain",
             mechanism_bytes=self.mechanism.extra_memory_bytes(trains.parameters, trains.replaced),
             optimizer_bytes=optimizer_bytes,
         ).peak
@@ -159,7 +144,10 @@ class Program:
         from dpx.task.mlm import Special
         from dpx.task.objective import objective
 
-        return objective(self.model, self.task, self.vocabulary, Special(0, 1, 2, 3, 4))
+        return objective(self.fitted.model, self.fitted.task, self.fitted.vocabulary_size, Special(0, 1, 2, 3, 4))
+
+    def _shapes(self) -> Any:
+        return self.fitted.task.parameter_shapes(self.fitted.model, self.fitted.vocabulary_size)
 
 
 def prepared(data: Data, privacy: Privacy, asked_by: str = "a plan") -> Any:
@@ -186,11 +174,15 @@ def plan_of_run(experiment: Experiment, fork: str | None = None) -> RunPlan:
     calibrated = calibrate(experiment, data.declared_size or (privacy.population(manifest) if manifest else 0))
     begins = planned_start(experiment.init, experiment.receiver, store, fork)
     facts = RunFacts.of(None, begins.origins)
+    # Reasons why no guarantee is planned, and the packages that the claim would trust.
     late = late_choices(differing(begins.plan, plan_of(experiment, calibrated)))
+    reasons = [*reasons_against(experiment, manifest), *facts.against, *late] if is_private else [f"mechanism={mechanism.name}"]
+    by = outside_code.joined(outside_code.packages_of(experiment), outside_code.packages_of_segments(facts.segments))
+    planned = planned_end(Entries.of(experiment), calibrated, None, begins.origins) if is_private else []
     sigma, size = calibrated.noise_multiplier, calibrated.size
     examples, largest = sum(batch * steps for batch, steps in calibrated.batch_stages), max(batch for batch, _ in calibrated.batch_stages)
 
-    program = Program.of(experiment)
+    program = Program(experiment.fitted, experiment.trained, mechanism, experiment.clipping_method, experiment.audit, mesh)
     trains, state = program.trains(), program.optimizer_bytes(experiment.optimizer)
     given = experiment.microbatch
     microbatch = given if isinstance(given, int) else program.largest_microbatch(trains, state)
@@ -204,7 +196,7 @@ def plan_of_run(experiment: Experiment, fork: str | None = None) -> RunPlan:
         name=experiment.name,
         model=model.name,
         parameters=program.parameters,
-        vocabulary_size=program.vocabulary,
+        vocabulary_size=experiment.vocabulary_size,
         rematerialize=model.rematerialize,
         attention=model.attention,
         public_left_out=left_out.of_public(store, privacy) if store else None,
@@ -231,40 +223,42 @@ def plan_of_run(experiment: Experiment, fork: str | None = None) -> RunPlan:
         # Of noise that is added to no sum there is no ratio.
         noise_batch_ratio=None if sigma is None or isinstance(mechanism, ForwardNoise) else sigma / largest,
         delta=privacy.delta if is_private else None,
-        **_claim(experiment, manifest, calibrated, begins.origins, facts, late),
+        **_claim(experiment.sampler, experiment.accountant, privacy, planned, calibrated.epsilon, facts, reasons, by),
         init=facts.beginning,
-        assumptions=tuple(assumptions(experiment, manifest, size, facts)) if is_private else (),
+        assumptions=tuple(assumptions(data, privacy, experiment.train, experiment.audit, manifest, size, facts)) if is_private else (),
         not_covered=tuple(not_covered(mechanism, experiment.clipping_method, data, privacy)),
         hints=tuple(hints),
     )
 
 
 def _claim(
-    experiment: Experiment, manifest: Any, calibrated: Calibrated, begins_from: tuple[Origin, ...], facts: RunFacts, late: list[str]
+    sampler: Sampler,
+    accountant: Accountant,
+    privacy: Privacy,
+    planned: Segments,
+    alone: dict[str, float],
+    facts: RunFacts,
+    reasons: list[str],
+    by: tuple[str, ...],
 ) -> dict[str, Any]:
-    """Returns guarantee and epsilon; `late` are reasons, in addition to those of the config, why no guarantee is planned."""
-    reasons = [f"mechanism={experiment.mechanism.name}"]
-    if experiment.is_private:
-        reasons = reasons_against(experiment, manifest) + facts.against + late
-    by = outside_code.joined(outside_code.packages_of(experiment), outside_code.packages_of_segments(facts.segments))
-    has_noise = calibrated.noise_multiplier is not None
-    planned = planned_end(experiment, calibrated, None, begins_from) if has_noise else []
+    """Returns guarantee and epsilon of the charges at the `planned` end, empty without privacy; `alone` is that of the run's own steps."""
+    is_private = bool(planned)
     # Without charges of origins it is that of the run's own plan.
-    epsilon: dict[str, float | None] = dict(calibrated.epsilon)
-    if has_noise and facts.before:
-        whole = Spent(experiment.accountant, experiment.privacy, planned)
+    epsilon: dict[str, float | None] = dict(alone)
+    if is_private and facts.before:
+        whole = Spent(accountant, privacy, planned)
         epsilon = {name: whole.epsilon(name) for name in whole.accountants}
     # As in a statement: a number that is not proved is given with its reason, not as a bound.
-    why_not = "; ".join(reasons if experiment.is_private and reasons else outside_code.sentences(by))
+    why_not = "; ".join(reasons if is_private and reasons else outside_code.sentences(by))
     numbers = [NotABound(name=f"epsilon/{name}", value=value, reason=why_not) for name, value in epsilon.items() if why_not]
-    if has_noise:
-        if experiment.sampler.assumed is not None:
-            numbers += under_assumed_sampler(experiment.sampler, experiment.accountant, experiment.privacy.delta, planned)
-        numbers += as_if_hidden(experiment.accountant, experiment.privacy.delta, planned)
+    if is_private:
+        if sampler.assumed is not None:
+            numbers += under_assumed_sampler(sampler, accountant, privacy.delta, planned)
+        numbers += as_if_hidden(accountant, privacy.delta, planned)
     return {
         "epsilon": {} if why_not else epsilon,
-        "epsilon_of_this_run": {} if why_not else dict(calibrated.epsilon),
+        "epsilon_of_this_run": {} if why_not else dict(alone),
         "unsupported": tuple(numbers),
-        "guarantee": outside_code.guarantee(experiment.is_private, reasons, by),
+        "guarantee": outside_code.guarantee(is_private, reasons, by),
         "reasons": tuple(reasons),
     }

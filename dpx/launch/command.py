@@ -21,8 +21,8 @@ from dpx.config.command_line import as_refused
 from dpx.config.with_hydra import set_up_hydra
 from dpx.console import Console, answers_alone, closed_pipe, require_standard_streams, set_form, tell
 from dpx.declaration import ConfigError, require
-from dpx.launch.late import LateSweep, NothingLeft, register_launchers, register_resolvers
-from dpx.launch.refused import log_uncaught
+from dpx.launch.late import LateSweep, register_launchers, register_resolvers
+from dpx.launch.refused import NothingLeft, log_uncaught
 from dpx.processes import Place, interruption, place, team
 from dpx.processes.team import LOST, PeerLost, as_lost, disconnect, join, leave
 

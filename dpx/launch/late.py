@@ -18,26 +18,16 @@ _JOBLIB = "hydra_plugins.hydra_joblib_launcher.joblib_launcher.JoblibLauncher"
 _SUBMITIT = "hydra_plugins.hydra_submitit_launcher.submitit_launcher"
 
 
-class NothingLeft(BaseException):
-    """Raised if a search has no trial left when it is launched. `config` is its base config, with Hydra's own node.
-
-    It is not an `Exception`, which OmegaConf would wrap; it must end the launch, since Optuna fails if it draws no trial."""
-
-    def __init__(self, config: DictConfig):
-        super().__init__("all trials of the search are done")
-        self.config = config
-
-
 def register_resolvers() -> None:
     """Registers `${hydra_files:}` for Hydra's folder, and `${search_name:}`, `${search_storage:}` and `${trials_left:}` for a search
-    (`dpx.launch.resolvers`).
+    (`dpx.launch.search`).
 
     Further calls change nothing.
     """
     for name in ("hydra_files", "search_name", "search_storage", "trials_left"):
 
         def resolver(*, _root_: DictConfig, name: str = name) -> Any:
-            return getattr(import_module("dpx.launch.resolvers"), name)(_root_)
+            return getattr(import_module("dpx.launch.search"), name)(_root_)
 
         OmegaConf.register_new_resolver(name, resolver, replace=True)
 

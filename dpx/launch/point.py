@@ -130,8 +130,8 @@ class Point:
         is_new = self.cfg.run is None
         if is_new:
             _check_noise(experiment.mechanism, self.overrides)
-            if self.job in TRAINING:
-                require_same_claim(experiment, self.cfg, self.path, self.overrides)
+            if self.job in TRAINING and RunFolder(self.path).has_begun:
+                require_same_claim(claim_checksum(experiment), self.cfg, self.path, self.overrides)
         require_processes(experiment.mesh, team().count)
         simulate_devices(experiment.mesh, experiment.mesh.simulated_here(team().count))
         if is_new:
@@ -231,15 +231,14 @@ def require_same_run(cfg: DictConfig, path: Path) -> None:
     )
 
 
-def require_same_claim(experiment: Experiment, cfg: DictConfig, path: Path, overrides: tuple[str, ...]) -> None:
-    """Raises `ConfigError` if training would continue the run in `path` under another declaration; `overrides` are those of the command.
+def require_same_claim(claim: str, cfg: DictConfig, path: Path, overrides: tuple[str, ...]) -> None:
+    """Raises `ConfigError` if training would continue the run in `path` under a declaration with another checksum than `claim`.
 
-    The message names the keys that differ, and a command that branches from the newest checkpoint into a new folder.
+    `overrides` are those of the command. The message names the keys that differ, and a command that branches from the newest checkpoint
+    into a new folder.
     """
-    if not RunFolder(path).has_begun:
-        return
     held = config.read(config.place_of(path))
-    if claim_checksum(build(held)[0]) == claim_checksum(experiment):
+    if claim_checksum(build(held)[0]) == claim:
         return
     before = identity(cast(dict[str, Any], OmegaConf.to_container(held)))
     changed = several(sorted(_differing(before, identity(config.resolved(cfg)), "")), most=6)

@@ -3,7 +3,7 @@
 A folder is removed only if the command itself made it and it holds only files that every command writes. A folder that existed before, or
 that holds a ledger, results or the record of a trial, stays.
 
-The handler of `private/dpx.log`, and what is written there since no caller can catch it.
+The handler of `private/dpx.log`, and what is written there since no caller can catch it; and what ends a launch that has nothing to do.
 """
 
 import contextlib
@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from hydra.experimental.callback import Callback
+from omegaconf import DictConfig
 
 from dpx.durable import locked
 from dpx.files.run_folder import LOCK
@@ -153,3 +154,13 @@ def _note_error(uncaught: Any) -> None:
     is_late = isinstance(error, RuntimeError) and str(error) == "Event loop is closed"
     if not is_late and not isinstance(error, SystemExit):
         logging.getLogger("dpx").error("an error that nothing caught", exc_info=(uncaught.exc_type, error, uncaught.exc_traceback))
+
+
+class NothingLeft(BaseException):
+    """Raised if a search has no trial left when it is launched. `config` is its base config, with Hydra's own node.
+
+    It is not an `Exception`, which OmegaConf would wrap; it must end the launch, since Optuna fails if it draws no trial."""
+
+    def __init__(self, config: DictConfig):
+        super().__init__("all trials of the search are done")
+        self.config = config

@@ -1,6 +1,8 @@
 """A search: the trials that its study counts, whatever their result, and what they are drawn from.
 
 The distribution of the trials is read from a composed config: the sweeper's parameters and the command line.
+
+Resolvers for Hydra's own node in dpx's YAML: the folder of its files, the storage of a search, and the trials that are left.
 """
 
 import contextlib
@@ -21,18 +23,21 @@ from dpx import config
 from dpx.claim.claim_checks import check_charge, check_start
 from dpx.claim.search_record import TrialDistribution, key_of
 from dpx.claim.study import Study
+from dpx.claim.trial_charges import Search
 from dpx.config import build, recipes
 from dpx.config.command_line import as_refused
-from dpx.config.experiment import Experiment
+from dpx.config.experiment import Experiment, require_name
 from dpx.config.hydra_node import require_no_hydra, require_own_resolvers
 from dpx.config.identity import identity
 from dpx.console import stage, wide_console
 from dpx.data.prepare import prepare
 from dpx.declaration import ConfigError, require
 from dpx.durable import put_in_place
-from dpx.job.train import TRAINING, Train
+from dpx.files.run_folder import RunFolder
+from dpx.job.train import TRAINING, Train, has_ended
 from dpx.launch import sweep_tables
 from dpx.launch.point import Point, score_of
+from dpx.launch.refused import NothingLeft
 from dpx.launch.sweep_tables import Outcome
 from dpx.statement import outside_code
 
@@ -69,15 +74,16 @@ def trial(point: Point, experiment: Experiment, job: Any) -> Iterator[Experiment
         point.is_trial = True
     else:
         experiment = dataclasses.replace(experiment, tune=study.first_tune(tune))
-    study.begin(experiment, path, point.overrides, composed)
+    search = Search.from_experiment(experiment)
+    study.begin(search, path, point.overrides, composed)
     # The same command draws new trials and does not resume this one.
     point.is_draw = experiment.tune is not None and experiment.tune.charge == "repeat_and_select"
     try:
         yield experiment
     except Exception as error:
-        study.end(experiment, path, "failed", error=str(as_refused(error) or f"{type(error).__name__}: {error}"))
+        study.end(search, path, "failed", error=str(as_refused(error) or f"{type(error).__name__}: {error}"))
         raise
-    study.end(experiment, path, "finished", score_of(path))
+    study.end(search, path, "finished", score_of(path))
 
 
 def adopt(point: Point) -> None:
@@ -124,7 +130,7 @@ class CloseStudy(Callback):
             found = study.outputs / "optimization_results.yaml"
             if found.is_file():
                 put_in_place(found, study.private / found.name)
-            trials = study.close(experiment)
+            trials = study.close(Search.from_experiment(experiment))
             if study.is_empty(experiment.tune):
                 stage("the secret number of trials is 0, which tune.shape=.inf allows: nothing is trained and nothing is spent")
             shown = [Outcome(study.outputs / one.folder, one.point, one.state, one.score, one.error) for one in trials]
@@ -190,16 +196,75 @@ def _fixed(cfg: DictConfig) -> dict[str, Any]:
 def _distribution(override: Override, text: str) -> dict[str, Any]:
     value = override.value()
     if isinstance(value, IntervalSweep):
-        numbers = {"low": value.start, "high": value.end, "step": None, "is_log": "log" in value.tags}
-        return {"type": _type_of(value.start, value.end)} | numbers
-    if isinstance(value, RangeSweep) and not value.shuffle:
-        numbers = {"low": value.start, "high": value.stop, "step": value.step, "is_log": False}
-        return {"type": _type_of(value.start, value.stop, value.step)} | numbers
-    try:
-        return {"type": "choice", "values": [str(one) for one in override.sweep_iterator(transformer=Transformer.encode)]}
-    except Exception as error:
-        raise ConfigError(text, "is not a distribution from which a search can draw", "Use interval, range or choice") from error
+        bounds, numbers = (value.start, value.end), {"step": None, "is_log": "log" in value.tags}
+    elif isinstance(value, RangeSweep) and not value.shuffle:
+        bounds, numbers = (value.start, value.stop, value.step), {"step": value.step, "is_log": False}
+    else:
+        try:
+            return {"type": "choice", "values": [str(one) for one in override.sweep_iterator(transformer=Transformer.encode)]}
+        except Exception as error:
+            raise ConfigError(text, "is not a distribution from which a search can draw", "Use interval, range or choice") from error
+    kind = "int" if all(isinstance(bound, int) for bound in bounds) else "float"
+    return {"type": kind, "low": bounds[0], "high": bounds[1]} | numbers
 
 
-def _type_of(*bounds: Any) -> str:
-    return "int" if all(isinstance(bound, int) for bound in bounds) else "float"
+def hydra_files(root: DictConfig) -> str | None:
+    """Returns the folder, below the run's, where Hydra stores the composed config.
+
+    It is `None` for a finished run, which must not change. Hydra resolves it before it writes there, so the private folder is made here.
+    Raises `ConfigError` if the run's folder contains a symbolic link.
+    """
+    place = OmegaConf.select(root, "hydra.runtime.output_dir", throw_on_missing=False)
+    if place is None:
+        return "private/hydra"
+    folder = RunFolder(Path(place))
+    folder.require_no_links()
+    if _job(root) in TRAINING and has_ended(folder.path):
+        return None
+    folder.made_private()
+    return "private/hydra"
+
+
+def _job(root: DictConfig) -> str:
+    """Returns the job that a config chooses, as the name of its option."""
+    return str(OmegaConf.select(root, "hydra.runtime.choices.job", default="train"))
+
+
+def search_name(root: DictConfig) -> str:
+    """Returns the name of the search, which is a part of paths. A recipe may have set it to something else than a name."""
+    name = str(root.name)
+    require_name(name)
+    return name
+
+
+def search_storage(root: DictConfig) -> str | None:
+    """Returns the storage of Optuna's trials; `None` if the trials are not stored.
+
+    They are not stored for independent trials, since settings can be added to a stored study by hand, and for a job that does not train,
+    such as a plan, whose result is not useful to Optuna.
+    """
+    if OmegaConf.select(root, "tune.charge") == "repeat_and_select" or _job(root) != "train":
+        return None
+    return f"sqlite:///{root.hydra.sweep.dir}/studies/{search_name(root)}/private/optuna.db"
+
+
+def trials_left(root: DictConfig) -> int:
+    """Returns the number of trials that the recipe's study still has to begin: a search launched again continues up to its number, not
+    beyond.
+
+    The distribution and the secret number of a `repeat_and_select` are fixed here.
+    """
+    node = config.resolved(OmegaConf.create({"tune": root.get("tune")}))["tune"]
+    require(node is not None, "hydra/sweeper=search", "the config declares no search", "Add tune=search")
+    tune = config.make(node, "tune")
+    # Checked before the first trial, not at each one.
+    check_charge(root.hydra.sweeper, tune)
+    if _job(root) != "train":
+        return tune.trials
+    study = Study(Path(root.hydra.sweep.dir), search_name(root))
+    if tune.charge == "repeat_and_select":
+        study.settle(tune, declared(root))
+    left = study.left(tune)
+    if not left:
+        raise NothingLeft(root)
+    return left

@@ -142,17 +142,7 @@ class Submitted(HydraLauncher):
         numbers = range(initial_job_idx, initial_job_idx + len(job_overrides))
         command, count = self._sweep.elsewhere(), len(numbers)
         ids, states = [f"job_id_for_{number}" for number in numbers], [Singleton.get_state()] * count
-        jobs = self._executor().map_array(self._job, list(map(list, job_overrides)), ["hydra.sweep.dir"] * count, numbers, ids, states)
-        found = []
-        for job, number, overrides in zip(jobs, numbers, job_overrides, strict=True):
-            point = composed(self._context, self._config, number, overrides)
-            job.wait()
-            how = "without a result" if job.state in _PLAIN else job.state.lower().replace("_", " ")
-            found.append(command.returned(point, how))
-        return found
-
-    def _executor(self) -> Any:
-        """Returns submitit's executor with the plugin's settings."""
+        # submitit's executor with the plugin's settings.
         kind, settings = self._job._EXECUTOR, dict(self._job.params)
         first = {"folder": settings.pop("submitit_folder")}
         if (restarts := settings.pop("max_num_timeout", None)) is not None:
@@ -160,4 +150,12 @@ class Submitted(HydraLauncher):
         executor = import_module("submitit").AutoExecutor(cluster=kind, **first)
         of_all = set(OmegaConf.structured(import_module(_PLUGIN + "config").BaseQueueConf).keys())
         executor.update_parameters(**{key if key in of_all else f"{kind}_{key}": value for key, value in settings.items()})
-        return executor
+
+        jobs = executor.map_array(self._job, list(map(list, job_overrides)), ["hydra.sweep.dir"] * count, numbers, ids, states)
+        found = []
+        for job, number, overrides in zip(jobs, numbers, job_overrides, strict=True):
+            point = composed(self._context, self._config, number, overrides)
+            job.wait()
+            how = "without a result" if job.state in _PLAIN else job.state.lower().replace("_", " ")
+            found.append(command.returned(point, how))
+        return found

@@ -62,19 +62,6 @@ class Command:
     existing: frozenset[Path]
     listed: frozenset[Path]
 
-    @classmethod
-    def of_this_process(cls) -> "Command":
-        """Returns this command, after Hydra's callback at its start, and makes the folder for outcomes."""
-        (sweep,) = NoteFolders.listed
-        outcomes = sweep / f".launch-{secrets.token_hex(4)}"
-        make_private(outcomes)
-        return cls(outcomes, console.form(), NoteFolders.existing, NoteFolders.listed)
-
-    def adopt(self) -> None:
-        """Lets this process print and remove files as the process of the command does."""
-        console.set_form(self.form)
-        NoteFolders.existing, NoteFolders.listed = self.existing, self.listed
-
     def begin(self, number: int, folder: Path) -> None:
         """Notes that this process runs point `number` in `folder`, so that the command can say so if it is killed."""
         if self.outcomes.is_dir():
@@ -100,14 +87,25 @@ class Command:
 
     def returned(self, composed: DictConfig, how: str) -> JobReturn:
         """Returns what Hydra wants to know of a point whose process has ended; one that told nothing has failed as `how` says."""
-        number = composed.hydra.job.num
+        hydra, number = composed.hydra, composed.hydra.job.num
         # Listed, since a file system of several machines may remember for a while that a file was not there.
         left = os.listdir(self.outcomes)
         if f"{number}.json" not in left:
-            begun = self.outcomes / f"{number}.begun"
-            self.tell(number, _lost(composed, how, json.loads(begun.read_text()) if begun.name in left else None))
+            path, job = Path(hydra.sweep.dir, str(hydra.sweep.subdir)).absolute(), str(hydra.runtime.choices.get("job"))
+            pid = None
+            if f"{number}.begun" in left:
+                folder, pid = json.loads((self.outcomes / f"{number}.begun").read_text())
+                path = Path(folder)
+            error = PointLost(f"{path.name}: its process ended ({how})")
+            status = Status(path, job)
+            # Another command may have begun there since.
+            if pid is not None and (status.read().get("state"), status.read().get("pid")) == ("running", pid):
+                with contextlib.suppress(OSError):
+                    status.write("failed", error=str(error))
+            outcome = Outcome(path, tuple(hydra.overrides.task), "failed", error=str(error), job=job)
+            self.tell(number, Told(outcome, None, error, is_trial=composed.get("tune") is not None and job == "train"))
         score = json.loads((self.outcomes / f"{number}.json").read_text())["outcome"]["score"]
-        overrides: Any = OmegaConf.to_container(composed.hydra.overrides.task)
+        overrides: Any = OmegaConf.to_container(hydra.overrides.task)
         # A search maximises the score: 0 without one.
         return JobReturn(overrides=overrides, hydra_cfg=composed, status=JobStatus.COMPLETED, _return_value=score or 0.0)
 
@@ -131,21 +129,6 @@ def composed(context: HydraContext, config: DictConfig, number: int, overrides: 
     return found
 
 
-def _lost(composed: DictConfig, how: str, begun: list[Any] | None) -> Told:
-    """Returns what a point came to whose process ended as `how` says; `begun` are its folder and process, if it had begun."""
-    hydra = composed.hydra
-    path, job = Path(hydra.sweep.dir, str(hydra.sweep.subdir)).absolute(), str(hydra.runtime.choices.get("job"))
-    path = path if begun is None else Path(begun[0])
-    error = PointLost(f"{path.name}: its process ended ({how})")
-    status = Status(path, job)
-    # Another command may have begun there since.
-    if begun is not None and (status.read().get("state"), status.read().get("pid")) == ("running", begun[1]):
-        with contextlib.suppress(OSError):
-            status.write("failed", error=str(error))
-    outcome = Outcome(path, tuple(hydra.overrides.task), "failed", error=str(error), job=job)
-    return Told(outcome, None, error, is_trial=composed.get("tune") is not None and job == "train")
-
-
 class Sweep:
     """Runs what Hydra composes: the points of a sweep, or one. `failures` and `outcomes` are in the order of the launch.
 
@@ -158,7 +141,9 @@ class Sweep:
         self.is_sweep = self.is_search = False
         self._command, self._is_copy = command, command is not None
         if command is not None:
-            command.adopt()
+            # This process prints and removes files as the process of the command does.
+            console.set_form(command.form)
+            NoteFolders.existing, NoteFolders.listed = command.existing, command.listed
         self._mesh: Any = None
 
     def __reduce__(self) -> tuple[type["Sweep"], tuple[Command]]:
@@ -166,7 +151,12 @@ class Sweep:
 
     def elsewhere(self) -> Command:
         """Returns what other processes know of this command, and where they tell what their points came to."""
-        self._command = self._command or Command.of_this_process()
+        if self._command is None:
+            # Known after Hydra's callback at the start of the command.
+            (sweep,) = NoteFolders.listed
+            outcomes = sweep / f".launch-{secrets.token_hex(4)}"
+            make_private(outcomes)
+            self._command = Command(outcomes, console.form(), NoteFolders.existing, NoteFolders.listed)
         return self._command
 
     def gather(self) -> None:

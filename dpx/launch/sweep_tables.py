@@ -9,7 +9,8 @@ from rich.table import Table
 
 from dpx.console import Console, figure
 from dpx.declaration import ConfigError
-from dpx.files.run_folder import RunFolder, as_printed
+from dpx.files.records import from_json
+from dpx.files.run_folder import CONFIG, RunFolder, as_printed, read_json
 from dpx.pages.run_table import accuracy_of, epsilon_of
 
 # That of `job=account`.
@@ -39,10 +40,11 @@ def show_plans(outcomes: list[Outcome], console: Console) -> None:
     points = varying([outcome.point for outcome in outcomes])
     planned = [(point, one.folder) for point, one in zip(points, outcomes, strict=True) if (one.job, one.state) == ("plan", "finished")]
     if planned:
-        from dpx.job.plan_records import read_plan
-        from dpx.job.plan_shown import show_points
+        from dpx.job.plan import show_points
+        from dpx.job.plan_records import PLAN, PlanDocument
 
-        show_points([(point, read_plan(folder / "release")) for point, folder in planned], console)
+        places = [(point, folder / "release" / PLAN) for point, folder in planned]
+        show_points([(point, from_json(PlanDocument, read_json(place), place)) for point, place in places], console)
 
 
 def show(outcomes: list[Outcome], console: Console) -> None:
@@ -83,9 +85,9 @@ def write_table(outcomes: list[Outcome], console: Console, place: Path | None = 
 
     `place` is by default named by the experiment, in the private folder beside the points.
     """
-    from dpx.pages.run_table import has_config, records_of, write
+    from dpx.pages.run_table import records_of, write
 
-    folders = list(dict.fromkeys(one.folder for one in outcomes if has_config(one.folder)))
+    folders = list(dict.fromkeys(one.folder for one in outcomes if (one.folder / "release" / CONFIG).is_file()))
     if all(one.score is None for one in outcomes) or not folders:
         return
     names = {folder.name.rpartition("-")[0] for folder in folders}

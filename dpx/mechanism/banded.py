@@ -22,8 +22,8 @@ import numpy as np
 
 from dpx.declaration import declaration, require
 from dpx.durable import make_private, write_durably
-from dpx.extras import require_extra
 from dpx.mechanism.mechanism_protocol import Declared, Mechanism, NoisySum
+from dpx.packages import require_extra
 from dpx.randomness import RootSecret
 
 # Coefficients are rounded to float32 below this norm, so no column is longer than 1.

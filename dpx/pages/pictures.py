@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from dpx.declaration import ConfigError
-from dpx.extras import require_extra
 from dpx.files.run_folder import as_printed
+from dpx.packages import require_extra
 from dpx.pages.analysis_tables import Arrows, Cells, Lines, Picture, Table
 from dpx.pages.page_document import Figure, one_line
 
@@ -123,7 +123,10 @@ def _lines(panel: Lines, rows: list[Row], axes: Any) -> None:
     names, number, columns = {column: shown for column, shown in panel.names}, 0, (*panel.y, *panel.marks)
     values = list(dict.fromkeys(row[panel.by] for row in kept)) if panel.by else [None]
     groups = {value: [row for row in kept if not panel.by or row[panel.by] == value] for value in values}
-    of_column = {column: [_points(panel, own, column) for own in groups.values()] for column in columns}
+    of_column: dict[str, list[Points]] = {
+        column: [[(_place(panel, row), row[column]) for row in own if row[column] is not None] for own in groups.values()]
+        for column in columns
+    }
     # What is the same for every value, such as a rule, is drawn once.
     shared = [column for column in panel.marks if len(groups) > 1 and all(one == of_column[column][0] for one in of_column[column])]
     # A mark beside the line of its value has its colour.
@@ -163,10 +166,6 @@ def _lines(panel: Lines, rows: list[Row], axes: Any) -> None:
     if number > 1 and not panel.series and axes.get_legend_handles_labels()[0]:
         look = {"handlelength": 3, "loc": "upper left", "bbox_to_anchor": (1.0, 1.0)}
         axes.legend(title=_plain(names.get(panel.by, _name(panel.by))) or None, **look)
-
-
-def _points(panel: Lines, rows: list[Row], column: str) -> Points:
-    return [(_place(panel, row), row[column]) for row in rows if row[column] is not None]
 
 
 def _name(column: str) -> str:

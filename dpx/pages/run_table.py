@@ -21,11 +21,11 @@ from dpx.config.experiment import Experiment
 from dpx.console import figure
 from dpx.declaration import require
 from dpx.durable import write_durably
-from dpx.extras import is_installed, missing
 from dpx.files import results
 from dpx.files.records import to_json
 from dpx.files.results import BASELINES, interval_of, metric_in_words, read_results
 from dpx.files.run_folder import CONFIG, Status
+from dpx.packages import is_installed, missing
 from dpx.statement.seals import STATEMENT, read_run_statement
 from dpx.statement.statement_records import headline
 
@@ -182,11 +182,6 @@ def require_format(path: Path, given: str | None = None) -> None:
     require(ending in FORMATS, given or path, "is not a table that dpx writes", f"End the name with {', '.join(FORMATS)}")
     if ending == ".parquet" and not is_installed("pyarrow"):
         raise missing(given or str(path), "hub", "pyarrow")
-
-
-def has_config(folder: Path) -> bool:
-    """Returns whether a run got as far as keeping its config."""
-    return (folder / "release" / CONFIG).is_file()
 
 
 def _flat(node: Any, path: str = "") -> dict[str, Any]:

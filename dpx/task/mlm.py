@@ -16,7 +16,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int, UInt32
 
 from dpx.data.store import Manifest
-from dpx.data.vocabulary import SpecialIds
+from dpx.data.tokenizer import SpecialIds
 from dpx.models.dropout import record_keys
 from dpx.models.networks import BertForPreTraining
 from dpx.models.shape import Bert

@@ -20,7 +20,7 @@ import jax.numpy as jnp
 from jaxtyping import Array
 
 from dpx.clipping.norms import at_least_float32
-from dpx.data.vocabulary import SpecialIds
+from dpx.data.tokenizer import SpecialIds
 from dpx.declaration import ConfigError, require
 from dpx.models.model_protocol import ExampleModel
 from dpx.models.shape import AnyModel, Bert, Decoder, RotaryDecoder

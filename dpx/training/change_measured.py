@@ -33,7 +33,7 @@ from scipy.special import gammainc, gammaincc, gammainccinv
 
 from dpx.config.declared_init import FromCheckpoint, FromFile, FromRun, Init
 from dpx.config.experiment import Receiver
-from dpx.data.vocabulary import SpecialIds
+from dpx.data.tokenizer import SpecialIds
 from dpx.declaration import ConfigError
 from dpx.files.weights import Leaves, by_path, checksum, nested, read_file
 from dpx.init.parent import open_parent, parameters_of

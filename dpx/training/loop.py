@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from dpx.claim.calibration import Calibrated, entry
+from dpx.claim.calibration import Calibrated, Entries
 from dpx.claim.spent import Spending
 from dpx.clipping.readers import merged
 from dpx.config.experiment import Experiment, Schedule
@@ -181,7 +181,8 @@ def _enter(run: Run, noise_epoch: NoiseEpoch, step: int) -> None:
     if calibrated.noise_multiplier is None:
         return
     batch = experiment.batch_schedule.at(step)
-    release = entry(experiment, calibrated.size, calibrated.noise_multiplier, batch, noise_epoch.number, noise_epoch.name, run.job)
+    at = batch, noise_epoch.number, noise_epoch.name
+    release = Entries.of(experiment).of_step(calibrated.size, calibrated.noise_multiplier, *at, run.job)
     if not run.ledger.holds(step, release):
         run.ledger.append(step, release)
 

@@ -14,7 +14,6 @@ import hashlib
 import os
 import platform
 from collections.abc import Iterator
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +22,7 @@ import jax
 from dpx.audit import in_run
 from dpx.audit.canaries import require_same_audit
 from dpx.audit.canary_objective import audited
-from dpx.claim.calibration import as_planned, calibrate, claim_checksum, plan_of, planned_segments
+from dpx.claim.calibration import Entries, calibrate, claim_checksum, plan_of
 from dpx.claim.run_facts import planned_end
 from dpx.claim.spent import Spending, require_bound
 from dpx.config.declared_audit import Audit, Canaries
@@ -99,9 +98,10 @@ def open_run(experiment: Experiment, folder: RunFolder, job: Any = None) -> Iter
     known = agreement.before_training(folder.path)
     data = prepare(experiment.data, experiment.privacy, say_stage)
     stage("solving for the noise and its epsilon" if experiment.is_private else "planning")
-    calibrated = as_planned(experiment, calibrate(experiment, experiment.privacy.population(data.manifest)), known.plan if known else None)
+    calibrated = calibrate(experiment, experiment.privacy.population(data.manifest), known.plan if known else None)
+    entries = Entries.of(experiment)
     begins_from = _begin_from(experiment.init, experiment.receiver, experiment.audit, data, folder, known)
-    require_bound(*of_run, planned_end(experiment, calibrated, None) if experiment.is_private else [], begins_from.origins)
+    require_bound(*of_run, planned_end(entries, calibrated, None) if experiment.is_private else [], begins_from.origins)
 
     # The step, on which all processes agree.
     objective = make_objective(experiment.model, experiment.task, experiment.vocabulary_size, data.manifest)
@@ -120,7 +120,7 @@ def open_run(experiment: Experiment, folder: RunFolder, job: Any = None) -> Iter
         ledger = stack.enter_context(contextlib.closing(Ledger(private / "ledger")))
         checkpoints = stack.enter_context(contextlib.closing(Checkpoints(private / agreement.CHECKPOINTS, schedule.checkpoints_kept)))
         unchanged = fingerprint(experiment, data.manifest.checksum, microbatch, strategy, job)
-        allow = allowed_again(*of_run, partial(planned_segments, experiment), calibrated, ledger)
+        allow = allowed_again(*of_run, entries.planned, calibrated, ledger)
         noise_epochs = NoiseEpochs(folder, experiment.seed, unchanged, ledger, plan_of(experiment, calibrated), allow)
         left_out.keep_manifest(private, data)
         for line in left_out.keep(private, data):

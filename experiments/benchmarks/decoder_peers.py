@@ -31,7 +31,7 @@ from dpx import config
 from dpx.clipping.clipped_sum import clipped_sum, plain_sum
 from dpx.clipping.readers import merged
 from dpx.config import recipes
-from dpx.data.vocabulary import SpecialIds
+from dpx.data.tokenizer import SpecialIds
 from dpx.files.weights import nested
 from dpx.interop.checkpoint import Checkpoint
 from dpx.interop.written import ADAPTER_CONFIG, ADAPTER_WEIGHTS, adapters

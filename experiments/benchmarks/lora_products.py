@@ -17,7 +17,7 @@ from dpx import config
 from dpx.clipping.clipped_sum import clipped_sum, plain_sum
 from dpx.config import recipes
 from dpx.cost.traced import matmul_flops
-from dpx.data.vocabulary import SpecialIds
+from dpx.data.tokenizer import SpecialIds
 from dpx.task.objective import objective
 from dpx.training import frozen
 from dpx.training.microbatch import synthetic_rows

@@ -27,7 +27,7 @@ from dpx import config
 from dpx.config import recipes
 from dpx.cost.measured_runs import RECORD_EVERY, load, record_means, shipped
 from dpx.data.prepare import prepare
-from dpx.data.vocabulary import SpecialIds
+from dpx.data.tokenizer import SpecialIds
 from dpx.files import results as results_file
 
 # (epsilon, FLOPs); rows of the text, which are the records.

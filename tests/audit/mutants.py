@@ -408,8 +408,8 @@ MUTANTS = (
     Mutant(
         "row event for a document whose rows are drawn singly, by calling them units",
         "dpx/claim/calibration.py",
-        "entry",
-        "unit_mode=experiment.privacy.unit_mode",
+        "Entries.of_step",
+        "unit_mode=privacy.unit_mode",
         'unit_mode="sample_units"',
         "tests/privacy/test_units.py::test_rows_drawn_singly_are_never_charged_as_units",
     ),

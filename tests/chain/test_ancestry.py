@@ -193,7 +193,7 @@ class World:
             entered.open_noise_epoch(NoiseEpoch(**known, secret_place=None if self.graph[number].fault == "seed" else 1, fingerprint=facts))
             if experiment.is_private:
                 assert calibrated.noise_multiplier is not None
-                entry = calibration.entry(experiment, calibrated.size, calibrated.noise_multiplier, 4, 0, "first")
+                entry = calibration.Entries.of(experiment).of_step(calibrated.size, calibrated.noise_multiplier, 4, 0, "first")
                 self.sampling[number] = entry.q
                 for step in range(experiment.steps):
                     entered.append(step, entry)

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from dpx.claim.calibration import calibrate, planned_segments
+from dpx.claim.calibration import Entries, calibrate
 from dpx.config.declared_chain import declared
 from dpx.data.protected_units import unit_facts
 from dpx.init.chain_claim import StageRelease, claim
@@ -24,7 +24,7 @@ def _release(stage: str, *overrides: str, further: tuple[Origin, ...] = ()) -> S
     if experiment.is_private:
         known = calibrate(experiment, 1000)
         assert known.noise_multiplier is not None
-        segments = planned_segments(experiment, known.batch_stages, known.size, known.noise_multiplier, stage)
+        segments = Entries.of(experiment).planned(known.batch_stages, known.size, known.noise_multiplier, stage)
     units = unit_facts(experiment.data, experiment.privacy)
     origin = Origin(
         kind="run",

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from dpx.data.declared_data import Data, TextFiles, Vocabulary
-from dpx.data.vocabulary import SPECIAL_TOKENS
+from dpx.data.tokenizer import SPECIAL_TOKENS
 from dpx.privacy.declared_privacy import Privacy
 
 PRIVACY = Privacy(delta=1e-5)

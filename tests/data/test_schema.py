@@ -15,9 +15,8 @@ from dpx.data.prepare import FORMAT, prepare
 from dpx.data.rows import RowCutter, UnitDocument
 from dpx.data.schema import as_json, classes, from_json, require_gives, stored, texts
 from dpx.data.store import Store
-from dpx.data.tokenizer import of_vocabulary
+from dpx.data.tokenizer import SPECIAL_TOKENS, of_vocabulary
 from dpx.data.unit_names import SPLITS, KeyedHash
-from dpx.data.vocabulary import SPECIAL_TOKENS
 from dpx.declaration import ConfigError, declaration
 from dpx.privacy.declared_privacy import Privacy
 from dpx.task.declared_task import CausalLanguageModel, Classification, MaskedLanguageModel, MultipleChoice

@@ -3,8 +3,8 @@ import pytest
 from scipy.special import entr
 
 from dpx.data.declared_data import Synthetic
-from dpx.data.synthetic import SyntheticSource, best_masked_loss, transition, words
-from dpx.data.vocabulary import fit, tokenizer_of
+from dpx.data.embedded import SyntheticSource, best_masked_loss, transition, words
+from dpx.data.tokenizer import fit, tokenizer_of
 
 DECLARED = Synthetic(documents=60, words_per_document=600, states=16)
 

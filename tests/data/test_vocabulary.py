@@ -3,7 +3,7 @@ from pathlib import Path
 import pytest
 
 from dpx.data.declared_data import Vocabulary
-from dpx.data.vocabulary import SPECIAL_TOKENS, fit, read, special_ids, tokenizer_of
+from dpx.data.tokenizer import SPECIAL_TOKENS, fit, read_tokens, special_ids, tokenizer_of
 from dpx.declaration import ConfigError
 
 from .corpora import SHARED_DATA, text
@@ -32,7 +32,7 @@ def test_no_text_is_refused():
 def test_ids_are_the_lines_of_the_file(tmp_path: Path):
     path = tmp_path / "vocabulary.txt"
     path.write_text("word\n[SEP]\n[PAD]\n[UNK]\n[MASK]\n[CLS]\n##s\n")
-    pieces = read(path, 64)
+    pieces = read_tokens(path, 64)
     special = special_ids(pieces)
     assert (special.pad_id, special.unk_id, special.cls_id, special.sep_id, special.mask_id) == (2, 3, 5, 1, 4)
     assert tokenizer_of(pieces).encode("words", add_special_tokens=False).ids == [0, 6]
@@ -53,12 +53,12 @@ def test_a_file_that_cannot_be_used_is_refused(tmp_path: Path, content: bytes | 
     if content is not None:
         path.write_bytes(content)
     with pytest.raises(ConfigError, match=reason):
-        read(path, 64)
+        read_tokens(path, 64)
 
 
 @pytest.mark.skipif(not SHARED_DATA.exists(), reason="the shared data is not beside this checkout")
 def test_the_published_vocabulary():
-    pieces = read(SHARED_DATA / "vocab" / "bert-base-uncased.txt", 30522)
+    pieces = read_tokens(SHARED_DATA / "vocab" / "bert-base-uncased.txt", 30522)
     assert len(pieces) == 30522
     assert tokenizer_of(pieces).encode("The embeddings", add_special_tokens=False).tokens == ["the", "em", "##bed", "##ding", "##s"]
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from dpx.config.experiment import Experiment
-from dpx.data.vocabulary import SPECIAL_TOKENS
+from dpx.data.tokenizer import SPECIAL_TOKENS
 from tests.processes import COARSE
 
 from ..composed import composed

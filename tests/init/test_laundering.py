@@ -29,7 +29,7 @@ from dpx.init.parent import require_no_known_release
 from dpx.init.relation import declared_disjoint
 from dpx.init.start import Start, planned_start, start, start_of_fork
 from dpx.job.explain import Explain, explain
-from dpx.job.plan_shown import show
+from dpx.job.plan import show
 from dpx.job.released_jobs import Export
 from dpx.job.run_plan import plan_of_run
 from dpx.privacy import origins
@@ -513,7 +513,7 @@ def test_charges_that_no_accountant_composes_are_refused(place, parent):
     (origin,) = began(place, "init=run", f"init.run={parent}").origins
     discrete = dataclasses.replace(origin, segments=tuple(dataclasses.replace(one, noise="discrete_gaussian") for one in origin.segments))
     experiment = place.declared("accountant=pld")
-    own = planned_end(experiment, calibrate(experiment, 100), None)
+    own = planned_end(Entries.of(experiment), calibrate(experiment, 100), None)
     require_bound(experiment.accountant, experiment.privacy, own, [origin])
     with pytest.raises(ConfigError, match="mechanism=discrete_gaussian.*accountant=pld"):
         require_bound(experiment.accountant, experiment.privacy, own, [discrete])

@@ -8,7 +8,7 @@ from omegaconf import OmegaConf
 
 from dpx import config
 from dpx.config import recipes
-from dpx.data.vocabulary import SPECIAL_TOKENS
+from dpx.data.tokenizer import SPECIAL_TOKENS
 from tests.processes import COARSE
 
 from ..training.sharing import run_job, shared_programs

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from dpx.config.declared_init import FromCheckpoint, RandomStart
-from dpx.data.vocabulary import SpecialIds
+from dpx.data.tokenizer import SpecialIds
 from dpx.declaration import ConfigError
 from dpx.files import checkpoint_folder
 from dpx.files.weights import Leaves, by_path, nested

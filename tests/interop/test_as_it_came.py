@@ -15,8 +15,7 @@ from dpx.data.declared_data import Data, Vocabulary
 from dpx.data.labelled import Table
 from dpx.data.prepare import prepare, vocabulary_folder
 from dpx.data.store import Store
-from dpx.data.tokenizer import of_path
-from dpx.data.vocabulary import SpecialIds
+from dpx.data.tokenizer import SpecialIds, of_path
 from dpx.declaration import ConfigError
 from dpx.files.checkpoint_folder import ends_of
 from dpx.interop import tokenizer_files

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from dpx.data.vocabulary import SPECIAL_TOKENS
+from dpx.data.tokenizer import SPECIAL_TOKENS
 from dpx.files import checkpoint_folder
 from dpx.files.checkpoint_folder import WEIGHTS
 from tests.processes import Answer, answers

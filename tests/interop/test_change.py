@@ -20,7 +20,7 @@ from dpx.files.checkpoint_folder import Tensors, write
 from dpx.files.orbax_checkpoints import released
 from dpx.files.run_folder import RunFolder
 from dpx.files.weights import by_path
-from dpx.job.change import change_of, sentences_of
+from dpx.job.change import sentences_of
 from dpx.job.explain import Explain
 from dpx.job.released_jobs import Export
 from dpx.mechanism.banded import Banded
@@ -94,7 +94,9 @@ def stated_by(run: Path) -> RunStatement:
 
 
 def change(run: Path) -> Change:
-    return change_of(declared(run), run / "release", stated_by(run))
+    (_, found) = sentences_of(declared(run), run / "release", stated_by(run))
+    assert found is not None
+    return found
 
 
 @pytest.mark.parametrize("part", ["lora", *(pytest.param(part, marks=pytest.mark.slow) for part in ("last_layer", "all"))])
@@ -127,7 +129,7 @@ def test_it_is_computed_from_what_is_released_and_public(runs: Callable[[str, st
     run = runs("lora", "quiet")
     experiment, stated = declared(run), stated_by(run)
     shutil.copytree(run / "release", tmp_path / "release")
-    assert change_of(experiment, tmp_path / "release", stated) == change(run)
+    assert sentences_of(experiment, tmp_path / "release", stated)[1] == change(run)
     # Adapters' first factors and the new head were drawn from the secret.
     compared = {one.parameter for one in change(run).parts}
     trained = set(by_path(released(run / "release" / "params"))) - compared

@@ -14,7 +14,7 @@ from tokenizers.models import BPE
 from tokenizers.pre_tokenizers import WhitespaceSplit
 
 import dpx
-from dpx.data.vocabulary import SPECIAL_TOKENS
+from dpx.data.tokenizer import SPECIAL_TOKENS
 from tests.interop.cases import Case
 from tests.interop.conftest import WORDS
 from tests.processes import Answer, answers

@@ -20,7 +20,7 @@ from dpx.data import tokenizer as text_tokenizer
 from dpx.data.prepare import prepare
 from dpx.data.rows import marked_examples
 from dpx.data.store import Store
-from dpx.data.vocabulary import SpecialIds
+from dpx.data.tokenizer import SpecialIds
 from dpx.declaration import ConfigError
 from dpx.files.orbax_checkpoints import released
 from dpx.files.run_folder import RunFolder

@@ -17,7 +17,7 @@ from omegaconf import OmegaConf
 from dpx import config
 from dpx.config import recipes
 from dpx.data.prepare import prepare
-from dpx.data.vocabulary import SpecialIds
+from dpx.data.tokenizer import SpecialIds
 from dpx.declaration import ConfigError
 from dpx.files import checkpoint_folder
 from dpx.files.orbax_checkpoints import released

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from dpx.clipping import ops
-from dpx.data.vocabulary import SpecialIds
+from dpx.data.tokenizer import SpecialIds
 from dpx.files import checkpoint_folder
 from dpx.files.weights import nested
 from dpx.interop.checkpoint import Checkpoint

@@ -12,13 +12,13 @@ from omegaconf import OmegaConf
 from dpx import config
 from dpx.console import Console
 from dpx.data.prepare import prepare
-from dpx.data.vocabulary import SPECIAL_TOKENS
+from dpx.data.tokenizer import SPECIAL_TOKENS
 from dpx.declaration import ConfigError
 from dpx.files.orbax_checkpoints import released
 from dpx.files.weights import by_path
 from dpx.init.parent import is_adapted_alike
 from dpx.init.start import planned_start
-from dpx.job.plan_shown import show
+from dpx.job.plan import show
 from dpx.job.run_plan import plan_of_run
 from dpx.models.trained import Adapters
 from tests.planned import plan

@@ -15,7 +15,7 @@ from tokenizers.processors import TemplateProcessing
 
 from dpx.data.labelled import Table
 from dpx.data.store import Store
-from dpx.data.vocabulary import SPECIAL_TOKENS, SpecialIds
+from dpx.data.tokenizer import SPECIAL_TOKENS, SpecialIds
 from dpx.interop import tokenizer_files
 from dpx.models.checkpoint_shape import model_of
 from dpx.task.declared_task import CausalLanguageModel, Classification

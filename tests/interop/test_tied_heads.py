@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
 
-from dpx.data.vocabulary import SpecialIds
+from dpx.data.tokenizer import SpecialIds
 from dpx.declaration import ConfigError
 from dpx.interop.checkpoint import Checkpoint
 from dpx.interop.written import written

@@ -10,7 +10,7 @@ from tokenizers.processors import RobertaProcessing
 
 from dpx.data import tokenizer as text_tokenizer
 from dpx.data.rows import marked_examples, separators
-from dpx.data.vocabulary import SPECIAL_TOKENS
+from dpx.data.tokenizer import SPECIAL_TOKENS
 from dpx.declaration import ConfigError
 
 TEXTS = ["The quick brown fox.", "Jumps over, über the lazy dog!", "the fox"]

@@ -44,7 +44,7 @@ EXPERIMENT = composed()[0]
 def without_tables(monkeypatch):
     """Tests what is refused and what is reported first; `test_account` tests the numbers."""
     monkeypatch.setattr("dpx.job.account.account", lambda *given: [])
-    monkeypatch.setattr("dpx.job.account._in_a_terminal", lambda tables: [])
+    monkeypatch.setattr("dpx.job.account.text_plot", lambda *given, **scales: "")
     monkeypatch.setattr("dpx.job.account.pictures.write", lambda *given: "")
 
 
@@ -158,10 +158,20 @@ def test_that_no_unit_is_renamed_during_a_run_is_an_assumption(tmp_path):
     experiment = dataclasses.replace(EXPERIMENT, privacy=Privacy(delta=1e-4, unit="document", rows_per_unit_max=4))
     entered = Ledger(tmp_path / "ledger")
     for number, data in enumerate(("a" * 64, "b" * 64)):
-        assert not any("each document has one name" in line for line in caveats.assumptions(experiment, None, 1000, RunFacts.of(entered)))
+        assert not any(
+            "each document has one name" in line
+            for line in caveats.assumptions(
+                experiment.data, experiment.privacy, experiment.train, experiment.audit, None, 1000, RunFacts.of(entered)
+            )
+        )
         facts = {"from_step": number, "start": None, "secret_tag": "", "secret_place": 1, "fingerprint": {"data": data}, "why": "it begins"}
         entered.open_noise_epoch(NoiseEpoch(number=number, name=f"{number}", **facts))
-    assert any("each document has one name" in line for line in caveats.assumptions(experiment, None, 1000, RunFacts.of(entered)))
+    assert any(
+        "each document has one name" in line
+        for line in caveats.assumptions(
+            experiment.data, experiment.privacy, experiment.train, experiment.audit, None, 1000, RunFacts.of(entered)
+        )
+    )
 
 
 def test_steps_from_before_units_were_noted_stay_unknown(tmp_path):
@@ -172,7 +182,7 @@ def test_steps_from_before_units_were_noted_stay_unknown(tmp_path):
 
 
 def entry_of(experiment, size: int = 1000) -> list[dict]:
-    return calibration.planned_segments(experiment, ((32, 2),), size, 2.0)
+    return calibration.Entries.of(experiment).planned(((32, 2),), size, 2.0)
 
 
 # What a run would be: each sampler at rows, and Poisson at units of several rows, drawn row by row or whole.

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from dpx import config, extras
+from dpx import config, packages
 from dpx.config import recipes
 from dpx.declaration import ConfigError
 from dpx.files.run_folder import RunFolder
@@ -144,14 +144,14 @@ def test_what_has_no_independent_noise_is_refused(mechanism):
 
 
 def test_a_peer_that_is_not_installed_names_the_extra(monkeypatch):
-    monkeypatch.setattr(extras, "is_installed", lambda name: False)
+    monkeypatch.setattr(packages, "is_installed", lambda name: False)
     experiment, _ = config.build(recipes.compose(MICRO))
     with pytest.raises(ConfigError, match=r"job.variants=opacus_ew: needs torch, which is not installed. Install the extra bench: "):
         list(Benchmark(variants=["plain", "opacus_ew"]).settings(experiment))
 
 
 def test_an_optional_peer_that_is_not_installed_is_left_out_and_named(monkeypatch):
-    monkeypatch.setattr(extras, "is_installed", lambda name: False)
+    monkeypatch.setattr(packages, "is_installed", lambda name: False)
     monkeypatch.setattr("dpx_papers.benchmark.job.worker", in_this_process)
     setting = ["benchmark.limit_s=1e-3", "benchmark.logical_batch=4", "benchmark.physical_batches=[4]", "benchmark.variants=[plain]"]
     experiment, benchmark = config.build(recipes.compose([*MICRO, *setting, "benchmark.optional_peers=[opacus_hooks]"]))

@@ -8,7 +8,7 @@ import pytest
 
 from dpx import config
 from dpx.claim import statement
-from dpx.claim.calibration import calibrate, entry
+from dpx.claim.calibration import Entries, calibrate
 from dpx.config import recipes
 from dpx.declaration import ConfigError
 from dpx.files.run_folder import RunFolder
@@ -83,7 +83,7 @@ def test_what_was_charged_beside_the_plan_is_in_the_promise(experiment, tmp_path
     calibrated = calibrate(experiment, size)
     for epoch in (0, 1):
         for step in range(experiment.steps):
-            ledger.append(step, entry(experiment, size, 1.0, 64, epoch))
+            ledger.append(step, Entries.of(experiment).of_step(size, 1.0, 64, epoch))
     stated = statement.build(experiment, None, calibrated, ledger)
     assert isinstance(stated, RunStatement) and stated.epsilon["rdp"] is not None
     assert stated.epsilon["rdp"] > calibrated.epsilon["rdp"] + 0.02

@@ -14,9 +14,8 @@ from dpx.cost.compiled import CompiledStep
 from dpx.cost.memory import Trains, activations, step_memory, training_matmul_flops
 from dpx.declaration import ConfigError
 from dpx.files.run_folder import RunFolder
-from dpx.job.plan import Plan
+from dpx.job.plan import Plan, show
 from dpx.job.plan_records import RunPlan
-from dpx.job.plan_shown import show
 from dpx.job.run_plan import Program, plan_of_run
 from dpx.models.shape import Bert
 from dpx.task.declared_task import MaskedLanguageModel
@@ -175,7 +174,8 @@ def test_memory_does_not_grow_with_the_logical_batch(headline: dict) -> None:
 
 def test_largest_microbatch_is_the_last_that_fits() -> None:
     experiment, _ = config.build(recipes.compose(["+experiment=anil_2m_batch", "microbatch=auto"]))
-    program = Program.of(experiment)
+    parts = experiment.trained, experiment.mechanism, experiment.clipping_method, experiment.audit
+    program = Program(experiment.fitted, *parts, experiment.mesh)
     chosen = program.largest_microbatch(Trains(336_226_108), program.optimizer_bytes(experiment.optimizer))
     assert chosen & (chosen - 1) == 0
     assert plan(experiment)["microbatch"] == chosen

@@ -161,7 +161,7 @@ ROADS: dict[str, Callable[[Any, Path], Any]] = {
     "evaluate": lambda of, path: Evaluate()(of, RunFolder(path)),
     "explain": lambda of, path: Explain()(of, RunFolder(path)),
     "export": lambda of, path: Export()(of, RunFolder(path)),
-    "export elsewhere": lambda of, path: export(of, path, path.parent / "exported"),
+    "export elsewhere": lambda of, path: export(of.fitted, path, path.parent / "exported"),
     "generate": lambda of, path: Generate(prompts=rows_beside(path))(of, RunFolder(path)),
     "predict": lambda of, path: Predict(input=rows_beside(path), output=f"{path}/out")(of, RunFolder(path)),
     "resume": lambda of, path: Resume()(of, RunFolder(path, "name: main\n")),

@@ -67,7 +67,7 @@ def test_weights_are_never_read_by_another_vocabulary(trained):
     uses = (
         Evaluate(),
         lambda one, folder: of_run(one.model, one.task, one.vocabulary_size, one.data, one.privacy, folder.release / "params"),
-        lambda experiment, folder: export(experiment, folder.path, folder.path / "elsewhere"),
+        lambda experiment, folder: export(experiment.fitted, folder.path, folder.path / "elsewhere"),
     )
     for use in uses:
         with pytest.raises(ConfigError, match="has another vocabulary than the weights were trained with: .* data.vocabulary.path=<"):

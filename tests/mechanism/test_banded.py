@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from dp_accounting import pld
 
-from dpx import extras
+from dpx import packages
 from dpx.claim import calibration
 from dpx.claim.calibration import calibrate
 from dpx.declaration import ConfigError
@@ -83,7 +83,7 @@ def test_a_strategy_that_is_unreadable_is_settled_again(tmp_path, monkeypatch, c
 
 
 def test_without_the_library_one_line_says_so(monkeypatch, tmp_path):
-    monkeypatch.setattr(extras, "is_installed", lambda _: False)
+    monkeypatch.setattr(packages, "is_installed", lambda _: False)
     for needs_it in (lambda: banded.optimised(10, 3), lambda: Banded(bands=3).require_library(tmp_path)):
         with pytest.raises(
             ConfigError, match=r"^mechanism=banded: needs jax_privacy, which is not installed. Install the extra correlated: "
@@ -107,12 +107,12 @@ def test_rows_rest_for_a_cycle_between_two_steps_and_keep_their_rate():
 def test_one_release_is_charged_each_time_the_busiest_group_comes_round(tmp_path):
     experiment, found = make(), Ledger(tmp_path / "ledger")
     for step in range(10):
-        found.append(step, calibration.entry(experiment, N, 1.0, 10))
+        found.append(step, calibration.Entries.of(experiment).of_step(N, 1.0, 10))
     once = Release(noise_multiplier=1.0, sampling_probability=4 * 10 / N, size=N)
     assert ledger.releases(found.segments()) == [(once, 3)]
     # Steps 6..9 again in a new noise epoch: each group takes part once more, in a separate mechanism.
     for step in range(6, 10):
-        found.append(step, calibration.entry(experiment, N, 1.0, 10, epoch=1))
+        found.append(step, calibration.Entries.of(experiment).of_step(N, 1.0, 10, epoch=1))
     assert ledger.releases(found.segments()) == [(once, 4)]
 
 

@@ -13,7 +13,7 @@ from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from dpx.claim import statement
-from dpx.claim.calibration import calibrate, entry, planned_segments
+from dpx.claim.calibration import Entries, calibrate
 from dpx.declaration import ConfigError
 from dpx.mechanism import declared_mechanism
 from dpx.mechanism.declared_mechanism import AdaptiveClip, DiscreteGaussian, DpSgd, TargetEpsilon
@@ -24,6 +24,7 @@ from dpx.privacy.declared_privacy import Pld, Privacy, Rdp
 from dpx.privacy.events import Release
 from dpx.randomness import RootSecret
 from dpx.sampler import FixedSize, Poisson, Shuffled
+from dpx.statement.statement_records import RunStatement
 from dpx.training.dirac import variance_p_value
 from dpx.training.step import make_step
 from tests.training.conftest import declare
@@ -152,10 +153,12 @@ def test_the_statement_claims_renyi_only_and_names_the_margin():
     calibrated = calibrate(experiment, N)
     assert list(calibrated.epsilon) == ["rdp"] and 5.9 < calibrated.epsilon["rdp"] <= 6.0
     assert calibrated.noise_multiplier is not None
-    assert entry(experiment, N, calibrated.noise_multiplier, 10).noise == "discrete_gaussian"
-    ((release, _),) = ledger.releases(planned_segments(experiment, calibrated.batch_stages, N, calibrated.noise_multiplier))
+    assert Entries.of(experiment).of_step(N, calibrated.noise_multiplier, 10).noise == "discrete_gaussian"
+    ((release, _),) = ledger.releases(Entries.of(experiment).planned(calibrated.batch_stages, N, calibrated.noise_multiplier))
     assert release.is_discrete
-    facts = statement.mechanism_facts(experiment, calibrated)
+    stated = statement.build(experiment, None, calibrated)
+    assert isinstance(stated, RunStatement)
+    facts = stated.mechanism
     assert 0 < facts.grid_margin < 1e-3 and facts.generator_strength_bits == 256
     assert any(
         "before it is rounded" in line

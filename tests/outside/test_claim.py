@@ -9,7 +9,7 @@ from dp_accounting import rdp
 
 from dpx import config
 from dpx.claim import calibration, statement
-from dpx.claim.calibration import claim_of
+from dpx.claim.calibration import claim_checksum
 from dpx.claim.study import Study
 from dpx.claim.trial_charges import Search
 from dpx.config import recipes
@@ -57,7 +57,7 @@ def entered(experiment: Experiment, path, steps: int = 3) -> Ledger:
     """The ledger that so many steps leave."""
     found = Ledger(path / "ledger")
     for step in range(steps):
-        found.append(step, calibration.entry(experiment, SIZE, SIGMA, BATCH))
+        found.append(step, calibration.Entries.of(experiment).of_step(SIZE, SIGMA, BATCH))
     return found
 
 
@@ -220,7 +220,7 @@ def test_a_trial_whose_own_statement_says_so_is_enough(site, unimported, tmp_pat
     path = folder / "release" / "privacy.json"
     path.write_text(json.dumps(json.loads(path.read_text()) | {"guarantee": BY}))
     sealed_anew(folder)
-    study.close(of)
+    study.close(Search.from_experiment(of))
     no_bound(trials.stated(study))
 
 
@@ -245,7 +245,7 @@ def test_an_explanation_says_whose_word_it_is(site):
     assert all("dpx_pond" in table.title for table in found.tables)
 
 
-def test_another_version_is_other_code_and_another_class_another_claim(site, tmp_path_factory):
+def test_another_version_is_other_code_and_another_class_another_claim(site, tmp_path_factory, monkeypatch):
     experiment = built(*OWN, "clip=smooth")
     noted = fingerprint.fingerprint(experiment, "data", 8)["packages"]
     assert noted["dpx_pond"]["version"] == "0.3.1" and len(noted["dpx_pond"]["code"]) == 64
@@ -253,7 +253,9 @@ def test_another_version_is_other_code_and_another_class_another_claim(site, tmp
         assert fingerprint.fingerprint(experiment, "data", 8)["packages"] != noted
     with as_if_unimported():
         assert fingerprint.fingerprint(built(*OWN), "data", 8)["packages"] == {}
-    assert "outside_code" in claim_of(experiment) and "outside_code" not in claim_of(built(*OWN))
+    noted = claim_checksum(experiment)
+    monkeypatch.setattr(calibration.outside_code, "parts", lambda declared: [])
+    assert claim_checksum(experiment) != noted
 
 
 def test_an_old_entry_reads_as_dpxs_own():

@@ -74,7 +74,7 @@ def built(*overrides: str) -> Experiment:
 def entered(experiment: Experiment, path, job=None) -> Ledger:
     found = Ledger(path / "ledger")
     for step in range(3):
-        found.append(step, calibration.entry(experiment, SIZE, SIGMA, BATCH, job=job))
+        found.append(step, calibration.Entries.of(experiment).of_step(SIZE, SIGMA, BATCH, job=job))
     return found
 
 
@@ -83,8 +83,8 @@ def stated(experiment: Experiment, held: Ledger | None = None, job=None) -> dict
 
 
 ROADS = {
-    "entry": lambda experiment, job, path: calibration.entry(experiment, SIZE, SIGMA, BATCH, job=job).by,
-    "planned steps": lambda experiment, job, path: calibration.planned_segments(experiment, ((BATCH, 3),), SIZE, SIGMA)[0].by,
+    "entry": lambda experiment, job, path: calibration.Entries.of(experiment).of_step(SIZE, SIGMA, BATCH, job=job).by,
+    "planned steps": lambda experiment, job, path: calibration.Entries.of(experiment).planned(((BATCH, 3),), SIZE, SIGMA)[0].by,
     "statement": lambda experiment, job, path: said(stated(experiment, None, job)),
     "statement of a ledger alone": lambda experiment, job, path: said(stated(experiment, entered(experiment, path, job))),
     "plan": lambda experiment, job, path: said(plan(experiment)),
@@ -128,11 +128,11 @@ def test_a_package_imported_between_two_steps_is_named_from_there_on_and_every_s
     importlib.import_module("dpx_reed.patch")
     loop._enter(run, epoch, 1)
     assert [entry.by for _, entry in found.entries()] == [None, BY]
-    whole = run_facts.planned_end(experiment, run.calibrated, found)
+    whole = run_facts.planned_end(calibration.Entries.of(experiment), run.calibrated, found)
     assert sorted(step for _, step, _ in ledger.decode(whole)) == [0, 1, 2]
     assert said(stated(experiment, found)) == BY
-    plain = trial_charges.planned_segments(experiment)
-    assert plain is not None and len(list(ledger.decode(trial_charges.union(plain, found.segments(), "trial")))) == 3
+    plain = calibration.Entries.of(experiment).planned(run.calibrated.batch_stages, SIZE, SIGMA)
+    assert len(list(ledger.decode(trial_charges.union(plain, found.segments(), "trial")))) == 3
 
 
 def test_a_package_imported_while_a_run_trains_is_stated_before_the_next_value_is_shown(site, monkeypatch):
@@ -162,7 +162,7 @@ def test_a_job_of_no_package_is_named_by_its_module(tmp_path):
     class Louder(Train):
         """As a notebook has one."""
 
-    assert calibration.entry(built(), SIZE, SIGMA, BATCH, job=Louder()).by == "tests"
+    assert calibration.Entries.of(built()).of_step(SIZE, SIGMA, BATCH, job=Louder()).by == "tests"
     (facts,) = stated(built(), None, Louder())["outside_code"]
     assert facts["version"] == "unlisted" and facts["parts"]["job"].endswith("Louder")
     Louder.__module__, Louder.__qualname__ = Train.__module__, Train.__qualname__

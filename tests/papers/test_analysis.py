@@ -84,7 +84,7 @@ def test_a_key_that_no_table_or_figure_has_is_refused_before_anything_is_compute
 
 
 def test_without_pandas_it_is_declared_and_one_line_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("dpx.extras.is_installed", lambda package: package != "pandas")
+    monkeypatch.setattr("dpx.packages.is_installed", lambda package: package != "pandas")
     made = doubling(values=[1], source="a.csv")
     with pytest.raises(ConfigError, match=r"an analysis of a paper: needs pandas.*dpx-lm\[papers\]"):
         made()

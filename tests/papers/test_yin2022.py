@@ -12,7 +12,7 @@ from dpx.config import build, recipes
 from dpx.config.declared_chain import declared
 from dpx.data.declared_data import Data, TextFiles, Vocabulary
 from dpx.data.protected_units import unit_facts
-from dpx.data.vocabulary import SPECIAL_TOKENS
+from dpx.data.tokenizer import SPECIAL_TOKENS
 from dpx.declaration import ConfigError
 from dpx.job.chain_stages import composed
 from dpx.optimizer.lr_schedule import in_steps
@@ -45,7 +45,13 @@ def test_the_statement_says_which_documents_are_held_out(by: str) -> None:
     overrides = ["+experiment=legal_nonprivate_full", "mechanism=dp_sgd", f"data.heldout_by={by}"]
     experiment, _ = build(recipes.compose(overrides))
     assert unit_facts(experiment.data, experiment.privacy).heldout_by == by
-    told = [line for line in caveats.assumptions(experiment, None, 100, RunFacts.of(None)) if "the first 0.05 of the documents" in line]
+    told = [
+        line
+        for line in caveats.assumptions(
+            experiment.data, experiment.privacy, experiment.train, experiment.audit, None, 100, RunFacts.of(None)
+        )
+        if "the first 0.05 of the documents" in line
+    ]
     assert len(told) == (by == "first")
 
 

@@ -139,7 +139,7 @@ def entered(experiment, calibrated, path):
     with_steps = Ledger(path)
     for step in range(experiment.steps):
         batch = experiment.batch_schedule.at(step)
-        with_steps.append(step, calibration.entry(experiment, calibrated.size, calibrated.noise_multiplier, batch))
+        with_steps.append(step, calibration.Entries.of(experiment).of_step(calibrated.size, calibrated.noise_multiplier, batch))
     return to_json(statement.build(experiment, None, calibrated, with_steps)), with_steps.segments()
 
 

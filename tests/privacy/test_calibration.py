@@ -6,7 +6,7 @@ import pytest
 
 import dpx.privacy
 from dpx.claim import calibration
-from dpx.claim.calibration import as_planned, calibrate, differing, plan_of
+from dpx.claim.calibration import calibrate, differing, plan_of
 from dpx.config.declared_audit import Canaries, Primary
 from dpx.declaration import ConfigError
 from dpx.mechanism.declared_mechanism import Multiplier, NoiseBatchRatio, NoPrivacy, TargetEpsilon
@@ -179,7 +179,7 @@ def test_noise_stays_what_was_declared(small):
 
 def test_the_truncated_entry_carries_its_cap(small):
     experiment = small(sampler=TruncatedPoisson())
-    entered = calibration.entry(experiment, N, 1.0, 64)
+    entered = calibration.Entries.of(experiment).of_step(N, 1.0, 64)
     assert entered.cap is not None and entered.cap >= 64 + 6 * 8 * 0.99 and entered.size == N
     plain, truncated = calibrate(small(), N).epsilon["pld"], calibrate(experiment, N).epsilon["pld"]
     assert plain <= truncated <= plain * 1.001
@@ -215,12 +215,12 @@ def test_a_run_keeps_the_noise_it_began_with_unless_its_plan_changed(small):
     assert plan.step is not None
     sigma = now.noise_multiplier * 1.0001
     other = dataclasses.replace(plan, step=dataclasses.replace(plan.step, noise_multiplier=sigma))
-    kept = as_planned(experiment, now, other)
+    kept = calibrate(experiment, N, other)
     assert kept.noise_multiplier == sigma and kept.epsilon["pld"] < now.epsilon["pld"]
-    assert as_planned(experiment, now, None) is now and as_planned(experiment, now, plan) is now
+    assert calibrate(experiment, N, plan) == now
     other_size = dataclasses.replace(plan.step, noise_multiplier=sigma, size=5)
     for changed in ({"steps": 3}, {"step": other_size}, {"batch_sizes": ((1, 2),)}):
-        assert as_planned(experiment, now, dataclasses.replace(other, **changed)) is now
+        assert calibrate(experiment, N, dataclasses.replace(other, **changed)) == now
 
 
 def test_balls_in_bins_is_refused_where_n_is_protected(small):

@@ -6,7 +6,7 @@ import json
 import pytest
 
 from dpx.claim import spent, statement
-from dpx.claim.calibration import calibrate, entry
+from dpx.claim.calibration import Entries, calibrate
 from dpx.data.protected_units import unit_facts
 from dpx.declaration import ConfigError
 from dpx.files.records import to_json
@@ -38,7 +38,7 @@ def stated(tmp_path, *given):
     assert calibrated.noise_multiplier is not None
     ledger = Ledger(tmp_path / "ledger")
     for step in range(STEPS):
-        ledger.append(step, entry(experiment, SIZE, calibrated.noise_multiplier, 40))
+        ledger.append(step, Entries.of(experiment).of_step(SIZE, calibrated.noise_multiplier, 40))
     document = statement.build(experiment, None, calibrated, ledger)
     return experiment, calibrated, json.loads(json.dumps(to_json(document), allow_nan=False))
 
@@ -128,7 +128,7 @@ def folder_of(place, *given):
     entered = Ledger(place / "private" / "ledger")
     entered.note_units(unit_facts(experiment.data, experiment.privacy, MANIFEST))
     for step in range(STEPS):
-        entered.append(step, entry(experiment, SIZE, calibrated.noise_multiplier, 40))
+        entered.append(step, Entries.of(experiment).of_step(SIZE, calibrated.noise_multiplier, 40))
     document = statement.build(experiment, None, calibrated, entered)
     assert isinstance(document, RunStatement) and list(document.ledger.segments) == entered.segments() and spent.CHAIN_SHOWS
     seals.write_statement(RunFolder(place), entered, document)

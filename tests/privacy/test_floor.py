@@ -50,7 +50,7 @@ def test_a_ledger_and_a_statement_are_read_and_composed_again_without_what_train
     assert calibrated.noise_multiplier is not None
     entered = Ledger(tmp_path / "ledger")
     for step in range(3):
-        entered.append(step, calibration.entry(experiment, N, calibrated.noise_multiplier, 64))
+        entered.append(step, calibration.Entries.of(experiment).of_step(N, calibrated.noise_multiplier, 64))
     (tmp_path / "privacy.json").write_text(json.dumps(to_json(statement.build(experiment, None, calibrated, entered))))
     entered.close()
     ended = subprocess.run([sys.executable, "-c", CHECK, str(tmp_path)], env=environment(), capture_output=True, text=True, timeout=300)

@@ -41,7 +41,7 @@ def test_what_remains_is_exactly_what_joins_to_the_target():
 def entered(experiment, path, steps=20):
     found = Ledger(path)
     for step in range(steps):
-        found.append(step, calibration.entry(experiment, N, 1.0, 64))
+        found.append(step, calibration.Entries.of(experiment).of_step(N, 1.0, 64))
     return found
 
 

@@ -32,7 +32,7 @@ def caught(check):
 def entered(experiment, path, steps, noise_multiplier=1.0):
     found = Ledger(path)
     for step in range(steps):
-        found.append(step, calibration.entry(experiment, N, noise_multiplier, 64))
+        found.append(step, calibration.Entries.of(experiment).of_step(N, noise_multiplier, 64))
     return found
 
 
@@ -68,7 +68,7 @@ def test_ledger_reset_on_resume(small, tmp_path):
     def check(path):
         entered(experiment, path, 10)
         resumed = Ledger(path)
-        resumed.append(10, calibration.entry(experiment, N, 1.0, 64))
+        resumed.append(10, calibration.Entries.of(experiment).of_step(N, 1.0, 64))
         assert sum(count for _, count in ledger.releases(Ledger(path).segments())) == 11
 
     check(tmp_path / "sound")
@@ -80,7 +80,7 @@ def test_ledger_reset_on_resume(small, tmp_path):
 
     def broken():
         entered(experiment, tmp_path / "broken", 10)
-        Forgetful(tmp_path / "broken").append(10, calibration.entry(experiment, N, 1.0, 64))
+        Forgetful(tmp_path / "broken").append(10, calibration.Entries.of(experiment).of_step(N, 1.0, 64))
         assert sum(count for _, count in ledger.releases(Ledger(tmp_path / "broken").segments())) == 11
 
     caught(broken)
@@ -96,7 +96,7 @@ def test_ledger_not_synced_before_release(small, tmp_path, monkeypatch):
             patch.setattr(os, "fsync", lambda handle: (synced.append(handle), fsync(handle)))
             found = Ledger(tmp_path / "ledger")
             synced.clear()
-            found.append(0, calibration.entry(small(), N, 1.0, 64))
+            found.append(0, calibration.Entries.of(small()).of_step(N, 1.0, 64))
         assert synced
 
     check()
@@ -120,8 +120,8 @@ def test_row_event_for_a_document_unit(small, tmp_path, monkeypatch, mutant):
 
     check()
     if mutant == "entry without the cap":
-        sound = calibration.entry
-        monkeypatch.setattr(calibration, "entry", lambda *given: dataclasses.replace(sound(*given), rows_per_unit=1))
+        sound = calibration.Entries.of_step
+        monkeypatch.setattr(calibration.Entries, "of_step", lambda *given: dataclasses.replace(sound(*given), rows_per_unit=1))
     else:
         monkeypatch.setitem(events.TABLE, ("group", "zero_out", "pld"), events.TABLE[("poisson", "zero_out", "pld")])
     caught(check)

@@ -44,7 +44,7 @@ def run(experiment, tmp_path, steps=None, size=N):
     assert calibrated.noise_multiplier is not None
     ledger = Ledger(tmp_path / "ledger")
     for step in range(experiment.steps if steps is None else steps):
-        ledger.append(step, calibration.entry(experiment, size, calibrated.noise_multiplier, 64))
+        ledger.append(step, calibration.Entries.of(experiment).of_step(size, calibrated.noise_multiplier, 64))
     return to_json(statement.build(experiment, None, calibrated, ledger))
 
 
@@ -86,7 +86,7 @@ def test_a_ramp_is_stated_with_what_rounding_its_rates_up_costs(small, monkeypat
     document = to_json(statement.build(experiment, None, calibrated))
     rounded = document["ledger"]["rates_rounded_up"]
     assert rounded["distinct"] == 4 and rounded["composed"] == 2
-    charges = ledger.releases(calibration.planned_segments(experiment, calibrated.batch_stages, N, 1.0))
+    charges = ledger.releases(calibration.Entries.of(experiment).planned(calibrated.batch_stages, N, 1.0))
     by = "rdp" if "rdp" in document["epsilon"] else "pld"
     exact = accounting.compose(charges, by, experiment.privacy.adjacency, coarse=5e-3).epsilon(1e-6)
     assert exact < document["epsilon"][by] <= exact + rounded["epsilon_error_at_most"] and rounded["accountant"] == by
@@ -239,9 +239,14 @@ def test_sampler_and_mechanism_are_those_that_ran(small, tmp_path):
 
 
 def test_what_is_public_and_what_is_not_covered_is_said(small):
-    grouped = small(privacy={"unit": "document", "rows_per_unit_max": 3})
-    assert any("the number of rows of each document is public too" in line for line in caveats.assumptions(grouped, None, N, NOTHING_RAN))
-    assert not any("is public too" in line for line in caveats.assumptions(small(), None, N, NOTHING_RAN))
+    plain, grouped = small(), small(privacy={"unit": "document", "rows_per_unit_max": 3})
+    assert any(
+        "the number of rows of each document is public too" in line
+        for line in caveats.assumptions(grouped.data, grouped.privacy, grouped.train, grouped.audit, None, N, NOTHING_RAN)
+    )
+    assert not any(
+        "is public too" in line for line in caveats.assumptions(plain.data, plain.privacy, plain.train, plain.audit, None, N, NOTHING_RAN)
+    )
     declared = small(data={"declared_size": N}, privacy={"adjacency": "add_remove"})
     assert any(f"above the declared {N}" in line for line in not_covered(declared))
     assert any("forged ledger" in line for line in not_covered(small()))

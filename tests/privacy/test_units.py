@@ -6,7 +6,7 @@ from typing import Literal
 import pytest
 
 from dpx.claim import statement
-from dpx.claim.calibration import calibrate, entry
+from dpx.claim.calibration import Entries, calibrate
 from dpx.declaration import ConfigError
 from dpx.files.records import to_json
 from dpx.job.explain import explain
@@ -39,7 +39,7 @@ def units(small):
 def charged(experiment, path):
     entered = Ledger(path)
     for step in range(experiment.steps):
-        entered.append(step, entry(experiment, N, 1.0, 64))
+        entered.append(step, Entries.of(experiment).of_step(N, 1.0, 64))
     return entered
 
 

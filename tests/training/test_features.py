@@ -10,7 +10,7 @@ import pytest
 
 import dpx
 from dpx.data.prepare import prepare
-from dpx.data.vocabulary import SpecialIds
+from dpx.data.tokenizer import SpecialIds
 from dpx.files.results import read_results
 from dpx.models.shape import Bert, Decoder
 from dpx.task.declared_task import MultipleChoice

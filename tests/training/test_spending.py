@@ -5,7 +5,7 @@ from functools import partial
 import pytest
 
 from dpx.claim import spent as spent_module
-from dpx.claim.calibration import calibrate, entry, planned_segments
+from dpx.claim.calibration import Entries, calibrate
 from dpx.claim.spent import Spending, require_planned
 from dpx.declaration import ConfigError
 from dpx.mechanism.declared_mechanism import Multiplier
@@ -25,7 +25,7 @@ def begun(path, steps, epoch=0, entered=None):
     opened = {"start": None, "secret_tag": "", "secret_place": None, "fingerprint": {}, "why": "a test"}
     entered.open_noise_epoch(NoiseEpoch(number=epoch, name=name, from_step=steps[0], **opened))
     for step in steps:
-        entered.append(step, entry(EXPERIMENT, SIZE, 0.7, 10, epoch, name))
+        entered.append(step, Entries.of(EXPERIMENT).of_step(SIZE, 0.7, 10, epoch, name))
     return entered
 
 
@@ -86,7 +86,7 @@ CALIBRATED = calibrate(EXPERIMENT, SIZE)
 
 
 def restart(entered, from_step):
-    plan = partial(planned_segments, EXPERIMENT, CALIBRATED.batch_stages, SIZE, 0.7, entered.identity)
+    plan = partial(Entries.of(EXPERIMENT).planned, CALIBRATED.batch_stages, SIZE, 0.7, entered.identity)
     require_planned(EXPERIMENT.accountant, EXPERIMENT.privacy, plan, entered, from_step)
 
 

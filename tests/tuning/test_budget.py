@@ -6,6 +6,7 @@ import pytest
 
 from dpx.claim.claim_checks import check_charge
 from dpx.claim.study import Study
+from dpx.claim.trial_charges import Search
 from dpx.config.declared_tuning import Budget, Tune
 from dpx.declaration import ConfigError
 from dpx.privacy.events import Release
@@ -85,7 +86,7 @@ def test_restarts_that_break_the_budget_take_the_guarantee_away(tmp_path: Path) 
     assert stated(study)["guarantee"] == "dp"
     for epoch in range(1, 4):
         enter(folder, of, range(40), epoch=epoch)
-    study.close(of)
+    study.close(Search.from_experiment(of))
     said = stated(study)
     assert said["guarantee"] == "none" and "cost more than the budget" in said["reasons"][0] and said["epsilon"] == {}
     with pytest.raises(ConfigError, match=r"are spent"):

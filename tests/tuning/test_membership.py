@@ -12,6 +12,7 @@ from omegaconf import OmegaConf
 
 from dpx.claim import calibration, statement
 from dpx.claim.study import Study
+from dpx.claim.trial_charges import Search
 from dpx.config.experiment import Experiment
 from dpx.declaration import ConfigError, declaration
 from dpx.files.results import Results, write_results
@@ -116,7 +117,7 @@ def test_a_trial_that_ends_outside_its_sweep_completes_a_repetition(tmp_path: Pa
         trial(study, of, number, 0.1 * number)
     folder = _killed(study, of)
     _go_on(folder, _without_search(of), Resume(), "resume")
-    (winner,) = study.close(of)
+    (winner,) = study.close(Search.from_experiment(of))
     assert winner.folder == folder.name and stated(study)["guarantee"] == "dp"
 
 

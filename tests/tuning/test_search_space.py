@@ -11,7 +11,7 @@ from dpx.claim.claim_checks import _SAMPLER, _SWEEPER
 from dpx.claim.study import Study
 from dpx.config import recipes
 from dpx.declaration import ConfigError
-from dpx.launch import late, resolvers, search
+from dpx.launch import late, refused, search
 from dpx.packages import conf_directory
 
 RECIPE = ("+experiment=laptop/anil_tune_32k", "hydra/sweeper=basic", "tune.charge=repeat_and_select")
@@ -112,19 +112,19 @@ def test_no_optuna_study_is_stored_where_trials_are_drawn_anew(tmp_path: Path) -
 def test_the_launch_settles_everything_and_a_later_one_that_differs_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("dpx.privacy.search_accounting.draw", lambda mean, shape: 4)
     root = _root(sweep_dir=tmp_path)
-    assert resolvers.trials_left(root) == 4
+    assert search.trials_left(root) == 4
     before = (tmp_path / "studies" / root.name / "private" / "trials").read_bytes()
     assert b"draws_from" in before and b'"number": 4' in before
     with pytest.raises(ConfigError, match="tune.trials=7, tune.shape=1.0: the number of trials of the study .* was already drawn"):
-        resolvers.trials_left(_root("tune.trials=7", sweep_dir=tmp_path))
+        search.trials_left(_root("tune.trials=7", sweep_dir=tmp_path))
     with pytest.raises(
         ConfigError, match="hydra.sweeper.params.batch_schedule.size: repetitions of one mechanism must have the same value of this setting"
     ):
-        resolvers.trials_left(_root(params={"batch_schedule.size": "choice(16, 32)"}, sweep_dir=tmp_path))
+        search.trials_left(_root(params={"batch_schedule.size": "choice(16, 32)"}, sweep_dir=tmp_path))
     with pytest.raises(ConfigError, match="sampler.seed=3"):
         changed = _root(sweep_dir=tmp_path)
         changed.hydra.sweeper.sampler.seed = 3
-        resolvers.trials_left(changed)
+        search.trials_left(changed)
     assert (tmp_path / "studies" / root.name / "private" / "trials").read_bytes() == before
 
 
@@ -142,13 +142,13 @@ def test_a_plan_of_a_search_settles_and_stores_nothing(tmp_path: Path) -> None:
     late.register_resolvers()
     for trials in (8, 9):
         root = _root(f"tune.trials={trials}", "job=plan", sweep_dir=tmp_path)
-        assert resolvers.trials_left(root) == trials and resolvers.search_storage(root) is None
+        assert search.trials_left(root) == trials and search.search_storage(root) is None
     assert not (tmp_path / "studies").exists()
 
 
 def test_a_search_that_has_had_all_its_trials_ends_before_a_sweeper_is_asked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("dpx.privacy.search_accounting.draw", lambda mean, shape: 0)
-    with pytest.raises(late.NothingLeft) as ended:
-        resolvers.trials_left(_root("tune.shape=.inf", sweep_dir=tmp_path))
+    with pytest.raises(refused.NothingLeft) as ended:
+        search.trials_left(_root("tune.shape=.inf", sweep_dir=tmp_path))
     assert ended.value.config.name == "laptop_anil_tune_32k" and not isinstance(ended.value, Exception)
     assert Study(tmp_path, "laptop_anil_tune_32k").trials() == []

@@ -10,6 +10,7 @@ from dp_accounting import dp_event, pld, rdp
 from dpx.claim import calibration
 from dpx.claim.claim_checks import _SAMPLER, _SWEEPER, check_charge
 from dpx.claim.study import Study
+from dpx.claim.trial_charges import Search
 from dpx.config.declared_tuning import Tune
 from dpx.declaration import ConfigError
 from dpx.files.records import to_json
@@ -64,10 +65,10 @@ def test_repeat_and_select_releases_the_winner_alone(tmp_path: Path, monkeypatch
     monkeypatch.setattr("dpx.privacy.search_accounting.draw", lambda mean, shape: 3)
     study, of = Study(tmp_path, "s"), experiment("repeat_and_select", 8)
     for number, accuracy in enumerate([0.1, 0.3, 0.2]):
-        assert study.close(of) == [], "nothing is told before the last trial"
+        assert study.close(Search.from_experiment(of)) == [], "nothing is told before the last trial"
         folder = trial(study, of, number, accuracy)
         assert not (folder / "release").exists() and not study.release.exists()
-    (winner,) = study.close(of)
+    (winner,) = study.close(Search.from_experiment(of))
     assert winner.folder.endswith("-1") and (study.release / "winner" / "privacy.json").is_file()
     said = stated(study)
     reference = _by_renyi(dp_event.RepeatAndSelectDpEvent(event(STEPS), 8, 1.0))

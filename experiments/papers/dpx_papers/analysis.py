@@ -14,7 +14,7 @@ from typing import Annotated, Any, ClassVar, NamedTuple
 from dpx.config.hints import unknown_key
 from dpx.config.instantiate import make
 from dpx.declaration import declaration
-from dpx.extras import require_extra
+from dpx.packages import require_extra
 from dpx.pages.analysis_tables import Picture, Table
 from dpx_papers.report.shape import verdict_table
 

@@ -1,9 +1,9 @@
-"""What jobs of dpx's core ask the package of the papers for (`dpx.extras.supplied`)."""
+"""What jobs of dpx's core ask the package of the papers for (`dpx.packages.supplied`)."""
 
 from pathlib import Path
 from typing import Any
 
-from dpx.extras import require_extra
+from dpx.packages import require_extra
 
 
 def report_of_papers(asked: Any) -> None:

@@ -42,10 +42,10 @@ def legal_tokenizer_leak(data: Data, names: Sequence[str], times: Sequence[int],
         seed: Fixes all randomness of the analysis.
     """
     from dpx.data.sources import open_source
-    from dpx.data.vocabulary import fit, read
+    from dpx.data.tokenizer import fit, read_tokens
 
     # Read first: a path that is wrong is reported before the corpus is read.
-    public = set(read(Path(public_vocabulary), 1 << 20))
+    public = set(read_tokens(Path(public_vocabulary), 1 << 20))
     corpus = ["\n".join(document.paragraphs) for document in open_source(data.source).documents()]
     fitted, clean = (set(fit(texts, size)) for texts in (_planted(corpus, names, times, seed), iter(corpus)))
     kinds = {FITTED: fitted, "fitted without the names": clean, PUBLIC: public}
