@@ -89,8 +89,7 @@ class Trusted(NamedTuple):
     why_not: list[str]
 
     @classmethod
-    def by_run(cls, experiment: Experiment, job: Any, segments: Segments) -> "Trusted":
-        """Returns the packages that take part now, and those of the charged steps in `segments`."""
-        names = outside_code.joined(outside_code.packages_of(experiment, job), outside_code.packages_of_segments(segments))
-        packages = tuple(OutsideCode(**told) for told in outside_code.facts(experiment, job))
-        return cls(packages, names, outside_code.sentences(names))
+    def by_run(cls, now: list[dict[str, Any]], segments: Segments) -> "Trusted":
+        """Returns the packages that take part `now` (`outside_code.facts`), and those of the charged steps in `segments`."""
+        names = outside_code.joined((told["package"] for told in now), outside_code.packages_of_segments(segments))
+        return cls(tuple(OutsideCode(**told) for told in now), names, outside_code.sentences(names))

@@ -68,7 +68,7 @@ def build(
     """
     facts, privacy, size = RunFacts.of(entered, begins_from), experiment.privacy, calibrated.size
     end = planned_end(Entries.of(experiment), calibrated, entered, facts.begins_from) if experiment.is_private else []
-    trusts = Trusted.by_run(experiment, job, end)
+    trusts = Trusted.by_run(outside_code.facts(experiment, job), end)
     common = fields_of_any(experiment, manifest, calibrated, entered, facts)
     uncovered = not_covered(experiment.mechanism, experiment.clipping_method, experiment.data, privacy)
     common["outside_code"] = trusts.packages
