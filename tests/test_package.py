@@ -55,6 +55,8 @@ def test_the_wheel_is_small_and_trains_from_another_folder(built: Path, tmp_path
     assert str(site) in _run(python, "-c", "import dpx; print(dpx.__file__)", cwd=tmp_path)
     assert "epsilon (rdp)" in _run(python, "-m", "dpx", *micro_run(2), cwd=tmp_path)
     assert str(site / "dpx" / "docs") in _run(python, "-m", "dpx", "--help", cwd=tmp_path)
+    explained = _run(python, "-m", "dpx", "+experiment=anil_nonprivate_baseline", "job=explain", cwd=tmp_path)
+    assert "How the recipe reads its paper:" in explained and "warm-up: the paper says 7.5K steps" in explained
 
 
 @pytest.mark.slow

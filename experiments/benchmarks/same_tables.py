@@ -2,7 +2,7 @@
 
     python experiments/benchmarks/same_tables.py 8339122a /tmp/tables [part of a name ...]
 
-The two run by turns, one process at a time. Tables stay in the folder, and a second command runs only what it lacks. One line a table;
+The two run by turns. Tables stay in the folder, and a second command runs only what it lacks. One line a table;
 exits 1 where one differs. Numbers differ by more than 1e-12 of the larger, all else by anything. Both sides read the measurements of this
 tree. Figures are not compared.
 """
@@ -89,23 +89,52 @@ def copied(revision: str, tree: Path) -> None:
     (metadata / "direct_url.json").write_text(json.dumps({"url": tree.resolve().as_uri(), "dir_info": {"editable": True}}))
 
 
-def run(name: str, tree: Path, folder: Path) -> Path:
-    """Returns the tables of a recipe, from the folder if they are there."""
-    made = folder / "release" / "analysis.json"
-    if not made.exists():
+# Runs one command a line of standard input, all in one process: most of a short analysis is importing libraries.
+_PROGRAM = """
+import contextlib, json, sys
+from dpx.__main__ import main
+told = sys.stdout
+for line in sys.stdin:
+    log, *sys.argv[1:] = json.loads(line)
+    code = 0
+    with open(log, "w") as written, contextlib.redirect_stdout(written), contextlib.redirect_stderr(written):
+        try:
+            main()
+        except SystemExit as ended:
+            code = ended.code or 0
+    print(code, file=told, flush=True)
+"""
+
+
+class Side:
+    """One of the two trees, with a process that runs its commands."""
+
+    def __init__(self, folder: Path, revision: str) -> None:
+        self.folder, tree = folder, folder / "tree"
+        if not tree.exists():
+            copied(revision, tree)
         path = os.pathsep.join(map(str, (tree, tree / "experiments" / "papers")))
-        command = [sys.executable, "-m", "dpx", f"+experiment={name}", *CASES[name], f"hydra.run.dir={folder}"]
-        log = folder.with_suffix(".log")
-        log.parent.mkdir(exist_ok=True)
-        with log.open("w") as written:
-            ended = subprocess.run(command, cwd=tree, stdout=written, stderr=subprocess.STDOUT, env={**os.environ, "PYTHONPATH": path})
-        if ended.returncode:
-            raise RuntimeError(f"{folder.name} of {folder.parent.name}: {log.read_text().strip().splitlines()[-1]}")
-    return made
+        self._process = subprocess.Popen(
+            [sys.executable, "-c", _PROGRAM],
+            cwd=tree,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            env={**os.environ, "PYTHONPATH": path},
+        )
 
-
-def read(path: Path) -> dict[str, dict]:
-    return {table["name"]: table for table in json.loads(path.read_text())["tables"]}
+    def tables(self, name: str) -> dict[str, dict]:
+        """Returns the tables of a recipe by name, from the folder if they are there. Raises `RuntimeError` if it cannot run."""
+        made, log = self.folder / name / "release" / "analysis.json", self.folder / f"{name}.log"
+        if not made.exists():
+            assert self._process.stdin and self._process.stdout
+            command = [f"+experiment={name}", *CASES[name], f"hydra.run.dir={self.folder / name}"]
+            self._process.stdin.write(json.dumps([str(log), *command]) + "\n")
+            self._process.stdin.flush()
+            if (code := self._process.stdout.readline().strip()) != "0":
+                lines = log.read_text().strip().splitlines() or [f"ended with {code}"]
+                raise RuntimeError(f"{self.folder.name}: {lines[-1]}")
+        return {table["name"]: table for table in json.loads(made.read_text())["tables"]}
 
 
 def apart(old: dict, new: dict) -> Iterator[str]:
@@ -127,14 +156,11 @@ def apart(old: dict, new: dict) -> Iterator[str]:
 
 
 def main(revision: str, folder: Path, parts: list[str]) -> int:
-    trees = {"old": folder / "old" / "tree", "new": folder / "new" / "tree"}
-    for side, tree in trees.items():
-        if not tree.exists():
-            copied(revision if side == "old" else "HEAD", tree)
+    sides = Side(folder / "old", revision), Side(folder / "new", "HEAD")
     differ = 0
     for name in (name for name in CASES if not parts or any(part in name for part in parts)):
         try:
-            old, new = (read(run(name, tree, folder / side / name)) for side, tree in trees.items())
+            old, new = (side.tables(name) for side in sides)
         except RuntimeError as error:
             print(f"{name}: NOT RUN: {error}", flush=True)
             differ += 1

@@ -263,6 +263,17 @@ def test_the_best_model_by_the_second_form_grows_more_slowly_with_noise_where_no
     assert states(fig19_parametric_optimum.judged(rows, (2e3, 1e9))) == ["fail"]
 
 
+def test_slopes_of_best_models_are_apart_only_if_their_intervals_are():
+    computes, models = np.tile([1e12, 1e13, 1e14, 1e15], 2), (2e3, 1e9)
+    for scatter, state in ((0.01, "pass"), (1.5, "fail")):
+        off_the_line = np.exp(scatter * np.array([1, -1, -1, 1, -1, 1, 1, -1]))
+        exponent = np.repeat([0.4, 0.3], 4)
+        rows = pd.DataFrame({"ratio": np.repeat([1e-5, 1e-2], 4), "compute": computes})
+        rows["model"] = 1e4 * (computes / 1e12) ** exponent * off_the_line
+        found = fig19_parametric_optimum.judged(rows, models)
+        assert states(found) == [state] and "ratio 1e-05: 0.40 (95 %: " in found.statistic
+
+
 # Figure 15, section 6 and Table 3
 def test_one_loss_at_unequal_advantage():
     for advantage, loss, state in ((0.2, 4.01, "pass"), (0.101, 4.01, "fail"), (0.2, 5.0, "not run")):

@@ -1,5 +1,7 @@
 """Readings of a recipe: data of paper.yaml, on the page of the paper, printed by job=explain, and what the recipes really take."""
 
+import shutil
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -9,6 +11,7 @@ from dpx.declaration import ConfigError
 from dpx.job.explain import readings_of
 from dpx_papers.report import paper
 from dpx_papers.report.readings import of_recipe
+from dpx_papers.supplied import homes
 from tests.report import made
 
 PAPERS = ("anil2021", "mckenna2025", "du2021", "yin2022")
@@ -21,6 +24,19 @@ def test_explain_prints_the_readings_of_a_recipe_and_of_no_other() -> None:
     assert "warm-up: the paper says 7.5K steps “for all experiments”; taken: 7,500 of 14,063 steps, because the text is plain" in text
     assert "noise in the trials" not in text and "noise in the trials" in "\n".join(readings_of("anil_tune_32k"))
     assert readings_of("two_stages") == () and readings_of("main") == ()
+
+
+def test_a_wheel_has_the_readings_of_every_paper(tmp_path: Path) -> None:
+    """`tests/test_package.py` asks a real wheel."""
+    checkout, package = made.EXPERIMENTS.parent, tmp_path / "dpx_papers"
+    included = tomllib.loads((checkout / "pyproject.toml").read_text())["tool"]["hatch"]["build"]["targets"]["wheel"]["force-include"]
+    for source, place in included.items():
+        if place.startswith("dpx_papers/"):
+            (tmp_path / place).parent.mkdir(parents=True)
+            shutil.copy(checkout / source, tmp_path / place)
+    in_wheel, beside = homes(package), homes(made.EXPERIMENTS / "papers" / "dpx_papers")
+    assert [one.name for one in in_wheel] == [one.name for one in beside] == sorted(PAPERS)
+    assert of_recipe("anil_2m_batch", in_wheel) == of_recipe("anil_2m_batch", beside) != []
 
 
 @pytest.mark.parametrize("name", PAPERS)

@@ -16,11 +16,16 @@ def report_of_papers(asked: Any) -> None:
 
 
 def readings(recipe: str) -> list[str]:
-    """Returns a line for each setting of a recipe that its paper leaves open, by the paper.yaml of a checkout; none in a wheel."""
+    """Returns a line for each setting of a recipe that its paper leaves open, by the paper.yaml of each paper."""
     from dpx_papers.report import readings as declared
 
-    homes = sorted(path.parent for path in Path(__file__).parents[2].glob("*/paper.yaml"))
-    return [one.words() for one in declared.of_recipe(recipe, homes)]
+    return [one.words() for one in declared.of_recipe(recipe, homes(Path(__file__).parent))]
+
+
+def homes(package: Path) -> list[Path]:
+    """Returns the folders with a paper.yaml: those inside an installed wheel, or beside the package in a checkout."""
+    in_wheel = package / "declared"
+    return sorted(path.parent for path in (in_wheel if in_wheel.is_dir() else package.parents[1]).glob("*/paper.yaml"))
 
 
 def published_optimum(size: int, epsilon: float) -> Any:

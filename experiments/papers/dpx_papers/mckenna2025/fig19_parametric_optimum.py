@@ -43,12 +43,12 @@ def optimal(fit: parametric.Fit, ratios: Sequence[float], computes: Sequence[flo
 
 
 def judged(rows: Any, models: tuple[float, float]) -> Part:
-    """Returns the verdict: the best model grows more slowly with compute under more noise. An end of the searched range is not an
-    optimum."""
+    """Returns the verdict: the best model grows more slowly with compute under more noise, by intervals of slopes. An end of the searched
+    range is not an optimum."""
     claim = "the best model grows more slowly with compute at a larger ratio"
     inner = rows[(rows["model"] > models[0] * 1.01) & (rows["model"] < models[1] / 1.01)]
-    slopes = {ratio: verdicts.slope(own, "compute", "model").slope for ratio, own in inner.groupby("ratio") if len(own) >= 3}
+    slopes = {ratio: verdicts.slope(own, "compute", "model") for ratio, own in inner.groupby("ratio") if len(own) >= 3}
     if len(slopes) < 2:
         return Part.of(claim, None, f"{len(slopes)} ratios with an optimum inside the range (2 needed)")
-    words = ", ".join(f"{ratio:.2g}: {slope:.2f}" for ratio, slope in slopes.items())
-    return Part.of(claim, slopes[max(slopes)] < slopes[min(slopes)], words)
+    words = "; ".join(f"ratio {ratio:.2g}: {slope.words()}" for ratio, slope in slopes.items())
+    return Part.of(claim, slopes[max(slopes)].high < slopes[min(slopes)].low, words)
