@@ -9,12 +9,14 @@ from operator import attrgetter
 from pathlib import Path
 
 import pytest
+from hydra.core.global_hydra import GlobalHydra
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from omegaconf import OmegaConf
 
 import dpx
 from dpx import config
 from dpx.config import recipes
+from dpx.config.with_hydra import started
 from dpx.packages import is_installed
 from tests.processes import CHECKOUT, answers, environment
 
@@ -81,8 +83,12 @@ def composed(line: list[str]):
     """The config of a command; of a sweep, that of its first point."""
     if line[0] != "-m":
         return recipes.compose(line)
-    parsed = OverridesParser.create().parse_overrides(line[1:])
-    first = [f"{one.key_or_group}={next(one.sweep_string_iterator())}" if one.is_sweep_override() else one.input_line for one in parsed]
+    with started():
+        # It lists the recipes of a pattern.
+        parsed = OverridesParser.create(GlobalHydra.instance().config_loader()).parse_overrides(line[1:])
+    first = [
+        f"{one.get_key_element()}={next(one.sweep_string_iterator())}" if one.is_sweep_override() else one.input_line for one in parsed
+    ]
     return recipes.compose([str(one) for one in first])
 
 

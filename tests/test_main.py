@@ -52,7 +52,9 @@ AS_JSON, AS_JSON_BAD, QUIET = (
     ("--json", *NO_EPSILON),
     ("job=list", "list.match=anil_2m_*", "--quiet"),
 )
-TWO_SWEEPS = ("-m", "+experiment=anil_batch_sweep,anil_epsilon_sweep", "job=plan")
+# Three recipes on three meshes; the command's model takes the place of an axis of the second one.
+_RECIPES = "+experiment=anil_nonprivate_baseline,dpfp_table2_nonprivate,mckenna_fig11_nonprivate"
+SEVERAL_RECIPES = ("-m", _RECIPES, "job=plan", "model=base")
 # A run's folder whose private tree leads elsewhere: that of the launch, and one that came from somebody else.
 LINKED, RECEIVED = ("job=list", "hydra.run.dir=linked"), ("job=explain", "run=received")
 # From here on the lines run in one of two processes, as a launcher says.
@@ -62,7 +64,6 @@ REFUSED_IN_TWO = (
     ("-m", "model=micro", "steps=3,4"),
     ("-m", "model=micro", "steps=5,6", "tune=search", "hydra/callbacks=search"),
 )
-TWO_MESHES = ("-m", "+experiment=anil_2m_batch", "job=plan", "mesh=h200,h200_8")
 
 
 @pytest.fixture(scope="module")
@@ -81,8 +82,7 @@ def answered(tmp_path_factory) -> dict[tuple[str, ...], tuple[Answer, Path]]:
         HELD,
         LINKED,
         RECEIVED,
-        TWO_SWEEPS,
-        TWO_MESHES,
+        SEVERAL_RECIPES,
         AS_JSON,
         AS_JSON_BAD,
         QUIET,
@@ -262,15 +262,13 @@ def test_nothing_is_written_where_a_link_in_a_runs_folder_leads(answered, argume
     assert list((folder / "victim").iterdir()) == []
 
 
-def test_sweeping_recipes_are_not_points_of_another_sweep(answered) -> None:
-    done, _ = answered[TWO_SWEEPS]
-    assert done.returncode == 2
-    assert done.stderr.count("this recipe is a sweep") == 2
-
-
-def test_one_process_keeps_to_one_mesh(answered) -> None:
-    done, _ = answered[TWO_MESHES]
-    assert done.returncode == 2 and "one process can use one mesh only" in done.stderr
+def test_several_recipes_are_planned_at_their_own_points_on_any_meshes(answered) -> None:
+    done, folder = answered[SEVERAL_RECIPES]
+    assert (done.returncode, done.stderr) == (0, "")
+    plans = [json.loads(path.read_text()) for path in folder.glob("outputs/*/release/plan.json")]
+    names = [path.parts[-3].rpartition("-")[0] for path in folder.glob("outputs/*/release/plan.json")]
+    points = {"anil_nonprivate_baseline": 1, "dpfp_table2_nonprivate": 4, "mckenna_fig11_nonprivate": 1}
+    assert len(plans) == 6 and {name: names.count(name) for name in names} == points
 
 
 @pytest.mark.parametrize("arguments", REFUSED_IN_TWO, ids=["run", "sweep", "search"])

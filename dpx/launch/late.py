@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from dpx.launch.sweep import Sweep
 
 _JOBLIB = "hydra_plugins.hydra_joblib_launcher.joblib_launcher.JoblibLauncher"
+_BASIC = "hydra._internal.core_plugins.basic_sweeper.BasicSweeper"
 _SUBMITIT = "hydra_plugins.hydra_submitit_launcher.submitit_launcher"
 
 
@@ -71,13 +72,21 @@ _sweep: LateSweep | None = None
 
 
 def register_launchers(sweep: LateSweep) -> None:
-    """Lets the launchers of other processes run the points of `sweep`."""
+    """Lets the launchers of other processes run the points of `sweep`, and Hydra's basic sweeper expand several recipes."""
     global _sweep
     _sweep = sweep
     # Hydra instantiates launchers of the package hydra_plugins alone, and finds what stands for one by its module and name.
     made: dict[str, Any] = {"hydra_plugins.dpx_processes.Processes": processes, _JOBLIB: _as_joblib}
+    made[_BASIC] = _of_recipes
     made |= {f"{_SUBMITIT}.LocalLauncher": _on_this_machine, f"{_SUBMITIT}.SlurmLauncher": _by_slurm}
     Plugins.instance().class_name_to_class.update(made)
+
+
+def _of_recipes(**settings: Any) -> Any:
+    """Returns what stands for Hydra's basic sweeper (`dpx.launch.recipe_sweeper`)."""
+    from dpx.launch.recipe_sweeper import RecipeSweeper
+
+    return RecipeSweeper(**settings)
 
 
 def processes(**settings: Any) -> Any:

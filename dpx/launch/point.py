@@ -41,6 +41,8 @@ log = logging.getLogger("dpx")
 _BESIDE_RUN = ("mesh", "schedule", "microbatch")
 # Keys that a chain reads itself; every other belongs to a stage.
 _OF_A_CHAIN = ("experiment", "base", "job", "chain", "name", "replicate", "point", "hydra", "list", "plan", "run")
+# Jobs that compute no step; a plan counts with any mesh.
+_WITHOUT_MESH = ("plan", "analyse")
 # Overrides that name the folder of this run, and so do not belong to a branch of it.
 _OF_THIS_FOLDER = ("hydra.run.dir", "fork", "run", "job")
 
@@ -80,17 +82,32 @@ class Point:
             require(key.partition(".")[0].partition("@")[0] in _OF_A_CHAIN, override, reason, fix)
 
     def require_fits_sweep(self, settings: Any) -> None:
-        """Raises `ConfigError` for a recipe's own sweep as a point of another one, and for trials outside the folder of their study."""
+        """Raises `ConfigError` for a recipe's own sweep as a trial of a search, and for trials outside the folder of their study."""
         keys = {override.lstrip("+").partition("=")[0] for override in self.overrides}
-        own = set(settings.sweeper.get("params") or {})
-        reason = "this recipe is a sweep, so it cannot be one point of another sweep"
-        require(not own or bool(own & keys), f"experiment={self.cfg.get('name')}", reason, "Launch each sweep by itself")
+        # A plan of a search is no trial.
+        own, is_trial = set(settings.sweeper.get("params") or {}), self.cfg.get("tune") is not None and self.job != "plan"
+        reason = "this recipe is a sweep, so it cannot be a trial of a search"
+        require(not (is_trial and own) or bool(own & keys), f"experiment={self.cfg.get('name')}", reason, "Launch it by itself")
         require(
-            self.cfg.get("tune") is None or Path(settings.runtime.output_dir).resolve().parent == Path(settings.sweep.dir).resolve(),
+            not is_trial or Path(settings.runtime.output_dir).resolve().parent == Path(settings.sweep.dir).resolve(),
             f"hydra.sweep.subdir={settings.sweep.subdir}",
             "the trials of a search must be in the same folder as its study, which counts them",
             "Remove it",
         )
+
+    def require_one_mesh(self, used: Any, settings: Any) -> Any:
+        """Returns the mesh of this process, `used` by the points before. Raises `ConfigError` for another one, with the command that runs
+        the points of this recipe. A job that computes no step uses none."""
+        mesh: Any = OmegaConf.to_container(self.cfg.mesh) if OmegaConf.is_config(self.cfg.get("mesh")) else None
+        if self.job in _WITHOUT_MESH:
+            return used
+        if used not in (None, mesh):
+            own = {*(settings.sweeper.get("params") or {})} - {"mesh"}
+            shared = [one for one in self.overrides if one.lstrip("+").partition("=")[0] not in own]
+            reason = f"one process can use one mesh only, here {used['name']}"
+            fix = f"Run these points by another command: {shlex.join(['python', '-m', 'dpx', *shared])}"
+            raise ConfigError(f"mesh={mesh and mesh['name']}", reason, fix)
+        return mesh
 
     def require_no_search(self, tune: Tune | None, trains: bool) -> None:
         """Raises `ConfigError` for a declared search of which this point would be no trial; `trains` says whether its job may train."""

@@ -189,12 +189,7 @@ class Sweep:
             point.require_alone()
             if point.is_sweep:
                 point.require_fits_sweep(settings)
-                mesh = OmegaConf.to_container(point.cfg.mesh) if OmegaConf.is_config(point.cfg.get("mesh")) else None
-                if self._mesh not in (None, mesh):
-                    raise ConfigError(
-                        f"mesh={point.cfg.mesh.get('name')}", "one process can use one mesh only", "Launch each mesh by itself"
-                    )
-                self._mesh = mesh
+                self._mesh = point.require_one_mesh(self._mesh, settings)
             point.require_read()
             if point.is_done():
                 return self._record(point, "finished before", score_of(point.path))

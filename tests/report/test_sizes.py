@@ -143,7 +143,7 @@ def test_points_that_the_paper_has_beside_those_of_the_recipe_are_at_full_scale(
 
     def run(*overrides: str) -> Run:
         knobs = read_runs.knobs_of(config.resolved(recipes.compose([*plain, *overrides])))
-        return made.run("dpfp_table2_dpsgd_li", 0.9, **knobs)
+        return made.run("dpfp_table2_dpsgd_li", 0.9, 0, **knobs)
 
     large, small = at_full_scale([run("model=roberta_large"), run("model=roberta_large", "steps=10")])
     kept, strays = collect.merged([], [large], also)
