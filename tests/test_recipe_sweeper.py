@@ -4,14 +4,12 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from hydra._internal.utils import create_config_search_path
+from hydra.core.global_hydra import GlobalHydra
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.types import RunMode
 
-from dpx import packages
 from dpx.config import recipes
-from dpx.config.hydra_node import ClosedLoader
-from dpx.config.with_hydra import register_resolvers, set_up_hydra
+from dpx.config.with_hydra import register_resolvers, started
 from dpx.declaration import ConfigError
 from dpx.launch.recipe_sweeper import RecipeSweeper
 from tests.composed import point_at
@@ -19,13 +17,13 @@ from tests.papers.test_catalogue import NAMES
 
 
 @pytest.fixture(scope="module")
-def loader() -> ClosedLoader:
+def loader() -> Any:
     register_resolvers()
-    set_up_hydra()
-    return ClosedLoader(create_config_search_path(str(packages.conf_directory())))
+    with started():
+        return GlobalHydra.instance().config_loader()
 
 
-def batches(loader: ClosedLoader, *arguments: str, most: int | None = None) -> list[list[list[str]]]:
+def batches(loader: Any, *arguments: str, most: int | None = None) -> list[list[list[str]]]:
     """The batches of points of a command with `-m`, as Hydra hands them to the launcher."""
     master = loader.load_configuration("config", [*arguments, "hydra.mode=MULTIRUN"], run_mode=RunMode.MULTIRUN)
     sweeper: Any = RecipeSweeper(max_batch_size=most)
@@ -33,7 +31,7 @@ def batches(loader: ClosedLoader, *arguments: str, most: int | None = None) -> l
     return sweeper.split_arguments(OverridesParser.create(config_loader=loader).parse_overrides(list(arguments)), most)
 
 
-def test_each_recipe_has_the_points_of_its_own_sweep(loader: ClosedLoader) -> None:
+def test_each_recipe_has_the_points_of_its_own_sweep(loader: Any) -> None:
     """Of the second one the sweep is inherited and switched off; the third is in a folder."""
     names = ("anil_epsilon_sweep", "mckenna_clip_check", "laptop/anil_epsilon_sweep")
     (found,) = batches(loader, f"+experiment={','.join(names)}", "job=plan")
@@ -41,7 +39,7 @@ def test_each_recipe_has_the_points_of_its_own_sweep(loader: ClosedLoader) -> No
     assert [point[1] for point in found if point[0] == "+experiment=mckenna_clip_check"] == ["job=plan"]
 
 
-def test_a_pattern_names_recipes_and_a_search_is_planned_at_its_own_values(loader: ClosedLoader) -> None:
+def test_a_pattern_names_recipes_and_a_search_is_planned_at_its_own_values(loader: Any) -> None:
     (found,) = batches(loader, "+experiment=glob(anil_t*)", "job=plan")
     names = ["anil_table1_best", "anil_throughput", "anil_tune_32k"]
     assert list(dict.fromkeys(point[0] for point in found)) == [f"+experiment={name}" for name in names]
@@ -50,7 +48,7 @@ def test_a_pattern_names_recipes_and_a_search_is_planned_at_its_own_values(loade
     assert {point[0] for point in found} == {f"+experiment/laptop={name}" for name in ("anil_batch_schedule", "anil_batch_sweep")}
 
 
-def test_the_command_s_values_take_the_place_of_an_axis_and_its_lists_are_one_more(loader: ClosedLoader) -> None:
+def test_the_command_s_values_take_the_place_of_an_axis_and_its_lists_are_one_more(loader: Any) -> None:
     names = "+experiment=anil_epsilon_sweep,anil_2m_batch"
     (found,) = batches(loader, names, "noise.epsilon=3.0", "replicate=0,1")
     given = [["noise.epsilon=3.0", f"replicate={replicate}"] for replicate in (0, 1)]
@@ -58,7 +56,7 @@ def test_the_command_s_values_take_the_place_of_an_axis_and_its_lists_are_one_mo
     assert [len(batch) for batch in batches(loader, names, "noise.epsilon=3.0", "replicate=0,1", most=3)] == [3, 1]
 
 
-def test_one_recipe_is_swept_as_by_hydra(loader: ClosedLoader) -> None:
+def test_one_recipe_is_swept_as_by_hydra(loader: Any) -> None:
     assert batches(loader, "+experiment=anil_2m_batch", "steps=1,2") == [
         [["+experiment=anil_2m_batch", f"steps={steps}"] for steps in (1, 2)]
     ]
@@ -72,13 +70,13 @@ def test_one_recipe_is_swept_as_by_hydra(loader: ClosedLoader) -> None:
         (["+experiment=anil_2m_batch,anil_epsilon_sweep", "seed=range(0,20000)"], "180,000 points"),
     ],
 )
-def test_what_cannot_be_expanded_is_refused_by_name(loader: ClosedLoader, arguments: list[str], said: str) -> None:
+def test_what_cannot_be_expanded_is_refused_by_name(loader: Any, arguments: list[str], said: str) -> None:
     with pytest.raises(ConfigError, match=said):
         batches(loader, *arguments)
 
 
 @pytest.mark.slow
-def test_all_recipes_of_the_papers_expand_to_their_points(loader: ClosedLoader) -> None:
+def test_all_recipes_of_the_papers_expand_to_their_points(loader: Any) -> None:
     (found,) = batches(loader, f"+experiment={','.join(NAMES)}", "job=plan")
     assert len(NAMES) == 81 and len(found) == 921
     (found,) = batches(loader, "+experiment/laptop=glob(*)", "job=plan")
