@@ -6,7 +6,7 @@ B: examples (rows), U: units of R rows each (of one, unless said).
 import dataclasses
 import inspect
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -69,6 +69,8 @@ class WeightedGrad:
     method: Any
     kept_bytes: Any
     strict: bool
+    # Whether the weight of a unit depends on its norm alone. Weights that the user gives may depend on all norms together.
+    is_by_unit: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
         require(callable(self.loss), f"loss={self.loss!r}", "is not a function", "Give the loss of one example")
@@ -106,7 +108,7 @@ class WeightedGrad:
         traced = self._traced(split)
         if self.strict:
             traced.check_no_copies()
-        options: dict[str, Any] = {"kept_bytes": self.kept_bytes, "rows_per_unit": self.rows_per_unit, "is_by_unit": self._is_by_unit}
+        options: dict[str, Any] = {"kept_bytes": self.kept_bytes, "rows_per_unit": self.rows_per_unit, "is_by_unit": self.is_by_unit}
         try:
             found = traced.summed(self.method, weights=self._weights(traced.is_narrow), is_padding_B=is_padding_B, **options)
         except ConfigError as error:
@@ -137,23 +139,15 @@ class WeightedGrad:
         def run(shapes: list[Any]) -> None:
             rest = iter(shapes)
             given = [next(rest) if is_shape else leaf for leaf, is_shape in zip(leaves, are_shapes, strict=True)]
-            found.extend(self._explained(jax.tree.unflatten(tree, given)))
+            split = self._split(jax.tree.unflatten(tree, given))
+            if batch_size(split.batch) == 0:
+                unit = lambda leaf: jax.ShapeDtypeStruct((self.rows_per_unit, *leaf.shape[1:]), leaf.dtype)  # noqa: E731
+                split = split._replace(batch=jax.tree.map(unit, split.batch))
+            found.extend(self._traced(split).routes_taken(self.method, self.kept_bytes, self.rows_per_unit, self.is_by_unit))
 
         pairs = zip(leaves, are_shapes, strict=True)
         jax.eval_shape(run, [jax.ShapeDtypeStruct(leaf.shape, leaf.dtype) for leaf, is_shape in pairs if is_shape])
         return found
-
-    def _explained(self, args: tuple[Any, ...]) -> list[Taken]:
-        split = self._split(args)
-        if batch_size(split.batch) == 0:
-            unit = lambda leaf: jax.ShapeDtypeStruct((self.rows_per_unit, *leaf.shape[1:]), leaf.dtype)  # noqa: E731
-            split = split._replace(batch=jax.tree.map(unit, split.batch))
-        return self._traced(split).routes_taken(self.method, self.kept_bytes, self.rows_per_unit, self._is_by_unit)
-
-    @property
-    def _is_by_unit(self) -> bool:
-        """Returns whether the weight of a unit depends on its norm alone. Weights that the user gives may depend on all norms together."""
-        return False
 
     def _refused(self, is_padding_B: Any) -> Any:
         """Returns which rows contribute nothing: padding, or all if a traced setting has a value that would be refused."""
@@ -168,8 +162,8 @@ class WeightedGrad:
 
     def _split(self, args: tuple[Any, ...]) -> _Arguments:
         names = _names(self.loss, len(args))
-        trained = _within("argnums", _places("argnums", self.argnums), len(args))
-        shared = _within("shared_argnums", _places("shared_argnums", self.shared_argnums), len(args))
+        trained = _places("argnums", self.argnums, len(args))
+        shared = _places("shared_argnums", self.shared_argnums, len(args))
         _check_once((*trained, *shared))
         batched = [place for place in range(len(args)) if place not in (*trained, *shared)]
         fix = "Give arrays whose first axis is the example; name the arguments that all examples share in shared_argnums"
@@ -201,21 +195,18 @@ class WeightedGrad:
         described = f"a {type(returned).__name__} from the loss"
         if self.has_aux:
             require(is_pair, described, "is not a pair of a number and auxiliary output", "Return (loss, aux), or leave out has_aux")
-            self._check_aux(returned[1])
+            for path, leaf in jax.tree_util.tree_leaves_with_path(returned[1]):
+                name = "/".join(filter(None, ("aux", path_name(path))))
+                dtype = getattr(leaf, "dtype", None)
+                is_array = dtype is not None or isinstance(leaf, (bool, int, float, complex))
+                require(is_array, name, f"is a {type(leaf).__name__} and not an array", "Return arrays and numbers as auxiliary output")
+                is_key = dtype is not None and jnp.issubdtype(dtype, jax.dtypes.prng_key)
+                reason = f"is a random key, which cannot be added up over the {self.rows_per_unit} rows of a unit"
+                require(not is_key or self.rows_per_unit == 1, name, reason, "Return jax.random.key_data(key), or leave it out")
             return returned
         is_tree = isinstance(returned, (tuple, list, dict))
         require(not is_tree, described, "is not one number", "Return a scalar, or (loss, aux) with has_aux=True")
         return returned, {}
-
-    def _check_aux(self, aux: Any) -> None:
-        for path, leaf in jax.tree_util.tree_leaves_with_path(aux):
-            name = "/".join(filter(None, ("aux", path_name(path))))
-            dtype = getattr(leaf, "dtype", None)
-            is_array = dtype is not None or isinstance(leaf, (bool, int, float, complex))
-            require(is_array, name, f"is a {type(leaf).__name__} and not an array", "Return arrays and numbers as auxiliary output")
-            is_key = dtype is not None and jnp.issubdtype(dtype, jax.dtypes.prng_key)
-            reason = f"is a random key, which cannot be added up over the {self.rows_per_unit} rows of a unit"
-            require(not is_key or self.rows_per_unit == 1, name, reason, "Return jax.random.key_data(key), or leave it out")
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -227,6 +218,7 @@ class ClippedGrad(WeightedGrad):
     """
 
     clipping_norm: Any = None
+    is_by_unit: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -257,10 +249,6 @@ class ClippedGrad(WeightedGrad):
         """
         require(adjacency in MOVES, f"adjacency={adjacency!r}", "no such neighbouring relation", f"Use {', '.join(MOVES)}")
         return MOVES[adjacency] * self.clipping_norm
-
-    @property
-    def _is_by_unit(self) -> bool:
-        return True
 
     def _refused(self, is_padding_B: Any) -> Any:
         if not isinstance(self.clipping_norm, Tracer):
@@ -368,7 +356,8 @@ def weighted_grad(
     return WeightedGrad(loss, argnums, has_aux, weights, strict=strict, **options)
 
 
-def _places(name: str, value: Any) -> tuple[int, ...]:
+def _places(name: str, value: Any, count: int | None = None) -> tuple[int, ...]:
+    """Returns the positions that an argument names; with the `count` of all arguments counted from the first one."""
     places = tuple(value) if isinstance(value, (tuple, list)) else (value,)
     are_whole = all(isinstance(place, int) and not isinstance(place, bool) for place in places)
     require(
@@ -377,10 +366,8 @@ def _places(name: str, value: Any) -> tuple[int, ...]:
         "is not the position of an argument, nor a tuple of positions",
         "Give a whole number, or a tuple of whole numbers",
     )
-    return places
-
-
-def _within(name: str, places: tuple[int, ...], count: int) -> tuple[int, ...]:
+    if count is None:
+        return places
     for place in places:
         require(
             -count <= place < count, f"{name}={place}", f"is not the position of one of the {count} arguments", "Give arguments by position"

@@ -9,7 +9,7 @@ B: examples (rows), U: units of R rows each (of one, unless said).
 
 import dataclasses
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -30,7 +30,7 @@ from dpx.clipping.groups import (
     of_no_rows,
     with_counts,
 )
-from dpx.clipping.joint import RouteCost, beside_vmap, by_ghost, by_vmap, of_parameter
+from dpx.clipping.joint import RouteCost, beside_vmap, by_ghost, of_parameter
 from dpx.clipping.methods import check_untracked, sum_by
 from dpx.clipping.op import ProbeSession, is_probed, session_of, shapes_of, trained_shapes
 from dpx.clipping.program import check_program, traced, zero_sums
@@ -108,12 +108,40 @@ class ByExample:
         mixed = frozenset(path for path, reads in readers.items() if len({reader.layers for reader in reads}) > 1)
         if mixed:
             readers, by_round = _readers(one, params, batch, mixed), mixed
-        return cls(_mapped(loss, one, readers, by_round), params, batch, readers, has_narrow(one.jaxpr.jaxpr))
+        copied = frozenset(path for path, reads in readers.items() if _is_copied(reads))
+        shared = frozenset(path for path, reads in readers.items() if len(reads) > 1 or any(reader.is_repeated for reader in reads))
+        parted = frozenset(path for path, reads in readers.items() if path in shared and are_separate([reader.box for reader in reads]))
+        joined = frozenset(path for path in shared - parted if not all(reader.is_matrix for reader in readers[path]))
+        evaluation = partial(Evaluation, copied=copied, shared=shared, parted=parted, joined=joined, by_round=by_round)
+
+        def losses(wrapped: Any, batch: Any) -> Any:
+            """Computes the losses of a batch, by ops if its parameters are wrapped."""
+            session = session_of(wrapped)
+            if session is None:
+                return jax.vmap(lambda example: with_counts(loss(wrapped, example)))(batch)
+            values = [leaf.value for leaf in jax.tree.leaves(wrapped, is_leaf=is_probed)]
+
+            def of_one(example: Any, tick: Any) -> Any:
+                results = one.run(evaluation(session, tick), readers, values, jax.tree.leaves(example))
+                return jax.tree.unflatten(one.outputs, results)
+
+            return jax.vmap(of_one)(batch, jnp.zeros(batch_size(batch)))
+
+        return cls(losses, params, batch, readers, has_narrow(jaxpr.jaxpr))
 
     @property
     def routes(self) -> dict[str, Route]:
         """Returns the route that computes each parameter's per-example gradients, by path."""
-        return {path: _route(reads) for path, reads in self.readers.items()}
+        found: dict[str, Route] = {}
+        for path, readers in self.readers.items():
+            routes = {reader.route for reader in readers}
+            if not routes or routes == {"elementwise"}:
+                found[path] = "elementwise"
+            elif _is_copied(readers) or "copies" in routes:
+                found[path] = "copies"
+            else:
+                found[path] = next(route for route in ("lookup", "convolution", "product") if route in routes)
+        return found
 
     def check_no_copies(self) -> None:
         """Raises `ConfigError` for the first parameter that needs a copy for each example."""
@@ -131,12 +159,15 @@ class ByExample:
         rows, is_padding_B = options["rows_per_unit"], options["is_padding_B"]
         units = Units(rows, is_padding_B).is_padding_U.shape[0]
 
-        def run(batch: Any, is_padding_B: Any, kept: int = KEPT_BYTES if kept_bytes is None else kept_bytes) -> ClippedSum:
+        may_keep = KEPT_BYTES if kept_bytes is None else kept_bytes
+        all_gradients = 4 * units * sum(leaf.size for leaf in jax.tree.leaves(self.params))
+
+        def run(batch: Any, is_padding_B: Any, kept: int = may_keep) -> ClippedSum:
             own = options | {"kept_bytes": kept, "is_padding_B": is_padding_B}
             return sum_by(method, self.losses, self.params, batch, **own)
 
         try:
-            if method != "book_keeping" or self._fits(KEPT_BYTES if kept_bytes is None else kept_bytes, units):
+            if method != "book_keeping" or all_gradients <= may_keep:
                 return run(self.batch, is_padding_B)
             plan = self._planned(kept_bytes, rows, is_by_unit)
             again = partial(run, kept=plan.kept_bytes)
@@ -159,16 +190,12 @@ class ByExample:
         for path, reads in self.readers.items():
             size, costs = plan.bytes_per_example[path], plan.costs[path]
             if method == "vmap":
-                costs = by_vmap(costs)
+                costs = tuple(cost._replace(is_taken=cost.way == "vmap") for cost in costs)
                 size = costs[-1].bytes // rows_per_unit
             elif method == "ghost":
                 costs = by_ghost(costs)
             found.append(Taken(path, routes[path], _names(reads), size, costs, plan.units, beside_vmap(costs)))
         return found
-
-    def _fits(self, kept_bytes: int, units: int) -> bool:
-        """Returns whether the gradients of all units may be kept, whichever of them are better kept."""
-        return 4 * units * sum(leaf.size for leaf in jax.tree.leaves(self.params)) <= kept_bytes
 
     def _planned(self, kept_bytes: int | None, rows_per_unit: int, is_by_unit: bool) -> _Plan:
         """Returns the plan for all units at once, unless a parameter then costs more than by `vmap`.
@@ -240,29 +267,6 @@ def _readers(one: _One, params: Any, batch: Any, by_round: frozenset[str] = froz
     return {path: list(reads.values()) for path, reads in by_place.items()}
 
 
-def _mapped(loss: Any, one: _One, readers: Readers, by_round: frozenset[str]) -> Any:
-    """Returns the loss of a batch, which is made of ops if its parameters are wrapped."""
-    copied = frozenset(path for path, reads in readers.items() if _is_copied(reads))
-    shared = frozenset(path for path, reads in readers.items() if len(reads) > 1 or any(reader.is_repeated for reader in reads))
-    parted = frozenset(path for path, reads in readers.items() if path in shared and are_separate([reader.box for reader in reads]))
-    joined = frozenset(path for path, reads in readers.items() if path in shared - parted and not all(reader.is_matrix for reader in reads))
-    evaluation = partial(Evaluation, copied=copied, shared=shared, parted=parted, joined=joined, by_round=by_round)
-
-    def losses(wrapped: Any, batch: Any) -> Any:
-        session = session_of(wrapped)
-        if session is None:
-            return jax.vmap(lambda example: with_counts(loss(wrapped, example)))(batch)
-        values = [leaf.value for leaf in jax.tree.leaves(wrapped, is_leaf=is_probed)]
-
-        def of_one(example: Any, tick: Any) -> Any:
-            results = one.run(evaluation(session, tick), readers, values, jax.tree.leaves(example))
-            return jax.tree.unflatten(one.outputs, results)
-
-        return jax.vmap(of_one)(batch, jnp.zeros(batch_size(batch)))
-
-    return losses
-
-
 def _is_copied(readers: list[Reader]) -> bool:
     """Returns whether the parameter is copied for each example, instead of becoming an op at each of its readers."""
     if len(readers) == 1 and not readers[0].is_repeated or are_separate([reader.box for reader in readers]):
@@ -270,15 +274,6 @@ def _is_copied(readers: list[Reader]) -> bool:
     if not readers or not all(reader.is_matrix or reader.is_part or reader.copied for reader in readers):
         return True
     return sum(reader.copied for reader in readers if not reader.is_matrix) > MOST_COPIED
-
-
-def _route(readers: list[Reader]) -> Route:
-    routes = {reader.route for reader in readers}
-    if not routes or routes == {"elementwise"}:
-        return "elementwise"
-    if _is_copied(readers) or "copies" in routes:
-        return "copies"
-    return next(route for route in ("lookup", "convolution", "product") if route in routes)
 
 
 def clipped_sum(
@@ -336,7 +331,13 @@ def clipped_sum(
         check_rows(rows_per_unit)
         check_untracked(params, frozen, batch)
         own = {"is_padding_B": is_padding_B, "kept_bytes": kept_bytes, "is_by_unit": getattr(weights, "is_by_unit", False)}
-        return ByExample.trace(_of_one(losses_fn), params, batch, frozen).summed("book_keeping", **own, **options)
+
+        def loss_of_one(params: Any, row: Any) -> Any:
+            losses_1, counts = with_counts(losses_fn(params, jax.tree.map(lambda leaf: leaf[None], row)))
+            check_losses(losses_1, 1)
+            return losses_1[0], jax.tree.map(lambda leaf: leaf[0], counts)
+
+        return ByExample.trace(loss_of_one, params, batch, frozen).summed("book_keeping", **own, **options)
 
     return groups.on_explicit_mesh(run, ClippedSum, params, batch, rows_per_unit, params, batch, frozen, is_padding_B)
 
@@ -361,13 +362,13 @@ def plain_sum(
         A `ClippedSum` over the rows that are not padding, with `norms_B` None.
     """
 
-    def run(params: Any, batch: Any, frozen: Any, is_padding_B: Any) -> ClippedSum:
-        return _plain_sum(losses_fn, params, batch, is_padding_B, frozen, fused, rows_per_unit)
-
+    run = lambda *given: _plain_sum(losses_fn, *given, fused=fused, rows_per_unit=rows_per_unit)  # noqa: E731
     return groups.on_explicit_mesh(run, ClippedSum, params, batch, rows_per_unit, params, batch, frozen, is_padding_B)
 
 
-def _plain_sum(losses_fn: LossesFn, params: Any, batch: Any, is_padding_B: Any, frozen: Any, fused: bool, rows_per_unit: Any) -> ClippedSum:
+def _plain_sum(
+    losses_fn: LossesFn, params: Any, batch: Any, frozen: Any, is_padding_B: Any, *, fused: bool, rows_per_unit: Any
+) -> ClippedSum:
     examples = batch_size(batch)
     check_untracked(params, frozen, batch)
     check_rows(rows_per_unit)
@@ -375,8 +376,8 @@ def _plain_sum(losses_fn: LossesFn, params: Any, batch: Any, is_padding_B: Any, 
     is_padding_B = flags(is_padding_B, examples, "is_padding_B")
     units, is_real_B = Units(rows_per_unit, is_padding_B), ~is_padding_B
     if examples == 0:
-        options = (frozen, fused, rows_per_unit)
-        return of_no_rows(lambda batch, padding_B: _plain_sum(losses_fn, params, batch, padding_B, *options), batch, rows_per_unit)
+        run = partial(_plain_sum, losses_fn, params, frozen=frozen, fused=fused, rows_per_unit=rows_per_unit)
+        return of_no_rows(lambda batch, is_padding_B: run(batch, is_padding_B=is_padding_B), batch, rows_per_unit)
     program = traced(losses_fn, params, batch, {"kept_bytes": KEPT_BYTES}, examples, frozen) if fused else None
     if program is None:
         check_trained_reached(losses_fn, params, frozen, batch)
@@ -392,14 +393,3 @@ def _plain_sum(losses_fn: LossesFn, params: Any, batch: Any, is_padding_B: Any, 
     total, (losses_B, counts) = jax.grad(total_loss, has_aux=True)(leaves)
     losses_U, counts = units.summed((losses_B, counts))
     return ClippedSum(total, None, losses_U, counts, ~units.is_padding_U)
-
-
-def _of_one(losses_fn: LossesFn) -> Callable[[Any, Any], Any]:
-    """Returns the loss of one row, computed as the loss of a batch of one row."""
-
-    def loss_of_one(params: Any, row: Any) -> Any:
-        losses_1, counts = with_counts(losses_fn(params, jax.tree.map(lambda leaf: leaf[None], row)))
-        check_losses(losses_1, 1)
-        return losses_1[0], jax.tree.map(lambda leaf: leaf[0], counts)
-
-    return loss_of_one

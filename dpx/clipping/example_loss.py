@@ -8,7 +8,6 @@ B: examples.
 """
 
 import dataclasses
-from collections.abc import Callable
 from typing import Any, Literal
 
 import jax
@@ -75,16 +74,6 @@ class Joined:
         """Returns the values of the parts."""
         return _arrays(self.parts)
 
-    def then(self, eqn: Any) -> "Joined":
-        """Returns the parts after a cast of the whole."""
-
-        def cast(part: Any) -> Any:
-            if not isinstance(part, Followed):
-                return evaluated(eqn, [part])[0]
-            return dataclasses.replace(part, view=View((*part.view.steps, eqn), part.view.shape, eqn.outvars[0].aval.dtype))
-
-        return Joined([cast(part) for part in self.parts], self.axis)
-
 
 @dataclasses.dataclass
 class Evaluation:
@@ -127,7 +116,13 @@ class Evaluation:
     def plain(self, value: Any, primitive: str) -> Any:
         """Returns `value` as an array, which is a copy for each example if it is a parameter that is still followed."""
         if isinstance(value, Joined):
-            return jax.lax.concatenate(self._by_part(value, lambda part: self.plain(part, primitive)), value.axis)
+            parts = []
+            for number, part in enumerate(value.parts):
+                # Two parts of one parameter have different places.
+                self.at.append(number)
+                parts.append(self.plain(part, primitive))
+                self.at.pop()
+            return jax.lax.concatenate(parts, value.axis)
         return mapped.plain(self._copied(value, primitive))
 
     def _copied(self, value: Any, primitive: str) -> Any:
@@ -145,15 +140,6 @@ class Evaluation:
         self._read(value, Reader(route, primitive, value.is_repeated, False, copied=copied, layers=value.layers))
         return self._copy(value, route)
 
-    def _by_part(self, value: Joined, run: Callable[[Any], Any]) -> list[Any]:
-        """Returns `run` of each part; two parts of one parameter have different places."""
-        results = []
-        for number, part in enumerate(value.parts):
-            self.at.append(number)
-            results.append(run(part))
-            self.at.pop()
-        return results
-
     def _copy(self, value: Followed, route: Route) -> Alike:
         outputs = jax.ShapeDtypeStruct(value.view.shape, value.view.dtype)
         copy = self._bind(Copied(value.view, value.is_repeated, name=route), value, "parameter", (), outputs)
@@ -170,7 +156,9 @@ class Evaluation:
     def _equation(self, eqn: Any, given: list[Any]) -> list[Any]:
         followed = [value for value in given if isinstance(value, Followed | Joined)]
         if not followed:
-            return self._of_arrays(eqn, given)
+            has_copies = any(isinstance(value, Alike) and value.copy is not None for value in given)
+            rebuilt = self._bodies(eqn, given) if has_copies else None
+            return mapped.results(eqn, given, self.tick) if rebuilt is None else rebuilt
         whole, given = given, [mapped.plain(value) for value in given]
         is_float = jnp.issubdtype(eqn.outvars[0].aval.dtype, jnp.floating) if eqn.outvars else False
         if any(isinstance(value, Joined) for value in followed):
@@ -193,16 +181,17 @@ class Evaluation:
         is_kernel = eqn.primitive is primitives.conv_general_dilated_p and isinstance(given[1], Followed)
         # In one group of images every number of the output is of one image.
         if is_kernel and len(followed) == 1 and eqn.params["batch_group_count"] == 1:
-            return [self._convolution(eqn, given)]
+            x, kernel = given
+            if kernel.starts:
+                return evaluated(eqn, [x, self.plain(kernel, eqn.primitive.name)])
+            self._read(kernel, Reader("convolution", eqn.primitive.name, kernel.is_repeated, not kernel.is_repeated, layers=kernel.layers))
+            return [self._bind(Convolution(kernel.view, tuple(eqn.params.items())), kernel, "kernel", (x,), _shape(eqn))]
         if eqn.primitive is primitives.gather_p and isinstance(given[0], Followed) and is_lookup(eqn, given[0].view):
-            return [self._lookup(eqn, given)]
+            table, index = given
+            self._read(table, Reader("lookup", eqn.primitive.name, table.is_repeated, layers=table.layers))
+            op = Gathered(table.view, tuple(eqn.params.items()), is_kept=table.path not in self.shared)
+            return [self._bind(op, table, "table", (index,), _shape(eqn))]
         return self._by_bodies_or_copies(eqn, whole)
-
-    def _of_arrays(self, eqn: Any, given: list[Any]) -> list[Any]:
-        """Evaluates an equation that reads no parameter that is still followed."""
-        has_copies = any(isinstance(value, Alike) and value.copy is not None for value in given)
-        rebuilt = self._bodies(eqn, given) if has_copies else None
-        return mapped.results(eqn, given, self.tick) if rebuilt is None else rebuilt
 
     def _by_bodies_or_copies(self, eqn: Any, given: list[Any]) -> list[Any]:
         rebuilt = self._bodies(eqn, given)
@@ -214,10 +203,20 @@ class Evaluation:
         """Evaluates an equation that reads concatenated parameters: a product with each part in turn, or with copies."""
         (first, *_), is_float = given, jnp.issubdtype(eqn.outvars[0].aval.dtype, jnp.floating)
         if eqn.primitive is primitives.convert_element_type_p and is_float:
-            return [first.then(eqn)]
+            dtype = eqn.outvars[0].aval.dtype
+            parts = [
+                dataclasses.replace(part, view=View((*part.view.steps, eqn), part.view.shape, dtype))
+                if isinstance(part, Followed)
+                else evaluated(eqn, [part])[0]
+                for part in first.parts
+            ]
+            return [Joined(parts, first.axis)]
         if eqn.primitive is primitives.dot_general_p and _is_product(eqn):
             place = next(place for place, value in enumerate(given) if isinstance(value, Joined))
-            cut, is_added = _cut_axis(eqn, place, given[place].axis)
+            # The axis of the other factor that meets the concatenated one, if one does, and whether products add it up.
+            axis, pairs = given[place].axis, zip(eqn.params["dimension_numbers"], (True, False), strict=True)
+            met = [(pair[1 - place][pair[place].index(axis)], is_added) for pair, is_added in pairs if axis in pair[place]]
+            cut, is_added = met[0] if met else (None, False)
             # Sums of parts would be rounded to a narrow type once more for each part.
             if not isinstance(given[1 - place], Followed | Joined) and not (is_added and eqn.outvars[0].aval.dtype.itemsize < 4):
                 return [self._product_of_joined(eqn, given, place, cut)]
@@ -239,8 +238,15 @@ class Evaluation:
             else:
                 results += evaluated(eqn, [self.plain(value, eqn.primitive.name) for value in pair])
             self.at.pop()
-        axis = _output_axis(eqn, place, joined.axis)
-        return sum(results[1:], results[0]) if axis is None else jax.lax.concatenate(results, axis)
+        contracted, batch = eqn.params["dimension_numbers"]
+        if joined.axis in contracted[place]:
+            return sum(results[1:], results[0])
+        # The axis of the output that is this axis of the factor.
+        if joined.axis in batch[place]:
+            return jax.lax.concatenate(results, batch[place].index(joined.axis))
+        gone = [{*own, *shared} for own, shared in zip(contracted, batch, strict=True)]
+        free = [[axis for axis in range(var.aval.ndim) if axis not in own] for var, own in zip(eqn.invars, gone, strict=True)]
+        return jax.lax.concatenate(results, len(batch[0]) + place * len(free[0]) + free[place].index(joined.axis))
 
     def _product(self, eqn: Any, given: list[Any], is_part: bool = False) -> Any:
         """Evaluates a product with a parameter, which may be a part of the factor that the equation reads."""
@@ -267,19 +273,6 @@ class Evaluation:
             outputs = jax.eval_shape(op.one, *(jax.ShapeDtypeStruct(given.shape, given.dtype) for given in (x, kernel.view)))
         starts = tuple(jnp.asarray(start, jnp.int32) for start in kernel.starts)
         return self._bind(op, kernel, "kernel", (x, *starts), outputs)
-
-    def _convolution(self, eqn: Any, given: list[Any]) -> Any:
-        x, kernel = given
-        if kernel.starts:
-            return evaluated(eqn, [x, self.plain(kernel, eqn.primitive.name)])[0]
-        self._read(kernel, Reader("convolution", eqn.primitive.name, kernel.is_repeated, not kernel.is_repeated, layers=kernel.layers))
-        return self._bind(Convolution(kernel.view, tuple(eqn.params.items())), kernel, "kernel", (x,), _shape(eqn))
-
-    def _lookup(self, eqn: Any, given: list[Any]) -> Any:
-        table, index = given
-        self._read(table, Reader("lookup", eqn.primitive.name, table.is_repeated, layers=table.layers))
-        op = Gathered(table.view, tuple(eqn.params.items()), is_kept=table.path not in self.shared)
-        return self._bind(op, table, "table", (index,), _shape(eqn))
 
     def _bodies(self, eqn: Any, given: list[Any]) -> list[Any] | None:
         """Evaluates the bodies of a call, loop or branch in the same way; returns None for any other equation."""
@@ -333,7 +326,14 @@ class Evaluation:
         body = eqn.params["jaxpr"]
         is_alike = mapped.carried(body.jaxpr, given, consts, count)
         carry = [self.plain(value, "scan") for value in given[consts:start]]
-        is_by_round = [self._is_by_round(value) for value in given[start:]]
+        # Whether the loop reads a parameter, along which it runs, by the number of the round.
+        is_by_round = [
+            isinstance(value, Followed)
+            and not value.starts
+            and value.view.shape[0] > 0
+            and (not value.view.is_cast or value.path in self.by_round)
+            for value in given[start:]
+        ]
         along = [
             value if isinstance(value, Followed) and (by_round or value.view.is_cast and not value.starts) else self._copied(value, "scan")
             for value, by_round in zip(given[start:], is_by_round, strict=True)
@@ -370,12 +370,6 @@ class Evaluation:
         carried, stacked = jax.lax.scan(round_of, carry, (number, sliced), **options)
         return [*carried, *stacked]
 
-    def _is_by_round(self, value: Any) -> bool:
-        """Returns whether a loop along a parameter reads it by the number of the round."""
-        if not isinstance(value, Followed) or value.starts or not value.view.shape[0]:
-            return False
-        return not value.view.is_cast or value.path in self.by_round
-
 
 def _with_axis(value: Any, axis: int) -> Any:
     """Returns an array or a followed parameter with one more axis, of length one."""
@@ -391,26 +385,6 @@ def _is_product(eqn: Any) -> bool:
     """Returns whether the equation is a `dot_general` that multiplies floating-point numbers."""
     avals = [var.aval for var in (*eqn.invars, *eqn.outvars)]
     return all(aval.size and jnp.issubdtype(aval.dtype, jnp.floating) for aval in avals)
-
-
-def _output_axis(eqn: Any, place: int, axis: int) -> int | None:
-    """Returns the axis of a product that is this axis of its factor number `place`, or None for a contracted axis."""
-    contracted, batch = eqn.params["dimension_numbers"]
-    if axis in batch[place]:
-        return batch[place].index(axis)
-    summed = [{*own, *shared} for own, shared in zip(contracted, batch, strict=True)]
-    if axis in summed[place]:
-        return None
-    free = [[other for other in range(var.aval.ndim) if other not in gone] for var, gone in zip(eqn.invars, summed, strict=True)]
-    return len(batch[0]) + place * len(free[0]) + free[place].index(axis)
-
-
-def _cut_axis(eqn: Any, place: int, axis: int) -> tuple[int | None, bool]:
-    """Returns the axis of the other factor that meets this axis of factor number `place`, if one does, and whether products add it up."""
-    for pair, is_added in zip(eqn.params["dimension_numbers"], (True, False), strict=True):
-        if axis in pair[place]:
-            return pair[1 - place][pair[place].index(axis)], is_added
-    return None, False
 
 
 def _arrays(given: list[Any]) -> list[Any]:

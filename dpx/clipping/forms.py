@@ -186,14 +186,9 @@ def formed(form: Form, shape: tuple[int, ...]) -> Array:
         return norms.at_least_float32(form.values).reshape(form.values.shape[0], *shape)
     if isinstance(form, Outer):
         return norms.per_example(form.a, form.g).reshape(-1, *shape)
-    if isinstance(form, Part):
-        return _part_formed(form, shape)
-    start = jnp.zeros((shape[0], math.prod(shape[1:])), norms.float32_or_wider(form.g.dtype))
-    return jax.vmap(lambda id_T, g_Td: start.at[id_T.astype(jnp.int32)].add(g_Td))(form.id, form.g).reshape(-1, *shape)
-
-
-def _part_formed(form: Part, shape: tuple[int, ...]) -> Array:
-    """Returns the gradient of each example, [B, *shape]."""
+    if isinstance(form, Rows):
+        start = jnp.zeros((shape[0], math.prod(shape[1:])), norms.float32_or_wider(form.g.dtype))
+        return jax.vmap(lambda id_T, g_Td: start.at[id_T.astype(jnp.int32)].add(g_Td))(form.id, form.g).reshape(-1, *shape)
     op, dtype = form.op, norms.float32_or_wider(form.a.dtype, form.g.dtype)
     like = jax.ShapeDtypeStruct(shape, dtype)
     if form.at is None:
@@ -209,8 +204,17 @@ def _part_formed(form: Part, shape: tuple[int, ...]) -> Array:
     return jax.vmap(partial(op.view.before.back, like=like))(jax.lax.scan(add, start, along)[0])
 
 
-def _part_summed(form: Part, weighted: Array, shape: tuple[int, ...]) -> Array:
-    """Returns the sum over examples, [*shape], of gradients with these weighted cotangents."""
+def summed(form: Form, weights_B: Array, shape: tuple[int, ...]) -> Array:
+    """Returns sum_b w_b grad_b, [*shape]."""
+    if isinstance(form, Whole):
+        return jnp.tensordot(weights_B, norms.at_least_float32(form.values), 1, precision="highest").reshape(shape)
+    if isinstance(form, Outer | Rows):
+        weighted = norms.at_least_float32(form.g) * weights_B[:, None, None]
+        if isinstance(form, Outer):
+            return norms.summed(form.a, weighted).reshape(shape)
+        start = jnp.zeros((shape[0], math.prod(shape[1:])), weighted.dtype)
+        return start.at[form.id.astype(jnp.int32)].add(weighted).reshape(shape)
+    weighted = norms.rows(weights_B, form.g)
     op, like = form.op, jax.ShapeDtypeStruct(shape, weighted.dtype)
     if form.at is None:
         return op.placed(norms.weighted_product("bnetp,bnetd->epd", form.a, weighted), like)
@@ -226,19 +230,6 @@ def _part_summed(form: Part, weighted: Array, shape: tuple[int, ...]) -> Array:
         along = *along, form.at.reshape(-1, form.at.shape[-1])
     start = jnp.zeros(op.view.before.shape, weighted.dtype)
     return op.view.before.back(jax.lax.scan(add, start, along)[0], like)
-
-
-def summed(form: Form, weights_B: Array, shape: tuple[int, ...]) -> Array:
-    """Returns sum_b w_b grad_b, [*shape]."""
-    if isinstance(form, Whole):
-        return jnp.tensordot(weights_B, norms.at_least_float32(form.values), 1, precision="highest").reshape(shape)
-    if isinstance(form, Part):
-        return _part_summed(form, norms.rows(weights_B, form.g), shape)
-    weighted = norms.at_least_float32(form.g) * weights_B[:, None, None]
-    if isinstance(form, Outer):
-        return norms.summed(form.a, weighted).reshape(shape)
-    start = jnp.zeros((shape[0], math.prod(shape[1:])), weighted.dtype)
-    return start.at[form.id.astype(jnp.int32)].add(weighted).reshape(shape)
 
 
 def _outer_square(form: Outer) -> Bounded:

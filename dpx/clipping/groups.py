@@ -129,15 +129,14 @@ class Clipped(NamedTuple):
 
         It is [layers, B] if each layer of a stack is a separate group.
         """
-        own, factor = self._clip_weights(path, layer, layers), self.factor(path)
-        return own if factor == 1 else own * factor
-
-    def _clip_weights(self, path: str, layer: Layer, layers: int) -> Array:
         if "" in self.weights:
-            return self.weights[""]
-        if layer == "each" and is_stacked(path):
-            return jnp.stack([self.weights[group(path, at)] for at in range(layers)])
-        return self.weights[group(path, layer)]
+            own = self.weights[""]
+        elif layer == "each" and is_stacked(path):
+            own = jnp.stack([self.weights[group(path, at)] for at in range(layers)])
+        else:
+            own = self.weights[group(path, layer)]
+        factor = self.factor(path)
+        return own if factor == 1 else own * factor
 
 
 def group(path: str, layer: Layer) -> str:
@@ -167,7 +166,15 @@ def clip(weights: Any, squares: list[Squares], losses_B: Array, is_padding_B: Ar
     norms_B = _root(total_B, is_counted_B)
     if not getattr(weights, "per_layer", False):
         return Clipped(norms_B, is_counted_B, is_finite_B, {"": _finite(applied(weights, norms_B), is_counted_B)}, factor)
-    grouped = _grouped(squares)
+    grouped: dict[str, Array] = {}
+    for part in squares:
+        if part.layer == "each" and is_stacked(part.path):
+            values_LB = part.values.sum(tuple(range(1, part.values.ndim - 1)))
+            own = {group(part.path, at): values_LB[at] for at in range(values_LB.shape[0])}
+        else:
+            own = {group(part.path, part.layer): part.total_B}
+        for name, square_B in own.items():
+            grouped[name] = grouped[name] + square_B if name in grouped else square_B
     clip_KB = applied(weights, jnp.stack([_root(square_B, is_counted_B) for square_B in grouped.values()]))
     return Clipped(norms_B, is_counted_B, is_finite_B, dict(zip(grouped, _finite(clip_KB, is_counted_B), strict=True)), factor)
 
@@ -182,19 +189,6 @@ def _finite(clip: Any, is_counted_B: Array) -> Array:
 
 def _root(square_B: Array, is_counted_B: Array) -> Array:
     return jnp.sqrt(jnp.where(is_counted_B, jnp.maximum(square_B, 0), 0))
-
-
-def _grouped(squares: list[Squares]) -> dict[str, Array]:
-    by_group: dict[str, Array] = {}
-    for part in squares:
-        if part.layer == "each" and is_stacked(part.path):
-            values_LB = part.values.sum(tuple(range(1, part.values.ndim - 1)))
-            own = {group(part.path, at): values_LB[at] for at in range(values_LB.shape[0])}
-        else:
-            own = {group(part.path, part.layer): part.total_B}
-        for name, square_B in own.items():
-            by_group[name] = by_group[name] + square_B if name in by_group else square_B
-    return by_group
 
 
 LossesFn = Callable[[Any, Any], tuple[Array, dict[str, Array]]]
@@ -409,7 +403,16 @@ def on_explicit_mesh(run: Callable[..., Any], result: type, like: Any, batch: An
     check_rows(rows_per_unit)
     explicit = tuple(name for name, kind in zip(mesh.axis_names, mesh.axis_types, strict=True) if kind == AxisType.Explicit)
     total = jax.tree.map(lambda leaf: NamedSharding(mesh, _spec(leaf) or PartitionSpec()), like)
-    facts = NamedSharding(mesh, _of_units(batch, rows_per_unit, mesh))
+    # The facts of units lie with their rows, or on every device if the units cannot be divided among them.
+    place = PartitionSpec()
+    for leaf in jax.tree.leaves(batch):
+        spec = _spec(leaf)
+        if spec and spec[0] is not None:
+            names = spec[0] if isinstance(spec[0], tuple) else (spec[0],)
+            devices = math.prod(mesh.shape[name] for name in names)
+            place = PartitionSpec(spec[0]) if leaf.shape[0] // rows_per_unit % devices == 0 else place
+            break
+    facts = NamedSharding(mesh, place)
     placed = result(total, *[facts] * (len(result._fields) - 1))  # pyright: ignore[reportAttributeAccessIssue]
     try:
         return jax.sharding.auto_axes(run, axes=explicit, out_sharding=placed)(*arguments)
@@ -427,24 +430,9 @@ def is_explicit(leaf: Any) -> bool:
 
 def _explicit_mesh(leaf: Any) -> Any:
     """Returns the mesh on which an array lies if it has Explicit axes, else None."""
-    mesh = getattr(_sharding(leaf), "mesh", None)
+    mesh = getattr(getattr(jax.typeof(leaf), "sharding", None), "mesh", None) if hasattr(leaf, "dtype") else None
     return None if mesh is None or mesh.empty or AxisType.Explicit not in mesh.axis_types else mesh
 
 
-def _sharding(leaf: Any) -> Any:
-    return getattr(jax.typeof(leaf), "sharding", None) if hasattr(leaf, "dtype") else None
-
-
 def _spec(leaf: Any) -> PartitionSpec | None:
-    return _sharding(leaf).spec if is_explicit(leaf) else None
-
-
-def _of_units(batch: Any, rows_per_unit: int, mesh: Any) -> PartitionSpec:
-    """Returns where the facts of units lie: with their rows, or on every device if the units cannot be divided among them."""
-    for leaf in jax.tree.leaves(batch):
-        spec = _spec(leaf)
-        if spec and spec[0] is not None:
-            names = spec[0] if isinstance(spec[0], tuple) else (spec[0],)
-            devices = math.prod(mesh.shape[name] for name in names)
-            return PartitionSpec(spec[0]) if leaf.shape[0] // rows_per_unit % devices == 0 else PartitionSpec()
-    return PartitionSpec()
+    return jax.typeof(leaf).sharding.spec if is_explicit(leaf) else None

@@ -97,15 +97,6 @@ class Norms:
     # Bytes of all gradients that are better formed once, whether memory allows it or not.
     wanted_bytes: int
 
-    def shape_of(self, key: Key) -> tuple[int, ...]:
-        """Returns the shape of a shared parameter, of which loops along it take one layer."""
-        return _shape_of(self.shared[key][0])
-
-    @property
-    def joint_sites(self) -> set[Site]:
-        """Returns the sites that use shared parameters."""
-        return {use.part.site for uses in self.shared.values() for use in uses}
-
 
 def key_of(site: Site, place: int) -> Key:
     """Returns the key of the trained parameter that is the leaf at `place` of a site's op."""
@@ -155,17 +146,7 @@ def norms_of(program: Program, per_layer: bool, factor: Callable[[str], float] =
     is_apart = {part: all(_is_alone(part.site, place, uses) for place in part.places) for part in parts}
     apart = [part for part in parts if is_apart[part]]
     shared = {key: its_uses for key, its_uses in uses.items() if not all(is_apart[use.part] for use in its_uses)}
-    for (path, *_), its_uses in shared.items():
-        _check_rules(path, its_uses)
-    if per_layer:
-        _check_groups(parts, shared)
-    # The norm of a part is taken once.
-    for part in parts:
-        own = {factor(reference.path): reference.path for reference in part.references if reference is not None}
-        if len(own) > 1:
-            paths = " and ".join(sorted(own.values()))
-            reason = f"are of one op, {part.site.op.name}, and have different factors before clipping"
-            raise ConfigError(paths, reason, "Give them one factor")
+    _check(parts, shared, per_layer, factor)
 
     units = program.examples // program.session.rows_per_unit
     wanted = {
@@ -173,17 +154,13 @@ def norms_of(program: Program, per_layer: bool, factor: Callable[[str], float] =
         for key, its_uses in shared.items()
         if forms.is_formed_once([form_shapes(use) for use in its_uses], _shape_of(its_uses[0]))
     }
-    return Norms(apart, shared, _fitting(wanted, kept_bytes), sum(wanted.values()))
-
-
-def _fitting(wanted: dict[Key, int], kept_bytes: int) -> frozenset[Key]:
-    """Returns the first parameters whose bytes fit."""
-    kept, left = set(), kept_bytes
+    # The first parameters whose bytes fit.
+    kept, left = set[Key](), kept_bytes
     for key, size in wanted.items():
         if size <= left:
             kept.add(key)
             left -= size
-    return frozenset(kept)
+    return Norms(apart, shared, frozenset(kept), sum(wanted.values()))
 
 
 def layers_along(use: Reading) -> tuple[int, ...]:
@@ -199,26 +176,31 @@ def _is_alone(site: Site, place: int, uses: Uses) -> bool:
     return key[2] is None and len(uses[key]) == 1 and len(reference.depths) == len(site.loops)
 
 
-def _check_rules(path: str, uses: list[Reading]) -> None:
-    for use in uses:
-        site = use.part.site
-        if use.name not in jax.eval_shape(site.over_loops(partial(site.op.gradients, site.shapes)), site.record):
-            names = sorted({other.part.site.op.name for other in uses})
-            how = f"used by {' and '.join(names)} {len(uses)} times" if len(uses) > 1 else f"used by {names[0]} repeatedly, or in part"
-            raise ConfigError(path, f"{how}, and {site.op.name} has no rule for the products between uses", ELSEWHERE)
-
-
-def _check_groups(parts: list[Part], shared: Uses) -> None:
-    """Checks, under clipping per layer, that every parameter is weighted with the group that its norm is counted in."""
-    for part in parts:
+def _check(parts: list[Part], shared: Uses, per_layer: bool, factor: Callable[[str], float]) -> None:
+    """Checks that uses can be joined, and that every parameter is weighted with the group, and multiplied by the factor, of its norm."""
+    for (path, *_), uses in shared.items():
+        for use in uses:
+            site = use.part.site
+            if use.name not in jax.eval_shape(site.over_loops(partial(site.op.gradients, site.shapes)), site.record):
+                names = sorted({other.part.site.op.name for other in uses})
+                how = f"used by {' and '.join(names)} {len(uses)} times" if len(uses) > 1 else f"used by {names[0]} repeatedly, or in part"
+                raise ConfigError(path, f"{how}, and {site.op.name} has no rule for the products between uses", ELSEWHERE)
+    for part in parts if per_layer else ():
         if groups.is_stacked(part.first.path) and part.layer is None:
             reason = "is under `layers`, but the loss does not use it layer by layer as clip=per_layer requires"
             raise ConfigError(part.first.path, reason, "Rename it, or use clip=flat")
-    for (path, *_), uses in shared.items():
+    for (path, *_), uses in shared.items() if per_layer else ():
         for part, _, own in uses:
             whole = part.first
             is_one = groups.group(own.path, layer_of(own)) == groups.group(whole.path, layer_of(whole))
             require(is_one, path, f"is clipped together with {whole.path} by op {part.site.op.name}", "Use clip=flat")
+    # The norm of a part is taken once.
+    for part in parts:
+        own = {factor(reference.path): reference.path for reference in part.references if reference is not None}
+        if len(own) > 1:
+            paths = " and ".join(sorted(own.values()))
+            reason = f"are of one op, {part.site.op.name}, and have different factors before clipping"
+            raise ConfigError(paths, reason, "Give them one factor")
 
 
 def squares(
@@ -310,17 +292,12 @@ def leaves_of(site: Site, by_path: Mapping[str, Array]) -> Any:
     return jax.tree.unflatten(tree, values)
 
 
-def axes(site: Site, depth: int) -> Any:
-    """Returns `in_axes` of the op's parameters for the loop at that depth."""
-    tree = jax.tree.structure(site.shapes)
-    return jax.tree.unflatten(tree, [0 if reference is not None and depth in reference.depths else None for reference in site.values])
-
-
 def own_squares(site: Site, leaves: Any, record: Any) -> tuple[Array | Bounded, ...]:
     """Returns the op's own squared norms, [*loops, U] for each part."""
-    run = site.op.squared_norm
+    run, tree = site.op.squared_norm, jax.tree.structure(site.shapes)
     for depth in reversed(range(len(site.loops))):
-        run = jax.vmap(run, in_axes=(axes(site, depth), 0))
+        along = [0 if reference is not None and depth in reference.depths else None for reference in site.values]
+        run = jax.vmap(run, in_axes=(jax.tree.unflatten(tree, along), 0))
     return run(leaves, record)
 
 
@@ -388,7 +365,16 @@ def of_parameter(path: str, program: Program, sources: Norms) -> tuple[RouteCost
             found += [cost.times(math.prod(layers_along(uses[0]))) for cost in alike]
     for part in sources.apart:
         if any(reference is not None and reference.path == path for reference in part.references):
-            found += _of_apart(part, program)
+            own, times = part.first.path, math.prod(part.site.loops)
+            if own in program.session.matrices:
+                T, alike, p, d, form = program.session.matrices[own]
+                found += of_matrix(T, p, d, form, times * alike)
+            elif own in program.session.lookups:
+                found += [cost.times(times) for cost in of_lookup(*program.session.lookups[own])]
+            else:
+                units, leaves = program.examples // program.session.rows_per_unit, jax.tree.leaves(part.site.record)
+                size = sum(math.prod(leaf.shape) * leaf.dtype.itemsize for leaf in leaves) // units
+                found.append(RouteCost("formed", 0, size, MOVED * 3 * size, True))
     # Of the gradient itself `vmap` holds every number, also of what no use reads.
     found.append(RouteCost("vmap", 0, size := 4 * math.prod(program.session.shapes[path]), MOVED * 3 * size, False))
     added: dict[tuple[Way, bool], RouteCost] = {}
@@ -403,11 +389,6 @@ def of_parameter(path: str, program: Program, sources: Norms) -> tuple[RouteCost
 def beside_vmap(costs: tuple[RouteCost, ...]) -> float:
     """Returns the cost of the ways that are taken, divided by that of `vmap`, the last one."""
     return sum(cost.cost for cost in costs if cost.is_taken) / max(1, costs[-1].cost)
-
-
-def by_vmap(costs: tuple[RouteCost, ...]) -> tuple[RouteCost, ...]:
-    """Returns the ways to a parameter's norm and sum if `vmap` is taken."""
-    return tuple(cost._replace(is_taken=cost.way == "vmap") for cost in costs)
 
 
 def by_ghost(costs: tuple[RouteCost, ...]) -> tuple[RouteCost, ...]:
@@ -449,44 +430,26 @@ def of_lookup(T: int, d: int, rows_of_table: int, is_kept: bool = False) -> list
 def _of_shared(key: Key, uses: list[Form], sources: Norms) -> list[RouteCost]:
     outer = [form for form in uses if isinstance(form, Outer)]
     rows = [form for form in uses if isinstance(form, Rows)]
-    is_kept, found = key in sources.kept, list[RouteCost]()
+    shape, is_kept, found = _shape_of(sources.shared[key][0]), key in sources.kept, list[RouteCost]()
+    size = 4 * math.prod(shape)
     if parts := [form for form in uses if isinstance(form, forms.Part)]:
-        found += _of_parts([*parts, *outer], math.prod(sources.shape_of(key)), is_kept)
+        # The gradient is formed from products with parts of the parameter.
+        flops = records = 0
+        for form in (*parts, *outer):
+            positions, p, d = math.prod(form.a.shape[1:-1]), form.a.shape[-1], form.g.shape[-1]
+            flops, records = flops + 2 * positions * p * d, records + 4 * positions * (p + d)
+        found += [
+            RouteCost("kept", flops, size, flops + MOVED * (records + 3 * size), is_kept),
+            RouteCost("recomputed", 2 * flops, records, 2 * flops + MOVED * (2 * records + 2 * size), not is_kept),
+            RouteCost("vmap", flops, 0, flops + MOVED * records, False),
+        ]
     elif outer:
         T, p, d = sum(form.a.shape[1] for form in outer), outer[0].a.shape[-1], outer[0].g.shape[-1]
         found += of_matrix(T, p, d, "kept" if is_kept else norms.choose(T, p, d, False))
     if rows:
         T, d = sum(form.id.shape[1] for form in rows), rows[0].g.shape[-1]
-        lookups = of_lookup(T, d, sources.shape_of(key)[0], is_kept)
+        lookups = of_lookup(T, d, shape[0], is_kept)
         # Rows are added to a gradient that products have formed.
         shared = RouteCost("kept", 0, 0, MOVED * 4 * T * d, is_kept)
         found += [shared if (outer or parts) and cost.way == "kept" else cost for cost in lookups]
-    size = 4 * math.prod(sources.shape_of(key))
     return found or [RouteCost("formed", 0, size, MOVED * 3 * size, True)]
-
-
-def _of_parts(uses: list[Any], numbers: int, is_kept: bool) -> list[RouteCost]:
-    """Returns the ways of a parameter, of so many numbers, whose gradient is formed from products with parts of it."""
-    flops = records = 0
-    for form in uses:
-        rows, p, d = math.prod(form.a.shape[1:-1]), form.a.shape[-1], form.g.shape[-1]
-        flops, records = flops + 2 * rows * p * d, records + 4 * rows * (p + d)
-    gradient = 4 * numbers
-    return [
-        RouteCost("kept", flops, gradient, flops + MOVED * (records + 3 * gradient), is_kept),
-        RouteCost("recomputed", 2 * flops, records, 2 * flops + MOVED * (2 * records + 2 * gradient), not is_kept),
-        RouteCost("vmap", flops, 0, flops + MOVED * records, False),
-    ]
-
-
-def _of_apart(part: Part, program: Program) -> list[RouteCost]:
-    site = part.site
-    path, times = part.first.path, math.prod(site.loops)
-    if path in program.session.matrices:
-        T, groups, p, d, form = program.session.matrices[path]
-        return of_matrix(T, p, d, form, times * groups)
-    if path in program.session.lookups:
-        return [cost.times(times) for cost in of_lookup(*program.session.lookups[path])]
-    units = program.examples // program.session.rows_per_unit
-    size = sum(math.prod(leaf.shape) * leaf.dtype.itemsize for leaf in jax.tree.leaves(site.record)) // units
-    return [RouteCost("formed", 0, size, MOVED * 3 * size, True)]

@@ -51,7 +51,11 @@ class Gathered(ByRow):
         is_dropped = jnp.zeros(id_B.shape, bool)
         if dict(self.settings)["mode"] != jax.lax.GatherScatterMode.CLIP:
             is_dropped = (id_B < 0) | (id_B >= V)
-        g = jnp.where(is_dropped[..., None], 0, self._rows_last(cotangent, id_B.ndim))
+        # The cotangent as [B, *ids, d], whatever axes the gather gives to the row.
+        offset = tuple(axis + 1 for axis in dict(self.settings)["dimension_numbers"].offset_dims)
+        rest = [axis for axis in range(cotangent.ndim) if axis not in offset]
+        sizes = [cotangent.shape[axis] for axis in rest]
+        g = jnp.where(is_dropped[..., None], 0, jnp.transpose(cotangent, (*rest, *offset)).reshape(*sizes, -1))
         id_UT = jnp.clip(id_B, 0, V - 1).reshape(U, -1)
         record = forms.Rows(id_UT.astype(jnp.float32), g.reshape(U, id_UT.shape[1], -1))
         return (None,), {"table": forms.formed(record, leaves["table"].shape)} if self.is_kept else record._asdict()
@@ -64,12 +68,6 @@ class Gathered(ByRow):
 
     def gradients(self, shapes, record):
         return {"table": forms.Whole(record["table"])} if self.is_kept else super().gradients(shapes, record)
-
-    def _rows_last(self, cotangent, ids):
-        """Returns the cotangent as [B, *ids, d], whatever axes the gather gives to the row."""
-        offset = tuple(axis + 1 for axis in dict(self.settings)["dimension_numbers"].offset_dims)
-        rest = [axis for axis in range(cotangent.ndim) if axis not in offset]
-        return jnp.transpose(cotangent, (*rest, *offset)).reshape(*(cotangent.shape[axis] for axis in rest), -1)
 
     def weighted_sum(self, leaves, record, weights):
         form = forms.Whole(record["table"]) if self.is_kept else forms.Rows(record["id"], record["g"])
@@ -241,35 +239,27 @@ def _batched(given: Any, axes: Any, *, op: Op, leaf: str, path: str, session: Pr
     if isinstance(op, PartOfProduct):
         op = dataclasses.replace(op, is_shared=all(axis is None for axis in axes[2:-1]))
     elif isinstance(op, (Product, Convolution)):
-        op = dataclasses.replace(op, form=_form(op, outputs[0].size, B, path, session))
+        E, p, d = op.sizes()
+        T = outputs[0].size // (E * d)
+        whole = T * session.rows_per_unit
+        form = norms.choose(whole, p, d, False) if op.form != "kept" else session.form(path, B, T, (p, d))
+        session.matrices[path] = Matrix(whole, E, p, d, form)
+        op = dataclasses.replace(op, form=form)
     if isinstance(op, Gathered):
-        op = dataclasses.replace(op, is_kept=_is_kept(op, outputs[0].size, B, path, session))
+        (V, d), rows = op.view.shape, session.rows_per_unit
+        T = outputs[0].size // d * rows
+        other = "by_id" if norms.is_added_by_id(T, V) else "pairs"
+        is_cheaper = op.is_kept and norms.lookup_cost("kept", T, d, V) < norms.lookup_cost(other, T, d, V)
+        # The gradient of a table is always kept if it is smaller than the cotangents of its rows.
+        is_kept = is_cheaper and (V <= T or session.keep(path, 4 * (B // rows) * math.prod(session.shapes[path])))
+        session.lookups[path] = Looked(T, d, V, is_kept)
+        op = dataclasses.replace(op, is_kept=is_kept)
     shape = jax.ShapeDtypeStruct((B, *outputs[0].shape), outputs[0].dtype)
     result = bound(op.of_units(session.rows_per_unit), {leaf: parameter}, (path,), inputs, shape)
     return [result], [0]
 
 
 batching.primitive_batchers[one_p] = _batched
-
-
-def _form(op: Product | Convolution, outputs: int, B: int, path: str, session: ProbeSession) -> norms.Form:
-    E, p, d = op.sizes()
-    T = outputs // (E * d)
-    whole = T * session.rows_per_unit
-    form = norms.choose(whole, p, d, False) if op.form != "kept" else session.form(path, B, T, (p, d))
-    session.matrices[path] = Matrix(whole, E, p, d, form)
-    return form
-
-
-def _is_kept(op: Gathered, outputs: int, B: int, path: str, session: ProbeSession) -> bool:
-    """Returns whether the gradient of a table is kept: always if it is smaller than the cotangents of its rows."""
-    (V, d), rows = op.view.shape, session.rows_per_unit
-    T = outputs // d * rows
-    other = "by_id" if norms.is_added_by_id(T, V) else "pairs"
-    is_cheaper = op.is_kept and norms.lookup_cost("kept", T, d, V) < norms.lookup_cost(other, T, d, V)
-    is_kept = is_cheaper and (V <= T or session.keep(path, 4 * (B // rows) * math.prod(session.shapes[path])))
-    session.lookups[path] = Looked(T, d, V, is_kept)
-    return is_kept
 
 
 choice_p = Primitive("dpx_choice_of_one_example")

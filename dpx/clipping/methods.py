@@ -39,7 +39,7 @@ from dpx.clipping.groups import (
 from dpx.clipping.joint import Key, Norms
 from dpx.clipping.norms import as_stored, at_least_float32, contracted_units, is_tiny
 from dpx.clipping.op import leaf_names, trained_shapes
-from dpx.clipping.program import Pass, Program, by_leaf, check_collectives, check_loss, traced, without_copies, zero_sums
+from dpx.clipping.program import Pass, Program, by_leaf, check_collectives, check_program, traced, without_copies, zero_sums
 from dpx.clipping.readers import Reference, Site, bound, check_reached, check_trained_reached
 from dpx.declaration import require
 from dpx.randomness import path_name
@@ -126,7 +126,10 @@ def _vmap(losses_fn: LossesFn, params: Any, batch: Any, weights: Weights, units:
 
     by_unit = jax.tree.map(lambda leaf: leaf.reshape(leaf.shape[0] // units.rows, units.rows, *leaf.shape[1:]), (batch, units.is_padding_B))
     own_types, params_f32 = params, jax.tree.map(at_least_float32, params)
-    check_loss(loss_of_one, params_f32, *jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape[1:], leaf.dtype), by_unit))
+    shapes = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape[1:], leaf.dtype), by_unit)
+    # Of the gradient too, because a user-defined backward pass may contain operations that the loss does not show.
+    for function in (loss_of_one, jax.grad(loss_of_one, has_aux=True)):
+        check_program(jax.make_jaxpr(function)(params_f32, *shapes))
     grads, (losses_B, counts) = jax.vmap(jax.grad(loss_of_one, has_aux=True), in_axes=(None, 0, 0))(params_f32, *by_unit)
     named = [(path_name(path), leaf) for path, leaf in jax.tree_util.tree_leaves_with_path(grads)]
     leaves = [(path, leaf, groups.is_stacked(path) and leaf.ndim > 1) for path, leaf in named]
@@ -197,10 +200,8 @@ def unclipped(program: Program, norms: Norms, cotangent_B: Array, given: Any) ->
 def recorded(program: Program, cotangent_B: Array, given: Any = None) -> tuple[Array, dict[Site, Any], Any]:
     """Returns (losses_B, the record of every site, counts) for this cotangent of the losses."""
 
-    def losses(taps: list[Any]) -> Any:
-        return program(lambda _: "record", dict(zip(program.sites, taps, strict=True)), given=given)
-
     taps = [jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), site.record) for site in program.sites]
+    losses = lambda taps: program(lambda _: "record", dict(zip(program.sites, taps, strict=True)), given=given)  # noqa: E731
     losses_B, backward, counts = jax.vjp(losses, taps, has_aux=True)
     run = partial(backward, cotangent_B.astype(losses_B.dtype))
     records = (without_copies(run) if any(site.loops for site in program.sites) else run())[0]
@@ -275,7 +276,7 @@ def _site_totals(sites: list[Site], leaves: Any, records: Any, parts: Any, keep_
         for site in alike:
             run = _of_round(site, keep_U)
             for depth in reversed(range(1, len(site.loops))):
-                run = _along_one(site, depth, run)
+                run = partial(_along_one, site, depth, run)
             runs.append(run)
         given = ([of[site] for site in alike] for of in (leaves, records, parts))
         totals |= dict(zip(alike, _along(alike, 0, runs, *given), strict=True))
@@ -333,9 +334,8 @@ def _places(box: Any) -> tuple[slice, ...]:
     return tuple(slice(start, start + size * step, step) for start, size, step in box)
 
 
-def _along_one(site: Site, depth: int, run: Any) -> Any:
-    """Returns `run` mapped over the rounds of a loop around one site."""
-    return lambda leaves, record, parts: _along([site], depth, [run], [leaves], [record], [parts])[0]
+def _along_one(site: Site, depth: int, run: Any, leaves: Any, record: Any, parts: Any) -> list[Array]:
+    return _along([site], depth, [run], [leaves], [record], [parts])[0]
 
 
 def _along(sites: list[Site], depth: int, runs: list[Any], leaves: list[Any], records: list[Any], parts: list[Any]) -> list[list[Array]]:
@@ -372,13 +372,10 @@ def _along(sites: list[Site], depth: int, runs: list[Any], leaves: list[Any], re
 
 def ghost_sum(program: Program, norms: Norms, weights: Any, units: Units) -> ClippedSum:
     """Computes the clipped sum of a traced program; `dpx.clipped_sum` describes the result."""
-    by_path = program.by_path()
+    by_path, joint_sites = program.by_path(), {use.part.site for uses in norms.shared.values() for use in uses}
 
     def kind(site: Site) -> Pass:
-        return "record" if site in norms.joint_sites else "norm"
-
-    def losses(probes: list[Any]) -> Any:
-        return program(kind, dict(zip(program.sites, probes, strict=True)))
+        return "record" if site in joint_sites else "norm"
 
     def probe(site: Site) -> Any:
         squares = lambda record: joint.own_squares(site, joint.leaves_of(site, by_path), record)  # noqa: E731
@@ -386,6 +383,7 @@ def ghost_sum(program: Program, norms: Norms, weights: Any, units: Units) -> Cli
         return jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), shapes)
 
     probes = [probe(site) for site in program.sites]
+    losses = lambda probes: program(kind, dict(zip(program.sites, probes, strict=True)))  # noqa: E731
     losses_B, backward, counts = jax.vjp(losses, probes, has_aux=True)
     (records,) = backward(units.of_rows(jnp.ones_like(units.is_padding_U, losses_B.dtype)))
     records = dict(zip(program.sites, records, strict=True))
@@ -394,14 +392,12 @@ def ghost_sum(program: Program, norms: Norms, weights: Any, units: Units) -> Cli
     def own(site: Site) -> Any:
         return joint.own_squares(site, joint.leaves_of(site, by_path), records[site]) if kind(site) == "record" else records[site]
 
-    joint_records = {site: records[site] for site in norms.joint_sites}
+    joint_records = {site: records[site] for site in joint_sites}
     finite_B = jnp.where(is_finite(joint_records, units.is_padding_U.shape[0]), losses_B, jnp.nan)
     clipped = groups.clip(weights, joint.squares(norms, records, own)[0], finite_B, units.is_padding_U)
     parts = {site: joint.part_weights(clipped, site) for site in program.sites}
 
-    def weighted(sums: Any) -> Any:
-        return units.summed(program(lambda _: "weighted", parts, sums)[0]).sum()
-
+    weighted = lambda sums: units.summed(program(lambda _: "weighted", parts, sums)[0]).sum()  # noqa: E731
     total = jax.grad(weighted)(zero_sums(program.params))
     losses_B, counts = zero_unless(clipped.is_counted_B, (losses_B, counts))
     return ClippedSum(total, clipped.norms_B, losses_B, counts, clipped.is_counted_B)

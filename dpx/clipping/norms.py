@@ -84,14 +84,6 @@ def blocks(tokens: int) -> int:
     return 8 if tokens >= 256 else 4 if tokens >= 64 else 1
 
 
-def blocks_on_cpu(tokens: int) -> int:
-    """Returns the number of blocks on CPUs.
-
-    XLA's CPU backend copies every block and runs small products slowly: at 128 tokens the whole square takes half the time of four blocks.
-    """
-    return 4 if tokens >= 256 else 1
-
-
 def gram_flops(T: int, p: int, d: int) -> float:
     """Returns the FLOPs of the Gram form for T tokens, p inputs and d outputs."""
     return 2 * T * T * (p + d) * (blocks(T) + 1) / (2 * blocks(T))
@@ -151,7 +143,8 @@ def over_triangle(strip: Strip, *arrays: Array, whole: bool = False) -> tuple[Fl
         return tuple(sum(map(_counted_twice, strips[1:]), _counted_twice(strips[0])) for strips in zip(*by_strip, strict=True))
 
     T = arrays[0].shape[1]
-    count, on_cpu = (1, 1) if whole else (blocks(T), blocks_on_cpu(T))
+    # XLA's CPU backend copies every block and runs small products slowly: at 128 tokens the whole square takes half the time of four.
+    count, on_cpu = (1, 1) if whole else (blocks(T), 4 if T >= 256 else 1)
     if count == on_cpu:
         return cut(count, *arrays)
     return jax.lax.platform_dependent(*arrays, cpu=functools.partial(cut, on_cpu), default=functools.partial(cut, count))
@@ -380,9 +373,21 @@ def lookup(id_BT: Array, g_BTd: Array, rows_of_table: int) -> Bounded:
 
     The cotangents are added up by id, except those of a few positions that read a table with more rows, which are compared in pairs.
     """
-    T = g_BTd.shape[1]
+    T, d = g_BTd.shape[1:]
     if not is_added_by_id(T, rows_of_table):
-        return _lookup_in_pairs(id_BT, g_BTd)
+        gamma_BT = bounds.lengths(g_BTd)
+
+        def strip(start: int, end: int, id_BT: Array, g_BTd: Array, gamma_BT: Array) -> tuple[Array, Array]:
+            same_Bij = id_BT[:, start:end, None] == id_BT[:, None, start:]
+            outer_Bij = product("bid,bjd->bij", g_BTd[:, start:end], g_BTd[:, start:])
+            lengths_Bij = gamma_BT[:, start:end, None] * gamma_BT[:, None, start:]
+            return jnp.where(same_Bij, outer_Bij, 0), jnp.where(same_Bij, lengths_Bij, 0)
+
+        # The sum over id_t = id_s of g_t.g_s.
+        square_B, magnitude_B = over_triangle(strip, id_BT, g_BTd, gamma_BT)
+        u = bounds.unit(g_BTd)
+        of_square = (bounds.product_depth(d) + bounds.sum_depth(T * T) + 12) * u
+        return Bounded(square_B, of_square * magnitude_B, (T + 1) * u * jnp.sqrt(magnitude_B))
     if rows_of_table <= T:
         return _lookup_by_id(id_BT.astype(jnp.int32), g_BTd, rows_of_table)
     # A table with more rows than there are positions: the ids are sorted, and each takes the place of its number among them.
@@ -407,19 +412,3 @@ def _lookup_by_id(id_BT: Array, g_BTd: Array, ids: int) -> Bounded:
     square_B, gamma_BT = squares(by_id(g_BTd, id_BT)), bounds.lengths(g_BTd)
     error_BV = (2 * by_id(jnp.ones_like(gamma_BT), id_BT) + 1) * bounds.unit(g_BTd) * by_id(gamma_BT, id_BT)
     return Bounded(square_B, jnp.zeros_like(square_B), jnp.sqrt(squares(error_BV)))
-
-
-def _lookup_in_pairs(id_BT: Array, g_BTd: Array) -> Bounded:
-    """Computes the sum over id_t = id_s of g_t.g_s."""
-    gamma_BT, (T, d) = bounds.lengths(g_BTd), g_BTd.shape[1:]
-
-    def strip(start: int, end: int, id_BT: Array, g_BTd: Array, gamma_BT: Array) -> tuple[Array, Array]:
-        same_Bij = id_BT[:, start:end, None] == id_BT[:, None, start:]
-        outer_Bij = product("bid,bjd->bij", g_BTd[:, start:end], g_BTd[:, start:])
-        lengths_Bij = gamma_BT[:, start:end, None] * gamma_BT[:, None, start:]
-        return jnp.where(same_Bij, outer_Bij, 0), jnp.where(same_Bij, lengths_Bij, 0)
-
-    square_B, magnitude_B = over_triangle(strip, id_BT, g_BTd, gamma_BT)
-    u = bounds.unit(g_BTd)
-    of_square = (bounds.product_depth(d) + bounds.sum_depth(T * T) + 12) * u
-    return Bounded(square_B, of_square * magnitude_B, (T + 1) * u * jnp.sqrt(magnitude_B))

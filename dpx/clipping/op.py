@@ -12,12 +12,14 @@ B: examples, U: units of R rows each (of one row, unless stated), L: stacked lay
 
 import dataclasses
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 from jax.core import ShapedArray
+from jax.extend import core
 from jax.extend.core import Primitive
 from jax.interpreters import ad, batching
 from jax.tree_util import GetAttrKey, register_pytree_with_keys_class
@@ -64,12 +66,6 @@ class Op:
             reason = "clips each row separately: it has no rule for the products between the rows of one unit"
             raise ConfigError(f"op={self.name}", reason, "Use clipping_method=vmap, or privacy.unit_mode=group")
         return dataclasses.replace(self, rows_per_unit=rows_per_unit)  # pyright: ignore[reportCallIssue, reportArgumentType]
-
-    def of_leaves(self, frozen: tuple[str, ...]) -> "Op":
-        """Returns this op with the leaves of these names frozen."""
-        if not frozen or not self._has("frozen"):
-            return self
-        return dataclasses.replace(self, frozen=frozen)  # pyright: ignore[reportCallIssue, reportArgumentType]
 
     def _has(self, name: str) -> bool:
         return any(field.name == name for field in dataclasses.fields(self))  # pyright: ignore[reportArgumentType]
@@ -151,12 +147,8 @@ class Op:
     def gradient(self, leaves: Any, residuals: Any, cotangent: Any) -> tuple[tuple, Any]:
         """Returns (cotangents of `inputs`, gradient of `leaves`): the backward pass without clipping."""
         inputs, record = self.backward(leaves, residuals, cotangent)
-        return inputs, self.weighted_sum(leaves, record, self.ones(cotangent))
-
-    def ones(self, cotangent: Any) -> tuple[Array, ...]:
-        """Returns a weight of one for every unit, one vector for each part."""
         units = jax.tree.leaves(cotangent)[0].shape[0] // self.rows_per_unit
-        return (jnp.ones((units,), jnp.float32),) * self.parts
+        return inputs, self.weighted_sum(leaves, record, (jnp.ones((units,), jnp.float32),) * self.parts)
 
     def masked(self, record: Any, keep_B: Array) -> Any:
         """Returns the record with exact zeros for units or rows that are not kept.
@@ -302,23 +294,13 @@ class Probed:
     def tree_unflatten(cls, aux, children):
         return cls(*children, *aux)
 
-    @property
-    def shape(self) -> tuple[int, ...]:
-        return self.value.shape
-
-    @property
-    def ndim(self) -> int:
-        return self.value.ndim
-
-    @property
-    def dtype(self) -> Any:
-        return self.value.dtype
-
     def __getitem__(self, index: Any) -> "Probed":
         """Returns a part of the parameter, such as one layer of a stack; readers.py decides whether an op can take it."""
         return Probed(self.value[index], self.path, self.session)
 
     def __getattr__(self, name: str) -> Any:
+        if name in ("shape", "ndim", "dtype"):
+            return getattr(self.value, name)
         if name.startswith("_"):
             raise AttributeError(name)
         raise _NoArray(self.path, f"is not an array outside ops: it has no .{name}", ELSEWHERE)
@@ -355,11 +337,6 @@ def check(parameter: Any, condition: bool, value: str, reason: str, fix: str) ->
     require(condition or session_of(parameter) is None, value, reason, fix)
 
 
-def wrap(params: Any, session: ProbeSession) -> Any:
-    """Returns `params` with every leaf wrapped for this session."""
-    return jax.tree_util.tree_map_with_path(lambda path, leaf: Probed(leaf, path_name(path), session), params)
-
-
 def shapes_of(params: Any) -> dict[str, tuple[int, ...]]:
     """Returns the shape of each parameter by path. Raises `ConfigError` if two parameters have the same path or a leaf is not an array."""
     shapes: dict[str, tuple[int, ...]] = {}
@@ -387,6 +364,11 @@ def evaluated(eqn: Any, given: Any) -> list[Any]:
     return list(results) if eqn.primitive.multiple_results else [results]
 
 
+def value_of(var: Any, values: Mapping[Any, Any]) -> Any:
+    """Returns what a variable of a traced program holds, by `values`, or the number that a literal is."""
+    return var.val if isinstance(var, core.Literal) else values[var]
+
+
 op_p = Primitive("dpx_op")
 op_p.multiple_results = True
 op_p.def_abstract_eval(lambda *_, outputs, **__: [ShapedArray(leaf.shape, leaf.dtype, weak_type=leaf.weak_type) for leaf in outputs])
@@ -405,7 +387,9 @@ def apply(op: Op, leaves: Any, inputs: tuple, session: ProbeSession | None = Non
     values = jax.tree.map(lambda leaf: leaf.value if is_probed(leaf) else jnp.asarray(leaf), leaves, is_leaf=is_probed)
     named = tuple(leaf.path if is_probed(leaf) else None for leaf in jax.tree.leaves(leaves, is_leaf=is_probed))
     frozen = tuple(name for name, path in zip(leaf_names(values), named, strict=True) if path is None)
-    return bound(op.of_leaves(frozen), values, named, inputs)
+    if frozen and op._has("frozen"):
+        op = dataclasses.replace(op, frozen=frozen)  # pyright: ignore[reportCallIssue, reportArgumentType]
+    return bound(op, values, named, inputs)
 
 
 def bound(op: Op, values: Any, named: tuple[str | None, ...], inputs: tuple, shapes: Any = None) -> Any:
@@ -419,19 +403,17 @@ def bound(op: Op, values: Any, named: tuple[str | None, ...], inputs: tuple, sha
     return jax.tree.unflatten(out_tree, results)
 
 
-def _named(named: tuple) -> str:
-    return next(path for path in named if path is not None)
+def _refused(how: str, fix: str, *_: Any, op: Op, named: tuple, **__: Any) -> Any:
+    raise ConfigError(next(path for path in named if path is not None), f"op {op.name} {how}", fix)
 
 
-def _differentiated(*_: Any, op: Op, named: tuple, **__: Any) -> Any:
-    reason = f"op {op.name} is differentiated inside the loss, where its per-example gradient is unknown"
-    raise ConfigError(_named(named), reason, "Use dpx.clipped_grad, or clipping_method=vmap")
-
-
-def _batched(*_: Any, op: Op, named: tuple, **__: Any) -> Any:
-    reason = f"op {op.name} is under jax.vmap, which hides the example's axis from it"
-    raise ConfigError(_named(named), reason, "Call it on the whole batch, or use dpx.clipped_grad or clipping_method=vmap")
-
-
-ad.primitive_jvps[op_p] = _differentiated
-batching.primitive_batchers[op_p] = _batched
+ad.primitive_jvps[op_p] = partial(
+    _refused,
+    "is differentiated inside the loss, where its per-example gradient is unknown",
+    "Use dpx.clipped_grad, or clipping_method=vmap",
+)
+batching.primitive_batchers[op_p] = partial(
+    _refused,
+    "is under jax.vmap, which hides the example's axis from it",
+    "Call it on the whole batch, or use dpx.clipped_grad or clipping_method=vmap",
+)

@@ -21,7 +21,7 @@ import functools
 import inspect
 from collections.abc import Callable, Iterator, Mapping
 from functools import cached_property, partial
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
@@ -32,7 +32,7 @@ from jaxtyping import Array
 
 from dpx.clipping import norms, readers
 from dpx.clipping.groups import check_losses, with_counts
-from dpx.clipping.op import ELSEWHERE, Op, ProbeSession, evaluated, leaf_names, shapes_of, wrap
+from dpx.clipping.op import ELSEWHERE, Op, Probed, ProbeSession, evaluated, leaf_names, shapes_of, value_of
 from dpx.clipping.readers import Scope, Site, scan_parts
 from dpx.declaration import ConfigError, require
 from dpx.randomness import path_name
@@ -66,25 +66,32 @@ def _forward(op: Op, kind: Pass, values: Any, inputs: tuple, tap: Any, sums: tup
 
 def _backward(op: Op, kind: Pass, saved: Any, cotangent: Any) -> Any:
     values, residuals, weights, wanted = saved
+    tap = gradient = None
     if kind == "plain":
         inputs, gradient = op.gradient(values, residuals, cotangent)
-        return None, inputs, None, _of_wanted(op, values, gradient, wanted)
-    inputs, record = op.backward(values, residuals, cotangent)
-    if kind == "weighted":
-        # Not above zero: a weight may be negative.
-        keep_U = jnp.stack([jnp.any(part.reshape(-1, part.shape[-1]) != 0, axis=0) for part in weights]).any(0)
-        keep_U = keep_U if op.norm_sees_all else keep_U & op.is_finite(record, keep_U.shape[0])
-        gradient = op.masked_sum(values, record, weights, keep_U)
-        return None, inputs, jax.tree.map(jnp.zeros_like, weights), _of_wanted(op, values, gradient, wanted)
-    tap = record if kind == "record" else _finite_squares(op, values, record) if kind == "norm" else None
-    return None, inputs, tap, (None,) * len(wanted)
+    else:
+        inputs, record = op.backward(values, residuals, cotangent)
+        if kind == "record":
+            tap = record
+        elif kind == "norm":
+            tap = squares = op.squared_norm(values, record)
+            # No record outlives the pass, so this is the last time to look for what is not finite in it.
+            if not op.norm_sees_all:
+                is_finite_U = op.is_finite(record, jax.tree.leaves(squares)[0].shape[-1])
+                tap = jax.tree.map(lambda square: jnp.where(is_finite_U, square, jnp.nan), squares)
+        elif kind == "weighted":
+            # Not above zero: a weight may be negative.
+            keep_U = jnp.stack([jnp.any(part.reshape(-1, part.shape[-1]) != 0, axis=0) for part in weights]).any(0)
+            keep_U = keep_U if op.norm_sees_all else keep_U & op.is_finite(record, keep_U.shape[0])
+            gradient = op.masked_sum(values, record, weights, keep_U)
+            tap = jax.tree.map(jnp.zeros_like, weights)
+    if gradient is None:
+        return None, inputs, tap, (None,) * len(wanted)
+    sums = zip(by_leaf(op, values, gradient), wanted, strict=True)
+    return None, inputs, tap, tuple(leaf if is_wanted else None for leaf, is_wanted in sums)
 
 
 in_pass.defvjp(_forward, _backward)
-
-
-def _of_wanted(op: Op, values: Any, gradient: Any, wanted: tuple[bool, ...]) -> tuple:
-    return tuple(leaf if is_wanted else None for leaf, is_wanted in zip(by_leaf(op, values, gradient), wanted, strict=True))
 
 
 def by_leaf(op: Op, leaves: Any, summed: Any) -> list[Any]:
@@ -93,33 +100,8 @@ def by_leaf(op: Op, leaves: Any, summed: Any) -> list[Any]:
     return [next(sums) if op.trains(name) else None for name in leaf_names(leaves)]
 
 
-def _finite_squares(op: Op, values: Any, record: Any) -> tuple:
-    """Returns the squared norms, with NaN for a unit whose sum would not be finite.
-
-    No record outlives the pass, so this is the last time to look.
-    """
-    squares = op.squared_norm(values, record)
-    if op.norm_sees_all:
-        return squares
-    is_finite_U = op.is_finite(record, jax.tree.leaves(squares)[0].shape[-1])
-    return jax.tree.map(lambda square: jnp.where(is_finite_U, square, jnp.nan), squares)
-
-
 # Operations that only write the same numbers in another shape or order.
 _SHAPES = frozenset({"reshape", "transpose", "squeeze", "expand_dims"})
-
-
-class _Output(NamedTuple):
-    """A stacked output: the variable of the loop's body whose value it holds, and the operations that give it its shape, in order."""
-
-    source: Any
-    shaped_by: tuple[Any, ...]
-
-    def shaped(self, stacked: Any) -> Any:
-        """Returns the output from the stacked values of `source`."""
-        for eqn in self.shaped_by:
-            stacked = jax.vmap(lambda value, eqn=eqn: eqn.primitive.bind(value, **eqn.params))(stacked)
-        return stacked
 
 
 def without_copies(run: Callable[[], Any]) -> Any:
@@ -127,14 +109,13 @@ def without_copies(run: Callable[[], Any]) -> Any:
     closed, shapes = jax.make_jaxpr(run, return_shape=True)()
     values: dict[core.Var, Any] = dict(zip(closed.jaxpr.constvars, closed.consts, strict=True))
 
-    def read(var: Any) -> Any:
-        return var.val if isinstance(var, core.Literal) else values[var]
-
     for eqn in closed.jaxpr.eqns:
         with eqn.ctx.manager:
-            results = (_stacked_once if eqn.primitive is primitives.scan_p else evaluated)(eqn, [read(var) for var in eqn.invars])
+            results = (_stacked_once if eqn.primitive is primitives.scan_p else evaluated)(
+                eqn, [value_of(var, values) for var in eqn.invars]
+            )
         values.update(zip(eqn.outvars, results, strict=True))
-    return jax.tree.unflatten(jax.tree.structure(shapes), [read(var) for var in closed.jaxpr.outvars])
+    return jax.tree.unflatten(jax.tree.structure(shapes), [value_of(var, values) for var in closed.jaxpr.outvars])
 
 
 def _stacked_once(eqn: Any, given: list[Any]) -> list[Any]:
@@ -143,8 +124,15 @@ def _stacked_once(eqn: Any, given: list[Any]) -> list[Any]:
     # By identity: a literal has no hash.
     stacked_inputs = dict(zip(map(id, body.jaxpr.invars[carry:]), given[carry:], strict=True))
     made_by = {var: inner for inner in body.jaxpr.eqns for var in inner.outvars}
-    outputs = [_output(var, made_by) for var in body.jaxpr.outvars[count:]]
-    stacked = {id(one.source): one.source for one in outputs if id(one.source) not in stacked_inputs}
+    # Each stacked output by the variable whose value it holds, and the operations that give it its shape, in order.
+    outputs = []
+    for var in body.jaxpr.outvars[count:]:
+        shaped_by: list[Any] = []
+        while not isinstance(var, core.Literal) and var in made_by and made_by[var].primitive.name in _SHAPES:
+            shaped_by.insert(0, made_by[var])
+            var = made_by[var].invars[0]
+        outputs.append((var, shaped_by))
+    stacked = {id(source): source for source, _ in outputs if id(source) not in stacked_inputs}
     run = core.jaxpr_as_fun(core.ClosedJaxpr(body.jaxpr.replace(outvars=[*body.jaxpr.outvars[:count], *stacked.values()]), body.consts))
 
     def round_of(carried: Any, sliced: Any) -> Any:
@@ -154,16 +142,13 @@ def _stacked_once(eqn: Any, given: list[Any]) -> list[Any]:
     options = {name: eqn.params[name] for name in ("length", "reverse", "unroll")}
     carried, values = jax.lax.scan(round_of, given[consts:carry], given[carry:], **options)
     known = stacked_inputs | dict(zip(stacked, values, strict=True))
-    return [*carried, *(one.shaped(known[id(one.source)]) for one in outputs)]
-
-
-def _output(var: Any, made_by: dict[Any, Any]) -> _Output:
-    """Follows a stacked output back to the value that it shows. A literal is not followed."""
-    shaped_by: list[Any] = []
-    while not isinstance(var, core.Literal) and var in made_by and made_by[var].primitive.name in _SHAPES:
-        shaped_by.insert(0, made_by[var])
-        var = made_by[var].invars[0]
-    return _Output(var, tuple(shaped_by))
+    results = [*carried]
+    for source, shaped_by in outputs:
+        result = known[id(source)]
+        for inner in shaped_by:
+            result = jax.vmap(lambda value, inner=inner: inner.primitive.bind(value, **inner.params))(result)
+        results.append(result)
+    return results
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -225,7 +210,8 @@ def traced(losses_fn: Any, params: Any, batch: Any, session_options: dict[str, A
     shapes_of(readers.merged(params, frozen))
 
     def run(params, frozen, batch):
-        return with_counts(losses_fn(readers.merged(wrap(params, session), frozen), batch))
+        wrapped = jax.tree_util.tree_map_with_path(lambda path, leaf: Probed(leaf, path_name(path), session), params)
+        return with_counts(losses_fn(readers.merged(wrapped, frozen), batch))
 
     try:
         closed, out = jax.make_jaxpr(run, return_shape=True)(params, frozen, batch)
@@ -262,17 +248,14 @@ def _evaluate(
     """Evaluates a program; `shadows` holds the sum of each parameter under the variable that holds the parameter's value."""
     values: dict[core.Var, Any] = dict(zip((*jaxpr.constvars, *jaxpr.invars), (*consts, *arguments), strict=True))
 
-    def read(var: Any) -> Any:
-        return var.val if isinstance(var, core.Literal) else values[var]
-
     for place, eqn in enumerate(jaxpr.eqns):
-        given, here = [read(var) for var in eqn.invars], scope.get(place)
+        given, here = [value_of(var, values) for var in eqn.invars], scope.get(place)
         shadow = [shadows.get(var) if isinstance(var, core.Var) else None for var in eqn.invars]
         with eqn.ctx.manager:
             results, sums = _equation(eqn, given, shadow, here, taps, kind)
         values.update(zip(eqn.outvars, results, strict=True))
         shadows.update((var, total) for var, total in zip(eqn.outvars, sums, strict=True) if total is not None)
-    return [read(var) for var in jaxpr.outvars]
+    return [value_of(var, values) for var in jaxpr.outvars]
 
 
 def _equation(eqn: Any, given: list[Any], shadow: list[Any], here: Any, taps: dict[Site, Any], kind: Any) -> tuple[list, list]:
@@ -327,16 +310,6 @@ def _sites(scope: Scope) -> list[Site]:
     return sites
 
 
-def check_loss(loss: Callable[..., Any], *arguments: Any) -> None:
-    """Raises `ConfigError` for operations through which `loss`, or its gradient with respect to the first argument, could mix examples.
-
-    `loss` returns (number, counts) of one example. The gradient is checked too because a user-defined backward pass may contain operations
-    that the loss does not show.
-    """
-    for function in (loss, jax.grad(loss, has_aux=True)):
-        check_program(jax.make_jaxpr(function)(*arguments))
-
-
 def check_program(closed: core.ClosedJaxpr) -> None:
     """Raises `ConfigError` for operations of a traced program that could mix examples."""
     for effect in sorted(type(effect).__name__ for effect in closed.effects):
@@ -344,7 +317,14 @@ def check_program(closed: core.ClosedJaxpr) -> None:
         require(effect in HARMLESS, "the loss", reason, "Remove it")
     for eqn, bound in _equations(closed.jaxpr, frozenset()):
         _check_collective(eqn, bound)
-        _check_rule(eqn)
+        name, fix = eqn.primitive.name, "Call a function that jax.vmap maps by itself"
+        if name in HOST and not str(eqn.params.get("vmap_method")).startswith("sequential"):
+            reason = f"sends all examples to the host at once (vmap_method={eqn.params.get('vmap_method')})"
+            raise ConfigError(f"{name} in the loss", reason, "Use vmap_method='sequential'")
+        require(name != "custom_vmap_call", "custom_vmap in the loss", "has its own rule, which reads all examples at once", fix)
+        rule = batching.fancy_primitive_batchers.get(eqn.primitive)
+        reason = "has a batching rule from outside jax, which reads all examples at once"
+        require(rule is None or _is_jaxs(rule), f"{name} in the loss", reason, fix)
 
 
 def check_collectives(jaxpr: core.Jaxpr) -> None:
@@ -363,17 +343,6 @@ def _check_collective(eqn: Any, bound: frozenset) -> None:
         value = f"{eqn.primitive.name} over {', '.join(outside)} in the loss"
         reason = "mixes examples of several devices, or of an outer vmap, before they are clipped"
         raise ConfigError(value, reason, "Remove it from the loss, and add up the clipped sums instead")
-
-
-def _check_rule(eqn: Any) -> None:
-    name, fix = eqn.primitive.name, "Call a function that jax.vmap maps by itself"
-    if name in HOST and not str(eqn.params.get("vmap_method")).startswith("sequential"):
-        reason = f"sends all examples to the host at once (vmap_method={eqn.params.get('vmap_method')})"
-        raise ConfigError(f"{name} in the loss", reason, "Use vmap_method='sequential'")
-    require(name != "custom_vmap_call", "custom_vmap in the loss", "has its own rule, which reads all examples at once", fix)
-    rule = batching.fancy_primitive_batchers.get(eqn.primitive)
-    reason = "has a batching rule from outside jax, which reads all examples at once"
-    require(rule is None or _is_jaxs(rule), f"{name} in the loss", reason, fix)
 
 
 @functools.lru_cache(maxsize=1024)

@@ -158,6 +158,10 @@ class View:
         return math.prod((eqn.outvars[0].aval.size / eqn.invars[0].aval.size for eqn in slices), start=1.0)
 
 
+def _flat(x_UE: Array) -> Array:
+    return x_UE.reshape(x_UE.shape[0] * x_UE.shape[1], *x_UE.shape[2:])
+
+
 @dataclasses.dataclass(frozen=True)
 class Product(Op):
     """A `dot_general` of an input and a view of `kernel`; `dimensions` are those of (input, kernel), `settings` its other options.
@@ -220,11 +224,8 @@ class Product(Op):
             return tuple(x.reshape(B * E, T, size) for x, size in both)
         return tuple(jnp.moveaxis(x.reshape(B // R, R, E, T, size), 1, 2).reshape(B // R * E, R * T, size) for x, size in both)
 
-    def _flat(self, record):
-        return {name: x.reshape(x.shape[0] * x.shape[1], *x.shape[2:]) for name, x in record.items()}
-
     def squared_norm(self, leaves, record):
-        square, (E, *_) = norms.of_recorded(self.form, self._flat(record)), self.sizes()
+        square, (E, *_) = norms.of_recorded(self.form, jax.tree.map(_flat, record)), self.sizes()
         if E == 1:
             return (square,)
         by_batch_axis = jax.tree.map(lambda x: x.reshape(-1, E), square)
@@ -237,9 +238,10 @@ class Product(Op):
         else:
             summed = lambda a, g: norms.summed(a, rows(w_U, g))  # noqa: E731
             summed_Epd = jax.vmap(summed, in_axes=1)(record["a"], record["g"])
-        return {"kernel": self._to_parameter(summed_Epd, shape)}
+        return {"kernel": self.placed(summed_Epd, shape)}
 
-    def _to_parameter(self, gradient_Epd, like):
+    def placed(self, gradient_Epd, like):
+        """Returns a gradient of the view as one of the parameter `like`."""
         return self.view.back(self._of_view(gradient_Epd), like)
 
     def _of_view(self, gradient_Epd):
@@ -266,13 +268,13 @@ class Product(Op):
         return self.view.box if self.is_apart and not self.view.is_whole else None
 
     def gradients(self, shapes, record):
-        flat = self._flat(record)
+        flat = jax.tree.map(_flat, record)
         if self.is_matrix and self.form != "kept":
             a, g = flat["a"], flat["g"]
             return {"kernel": forms.Outer(a, g) if self._places() else forms.Outer(g, a)}
         kernel = flat["kernel"] if self.form == "kept" else norms.per_example(flat["a"], flat["g"])
         kernel_UEpd = kernel.reshape(-1, *self.sizes())
-        return {"kernel": forms.Whole(jax.vmap(lambda one: self._to_parameter(one, shapes["kernel"]))(kernel_UEpd))}
+        return {"kernel": forms.Whole(jax.vmap(lambda one: self.placed(one, shapes["kernel"]))(kernel_UEpd))}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -318,10 +320,6 @@ class PartOfProduct(Product):
 
     def _form(self, record):
         return forms.Part(record["a"], record["g"], record.get("at"), self)
-
-    def placed(self, gradient_Epd, like):
-        """Returns a gradient of the part as one of the parameter `like`."""
-        return self._to_parameter(gradient_Epd, like)
 
     def added(self, total, gradient_Epd, at):
         """Returns `total`, of which a slice is taken at a computed place, plus a gradient of the part at the place `at`."""
@@ -392,11 +390,12 @@ class Convolution(Op):
         if self.form == "kept":
             return (norms.squares(record["kernel"]),)
         if self.form == "gram":
-            return (self._over_groups(norms.gram(*(self._flat(record[name]) for name in ("a", "g")))),)
+            square_UE = norms.gram(*(_flat(record[name]) for name in ("a", "g")))
+            return (bounds.together(jax.tree.map(lambda x: x.reshape(-1, self.sizes()[0]), square_UE), 1),)
         kernel_UEKcd, g_UETd = self._formed(record), self._by_group(self._last(record["g"], "out_spec"))
         squares_KUET = self._at_offsets(lambda a_UETc: jnp.square(bounds.lengths(a_UETc)), record["x"], record["g"].shape)
         alpha_UET = jnp.sqrt(squares_KUET.sum(0))
-        square_UE = norms.squares(self._flat(kernel_UEKcd)).reshape(kernel_UEKcd.shape[:2])
+        square_UE = norms.squares(_flat(kernel_UEKcd)).reshape(kernel_UEKcd.shape[:2])
         of_norm_UE = norms.of_formed_sum(record["x"], alpha_UET, g_UETd, bounds.lengths(g_UETd))
         return (bounds.together(Bounded(square_UE, jnp.zeros_like(square_UE), of_norm_UE), 1),)
 
@@ -413,7 +412,7 @@ class Convolution(Op):
 
     def gradients(self, shapes, record):
         if self.form == "gram":
-            kernel = norms.per_example(*(self._flat(record[name]) for name in ("a", "g")))
+            kernel = norms.per_example(*(_flat(record[name]) for name in ("a", "g")))
             kernel = kernel.reshape(*record["g"].shape[:2], *kernel.shape[1:])
         else:
             kernel = record["kernel"] if self.form == "kept" else self._formed(record)
@@ -478,12 +477,6 @@ class Convolution(Op):
         E, R, features = self.sizes()[0], self.rows_per_unit, x_BNSC.shape[-1]
         apart = x_BNSC.reshape(x_BNSC.shape[0] // R, R * math.prod(x_BNSC.shape[1:-1]), E, features // E)
         return jnp.moveaxis(apart, 2, 1)
-
-    def _flat(self, x_UE: Array) -> Array:
-        return x_UE.reshape(x_UE.shape[0] * x_UE.shape[1], *x_UE.shape[2:])
-
-    def _over_groups(self, square: Bounded) -> Array | Bounded:
-        return bounds.together(jax.tree.map(lambda x: x.reshape(-1, self.sizes()[0]), square), 1)
 
     def _to_parameter(self, gradient: Array, like: Any) -> Array:
         """Returns a gradient [E, ..., d] of the view, whose middle axes hold K and c, as one of the parameter `like`."""

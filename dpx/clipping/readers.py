@@ -99,25 +99,6 @@ def is_narrow(dtype: Any) -> bool:
     return jnp.issubdtype(dtype, jnp.floating) and jnp.finfo(dtype).bits < 32
 
 
-def made(op: Op, values: Any, inputs: tuple, leaves: tuple, loops: tuple[int, ...], units: int, known: tuple) -> Site:
-    """Returns the site of `op`. Raises `ConfigError` for an op whose shapes or types break the contract of `dpx.clipping.op.Op`."""
-
-    def record_of(values, inputs):
-        outputs, residuals = op.forward(values, inputs)
-        return *op.backward(values, residuals, jax.tree.map(jnp.zeros_like, outputs)), (outputs, residuals)
-
-    cotangents, one, on_the_way = jax.eval_shape(record_of, values, inputs)
-    for given, back in zip(inputs, cotangents, strict=True):
-        if back is not None and any(x.shape != y.shape for x, y in zip(*map(jax.tree.leaves, (given, back)), strict=True)):
-            reason = f"has a cotangent whose shape differs from the shape {given.shape} of its input"
-            raise ConfigError(f"op {op.name}", reason, "Give both the same shape")
-    if any(reference is not None for reference in leaves):
-        _check_record(op, values, one, leaves, units)
-    record = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct((*loops, *leaf.shape), leaf.dtype), one)
-    rounds = any(is_narrow(leaf.dtype) for leaf in jax.tree.leaves((inputs, one, on_the_way)))
-    return Site(op, values, leaves, loops, record, rounds, known)
-
-
 def _check_record(op: Op, values: Any, one: Any, leaves: tuple[Reference | None, ...], units: int) -> None:
     name, is_float = f"op {op.name}", [jnp.issubdtype(leaf.dtype, jnp.floating) for leaf in jax.tree.leaves(one)]
     reason = "keeps a record that contains other values than floating-point arrays"
@@ -163,9 +144,13 @@ class _Walk:
         for place, eqn in enumerate(jaxpr.eqns):
             before = len(self.sites)
             here = self._equation(eqn, labels, loops)
-            if here is not None and len(self.sites) > before:
+            has_site = len(self.sites) > before
+            if here is not None and has_site:
                 scope[place] = here
-            self._spread(eqn, len(self.sites) > before)
+            if has_site or any(self._is(var, self.derived) for var in eqn.invars):
+                self.derived.update(eqn.outvars)
+            if any(self._is(var, self.data) for var in eqn.invars):
+                self.data.update(eqn.outvars)
         return scope
 
     def _equation(self, eqn: Any, labels: Labels, loops: tuple[int, ...]) -> Any:
@@ -185,8 +170,18 @@ class _Walk:
         is_scan = eqn.primitive is primitives.scan_p
         first = 1 if eqn.primitive is primitives.cond_p else 0
         if is_scan:
-            held = _in_loop(eqn, held, len(loops))
-            loops = (*loops, eqn.params["length"])
+            consts, carry = scan_parts(eqn)
+            for reference in map(_trained, held[consts : consts + carry]):
+                if reference is not None:
+                    fix = "Use it as a constant of the loop, or scan along its layers"
+                    raise ConfigError(reference.path, "is carried from one iteration of a loop to the next", fix)
+            for reference in map(_trained, held):
+                if reference is not None and reference.cut is not None:
+                    raise ConfigError(reference.path, "is sliced before a loop over it", ELSEWHERE)
+            held = [label if label and label.cut is None else None for label in held]
+            depth = Layer(len(loops))
+            layers = [label and dataclasses.replace(label, selected=(*label.selected, depth)) for label in held[consts + carry :]]
+            held, loops = [*held[:consts], *[None] * carry, *layers], (*loops, eqn.params["length"])
         scopes = []
         for body in bodies:
             given = list(zip(body.invars, eqn.invars[first:], held[first:], strict=True))
@@ -204,7 +199,10 @@ class _Walk:
         return scopes
 
     def _site(self, eqn: Any, held: list[Reference | None], loops: tuple[int, ...]) -> Site:
-        op, (values, inputs) = eqn.params["op"], jax.tree.unflatten(eqn.params["tree"], [_shape(var) for var in eqn.invars])
+        op, (values, inputs) = (
+            eqn.params["op"],
+            jax.tree.unflatten(eqn.params["tree"], [jax.ShapeDtypeStruct(var.aval.shape, var.aval.dtype) for var in eqn.invars]),
+        )
         count, trained = len(jax.tree.leaves(values)), [_trained(reference) for reference in held]
         for reference, var, named in zip(trained[:count], eqn.invars, eqn.params["named"], strict=False):
             if (reference.path if reference else None) != named or (reference and reference.cut is not None):
@@ -220,9 +218,23 @@ class _Walk:
             if leaf.shape[:1] != (self.examples,):
                 reason = f"has an input {leaf.shape} whose leading axis is not the {self.examples} examples"
                 raise ConfigError(f"op {op.name}", reason, "Keep the example axis first")
-        site = made(op, values, inputs, tuple(trained[:count]), loops, self.units, _values(op, values, held[:count]))
-        self.sites.append(site)
-        return site
+
+        def one_round(values: Any, inputs: tuple) -> tuple[tuple, Any, Any]:
+            outputs, residuals = op.forward(values, inputs)
+            return *op.backward(values, residuals, jax.tree.map(jnp.zeros_like, outputs)), (outputs, residuals)
+
+        cotangents, one, on_the_way = jax.eval_shape(one_round, values, inputs)
+        for given, back in zip(inputs, cotangents, strict=True):
+            if back is not None and any(x.shape != y.shape for x, y in zip(*map(jax.tree.leaves, (given, back)), strict=True)):
+                reason = f"has a cotangent whose shape differs from the shape {given.shape} of its input"
+                raise ConfigError(f"op {op.name}", reason, "Give both the same shape")
+        leaves, needed = tuple(trained[:count]), _values(op, values, held[:count])
+        if any(reference is not None for reference in leaves):
+            _check_record(op, values, one, leaves, self.units)
+        record = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct((*loops, *leaf.shape), leaf.dtype), one)
+        rounds = any(is_narrow(leaf.dtype) for leaf in jax.tree.leaves((inputs, one, on_the_way)))
+        self.sites.append(Site(op, values, leaves, loops, record, rounds, needed))
+        return self.sites[-1]
 
     def _pass_on(self, eqn: Any, held: list[Reference | None], labels: Labels) -> None:
         """Follows one index of a stack and refuses any other reader, except a reader that stops the gradient."""
@@ -236,12 +248,6 @@ class _Walk:
         elif not reference.is_frozen:
             reason = f"is used outside any op, by {eqn.primitive.name}, so its gradient there is unknown"
             raise ConfigError(reference.path, reason, ELSEWHERE)
-
-    def _spread(self, eqn: Any, has_site: bool) -> None:
-        if has_site or any(self._is(var, self.derived) for var in eqn.invars):
-            self.derived.update(eqn.outvars)
-        if any(self._is(var, self.data) for var in eqn.invars):
-            self.data.update(eqn.outvars)
 
     def _is(self, var: Any, kind: set[core.Var]) -> bool:
         return isinstance(var, core.Var) and var in kind
@@ -276,7 +282,8 @@ def bodies_of(eqn: Any) -> list[core.Jaxpr] | None:
 
 def body_of(eqn: Any) -> core.ClosedJaxpr:
     """Returns the one body of a call, loop or remat."""
-    body = eqn.params.get("jaxpr", eqn.params.get("call_jaxpr"))
+    # A remaining `custom_vmap` is a call that was not mapped: if its rule ran, the trace holds the rule's result instead.
+    body = next(eqn.params[name] for name in ("jaxpr", "call_jaxpr", "call") if name in eqn.params)
     return body if isinstance(body, core.ClosedJaxpr) else core.ClosedJaxpr(body, ())
 
 
@@ -326,24 +333,6 @@ def _values(op: Op, values: Any, held: list[Reference | None]) -> tuple[Referenc
             raise ConfigError(f"op {op.name}", reason, "Pass it unchanged in frozen")
         references.append(reference if is_known and (_trained(reference) or name in needed) else None)
     return tuple(references)
-
-
-def _shape(var: Any) -> jax.ShapeDtypeStruct:
-    return jax.ShapeDtypeStruct(var.aval.shape, var.aval.dtype)
-
-
-def _in_loop(eqn: Any, held: list[Reference | None], depth: int) -> list[Reference | None]:
-    consts, carry = scan_parts(eqn)
-    for reference in map(_trained, held[consts : consts + carry]):
-        if reference is not None:
-            fix = "Use it as a constant of the loop, or scan along its layers"
-            raise ConfigError(reference.path, "is carried from one iteration of a loop to the next", fix)
-    for reference in map(_trained, held):
-        if reference is not None and reference.cut is not None:
-            raise ConfigError(reference.path, "is sliced before a loop over it", ELSEWHERE)
-    held = [label if label and label.cut is None else None for label in held]
-    layers = [label and dataclasses.replace(label, selected=(*label.selected, Layer(depth))) for label in held[consts + carry :]]
-    return [*held[:consts], *[None] * carry, *layers]
 
 
 def _indexed(eqn: Any, reference: Reference) -> Reference | None:
@@ -417,11 +406,8 @@ def check_trained_reached(losses_fn: Any, params: Any, frozen: Any, batch: Any) 
     if frozen is None:
         return
 
-    def losses(params: Any, frozen: Any, batch: Any) -> Any:
-        return with_counts(losses_fn(merged(params, frozen), batch))[0]
-
     try:
-        jaxpr = jax.make_jaxpr(losses)(params, frozen, batch).jaxpr
+        jaxpr = jax.make_jaxpr(lambda *given: with_counts(losses_fn(merged(*given[:2]), given[2]))[0])(params, frozen, batch).jaxpr
     except Exception as error:
         if isinstance(error, ConfigError) or not frozen:
             raise
@@ -444,20 +430,17 @@ def _reached(jaxpr: core.Jaxpr, wanted: Sequence[bool]) -> list[bool]:
     for eqn in reversed(jaxpr.eqns):
         outputs = [var in live for var in eqn.outvars]
         if any(outputs) and eqn.primitive not in FLAT:
-            inputs = _through(eqn, outputs)
+            bodies = bodies_of(eqn)
+            if bodies is None:
+                # Of an equation whose bodies cannot be inspected every output may depend on every input.
+                inputs = [True] * len(eqn.invars)
+            elif eqn.primitive is primitives.scan_p:
+                inputs = _settled(bodies[0], *scan_parts(eqn), outputs)
+            else:
+                before = [False] * (len(eqn.invars) - len(bodies[0].invars))
+                inputs = before + _any([_reached(body, outputs) for body in bodies])
             live.update(var for var, is_reached in zip(eqn.invars, inputs, strict=True) if is_reached and _is_floating(var))
     return [var in live for var in jaxpr.invars]
-
-
-def _through(eqn: Any, outputs: list[bool]) -> list[bool]:
-    """Returns the inputs of an equation on which its wanted outputs depend: all of them, unless the equation's bodies can be inspected."""
-    bodies = bodies_of(eqn)
-    if bodies is None:
-        return [True] * len(eqn.invars)
-    if eqn.primitive is primitives.scan_p:
-        return _settled(bodies[0], *scan_parts(eqn), outputs)
-    before = [False] * (len(eqn.invars) - len(bodies[0].invars))
-    return before + _any([_reached(body, outputs) for body in bodies])
 
 
 def _settled(body: core.Jaxpr, consts: int, carry: int, outputs: list[bool]) -> list[bool]:

@@ -14,7 +14,7 @@ B: examples (units, where these have several rows).
 import dataclasses
 import functools
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple, SupportsIndex
 
 import jax
@@ -66,24 +66,6 @@ def joined(first: Layout, second: Layout) -> Layout:
     return mixed[0] if mixed else Mixed("a choice between arrays with the examples along different axes")
 
 
-def the_same(layouts: Iterable[Layout]) -> Rows | None:
-    """Returns the one layout with rows among `layouts`, or None if no layout has rows. Raises `Crosses` if they differ."""
-    rows = {layout for layout in layouts if isinstance(layout, Rows)}
-    if len(rows) > 1:
-        raise Crosses("meets examples along two axes")
-    return next(iter(rows), None)
-
-
-def reshaped(rows: Rows, old: Sequence[int], new: Sequence[int], examples: int) -> Rows:
-    """Returns the layout after a reshape; raises `Crosses` if no single axis holds the examples."""
-    outer, inner = math.prod(old[: rows.axis]) * rows.before, rows.after * math.prod(old[rows.axis + 1 :])
-    for axis, size in enumerate(new):
-        earlier, later = math.prod(new[:axis]), math.prod(new[axis + 1 :])
-        if outer % earlier == 0 and inner % later == 0 and outer // earlier * examples * (inner // later) == size:
-            return Rows(axis, outer // earlier, inner // later)
-    raise Crosses("cuts the examples' axis")
-
-
 # Arrays of more numbers than this are taken as unknown.
 MOST = 1 << 22
 # What may leave the range of its type, and start again at the other end.
@@ -116,9 +98,8 @@ def _is_whole(dtype: Any) -> bool:
     return jnp.issubdtype(dtype, jnp.integer) or jnp.issubdtype(dtype, jnp.bool_)
 
 
-def unknown(aval: Any) -> Bounds:
-    """Returns infinite bounds for an array of this shape and type."""
-    return Bounds(np.full(aval.shape, -np.inf), np.full(aval.shape, np.inf))
+def _unknown(shape: tuple[int, ...]) -> Bounds:
+    return Bounds(np.full(shape, -np.inf), np.full(shape, np.inf))
 
 
 def bounds_after(eqn: Any, given: list[Bounds | None]) -> Bounds | None:
@@ -137,7 +118,7 @@ def bounds_after(eqn: Any, given: list[Bounds | None]) -> Bounds | None:
         return None
     if name == "jit":
         return _remainder(eqn, given)
-    operands = [unknown(var.aval) if bounds is None else bounds for var, bounds in zip(eqn.invars, given, strict=True)]
+    operands = [_unknown(var.aval.shape) if bounds is None else bounds for var, bounds in zip(eqn.invars, given, strict=True)]
     with np.errstate(invalid="ignore"):
         if name in _MOVES:
             found = Bounds(*(_MOVES[name](eqn, list(ends)) for ends in zip(*operands, strict=True)))
@@ -154,25 +135,18 @@ def bounds_after(eqn: Any, given: list[Bounds | None]) -> Bounds | None:
     return Bounds(np.where(is_sound, low, -np.inf), np.where(is_sound, high, np.inf))
 
 
-def _sliced(eqn: Any, operands: list[np.ndarray]) -> np.ndarray:
-    starts, ends, strides = (eqn.params[name] for name in ("start_indices", "limit_indices", "strides"))
-    return operands[0][tuple(map(slice, starts, ends, strides or (1,) * len(starts)))]
-
-
-def _spread_out(eqn: Any, operands: list[np.ndarray]) -> np.ndarray:
-    shape = [1] * len(eqn.params["shape"])
-    for axis, size in zip(eqn.params["broadcast_dimensions"], operands[0].shape, strict=True):
-        shape[axis] = size
-    return np.broadcast_to(operands[0].reshape(shape), eqn.params["shape"])
-
-
 _MOVES: dict[str, Callable[[Any, list[np.ndarray]], np.ndarray]] = {
-    "broadcast_in_dim": _spread_out,
+    "broadcast_in_dim": lambda eqn, given: np.broadcast_to(
+        np.expand_dims(given[0], [axis for axis in range(len(eqn.params["shape"])) if axis not in eqn.params["broadcast_dimensions"]]),
+        eqn.params["shape"],
+    ),
     "reshape": lambda eqn, given: given[0].reshape(eqn.outvars[0].aval.shape),
     "squeeze": lambda eqn, given: given[0].reshape(eqn.outvars[0].aval.shape),
     "transpose": lambda eqn, given: np.transpose(given[0], eqn.params["permutation"]),
     "concatenate": lambda eqn, given: np.concatenate(given, eqn.params["dimension"]),
-    "slice": _sliced,
+    "slice": lambda eqn, given: given[0][
+        tuple(map(slice, eqn.params["start_indices"], eqn.params["limit_indices"], eqn.params["strides"] or (1,) * given[0].ndim))
+    ],
     "convert_element_type": lambda eqn, given: given[0],
     "copy": lambda eqn, given: given[0],
     "stop_gradient": lambda eqn, given: given[0],
@@ -190,7 +164,7 @@ def _less(a: Bounds, b: Bounds) -> Bounds:
 
 def _chosen(which: Bounds, first: Bounds, second: Bounds, *more: Bounds) -> Bounds:
     if more:
-        return Bounds(np.full(first.low.shape, -np.inf), np.full(first.low.shape, np.inf))
+        return _unknown(first.low.shape)
     low = np.where(which.low >= 1, second.low, np.where(which.high <= 0, first.low, np.minimum(first.low, second.low)))
     high = np.where(which.low >= 1, second.high, np.where(which.high <= 0, first.high, np.maximum(first.high, second.high)))
     return Bounds(low, high)
@@ -257,24 +231,89 @@ def shape_of(var: Any) -> tuple[int, ...]:
     return tuple(var.aval.shape)
 
 
-def rows_of(held: Sequence[Layout]) -> Rows:
+def rows_of(held: Iterable[Layout]) -> Rows:
     """Returns the one layout with rows; raises `Crosses` if there are several."""
-    rows = the_same(held)
-    assert rows is not None, "this rule needs an input with an example axis"
-    return rows
+    rows = {layout for layout in held if isinstance(layout, Rows)}
+    require(len(rows) <= 1, "meets examples along two axes")
+    assert rows, "this rule needs an input with an example axis"
+    return rows.pop()
 
 
-@rule(
-    *("abs acos acosh add add_any and asin asinh atan atan2 atanh bessel_i0e bessel_i1e cbrt ceil clamp clz complex conj").split(),
-    *("convert_element_type copy copy_p cos cosh device_put digamma div eq eq_to erf erf_inv erfc exp exp2 expm1 floor ge gt").split(),
-    *("igamma igamma_grad_a igammac imag integer_pow is_finite layout_constraint le le_to lgamma log log1p logistic lt lt_to").split(),
-    *("max min mul mulhi name ne neg nextafter not or polygamma population_count pow pvary random_clone").split(),
-    *("random_fold_in real reduce_precision regularized_incomplete_beta rem reshard round rsqrt select_n sharding_constraint").split(),
-    *("shift_left shift_right_arithmetic shift_right_logical sign sin sinh sqrt square stop_gradient sub tan tanh tie").split(),
-    *("threefry2x32 xor zeta").split(),
+def _beside(axis: int, along: Any) -> SupportsIndex | None:
+    return None if axis in along else axis
+
+
+def _without(axis: int, gone: Any) -> SupportsIndex | None:
+    return None if axis in gone else axis - sum(other < axis for other in gone)
+
+
+_SORTED = ("dimension", "axis", "reduction_dimension")
+# Primitives, the axis of their outputs along which the examples are by that of their inputs, None where the equation crosses them, and how.
+_FAMILIES: tuple[tuple[str, Callable[[Any, int], SupportsIndex | None], str], ...] = (
+    (
+        "abs acos acosh add add_any and asin asinh atan atan2 atanh bessel_i0e bessel_i1e cbrt ceil clamp clz complex conj "
+        "convert_element_type copy copy_p cos cosh device_put digamma div eq eq_to erf erf_inv erfc exp exp2 expm1 floor ge gt "
+        "igamma igamma_grad_a igammac imag integer_pow is_finite layout_constraint le le_to lgamma log log1p logistic lt lt_to "
+        "max min mul mulhi name ne neg nextafter not or polygamma population_count pow pvary random_clone "
+        "random_fold_in real reduce_precision regularized_incomplete_beta rem reshard round rsqrt select_n sharding_constraint "
+        "shift_left shift_right_arithmetic shift_right_logical sign sin sinh sqrt square stop_gradient sub tan tanh tie "
+        "threefry2x32 xor zeta",
+        lambda eqn, axis: axis,
+        "",
+    ),
+    ("broadcast_in_dim", lambda eqn, axis: eqn.params["broadcast_dimensions"][axis], ""),
+    ("transpose", lambda eqn, axis: list(eqn.params["permutation"]).index(axis), ""),
+    ("stack", lambda eqn, axis: axis + (eqn.params["axis"] <= axis), ""),
+    ("squeeze", lambda eqn, axis: _without(axis, eqn.params["dimensions"]), "drops the examples' axis"),
+    ("unstack", lambda eqn, axis: _without(axis, (eqn.params["axis"],)), "splits the examples' axis"),
+    (
+        "reduce_sum reduce_max reduce_min reduce_prod reduce_and reduce_or reduce_xor argmax argmin reduce",
+        lambda eqn, axis: _without(axis, eqn.params["axes"] if "axes" in eqn.params else eqn.params["dimensions"]),
+        "reduces the examples' axis",
+    ),
+    (
+        "cumsum cumprod cummax cummin cumlogsumexp",
+        lambda eqn, axis: _beside(axis, (eqn.params["axis"],)),
+        "accumulates along the examples' axis",
+    ),
+    (
+        "sort top_k approx_top_k",
+        # A top_k without the parameter sorts along the last axis.
+        lambda eqn, axis: _beside(axis, (next((eqn.params[name] for name in _SORTED if name in eqn.params), eqn.invars[0].aval.ndim - 1),)),
+        "sorts along the examples' axis",
+    ),
+    ("rev", lambda eqn, axis: _beside(axis, eqn.params["dimensions"]), "reverses the examples' axis"),
+    ("concatenate", lambda eqn, axis: _beside(axis, (eqn.params["dimension"],)), "joins arrays along the examples' axis"),
+    ("split", lambda eqn, axis: _beside(axis, (eqn.params["axis"],)), "splits the examples' axis"),
+    ("tile", lambda eqn, axis: axis if eqn.params["reps"][axis] == 1 else None, "repeats the examples' axis"),
+    (
+        "slice",
+        lambda eqn, axis: (
+            axis
+            if shape_of(eqn.invars[0])[axis] == shape_of(eqn.outvars[0])[axis] and (eqn.params["strides"] or (1,) * (axis + 1))[axis] == 1
+            else None
+        ),
+        "takes a part of the examples' axis",
+    ),
+    (
+        "pad",
+        lambda eqn, axis: axis if tuple(eqn.params["padding_config"][axis]) == (0, 0, 0) else None,
+        "pads or shifts the examples' axis",
+    ),
 )
-def _elementwise(eqn, held, examples, bounds):
-    return rows_of(held)
+
+
+def _follow(place: Callable[[Any, int], SupportsIndex | None], how: str, eqn: Any, held: list[Layout], examples: int, bounds: Any) -> Rows:
+    """Gives the layout of an equation of one of the `_FAMILIES`."""
+    rows = rows_of(held)
+    axis = place(eqn, rows.axis)
+    if axis is None:
+        raise Crosses(how)
+    return rows.at(axis)
+
+
+for _names, _place, _how in _FAMILIES:
+    RULES.update(dict.fromkeys(_names.split(), functools.partial(_follow, _place, _how)))
 
 
 @rule("random_bits", "random_split", "random_wrap", "random_unwrap", "random_seed", "random_gamma", "bitcast_convert_type")
@@ -296,100 +335,16 @@ def _of_matrices(eqn, held, examples, bounds):
     return rows
 
 
-@rule("broadcast_in_dim")
-def _broadcast(eqn, held, examples, bounds):
-    return rows_of(held).at(eqn.params["broadcast_dimensions"][rows_of(held).axis])
-
-
 @rule("reshape")
 def _reshape(eqn, held, examples, bounds):
     require(eqn.params.get("dimensions") is None, "changes the order of axes")
-    return reshaped(rows_of(held), shape_of(eqn.invars[0]), shape_of(eqn.outvars[0]), examples)
-
-
-@rule("transpose")
-def _transpose(eqn, held, examples, bounds):
-    return rows_of(held).at(list(eqn.params["permutation"]).index(rows_of(held).axis))
-
-
-def _without(rows: Rows, gone: Any, how: str) -> Rows:
-    require(rows.axis not in gone, how)
-    return rows.at(rows.axis - sum(axis < rows.axis for axis in gone))
-
-
-@rule("squeeze")
-def _squeeze(eqn, held, examples, bounds):
-    return _without(rows_of(held), eqn.params["dimensions"], "drops the examples' axis")
-
-
-@rule("reduce_sum", "reduce_max", "reduce_min", "reduce_prod", "reduce_and", "reduce_or", "reduce_xor", "argmax", "argmin", "reduce")
-def _reduce(eqn, held, examples, bounds):
-    gone = eqn.params["axes"] if "axes" in eqn.params else eqn.params["dimensions"]
-    return _without(rows_of(held), gone, "reduces the examples' axis")
-
-
-@rule("cumsum", "cumprod", "cummax", "cummin", "cumlogsumexp")
-def _cumulative(eqn, held, examples, bounds):
-    require(rows_of(held).axis != eqn.params["axis"], "accumulates along the examples' axis")
-    return rows_of(held)
-
-
-@rule("sort", "top_k", "approx_top_k")
-def _sort(eqn, held, examples, bounds):
-    last = len(shape_of(eqn.invars[0])) - 1
-    along = next((eqn.params[name] for name in ("dimension", "axis", "reduction_dimension") if name in eqn.params), last)
-    require(rows_of(held).axis != along, "sorts along the examples' axis")
-    return rows_of(held)
-
-
-@rule("rev")
-def _reverse(eqn, held, examples, bounds):
-    require(rows_of(held).axis not in eqn.params["dimensions"], "reverses the examples' axis")
-    return rows_of(held)
-
-
-@rule("concatenate")
-def _concatenate(eqn, held, examples, bounds):
-    require(rows_of(held).axis != eqn.params["dimension"], "joins arrays along the examples' axis")
-    return rows_of(held)
-
-
-@rule("split")
-def _split(eqn, held, examples, bounds):
-    require(rows_of(held).axis != eqn.params["axis"], "splits the examples' axis")
-    return rows_of(held)
-
-
-@rule("stack")
-def _stack(eqn, held, examples, bounds):
-    rows = rows_of(held)
-    return rows.at(rows.axis + (eqn.params["axis"] <= rows.axis))
-
-
-@rule("unstack")
-def _unstack(eqn, held, examples, bounds):
-    return _without(rows_of(held), (eqn.params["axis"],), "splits the examples' axis")
-
-
-@rule("tile")
-def _tile(eqn, held, examples, bounds):
-    require(eqn.params["reps"][rows_of(held).axis] == 1, "repeats the examples' axis")
-    return rows_of(held)
-
-
-@rule("pad")
-def _pad(eqn, held, examples, bounds):
-    rows = rows_of(held)
-    require(tuple(eqn.params["padding_config"][rows.axis]) == (0, 0, 0), "pads or shifts the examples' axis")
-    return rows
-
-
-@rule("slice")
-def _slice(eqn, held, examples, bounds):
-    rows, strides = rows_of(held), eqn.params["strides"]
-    is_whole = shape_of(eqn.invars[0])[rows.axis] == shape_of(eqn.outvars[0])[rows.axis]
-    require(is_whole and (not strides or strides[rows.axis] == 1), "takes a part of the examples' axis")
-    return rows
+    rows, old, new = rows_of(held), shape_of(eqn.invars[0]), shape_of(eqn.outvars[0])
+    outer, inner = math.prod(old[: rows.axis]) * rows.before, rows.after * math.prod(old[rows.axis + 1 :])
+    for axis, size in enumerate(new):
+        earlier, later = math.prod(new[:axis]), math.prod(new[axis + 1 :])
+        if outer % earlier == 0 and inner % later == 0 and outer // earlier * examples * (inner // later) == size:
+            return Rows(axis, outer // earlier, inner // later)
+    raise Crosses("cuts the examples' axis")
 
 
 @rule("dynamic_slice", "dynamic_update_slice")
@@ -502,18 +457,10 @@ def _scatter(eqn, held, examples, bounds):
     if rows.axis in numbers.scatter_indices_batching_dims:
         axis = numbers.operand_batching_dims[list(numbers.scatter_indices_batching_dims).index(rows.axis)]
         return rows_of([operand, rows.at(axis)])
-    return rows_of([operand, _written(eqn, rows, bounds[1], operand, examples)])
-
-
-def _written(eqn: Any, rows: Rows, bounds: Bounds | None, operand: Layout, examples: int) -> Rows:
-    """Returns the examples' axis of an operand that is written by a known index, which puts each example into its own part."""
-    numbers, sizes = eqn.params["dimension_numbers"], shape_of(eqn.invars[0])
-    how = "writes rows by an index that may belong to another example"
-    written = [
-        axis for axis in numbers.scatter_dims_to_operand_dims if axis in numbers.inserted_window_dims and sizes[axis] % examples == 0
-    ]
-    axis = operand.axis if isinstance(operand, Rows) else next(iter(written), -1)
-    require(axis in written, how)
+    # The axis of an operand that is written by a known index, which puts each example into its own part.
+    places = [axis for axis in numbers.scatter_dims_to_operand_dims if axis in numbers.inserted_window_dims and sizes[axis] % examples == 0]
+    axis = operand.axis if isinstance(operand, Rows) else next(iter(places), -1)
+    require(axis in places, "writes rows by an index that may belong to another example")
     target = Rows(axis, 1, sizes[axis] // examples)
-    _known(target, eqn.invars[1], rows, bounds, list(numbers.scatter_dims_to_operand_dims).index(axis), examples)
-    return target
+    _known(target, eqn.invars[1], rows, bounds[1], list(numbers.scatter_dims_to_operand_dims).index(axis), examples)
+    return rows_of([operand, target])

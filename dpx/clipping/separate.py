@@ -15,6 +15,7 @@ B: examples (rows; units, where the axis is followed and these have several rows
 """
 
 import dataclasses
+import functools
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -31,7 +32,7 @@ from dpx.clipping.joint import Norms
 from dpx.clipping.methods import recorded, unclipped
 from dpx.clipping.op import Op
 from dpx.clipping.program import Program, check_collectives
-from dpx.clipping.readers import Site, merged, scan_parts
+from dpx.clipping.readers import Site, body_of, merged, scan_parts
 from dpx.clipping.row_rules import OWN, RULES, SHARED, Bounds, Crosses, Layout, Mixed, Rows, bounds_after, bounds_of, joined
 from dpx.declaration import ConfigError
 from dpx.randomness import path_name
@@ -45,15 +46,12 @@ class Flow:
 
     examples: int
 
-    def through(self, jaxpr: core.Jaxpr, consts: Any, held: list[Layout], known: list[Bounds | None] | None = None) -> list[Layout]:
-        """Computes the layouts of the outputs of a program from the layouts of its inputs."""
-        return self._run(jaxpr, consts, held, known or [None] * len(held))[0]
-
-    def _run(
-        self, jaxpr: core.Jaxpr, consts: Any, held: list[Layout], known: list[Bounds | None]
+    def through(
+        self, jaxpr: core.Jaxpr, consts: Any, held: list[Layout], known: list[Bounds | None] | None = None
     ) -> tuple[list[Layout], list[Bounds | None]]:
+        """Computes the layouts of the outputs of a program, and bounds on their numbers, from those of its inputs."""
         layouts: dict[Any, Layout] = dict(zip(jaxpr.invars, held, strict=True)) | dict.fromkeys(jaxpr.constvars, SHARED)
-        bounds: dict[Any, Bounds | None] = dict(zip(jaxpr.invars, known, strict=True))
+        bounds: dict[Any, Bounds | None] = dict(zip(jaxpr.invars, known or [None] * len(held), strict=True))
         bounds |= {var: bounds_of(value) for var, value in zip(jaxpr.constvars, consts, strict=True)}
 
         def read(var: Any) -> tuple[Layout, Bounds | None]:
@@ -75,8 +73,8 @@ class Flow:
         limit = bounds_after(eqn, limits)
         nothing: list[Bounds | None] = [limit] * count
         if name in CALLS:
-            body = _body(eqn)
-            outputs, found = self._run(body.jaxpr, body.consts, held, limits)
+            body = body_of(eqn)
+            outputs, found = self.through(body.jaxpr, body.consts, held, limits)
             return outputs, found if limit is None else nothing
         if all(layout == SHARED for layout in held):
             return [SHARED] * count, nothing
@@ -88,39 +86,26 @@ class Flow:
         if eqn.primitive is primitives.while_p:
             return self._while(eqn, held), nothing
         if eqn.primitive is primitives.cond_p:
-            return self._cond(eqn, held, limits), nothing
+            index, *given = held
+            if isinstance(index, Mixed):
+                return [Mixed(f"a branch is chosen by the data of several examples: {index.by}")] * count, nothing
+            runs = [self.through(branch.jaxpr, branch.consts, given, limits[1:])[0] for branch in eqn.params["branches"]]
+            results = [functools.reduce(joined, column, SHARED) for column in zip(*runs, strict=True)]
+            return [joined(OWN, result) for result in results] if index == OWN else results, nothing
         if name == "optimization_barrier":
             return list(held), nothing
-        return self._by_rule(eqn, held, limits), nothing
-
-    def _by_rule(self, eqn: Any, held: list[Layout], limits: list[Bounds | None]) -> list[Layout]:
-        mixed: list[Layout] = [layout for layout in held if isinstance(layout, Mixed)]
-        if mixed:
-            return mixed[:1] * len(eqn.outvars)
-        # An empty array holds no data of any example.
-        if all(var.aval.size == 0 for var in eqn.outvars):
-            return [SHARED] * len(eqn.outvars)
-        name = eqn.primitive.name
-        if name not in RULES:
-            return [Mixed(f"{name} has no rule that says whether it keeps examples apart")] * len(eqn.outvars)
-        try:
-            return [OWN if OWN in held else RULES[name](eqn, held, self.examples, limits)] * len(eqn.outvars)
-        except Crosses as crossed:
-            return [Mixed(f"{name} {crossed}")] * len(eqn.outvars)
-
-    def _cond(self, eqn: Any, held: list[Layout], limits: list[Bounds | None]) -> list[Layout]:
-        index, *given = held
-        if isinstance(index, Mixed):
-            return [Mixed(f"a branch is chosen by the data of several examples: {index.by}")] * len(eqn.outvars)
-        runs = [self._run(branch.jaxpr, branch.consts, list(given), limits[1:])[0] for branch in eqn.params["branches"]]
-        results = [self._any(column) for column in zip(*runs, strict=True)]
-        return [joined(OWN, result) for result in results] if index == OWN else results
-
-    def _any(self, column: Any) -> Layout:
-        result: Layout = SHARED
-        for layout in column:
-            result = joined(result, layout)
-        return result
+        result: Layout | None = next((layout for layout in held if isinstance(layout, Mixed)), None)
+        if result is None and all(var.aval.size == 0 for var in eqn.outvars):
+            # An empty array holds no data of any example.
+            result = SHARED
+        elif result is None and name not in RULES:
+            result = Mixed(f"{name} has no rule that says whether it keeps examples apart")
+        elif result is None:
+            try:
+                result = OWN if OWN in held else RULES[name](eqn, held, self.examples, limits)
+            except Crosses as crossed:
+                result = Mixed(f"{name} {crossed}")
+        return [result] * count, nothing
 
     def _scan(self, eqn: Any, held: list[Layout]) -> list[Layout]:
         consts, count = scan_parts(eqn)
@@ -129,10 +114,14 @@ class Flow:
         is_over_examples = OWN in along and OWN not in held
 
         def run(carried: list[Layout]) -> list[Layout]:
-            return self._run(body.jaxpr, body.consts, [*held[:consts], *carried, *along], [None] * len(held))[0]
+            return self.through(body.jaxpr, body.consts, [*held[:consts], *carried, *along])[0]
 
         carried, results = self._settled(run, held[consts:carry], is_over_examples)
-        return [*carried, *(_stacked(layout, is_over_examples) for layout in results[len(carried) :])]
+        stacked = [
+            layout.at(layout.axis + 1) if isinstance(layout, Rows) else Rows(0) if layout == OWN and is_over_examples else layout
+            for layout in results[len(carried) :]
+        ]
+        return [*carried, *stacked]
 
     def _settled(self, run: Any, start: list[Layout], is_over_examples: bool) -> tuple[list[Layout], list[Layout]]:
         """Returns the layouts of a loop's carry and of all outputs of a round, once another round changes nothing."""
@@ -151,10 +140,10 @@ class Flow:
         test, body = eqn.params["cond_jaxpr"], eqn.params["body_jaxpr"]
 
         def run(carried: list[Layout]) -> list[Layout]:
-            return self._run(body.jaxpr, body.consts, [*held[first:second], *carried], [None] * len(body.jaxpr.invars))[0]
+            return self.through(body.jaxpr, body.consts, [*held[first:second], *carried])[0]
 
         carried, _ = self._settled(run, held[second:], False)
-        going = self._run(test.jaxpr, test.consts, [*held[:first], *carried], [None] * len(test.jaxpr.invars))[0][0]
+        going = self.through(test.jaxpr, test.consts, [*held[:first], *carried])[0][0]
         if isinstance(going, Mixed):
             return [Mixed(f"the data of several examples decide whether a loop continues: {going.by}")] * len(carried)
         return [joined(going, layout) for layout in carried]
@@ -167,18 +156,6 @@ def _of_round(layout: Layout) -> Layout:
     if layout.axis > 0:
         return layout.at(layout.axis - 1)
     return OWN if layout.before == layout.after == 1 else Mixed("a loop cuts the examples' axis")
-
-
-def _stacked(layout: Layout, is_over_examples: bool) -> Layout:
-    if isinstance(layout, Rows):
-        return layout.at(layout.axis + 1)
-    return Rows(0) if layout == OWN and is_over_examples else layout
-
-
-def _body(eqn: Any) -> core.ClosedJaxpr:
-    # A remaining `custom_vmap` is a call that was not mapped: if its rule ran, the trace holds the rule's result instead.
-    body = next(eqn.params[name] for name in ("jaxpr", "call_jaxpr", "call") if name in eqn.params)
-    return body if isinstance(body, core.ClosedJaxpr) else core.ClosedJaxpr(body, ())
 
 
 FIX = "Let an example's loss depend on its own row alone; dpx.clipped_grad and method=traced ensure this for any loss"
@@ -207,35 +184,27 @@ def check(program: Program) -> None:
     shared, owned = len(jax.tree.leaves(given[:2])), len(jax.tree.leaves(program.batch))
     held: list[Layout] = [*[SHARED] * shared, *[first] * owned, *[SHARED] * len(jax.tree.leaves(consts)), first]
     known = [None] * (shared + owned) + [bounds_of(value) for value in jax.tree.leaves(consts)] + [None]
-    results = Flow(units).through(closed.jaxpr, closed.consts, held, known)
+    results = Flow(units).through(closed.jaxpr, closed.consts, held, known)[0]
     losses_B, by_op, counts = jax.tree.unflatten(jax.tree.structure(shapes), results)
 
     for site, (record, squares), (_, shapes_of) in zip(by_site, by_op, shapes[1], strict=True):
-        _check_site(site, record, list(zip(jax.tree.leaves(squares), jax.tree.leaves(shapes_of), strict=True)))
+        axis = len(site.loops)
+        # An op that defines itself which numbers belong to a unit may have them elsewhere.
+        is_leading = type(site.op).by_unit is Op.by_unit
+        for layout in jax.tree.leaves(record):
+            is_own = isinstance(layout, Rows) and (not is_leading or (layout.axis == axis and layout.before == 1))
+            if not is_own and layout != SHARED:
+                where = f"mixes data of one example into the row of another ({site.first}): {_why(layout)}"
+                raise ConfigError(f"op {site.op.name}", where, FIX)
+        for layout, shape in zip(jax.tree.leaves(squares), jax.tree.leaves(shapes_of), strict=True):
+            if layout not in (SHARED, Rows(len(shape.shape) - 1)):
+                reason = f"gives squared norms that depend on other examples ({site.first}): {_why(layout)}"
+                raise ConfigError(f"op {site.op.name}", reason, "Give each example the norm of its gradient")
     if losses_B not in (SHARED, first):
         raise ConfigError("the loss", f"gives losses that depend on other examples: {_why(losses_B)}", FIX)
     for path, layout in jax.tree_util.tree_leaves_with_path(counts):
         if layout not in (SHARED, first):
             raise ConfigError(f"the count {path_name(path)}", f"depends on other examples: {_why(layout)}", "Count each example by itself")
-
-
-def _check_site(site: Site, record: Any, squares: list[tuple[Layout, Any]]) -> None:
-    """Checks the records and norms of one op.
-
-    `squares` holds, for each part of the op, the layout and the shape of its squared norms, whose last axis is the example.
-    """
-    axis = len(site.loops)
-    # An op that defines itself which numbers belong to a unit may have them elsewhere.
-    is_leading = type(site.op).by_unit is Op.by_unit
-    for layout in jax.tree.leaves(record):
-        is_own = isinstance(layout, Rows) and (not is_leading or (layout.axis == axis and layout.before == 1))
-        if not is_own and layout != SHARED:
-            where = f"mixes data of one example into the row of another ({site.first}): {_why(layout)}"
-            raise ConfigError(f"op {site.op.name}", where, FIX)
-    for layout, shape in squares:
-        if layout not in (SHARED, Rows(len(shape.shape) - 1)):
-            reason = f"gives squared norms that depend on other examples ({site.first}): {_why(layout)}"
-            raise ConfigError(f"op {site.op.name}", reason, "Give each example the norm of its gradient")
 
 
 def _why(layout: Layout) -> str:
@@ -312,8 +281,7 @@ def check_separate(losses_fn: Any, program: Program, norms: Norms) -> None:
     for draw in (*DRAWS, GIVEN) if is_known else DRAWS:
         outcome = trial(dataclasses.replace(draw, random=np.random.default_rng(draw.seed)))
         if all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(outcome)):
-            _check_leaks(program, outcome)
-            _check_alone(program, outcome, GIVEN_FACTOR if draw.is_given else 1.0)
+            _check_trial(program, outcome, GIVEN_FACTOR if draw.is_given else 1.0)
             is_conclusive = True
     if is_conclusive:
         _found_separate[key] = losses_fn
@@ -328,7 +296,7 @@ def _units(program: Program) -> list[int]:
     return sorted({0, program.examples // program.session.rows_per_unit - 1})
 
 
-def _check_leaks(program: Program, trial: _Trial) -> None:
+def _check_trial(program: Program, trial: _Trial, factor: float) -> None:
     for unit, (together, _) in zip(_units(program), trial, strict=True):
         for site, own in zip(program.sites, together.own, strict=True):
             if np.delete(own, unit, axis=-1).any():
@@ -337,9 +305,6 @@ def _check_leaks(program: Program, trial: _Trial) -> None:
                 raise ConfigError(
                     f"op {site.op.name}", reason, "Keep examples separate and the example axis first; batch normalisation cannot be private"
                 )
-
-
-def _check_alone(program: Program, trial: _Trial, factor: float) -> None:
     tolerance = factor * TOLERANCE[program.is_narrow]
     norms, alone, losses, losses_alone, errors = [], [], [], [], []
     for unit, (together, (loss, gradient)) in zip(_units(program), trial, strict=True):
@@ -363,7 +328,21 @@ def _norm(tree: Any) -> float:
 
 def _built(losses_fn: Any, program: Program, norms: Norms) -> Callable[[Draw], _Trial]:
     rows = program.session.rows_per_unit
-    jaxpr, alone_consts = _alone(losses_fn, program, rows)
+    row = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct((rows, *leaf.shape[1:]), leaf.dtype), program.batch)
+
+    def losses_alone(params: Any, frozen: Any, batch: Any) -> Any:
+        losses_B = with_counts(losses_fn(merged(params, frozen), batch))[0]
+        check_losses(losses_B, rows)
+        return losses_B
+
+    try:
+        # The loss of one unit, with bare parameters.
+        closed = jax.make_jaxpr(losses_alone)(program.params, program.frozen, row)
+    except (TypeError, ValueError) as error:
+        first = str(error).strip().splitlines()[0]
+        raise ConfigError(
+            "the loss", f"cannot be computed for one example alone ({first})", "Put all arrays that belong to examples into the batch"
+        ) from error
 
     def together(params: Any, frozen: Any, batch: Any, consts: Any, cotangent_B: Any) -> _Together:
         losses_B, own, squares, total = unclipped(program, norms, cotangent_B, (params, frozen, batch, consts))
@@ -372,7 +351,7 @@ def _built(losses_fn: Any, program: Program, norms: Norms) -> Callable[[Draw], _
         return _Together(own, norms_U, losses_B.reshape(-1, rows).sum(1), total)
 
     def alone(params: Any, frozen: Any, row: Any, consts: Any) -> Any:
-        run = core.jaxpr_as_fun(core.ClosedJaxpr(jaxpr, consts))
+        run = core.jaxpr_as_fun(core.ClosedJaxpr(closed.jaxpr, consts))
         loss = lambda params: run(*jax.tree.leaves((params, frozen, row)))[0].sum()  # noqa: E731
         return jax.value_and_grad(loss)(params)
 
@@ -384,7 +363,11 @@ def _built(losses_fn: Any, program: Program, norms: Norms) -> Callable[[Draw], _
             known: dict[int, Any] = {}
             params, frozen = jax.tree.map(lambda leaf: _parameter(leaf, drawn), (program.params, program.frozen))
             batch = program.batch if drawn.is_given else jax.tree.map(lambda leaf: _stand_in(leaf, drawn, rows), program.batch)
-            consts, consts_alone = ([_constant(leaf, drawn, known) for leaf in consts] for consts in (program.closed.consts, alone_consts))
+            # A constant that the loss closes over is itself if it is concrete, else one random value for both programs.
+            consts, consts_alone = (
+                [known.setdefault(id(leaf), _stand_in(leaf, drawn, 0)) if isinstance(leaf, Tracer) else leaf for leaf in consts]
+                for consts in (program.closed.consts, closed.consts)
+            )
             given = []
             for unit in _units(program):
                 place = slice(unit * rows, (unit + 1) * rows)
@@ -394,35 +377,12 @@ def _built(losses_fn: Any, program: Program, norms: Norms) -> Callable[[Draw], _
                 given.append(((params, frozen, batch, consts, cotangent_B), (params, frozen, row, consts_alone)))
         # Not so the programs, which jax would trace with a program compiled for each of their constants.
         if not compiled:
-            compiled.extend(_compiled(function, arguments) for function, arguments in zip((together, alone), given[0], strict=True))
+            quick: Any = {"xla_backend_optimization_level": 0} if jax.default_backend() == "cpu" else None
+            compiled.extend(jax.jit(run).lower(*own).compile(quick) for run, own in zip((together, alone), given[0], strict=True))
         with jax.ensure_compile_time_eval():
             return jax.tree.map(np.asarray, [tuple(run(*own) for run, own in zip(compiled, both, strict=True)) for both in given])
 
     return trial
-
-
-def _compiled(function: Callable[..., Any], arguments: tuple[Any, ...]) -> Any:
-    quick: Any = {"xla_backend_optimization_level": 0} if jax.default_backend() == "cpu" else None
-    return jax.jit(function).lower(*arguments).compile(quick)
-
-
-def _alone(losses_fn: Any, program: Program, rows: int) -> tuple[core.Jaxpr, list[Any]]:
-    """Returns the traced loss of one unit, with bare parameters."""
-    batch = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct((rows, *leaf.shape[1:]), leaf.dtype), program.batch)
-
-    def run(params: Any, frozen: Any, batch: Any) -> Any:
-        losses_B = with_counts(losses_fn(merged(params, frozen), batch))[0]
-        check_losses(losses_B, rows)
-        return losses_B
-
-    try:
-        closed = jax.make_jaxpr(run)(program.params, program.frozen, batch)
-    except (TypeError, ValueError) as error:
-        first = str(error).strip().splitlines()[0]
-        raise ConfigError(
-            "the loss", f"cannot be computed for one example alone ({first})", "Put all arrays that belong to examples into the batch"
-        ) from error
-    return closed.jaxpr, closed.consts
 
 
 def _parameter(leaf: Any, drawn: Draw) -> Any:
@@ -431,13 +391,6 @@ def _parameter(leaf: Any, drawn: Draw) -> Any:
         return _stand_in(leaf, drawn, 0) if isinstance(leaf, Tracer) else leaf
     spread = max(0.05, leaf.shape[-2] ** -0.5) if leaf.ndim > 1 else 0.5
     return np.asarray(drawn.random.normal(0, spread, leaf.shape), leaf.dtype)
-
-
-def _constant(leaf: Any, drawn: Draw, known: dict[int, Any]) -> Any:
-    """Returns a value for a constant that a loss closes over: itself if it is concrete, else one random value for both programs."""
-    if not isinstance(leaf, Tracer):
-        return leaf
-    return known.setdefault(id(leaf), _stand_in(leaf, drawn, 0))
 
 
 def _stand_in(leaf: Any, drawn: Draw, first: int) -> Any:

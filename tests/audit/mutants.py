@@ -208,7 +208,7 @@ MUTANTS = (
     Mutant(
         "a value of a loop taken for another that is stacked",
         "dpx/clipping/program.py",
-        "_output",
+        "_stacked_once",
         "while not isinstance(var, core.Literal) and var in made_by and made_by[var].primitive.name in _SHAPES:",
         "while not isinstance(var, core.Literal) and var in made_by and made_by[var].invars:",
         "tests/clipping/test_passed_on.py::test_results_are_equal_to_the_bit_and_values_are_stacked_once",

@@ -92,7 +92,7 @@ def mixed(x, id):
 
 def layouts(function):
     closed, shapes = jax.make_jaxpr(function, return_shape=True)(X, ID)
-    found = Flow(B).through(closed.jaxpr, closed.consts, [Rows(0), Rows(0)], None)
+    found = Flow(B).through(closed.jaxpr, closed.consts, [Rows(0), Rows(0)])[0]
     return dict(zip(shapes, jax.tree.unflatten(jax.tree.structure(shapes), found).values(), strict=True))
 
 
