@@ -170,10 +170,11 @@ class Mechanism:
     def ledger_fields(self) -> dict[str, Any]:
         """Returns the distribution of the noise, as the mechanism's fields of a ledger entry (`dpx.privacy.ledger.LedgerEntry`).
 
-        A mechanism of a package must define this or `event` itself, also if it inherits from one of dpx.
+        A mechanism of a package must define this itself, also if it inherits from one of dpx or defines `event`.
 
         Returns:
-            A dict whose `noise` is `gaussian`, or another name that the table of events has (`dpx.privacy.events`).
+            A dict whose `noise` is `gaussian`, or another name that the table of events has (`dpx.privacy.events`); if the mechanism
+            defines `event`, that is charged, and the name is for tables alone.
 
         Raises:
             ConfigError: If the class does not define it.
