@@ -224,9 +224,18 @@ class Plan:
             "dpx can compile a step without data only if its noise is independent",
             "Use mechanism=dp_sgd, or use plan.compile=false",
         )
+        from dpx.task.mlm import Special
+        from dpx.task.objective import objective
         from dpx.training.measure import dry_run
+        from dpx.training.microbatch import synthetic_rows
+        from dpx.training.step import make_step
 
-        return dataclasses.replace(planned, compiled=dry_run(experiment, planned.vocabulary_size, planned.microbatch))
+        size, task, mesh = planned.vocabulary_size, experiment.task, experiment.mesh
+        subject = objective(experiment.model, task, size, Special(pad_id=0, unk_id=1, cls_id=2, sep_id=3, mask_id=4))
+        step = make_step(experiment, subject, mesh.make(), planned.microbatch)
+        row = synthetic_rows(task, 1, experiment.data.sequence_length, size)
+        read = experiment.mechanism, experiment.clip.clipping_norm, experiment.privacy.rows_per_example
+        return dataclasses.replace(planned, compiled=dry_run(step, row, *read, mesh, planned.microbatch))
 
 
 def noise_by_unit(privacy: Privacy, planned: float | None, solved: Callable[[Privacy], float | None]) -> tuple[UnitNoise, ...]:

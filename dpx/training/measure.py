@@ -40,6 +40,7 @@ from dpx.files.orbax_checkpoints import Checkpoints
 from dpx.mechanism.mechanism_protocol import Mechanism, Reparametrisation, Reparametrised
 from dpx.models.shape import AnyModel
 from dpx.models.trained import Trained
+from dpx.processes.mesh import Mesh
 from dpx.randomness import RootSecret
 from dpx.sampler.batch_schedule import Constant
 from dpx.task.declared_task import Task
@@ -252,25 +253,24 @@ def products(
 SCALAR = jax.ShapeDtypeStruct((), jnp.float32)
 
 
-def dry_run(experiment: Experiment, vocabulary_size: int, microbatch: int) -> CompiledStep:
-    """Returns the cost of one logical batch on each device of the declared mesh, from the compiled programs of the step.
+def dry_run(
+    step: Step, row: dict[str, np.ndarray], mechanism: Mechanism, clipping_norm: float, rows_each: int, mesh: Mesh, microbatch: int
+) -> CompiledStep:
+    """Returns the cost of one logical batch on each device of the declared `mesh`, from the compiled programs of the step.
+
+    `row` is one row of the data, and `rows_each` the number of rows of an example.
 
     `peak_bytes_per_device` is the largest number of bytes that are live while a program runs: its arguments, results and temporaries, and
     the stored state or the gathered parameters that it does not use. FLOPs are those of one microbatch.
     """
-    special = Special(pad_id=0, unk_id=1, cls_id=2, sep_id=3, mask_id=4)
-    subject = make_objective(experiment.model, experiment.task, vocabulary_size, special)
-    step = make_step(experiment, subject, experiment.mesh.make(), microbatch)
-    state = jax.eval_shape(step.init, KEY, None)
-    rows = synthetic_rows(experiment.task, 1, experiment.data.sequence_length, vocabulary_size)
     # Keys of the right shapes; nothing is drawn with them.
-    mechanism, secret = experiment.mechanism, RootSecret.from_seed(0)
+    state, secret = step.form(), RootSecret.from_seed(0)
     first, by = None, Reparametrised(state.params, {}, {})
     if isinstance(mechanism, Reparametrisation):
         first = mechanism.draw_first(secret, 0, state.params)
         by = jax.eval_shape(step.differentiated_by, state, first)
-    drawn = mechanism.draw(secret, 0, by.trained, 1.0, experiment.clip.clipping_norm, None)
-    lowered = _lowered(step, state, by, rows, experiment.privacy.rows_per_example, (first, drawn))
+    drawn = mechanism.draw(secret, 0, by.trained, 1.0, clipping_norm, None)
+    lowered = _lowered(step, state, by, row, rows_each, (first, drawn))
     compiled = {name: program.compile() for name, program in lowered.items()}
     # Parameters that are gathered in the layout in which they are stored are the same arrays: no copy is live while noise is added.
     gathered = jax.tree.leaves(jax.eval_shape(step.gather, by.trained))
@@ -284,14 +284,14 @@ def dry_run(experiment: Experiment, vocabulary_size: int, microbatch: int) -> Co
     waiting = {"reparametrise": state.moments, "gather": (state.moments, added), "accumulate": (state, added)}
     waiting |= {"reduce": (state, moved, added), "finish": (moved, added)}
     programs = {name: _bytes(program) | {"waiting": _held(waiting[name])} for name, program in compiled.items()}
-    mesh = {axis: getattr(experiment.mesh, axis) for axis in ("data", "fsdp", "tensor")}
+    axes = {axis: getattr(mesh, axis) for axis in ("data", "fsdp", "tensor")}
     return CompiledStep(
-        mesh=mesh,
+        mesh=axes,
         compiled_for="simulated CPU devices",
         microbatch=microbatch,
         peak_bytes_per_device=max(sum(sizes.values()) for sizes in programs.values()),
         programs=programs,
-        collectives={name: _crossing(program.as_text(), mesh) for name, program in compiled.items()},
+        collectives={name: _crossing(program.as_text(), axes) for name, program in compiled.items()},
         flops_per_device_and_microbatch=compiled_matmul_flops(compiled["accumulate"].as_text()),
     )
 
