@@ -17,6 +17,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from dpx import config
 from dpx.claim.calibration import claim_checksum
+from dpx.claim.search_record import different_keys
 from dpx.config import build
 from dpx.config.command_line import as_refused
 from dpx.config.declared_tuning import Tune
@@ -258,17 +259,10 @@ def require_same_claim(claim: str, cfg: DictConfig, path: Path, overrides: tuple
     if claim_checksum(build(held)[0]) == claim:
         return
     before = identity(cast(dict[str, Any], OmegaConf.to_container(held)))
-    changed = several(sorted(_differing(before, identity(config.resolved(cfg)), "")), most=6)
+    differing = different_keys(before, identity(config.resolved(cfg)))
+    changed = several(sorted(key for key in differing if not {"name", "schedule"} & set(key.split("."))), most=6)
     steps = [int(one.name) for one in (path / "private" / agreement.CHECKPOINTS).glob("[0-9]*") if one.name.isdigit()]
     own = [shlex.quote(one) for one in overrides if one.lstrip("+~").partition("=")[0] not in _OF_THIS_FOLDER]
     branch = " ".join(["python -m dpx", *own, shlex.quote(f"fork={os.path.relpath(path)}@{max(steps, default=0)}")])
     fix = f"Restore it, or branch into a new folder: {branch}" if steps else "Restore it, or give another hydra.run.dir"
     require(False, path, f"holds a run with another config: {changed} differ", fix)
-
-
-def _differing(one: Any, other: Any, path: str) -> list[str]:
-    """Returns the dotted keys whose values differ."""
-    if not isinstance(one, dict) or not isinstance(other, dict):
-        return [path] if one != other else []
-    keys = [key for key in (*one, *(key for key in other if key not in one)) if key not in ("name", "schedule")]
-    return [found for key in keys for found in _differing(one.get(key), other.get(key), f"{path}.{key}".lstrip("."))]
