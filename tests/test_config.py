@@ -47,6 +47,7 @@ GIVEN = {
     "model=decoder": ["task=causal_lm"],
     "model=gemma": ["task=causal_lm"],
     "model=llama": ["task=causal_lm"],
+    "model=olmo": ["task=causal_lm"],
     "model=qwen": ["task=causal_lm"],
     "model=smollm2": ["task=causal_lm"],
     "optimizer=optax": ["optimizer.name=yogi", "+optimizer.arguments.b1=0.8"],

@@ -45,6 +45,7 @@ ELSEWHERE = {
         ("task/objective.py", "objective_of_example"),
     ],
     "what a file holds decides it": [
+        ("data/labelled.py", "Table.classes"),
         ("data/tokenizer.py", "of_path"),
         ("data/tokenizer.py", "require_read_elsewhere"),
         ("generation/completer.py", "_decoder"),
@@ -64,7 +65,7 @@ ELSEWHERE = {
         ("privacy/ledger.py", "_of_package"),
         ("privacy/ledger.py", "_of_rows"),
         ("privacy/ledger.py", "_release"),
-        ("privacy/search_accounting.py", "_gaussian"),
+        ("privacy/search_accounting.py", "zcdp"),
     ],
 }
 

@@ -103,7 +103,19 @@ def assumptions(data: Data, privacy: Privacy, train: Trained, audit: Audit, mani
     `manifest` describes the prepared data (`None` before they are prepared), `size` is N, and `facts` are those of the run's ledger.
     """
     counted = size if manifest is None or privacy.adjacency == "add_remove" else privacy.population(manifest)
-    premises = [*_of_public_facts(data, privacy, manifest, size), *_of_the_unit(data, privacy)]
+    premises = _of_public_facts(data, privacy, manifest, size)
+    # What one protected unit is.
+    rows = {"one labelled text": bool(data.labels), "one pair of segments": data.pairs != "none"}
+    rows["one prompt with its completion"] = getattr(data.source, "has_completions", False)
+    for row, is_read in rows.items():
+        if is_read and privacy.unit == "row":
+            premises.append(f"one protected row is {row}: text that appears in several rows is protected in each row separately only")
+    if privacy.unit != "row" and privacy.unit_mode == "group" and privacy.adjacency != "add_remove":
+        premises.append(
+            f"the number of rows of each {privacy.unit} is public too: the neighbour has as many rows, with their content zeroed out"
+        )
+    if privacy.unit_mode == "one_row":
+        premises.append(f"each drawn {privacy.unit} is read as one row, chosen by the {privacy.unit} and the number of the epoch alone")
     if not train.is_all:
         come = (
             "are copied from the weights that the run begins from (init)"
@@ -154,23 +166,6 @@ def _of_public_facts(data: Data, privacy: Privacy, manifest: Any, size: int) -> 
         premises.append(f"{share} (data.heldout_by=first); their order and their number are public")
     premises.append("every choice made in this config was made without looking at the protected text")
     premises.append("the root secret stays in private/ and is not given away with the model")
-    return premises
-
-
-def _of_the_unit(data: Data, privacy: Privacy) -> list[str]:
-    """Returns the assumptions about what one protected unit is."""
-    premises = []
-    rows = {"one labelled text": bool(data.labels), "one pair of segments": data.pairs != "none"}
-    rows["one prompt with its completion"] = getattr(data.source, "has_completions", False)
-    for row, is_read in rows.items():
-        if is_read and privacy.unit == "row":
-            premises.append(f"one protected row is {row}: text that appears in several rows is protected in each row separately only")
-    if privacy.unit != "row" and privacy.unit_mode == "group" and privacy.adjacency != "add_remove":
-        premises.append(
-            f"the number of rows of each {privacy.unit} is public too: the neighbour has as many rows, with their content zeroed out"
-        )
-    if privacy.unit_mode == "one_row":
-        premises.append(f"each drawn {privacy.unit} is read as one row, chosen by the {privacy.unit} and the number of the epoch alone")
     return premises
 
 

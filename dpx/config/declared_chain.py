@@ -74,31 +74,29 @@ class Chain:
                 known = [one for one in self.stages if one != name]
                 fix = f"Name one of {', '.join(known) or 'more stages'}"
                 require(other in known, f"{value}.{key}={other}", "no other stage has this name", fix)
-            self._require_feeds(value, stage)
+            for group, fix in _NOT_OPTIONS.items():
+                is_own = stage.options.get(group) is not None and (group != "init" or stage.init is not None)
+                require(not is_own, f"{value}.options.{group}={stage.options.get(group)}", "this stage decides it by another key", fix)
+            if stage.init is not None:
+                parent = self.stages[stage.init]
+                require(parent.job == "train", f"{value}.init={stage.init}", "this stage trains no weights", "Name it under vocabulary")
+                reason = "this stage has several points, and which one is chosen is not known beforehand"
+                require(not parent.sweep, f"{value}.init={stage.init}", reason, "Declare the chosen values, and remove its sweep")
+            repeated = [fed for fed in stage.feeds.values() if not self.stages[fed].shared_by_replicates]
+            fed = "".join(repeated[:1])
+            reason = f"it is fed by {fed}, which every repeat runs again, so that this stage would be another one each time"
+            fix = f"Set {value.rpartition('.')[0]}.{fed}.shared_by_replicates=true as well"
+            require(not (stage.shared_by_replicates and repeated), f"{value}.shared_by_replicates", reason, fix)
+            empty = [key for key, values in stage.sweep.items() if not values]
+            require(not empty, f"{value}.sweep.{''.join(empty[:1])}", "lists no value", "List values, or remove the key")
+            points = math.prod(map(len, stage.sweep.values()))
+            require(
+                points <= MOST_POINTS,
+                f"{value}.sweep",
+                f"gives {points:,} points, and a sweep has at most {MOST_POINTS:,}",
+                "List fewer values",
+            )
         self.in_order()
-
-    def _require_feeds(self, value: str, stage: Stage) -> None:
-        for group, fix in _NOT_OPTIONS.items():
-            is_own = stage.options.get(group) is not None and (group != "init" or stage.init is not None)
-            require(not is_own, f"{value}.options.{group}={stage.options.get(group)}", "this stage decides it by another key", fix)
-        if stage.init is not None:
-            parent = self.stages[stage.init]
-            require(parent.job == "train", f"{value}.init={stage.init}", "this stage trains no weights", "Name it under vocabulary")
-            reason = "this stage has several points, and which one is chosen is not known beforehand"
-            require(not parent.sweep, f"{value}.init={stage.init}", reason, "Declare the chosen values, and remove its sweep")
-        repeated = [fed for fed in stage.feeds.values() if not self.stages[fed].shared_by_replicates]
-        reason = f"it is fed by {''.join(repeated[:1])}, which every repeat runs again, so that this stage would be another one each time"
-        fix = f"Set {value.rpartition('.')[0]}.{''.join(repeated[:1])}.shared_by_replicates=true as well"
-        require(not (stage.shared_by_replicates and repeated), f"{value}.shared_by_replicates", reason, fix)
-        empty = [key for key, values in stage.sweep.items() if not values]
-        require(not empty, f"{value}.sweep.{''.join(empty[:1])}", "lists no value", "List values, or remove the key")
-        points = math.prod(map(len, stage.sweep.values()))
-        require(
-            points <= MOST_POINTS,
-            f"{value}.sweep",
-            f"gives {points:,} points, and a sweep has at most {MOST_POINTS:,}",
-            "List fewer values",
-        )
 
     def in_order(self) -> list[str]:
         """Returns the names of the stages, each after the stages that feed it. Raises `ConfigError` for a circle."""
@@ -131,13 +129,9 @@ def declared(node: Any) -> Chain:
     stages = {name: _of(Stage, one or {}, f"chain.stages.{name}") for name, one in (node.get("stages") or {}).items()}
     common = _of(Shared, node.get("common") or {}, "chain.common")
     rest = {key: value for key, value in node.items() if key not in ("stages", "common")}
-    return make({"_target_": _target(Chain), "stages": stages, "common": common, **rest}, "chain")
+    return _of(Chain, {"stages": stages, "common": common, **rest}, "chain")
 
 
 def _of(kind: type, node: Any, path: str) -> Any:
     require(isinstance(node, dict), path, "is not a mapping", "Give it options and values")
-    return make({"_target_": _target(kind), **node}, path)
-
-
-def _target(kind: type) -> str:
-    return f"{kind.__module__}.{kind.__qualname__}"
+    return make({"_target_": f"{kind.__module__}.{kind.__qualname__}", **node}, path)

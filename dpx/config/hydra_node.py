@@ -96,12 +96,22 @@ class ClosedLoader(ConfigLoaderImpl):
             reason = "a list of defaults leads to itself, or a value is nested too deeply"
             raise ConfigError("config", reason, "Remove one of them") from error
         if self._is_of_dpx:
-            _require_choices(cfg, overrides)
+            # Options of Hydra's other groups that no override chose, but a recipe.
+            own = {override.partition("=")[0].lstrip("+~") for override in overrides}
+            for group, option in cfg.hydra.runtime.choices.items():
+                if group.startswith("hydra/") and group not in (*GROUPS, *own) and option != "default":
+                    raise ConfigError(f"{group}={option}", "a recipe may not choose an option of this group of Hydra", _FIX)
             callback = OmegaConf.select(cfg, "hydra.callbacks.note_folders._target_", throw_on_missing=False)
             reason = "dpx needs this callback, which notes the folders that a command makes"
             # Hydra's own help has no config.
             require(config_name is None or callback == NOTE_FOLDERS, "hydra.callbacks.note_folders", reason, "Remove what sets it")
-            self._require_few_points(cfg)
+            # Hydra refuses another one for a sweep, and does not read it otherwise.
+            if isinstance(cfg.hydra.sweeper, DictConfig):
+                sweeper: Any = OmegaConf.to_container(cfg.hydra.sweeper, resolve=False)
+                params = [f"{key}={value}" for key, value in (sweeper.get("params") or {}).items()]
+                task: Any = OmegaConf.to_container(cfg.hydra.overrides.task, resolve=False)
+                axes = OverridesParser.create(self).parse_overrides([*params, *task])
+                require_few_points(axes, is_grid=sweeper.get("_target_") == BasicSweeperConf._target_)
             if self._has_received:
                 require_bounded(cfg)
         return cfg
@@ -169,16 +179,6 @@ class ClosedLoader(ConfigLoaderImpl):
                     OmegaConf.update(tried, override.key_or_group, override.value(), merge=False, force_add=True)
                 require_bounded(tried)
         return cfg
-
-    def _require_few_points(self, cfg: DictConfig) -> None:
-        if not isinstance(cfg.hydra.sweeper, DictConfig):
-            # Hydra refuses it for a sweep, and does not read it otherwise.
-            return
-        sweeper: Any = OmegaConf.to_container(cfg.hydra.sweeper, resolve=False)
-        params = [f"{key}={value}" for key, value in (sweeper.get("params") or {}).items()]
-        task: Any = OmegaConf.to_container(cfg.hydra.overrides.task, resolve=False)
-        axes = OverridesParser.create(self).parse_overrides([*params, *task])
-        require_few_points(axes, is_grid=sweeper.get("_target_") == BasicSweeperConf._target_)
 
 
 class _Files(ConfigRepository):
@@ -319,11 +319,3 @@ def _require_keys(node: Any, place: str) -> None:
             # The sweeper makes an override of it.
             _require_parsable(str(value), place)
             require_no_hydra([f"{key[-1]}={value}"], place)
-
-
-def _require_choices(cfg: DictConfig, overrides: Sequence[str]) -> None:
-    """Raises `ConfigError` for an option of one of Hydra's other groups that no override chose, but a recipe."""
-    own = {override.partition("=")[0].lstrip("+~") for override in overrides}
-    for group, option in cfg.hydra.runtime.choices.items():
-        if group.startswith("hydra/") and group not in (*GROUPS, *own) and option != "default":
-            raise ConfigError(f"{group}={option}", "a recipe may not choose an option of this group of Hydra", _FIX)

@@ -48,7 +48,8 @@ def composed(cfg: DictConfig) -> dict[str, Any]:
     Raises `ConfigError` for an interpolation that cannot be resolved.
     """
     try:
-        return {str(key): _plain(cfg[key]) for key in cfg if key != "hydra"}
+        values = {str(key): cfg[key] for key in cfg if key != "hydra"}
+        return {key: OmegaConf.to_container(one, resolve=True) if OmegaConf.is_config(one) else one for key, one in values.items()}
     except OmegaConfBaseException as error:
         # A resolver of dpx says itself what is wrong.
         cause: BaseException | None = error
@@ -78,10 +79,6 @@ def _require_no_interpolation(node: Any, path: str) -> None:
     elif isinstance(node, str) and "${" in node:
         reason = "would be read as an interpolation where this config is read again"
         raise ConfigError(f"{path}={node[:80]}", reason, "Write it without ${")
-
-
-def _plain(value: Any) -> Any:
-    return OmegaConf.to_container(value, resolve=True) if OmegaConf.is_config(value) else value
 
 
 def run_name(root: DictConfig) -> str:

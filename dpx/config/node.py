@@ -32,13 +32,16 @@ def checked_arguments(declared: type, arguments: dict[str, Any], path: str) -> d
             raise unknown_key(full, fields)
         value = _with_infinities(value, types_of[key])
         if not _fits(value, types_of[key]):
-            mend = hints.of_value(full, value) or _mend(value)
+            has_bool = isinstance(value, list | tuple) and any(isinstance(one, bool) for one in value)
+            words = "If true or false (in a file also yes, no, on, off) is meant as a word, put it in quotation marks"
+            mend = hints.of_value(full, value) or (words if has_bool else "Correct the value")
             is_number = isinstance(value, str) and re.fullmatch(r"[+-]?[\d.]+(e[+-]?\d+)?", value) is not None
             if is_number and {int, float} & set(_parts(types_of[key])):
                 reason = f"expected {type_in_words(types_of[key])}, and this is text, as from quotes or an environment variable"
                 fix = f"Write {full}={value} without quotes, or {full}=$NAME, which the shell fills in"
                 raise ConfigError(f"{full}='{value}'", reason, fix)
-            raise ConfigError(f"{full}={_shown(value)}", f"expected {type_in_words(types_of[key])}", mend)
+            shown = type(value).__name__ if dataclasses.is_dataclass(value) else str(value)
+            raise ConfigError(f"{full}={shown}", f"expected {type_in_words(types_of[key])}", mend)
         parts = _parts(types_of[key])
         checked[key] = float(value) if type(value) is int and float in parts and int not in parts else value
     for name, field in fields.items():
@@ -76,12 +79,6 @@ def _fits(value: Any, hint: Any) -> bool:
     return any(all(_fits(one, item) for one in value) for item in of_items)
 
 
-def _mend(value: Any) -> str:
-    if isinstance(value, list | tuple) and any(isinstance(one, bool) for one in value):
-        return "If true or false (in a file also yes, no, on, off) is meant as a word, put it in quotation marks"
-    return "Correct the value"
-
-
 def _parts(hint: Any) -> list[Any]:
     """Returns the alternatives of a union, the values of a Literal, or the hint itself."""
     if typing.get_origin(hint) in (typing.Union, types.UnionType, typing.Literal):
@@ -105,7 +102,3 @@ def type_in_words(hint: Any) -> str:
         described.remove(names[int])
         described.insert(described.index(names[float]) + 1, names[int])
     return " or ".join(described)
-
-
-def _shown(value: Any) -> str:
-    return type(value).__name__ if dataclasses.is_dataclass(value) else str(value)

@@ -114,17 +114,19 @@ def zcdp(charges: Charges, adjacency: str) -> float:
 
     Raises `ConfigError` for other releases.
     """
-    return math.fsum(count / (2 * _gaussian(release, adjacency).noise_multiplier ** 2) for release, count in charges)
-
-
-def _gaussian(release: events.Release, adjacency: str) -> dp_accounting.GaussianDpEvent:
-    event = events.event(release, adjacency, "rdp")
-    if isinstance(event, dp_accounting.PoissonSampledDpEvent) and event.sampling_probability == 1:
-        event = event.event
-    if not isinstance(event, dp_accounting.GaussianDpEvent) or release.is_discrete:
-        value, reason = f"tune.budget.kind=zcdp, sampler={release.kind}", "this budget covers only Gaussian noise on sums over all units"
-        raise ConfigError(value, reason, "Use tune.budget.kind=renyi with an order, or sampler=deterministic")
-    return event
+    costs = []
+    for release, count in charges:
+        event = events.event(release, adjacency, "rdp")
+        if isinstance(event, dp_accounting.PoissonSampledDpEvent) and event.sampling_probability == 1:
+            event = event.event
+        if not isinstance(event, dp_accounting.GaussianDpEvent) or release.is_discrete:
+            value, reason = (
+                f"tune.budget.kind=zcdp, sampler={release.kind}",
+                "this budget covers only Gaussian noise on sums over all units",
+            )
+            raise ConfigError(value, reason, "Use tune.budget.kind=renyi with an order, or sampler=deterministic")
+        costs.append(count / (2 * event.noise_multiplier**2))
+    return math.fsum(costs)
 
 
 def zcdp_limit(epsilon: Real, delta: Real) -> float:
