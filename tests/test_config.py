@@ -30,6 +30,7 @@ SMALL_ROWS = ("data.sequence_length=16", "data.vocabulary.size=64")
 GIVEN = {
     "data=text": ["data.source.paths=[corpus.txt]"],
     "train=matching": ["train.paths=[layers/qkv/*]"],
+    "train=rows": ["model=llama_micro", "task=causal_lm", "+model.new_rows=2"],
     "init=run": ["init.run=outputs/another"],
     "init=file": ["init.file=weights.npz"],
     "init=hf": ["init.path=checkpoint", "model=tiny", "data.vocabulary.size=1024"],

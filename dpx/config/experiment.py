@@ -199,6 +199,7 @@ class Experiment:
         self._require_audit_fits()
         self._require_model_fits()
         self.task.require_fits(self.model, self.data)
+        self.train.require_fits(self.model)
         self.mechanism.require_fits(self.model, self.task, self.train)
         widths_of(self.length_buckets, self.data.sequence_length)
         self.profile.require_fits(self.steps)

@@ -193,9 +193,11 @@ def with_checkpoint(plain: dict[str, Any]) -> dict[str, Any]:
     path = init.get("path") if isinstance(init, dict) else None
     if isinstance(model, dict) and _is_of_checkpoint(model):
         given = {key: value for key, value in model.items() if key != "_target_"}
-        model = checkpoint_shape.written_out(
-            checkpoint_shape.OfCheckpoint(**checked_arguments(checkpoint_shape.OfCheckpoint, given, "model"))
-        )
+        declared = checkpoint_shape.OfCheckpoint(**checked_arguments(checkpoint_shape.OfCheckpoint, given, "model"))
+        data = plain.get("data")
+        vocabulary = data.get("vocabulary") if isinstance(data, dict) else None
+        named = vocabulary.get("path") if isinstance(vocabulary, dict) else None
+        model = checkpoint_shape.written_out(declared, None if named == path else named)
 
     def filled(node: Any) -> Any:
         if isinstance(node, dict):
@@ -207,6 +209,8 @@ def with_checkpoint(plain: dict[str, Any]) -> dict[str, Any]:
             return node
         if found[1] == "at_most_positions":
             return _within(model, int(found[2]))
+        if isinstance(model, dict) and model.get("new_rows"):
+            return model["vocabulary_size"]
         folder = folder_of(str(path))
         return checkpoint_shape.declared_shape(config_of(folder), str(folder / CONFIG))[1]["vocabulary_size"]
 

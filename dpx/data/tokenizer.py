@@ -252,8 +252,10 @@ def of_path(path: Path, size: int, built_as: str | None = None) -> TextTokenizer
     rows = _read(config).get("vocab_size")
     is_whole = isinstance(rows, int) and not isinstance(rows, bool)
     count, more = len(loaded.vocabulary), several(loaded.vocabulary[int(str(rows)) :], 3) if is_whole else ""
+    # A larger size is that of a model with new rows; weights that lack them are refused by their shapes.
+    more = more if count > size else ""
     reason = f"has {count} tokens, but the table of the weights beside it has {rows} rows (vocab_size in {config.name}): {more}"
-    fix = f"Name marks that it has in {SETTINGS}, or add rows with transformers: model.resize_token_embeddings({count})"
+    fix = f"Name marks that it has in {SETTINGS}, or add rows with model.new_tokens=mean"
     require(not more, files[0], reason, fix)
     fix = f"Set data.vocabulary.size={count}"
     require(count <= size, path, f"has {count} tokens, but data.vocabulary.size={size}", fix)
@@ -279,6 +281,12 @@ def files_of(path: Path) -> dict[str, Path]:
     files = {DEFINITION if first.suffix == ".json" else first.name: first}
     files |= {name: folder / name for name in (*_READ, *_KEPT) if name not in files and (folder / name).is_file()}
     return files | {f"{_MORE_TEMPLATES}/{file.name}": file for file in sorted((folder / _MORE_TEMPLATES).glob("*.jinja"))}
+
+
+def token_count(path: Path) -> int:
+    """Returns how many tokens a file of tokens or a checkpoint's tokenizer has, whatever the weights beside it."""
+    files = _of_checkpoint(path)
+    return len(read(path, 1 << 31) if files is None else _loaded(*files).vocabulary)
 
 
 def vocabulary_checksum(folder: Path) -> str:

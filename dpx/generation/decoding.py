@@ -14,9 +14,9 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array
 
-from dpx.clipping import ops
 from dpx.generation.settings import Settings
 from dpx.models import attention
+from dpx.models.modules import decoded
 from dpx.models.networks import AnyDecoder, DecoderForCausalLM
 from dpx.models.rotary_layers import capped
 
@@ -88,7 +88,7 @@ class Decoding:
         def after_last(h_RSH: Array, table: Any) -> Array:
             last_R = length_R - 1 if kept is None else jnp.zeros_like(length_R)
             last_R1H = jnp.take_along_axis(h_RSH, last_R[:, None, None], axis=1)
-            return capped(ops.decode(last_R1H, table)[:, 0], getattr(self.model, "logit_cap", None))
+            return capped(decoded(last_R1H, table)[:, 0], getattr(self.model, "logit_cap", None))
 
         # The module's own attention takes windows, caps and kept keys; nothing is computed again, since nothing is differentiated.
         module = DecoderForCausalLM(dataclasses.replace(self.model, rematerialize="none", attention="explicit"), self.vocabulary_size)

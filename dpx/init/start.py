@@ -20,6 +20,7 @@ from dpx.init.parent import Parent, of_fork, open_parent, parameters_of, require
 from dpx.init.relation import are_same, contradictions, declared_disjoint, learnt_from_protected, noted_alone, relation
 from dpx.interop.card import among, is_card_of_dpx, named_by_card
 from dpx.interop.checkpoint import Checkpoint
+from dpx.models.new_rows import with_means
 from dpx.models.shape import AnyModel
 from dpx.models.trained import OutputLayer, Trained
 from dpx.privacy.declared_privacy import Privacy
@@ -99,7 +100,10 @@ def start(init: Init, receiver: Receiver, store: Store, outputs: Iterable[Path],
     if isinstance(init, FromCheckpoint):
         checkpoint = Checkpoint(init.path)
         selected = checkpoint.select(receiver.shapes, receiver.model)
-        return _from_elsewhere(checkpoint.asked, origins, checkpoint.leaves(selected), outputs, selected.in_words())
+        leaves, told = with_means(checkpoint.leaves(selected), receiver.shapes), selected.in_words()
+        if count := getattr(receiver.model, "new_rows", 0):
+            told += (f"the table of {checkpoint.asked} has {count} rows more, for new tokens: each is the mean of its rows",)
+        return _from_elsewhere(checkpoint.asked, origins, leaves, outputs, told)
     if parent is None:
         return Start(origins, messages=tuple(contradictions(origins, store, own_private, own_private)))
     assert isinstance(init, FromRun)
@@ -262,8 +266,12 @@ def _of_checkpoint(init: FromCheckpoint, receiver: Receiver, store: Store | None
     if store is not None:
         # Weights have no meaning under another vocabulary, or another normalisation of text before it.
         fix = f"Add data.vocabulary.path={checkpoint.folder}"
-        _require_vocabulary_of(store, checkpoint.asked, tokenizer.vocabulary_checksum(checkpoint.folder), fix)
+        if not getattr(receiver.model, "new_rows", 0):
+            _require_vocabulary_of(store, checkpoint.asked, tokenizer.vocabulary_checksum(checkpoint.folder), fix)
         theirs = tokenizer.of_path(checkpoint.folder, store.manifest.vocabulary_size)
+        old = theirs.vocabulary[: checkpoint.model.vocabulary_size]
+        reason = "has other tokens in its rows than the tokenizer of this run's data, which may only have more behind them"
+        require(store.vocabulary()[: len(old)] == old, checkpoint.asked, reason, fix)
         reason = "treats case, accents or Chinese characters differently from the tokenizer of this run's data"
         require(_normalised(store.tokenizer()) == _normalised(theirs), checkpoint.asked, reason, fix)
     # The config of fine-tuned weights often still has the name of the weights that they began from, so it does not name these weights.
@@ -283,7 +291,7 @@ def _require_trained(made_new: Iterable[str], train: Trained) -> None:
     """Raises `ConfigError` if a newly drawn, random parameter would be frozen: the output of the model would then depend on random
     numbers."""
     frozen = [path for path in made_new if not train.selection().picks(path)]
-    fix = "Add train.head=true" if train.kind in ("lora", "lora_ffa", "bias") else "Train it too, or use train=last_layer"
+    fix = "Add train.head=true" if train.kind in ("lora", "lora_ffa", "bias", "rows") else "Train it too, or use train=last_layer"
     fix = "Begin from weights that hold it, or use model.classifier=linear" if isinstance(train, OutputLayer) else fix
     require(not frozen, f"train={train.kind}", f"{', '.join(frozen[:2])} would be initialised at random and never trained", fix)
 

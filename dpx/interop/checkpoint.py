@@ -15,6 +15,7 @@ from dpx.files.checkpoint_folder import CONFIG, Tensors, config_of, folder_of
 from dpx.files.weights import Leaves, Shapes
 from dpx.models.checkpoint_shape import LAYOUTS, ROTARY, as_stored, model_of
 from dpx.models.layouts import Layout, Part
+from dpx.models.new_rows import NEW_ROWS
 from dpx.models.shape import AnyModel, Bert, Model
 
 # Early checkpoint files name the parameters of a LayerNorm this way.
@@ -97,11 +98,12 @@ class Checkpoint:
 
     def select(self, expected: Shapes, model: AnyModel | None = None) -> Taken:
         """Returns the `expected` parameters that it holds for a model; without its classifier if `model` has a classifier of another
-        form.
+        form, and without the rows of new tokens.
 
         Raises `ConfigError` for the first parameter below the heads that it does not hold.
         """
         layers, stored = self.model.layers, self._stored
+        expected = {path: shape for path, shape in expected.items() if path not in NEW_ROWS}
         prefix = self.layout.prefix if any(name.startswith(self.layout.prefix) for name in stored) else ""
         parts = self.layout.parts(prefix)
         shapes = {name: self._tensors.shapes[old] for name, old in stored.items()}

@@ -30,6 +30,7 @@ from dpx.interop.card import Model, Published, card, training_command
 from dpx.interop.written import Written, adapters, in_units_of_target, written
 from dpx.models.lora import merge_adapters
 from dpx.models.networks import AnyDecoder
+from dpx.models.new_rows import joined
 from dpx.models.shape import AnyModel, Bert
 from dpx.statement import received, seals
 from dpx.statement.seals import STATEMENT
@@ -70,7 +71,7 @@ def export(
     else:
         if isinstance(tree.get("layers"), dict) and "lora" in tree["layers"]:
             tree = jax.tree.map(np.asarray, merge_adapters(tree))
-        leaves, special = _with_padding(model, task, in_units_of_target(task, by_path(tree)), store)
+        leaves, special = _with_padding(model, task, joined(in_units_of_target(task, by_path(tree))), store)
         converted = written(model, task, leaves, max(fitted.vocabulary_size, special.pad_id + 1), fitted.data.labels, special)
     assert isinstance(model, Bert | AnyDecoder)
     if (statement := found.statement) is None:

@@ -23,6 +23,7 @@ from dpx.interop.checkpoint import Checkpoint
 from dpx.models.checkpoint_shape import LAYOUTS, ROTARY, Rotary
 from dpx.models.layouts import Layout, written_sizes
 from dpx.models.lora import Target, targets_of
+from dpx.models.new_rows import NEW_ROWS
 from dpx.models.shape import AnyModel, Bert, Decoder
 from dpx.models.trained import Adapters, Trained
 from dpx.task.declared_targets import MultiLabel, Regression
@@ -220,6 +221,8 @@ def adapters(
     require(isinstance(init, FromCheckpoint), f"init={init.kind}", "does not name a base model for the adapters", _FIX)
     assert isinstance(train, Adapters) and isinstance(init, FromCheckpoint)
     family = family_of(model, task)
+    has_new = any(path in NEW_ROWS for path in leaves)
+    require(not has_new, "model.new_tokens=mean", "PEFT adds adapters to a base model, and that has no rows for new tokens", _FIX)
     layout = LAYOUTS[family]
     beside = {path: leaf for path, leaf in leaves.items() if not path.startswith(_LORA)}
     trained = {path for path in beside if train.selection().picks(path)}

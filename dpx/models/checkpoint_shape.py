@@ -21,6 +21,7 @@ from dpx.files.checkpoint_folder import CONFIG, Tensors, config_of, folder_of
 from dpx.models.families import Gemma, Llama, Olmo, Qwen
 from dpx.models.layouts import BERT, DISTILBERT, GPT2, ROBERTA, Layout, number, read_sizes, require_values, whole
 from dpx.models.model_protocol import COMPUTATION, Attention, Rematerialize
+from dpx.models.new_rows import grown
 from dpx.models.shape import Bert, Decoder, Model
 
 Rotary = Llama | Qwen | Olmo | Gemma
@@ -45,6 +46,7 @@ class OfCheckpoint:
         scan: Whether layers are a loop in the compiled program; false unrolls them.
         rematerialize: What the backward pass computes again: nothing, or the inside of each layer from its input, which alone is kept.
         attention: How attention is computed: dpx's own formula, or jax.nn.dot_product_attention with xla or cudnn.
+        new_tokens: What the tokens of a tokenizer begin with for which the table has no row: the mean of its rows; null refuses them.
     """
 
     path: str
@@ -55,17 +57,27 @@ class OfCheckpoint:
     scan: bool = True
     rematerialize: Rematerialize = "none"
     attention: Attention = "explicit"
+    new_tokens: Literal["mean"] | None = None
 
 
 TARGET = f"{OfCheckpoint.__module__}.{OfCheckpoint.__qualname__}"
 
 
-def written_out(declared: OfCheckpoint) -> dict[str, Any]:
-    """Returns the node of a config that declares the checkpoint's model by itself."""
+def written_out(declared: OfCheckpoint, vocabulary: str | None = None) -> dict[str, Any]:
+    """Returns the node of a config that declares the checkpoint's model by itself.
+
+    `vocabulary` is the path of the tokenizer whose tokens may be new, by default the checkpoint's.
+    """
     folder = folder_of(declared.path)
     config = as_stored(config_of(folder), folder)
     kind, values = declared_shape(config, str(folder / CONFIG))
     values |= {name: getattr(declared, name) for name in ("dtype", "scan", *COMPUTATION)}
+    if declared.new_tokens is not None:
+        # A config that adds no tokens is composed without a library of tokenizers.
+        from dpx.data.prepare import vocabulary_place
+        from dpx.data.tokenizer import token_count
+
+        values |= grown(token_count(folder if vocabulary is None else vocabulary_place(vocabulary)), values["vocabulary_size"])
     if kind in (Bert, Decoder):
         values["dropout"] = declared.dropout
     else:

@@ -34,6 +34,7 @@ class Transformer:
         feed_forward: Width of the feed-forward part.
         positions: The longest sequence.
         vocabulary_size: Rows of the word table; null takes the data's.
+        new_rows: How many of these rows, the last ones, are parameters of their own, for tokens that a checkpoint's table lacks.
         dtype: Compute type; parameters, sums, norms and noise are always float32.
         initialiser_range: Standard deviation of the initial weights.
         tied: Whether the word table is also the output matrix.
@@ -53,6 +54,7 @@ class Transformer:
     feed_forward: int
     positions: int = 1024
     vocabulary_size: int | None = None
+    new_rows: int = 0
     dtype: Literal["float32", "bfloat16"] = "float32"
     initialiser_range: float = 0.02
     tied: bool = True
@@ -63,6 +65,11 @@ class Transformer:
     def parameter_shapes(self, vocabulary_size: int, *, outputs: int = 0) -> Shapes:
         """Returns every parameter's path and shape: with a head over the vocabulary, or a classifier of `outputs` values."""
         raise NotImplementedError
+
+    def table_shapes(self, path: str, new: str, vocabulary_size: int) -> Shapes:
+        """Returns the shapes of a table of the vocabulary at `path`, and of its new rows at `new`, if it has any."""
+        rows = {path: (vocabulary_size - self.new_rows, self.width)}
+        return rows | ({new: (self.new_rows, self.width)} if self.new_rows else {})
 
     def parameters(self, vocabulary_size: int, **head: Any) -> int:
         """Returns the exact number of parameters with the `head` that `parameter_shapes` takes."""

@@ -13,7 +13,7 @@ B: examples, C: texts of an example, T: tokens, S: tokens of one text, H: width,
 
 from collections.abc import Callable
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import flax.linen as nn
 import jax
@@ -65,6 +65,35 @@ class LayerNorm(nn.Module):
         return ops.layer_norm(x, scale, bias, self.model.layer_norm_eps)
 
 
+class Tables(NamedTuple):
+    """Holds a table of the vocabulary in two parts: the rows of a checkpoint, and those of new tokens behind them."""
+
+    old_VH: Any
+    new_NH: Any
+
+
+def table_of(module: nn.Module, model: Model, name: str, new: str, vocabulary_size: int) -> Any:
+    """Returns the table of the vocabulary that a module has as its parameter `name`, with its new rows as `new`, if it has any."""
+    init = nn.initializers.truncated_normal(model.initialiser_range)
+    table_VH = module.param(name, init, (vocabulary_size - model.new_rows, model.width))
+    return table_VH if not model.new_rows else Tables(table_VH, module.param(new, init, (model.new_rows, model.width)))
+
+
+def looked_up(table: Any, token_BT: Array) -> Array:
+    """Returns a token's row, in float32 or wider. A token is in one part of a table, and reads zeros in the other."""
+    old_VH = table.old_VH if isinstance(table, Tables) else table
+    at_least_f32 = jnp.promote_types(getattr(old_VH, "value", old_VH).dtype, jnp.float32)
+    x_BTH = ops.lookup(old_VH, token_BT, at_least_f32)
+    return x_BTH + ops.lookup(table.new_NH, token_BT - old_VH.shape[0], at_least_f32) if isinstance(table, Tables) else x_BTH
+
+
+def decoded(h_BMH: Array, table: Any, *bias: Any) -> Array:
+    """Returns the logits of M positions, those of new tokens last."""
+    if isinstance(table, Tables):
+        return jnp.concatenate([ops.decode(h_BMH, part) for part in table], axis=-1)
+    return ops.decode(h_BMH, table, *bias)
+
+
 class Embeddings(nn.Module):
     """Adds word, position and perhaps segment rows in float32 or wider, then applies LayerNorm in a Bert; the result has the compute type.
 
@@ -78,9 +107,8 @@ class Embeddings(nn.Module):
     def __call__(self, token_BT: Array, segment_BT: Array | None, length: Array, keys_B: Array | None):
         model = self.model
         init = nn.initializers.truncated_normal(model.initialiser_range)
-        word_VH = self.param("word", init, (self.vocabulary_size, model.width))
-        at_least_f32 = jnp.promote_types(getattr(word_VH, "value", word_VH).dtype, jnp.float32)
-        x_BTH = ops.lookup(word_VH, token_BT, at_least_f32)
+        word_VH = table_of(self, model, "word", "new", self.vocabulary_size)
+        x_BTH = looked_up(word_VH, token_BT)
         position_PH = self.param("position", init, (model.positions + model.position_offset, model.width))
         if (kept := attention.kept(self)) is not None:
             x_BTH = x_BTH + position_PH[kept["place"]][:, None]
@@ -90,7 +118,7 @@ class Embeddings(nn.Module):
         if model.segments:
             assert segment_BT is not None
             segment_SH = self.param("segment", init, (model.segments, model.width))
-            x_BTH = x_BTH + ops.small_lookup(segment_SH, jnp.minimum(segment_BT, model.segments - 1), at_least_f32)
+            x_BTH = x_BTH + ops.small_lookup(segment_SH, jnp.minimum(segment_BT, model.segments - 1), x_BTH.dtype)
         x_BTH = in_compute_dtype(x_BTH, model)
         x_BTH = x_BTH if model.causal else LayerNorm(model, name="norm")(x_BTH)
         return drop.of_tokens(x_BTH, keys_B, -1, drop.EMBEDDING, model.dropout, length), word_VH

@@ -15,7 +15,7 @@ from jaxtyping import Array, Float, Int, UInt32
 from dpx.clipping import ops
 from dpx.clipping.norms import at_least_float32
 from dpx.models import dropout as drop
-from dpx.models.modules import Dense, Embeddings, Layer, LayerNorm, in_compute_dtype, stack
+from dpx.models.modules import Dense, Embeddings, Layer, LayerNorm, decoded, in_compute_dtype, stack, table_of
 from dpx.models.rotary_layers import RMSNorm, RotaryLayer, WordEmbeddings
 from dpx.models.shape import Bert, Decoder, Model, RotaryDecoder
 
@@ -139,14 +139,13 @@ class DecoderForCausalLM(nn.Module):
     vocabulary_size: int
 
     @nn.compact
-    def __call__(self, token_BT: Array, length_B: Array, keys_B: Array | None = None, decode: Callable[..., Any] = ops.decode) -> Any:
+    def __call__(self, token_BT: Array, length_B: Array, keys_B: Array | None = None, decode: Callable[..., Any] = decoded) -> Any:
         model = self.model
         h_BTH, word_VH = _hidden(self, token_BT, None, length_B, keys_B)
         h_BTH = _norm(model)(h_BTH)
         if model.tied:
             return decode(h_BTH, word_VH)
-        init = nn.initializers.truncated_normal(model.initialiser_range)
-        return decode(h_BTH, self.param("decoder", init, (self.vocabulary_size, model.width)))
+        return decode(h_BTH, table_of(self, model, "decoder", "decoder_new", self.vocabulary_size))
 
 
 class DecoderForClassification(nn.Module):

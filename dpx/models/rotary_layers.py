@@ -21,7 +21,7 @@ from dpx.clipping.norms import at_least_float32
 from dpx.models import dropout as drop
 from dpx.models.attention import MASKED_SCORE, by_text, places, seen
 from dpx.models.lora import adapted
-from dpx.models.modules import Dense, in_compute_dtype
+from dpx.models.modules import Dense, in_compute_dtype, looked_up, table_of
 from dpx.models.shape import RotaryDecoder
 
 # The backward pass keeps such a function's inputs and matrix products, and computes everything else again. Layers run in a loop, whose
@@ -50,9 +50,8 @@ class WordEmbeddings(nn.Module):
     @nn.compact
     def __call__(self, token_BT: Array, segment_BT: Array | None, length: Array, keys_B: Array | None):
         model = self.model
-        word_VH = self.param("word", nn.initializers.truncated_normal(model.initialiser_range), (self.vocabulary_size, model.width))
-        at_least_f32 = jnp.promote_types(getattr(word_VH, "value", word_VH).dtype, jnp.float32)
-        x_BTH = in_compute_dtype(ops.lookup(word_VH, token_BT, at_least_f32), model)
+        word_VH = table_of(self, model, "word", "new", self.vocabulary_size)
+        x_BTH = in_compute_dtype(looked_up(word_VH, token_BT), model)
         return x_BTH if model.embedding_factor == 1 else x_BTH * jnp.asarray(model.embedding_factor, x_BTH.dtype), word_VH
 
 

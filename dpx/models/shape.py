@@ -138,11 +138,11 @@ class RotaryDecoder(Transformer):
             layer |= {"attention_norm/scale": (H,), "feed_forward_norm/scale": (H,)}
         if self.has_post_norms:
             layer |= {"attention_post_norm/scale": (H,), "feed_forward_post_norm/scale": (H,)}
-        shapes: Shapes = {"embeddings/word": (vocabulary_size, H), "final_norm/scale": (H,)}
+        shapes: Shapes = {**self.table_shapes("embeddings/word", "embeddings/new", vocabulary_size), "final_norm/scale": (H,)}
         shapes |= {f"layers/{path}": (self.layers, *shape) for path, shape in layer.items()}
         if outputs:
             return shapes | {"classifier/kernel": (H, outputs)}
-        return shapes if self.tied else shapes | {"decoder": (vocabulary_size, H)}
+        return shapes if self.tied else shapes | self.table_shapes("decoder", "decoder_new", vocabulary_size)
 
     @property
     def _attention_widths(self) -> tuple[int, int]:
@@ -233,8 +233,10 @@ class Bert(Transformer):
         The head is the masked-LM head (and `next_sentence`'s), or a classifier of `outputs` values.
         """
         H, V = self.width, vocabulary_size
+        reason, fix = "the head of masked words has no rows of its own for new tokens", "Use task=classification, or null"
+        require(not self.new_rows or outputs > 0, f"model.new_rows={self.new_rows}", reason, fix)
         shapes: Shapes = {
-            "embeddings/word": (V, H),
+            **self.table_shapes("embeddings/word", "embeddings/new", V),
             "embeddings/position": (self.positions + self.position_offset, H),
             **norm_shapes("embeddings/norm", H),
             **layer_shapes(self, "attention_norm", "output_norm"),
@@ -277,14 +279,14 @@ class Decoder(Transformer):
         """Returns every parameter's path and shape: with the next-token head, or a classifier of `outputs` values without bias."""
         H, V = self.width, vocabulary_size
         shapes: Shapes = {
-            "embeddings/word": (V, H),
+            **self.table_shapes("embeddings/word", "embeddings/new", V),
             "embeddings/position": (self.positions, H),
             **layer_shapes(self, "attention_norm", "feed_forward_norm"),
             **norm_shapes("final_norm", H),
         }
         if outputs:
             return shapes | {"classifier/kernel": (H, outputs)}
-        return shapes if self.tied else shapes | {"decoder": (V, H)}
+        return shapes if self.tied else shapes | self.table_shapes("decoder", "decoder_new", V)
 
 
 Model = Bert | Decoder | RotaryDecoder

@@ -12,6 +12,7 @@ from fnmatch import fnmatchcase
 from typing import Any, ClassVar, Literal, NamedTuple
 
 from dpx.declaration import declaration, require
+from dpx.models.new_rows import NEW_ROWS
 
 LAYERS = "layers"
 
@@ -73,6 +74,10 @@ LORA = matching("layers/lora/*/a", "layers/lora/*/b")
 LORA_FFA = matching("layers/lora/*/b")
 
 
+# The rows of new tokens, in the table and in an untied head (new_rows.py).
+ROWS = Selection((("train.rows=new", lambda path: path in NEW_ROWS),))
+
+
 class Part:
     """The base class of the declarations: which parameters are trained, and from which parameters they are chosen."""
 
@@ -87,6 +92,12 @@ class Part:
         """Returns a model's parameters together with the parameters that training adds, which are drawn from `key`."""
         del key
         return params
+
+    def require_fits(self, model: Any) -> None:
+        """Raises `ConfigError` for rows of new tokens that a model does not have."""
+        has_rows = getattr(self, "rows", None) is None or getattr(model, "new_rows", 0) > 0
+        reason, fix = "the table has no rows for new tokens", "Add model.new_tokens=mean, with model=hf and a tokenizer with more tokens"
+        require(has_rows, "train.rows=new", reason, fix)
 
 
 @declaration
@@ -186,6 +197,7 @@ class Adapters(Part):
         targets: Dense maps that get an adapter: query, key, value, attention_out, up, down.
         dropout: Dropout rate of an adapter's input.
         head: Whether everything above the layers is trained too; a newly initialised head must be.
+        rows: Which rows of the table are trained too: those of new tokens (new), or none.
         kind: lora trains both factors of an adapter, lora_ffa only the second (FFA-LoRA: Sun et al. 2024).
     """
 
@@ -194,6 +206,7 @@ class Adapters(Part):
     targets: Sequence[str] = ("query", "value")
     dropout: float = 0.0
     head: bool = False
+    rows: Literal["new"] | None = None
     kind: Literal["lora", "lora_ffa"] = "lora"
 
     def __post_init__(self) -> None:
@@ -213,7 +226,8 @@ class Adapters(Part):
         )
 
     def selection(self) -> Selection:
-        return _with_head(LORA if self.kind == "lora" else LORA_FFA, self.head)
+        picked = LORA if self.kind == "lora" else LORA_FFA
+        return _with_head(picked if self.rows is None else either(picked, ROWS), self.head)
 
     def prepared(self, params: Any, key: Any) -> Any:
         """Returns the parameters with adapters drawn from `key`; the model's outputs do not change."""
@@ -222,8 +236,25 @@ class Adapters(Part):
         return add_adapters(params, key, rank=self.rank, alpha=self.alpha, targets=tuple(self.targets), dropout=self.dropout)
 
 
+@declaration
+class Rows(Part):
+    """Trains rows of the table of words, and of an untied head.
+
+    Attributes:
+        rows: Which rows: those of new tokens.
+        head: Whether everything above the layers is trained too; a newly initialised head must be.
+    """
+
+    rows: Literal["new"] = "new"
+    head: bool = False
+    kind: Literal["rows"] = "rows"
+
+    def selection(self) -> Selection:
+        return _with_head(ROWS, self.head)
+
+
 def _with_head(picked: Selection, head: bool) -> Selection:
     return either(picked, LAST_LAYER) if head else picked
 
 
-Trained = Everything | Biases | LastLayer | OutputLayer | TopLayers | Matching | Adapters
+Trained = Everything | Biases | LastLayer | OutputLayer | TopLayers | Matching | Adapters | Rows

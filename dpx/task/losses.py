@@ -6,7 +6,6 @@ B: examples, M: positions decoded, V: vocabulary, K: classes.
 """
 
 from collections.abc import Callable
-from functools import partial
 from typing import Any
 
 import jax
@@ -19,6 +18,7 @@ from dpx.clipping.op import session_of
 from dpx.models.dropout import record_keys
 from dpx.models.fused_head import token_loss
 from dpx.models.lora import has_dropout
+from dpx.models.modules import Tables, decoded
 from dpx.models.rotary_layers import capped
 from dpx.models.shape import Model
 
@@ -40,9 +40,14 @@ def decode_losses(params: Params, label_BM: Array, has_label_BM: Array, cap: flo
     A `cap` c takes logits x to c tanh(x / c).
     """
     session = session_of(params)
-    if session is not None and session.fused:
-        return partial(token_loss, label_BM, has_label_BM, session=session, cap=cap)
-    return lambda *head: token_losses(capped(ops.decode(*head), cap), label_BM, has_label_BM)
+
+    def losses(h_BMH: Array, table: Any, *bias: Any) -> tuple[Array, Array]:
+        # The block of a head is of one table.
+        if session is not None and session.fused and not isinstance(table, Tables):
+            return token_loss(label_BM, has_label_BM, h_BMH, table, *bias, session=session, cap=cap)
+        return token_losses(capped(decoded(h_BMH, table, *bias), cap), label_BM, has_label_BM)
+
+    return losses
 
 
 def token_losses(logits_BMV: Array, label_BM: Array, has_label_BM: Array) -> tuple[Array, Array]:
