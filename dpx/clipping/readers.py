@@ -242,7 +242,14 @@ class _Walk:
         reference = next(filter(_trained, known), known[0] if known else None)
         if reference is None or eqn.primitive is primitives.stop_gradient_p:
             return
-        part = _indexed(eqn, reference)
+        # One layer of a stack by a constant index: a slice of length one, then a squeeze.
+        part, shape = None, eqn.invars[0].aval.shape
+        if eqn.primitive is primitives.slice_p and reference.cut is None and shape:
+            starts, limits, strides = (eqn.params[name] for name in ("start_indices", "limit_indices", "strides"))
+            whole = starts[1:] == (0,) * (len(shape) - 1) and limits[1:] == shape[1:] and not (strides and set(strides) != {1})
+            part = dataclasses.replace(reference, cut=starts[0]) if whole and limits[0] - starts[0] == 1 else None
+        elif eqn.primitive is primitives.squeeze_p and reference.cut is not None and eqn.params["dimensions"] == (0,):
+            part = dataclasses.replace(reference, selected=(*reference.selected, reference.cut), cut=None)
         if part is not None:
             labels[eqn.outvars[0]] = part
         elif not reference.is_frozen:
@@ -333,18 +340,6 @@ def _values(op: Op, values: Any, held: list[Reference | None]) -> tuple[Referenc
             raise ConfigError(f"op {op.name}", reason, "Pass it unchanged in frozen")
         references.append(reference if is_known and (_trained(reference) or name in needed) else None)
     return tuple(references)
-
-
-def _indexed(eqn: Any, reference: Reference) -> Reference | None:
-    """Returns the layer that a constant index takes from a stack: a slice of length one, then a squeeze."""
-    shape = eqn.invars[0].aval.shape
-    if eqn.primitive is primitives.slice_p and reference.cut is None and shape:
-        starts, limits, strides = (eqn.params[name] for name in ("start_indices", "limit_indices", "strides"))
-        whole = starts[1:] == (0,) * (len(shape) - 1) and limits[1:] == shape[1:] and not (strides and set(strides) != {1})
-        return dataclasses.replace(reference, cut=starts[0]) if whole and limits[0] - starts[0] == 1 else None
-    if eqn.primitive is primitives.squeeze_p and reference.cut is not None and eqn.params["dimensions"] == (0,):
-        return dataclasses.replace(reference, selected=(*reference.selected, reference.cut), cut=None)
-    return None
 
 
 def has_narrow(jaxpr: core.Jaxpr) -> bool:

@@ -15,8 +15,8 @@ B: examples (rows; units, where the axis is followed and these have several rows
 """
 
 import dataclasses
-import functools
 from collections.abc import Callable
+from functools import partial, reduce
 from typing import Any, NamedTuple
 
 import jax
@@ -90,7 +90,7 @@ class Flow:
             if isinstance(index, Mixed):
                 return [Mixed(f"a branch is chosen by the data of several examples: {index.by}")] * count, nothing
             runs = [self.through(branch.jaxpr, branch.consts, given, limits[1:])[0] for branch in eqn.params["branches"]]
-            results = [functools.reduce(joined, column, SHARED) for column in zip(*runs, strict=True)]
+            results = [reduce(joined, column, SHARED) for column in zip(*runs, strict=True)]
             return [joined(OWN, result) for result in results] if index == OWN else results, nothing
         if name == "optimization_barrier":
             return list(held), nothing
@@ -112,11 +112,8 @@ class Flow:
         carry = consts + count
         body, along = eqn.params["jaxpr"], [_of_round(layout) for layout in held[carry:]]
         is_over_examples = OWN in along and OWN not in held
-
-        def run(carried: list[Layout]) -> list[Layout]:
-            return self.through(body.jaxpr, body.consts, [*held[:consts], *carried, *along])[0]
-
-        carried, results = self._settled(run, held[consts:carry], is_over_examples)
+        run = partial(self.through, body.jaxpr, body.consts)
+        carried, results = self._settled(lambda carried: run([*held[:consts], *carried, *along])[0], held[consts:carry], is_over_examples)
         stacked = [
             layout.at(layout.axis + 1) if isinstance(layout, Rows) else Rows(0) if layout == OWN and is_over_examples else layout
             for layout in results[len(carried) :]
@@ -138,11 +135,8 @@ class Flow:
     def _while(self, eqn: Any, held: list[Layout]) -> list[Layout]:
         first, second = eqn.params["cond_nconsts"], eqn.params["cond_nconsts"] + eqn.params["body_nconsts"]
         test, body = eqn.params["cond_jaxpr"], eqn.params["body_jaxpr"]
-
-        def run(carried: list[Layout]) -> list[Layout]:
-            return self.through(body.jaxpr, body.consts, [*held[first:second], *carried])[0]
-
-        carried, _ = self._settled(run, held[second:], False)
+        run = partial(self.through, body.jaxpr, body.consts)
+        carried, _ = self._settled(lambda carried: run([*held[first:second], *carried])[0], held[second:], False)
         going = self.through(test.jaxpr, test.consts, [*held[:first], *carried])[0][0]
         if isinstance(going, Mixed):
             return [Mixed(f"the data of several examples decide whether a loop continues: {going.by}")] * len(carried)
