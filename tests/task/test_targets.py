@@ -11,9 +11,9 @@ from scipy import stats
 from dpx.clipping.clipped_sum import clipped_sum
 from dpx.data.schema import UNKNOWN
 from dpx.declaration import ConfigError
-from dpx.models import trainable
 from dpx.models.families import Llama
 from dpx.models.shape import Bert, Decoder
+from dpx.models.trained import LAST_LAYER
 from dpx.task.declared_targets import MultiLabel, Regression, pearson, ranks
 from dpx.task.objective import objective
 from dpx.training.microbatch import synthetic_rows
@@ -43,9 +43,9 @@ def subject(task: Any, model: Any) -> Any:
 SLOW = pytest.mark.slow
 MODELS = [
     pytest.param(bert(), None, "book_keeping", id="bert-all"),
-    pytest.param(decoder(), trainable.LAST_LAYER, "book_keeping", id="decoder-last_layer"),
+    pytest.param(decoder(), LAST_LAYER, "book_keeping", id="decoder-last_layer"),
     pytest.param(bert(**ROBERTA), None, "ghost", id="roberta-all", marks=SLOW),
-    pytest.param(bert(), trainable.LAST_LAYER, "ghost", id="bert-last_layer", marks=SLOW),
+    pytest.param(bert(), LAST_LAYER, "ghost", id="bert-last_layer", marks=SLOW),
     pytest.param(Llama(**LLAMA), None, "book_keeping", id="llama-all", marks=SLOW),
 ]
 
