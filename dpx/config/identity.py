@@ -181,6 +181,10 @@ def _within(model: Any, length: int) -> int:
     return min(length, positions) if isinstance(positions, int) and positions > 0 else length
 
 
+def _class_of(node: Any) -> str:
+    return str(node.get("_target_")).rpartition(".")[2] if isinstance(node, dict) else ""
+
+
 _FOLLOWS_CHECKPOINT = re.compile(r"\$\{(of_checkpoint|at_most_positions):(\d+)\}")
 
 
@@ -197,7 +201,8 @@ def with_checkpoint(plain: dict[str, Any]) -> dict[str, Any]:
         data = plain.get("data")
         vocabulary = data.get("vocabulary") if isinstance(data, dict) else None
         named = vocabulary.get("path") if isinstance(vocabulary, dict) else None
-        model = checkpoint_shape.written_out(declared, None if named == path else named)
+        is_head_alone = _class_of(plain.get("train")) == "LastLayer" and _class_of(plain.get("task")) != "MaskedLanguageModel"
+        model = checkpoint_shape.written_out(declared, None if named == path else named, is_head_alone=is_head_alone)
 
     def filled(node: Any) -> Any:
         if isinstance(node, dict):

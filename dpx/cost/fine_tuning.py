@@ -17,6 +17,7 @@ import numpy as np
 
 from dpx.declaration import require
 from dpx.files.results import interval
+from dpx.models.shape import Bert
 from dpx.privacy import closed_form
 
 # Measured conditions whose signal or number of passes differs by this factor count 60 % as much as one that is equal.
@@ -24,7 +25,7 @@ NEAR = 2.0
 # Accuracies that differ by less are taken as equal.
 AS_GOOD = 0.0025
 COLUMNS = ("task", "checkpoint", "trained", "parameters", "size", "epsilon", "delta", "batch", "steps", "rate", "runs")
-COLUMNS += ("noise_multiplier", "snr", "accuracy", "rows", "baseline")
+COLUMNS += ("noise_multiplier", "snr", "accuracy", "rows", "baseline", "head")
 
 
 class Point(NamedTuple):
@@ -40,7 +41,10 @@ class Point(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Measured:
-    """Runs of one setting: the mean accuracy of `runs` on `rows` judged rows, and the median gradient-SNR, NaN if it was not measured."""
+    """Runs of one setting: the mean accuracy of `runs` on `rows` judged rows, and the median gradient-SNR, NaN if it was not measured.
+
+    `head` is what the classifier reads and its form (`head_of`).
+    """
 
     task: str
     checkpoint: str
@@ -58,6 +62,7 @@ class Measured:
     accuracy: float
     rows: int
     baseline: float
+    head: str = ""
 
     @property
     def signal(self) -> float:
@@ -85,6 +90,11 @@ def signal(size: int, epsilon: float, delta: float, parameters: int) -> float:
     return size * closed_form.mu(epsilon, delta) / math.sqrt(parameters)
 
 
+def head_of(model: Any) -> str:
+    """Returns what a model's classifier reads and its form, such as "mean linear"; "last linear" of a decoder."""
+    return f"{model.pool} {model.classifier}" if isinstance(model, Bert) else "last linear"
+
+
 def shipped() -> Path:
     """Returns the table of measured runs that comes with dpx."""
     package = Path(__file__).parent
@@ -106,12 +116,13 @@ def read(path: Path) -> list[Measured]:
 
 @dataclasses.dataclass(frozen=True)
 class Asked:
-    """What a design is asked for: what trains, its number of parameters d, the passes that the compute allows, and the signal."""
+    """What a design is asked for: what trains, its number of parameters d, the passes that the compute allows, the signal, and the head."""
 
     trained: str
     parameters: int
     passes: float
     signal: float
+    head: str = ""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -140,6 +151,8 @@ def choose(table: Sequence[Measured], asked: Asked) -> Choice:
     own = [row for row in table if row.trained == asked.trained]
     kinds = ", ".join(sorted({row.trained for row in table}))
     require(bool(own), f"train={asked.trained}", "no measured run trains this part", f"Use one of {kinds}")
+    # Runs of another head decide only where its own was not measured.
+    own = [row for row in own if row.head == asked.head] or own
     fewest = min(row.point.passes for row in own)
     own = [row for row in own if row.point.passes <= max(asked.passes, fewest) * 1.05]
     # The runs of each condition that tells settings apart (three settings or more, and one that is above the baseline); without such

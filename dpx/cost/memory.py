@@ -31,7 +31,7 @@ from collections.abc import Mapping
 from typing import Literal, NamedTuple
 
 from dpx.models.model_protocol import ExampleModel
-from dpx.models.shape import AnyModel, Bert, Decoder, Model, RotaryDecoder, Shapes, count
+from dpx.models.shape import LINEAR, AnyModel, Bert, Decoder, Model, RotaryDecoder, Shapes, count
 
 FLOAT32 = 4
 # Training without clipping, or how clipped sums are computed.
@@ -158,7 +158,7 @@ def forward_matmul_flops(
         return model.forward_flops(vocabulary_size, sequence_length, pooled_outputs)
     T, H, F, M = sequence_length, model.width, model.feed_forward, masked_positions
     transform = 0 if isinstance(model, Decoder) else H * H
-    is_linear = isinstance(model, Bert) and model.classifier == "linear"
+    is_linear = isinstance(model, Bert) and model.classifier in LINEAR
     linear = 2 * T * (3 * H * H + H * H + 2 * H * F)
     attention = 2 * 2 * T * T * H
     head = 2 * M * (transform + H * vocabulary_size)

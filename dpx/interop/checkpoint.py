@@ -110,7 +110,9 @@ class Checkpoint:
         # Two encoders' classifiers may have parameters of the same paths and compute different functions.
         own, new_groups = self.model, set[str]()
         if isinstance(own, Bert) and isinstance(model, Bert):
-            are_unlike = {own.classifier, model.classifier} in ({"dense", "relu"}, {"pooler", "linear"})
+            kinds = {own.classifier, model.classifier}
+            has_identity = len(kinds) > 1 and bool(kinds & {"linear_tanh", "linear_relu"})
+            are_unlike = kinds in ({"dense", "relu"}, {"pooler", "linear"}) or has_identity
             new_groups = {"classifier"} if own.pool != model.pool or are_unlike else new_groups
         for path in sorted(expected):
             part, wanted = parts.get(path), tuple(expected[path])

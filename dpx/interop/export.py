@@ -27,7 +27,8 @@ from dpx.files.run_folder import CONFIG, RunFolder, read_json
 from dpx.files.weights import PARAMS, Leaves, by_path
 from dpx.interop import tokenizer_files
 from dpx.interop.card import Model, Published, card, training_command
-from dpx.interop.written import Written, adapters, in_units_of_target, written
+from dpx.interop.exported_head import in_units_of_target, with_identity
+from dpx.interop.written import Written, adapters, written
 from dpx.models.lora import merge_adapters
 from dpx.models.networks import AnyDecoder
 from dpx.models.new_rows import joined
@@ -71,7 +72,8 @@ def export(
     else:
         if isinstance(tree.get("layers"), dict) and "lora" in tree["layers"]:
             tree = jax.tree.map(np.asarray, merge_adapters(tree))
-        leaves, special = _with_padding(model, task, joined(in_units_of_target(task, by_path(tree))), store)
+        model, leaves = with_identity(model, task, in_units_of_target(task, by_path(tree)))
+        leaves, special = _with_padding(model, task, joined(leaves), store)
         converted = written(model, task, leaves, max(fitted.vocabulary_size, special.pad_id + 1), fitted.data.labels, special)
     assert isinstance(model, Bert | AnyDecoder)
     if (statement := found.statement) is None:

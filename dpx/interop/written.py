@@ -129,26 +129,6 @@ def written(model: AnyModel, task: Task, leaves: Leaves, vocabulary_size: int, l
     return Written(family, architecture, config, tensors)
 
 
-def in_units_of_target(task: Task, leaves: Leaves) -> Leaves:
-    """Returns the parameters with the mean and the scale of a number in the last map, whose output is then the number itself.
-
-    Raises `ConfigError` for a mean that a map without a bias cannot hold, a decoder's.
-    """
-    if not isinstance(task, Regression):
-        return leaves
-    place = next(f"{name}/" for name in ("classifier/out", "classifier") if f"{name}/kernel" in leaves)
-    kernel, bias = leaves[f"{place}kernel"], leaves.get(f"{place}bias")
-    reason = "the classifier of a decoder has no bias, which would hold the mean of the target"
-    require(
-        bias is not None or task.mean == 0,
-        f"task.mean={task.mean}",
-        reason,
-        "Subtract the mean from the targets, and train with task.mean=0",
-    )
-    held = {} if bias is None else {f"{place}bias": np.asarray(bias * task.scale + task.mean, np.float32)}
-    return leaves | held | {f"{place}kernel": np.asarray(kernel * task.scale, np.float32)}
-
-
 def family_of(model: AnyModel, task: Task) -> str:
     """Returns the family (a key of `LAYOUTS`) of a model, by the function that it computes. Raises `ConfigError` if it belongs to no
     family."""

@@ -76,7 +76,7 @@ def designed(experiment: Experiment, size: int, epsilon: float, compute: float, 
     require(passes > 0, f"a budget of {compute:.3g} FLOPs", "does not pay for a step over these rows", fix)
     trained = program.trains().parameters
     signal = fine_tuning.signal(size, epsilon, experiment.privacy.delta, trained)
-    asked = Asked(experiment.train.kind, trained, passes, signal)
+    asked = Asked(experiment.train.kind, trained, passes, signal, fine_tuning.head_of(experiment.model))
     choice = fine_tuning.choose(table, asked)
     steps = choice.point.steps(choice.passes)
     chosen = dataclasses.replace(
@@ -151,15 +151,17 @@ def _notes(found: Designed, table: list[Measured], place: Path) -> Iterator[str]
     if checkpoint not in checkpoints:
         yield f"extrapolates: the checkpoint {checkpoint} may differ from the measured {', '.join(sorted(checkpoints))}"
     if asked.parameters > 2 * (most := max(row.parameters for row in rows)):
-        fewest = "model.classifier=linear trains fewest"
+        fewest = "train=last_layer of new weights trains fewest"
         yield f"extrapolates: {asked.parameters:,} parameters are trained, {most:,} in the measured runs; {fewest}"
+    if heads := sorted({row.head for row in rows} - {asked.head}):
+        yield f"extrapolates: the head ({asked.head}) was not measured with train={asked.trained}; measured is {', '.join(heads)}"
     if (classes := getattr(found.experiment.task, "classes", 2)) != 2:
         yield f"extrapolates: measured tasks have two classes, this one {classes}"
     if (settings := len({row.point for row in rows})) < 12:
         yield f"extrapolates: only {settings} settings were measured with train={asked.trained}"
 
     # Of each other trained part, the most accurate of the runs whose task and epsilon are those of the run nearest to this design.
-    near = min((row for row in table if row.trained == asked.trained), key=lambda row: abs(math.log(row.signal / asked.signal)))
+    near = min(rows, key=lambda row: abs(math.log(row.signal / asked.signal)))
     for kind in sorted({row.trained for row in table} - {asked.trained}):
         same = [row for row in table if row.trained == kind and row.task == near.task and row.epsilon == near.epsilon]
         if same:

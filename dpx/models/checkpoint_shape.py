@@ -41,7 +41,8 @@ class OfCheckpoint:
         path: Folder with the config.json of a checkpoint.
         dtype: Compute type; parameters, sums, norms and noise are always float32.
         dropout: Dropout rate in training.
-        classifier: Head of a classifier; null takes the family's own.
+        classifier: Head of a classifier; null takes the family's own, or where the head alone is trained (train=last_layer) and the
+            checkpoint has none, the smallest that transformers loads: linear_tanh, of DistilBERT linear_relu.
         pool: What the classifier reads: the first token (cls), or the mean over the tokens.
         scan: Whether layers are a loop in the compiled program; false unrolls them.
         rematerialize: What the backward pass computes again: nothing, or the inside of each layer from its input, which alone is kept.
@@ -52,7 +53,7 @@ class OfCheckpoint:
     path: str
     dtype: Literal["float32", "bfloat16"] = "float32"
     dropout: float = 0.0
-    classifier: Literal["pooler", "dense", "relu", "linear"] | None = None
+    classifier: Literal["pooler", "dense", "relu", "linear_tanh", "linear_relu", "linear"] | None = None
     pool: Literal["cls", "mean"] = "cls"
     scan: bool = True
     rematerialize: Rematerialize = "none"
@@ -63,10 +64,11 @@ class OfCheckpoint:
 TARGET = f"{OfCheckpoint.__module__}.{OfCheckpoint.__qualname__}"
 
 
-def written_out(declared: OfCheckpoint, vocabulary: str | None = None) -> dict[str, Any]:
+def written_out(declared: OfCheckpoint, vocabulary: str | None = None, is_head_alone: bool = False) -> dict[str, Any]:
     """Returns the node of a config that declares the checkpoint's model by itself.
 
-    `vocabulary` is the path of the tokenizer whose tokens may be new, by default the checkpoint's.
+    `vocabulary` is the path of the tokenizer whose tokens may be new, by default the checkpoint's; `is_head_alone` says that only the head is
+    trained.
     """
     folder = folder_of(declared.path)
     config = as_stored(config_of(folder), folder)
@@ -85,7 +87,11 @@ def written_out(declared: OfCheckpoint, vocabulary: str | None = None) -> dict[s
         require(declared.dropout == 0.0, f"model.dropout={declared.dropout}", reason, "Use 0, or train.dropout for adapters")
     if kind is Bert:
         values["pool"] = declared.pool
-        values["classifier"] = declared.classifier or values["classifier"]
+        own = values["classifier"]
+        smallest = "linear_relu" if own == "relu" else "linear_tanh"
+        # A head that the checkpoint was trained with is trained further.
+        is_smallest = is_head_alone and declared.pool == "cls" and not has_classifier(config)
+        values["classifier"] = declared.classifier or (smallest if is_smallest else own)
     else:
         require(
             declared.pool == "cls" and declared.classifier is None,
@@ -143,9 +149,18 @@ def declared_shape(config: Mapping[str, Any], where: str) -> tuple[type[Model], 
 
 def is_multiple_choice(config: Mapping[str, Any]) -> bool:
     """Returns whether a `config.json` describes a model that chooses among texts."""
+    return _is_any(config, "ForMultipleChoice")
+
+
+def has_classifier(config: Mapping[str, Any]) -> bool:
+    """Returns whether a `config.json` describes a model with a classifier, of texts or of choices."""
+    return _is_any(config, "ForSequenceClassification", "ForMultipleChoice")
+
+
+def _is_any(config: Mapping[str, Any], *endings: str) -> bool:
     named = config.get("architectures")
     names = named if isinstance(named, list) else [named]
-    return any(isinstance(name, str) and name.endswith("ForMultipleChoice") for name in names)
+    return any(isinstance(name, str) and name.endswith(endings) for name in names)
 
 
 def _gelu(config: Mapping[str, Any], key: str, where: str, allowed: tuple[str, ...], usual: str = "gelu") -> str:

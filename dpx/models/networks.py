@@ -128,6 +128,8 @@ class BertForClassification(nn.Module):
             return at_least_float32(DenseClassifier(model, self.outputs, name="classifier")(h, keys_B, noised))
         if model.classifier == "pooler":
             h = jnp.tanh(Dense(model, model.width, name="pooler")(h))
+        if model.classifier in ("linear_tanh", "linear_relu"):
+            h = jnp.tanh(h) if model.classifier == "linear_tanh" else jax.nn.relu(h)
         h = drop.of_head(h, keys_B, model, 0) if noised is None else noised(h)
         return at_least_float32(Dense(model, self.outputs, name="classifier")(h))
 

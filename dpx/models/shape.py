@@ -194,7 +194,8 @@ class Bert(Transformer):
 
     RoBERTa (Liu et al. 2019) is such an encoder with one segment and `position_offset=2`, DistilBERT (Sanh et al. 2019) one without
     segments. `classifier`: `"pooler"` is (dense, tanh, dropout, output), `"dense"` (dropout, dense, tanh, dropout, output), `"relu"`
-    (dense, ReLU, dropout, output).
+    (dense, ReLU, dropout, output). `"linear_tanh"` and `"linear_relu"` are these with the identity in place of the dense map: of the heads
+    that transformers loads those with fewest parameters.
 
     Attributes:
         positions: Rows of the position table: the longest sequence.
@@ -202,7 +203,8 @@ class Bert(Transformer):
         segments: Rows of the segment table; 0 means no such table.
         dropout: Dropout rate in training.
         layer_norm_eps: Constant in LayerNorm's divisor.
-        classifier: Head of a classifier: pooler (BERT), dense (RoBERTa), relu (DistilBERT), or linear (dropout and output alone).
+        classifier: Head of a classifier: pooler (BERT), dense (RoBERTa), relu (DistilBERT), linear_tanh or linear_relu (one of these whose
+            dense map is the identity), or linear (dropout and output alone).
         pool: What the classifier reads: the first token (cls), or the mean over the tokens.
     """
 
@@ -214,7 +216,7 @@ class Bert(Transformer):
     segments: int = 2
     dropout: float = 0.0
     layer_norm_eps: float = 1.0e-12
-    classifier: Literal["pooler", "dense", "relu", "linear"] = "pooler"
+    classifier: Literal["pooler", "dense", "relu", "linear_tanh", "linear_relu", "linear"] = "pooler"
     pool: Literal["cls", "mean"] = "cls"
 
     def __post_init__(self) -> None:
@@ -245,7 +247,7 @@ class Bert(Transformer):
             shapes["embeddings/segment"] = (self.segments, H)
         if outputs and self.classifier in ("dense", "relu"):
             return shapes | dense_shapes("classifier/dense", H, H) | dense_shapes("classifier/out", H, outputs)
-        if outputs and self.classifier == "linear":
+        if outputs and self.classifier in LINEAR:
             return shapes | dense_shapes("classifier", H, outputs)
         if outputs:
             return shapes | dense_shapes("pooler", H, H) | dense_shapes("classifier", H, outputs)
@@ -289,6 +291,8 @@ class Decoder(Transformer):
         return shapes if self.tied else shapes | self.table_shapes("decoder", "decoder_new", V)
 
 
+# Classifiers without a dense map before the output.
+LINEAR = ("linear", "linear_tanh", "linear_relu")
 Model = Bert | Decoder | RotaryDecoder
 # The models that an experiment may name: these, and a model from another package.
 AnyModel = Model | ExampleModel

@@ -15,28 +15,34 @@ from dpx.cost.fine_tuning import Asked, Measured
 from dpx.files.results import interval
 
 HERE = Path(__file__).resolve().parent
-FIELDS = ("task", "size", "epsilon", "passes", "designed", "best_of_12", "lost", "allowed", "passes_test", "baseline")
+FIELDS = ("task", "head", "size", "epsilon", "passes", "designed", "best_of_12", "lost", "allowed", "passes_test", "baseline")
 
 
-def searches(table: list[Measured]) -> dict[tuple[str, int, float, float], list[Measured]]:
-    """Complete searches of the head, by task, N, epsilon and number of passes."""
-    found: dict[tuple[str, int, float, float], list[Measured]] = {}
+Key = tuple[str, str, int, float, float]
+
+
+def searches(table: list[Measured]) -> dict[Key, list[Measured]]:
+    """Complete searches of a head, by task, head, N, epsilon and number of passes."""
+    found: dict[Key, list[Measured]] = {}
     for row in table:
         if row.trained == "last_layer":
-            found.setdefault((*row.condition, row.point.passes), []).append(row)
+            found.setdefault((row.task, row.head, row.size, row.epsilon, row.point.passes), []).append(row)
     return {key: rows for key, rows in found.items() if len(rows) == 12}
 
 
-def judged(table: list[Measured], key: tuple[str, int, float, float], rows: list[Measured]) -> dict[str, Any]:
-    task, size, epsilon, passes = key
+def judged(table: list[Measured], key: Key, rows: list[Measured]) -> dict[str, Any]:
+    task, head, size, epsilon, passes = key
+    table = [row for row in table if row.head == head and row.trained == "last_layer"]
     others = [row for row in table if row.task != task]
-    choice = fine_tuning.choose(others, Asked("last_layer", rows[0].parameters, passes, rows[0].signal))
+    asked = Asked("last_layer", rows[0].parameters, passes, rows[0].signal, head)
+    choice = fine_tuning.choose(others, asked)
     # Fewer passes than the budget allows are a valid answer, and then compared with the search of the whole budget.
-    (reached,) = [row for row in table if row.condition == key[:3] and row.point == choice.point and row.trained == "last_layer"]
+    (reached,) = [row for row in table if row.condition == (task, size, epsilon) and row.point == choice.point]
     best = max(row.accuracy for row in rows)
     low, high = interval(best, rows[0].rows)
     lost, allowed = best - reached.accuracy, max(0.02, (high - low) / 2)
-    values = (task, size, epsilon, passes, reached.accuracy, best, round(lost, 4), round(allowed, 4), lost <= allowed, rows[0].baseline)
+    values = (task, head, size, epsilon, passes, reached.accuracy, best, round(lost, 4), round(allowed, 4), lost <= allowed)
+    values = (*values, rows[0].baseline)
     return dict(zip(FIELDS, values, strict=True))
 
 

@@ -63,7 +63,7 @@ def of_scripts() -> list[Row]:
         steps *= 3 if is_long else 1
         sigma = noise_multiplier([(batch / size, steps)], epsilon=float(epsilon), delta=delta)
         values = (task, CHECKPOINT, kind, PARAMETERS[kind], size, epsilon, f"{delta:g}", batch, steps, f"{RATES[kind]:g}")
-        values += (len(accuracies), f"{sigma:.4f}", "", f"{statistics.mean(accuracies):.4g}", rows, baseline)
+        values += (len(accuracies), f"{sigma:.4f}", "", f"{statistics.mean(accuracies):.4g}", rows, baseline, "mean linear")
         found.append(dict(zip(COLUMNS, map(str, values), strict=True)))
     return found
 
@@ -83,13 +83,13 @@ def of_runs(outputs: Path) -> list[Row]:
         values = (task, CHECKPOINT, kind, PARAMETERS[kind], claim["declared_size"], f"{config.noise.epsilon:g}", f"{claim['delta']:g}")
         values += (config.batch_schedule.size, config.steps, f"{config.lr_schedule.learning_rate:g}", 1)
         values += (f"{claim['mechanism']['noise_multiplier']:.4f}", f"{late_snr(folder / 'private') or 0:.4g}")
-        values += (f"{results.heldout['accuracy']:.4g}", results.rows, f"{results.baselines['most_frequent_class']:.4f}")
+        values += (f"{results.heldout['accuracy']:.4g}", results.rows, f"{results.baselines['most_frequent_class']:.4f}", "mean linear")
         found.append(dict(zip(COLUMNS, map(str, values), strict=True)))
     return found
 
 
 def _setting(row: Row) -> Settings:
-    return tuple(row[name] for name in ("task", "trained", "size", "epsilon", "batch", "steps", "rate"))
+    return tuple(row[name] for name in ("task", "head", "trained", "size", "epsilon", "batch", "steps", "rate"))
 
 
 def main() -> None:
@@ -103,11 +103,11 @@ def main() -> None:
             rows = {_setting(row): row for row in csv.DictReader(file)}
     new = [*of_scripts(), *(row for path in given.tables for row in of_grid(path)), *(of_runs(given.runs) if given.runs else ())]
     rows |= {_setting(row): row for row in new}
-    order = ("task", "trained", "size", "epsilon", "batch", "steps", "rate")
+    order = ("task", "head", "trained", "size", "epsilon", "batch", "steps", "rate")
     with place.open("w", newline="") as file:
         writer = csv.DictWriter(file, list[str](COLUMNS), extrasaction="ignore", lineterminator="\n")
         writer.writeheader()
-        writer.writerows(sorted(rows.values(), key=lambda row: [row[name] if name in order[:2] else float(row[name]) for name in order]))
+        writer.writerows(sorted(rows.values(), key=lambda row: [row[name] if name in order[:3] else float(row[name]) for name in order]))
 
 
 if __name__ == "__main__":
