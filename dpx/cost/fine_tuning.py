@@ -9,6 +9,7 @@ of a whole run. Accuracy is taken to rise with it. Everything here is public.
 import csv
 import dataclasses
 import math
+from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -151,8 +152,10 @@ def choose(table: Sequence[Measured], asked: Asked) -> Choice:
     own = [row for row in table if row.trained == asked.trained]
     kinds = ", ".join(sorted({row.trained for row in table}))
     require(bool(own), f"train={asked.trained}", "no measured run trains this part", f"Use one of {kinds}")
-    # Runs of another head decide only where its own was not measured.
-    own = [row for row in own if row.head == asked.head] or own
+    # Where the head was not measured, the one that was measured most decides.
+    heads = Counter(row.head for row in own)
+    head = asked.head if asked.head in heads else heads.most_common(1)[0][0]
+    own = [row for row in own if row.head == head]
     fewest = min(row.point.passes for row in own)
     own = [row for row in own if row.point.passes <= max(asked.passes, fewest) * 1.05]
     # The runs of each condition that tells settings apart (three settings or more, and one that is above the baseline); without such

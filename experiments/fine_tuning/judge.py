@@ -22,12 +22,13 @@ Key = tuple[str, str, int, float, float]
 
 
 def searches(table: list[Measured]) -> dict[Key, list[Measured]]:
-    """Complete searches of a head, by task, head, N, epsilon and number of passes."""
+    """Complete searches of a head that another task was measured with too, by task, head, N, epsilon and number of passes."""
     found: dict[Key, list[Measured]] = {}
     for row in table:
         if row.trained == "last_layer":
             found.setdefault((row.task, row.head, row.size, row.epsilon, row.point.passes), []).append(row)
-    return {key: rows for key, rows in found.items() if len(rows) == 12}
+    tasks = {head: {task for task, other, *_ in found if other == head} for _, head, *_ in found}
+    return {key: rows for key, rows in found.items() if len(rows) == 12 and len(tasks[key[1]]) > 1}
 
 
 def judged(table: list[Measured], key: Key, rows: list[Measured]) -> dict[str, Any]:

@@ -28,7 +28,9 @@ from .conftest import WORDS, composed, train
 
 @pytest.fixture(scope="module")
 def trained(place: Path) -> Path:
-    return train(place, "head", "train=last_layer", "init.provenance=public", f"data.source.test_paths={place}/test.csv")
+    return train(
+        place, "head", "train=last_layer", "model.classifier=pooler", "init.provenance=public", f"data.source.test_paths={place}/test.csv"
+    )
 
 
 def test_frozen_parameters_are_the_checkpoint_and_the_statement_says_what_was_loaded(place: Path, trained: Path):

@@ -43,6 +43,12 @@ def test_the_best_setting_is_chosen_and_among_equals_the_one_with_fewer_passes()
     assert choose([*table, _run(0.85, steps=160, rate=0.05)], long).point.passes == 20
 
 
+def test_runs_of_the_same_head_decide_where_there_are_any():
+    table = [_run(0.70, head="mean linear"), _run(0.90, rate=0.5, head="mean linear"), _run(0.80, head="cls linear_tanh")]
+    assert choose(table, dataclasses.replace(ASKED, head="cls linear_tanh")).measured == (table[2],)
+    assert choose(table, dataclasses.replace(ASKED, head="cls pooler")).measured == tuple(table[:2]), "the head that was measured most"
+
+
 def test_a_condition_that_is_not_above_its_baseline_does_not_choose():
     useless = [_run(0.50, task="b"), _run(0.52, task="b", rate=0.5), _run(0.49, task="b", rate=0.15)]
     table = [_run(0.80), _run(0.60, rate=0.5), _run(0.78, rate=0.15), *useless]
