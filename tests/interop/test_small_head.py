@@ -8,7 +8,7 @@ import jax
 import numpy as np
 import pytest
 
-from dpx.data.vocabulary import SpecialIds
+from dpx.data.tokenizer import SpecialIds
 from dpx.declaration import ConfigError
 from dpx.files import checkpoint_folder
 from dpx.files.weights import by_path, nested
