@@ -67,7 +67,7 @@ TARGET = f"{OfCheckpoint.__module__}.{OfCheckpoint.__qualname__}"
 def written_out(declared: OfCheckpoint, vocabulary: str | None = None, is_head_alone: bool = False) -> dict[str, Any]:
     """Returns the node of a config that declares the checkpoint's model by itself.
 
-    `vocabulary` is the path of the tokenizer whose tokens may be new, by default the checkpoint's; `is_head_alone` says that only the head is
+    `vocabulary` is the path of the tokenizer whose tokens may be new, by default the checkpoint's; `is_head_alone`: only the head is
     trained.
     """
     folder = folder_of(declared.path)
