@@ -14,8 +14,8 @@ from omegaconf.errors import OmegaConfBaseException
 from yaml import MarkedYAMLError
 
 from dpx import packages
-from dpx.config import hints, reference
-from dpx.config.hints import nearest, unknown_key
+from dpx.config import node, reference
+from dpx.config.node import nearest, unknown_key
 from dpx.config.with_hydra import started
 from dpx.declaration import ConfigError
 from dpx.packages import missing, without_papers
@@ -139,7 +139,7 @@ def _unknown_option(error: MissingConfigException) -> ConfigError:
         return ConfigError(wanted, "no such config", "See conf/ for the configs that exist")
     listed = f"The options are {', '.join(options)}"
     listed += "" if group != "job" or any(one.is_own for one in packages.usable()) else f". {without_papers(option).fix}"
-    meant = hints.of_option(group, option, options)
+    meant = node.of_option(group, option, options)
     if meant is None and (close := nearest(option, options).removeprefix(", such as ")):
         meant = f"Did you mean {group}={close}?"
     # Nobody knows the options of a package that was not found.
@@ -155,7 +155,7 @@ def _not_an_option(overrides: Sequence[str]) -> ConfigError:
         if value.lower() in ("null", "none", "true", "false") or re.fullmatch(r"[\d.e+-]+", value):
             reason = f"{value} is not the name of an option"
             if packages.is_group(group):
-                return ConfigError(override, reason, hints.of_group_value(group, value))
+                return ConfigError(override, reason, node.of_group_value(group, value))
             if _is_of_hydra(override):
                 return ConfigError(override, reason, _HYDRAS_KEYS)
     reason = "a config group is set to a value that is not the name of an option"

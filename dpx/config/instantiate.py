@@ -15,9 +15,8 @@ from omegaconf import DictConfig, OmegaConf
 
 from dpx import packages
 from dpx.config.experiment import Experiment
-from dpx.config.hints import unknown_key
 from dpx.config.identity import resolved
-from dpx.config.node import checked_arguments
+from dpx.config.node import checked_arguments, unknown_key
 from dpx.declaration import MAY_BE_INFINITE, ConfigError, is_declaration, require
 from dpx.files.run_folder import RunFolder
 

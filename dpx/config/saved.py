@@ -8,7 +8,7 @@ from pathlib import Path
 import yaml
 from omegaconf import DictConfig, OmegaConf
 
-from dpx.config.hints import nearest
+from dpx.config.node import nearest
 from dpx.declaration import ConfigError, require
 from dpx.files.run_folder import CONFIG
 from dpx.statement import agreement

@@ -11,8 +11,8 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, NamedTuple
 
-from dpx.config.hints import unknown_key
 from dpx.config.instantiate import make
+from dpx.config.node import unknown_key
 from dpx.declaration import declaration
 from dpx.packages import require_extra
 from dpx.pages.analysis_tables import Picture, Table

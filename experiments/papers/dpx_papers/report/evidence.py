@@ -15,7 +15,7 @@ from typing import Any
 
 import pandas as pd
 
-from dpx.config.hints import nearest
+from dpx.config.node import nearest
 from dpx.declaration import ConfigError, declaration, require
 from dpx.pages.analysis_tables import Table
 from dpx.pages.read_runs import Run

@@ -12,7 +12,7 @@ from yaml import YAMLError
 
 from dpx import config
 from dpx.config import recipes
-from dpx.config.hints import nearest
+from dpx.config.node import nearest
 from dpx.declaration import ConfigError, declaration, require
 from dpx.pages.analysis_tables import Lines, Picture
 from dpx.pages.read_runs import Run
