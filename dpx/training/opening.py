@@ -112,9 +112,8 @@ def open_run(experiment: Experiment, folder: RunFolder, job: Any = None) -> Iter
     step = make_step(experiment, audited(objective, experiment.audit, experiment.clip.clipping_norm), mesh, microbatch)
     opened = follower.agree_on_opened(team(), claim_checksum(experiment), facts, data.manifest.checksum)
 
-    with contextlib.ExitStack() as stack:
+    with supervisor.told(team(), experiment.mesh.deadline_s, experiment.mesh.restarts), contextlib.ExitStack() as stack:
         stack.callback(team().tell, "close")
-        stack.enter_context(supervisor.told(team(), experiment.mesh.deadline_s, experiment.mesh.restarts))
 
         # The ledger, and where in it the run starts.
         ledger = stack.enter_context(contextlib.closing(Ledger(private / "ledger")))

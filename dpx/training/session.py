@@ -204,7 +204,7 @@ def end(run: Run, done: int, state: State, metrics: dict[str, float], untrained:
         heldout=metrics,
         baselines=run.heldout.baselines | {"untrained": untrained[metric]} | began,
         # The test set is read only here, after the last step.
-        test=None if run.test is None else together.tested(run.test, without(parameters, CANARIES)),
+        test=None if run.test is None else together.evaluate(together.STATE, run.test(), without(parameters, CANARIES), "test"),
         rows=run.heldout.rows,
         test_rows=run.store.manifest.rows.get("test"),
         best_step=early.best.steps_done if early is not None and early.best is not None else None,

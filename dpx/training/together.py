@@ -80,12 +80,6 @@ def evaluate(which: str, heldout: HeldOut, params: Any, split: str = "heldout") 
     return heldout(params)
 
 
-def tested(make: Any, params: Any) -> dict[str, float]:
-    """Returns the metrics of the state's `params` on the test set; `make` reads it."""
-    team().tell("evaluate", which=STATE, split="test")
-    return make()(params)
-
-
 def write_weights(directory: Path, state: State, step: Step, private: Path, facts: Any) -> None:
     """Writes the model's parameters to `directory`, with the facts that `facts(parameters on the host, trained paths)` returns."""
     team().tell("gather")
