@@ -16,7 +16,6 @@ from omegaconf import OmegaConf
 
 import dpx
 from dpx import config
-from dpx.claim.calibration import claim_checksum
 from dpx.claim.search_record import opened
 from dpx.config import recipes
 from dpx.config.command_line import as_refused
@@ -342,16 +341,16 @@ def test_training_another_config_in_a_runs_folder_names_the_keys_and_a_command_t
     (run / "release").mkdir(parents=True)
     (run / "release" / "config.yaml").write_text(text)
     cfg = recipes.compose(["data=synthetic", "steps=4"])
-    require_same_claim(claim_checksum(experiment), cfg, run, ())
+    require_same_claim(experiment.claim_checksum, cfg, run, ())
     overrides = ("data=synthetic", "steps=8", "batch_schedule.size=8", f"hydra.run.dir={run}")
     other, cfg = composed(*overrides[:3])[0], recipes.compose(list(overrides[:3]))
     with pytest.raises(ConfigError, match=r"batch_schedule.size, steps differ\. Restore it, or give another hydra.run.dir"):
-        require_same_claim(claim_checksum(other), cfg, run, overrides)
+        require_same_claim(other.claim_checksum, cfg, run, overrides)
     (run / "private" / "checkpoints" / "2").mkdir(parents=True)
     with pytest.raises(
         ConfigError, match=r"branch into a new folder: python -m dpx data=synthetic steps=8 batch_schedule.size=8 fork=\S*run@2\.$"
     ):
-        require_same_claim(claim_checksum(other), cfg, run, overrides)
+        require_same_claim(other.claim_checksum, cfg, run, overrides)
 
 
 def test_a_path_is_printed_as_the_next_command_can_name_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

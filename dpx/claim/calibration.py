@@ -3,20 +3,19 @@
 Gives the part of a declaration that a claim depends on, and its checksum: neither may change during a run.
 """
 
-import hashlib
 import json
 from contextlib import suppress
 from dataclasses import asdict, dataclass, fields, replace
 from typing import Any
 
 from dpx.claim.claim_checks import check_claim, event_of_step
+from dpx.config.declared_audit import Audit
 from dpx.config.experiment import Experiment
-from dpx.declaration import ConfigError, at_default, identifying_values
+from dpx.declaration import ConfigError, at_default
 from dpx.mechanism.clip import Clip
-from dpx.mechanism.declared_mechanism import Multiplier, NoiseBatchRatio, TargetClt, TargetEpsilon
+from dpx.mechanism.declared_mechanism import Multiplier, Noise, NoiseBatchRatio, TargetClt, TargetEpsilon
 from dpx.mechanism.mechanism_protocol import ForwardNoise, Mechanism
 from dpx.mechanism.telemetry import Telemetry
-from dpx.models.model_protocol import COMPUTATION
 from dpx.privacy import accounting, ledger, profile, solve
 from dpx.privacy.closed_form import remaining
 from dpx.privacy.declared_privacy import Accountant, GdpClt, Privacy
@@ -43,108 +42,6 @@ class Calibrated:
     batch_stages: BatchStages
     size: int
     epsilon: dict[str, float]
-
-
-def calibrate(experiment: Experiment, size: int, plan: Plan | None = None) -> Calibrated:
-    """Checks the claim and solves for the noise multiplier.
-
-    `size` is the counted number of rows or units (what the sampler draws), or the declared number before anything is counted. Raises
-    `ConfigError` for a claim that is not valid.
-
-    A run that began with `plan` keeps the noise multiplier that was solved for then, if nothing else in its plan has changed: another
-    version of an accountant may return one that differs in the last digits.
-    """
-    batch_stages = batch_schedule.stages(experiment.batch_schedule, experiment.steps)
-    if not experiment.is_private:
-        return Calibrated(None, tuple((batch / size, steps) for batch, steps in batch_stages), batch_stages, size, {})
-    size = check_claim(experiment, size)
-    entries, noise, sampler, privacy = Entries.of(experiment), experiment.noise, experiment.sampler, experiment.privacy
-    if isinstance(noise, Multiplier):
-        sigma = noise.noise_multiplier
-    elif isinstance(noise, NoiseBatchRatio):
-        sigma = noise.noise_batch_ratio * batch_stages[0][0]
-    elif isinstance(noise, TargetClt):
-        # At this noise the central limit gives the target, as if the draws of each step were hidden.
-        assert isinstance(experiment.mechanism, ForwardNoise)
-        draws = experiment.mechanism.draws_per_step
-        of_draws = [(batch / size / draws, steps * draws) for batch, steps in batch_stages]
-        sigma = profile.gdp_clt_noise_multiplier(of_draws, epsilon=noise.epsilon, delta=privacy.delta, value="noise.epsilon")
-    else:
-        assert isinstance(noise, TargetEpsilon)
-        accountant, orders = accountant_of(experiment.accountant)
-        alone = dict.fromkeys(ledger.AUXILIARY)
-        segments = [replace(segment, **alone) for segment in entries.planned(batch_stages, size, 1.0)]
-        adjacency = privacy.adjacency
-        if sampler.assumed is not None:
-            segments, adjacency = assumed(sampler, segments), ASSUMED_ADJACENCY
-        whole = solve.solve(
-            accounting.bucketed(ledger.releases(segments)),
-            epsilon=noise.epsilon,
-            delta=privacy.delta,
-            accountant=accountant,
-            orders=orders,
-            adjacency=adjacency,
-            coarse=experiment.accountant.value_discretization_interval,
-        )
-        sigma = remaining(whole, auxiliary(experiment.clip, experiment.telemetry))
-    stages = tuple((batch / size, steps) for batch, steps in batch_stages)
-    first = None if plan is None or plan.step is None else plan.step.noise_multiplier
-    if plan is not None and first and first != sigma:
-        now = plan_of(experiment, Calibrated(first, stages, batch_stages, size, {}))
-        sigma = sigma if differing(plan, now) else first
-    spent = accounting_of(experiment.accountant, privacy, entries.planned(batch_stages, size, sigma))
-    return Calibrated(sigma, stages, batch_stages, size, spent)
-
-
-def plan_of(experiment: Experiment, calibrated: Calibrated) -> Plan:
-    """Returns the settings that decide the cost of every step, which are entered in the ledger before the first step.
-
-    All are null for a run without privacy.
-    """
-    if calibrated.noise_multiplier is None:
-        return Plan()
-    first = Entries.of(experiment).of_step(calibrated.size, calibrated.noise_multiplier, calibrated.batch_stages[0][0])
-    groups = {name: getattr(experiment, name) for name in ("noise", "privacy", "accountant", "audit")}
-    return Plan(
-        step=StepCost(**{field.name: getattr(first, field.name) for field in fields(StepCost)}),
-        steps=experiment.steps,
-        batch_sizes=calibrated.batch_stages,
-        declared=PlanParts(
-            **{
-                name: Part(values=json.loads(json.dumps(asdict(group))), at_default=tuple(at_default(group)))
-                for name, group in groups.items()
-            }
-        ),
-    )
-
-
-def differing(before: Plan | None, plan: Plan) -> list[str]:
-    """Returns the settings of `plan` that differ from the earlier plan `before`, which was made before results were seen."""
-    if before is None:
-        return []
-    names = []
-    pairs = ((before.step, plan.step), (_whole(before), _whole(plan)), (before.declared, plan.declared))
-    for earlier, later in ((_named(one), _named(other)) for one, other in pairs):
-        for name, now in later.items():
-            was = earlier.get(name)
-            if isinstance(now, Part) and isinstance(was, Part):
-                # A declared field that did not exist then is the same at its default.
-                added = [field for field in now.values if field not in was.values and field in now.at_default]
-                was, now = was.values, {field: value for field, value in now.values.items() if field not in added}
-            if was != now:
-                names.append(name)
-    return names
-
-
-def _named(part: StepCost | PlanParts | dict[str, Any] | None) -> dict[str, Any]:
-    if part is None or isinstance(part, dict):
-        return part or {}
-    return {field.name: getattr(part, field.name) for field in fields(part)}
-
-
-def _whole(plan: Plan) -> dict[str, Any]:
-    """Returns the settings of the whole schedule; empty for a run without privacy."""
-    return {} if plan.steps is None else {"steps": plan.steps, "batch_sizes": plan.batch_sizes}
 
 
 @dataclass(frozen=True)
@@ -207,6 +104,109 @@ class Entries:
         return segments
 
 
+def calibrate(experiment: Experiment, size: int, plan: Plan | None = None) -> Calibrated:
+    """Checks the claim and solves for the noise multiplier.
+
+    `size` is the counted number of rows or units (what the sampler draws), or the declared number before anything is counted. Raises
+    `ConfigError` for a claim that is not valid.
+
+    A run that began with `plan` keeps the noise multiplier that was solved for then, if nothing else in its plan has changed: another
+    version of an accountant may return one that differs in the last digits.
+    """
+    batch_stages = batch_schedule.stages(experiment.batch_schedule, experiment.steps)
+    if not experiment.is_private:
+        return Calibrated(None, tuple((batch / size, steps) for batch, steps in batch_stages), batch_stages, size, {})
+    size = check_claim(experiment, size)
+    entries, noise, sampler, privacy = Entries.of(experiment), experiment.noise, experiment.sampler, experiment.privacy
+    if isinstance(noise, Multiplier):
+        sigma = noise.noise_multiplier
+    elif isinstance(noise, NoiseBatchRatio):
+        sigma = noise.noise_batch_ratio * batch_stages[0][0]
+    elif isinstance(noise, TargetClt):
+        # At this noise the central limit gives the target, as if the draws of each step were hidden.
+        assert isinstance(experiment.mechanism, ForwardNoise)
+        draws = experiment.mechanism.draws_per_step
+        of_draws = [(batch / size / draws, steps * draws) for batch, steps in batch_stages]
+        sigma = profile.gdp_clt_noise_multiplier(of_draws, epsilon=noise.epsilon, delta=privacy.delta, value="noise.epsilon")
+    else:
+        assert isinstance(noise, TargetEpsilon)
+        accountant, orders = accountant_of(experiment.accountant)
+        alone = dict.fromkeys(ledger.AUXILIARY)
+        segments = [replace(segment, **alone) for segment in entries.planned(batch_stages, size, 1.0)]
+        adjacency = privacy.adjacency
+        if sampler.assumed is not None:
+            segments, adjacency = assumed(sampler, segments), ASSUMED_ADJACENCY
+        whole = solve.solve(
+            accounting.bucketed(ledger.releases(segments)),
+            epsilon=noise.epsilon,
+            delta=privacy.delta,
+            accountant=accountant,
+            orders=orders,
+            adjacency=adjacency,
+            coarse=experiment.accountant.value_discretization_interval,
+        )
+        sigma = remaining(whole, auxiliary(experiment.clip, experiment.telemetry))
+    stages = tuple((batch / size, steps) for batch, steps in batch_stages)
+    first = None if plan is None or plan.step is None else plan.step.noise_multiplier
+    if plan is not None and first and first != sigma:
+        parts = noise, experiment.accountant, experiment.audit
+        now = plan_of(entries, Calibrated(first, stages, batch_stages, size, {}), experiment.steps, *parts)
+        sigma = sigma if differing(plan, now) else first
+    spent = accounting_of(experiment.accountant, privacy, entries.planned(batch_stages, size, sigma))
+    return Calibrated(sigma, stages, batch_stages, size, spent)
+
+
+def plan_of(entries: Entries, calibrated: Calibrated, steps: int, noise: Noise, accountant: Accountant, audit: Audit) -> Plan:
+    """Returns the settings that decide the cost of every step, which are entered in the ledger before the first step.
+
+    All are null for a run without privacy.
+    """
+    if calibrated.noise_multiplier is None:
+        return Plan()
+    first = entries.of_step(calibrated.size, calibrated.noise_multiplier, calibrated.batch_stages[0][0])
+    groups = {"noise": noise, "privacy": entries.privacy, "accountant": accountant, "audit": audit}
+    return Plan(
+        step=StepCost(**{field.name: getattr(first, field.name) for field in fields(StepCost)}),
+        steps=steps,
+        batch_sizes=calibrated.batch_stages,
+        declared=PlanParts(
+            **{
+                name: Part(values=json.loads(json.dumps(asdict(group))), at_default=tuple(at_default(group)))
+                for name, group in groups.items()
+            }
+        ),
+    )
+
+
+def differing(before: Plan | None, plan: Plan) -> list[str]:
+    """Returns the settings of `plan` that differ from the earlier plan `before`, which was made before results were seen."""
+    if before is None:
+        return []
+    names = []
+    pairs = ((before.step, plan.step), (_whole(before), _whole(plan)), (before.declared, plan.declared))
+    for earlier, later in ((_named(one), _named(other)) for one, other in pairs):
+        for name, now in later.items():
+            was = earlier.get(name)
+            if isinstance(now, Part) and isinstance(was, Part):
+                # A declared field that did not exist then is the same at its default.
+                added = [field for field in now.values if field not in was.values and field in now.at_default]
+                was, now = was.values, {field: value for field, value in now.values.items() if field not in added}
+            if was != now:
+                names.append(name)
+    return names
+
+
+def _named(part: StepCost | PlanParts | dict[str, Any] | None) -> dict[str, Any]:
+    if part is None or isinstance(part, dict):
+        return part or {}
+    return {field.name: getattr(part, field.name) for field in fields(part)}
+
+
+def _whole(plan: Plan) -> dict[str, Any]:
+    """Returns the settings of the whole schedule; empty for a run without privacy."""
+    return {} if plan.steps is None else {"steps": plan.steps, "batch_sizes": plan.batch_sizes}
+
+
 def auxiliary(clip: Clip, telemetry: Telemetry) -> dict[str, float | None]:
     """Returns the noise multipliers of a step's releases beside the gradient sum; `None` for what it does not release
     (`ledger.AUXILIARY`)."""
@@ -251,23 +251,3 @@ def accounting_of(accountant: Accountant, privacy: Privacy, segments: Segments) 
     """Returns the epsilon of `segments` at the declared delta, by accountant, the run's own first."""
     charges = accounting.bucketed(ledger.releases(segments))
     return {name: composition.epsilon(privacy.delta) for name, composition in compositions(accountant, privacy, charges).items()}
-
-
-# Reporting and evaluation do not reach the parameters; the rest of the declaration does.
-_WITHOUT_EFFECT = ("schedule", "name", "tune", "profile")
-# These settings change how bits are computed, never the privacy statement.
-_COMPUTATION = ("mesh", "clipping_method", "microbatch", "length_buckets")
-
-
-def claim_checksum(experiment: Experiment) -> str:
-    """Returns the SHA-256 of the declaration, which must not change during a run: as plain data, without default values, reporting, and
-    settings of how it is computed."""
-    plain = identifying_values(experiment)
-    plain["data"].pop("directory", None)
-    for name in COMPUTATION:
-        plain["model"].pop(name, None)
-    # Two packages may have classes of one name.
-    if outside := outside_code.parts(experiment):
-        plain["outside_code"] = {part.key: part.kind for part in outside}
-    claim = {key: value for key, value in plain.items() if key not in _WITHOUT_EFFECT + _COMPUTATION}
-    return hashlib.sha256(json.dumps(claim, sort_keys=True, default=str).encode()).hexdigest()

@@ -9,7 +9,6 @@ from typing import Any, Literal
 from dpx.claim.run_facts import RunFacts
 from dpx.clipping import ClippingMethod
 from dpx.config.declared_audit import Audit, Canaries
-from dpx.config.experiment import Experiment
 from dpx.data.declared_data import Data
 from dpx.data.labelled import Table
 from dpx.data.protected_units import vocabulary_source as vocabulary_source
@@ -18,6 +17,7 @@ from dpx.models.trained import Trained
 from dpx.privacy.declared_privacy import Privacy, UnitFacts, unlike
 from dpx.privacy.ledger import Ledger
 from dpx.privacy.lines import Verdict
+from dpx.sampler import Sampler
 
 NOT_COVERED = (
     "a choice of hyperparameters, checkpoints or repeats that looks at the protected data: only this run's own steps are charged",
@@ -172,11 +172,10 @@ def _of_public_facts(data: Data, privacy: Privacy, manifest: Any, size: int) -> 
 AuditState = Literal["pending", "passes", "fails"]
 
 
-def reasons_against(experiment: Experiment, manifest: Any) -> list[str]:
-    """Returns the reasons why the run has no guarantee, whatever its noise."""
-    data, privacy = experiment.data, experiment.privacy
+def reasons_against(data: Data, privacy: Privacy, sampler: Sampler, seed: int | None, of_mechanism: list[str], manifest: Any) -> list[str]:
+    """Returns the reasons why the run has no guarantee, whatever its noise; `of_mechanism` are `Experiment.reasons_of_mechanism`."""
     checks: list[tuple[bool, str]] = [
-        (experiment.seed is not None, "fixed_seed: the noise can be recomputed from the config"),
+        (seed is not None, "fixed_seed: the noise can be recomputed from the config"),
         (vocabulary_source(data.vocabulary, manifest) == "protected", "vocabulary: fitted on protected text without noise"),
         (data.learns_labels, "labels: the list of labels was learnt from the protected rows (data.source.labels=null)"),
         (
@@ -184,16 +183,14 @@ def reasons_against(experiment: Experiment, manifest: Any) -> list[str]:
             f"pairs: data.pairs=cross_document puts text of one {privacy.unit} into rows of another",
         ),
         (
-            experiment.sampler.depends_on_size and manifest is not None and data.declared_size not in (None, privacy.population(manifest)),
-            f"sampler: {experiment.sampler.name} is accounted at data.declared_size={data.declared_size}, "
-            f"not the true number of {privacy.drawn}s",
+            sampler.depends_on_size and manifest is not None and data.declared_size not in (None, privacy.population(manifest)),
+            f"sampler: {sampler.name} is accounted at data.declared_size={data.declared_size}, not the true number of {privacy.drawn}s",
         ),
         (
             bool(privacy.assumed),
             f"assumed: the values of {', '.join(privacy.assumed)} are not known (privacy.assumed)",
         ),
     ]
-    of_mechanism = experiment.mechanism.reasons_against(experiment.train, lambda: experiment.task.parameter_shapes(experiment.model, 1))
     return [reason for holds, reason in checks if holds] + of_mechanism
 
 

@@ -77,7 +77,7 @@ def build(
         reasons = (f"mechanism={experiment.mechanism.name}",)
         return PlainStatement(**common, guarantee="not_private", reasons=reasons, epsilon={}, ledger=chain_facts(entered))
     against = [
-        *reasons_against(experiment, manifest),
+        *reasons_against(experiment.data, privacy, experiment.sampler, experiment.seed, experiment.reasons_of_mechanism, manifest),
         *(seeded(entered) if experiment.seed is None else []),
         *chosen_late(entered),
         *unlike_units(entered),

@@ -4,6 +4,8 @@ Declares what a run measures of the time of its steps (`profile=none`, `steps` o
 """
 
 import dataclasses
+import hashlib
+import json
 import re
 from collections import defaultdict
 from collections.abc import Sequence
@@ -15,9 +17,10 @@ from dpx.config.declared_init import Init, MeasuredTable, RandomStart
 from dpx.config.declared_tuning import Tune
 from dpx.data.declared_data import Data
 from dpx.data.length_buckets import LengthBuckets, widths_of
-from dpx.declaration import declaration, require
+from dpx.declaration import declaration, identifying_values, require
 from dpx.files.weights import Shapes
 from dpx.mechanism.declared_mechanism import Clip, ForwardNoise, Mechanism, Noise, NoiseBatchRatio, SecretTelemetry, Telemetry
+from dpx.models.model_protocol import COMPUTATION
 from dpx.models.shape import AnyModel
 from dpx.models.trained import Everything, Trained
 from dpx.optimizer import Optimizer
@@ -26,8 +29,14 @@ from dpx.privacy.declared_privacy import Accountant, Privacy
 from dpx.processes.mesh import Mesh
 from dpx.sampler import Sampler
 from dpx.sampler.batch_schedule import BatchSchedule, Constant
+from dpx.statement import outside_code
 from dpx.task.declared_targets import MultiLabel, Regression
 from dpx.task.declared_task import Task
+
+# Reporting and evaluation do not reach the parameters; the rest of the declaration does.
+_WITHOUT_EFFECT = ("schedule", "name", "tune", "profile")
+# These settings change how bits are computed, never the privacy statement.
+_COMPUTATION = ("mesh", "clipping_method", "microbatch", "length_buckets")
 
 
 @declaration
@@ -366,6 +375,25 @@ class Experiment:
     @property
     def is_private(self) -> bool:
         return self.mechanism.is_private
+
+    @property
+    def claim_checksum(self) -> str:
+        """The SHA-256 of the declaration, which must not change during a run: as plain data, without default values, reporting, and
+        settings of how it is computed."""
+        plain = identifying_values(self)
+        plain["data"].pop("directory", None)
+        for name in COMPUTATION:
+            plain["model"].pop(name, None)
+        # Two packages may have classes of one name.
+        if outside := outside_code.parts(self):
+            plain["outside_code"] = {part.key: part.kind for part in outside}
+        claim = {key: value for key, value in plain.items() if key not in _WITHOUT_EFFECT + _COMPUTATION}
+        return hashlib.sha256(json.dumps(claim, sort_keys=True, default=str).encode()).hexdigest()
+
+    @property
+    def reasons_of_mechanism(self) -> list[str]:
+        """Why the mechanism's noise does not cover what is trained."""
+        return self.mechanism.reasons_against(self.train, lambda: self.task.parameter_shapes(self.model, 1))
 
 
 def require_name(name: str) -> None:

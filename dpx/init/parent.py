@@ -11,7 +11,6 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from dpx import config
-from dpx.claim.calibration import claim_checksum
 from dpx.claim.caveats import audit_state, chosen_late, of_a_trial, reasons_against, refuted, seeded, vocabulary_source
 from dpx.config.declared_init import FromRun
 from dpx.config.experiment import Experiment
@@ -89,9 +88,10 @@ def open_parent(init: FromRun, asked: str) -> Parent:
         known = [manifest for one in entered.data if one and (manifest := left_out.manifest(folder.private, one))]
         # The reasons why it has no guarantee, from its parts and from its statement.
         reasons = [] if experiment.is_private else [f"mechanism={experiment.mechanism.name} adds no noise"]
-        if any(epoch.fingerprint.get("claim") != claim_checksum(experiment) for epoch in entered.noise_epochs):
+        if any(epoch.fingerprint.get("claim") != experiment.claim_checksum for epoch in entered.noise_epochs):
             reasons.append("its config.yaml is not the config that its ledger began with")
-        reasons += reasons_against(experiment, known[0] if known else None)
+        of_mechanism, data = experiment.reasons_of_mechanism, known[0] if known else None
+        reasons += reasons_against(experiment.data, experiment.privacy, experiment.sampler, experiment.seed, of_mechanism, data)
         reasons += seeded(entered) + chosen_late(entered) + refuted(entered.verdict)
         # A run may be resumed by commands that do not name the search; its ledger and its statement still do.
         charges = [trial.charge for trial in entered.trials]

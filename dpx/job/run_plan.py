@@ -175,10 +175,13 @@ def plan_of_run(experiment: Experiment, fork: str | None = None) -> RunPlan:
     begins = planned_start(experiment.init, experiment.receiver, store, fork)
     facts = RunFacts.of(None, begins.origins)
     # Reasons why no guarantee is planned, and the packages that the claim would trust.
-    late = late_choices(differing(begins.plan, plan_of(experiment, calibrated)))
-    reasons = [*reasons_against(experiment, manifest), *facts.against, *late] if is_private else [f"mechanism={mechanism.name}"]
+    entries = Entries.of(experiment)
+    plan = plan_of(entries, calibrated, experiment.steps, experiment.noise, experiment.accountant, experiment.audit)
+    late = late_choices(differing(begins.plan, plan))
+    own = reasons_against(data, privacy, experiment.sampler, experiment.seed, experiment.reasons_of_mechanism, manifest)
+    reasons = [*own, *facts.against, *late] if is_private else [f"mechanism={mechanism.name}"]
     by = outside_code.joined(outside_code.packages_of(experiment), outside_code.packages_of_segments(facts.segments))
-    planned = planned_end(Entries.of(experiment), calibrated, None, begins.origins) if is_private else []
+    planned = planned_end(entries, calibrated, None, begins.origins) if is_private else []
     sigma, size = calibrated.noise_multiplier, calibrated.size
     examples, largest = sum(batch * steps for batch, steps in calibrated.batch_stages), max(batch for batch, _ in calibrated.batch_stages)
 

@@ -9,6 +9,7 @@ import math
 import os
 import shlex
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, cast
 
@@ -16,7 +17,6 @@ from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
 
 from dpx import config
-from dpx.claim.calibration import claim_checksum
 from dpx.claim.search_record import different_keys
 from dpx.config import build
 from dpx.config.command_line import as_refused
@@ -149,7 +149,7 @@ class Point:
         if is_new:
             _check_noise(experiment.mechanism, self.overrides)
             if self.job in TRAINING and RunFolder(self.path).has_begun:
-                require_same_claim(claim_checksum(experiment), self.cfg, self.path, self.overrides)
+                require_same_claim(experiment.claim_checksum, self.cfg, self.path, self.overrides)
         require_processes(experiment.mesh, team().count)
         simulate_devices(experiment.mesh, experiment.mesh.simulated_here(team().count))
         if is_new:
@@ -157,16 +157,12 @@ class Point:
             experiment.require_new()
         return experiment, job
 
-    def run(self, experiment: Experiment, job: Any) -> None:
-        """Runs the job, and notes in the folder that it runs and that it has finished."""
+    def run(self, work: Callable[[RunFolder], None]) -> None:
+        """Does the `work` of the job, and notes in the folder that it runs and that it has finished."""
         began, code, status = time.monotonic(), commit(), self.status
         status.write("running", pid=os.getpid(), commit=code)
         folder = RunFolder(self.path, OmegaConf.to_yaml(OmegaConf.create(config.resolved(self.cfg))), self.fork)
-        if self.is_sweep and self.job == "plan":
-            # Plans of a sweep are printed at its end, equal ones once (`sweep_tables.show_plans`).
-            job.write(experiment, folder)
-        else:
-            job(experiment, folder)
+        work(folder)
         status.write("finished", seconds=round(time.monotonic() - began, 1), commit=code, score=score_of(self.path))
 
     def note_failed(self, error: Exception) -> str:
@@ -256,7 +252,7 @@ def require_same_claim(claim: str, cfg: DictConfig, path: Path, overrides: tuple
     into a new folder.
     """
     held = config.read(config.place_of(path))
-    if claim_checksum(build(held)[0]) == claim:
+    if build(held)[0].claim_checksum == claim:
         return
     before = identity(cast(dict[str, Any], OmegaConf.to_container(held)))
     differing = different_keys(before, identity(config.resolved(cfg)))

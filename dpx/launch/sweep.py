@@ -12,6 +12,7 @@ import os
 import secrets
 import shutil
 from collections.abc import Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -197,7 +198,9 @@ class Sweep:
             with trial(point, experiment, job) as seen:
                 if self._is_copy and self._command is not None:
                     self._command.begin(settings.job.num, point.path.absolute())
-                point.run(seen, job)
+                # Plans of a sweep are printed at its end, equal ones once (`sweep_tables.show_plans`).
+                call = job.write if point.is_sweep and point.job == "plan" else job
+                point.run(partial(call, seen))
         except Interrupted as interrupted:
             point.note_interrupted(interrupted)
             raise

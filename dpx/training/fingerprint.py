@@ -26,7 +26,6 @@ import numpy as np
 
 import dpx
 from dpx import packages
-from dpx.claim.calibration import claim_checksum
 from dpx.config.experiment import Experiment
 from dpx.models.model_protocol import COMPUTATION
 from dpx.statement import outside_code
@@ -145,7 +144,7 @@ def fingerprint(
     modules = _modules_of(experiment)
     beside = {_top(name) for name in modules} - {dpx.__name__}
     return {
-        "claim": claim_checksum(experiment),
+        "claim": experiment.claim_checksum,
         "data": data_checksum,
         "code": code_checksum(name for name in modules if _top(name) == dpx.__name__),
         "packages": {name: _package(name) for name in outside_code.joined(beside, outside_code.packages_of(experiment, job))},

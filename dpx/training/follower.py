@@ -152,7 +152,6 @@ class _Followed:
 
     def _do_open(self, **facts: Any) -> None:
         from dpx.audit.canary_objective import audited
-        from dpx.claim.calibration import claim_checksum
         from dpx.task.objective import objective as make_objective
         from dpx.training.evaluation import BATCH_ROWS, held_out
         from dpx.training.loop import Computation
@@ -165,7 +164,7 @@ class _Followed:
         mesh = experiment.mesh.make()
         step = make_step(experiment, audited(objective, experiment.audit, experiment.clip.clipping_norm), mesh, facts["microbatch"])
         strategy = None if facts["strategy"] is None else np.asarray(facts["strategy"], np.float32)
-        self._opened = agree_on_opened(team, claim_checksum(experiment), facts, store.manifest.checksum)
+        self._opened = agree_on_opened(team, experiment.claim_checksum, facts, store.manifest.checksum)
         self._told.enter_context(supervisor.told(team, experiment.mesh.deadline_s, experiment.mesh.restarts))
         self._computation = Computation(experiment=experiment, calibrated=calibrated, store=store, step=step, strategy=strategy)
         of_split = partial(held_out, objective, store, batch_rows=BATCH_ROWS, widths=experiment.widths, mesh=mesh)

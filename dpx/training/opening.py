@@ -22,7 +22,7 @@ import jax
 from dpx.audit import in_run
 from dpx.audit.canaries import require_same_audit
 from dpx.audit.canary_objective import audited
-from dpx.claim.calibration import Entries, calibrate, claim_checksum, plan_of
+from dpx.claim.calibration import Entries, calibrate, plan_of
 from dpx.claim.run_facts import planned_end
 from dpx.claim.spent import Spending, require_bound
 from dpx.config.declared_audit import Audit, Canaries
@@ -110,7 +110,7 @@ def open_run(experiment: Experiment, folder: RunFolder, job: Any = None) -> Iter
     facts = follower.facts_of_run(experiment.mesh, calibrated, microbatch, strategy)
     team().tell("open", **facts)
     step = make_step(experiment, audited(objective, experiment.audit, experiment.clip.clipping_norm), mesh, microbatch)
-    opened = follower.agree_on_opened(team(), claim_checksum(experiment), facts, data.manifest.checksum)
+    opened = follower.agree_on_opened(team(), experiment.claim_checksum, facts, data.manifest.checksum)
 
     with supervisor.told(team(), experiment.mesh.deadline_s, experiment.mesh.restarts), contextlib.ExitStack() as stack:
         stack.callback(team().tell, "close")
@@ -119,8 +119,9 @@ def open_run(experiment: Experiment, folder: RunFolder, job: Any = None) -> Iter
         ledger = stack.enter_context(contextlib.closing(Ledger(private / "ledger")))
         checkpoints = stack.enter_context(contextlib.closing(Checkpoints(private / agreement.CHECKPOINTS, schedule.checkpoints_kept)))
         unchanged = fingerprint(experiment, data.manifest.checksum, microbatch, strategy, job)
+        plan = plan_of(entries, calibrated, experiment.steps, experiment.noise, experiment.accountant, experiment.audit)
         allow = allowed_again(*of_run, entries.planned, calibrated, ledger)
-        noise_epochs = NoiseEpochs(folder, experiment.seed, unchanged, ledger, plan_of(experiment, calibrated), allow)
+        noise_epochs = NoiseEpochs(folder, experiment.seed, unchanged, ledger, plan, allow)
         left_out.keep_manifest(private, data)
         for line in left_out.keep(private, data):
             stage(line)

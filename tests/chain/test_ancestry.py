@@ -17,7 +17,6 @@ from omegaconf import OmegaConf
 
 from dpx import config
 from dpx.claim import calibration, statement
-from dpx.claim.calibration import claim_checksum
 from dpx.config import recipes
 from dpx.config.declared_chain import declared
 from dpx.data import learnt_from, left_out
@@ -44,6 +43,10 @@ from .oracle import Node
 
 DELTA = 1e-3
 TEXTS = 3
+
+
+def _plan_of(of: Any, calibrated: Any) -> Any:
+    return calibration.plan_of(calibration.Entries.of(of), calibrated, of.steps, of.noise, of.accountant, of.audit)
 
 
 def drawn(seed: int) -> list[Node]:
@@ -185,10 +188,10 @@ class World:
             left_out.keep_manifest(folder.private, store)
             if start.private is not None:
                 left_out.inherit(folder.private, start.private)
-            entered.declare_plan(calibration.plan_of(experiment, calibrated))
+            entered.declare_plan(_plan_of(experiment, calibrated))
             entered.note_origins(start.origins)
             entered.note_units(unit_facts(experiment.data, experiment.privacy, store.manifest))
-            facts = {"claim": claim_checksum(experiment), "data": store.manifest.checksum}
+            facts = {"claim": experiment.claim_checksum, "data": store.manifest.checksum}
             known = {"number": 0, "name": "first", "from_step": 0, "start": None, "secret_tag": "", "why": "the run begins"}
             entered.open_noise_epoch(NoiseEpoch(**known, secret_place=None if self.graph[number].fault == "seed" else 1, fingerprint=facts))
             if experiment.is_private:

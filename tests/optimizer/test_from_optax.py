@@ -7,7 +7,6 @@ import optax
 import pytest
 
 from dpx import config, packages
-from dpx.claim.calibration import claim_checksum
 from dpx.config import recipes
 from dpx.declaration import ConfigError
 from dpx.optimizer import Adam, Optax, from_optax
@@ -107,11 +106,11 @@ def test_an_argument_that_only_an_object_can_be_is_refused(monkeypatch):
 
 def test_the_optimiser_is_part_of_the_identity_of_a_run():
     found = [
-        claim_checksum(built(*overrides))
+        built(*overrides).claim_checksum
         for overrides in ([], ["optimizer=adamw"], ["optimizer=lion"], ["optimizer=lion", "optimizer.arguments.b1=0.8"])
     ]
     assert len(set(found)) == len(found)
-    assert claim_checksum(built("optimizer=lion")) == found[2]
+    assert built("optimizer=lion").claim_checksum == found[2]
 
 
 def test_a_check_looks_for_no_devices(tmp_path):

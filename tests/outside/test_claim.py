@@ -9,7 +9,6 @@ from dp_accounting import rdp
 
 from dpx import config
 from dpx.claim import calibration, statement
-from dpx.claim.calibration import claim_checksum
 from dpx.claim.study import Study
 from dpx.claim.trial_charges import Search
 from dpx.config import recipes
@@ -253,9 +252,9 @@ def test_another_version_is_other_code_and_another_class_another_claim(site, tmp
         assert fingerprint.fingerprint(experiment, "data", 8)["packages"] != noted
     with as_if_unimported():
         assert fingerprint.fingerprint(built(*OWN), "data", 8)["packages"] == {}
-    noted = claim_checksum(experiment)
+    noted = experiment.claim_checksum
     monkeypatch.setattr(calibration.outside_code, "parts", lambda declared: [])
-    assert claim_checksum(experiment) != noted
+    assert experiment.claim_checksum != noted
 
 
 def test_an_old_entry_reads_as_dpxs_own():

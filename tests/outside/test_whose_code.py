@@ -39,6 +39,10 @@ from dpx.mechanism.dp_sgd import DpSgd
 noisy = DpSgd.noisy_sum
 
 
+def _plan_of(of: Any, calibrated: Any) -> Any:
+    return calibration.plan_of(calibration.Entries.of(of), calibrated, of.steps, of.noise, of.accountant, of.audit)
+
+
 @declaration
 class Train(train.Train):
     def __call__(self, experiment, folder):
@@ -113,9 +117,9 @@ def test_a_package_that_is_installed_and_not_imported_takes_no_part(site, tmp_pa
 
 
 def test_what_it_costs_does_not_depend_on_who_is_imported(site, tmp_path):
-    before = calibration.plan_of(built(), calibration.calibrate(built(), SIZE))
+    before = _plan_of(built(), calibration.calibrate(built(), SIZE))
     importlib.import_module("dpx_reed.patch")
-    assert calibration.plan_of(built(), calibration.calibrate(built(), SIZE)) == before, "else resuming would look like a late choice"
+    assert _plan_of(built(), calibration.calibrate(built(), SIZE)) == before, "else resuming would look like a late choice"
 
 
 def test_a_package_imported_between_two_steps_is_named_from_there_on_and_every_step_counts_once(site, tmp_path):

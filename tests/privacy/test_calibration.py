@@ -1,12 +1,13 @@
 """Declared noise becomes a noise multiplier that never exceeds the target epsilon; invalid claims are refused."""
 
 import dataclasses
+from typing import Any
 
 import pytest
 
 import dpx.privacy
 from dpx.claim import calibration
-from dpx.claim.calibration import calibrate, differing, plan_of
+from dpx.claim.calibration import calibrate, differing
 from dpx.config.declared_audit import Canaries, Primary
 from dpx.declaration import ConfigError
 from dpx.mechanism.declared_mechanism import Multiplier, NoiseBatchRatio, NoPrivacy, TargetEpsilon
@@ -18,6 +19,10 @@ from dpx.sampler.batch_schedule import Constant, Linear, Staged
 from tests.processes import WIDTH
 
 N = 10_000
+
+
+def _plan_of(of: Any, calibrated: Any) -> Any:
+    return calibration.plan_of(calibration.Entries.of(of), calibrated, of.steps, of.noise, of.accountant, of.audit)
 
 
 def test_stated_noise_is_kept(small):
@@ -44,7 +49,7 @@ def test_a_plan_holds_the_audit_and_says_which_setting_differs(small):
 
     def planned(**changes):
         experiment = small(**({"audit": audit, "accountant": Rdp(value_discretization_interval=WIDTH)} | changes))
-        return plan_of(experiment, calibrate(experiment, N))
+        return _plan_of(experiment, calibrate(experiment, N))
 
     before = planned()
     assert differing(before, planned()) == [] == differing(None, before)
@@ -210,7 +215,7 @@ def test_under_add_remove_delta_is_held_against_the_declared_size_alone(small):
 def test_a_run_keeps_the_noise_it_began_with_unless_its_plan_changed(small):
     experiment = small(noise=TargetEpsilon(epsilon=2.0), accountant=Pld(value_discretization_interval=WIDTH))
     now = calibrate(experiment, N)
-    plan = plan_of(experiment, now)
+    plan = _plan_of(experiment, now)
     assert now.noise_multiplier is not None
     assert plan.step is not None
     sigma = now.noise_multiplier * 1.0001

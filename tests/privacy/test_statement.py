@@ -4,6 +4,7 @@ import dataclasses
 import json
 import os
 from types import SimpleNamespace
+from typing import Any
 
 import dp_accounting
 import pytest
@@ -11,7 +12,6 @@ from dp_accounting import pld
 
 from dpx.claim import calibration, caveats, statement
 from dpx.claim.calibration import calibrate
-from dpx.claim.caveats import reasons_against
 from dpx.claim.run_facts import RunFacts
 from dpx.data.declared_data import Vocabulary
 from dpx.durable import write_durably
@@ -33,6 +33,10 @@ FIELDS = {
 }  # fmt: skip
 
 NOTHING_RAN = RunFacts.of(None)
+
+
+def _against(of: Any, manifest: Any) -> list[str]:
+    return caveats.reasons_against(of.data, of.privacy, of.sampler, of.seed, of.reasons_of_mechanism, manifest)
 
 
 def not_covered(experiment):
@@ -150,7 +154,7 @@ def test_cross_document_pairs_take_the_guarantee_of_documents(small):
     experiment = small(data={"pairs": "cross_document"})
     # The data room refuses this pair of declarations; the statement must not depend on that.
     object.__setattr__(experiment, "privacy", dataclasses.replace(experiment.privacy, unit="document"))
-    (reason,) = reasons_against(experiment, None)
+    (reason,) = _against(experiment, None)
     assert reason.startswith("pairs")
 
 
@@ -179,9 +183,9 @@ def test_the_central_limit_never_stands_under_epsilon(small, tmp_path):
 def test_a_sampler_accounted_at_another_size_has_no_guarantee(small, sampler, adjacency):
     experiment = small(sampler=sampler, data={"declared_size": N}, privacy={"adjacency": adjacency})
     manifest = SimpleNamespace(vocabulary_source="public_split", vocabulary_checksum="pieces", rows={"protected": N + 1})
-    assert reasons_against(experiment, manifest)[0].startswith("sampler")
+    assert _against(experiment, manifest)[0].startswith("sampler")
     manifest.rows["protected"] = N
-    assert reasons_against(experiment, manifest) == []
+    assert _against(experiment, manifest) == []
 
 
 def test_cross_document_pairs_are_sound_for_rows(small, tmp_path):

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 import dpx
-from dpx.claim.calibration import claim_checksum, differing
+from dpx.claim.calibration import differing
 from dpx.config.declared_init import FromRun
 from dpx.config.experiment import Schedule
 from dpx.declaration import declaration, identifying_values
@@ -128,7 +128,7 @@ def test_a_field_added_with_its_default_changes_no_claim():
 
 def test_other_values_and_other_classes_are_other_claims():
     claims = {
-        claim_checksum(declare(**change))
+        declare(**change).claim_checksum
         for change in ({}, {"steps": 5}, {"replicate": 1}, {"mechanism": NoPrivacy()}, {"accountant": Pld()})
     }
     assert len(claims) == 5
