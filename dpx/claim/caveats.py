@@ -52,6 +52,15 @@ def not_covered(mechanism: Mechanism, clipping_method: ClippingMethod, data: Dat
     return uncovered
 
 
+def real_draws(data: Data, privacy: Privacy, counted: int) -> list[str]:
+    """Returns one sentence, or none: how many rows or units the steps really draw, where N is public and declared as another number."""
+    declared = data.declared_size or counted
+    if privacy.adjacency == "add_remove" or counted == declared:
+        return []
+    per_step = f"a step draws {counted / declared:.4g} times the batch size on average"
+    return [f"data.declared_size={declared}, and the text gives {counted} {privacy.drawn}s: {per_step}"]
+
+
 # With fewer units, or a larger share of them in a step, noise for a small epsilon usually hides what there is to learn. A delta above
 # this share of 1/N is close to publishing one unit. These are rules of thumb for a hint, and decide nothing.
 _FEW_UNITS, _LARGE_Q, _LARGE_DELTA = 2000, 0.2, 0.25

@@ -40,6 +40,7 @@ def check_claim(experiment: Experiment, size: int) -> int:
     counted = declared if privacy.adjacency == "add_remove" and declared else size
     size = declared or size
     require(size > 0, "data", f"the data has no protected {privacy.drawn}", "Add text")
+    check_declared_size(experiment, counted)
     require(
         privacy.delta < 1 / counted or privacy.allow_large_delta,
         f"privacy.delta={privacy.delta}",
@@ -93,6 +94,32 @@ def check_claim(experiment: Experiment, size: int) -> int:
             "Use accountant=pld, or noise=multiplier",
         )
     return size
+
+
+# A declared number of rows further from the counted one than this share of it needs `data.allow_other_size`.
+_OTHER_SIZE = 0.02
+
+
+def check_declared_size(experiment: Experiment, counted: int) -> None:
+    """Raises `ConfigError` for a declared N that the text does not give, where N is public.
+
+    Fixed-size samplers are accounted at the number that they draw from, so both must be equal. Poisson draws are private at any N, but a
+    step draws more or fewer rows than the batch size says.
+    """
+    declared, sampler = experiment.data.declared_size or counted, experiment.sampler
+    drawn, value = experiment.privacy.drawn, f"data.declared_size={declared}"
+    require(
+        counted == declared or not sampler.depends_on_size,
+        value,
+        f"sampler={sampler.name} draws from exactly the number of {drawn}s that it is accounted at, and the text gives {counted}",
+        "Use data.declared_size=null",
+    )
+    require(
+        abs(counted - declared) <= _OTHER_SIZE * declared or experiment.data.allow_other_size,
+        value,
+        f"the text gives {counted} {drawn}s, so a step draws {counted / declared:.4g} times the batch size",
+        "Use data.declared_size=null, or data.allow_other_size=true to draw so",
+    )
 
 
 def require_own_word(part: Mechanism | Sampler, *methods: str) -> None:

@@ -217,6 +217,8 @@ class Data:
         split_salt: Text that is hashed with the unit id; another one gives other splits.
         declared_size: Public number of rows, or of units under privacy.unit_mode=sample_units; required under add_remove, and for plans
             before the data is prepared.
+        allow_other_size: Whether a declared size that the text does not give is accepted, where the number is public: steps then draw
+            more or fewer rows than the batch size, by the ratio of both numbers.
         directory: Folder of the prepared rows.
     """
 
@@ -232,6 +234,7 @@ class Data:
     heldout_by: Literal["hash", "first"] = "hash"
     split_salt: str = "dpx"
     declared_size: int | None = None
+    allow_other_size: bool = False
     directory: str = "outputs/data"
 
     def __post_init__(self) -> None:

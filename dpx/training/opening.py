@@ -23,6 +23,7 @@ from dpx.audit import in_run
 from dpx.audit.canaries import require_same_audit
 from dpx.audit.canary_objective import audited
 from dpx.claim.calibration import Entries, calibrate, plan_of
+from dpx.claim.caveats import real_draws
 from dpx.claim.run_facts import planned_end
 from dpx.claim.spent import Spending, require_bound
 from dpx.config.declared_audit import Audit, Canaries
@@ -100,6 +101,8 @@ def open_run(experiment: Experiment, folder: RunFolder, job: Any = None) -> Iter
     stage("solving for the noise and its epsilon" if experiment.is_private else "planning")
     calibrated = calibrate(experiment, experiment.privacy.population(data.manifest), known.plan if known else None)
     entries = Entries.of(experiment)
+    for line in real_draws(experiment.data, experiment.privacy, experiment.privacy.population(data.manifest)):
+        stage(line)
     begins_from = _begin_from(experiment.init, experiment.receiver, experiment.audit, data, folder, known)
     require_bound(*of_run, planned_end(entries, calibrated, None) if experiment.is_private else [], begins_from.origins)
 

@@ -8,13 +8,14 @@ import pytest
 import dpx.privacy
 from dpx.claim import calibration
 from dpx.claim.calibration import calibrate, differing
+from dpx.claim.caveats import real_draws
 from dpx.config.declared_audit import Canaries, Primary
 from dpx.declaration import ConfigError
 from dpx.mechanism.declared_mechanism import Multiplier, NoiseBatchRatio, NoPrivacy, TargetEpsilon
 from dpx.privacy import accounting, cache, closed_form, solve
 from dpx.privacy.declared_privacy import Deterministic, GdpClt, Pld, Rdp
 from dpx.privacy.events import Release
-from dpx.sampler import BallsInBins, FixedSize, Shuffled, TruncatedPoisson
+from dpx.sampler import BallsInBins, FixedSize, Poisson, Shuffled, TruncatedPoisson
 from dpx.sampler.batch_schedule import Constant, Linear, Staged
 from tests.processes import WIDTH
 
@@ -197,9 +198,42 @@ def test_without_amplification_every_step_counts_whole(small):
 
 
 def test_delta_is_held_against_the_counted_size_where_that_is_public(small):
-    few = {"declared_size": 100}
+    few = {"declared_size": 100, "allow_other_size": True}
     with pytest.raises(ConfigError, match=r"privacy.delta=0.001: not below 1/N = 0.0001"):
         calibrate(small(data=few, privacy={"delta": 1e-3}, batch_schedule={"size": 10}), 10_000)
+
+
+@pytest.mark.parametrize(
+    ("sampler", "adjacency", "counted", "message"),
+    [
+        (Poisson(), "zero_out", 10_300, "the text gives 10300 rows, so a step draws 1.03 times the batch size"),
+        (Poisson(), "zero_out", 1_000, "draws 0.1 times the batch size. Use data.declared_size=null, or data.allow_other_size=true"),
+        (FixedSize(), "replace_one", 9_999, "draws from exactly the number of rows that it is accounted at, and the text gives 9999"),
+        (TruncatedPoisson(), "zero_out", 10_001, "sampler=truncated_poisson draws from exactly the number"),
+    ],
+)
+def test_a_declared_size_that_the_text_does_not_give_is_refused(small, sampler, adjacency, counted, message):
+    declared = small(sampler=sampler, data={"declared_size": 10_000}, privacy={"adjacency": adjacency})
+    with pytest.raises(ConfigError, match=message) as refusal:
+        calibrate(declared, counted)
+    assert str(refusal.value).startswith("data.declared_size=10000: ") and "\n" not in str(refusal.value)
+    allowed = dataclasses.replace(declared, data=dataclasses.replace(declared.data, allow_other_size=True))
+    if sampler.depends_on_size:
+        with pytest.raises(ConfigError, match=message):
+            calibrate(allowed, counted)
+    else:
+        # The charge is for the declared number: what is drawn of each row does not follow the count.
+        assert calibrate(allowed, counted).stages == calibrate(declared, 10_000).stages
+
+
+def test_a_run_says_how_many_rows_its_steps_draw_where_that_is_public(small):
+    near = small(data={"declared_size": 10_000})
+    assert calibrate(near, 10_150) and calibrate(near, 9_850)
+    (line,) = real_draws(near.data, near.privacy, 10_150)
+    assert line == "data.declared_size=10000, and the text gives 10150 rows: a step draws 1.015 times the batch size on average"
+    assert real_draws(near.data, near.privacy, 10_000) == []
+    hidden = small(data={"declared_size": 10_000}, privacy={"adjacency": "add_remove"})
+    assert calibrate(hidden, 5) == calibrate(hidden, 10_000) and real_draws(hidden.data, hidden.privacy, 5) == []
 
 
 def test_under_add_remove_delta_is_held_against_the_declared_size_alone(small):

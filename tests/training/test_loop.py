@@ -57,10 +57,10 @@ def seen(opened):
         calls["rows"] += int(np.sum(~chunk.is_padding_KB[: int(chunk.count)]))
         return step.accumulate(sums, chunk, inputs)
 
-    def finish(state, reduced, inputs):
+    def finish(state, reduced, drawn, deviation, expected, *others):
         calls["order"].append(sorted(opened.ledger.steps(0)))
-        calls["deviation"], calls["expected"] = float(inputs.deviation), float(inputs.expected_batch)
-        state, calls["values"] = step.finish(state, reduced, inputs)
+        calls["deviation"], calls["expected"] = float(deviation), float(expected)
+        state, calls["values"] = step.finish(state, reduced, drawn, deviation, expected, *others)
         return state, calls["values"]
 
     run = dataclasses.replace(opened, step=dataclasses.replace(step, accumulate=accumulate, finish=finish))
