@@ -15,6 +15,7 @@ ORDER = {
     ("config/experiment.py", "__post_init__"): [
         "data.require_fits",
         "task.require_fits",
+        "train.require_fits",
         "mechanism.require_fits",
         "profile.require_fits",
     ],
@@ -41,6 +42,7 @@ ELSEWHERE = {
     ],
     "only this job reads these keys": [("job/plan.py", "Plan.document"), ("job/released_jobs.py", "Predict.__call__")],
     "a loop of one's own gives a model and a task without a root record": [
+        ("models/shape.py", "Bert.parameter_shapes"),
         ("models/shape.py", "RotaryDecoder.parameter_shapes"),
         ("task/objective.py", "objective_of_example"),
     ],
