@@ -122,7 +122,8 @@ class _Subject:
         from dpx.task.classification import Objective
         from dpx.task.declared_task import Classification
 
-        self.objective, self.length = Objective(model, Classification(classes=2), vocabulary), length
+        self.task = Classification(classes=2)
+        self.objective, self.length = Objective(model, self.task, vocabulary), length
 
     @functools.cached_property
     def parameters(self) -> int:
@@ -138,7 +139,7 @@ class _Subject:
         from dpx.training import frozen
         from dpx.training.microbatch import synthetic_rows
 
-        rows = synthetic_rows(self.objective.task, size, self.length, self.objective.vocabulary_size)
+        rows = synthetic_rows(self.task, size, self.length, self.objective.vocabulary_size)
         batch = jax.jit(self.objective.batch)(np.zeros(2, np.uint32), rows)
         params, beside = jax.jit(lambda key: frozen.draw(method.train, self.objective, key))(jax.random.PRNGKey(0))
         secret, mechanism = RootSecret.from_seed(0), method.mechanism
