@@ -129,17 +129,8 @@ class Account:
         for table in tables:
             table.write_csv(folder.release)
             console.print(table.shown())
-        # The curves of `PICTURES`, drawn with characters.
-        rows = {table.name: [row for row in table.rows if None not in row] for table in tables}
-        trade_off = {"this claim": [row[:2] for row in rows["trade_off"]], "Gaussian DP": [(row[0], row[2]) for row in rows["trade_off"]]}
-        for plot in (
-            text_plot({"epsilon": rows["epsilon_of_delta"]}, "delta", "epsilon", log_x=True),
-            text_plot({"delta": rows["delta_of_epsilon"]}, "epsilon", "delta", log_y=True),
-            text_plot({"epsilon": rows["epsilon_by_step"]}, "steps", "epsilon"),
-            text_plot(trade_off, "false positive rate", "false negative rate"),
-        ):
-            if plot:
-                console.print(plot + "\n", highlight=False, markup=False)
+        for plot in _in_a_terminal(tables):
+            console.print(plot + "\n", highlight=False, markup=False)
         console.print(pictures.write(PICTURES, tables, folder.release), highlight=False, soft_wrap=True)
 
 
@@ -208,3 +199,16 @@ PICTURES = [
         "account_profile", "The profile: delta of epsilon.", (Lines(table="delta_of_epsilon", x="epsilon", y=("delta",), y_scale="log"),)
     ),
 ]
+
+
+def _in_a_terminal(tables: list[Table]) -> list[str]:
+    """Returns the curves of `PICTURES` drawn with characters."""
+    rows = {table.name: [row for row in table.rows if None not in row] for table in tables}
+    trade_off = {"this claim": [row[:2] for row in rows["trade_off"]], "Gaussian DP": [(row[0], row[2]) for row in rows["trade_off"]]}
+    plots = [
+        text_plot({"epsilon": rows["epsilon_of_delta"]}, "delta", "epsilon", log_x=True),
+        text_plot({"delta": rows["delta_of_epsilon"]}, "epsilon", "delta", log_y=True),
+        text_plot({"epsilon": rows["epsilon_by_step"]}, "steps", "epsilon"),
+        text_plot(trade_off, "false positive rate", "false negative rate"),
+    ]
+    return [plot for plot in plots if plot]

@@ -44,7 +44,7 @@ EXPERIMENT = composed()[0]
 def without_tables(monkeypatch):
     """Tests what is refused and what is reported first; `test_account` tests the numbers."""
     monkeypatch.setattr("dpx.job.account.account", lambda *given: [])
-    monkeypatch.setattr("dpx.job.account.text_plot", lambda *given, **scales: "")
+    monkeypatch.setattr("dpx.job.account._in_a_terminal", lambda tables: [])
     monkeypatch.setattr("dpx.job.account.pictures.write", lambda *given: "")
 
 
