@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
-# Numbers and several labels at epsilon 8, by the default head of train=last_layer on all-MiniLM-L6-v2: targets.sh <checkpoint> <work> [replicates]; $ROWS and $TEST rows
+# Numbers and several labels at epsilon 8, by the default head of train=last_layer on all-MiniLM-L6-v2:
+# [ROWS=2000 TEST=500] targets.sh <checkpoint> <work> [replicates]
 # 20 passes in batches of an eighth of the rows, path 3: what is best for Overruling in measured.csv; nothing is chosen on these rows.
 set -euo pipefail
 checkpoint=$1 work=$2 replicates=${3:-1} rows=${ROWS:-2000} test=${TEST:-500}
