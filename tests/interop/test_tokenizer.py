@@ -93,12 +93,14 @@ def test_the_marks_that_a_chat_model_names_come_before_usual_ones(tmp_path: Path
     assert (special.cls_id, special.sep_id, special.pad_id, special.unk_id) == (1, 2, 2, 0)
 
 
-def test_tokens_without_a_row_of_the_weights_beside_them_are_refused_whatever_size_is_declared(byte_pairs: Path):
+def test_tokens_without_a_row_of_the_weights_beside_them_are_refused_unless_rows_are_declared_for_all(byte_pairs: Path):
+    """A larger size than the table of a run's model is refused by `Experiment`."""
     tokens = len(text_tokenizer.of_path(byte_pairs, 1000).vocabulary)
     (byte_pairs / "config.json").write_text(json.dumps({"vocab_size": tokens - 9}))
-    for size in (tokens - 9, tokens, 1000):
-        with pytest.raises(ConfigError, match=rf"has {tokens} tokens, but the table .* has {tokens - 9} rows .*resize_token_embeddings"):
+    for size in (tokens - 9, tokens - 1):
+        with pytest.raises(ConfigError, match=rf"has {tokens} tokens, but the table .* has {tokens - 9} rows .* model.new_tokens=mean"):
             text_tokenizer.of_path(byte_pairs, size)
+    assert len(text_tokenizer.of_path(byte_pairs, tokens).vocabulary) == tokens
     (byte_pairs / "config.json").write_text(json.dumps({"vocab_size": tokens}))
     assert len(text_tokenizer.of_path(byte_pairs, tokens).vocabulary) == tokens
 
