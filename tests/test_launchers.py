@@ -99,7 +99,9 @@ if number == 1:
     os.kill(os.getpid(), signal.SIGKILL)
 if number == 2:
     sys.exit(3)
-pathlib.Path(path).write_text(text)
+# Whole from the start, as dpx's own.
+pathlib.Path(path + ".part").write_text(text)
+os.replace(path + ".part", path)
 if number == 3:
     sys.stdin.buffer.read()
 """

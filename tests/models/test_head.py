@@ -66,7 +66,7 @@ def test_a_frozen_head_holds_the_logits_of_a_block_and_gives_the_same(monkeypatc
     leaves, inputs, g_B = {"table": TABLE, "bias": BIAS}, (H_BMH, LABEL_BM, IS_SLOT_BM), jnp.asarray([1.0, -0.5, 2.0, 3.0])
 
     def run(frozen, leaves, inputs):
-        op = TokenLoss(2, cap).of_leaves(frozen)
+        op = TokenLoss(2, cap, frozen=frozen)
         outputs, residuals = op.forward(leaves, inputs)
         (g_BMH, *_), record = op.input_cotangent(leaves, residuals, (g_B, jnp.zeros(B)))
         return outputs, g_BMH, record
