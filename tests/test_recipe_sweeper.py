@@ -1,5 +1,6 @@
 """Several recipes in one command: the points of each recipe's own sweep, without planning them."""
 
+import importlib
 from types import SimpleNamespace
 from typing import Any
 
@@ -11,13 +12,15 @@ from hydra.types import RunMode
 from dpx.config import recipes
 from dpx.config.with_hydra import register_resolvers, started
 from dpx.declaration import ConfigError
-from dpx.launch.recipe_sweeper import RecipeSweeper
+from dpx.launch import recipe_sweeper
 from tests.composed import point_at
 from tests.papers.test_catalogue import NAMES
 
 
 @pytest.fixture(scope="module")
 def loader() -> Any:
+    # Another test may have looked for plugins again, which makes the sweeper's base anew.
+    importlib.reload(recipe_sweeper)
     register_resolvers()
     with started():
         return GlobalHydra.instance().config_loader()
@@ -26,7 +29,7 @@ def loader() -> Any:
 def batches(loader: Any, *arguments: str, most: int | None = None) -> list[list[list[str]]]:
     """The batches of points of a command with `-m`, as Hydra hands them to the launcher."""
     master = loader.load_configuration("config", [*arguments, "hydra.mode=MULTIRUN"], run_mode=RunMode.MULTIRUN)
-    sweeper: Any = RecipeSweeper(max_batch_size=most)
+    sweeper: Any = recipe_sweeper.RecipeSweeper(max_batch_size=most)
     sweeper.hydra_context, sweeper.config = SimpleNamespace(config_loader=loader), master
     return sweeper.split_arguments(OverridesParser.create(config_loader=loader).parse_overrides(list(arguments)), most)
 

@@ -19,6 +19,7 @@ from .conftest import Place
 _CHARGED = {
     "of the computation": ("clipping_method.", "mesh.", "microbatch", "length_buckets", "schedule.", "profile."),
     "of the name": ("name", "replicate", "data.name", "data.directory"),
+    "of what is refused": ("data.allow_other_size",),
     "of what a step learns": ("optimizer.", "lr_schedule.", "task.", "model.", "clip.", "tune"),
 }
 # Groups that are not part of the experiment, or have a separate test.

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 import dpx
-from dpx.claim.calibration import calibrate
+from dpx.claim.calibration import Entries, calibrate
 from dpx.claim.combined_ledgers import read
 from dpx.claim.run_facts import planned_end
 from dpx.claim.spent import require_bound

@@ -53,7 +53,9 @@ def test_it_starts_as_declared():
 
 
 def _fields(model) -> dict:
-    return {field.name: getattr(model, field.name) for field in dataclasses.fields(model) if field.name not in ("family", "attention_bias")}
+    """The fields of `model` that a Gemma has too."""
+    shared = {field.name for field in dataclasses.fields(Gemma)} - {"family"}
+    return {field.name: getattr(model, field.name) for field in dataclasses.fields(model) if field.name in shared}
 
 
 def test_every_dense_map_takes_an_adapter_and_no_rank_above_a_matrix():

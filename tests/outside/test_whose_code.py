@@ -4,6 +4,7 @@ import dataclasses
 import importlib
 import json
 import sys
+from typing import Any
 
 import pytest
 
@@ -39,10 +40,6 @@ from dpx.mechanism.dp_sgd import DpSgd
 noisy = DpSgd.noisy_sum
 
 
-def _plan_of(of: Any, calibrated: Any) -> Any:
-    return calibration.plan_of(calibration.Entries.of(of), calibrated, of.steps, of.noise, of.accountant, of.audit)
-
-
 @declaration
 class Train(train.Train):
     def __call__(self, experiment, folder):
@@ -69,6 +66,10 @@ def taking_part(request, site):
         return config.build(recipes.compose([*OWN, f"data.declared_size={SIZE}", "job=reed"]))[1]
     importlib.import_module("dpx_reed.patch")
     return Train()
+
+
+def _plan_of(of: Any, calibrated: Any) -> Any:
+    return calibration.plan_of(calibration.Entries.of(of), calibrated, of.steps, of.noise, of.accountant, of.audit)
 
 
 def built(*overrides: str) -> Experiment:

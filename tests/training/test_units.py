@@ -61,9 +61,9 @@ def ran(tmp_path_factory):
             seen["units"].append(float(np.sum(found["count"]["units"])))
             return found
 
-        def finish(state, reduced, inputs):
-            seen["expected"].append(float(inputs.expected_batch))
-            return step.finish(state, reduced, inputs)
+        def finish(state, reduced, drawn, deviation, expected, *others):
+            seen["expected"].append(float(expected))
+            return step.finish(state, reduced, drawn, deviation, expected, *others)
 
         watching = dataclasses.replace(run, step=dataclasses.replace(step, accumulate=accumulate, finish=finish))
         session.train(watching)
