@@ -1,4 +1,4 @@
-"""Computes squared norms: those that one op gives alone, and those of parameters that several uses share; and counts what each way costs.
+"""Computes squared norms, of parameters with one use by their op and of those that several uses share, and counts what each way costs.
 
 A part of an op is *apart* if nothing else reads its parameters and no loop uses them more than once: the op alone gives its norm. All
 other parameters are *shared*: the norm of each is the norm of the sum of the gradients of its uses (forms.py).

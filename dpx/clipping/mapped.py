@@ -2,7 +2,7 @@
 
 A parameter that is copied for each example is read from one array wherever `jax.vmap` would read one: in what is computed from parameters
 and constants alone (a kernel times a number or a mask, a normalised kernel), and where a product or an index meets data. The copies only
-take the gradients there, so that they are never held. The ops for uses that are no product are here: a lookup of rows, and a copy.
+take the gradients there, so that they are never held. The ops for uses other than products are here: a lookup of rows, and a copy.
 
 B: examples, U: units, V: rows of a table, d: numbers of a row.
 """

@@ -41,7 +41,7 @@ class ConversationCutter:
         self._tokenizer, self._template, self._loss_on, self._length = tokenizer.tokenizer, template, loss_on, length
 
     def row(self, where: str, chat: Conversation, counts: Counter[str]) -> ConversationRow | None:
-        """Returns the row of a conversation, or `None` if none of its turns is left, or no answer in those that are.
+        """Returns the row of a conversation, or `None` if none of its turns is left, or these hold no answer.
 
         Where the last turn alone is longer than a row, the turns before it are the conversation; with `loss_on=last`, which learns the
         last answer, nothing is left. What is lost is added to `counts` (`COUNTED`). Raises `ConfigError` for messages that the template

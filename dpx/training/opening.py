@@ -101,8 +101,6 @@ def open_run(experiment: Experiment, folder: RunFolder, job: Any = None) -> Iter
     stage("solving for the noise and its epsilon" if experiment.is_private else "planning")
     calibrated = calibrate(experiment, experiment.privacy.population(data.manifest), known.plan if known else None)
     entries = Entries.of(experiment)
-    for line in real_draws(experiment.data, experiment.privacy, experiment.privacy.population(data.manifest)):
-        stage(line)
     begins_from = _begin_from(experiment.init, experiment.receiver, experiment.audit, data, folder, known)
     require_bound(*of_run, planned_end(entries, calibrated, None) if experiment.is_private else [], begins_from.origins)
 
@@ -126,7 +124,8 @@ def open_run(experiment: Experiment, folder: RunFolder, job: Any = None) -> Iter
         allow = allowed_again(*of_run, entries.planned, calibrated, ledger)
         noise_epochs = NoiseEpochs(folder, experiment.seed, unchanged, ledger, plan, allow)
         left_out.keep_manifest(private, data)
-        for line in left_out.keep(private, data):
+        population = experiment.privacy.population(data.manifest)
+        for line in [*real_draws(experiment.data, experiment.privacy, population), *left_out.keep(private, data)]:
             stage(line)
         start = start_run(noise_epochs, checkpoints, step, begins_from)
         ledger.note_origins(related_again(ledger.origins, experiment.receiver, experiment.init, data, ledger.data))
