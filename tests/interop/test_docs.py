@@ -53,7 +53,7 @@ def test_fine_tuning_from_a_file_to_weights_for_others(tmp_path: Path):
     (folder / "vocab.txt").write_text("\n".join([*SPECIAL_TOKENS, *WORDS]) + "\n")
     _write(tmp_path / "reviews.csv", 160, 1)
     _write(tmp_path / "new.csv", 10, 2)
-    texts = [row["text"] for row in csv.DictReader((tmp_path / "reviews.csv").open(newline=""))]
+    texts = [row["text"] for row in csv.DictReader((tmp_path / "reviews.csv").read_text().splitlines())]
     (tmp_path / "scores.csv").write_text("text,score\n" + "".join(f"{text},{number % 6}\n" for number, text in enumerate(texts)))
     both = "".join(f"{text},{number % 2},{number % 3 % 2}\n" for number, text in enumerate(texts))
     (tmp_path / "tickets.csv").write_text("text,urgent,complaint\n" + both)
