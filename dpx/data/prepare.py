@@ -135,7 +135,7 @@ class _Preparation:
             make_folder((self._folder / name).parent)
             files[name] = self._write(name, file.read_bytes())
         unit_names.write_near_equal(self._folder, self.near_equal)
-        self._require_usable(writers)
+        self._require_usable(writers, cutter)
         data, counts = self._data, dict[Split, LeftOut]()
         for split, writer in writers.items():
             told = {name: cutter.counts[split][name] for name in COUNTED}
@@ -256,11 +256,14 @@ class _Preparation:
         file.write(content)
         return file.close()
 
-    def _require_usable(self, writers: dict[Split, SplitWriter]) -> None:
+    def _require_usable(self, writers: dict[Split, SplitWriter], cutter: RowCutter) -> None:
         documents = sum(writer.unit_count for writer in writers.values())
         require(documents > 0, f"data={self._data.name}", "the corpus has no document", "Add text")
         self._require_several()
         for split in filter(writers.__contains__, _NEEDED):
+            unfit, length = cutter.counts[split]["conversations_without_rows"], f"data.sequence_length={self._data.sequence_length}"
+            reason = f"leaves no conversation of the {split} split: turns of all {unfit} are longer than a row"
+            require(writers[split].row_count > 0 or not unfit, length, reason, "Use longer rows, or shorter turns")
             require(
                 writers[split].row_count > 0,
                 f"data={self._data.name}",

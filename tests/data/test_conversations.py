@@ -233,6 +233,15 @@ def test_a_call_of_a_tool_stays_with_its_question(tmp_path: Path):
     assert cutter(folder, length=len(last.tokens) - 1).row("row", Conversation(messages[2:]), Counter()) is None
 
 
+def test_rows_too_short_for_every_conversation_are_named(tmp_path: Path):
+    folder = folder_of(tmp_path / "model", CHATML)
+    records = [{"messages": list(talk(20 + number, 20).messages), "n": number} for number in range(30)]
+    with pytest.raises(
+        ConfigError, match=r"^data.sequence_length=12: leaves no conversation of the \w+ split: turns of all \d+ are longer"
+    ):
+        stored(tmp_path, folder, records, 12, messages_field="messages")
+
+
 def test_what_conversations_lose_is_said(tmp_path: Path):
     folder = folder_of(tmp_path / "model", CHATML)
     records = [{"messages": list(talk(size, 1 + size // 9).messages), "n": size} for size in range(1, 31)]

@@ -96,7 +96,8 @@ def test_prompts_and_answers_to_adapters_for_others(tmp_path: Path):
         csv.writer(file).writerows([("prompt", "answer"), *pairs])
     with (tmp_path / "chats.jsonl").open("w") as file:
         for number, (asked, said) in enumerate(pairs):
-            messages = [{"role": "user", "content": asked}, {"role": "assistant", "content": said}]
+            # Shorter than the prompts: a conversation that is longer than a row has none.
+            messages = [{"role": "user", "content": asked.split()[0]}, {"role": "assistant", "content": said.split()[0]}]
             file.write(json.dumps({"messages": messages, "person": f"p{number // 2}"}) + "\n")
     (tmp_path / "asked.jsonl").write_text("".join(json.dumps({"prompt": asked}) + "\n" for asked in ("ba", "mi de")))
     said = _answers_of("decoders.md", tmp_path)
