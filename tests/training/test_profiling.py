@@ -143,8 +143,10 @@ def test_every_line_of_metrics_has_shares_that_add_up_to_one(profiled):
     assert len(lines) == 5
     for line in lines:
         assert sum(line[f"profile/{name}"] for name in ALL) == pytest.approx(1.0)
-        assert line["profile/seconds"] > 0 and line["profile/collectives"] == 0 < line["profile/compute"]
+        assert line["profile/seconds"] > 0 and line["profile/collectives"] == 0
         assert min(line[f"profile/{name}"] for name in ALL) >= 0
+    # On a busy machine the device may be done with a step before it is waited for.
+    assert max(line["profile/compute"] for line in lines) > 0
     # A charge may be hidden behind the step before; but not after a checkpoint.
     assert lines[2]["profile/ledger"] > 0 < lines[2]["profile/data_wait"]
     # The checkpoint and the evaluation after step 1 are in the period that ends with step 2.
