@@ -99,8 +99,8 @@ def open_run(experiment: Experiment, folder: RunFolder, job: Any = None) -> Iter
     known = agreement.before_training(folder.path)
     data = prepare(experiment.data, experiment.privacy, say_stage)
     stage("solving for the noise and its epsilon" if experiment.is_private else "planning")
-    calibrated = calibrate(experiment, experiment.privacy.population(data.manifest), known.plan if known else None)
-    entries = Entries.of(experiment)
+    entries, population = Entries.of(experiment), experiment.privacy.population(data.manifest)
+    calibrated = calibrate(experiment, population, known.plan if known else None)
     begins_from = _begin_from(experiment.init, experiment.receiver, experiment.audit, data, folder, known)
     require_bound(*of_run, planned_end(entries, calibrated, None) if experiment.is_private else [], begins_from.origins)
 
@@ -124,7 +124,6 @@ def open_run(experiment: Experiment, folder: RunFolder, job: Any = None) -> Iter
         allow = allowed_again(*of_run, entries.planned, calibrated, ledger)
         noise_epochs = NoiseEpochs(folder, experiment.seed, unchanged, ledger, plan, allow)
         left_out.keep_manifest(private, data)
-        population = experiment.privacy.population(data.manifest)
         for line in [*real_draws(experiment.data, experiment.privacy, population), *left_out.keep(private, data)]:
             stage(line)
         start = start_run(noise_epochs, checkpoints, step, begins_from)
