@@ -78,20 +78,23 @@ BASELINES = {
     "most_frequent_choice": "always answering the most frequent choice",
     "most_frequent_labels": "always answering the most frequent labels",
     "constant": "always answering the same number",
+    "constant_labels": "always answering the same labels",
     "untrained": "same model, untrained",
     "start": "the weights that it began with",
 }
 # Metrics from -1 to 1, which are no share of the rows.
 CORRELATIONS = ("pearson", "spearman")
+# Metrics of which less is better.
+ERRORS = ("rmse",)
 _NEAR_ONE = 1.0 - 1e-12
 # The 97.5 % quantile of the standard normal distribution.
-_Z = 1.959963984540054
+Z_95 = 1.959963984540054
 
 
 def interval(accuracy: float, rows: int) -> tuple[float, float]:
     """Returns the 95 % interval (low, high) of an accuracy on `rows` independent rows, by Wilson's score (Wilson 1927)."""
-    spread = _Z * math.sqrt(accuracy * (1.0 - accuracy) / rows + _Z**2 / (4.0 * rows**2))
-    centre, scale = accuracy + _Z**2 / (2.0 * rows), 1.0 + _Z**2 / rows
+    spread = Z_95 * math.sqrt(accuracy * (1.0 - accuracy) / rows + Z_95**2 / (4.0 * rows**2))
+    centre, scale = accuracy + Z_95**2 / (2.0 * rows), 1.0 + Z_95**2 / rows
     return max(0.0, (centre - spread) / scale), min(1.0, (centre + spread) / scale)
 
 
@@ -103,7 +106,7 @@ def interval_of(metric: str, value: float, rows: int | None) -> tuple[float, flo
     if metric in CORRELATIONS:
         if not rows or rows < 4 or not -1.0 <= value <= 1.0:
             return None
-        z, spread = math.atanh(max(-_NEAR_ONE, min(_NEAR_ONE, value))), _Z / math.sqrt(rows - 3)
+        z, spread = math.atanh(max(-_NEAR_ONE, min(_NEAR_ONE, value))), Z_95 / math.sqrt(rows - 3)
         return math.tanh(z - spread), math.tanh(z + spread)
     return interval(value, rows) if rows and 0.0 <= value <= 1.0 else None
 
@@ -118,17 +121,46 @@ def metric_in_words(metric: str, value: float, rows: int | None = None, digits: 
     return f"{of(value, digits)} ({of(low, 1)} to {of(high, 1)}, {rows:,} rows)"
 
 
-def not_above(results: Results) -> list[str]:
-    """Returns the descriptions of the baselines that the held-out metric does not exceed by its interval; empty if it exceeds all.
+def shown_metrics(metrics: Mapping[str, float], headline: str, rows: int | None) -> dict[str, str]:
+    """Returns each metric as text, the headline first; a metric with measured ends (`rmse_low`, `rmse_high`) has them beside it."""
+    ends = {f"{name}_{end}" for name in metrics for end in ("low", "high")}
+    shown = {headline: metric_in_words(headline, metrics[headline], rows)}
+    for name in (name for name in metrics if name != headline and name not in ends):
+        low, high = (metrics.get(f"{name}_{end}") for end in ("low", "high"))
+        shown[name] = f"{metrics[name]:.4g}" + ("" if low is None or high is None else f" ({low:.4g} to {high:.4g})")
+    return shown
 
-    Without a number of rows, as in older runs, the value itself is compared.
+
+def not_better(results: Results) -> dict[str, list[str]]:
+    """Returns, by metric, the descriptions of the baselines that the held-out value is not better than, by its interval.
+
+    Looked at are the headline, the other correlations (a constant has none), and each metric whose constant answer was measured beside it
+    (`constant_<metric>`). Of an F1 the interval is an approximation, since F1 is not a share of rows. Without a number of rows, as in
+    older runs, the value itself is compared.
     """
-    value = results.heldout.get(results.metric, math.nan)
-    low = (interval_of(results.metric, value, results.rows) or (value, value))[0]
     rows = f", {results.rows:,} rows" if results.rows else ""
-    names = {name: BASELINES.get(name, name.replace("_", " ")) for name in results.baselines}
-    shown = {name: metric_in_words(results.metric, base, digits=1) for name, base in results.baselines.items()}
-    return [f"{names[name]} ({shown[name]}{rows})" for name, base in results.baselines.items() if not low > base]
+    found: dict[str, list[str]] = {}
+    for metric, name, base in _baselines(results):
+        value = results.heldout.get(metric, math.nan)
+        if metric in ERRORS:
+            is_better = results.heldout.get(f"{metric}_high", value) < base
+        else:
+            is_better = (interval_of(metric, value, results.rows) or (value, value))[0] > base
+        if not is_better:
+            shown = f"{base:.4g}" if metric in ERRORS else metric_in_words(metric, base, digits=1)
+            by = "" if metric == results.metric else f" by {metric.replace('_', ' ')}"
+            found.setdefault(metric, []).append(f"{BASELINES.get(name, name.replace('_', ' '))}{by} ({shown}{rows})")
+    return found
+
+
+def _baselines(results: Results) -> Iterable[tuple[str, str, float]]:
+    """Yields (metric, name of a baseline, its value)."""
+    yield from ((results.metric, name, base) for name, base in results.baselines.items())
+    if results.metric in CORRELATIONS:
+        yield from ((name, "constant", 0.0) for name in CORRELATIONS if name in results.heldout and name != results.metric)
+    for name, base in results.heldout.items():
+        if (metric := name.removeprefix("constant_")) != name:
+            yield metric, "constant" if metric in ERRORS else "constant_labels", base
 
 
 def late_snr(private: Path) -> float | None:
@@ -142,17 +174,21 @@ def late_snr(private: Path) -> float | None:
     return sum(finite) / len(finite) if finite else None
 
 
-def nothing_learnt(results: Results, private: Path, can_train_less: bool) -> str | None:
-    """Returns one sentence if the held-out metric is not above a baseline, with the gradient-SNR and what would raise it; else `None`.
+def nothing_learnt(results: Results, private: Path, can_train_less: bool) -> tuple[str, str] | None:
+    """Returns a heading and one sentence if a held-out metric is not better than a baseline of it; else `None`.
 
+    The sentence has the gradient-SNR and what would raise it. The heading names the metrics, unless the headline is one of them.
     `can_train_less` is whether the run trained all parameters of weights that it began with, so that training a part is an alternative.
     """
-    baselines = not_above(results)
-    if not baselines:
+    worse = not_better(results)
+    if not worse:
         return None
+    heading = "learnt nothing" if results.metric in worse else f"learnt nothing by {', '.join(worse).replace('_', ' ')}"
+    compared = ", nor than ".join(base for bases in worse.values() for base in bases)
     snr = late_snr(private)
     measured = "" if snr is None else f"; gradient-SNR {snr:.3g} in the last quarter of the steps"
     raised = "A larger batch_schedule.size raises the SNR"
     if can_train_less:
         raised = "A larger batch_schedule.size or fewer trained parameters (train=lora, train=last_layer) raise the SNR"
-    return f"not above {', nor above '.join(baselines)}{measured}. {raised}; more steps or another lr_schedule.learning_rate use it better"
+    better = "more steps or another lr_schedule.learning_rate use it better"
+    return heading, f"not better than {compared}{measured}. {raised}; {better}"

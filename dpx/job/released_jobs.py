@@ -20,7 +20,7 @@ from dpx.data.record_reader import SUFFIXES, TextColumns, records
 from dpx.declaration import declaration, require
 from dpx.durable import draft_of, make_folder
 from dpx.files.checkpoint_folder import is_hub_id
-from dpx.files.results import metric_in_words, not_above
+from dpx.files.results import metric_in_words, not_better
 from dpx.files.run_folder import RunFolder, write_json
 
 
@@ -45,8 +45,8 @@ class Evaluate:
         table = rich_table.Table(title=str(folder.path), title_justify="left", show_header=False)
         for name, value in (results.heldout | baselines).items():
             table.add_row(name, metric_in_words(name, value, results.rows) if name == results.metric else f"{value:.4f}")
-        for baseline in not_above(results):
-            table.add_row("not above", baseline)
+        for baseline in (base for bases in not_better(results).values() for base in bases):
+            table.add_row("not better than", baseline)
         Console().print(table)
         answer(results.heldout | baselines | {"rows": results.rows} | found.facts)
         Console().print(f"guarantee: {found.in_words()}", highlight=False)

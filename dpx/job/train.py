@@ -20,7 +20,7 @@ from dpx.config.identity import identity
 from dpx.console import Console, answer, figure, stage
 from dpx.declaration import ConfigError, declaration, require
 from dpx.files.records import to_json
-from dpx.files.results import BASELINES, Results, metric_in_words, nothing_learnt, read_results
+from dpx.files.results import BASELINES, Results, metric_in_words, nothing_learnt, read_results, shown_metrics
 from dpx.files.run_folder import RunFolder, Status, as_printed, without_places
 from dpx.privacy.origins import OWED, in_words
 from dpx.processes import team
@@ -89,19 +89,17 @@ def show(results: Results, claim: AnyRun, folder: Path) -> None:
     answer({"results": to_json(results), "statement": to_json(claim)})
     table = Table(title=as_printed(folder), title_justify="left", show_header=False)
     metric = results.metric
-    table.add_row(f"held-out {metric.replace('_', ' ')}", metric_in_words(metric, results.heldout[metric], results.rows))
-    for name, value in results.baselines.items():
-        table.add_row(f"  {BASELINES.get(name, name.replace('_', ' '))}", metric_in_words(metric, value))
-    for name, value in results.heldout.items():
-        if name not in ("loss", metric):
-            table.add_row(f"held-out {name.replace('_', ' ')}", f"{value:.4g}")
-    for name, value in (results.test or {}).items():
-        shown = metric_in_words(metric, value, results.test_rows) if name == metric else f"{value:.4g}"
-        table.add_row(f"test set {name.replace('_', ' ')}", shown)
+    held_out = {name: value for name, value in results.heldout.items() if name != "loss"}
+    for name, value in shown_metrics(held_out, metric, results.rows).items():
+        table.add_row(f"held-out {name.replace('_', ' ')}", value)
+        for baseline, base in results.baselines.items() if name == metric else ():
+            table.add_row(f"  {BASELINES.get(baseline, baseline.replace('_', ' '))}", metric_in_words(metric, base))
+    for name, value in shown_metrics(results.test, metric, results.test_rows).items() if results.test else ():
+        table.add_row(f"test set {name.replace('_', ' ')}", value)
     # Random weights have nothing that a part of them could be added to.
     can_train_less = claim.train is None and bool(claim.init.of_weights)
     if (nothing := nothing_learnt(results, folder / "private", can_train_less)) is not None:
-        table.add_row("learnt nothing", nothing)
+        table.add_row(*nothing)
     if results.best_step is not None:
         table.add_row("weights", f"of step {results.best_step}, the best of {results.steps} steps by held-out rows")
     for origin in claim.init.origins:

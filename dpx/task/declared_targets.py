@@ -14,6 +14,7 @@ from jaxtyping import Float
 
 from dpx.data.schema import Schema, number, several_labels, texts
 from dpx.declaration import declaration, require
+from dpx.files.results import Z_95
 from dpx.task.task_protocol import Pooled
 
 # So many of the most frequent sets of labels are tried as constant answers.
@@ -61,7 +62,8 @@ class Regression(Pooled):
     def metrics(self, totals: dict[str, Any]) -> dict[str, float]:
         """Returns loss and root mean squared error of the rows with a target; of held-out rows also the correlations.
 
-        `constant_rmse` is the error of always answering the mean of the targets of these rows: no constant has a smaller one.
+        `rmse_low` and `rmse_high` are the ends of its 95 % interval over the rows, from the spread of the squared errors. `constant_rmse`
+        is the error of always answering the mean of the targets of these rows: no constant has a smaller one.
         """
         count = max(float(totals["with_target"]), 1.0)
         found = {"loss": totals["loss"] / count, "rmse": self.scale * math.sqrt(totals["squared_error"] / count)}
@@ -69,7 +71,10 @@ class Regression(Pooled):
             return found
         output_n, target_n = _asked(totals["values"])
         found |= {"pearson": pearson(output_n, target_n), "spearman": pearson(ranks(output_n), ranks(target_n))}
-        return found | {"constant_rmse": float(target_n.std()) if len(target_n) else 0.0}
+        squared_n = np.square(output_n - target_n)
+        spread = Z_95 * float(squared_n.std()) / math.sqrt(len(squared_n)) if len(squared_n) else 0.0
+        ends = {f"rmse_{end}": math.sqrt(max(found["rmse"] ** 2 + way * spread, 0.0)) for end, way in (("low", -1), ("high", 1))}
+        return found | ends | {"constant_rmse": float(target_n.std()) if len(target_n) else 0.0}
 
 
 @declaration

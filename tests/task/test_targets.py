@@ -95,6 +95,8 @@ def test_correlations_and_errors_of_numbers():
     assert measured["spearman"] == pytest.approx(stats.spearmanr(*asked).statistic)
     assert measured["rmse"] == pytest.approx(np.sqrt(np.square(asked[0] - asked[1]).mean()))
     assert measured["constant_rmse"] == pytest.approx(asked[1].std())
+    mean = stats.ttest_1samp(np.square(asked[0] - asked[1]), 0).confidence_interval(0.95)
+    assert (measured["rmse_low"], measured["rmse_high"]) == pytest.approx((np.sqrt(mean.low), np.sqrt(mean.high)), rel=2e-3)
     np.testing.assert_array_equal(ranks(output_n), stats.rankdata(output_n))
     assert set(task.metrics(totals)) == {"loss", "rmse"}, "a step keeps no outputs"
     assert task.baselines(target_n[:, None], None) == {"constant": 0.0}
