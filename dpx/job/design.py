@@ -23,6 +23,7 @@ from dpx.packages import supplied
 from dpx.pages.analysis_tables import Lines, Picture, Table
 from dpx.privacy.declared_privacy import Privacy
 from dpx.task.declared_task import Classification
+from dpx.task.task_protocol import Pooled
 
 PRIVATE = "this design uses measured losses, which depend on the text they were measured on, and no claim of the designed run covers that"
 SHIPPED = (
@@ -38,7 +39,7 @@ class Design:
 
     delta is `privacy.delta`; the noise of a design is solved on the grid of `accountant.value_discretization_interval`. Of a classification
     task, the experiment of the command is designed, from measured runs of fine-tuning. Raises `ConfigError` for a number that is not
-    positive, and where nothing inside the measured grid fits.
+    positive, where nothing inside the measured grid fits, and for other tasks that read a classifier's values.
 
     Attributes:
         epsilon: The privacy budget; inf means no privacy. For fine-tuning null takes noise.epsilon.
@@ -76,6 +77,9 @@ class Design:
 
     def __call__(self, experiment: Experiment, folder: RunFolder) -> None:
         epsilon, is_tuned = self.epsilon, isinstance(experiment.task, Classification)
+        reason = "the predictions of job=design are for single-label classification, and no run of this task was measured"
+        fix = "Design task=classification with as many rows, and take its batch, steps and rate as a first try"
+        require(is_tuned or not isinstance(experiment.task, Pooled), f"task={experiment.task.name}", reason, fix)
         if epsilon is None and is_tuned and isinstance(experiment.noise, TargetEpsilon):
             epsilon = experiment.noise.epsilon
         require(epsilon is not None, "design.epsilon", "no privacy budget is given", "Give design.epsilon=..., inf for none")

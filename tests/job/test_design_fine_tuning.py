@@ -87,6 +87,14 @@ def test_what_was_not_measured_is_refused(experiment, changes, epsilon, compute,
         designed(dataclasses.replace(experiment, **changes), 4000, epsilon, compute, TABLE)
 
 
+@pytest.mark.parametrize("given", [["+experiment=fine_tune_number"], ["+experiment=fine_tune_labels", "data.source.label_names=[one,two]"]])
+def test_a_task_without_measured_runs_is_refused_before_a_budget_is_asked_for(given, tmp_path):
+    experiment = build(recipes.compose([*given, "model=micro", "data.source.paths=rows.csv", "data.declared_size=4000", "job=design"]))[0]
+    said = f"task={experiment.task.name}: the predictions of job=design are for single-label classification"
+    with pytest.raises(ConfigError, match=said):
+        Design()(experiment, RunFolder(tmp_path, ""))
+
+
 def test_the_job_writes_its_tables_and_needs_neither_epsilon_nor_a_budget(experiment, tmp_path, capsys):
     """Without them epsilon is that of the run, and the passes are those of the measured runs."""
     Design()(experiment, RunFolder(tmp_path, ""))
