@@ -80,7 +80,7 @@ def export(
         raise ConfigError(release, "contains weights but not their statement", f"Restore its {STATEMENT}")
     mark = received.mark(folder.name, release)
     require_read_elsewhere(store.tokenizer(), converted.config.get("model_type", ""))
-    shown = Model(fitted.name, converted.architecture, task, fitted.train.kind, converted.base, published)
+    shown = Model(fitted.name, converted.architecture, task, fitted.train.stated(model), converted.base, published)
     with _written_whole(to) as unfinished:
         checkpoint_folder.write(unfinished / converted.weights_file, converted.tensors)
         anew = tokenizer_files.write(unfinished, store, special, model, task, fitted.data.sequence_length)

@@ -9,7 +9,7 @@ Selects parameters by path. It holds functions of names alone, without jax, so t
 
 from collections.abc import Callable, Sequence
 from fnmatch import fnmatchcase
-from typing import Any, ClassVar, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple
 
 from dpx.declaration import declaration, require
 from dpx.models.new_rows import NEW_ROWS
@@ -81,6 +81,11 @@ ROWS = Selection((("train.rows=new", lambda path: path in NEW_ROWS),))
 class Part:
     """The base class of the declarations: which parameters are trained, and from which parameters they are chosen."""
 
+    if TYPE_CHECKING:
+
+        @property
+        def kind(self) -> str: ...
+
     is_all: ClassVar[bool] = False
     selected: ClassVar[Selection]
 
@@ -92,6 +97,11 @@ class Part:
         """Returns a model's parameters together with the parameters that training adds, which are drawn from `key`."""
         del key
         return params
+
+    def stated(self, model: Any) -> str:
+        """Returns the kind, and how many rows of new tokens of `model` are trained: alone, or beside adapters."""
+        rows = "" if getattr(self, "rows", None) is None else f"rows: {model.new_rows:,} of new tokens"
+        return rows if self.kind == "rows" else "; ".join(filter(None, (self.kind, rows)))
 
     def require_fits(self, model: Any) -> None:
         """Raises `ConfigError` for rows of new tokens that a model does not have."""

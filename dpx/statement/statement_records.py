@@ -170,7 +170,7 @@ class _OfAnyRun:
     replicate: int = described("Number of the repeat.")
     steps: int = described("The planned number of steps.")
     outside_code: tuple[OutsideCode, ...] = described("Packages outside dpx whose code takes part.")
-    train: str | None = described("Which part of the model is trained; null for all of it.")
+    train: str | None = described("Which part of the model is trained, with the number of rows of new tokens among it; null for all of it.")
     init: Beginning = described("Where the starting parameters come from.")
     vocabulary: VocabularyFacts = described("The vocabulary, without which weights have no meaning.")
     tuning: Tuning | None = described("The search that the run is a trial of; null for any other run.")

@@ -71,6 +71,8 @@ def test_new_rows_are_trained_and_loaded_by_transformers(tmp_path: Path, name: s
     folder = grown(tmp_path / "model", name)
     experiment, run = run_of(tmp_path, composed(tmp_path, folder, *train.split()))
     model, params = experiment.model, released(run / "release" / "params")
+    stated = json.loads((run / "release" / "privacy.json").read_text())["train"]
+    assert stated == ("rows: 3 of new tokens" if train == "train=rows" else "lora; rows: 3 of new tokens")
     assert (model.new_rows, experiment.vocabulary_size, experiment.data.vocabulary.size) == (3, TOKENS + 3, TOKENS + 3)
     leaves, given, layout = by_path(params), tensors(folder), LAYOUTS[name.split("_")[0]]
     (word,) = next(part.names for part in layout.body if part.path == "embeddings/word")
