@@ -99,11 +99,16 @@ def test_prompts_and_answers_to_adapters_for_others(tmp_path: Path):
             # Shorter than the prompts: a conversation that is longer than a row has none.
             messages = [{"role": "user", "content": asked.split()[0]}, {"role": "assistant", "content": said.split()[0]}]
             file.write(json.dumps({"messages": messages, "person": f"p{number // 2}"}) + "\n")
+    own.add_tokens([f"<{number}>" for number in range(64 - own.get_vocab_size())])
+    assert own.add_tokens(["<call>", "</call>"]) == 2
+    (tmp_path / "grown").mkdir()
+    own.save(str(tmp_path / "grown" / "tokenizer.json"))
+    (tmp_path / "grown" / "tokenizer_config.json").write_text(json.dumps(marks))
     (tmp_path / "asked.jsonl").write_text("".join(json.dumps({"prompt": asked}) + "\n" for asked in ("ba", "mi de")))
     said = _answers_of("decoders.md", tmp_path)
     lines = {tree: _lines(tmp_path, f"{tree}/generated/{name}.jsonl") for tree, name in (("release", "asked"), ("private", "answers"))}
     assert [line["prompt"] for line in lines["release"]] == ["ba\n", "mi de\n"] and len(lines["private"]) == 8
-    assert len(said) == 10 and "epsilon (pld)" in said[3].stdout and "one prompt with its completion" in " ".join(said[4].stdout.split())
+    assert len(said) == 12 and "epsilon (pld)" in said[5].stdout and "one prompt with its completion" in " ".join(said[6].stdout.split())
     for name, file in (("adapters", "adapter_model.safetensors"), ("for_others", "model.safetensors")):
         assert {file, "tokenizer.json", "chat_template.jinja", "privacy.json"} <= {path.name for path in (tmp_path / name).iterdir()}
     exported = json.loads((tmp_path / "adapters" / "adapter_config.json").read_text())
