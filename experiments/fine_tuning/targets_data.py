@@ -1,10 +1,12 @@
 """Rows with a number, and rows with several labels, from the shared text; for the evidence of `task=regression` and `task=multi_label`.
 
-    DPX_DATA=<data> python experiments/fine_tuning/targets_data.py <folder> [rows] [rows of the test]
+    DPX_DATA=<data> python experiments/fine_tuning/targets_data.py <folder> [rows] [rows of the test] [--phrases]
 
-`pairs.csv` has the shape of STS-B: two phrases of SST-2 and a score from 0 to 5, five times the share of their words that both have. Half
-of the pairs are of phrases with the same first word of four letters or more. `slots.csv` has references of E2E, each with 0 or 1 for what
-its meaning says. Both are public functions of public text, drawn by a fixed seed; `*_test.csv` hold further rows.
+`pairs.csv` has the shape of STS-B: two references of E2E and a score from 0 to 5, five times the share of their meaning that both have (the
+attributes with equal values, of all that either has). How many attributes the second must share is drawn evenly, no reference is in two
+pairs, and the meanings of the test (one in three) are not among those of the training rows. With `--phrases` the pairs are phrases of
+SST-2, and the score is of their words. `slots.csv` has references of E2E, each with 0 or 1 for what its meaning says. All are public
+functions of public text, drawn by a fixed seed; `*_test.csv` hold further rows.
 """
 
 import argparse
@@ -22,7 +24,38 @@ SLOTS = ("food", "price", "rating", "area", "family", "near")
 NAMED = {"food": "food", "price": "price", "rating": "customer", "area": "area", "family": "family", "near": "near"}
 
 
-def pairs(data: Path, count: int) -> list[tuple[object, ...]]:
+# At most so many words of a reference: a pair fits in 64 tokens.
+MOST_WORDS = 22
+
+
+def pairs(data: Path, is_test: bool, count: int) -> list[tuple[object, ...]]:
+    """Returns `count` pairs of references, each reference in one pair at most."""
+    with gzip.open(data / "e2e" / "train.jsonl.gz", "rt") as file:
+        meaning_of = {row["reference"]: row["meaning"] for row in map(json.loads, file)}
+    meanings = sorted(set(meaning_of.values()))
+    of_test = set(random.Random(1).sample(meanings, len(meanings) // 3))
+    said = {text: frozenset(meaning.split(" | ")) for text, meaning in meaning_of.items() if (meaning in of_test) == is_test}
+    texts = sorted(text for text in said if len(text.split()) <= MOST_WORDS)
+    with_part, drawn = defaultdict[str, set[int]](set), random.Random(0)
+    for place, text in enumerate(texts):
+        for part in said[text]:
+            with_part[part].add(place)
+    left, found = set(range(len(texts))), list[tuple[object, ...]]()
+    for place in drawn.sample(range(len(texts)), len(texts)):
+        if place not in left or len(found) == count:
+            continue
+        own = said[texts[place]]
+        shared = drawn.sample(sorted(own), drawn.randint(0, len(own)))
+        others = sorted(set.intersection(left, *(with_part[part] for part in shared)) - {place})
+        if others:
+            other = drawn.choice(others)
+            left -= {place, other}
+            both, either = own & said[texts[other]], own | said[texts[other]]
+            found.append((texts[place], texts[other], round(5 * len(both) / len(either), 2)))
+    return found
+
+
+def phrases(data: Path, count: int) -> list[tuple[object, ...]]:
     with gzip.open(data / "sst2" / "train.tsv.gz", "rt") as file:
         phrases = sorted({line.split("\t")[0] for line in file if 4 <= len(line.split("\t")[0].split()) <= 14})
     drawn, sharing, found = random.Random(0), defaultdict[str, list[str]](list), dict[tuple[str, str], float]()
@@ -58,12 +91,19 @@ def main() -> None:
     parser.add_argument("folder", type=Path)
     parser.add_argument("rows", type=int, nargs="?", default=2000)
     parser.add_argument("test", type=int, nargs="?", default=500)
+    parser.add_argument("--phrases", action="store_true", help="pairs of phrases of SST-2 in place of references of E2E")
     given, data = parser.parse_args(), Path(os.environ["DPX_DATA"])
     folder, rows, count = given.folder, given.rows, given.rows + given.test
     folder.mkdir(parents=True, exist_ok=True)
-    for name, header, drawn in (("pairs", ("text", "pair", "score"), pairs(data, count)), ("slots", ("text", *SLOTS), slots(data, count))):
-        write(folder / f"{name}.csv", header, drawn[:rows])
-        write(folder / f"{name}_test.csv", header, drawn[rows:])
+    of_phrases = phrases(data, count) if given.phrases else None
+    scored = (pairs(data, False, rows), pairs(data, True, given.test)) if of_phrases is None else (of_phrases[:rows], of_phrases[rows:])
+    of_slots = slots(data, count)
+    for name, header, (train, test) in (
+        ("pairs", ("text", "pair", "score"), scored),
+        ("slots", ("text", *SLOTS), (of_slots[:rows], of_slots[rows:])),
+    ):
+        write(folder / f"{name}.csv", header, train)
+        write(folder / f"{name}_test.csv", header, test)
 
 
 if __name__ == "__main__":
