@@ -5,6 +5,7 @@ import collections
 import functools
 import gc
 import hashlib
+import io
 import os
 import secrets
 import types
@@ -41,6 +42,7 @@ os.environ["JAX_TRACEBACK_FILTERING"] = "off"
 import beartype  # noqa: E402
 import jaxtyping  # noqa: E402
 import pytest  # noqa: E402
+from jax._src import compiler  # noqa: E402
 
 from tests import quickly as quickly  # noqa: E402
 
@@ -85,6 +87,28 @@ def _checked_again(function):
 # check, and without arrays among them no more than beartype does; jaxtyping would compile two functions for each, also for inner
 # functions that are defined again in every call of the outer function.
 jaxtyping.jaxtyped = lambda typechecker: functools.partial(_checked, typechecker=typechecker)
+
+
+_compile = compiler.backend_compile_and_load
+# By what they are compiled from, the least recently used first.
+_programs: collections.OrderedDict[tuple[typing.Any, ...], typing.Any] = collections.OrderedDict()
+
+
+def _compiled_once(backend, module, devices, options, callbacks):
+    """A fifth of what runs of tests compile was compiled before: the initial parameters of a model, say."""
+    if callbacks:
+        return _compile(backend, module, devices, options, callbacks)
+    module.operation.write_bytecode(text := io.BytesIO())
+    key = (hashlib.sha256(text.getvalue()).digest(), options.SerializeAsString(), tuple(device.id for device in devices), id(backend))
+    if key not in _programs:
+        _programs[key] = _compile(backend, module, devices, options, callbacks)
+    _programs.move_to_end(key)
+    if len(_programs) > 200:
+        _programs.popitem(last=False)
+    return _programs[key]
+
+
+compiler.backend_compile_and_load = _compiled_once
 
 
 @functools.cache

@@ -3,6 +3,7 @@
 from pathlib import Path
 from typing import Any
 
+import jax
 import pytest
 from hydra._internal.config_repository import ConfigRepository
 from hydra._internal.config_search_path_impl import ConfigSearchPathImpl
@@ -15,7 +16,7 @@ from yaml import YAMLError
 
 from dpx import config
 from dpx.config import recipes
-from tests import quickly
+from tests import conftest, quickly
 
 CONF = Path(__file__).parents[1] / "conf"
 # Groups, recipes of recipes, an option chosen by an interpolation, lists, infinities, sweeps and values given twice.
@@ -165,3 +166,11 @@ def test_no_other_test_reaches_into_hydra_and_omegaconf_to_replace_something():
     internal += ('setattr("hydra', 'setattr("omegaconf')
     others = [path for path in Path(__file__).parent.rglob("*.py") if path.name not in ("quickly.py", "test_quickly.py")]
     assert [path.name for path in others if any(name in path.read_text() for name in internal)] == []
+
+
+def test_a_program_is_compiled_once_for_each_that_differs(monkeypatch):
+    compiled = []
+    once = conftest._compile
+    monkeypatch.setattr(conftest, "_compile", lambda *arguments: compiled.append(arguments) or once(*arguments))
+    added = [float(jax.jit(lambda x, number=number: x * 3 + number)(2.0)) for number in (0.3125, 0.4375, 0.3125)]
+    assert (added, len(compiled)) == ([6.3125, 6.4375, 6.3125], 2)
