@@ -241,7 +241,8 @@ def _usage(model: Model) -> list[str]:
     tag = _TAGS.get(type(model.task), "")
     outputs = model.task.pooled_outputs
     if model.base is not None:
-        labels = f", num_labels={outputs}" if outputs > 1 else ""
+        # A class for labels has two without it; one for choices has always one output.
+        labels = f", num_labels={outputs}" if outputs and not isinstance(model.task, MultipleChoice) else ""
         loaded = f'PeftModel.from_pretrained({model.architecture}.from_pretrained({json.dumps(model.base)}{labels}), ".")'
         imports = ["from peft import PeftModel", f"from transformers import AutoTokenizer, {model.architecture}"]
     elif tag in _EXAMPLES:

@@ -125,3 +125,25 @@ def test_a_head_without_a_bias_holds_no_mean():
     np.testing.assert_array_equal(held["classifier/kernel"], [[3.0], [3.0]])
     with pytest.raises(ConfigError, match=r"task.mean=1.0: the classifier of a decoder has no bias"):
         in_units_of_target(Regression(mean=1.0, scale=3.0), leaves)
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing` is deprecated:FutureWarning")
+@pytest.mark.parametrize("task", ["regression", "multi_label"])
+def test_adapters_and_head_are_loaded_by_peft(place: Path, rows: Path, tmp_path: Path, task: str):
+    transformers, peft, torch = (pytest.importorskip(package) for package in ("transformers", "peft", "torch"))
+    given = ["data.source.target_field=score", "task.mean=2.5", "task.scale=1.5"]
+    given = given if task == "regression" else [f"data.source.label_names=[{','.join(NAMES)}]"]
+    run = trained(place, rows, f"adapted_{task}", f"task={task}", *given, "train=lora", "train.head=true", "train.rank=2")
+    of_run(run, "Export", format="peft", to=str(tmp_path / "adapters"))
+    own = predicted(run, rows, tmp_path / "own")
+    count = 1 if task == "regression" else len(NAMES)
+    base = transformers.AutoModelForSequenceClassification.from_pretrained(place / "model", num_labels=count)
+    model = peft.PeftModel.from_pretrained(base, str(tmp_path / "adapters")).eval()
+    tokenizer = transformers.AutoTokenizer.from_pretrained(tmp_path / "adapters")
+    with torch.no_grad():
+        outputs = model(**tokenizer(texts_of(rows), padding=True, truncation=True, max_length=12, return_tensors="pt")).logits.numpy()
+    scores = [[line["score"]] if task == "regression" else [line["scores"][name] for name in NAMES] for line in own]
+    np.testing.assert_allclose(outputs if task == "regression" else 1 / (1 + np.exp(-outputs)), scores, atol=2e-5)
+    # Usage as the card has it.
+    assert f"num_labels={count}" in (tmp_path / "adapters" / "README.md").read_text()
