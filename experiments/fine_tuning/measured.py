@@ -1,6 +1,7 @@
 """Makes measured.csv, the table that `job=design` reads for fine-tuning, from the head's grid and from runs of the jobs.
 
     python experiments/fine_tuning/measured.py <tables of head_grid.py> [--runs <folder of runs>]
+    python experiments/fine_tuning/measured.py --unread <table of head_grid.py>    # makes unread.csv, which no design reads
 
 Settings of a table of head_grid.py have the mean of their replicates. Runs of `sst2.sh` and `small_tasks.sh` are taken from results.csv,
 with what those scripts declare; with `--runs`, finished runs of adapters_grid.sh are read from their folders. Rows of the same setting that
@@ -12,6 +13,7 @@ import csv
 import json
 import statistics
 from collections import defaultdict
+from collections.abc import Iterable
 from pathlib import Path
 
 from dpx.cost.fine_tuning import COLUMNS
@@ -26,6 +28,8 @@ DECLARED = {
     "overruling": (1_920, 1e-5, 256, 38, 480, 0.5208),
     "mrpc": (3_667, 1e-5, 256, 72, 408, 0.6838),
 }
+# MNLI has three.
+OF_THREE_CLASSES = 1_155
 RATES = {"last_layer": 3e-2, "lora": 3e-3, "lora_ffa": 3e-3, "all": 3e-4}
 
 Row = dict[str, str]
@@ -43,8 +47,8 @@ def of_grid(path: Path) -> list[Row]:
 
 def _joined(rows: list[Row]) -> Row:
     mean = {name: f"{statistics.mean(float(row[name]) for row in rows):.4g}" for name in ("snr", "accuracy")}
-    trained = rows[0]["trained"]
-    return rows[0] | mean | {"runs": str(len(rows)), "checkpoint": CHECKPOINT, "parameters": str(PARAMETERS[trained])}
+    parameters = OF_THREE_CLASSES if rows[0]["task"] == "mnli" else PARAMETERS[rows[0]["trained"]]
+    return rows[0] | mean | {"runs": str(len(rows)), "checkpoint": CHECKPOINT, "parameters": str(parameters)}
 
 
 def of_scripts() -> list[Row]:
@@ -96,18 +100,26 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("tables", type=Path, nargs="*")
     parser.add_argument("--runs", type=Path)
+    parser.add_argument("--unread", type=Path)
     given = parser.parse_args()
+    if given.unread is not None:
+        write(HERE / "unread.csv", of_grid(given.unread))
+        return
     place, rows = HERE / "measured.csv", dict[Settings, Row]()
     if place.is_file():
         with place.open(newline="") as file:
             rows = {_setting(row): row for row in csv.DictReader(file)}
     new = [*of_scripts(), *(row for path in given.tables for row in of_grid(path)), *(of_runs(given.runs) if given.runs else ())]
     rows |= {_setting(row): row for row in new}
+    write(place, rows.values())
+
+
+def write(place: Path, rows: Iterable[Row]) -> None:
     order = ("task", "head", "trained", "size", "epsilon", "batch", "steps", "rate")
     with place.open("w", newline="") as file:
         writer = csv.DictWriter(file, list[str](COLUMNS), extrasaction="ignore", lineterminator="\n")
         writer.writeheader()
-        writer.writerows(sorted(rows.values(), key=lambda row: [row[name] if name in order[:3] else float(row[name]) for name in order]))
+        writer.writerows(sorted(rows, key=lambda row: [row[name] if name in order[:3] else float(row[name]) for name in order]))
 
 
 if __name__ == "__main__":
