@@ -13,7 +13,7 @@ from dpx.config.declared_audit import Audit
 from dpx.config.experiment import Experiment
 from dpx.declaration import ConfigError, at_default
 from dpx.mechanism.clip import Clip
-from dpx.mechanism.declared_mechanism import Multiplier, Noise, NoiseBatchRatio, TargetClt, TargetEpsilon
+from dpx.mechanism.declared_mechanism import Multiplier, Noise, NoiseBatchRatio, TargetClt, TargetCopy, TargetEpsilon
 from dpx.mechanism.mechanism_protocol import ForwardNoise, Mechanism
 from dpx.mechanism.telemetry import Telemetry
 from dpx.privacy import accounting, ledger, profile, solve
@@ -129,9 +129,11 @@ def calibrate(experiment: Experiment, size: int, plan: Plan | None = None) -> Ca
         of_draws = [(batch / size / draws, steps * draws) for batch, steps in batch_stages]
         sigma = profile.gdp_clt_noise_multiplier(of_draws, epsilon=noise.epsilon, delta=privacy.delta, value="noise.epsilon")
     else:
-        assert isinstance(noise, TargetEpsilon)
+        assert isinstance(noise, TargetEpsilon | TargetCopy)
         accountant, orders = accountant_of(experiment.accountant)
-        alone = dict.fromkeys(ledger.AUXILIARY)
+        alone: dict[str, Any] = dict.fromkeys(ledger.AUXILIARY)
+        if isinstance(noise, TargetCopy):
+            accountant, orders, alone = noise.accountant, None, alone | {"rows_per_unit": 1}
         segments = [replace(segment, **alone) for segment in entries.planned(batch_stages, size, 1.0)]
         adjacency = privacy.adjacency
         if sampler.assumed is not None:

@@ -119,6 +119,10 @@ def assumptions(data: Data, privacy: Privacy, train: Trained, audit: Audit, mani
     for row, is_read in rows.items():
         if is_read and privacy.unit == "row":
             premises.append(f"one protected row is {row}: text that appears in several rows is protected in each row separately only")
+    if data.copies > 1 and privacy.unit == "row":
+        premises.append(
+            f"a protected row stands with its {data.copies} copies: a sentence that other rows hold too is not protected as a whole"
+        )
     if privacy.unit != "row" and privacy.unit_mode == "group" and privacy.adjacency != "add_remove":
         premises.append(
             f"the number of rows of each {privacy.unit} is public too: the neighbour has as many rows, with their content zeroed out"

@@ -15,7 +15,7 @@ from dpx.config.declared_tuning import Tune
 from dpx.config.experiment import Experiment
 from dpx.declaration import require
 from dpx.mechanism import declared_mechanism
-from dpx.mechanism.declared_mechanism import TargetClt, TargetEpsilon
+from dpx.mechanism.declared_mechanism import TargetClt, TargetCopy, TargetEpsilon
 from dpx.mechanism.mechanism_protocol import ForwardNoise, Mechanism
 from dpx.privacy import events
 from dpx.privacy.declared_privacy import Accountant, GdpClt
@@ -80,10 +80,16 @@ def check_claim(experiment: Experiment, size: int) -> int:
         "an approximation that can under-report is the calibration of mechanism=dp_fp alone",
         "Use noise=target_epsilon",
     )
-    if isinstance(noise, TargetEpsilon):
+    require(
+        not isinstance(noise, TargetCopy) or (experiment.data.copies > 1 and privacy.unit_mode == "group"),
+        "noise=target_copy",
+        "a unit has no other rows with the same text that are drawn one by one",
+        "Use noise=target_epsilon",
+    )
+    if isinstance(noise, TargetEpsilon | TargetCopy):
         require(
             event_of_step(mechanism, sampler, privacy.adjacency, 1.0, size, batch_stages[0][0]) is None,
-            "noise=target_epsilon",
+            f"noise={noise.kind}",
             "dpx cannot compute the noise from epsilon when a package defines the event",
             "Use noise=multiplier",
         )

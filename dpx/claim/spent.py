@@ -11,6 +11,7 @@ from contextlib import suppress
 from dataclasses import replace
 
 from dpx.claim.calibration import ASSUMED_ADJACENCY, accountant_of, assumed, compositions
+from dpx.data.declared_data import Data
 from dpx.declaration import ConfigError, require
 from dpx.privacy import accounting, events, ledger, loss_grid, origins, profile
 from dpx.privacy.declared_privacy import Accountant, GdpClt, Privacy
@@ -160,6 +161,15 @@ def unsupported(
         why = "the central limit of Gaussian DP is an approximation and can underestimate epsilon"
         numbers.append(NotABound(name="epsilon/gdp_clt", value=accounting.finite(value), reason=why))
     return tuple(numbers)
+
+
+def of_one_copy(data: Data, privacy: Privacy, declared: Accountant, segments: Segments) -> list[NotABound]:
+    """Returns what epsilon is of one row alone, which other work publishes, where several rows of a unit hold the same text."""
+    if data.copies == 1 or privacy.unit_mode != "group" or privacy.rows_per_unit_max == 1:
+        return []
+    charges = accounting.bucketed(ledger.releases([replace(segment, rows_per_unit=1) for segment in segments]))
+    why = f"of one row alone, but {data.copies} rows hold the same text, and the unit is all of its rows"
+    return _composed_beside(charges, declared, privacy.adjacency, privacy.delta, "one_copy", why)
 
 
 def as_if_hidden(declared: Accountant, delta: float, segments: Segments) -> list[NotABound]:

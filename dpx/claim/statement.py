@@ -22,7 +22,7 @@ from dpx.claim.caveats import (
     vocabulary_source,
 )
 from dpx.claim.run_facts import RunFacts, Trusted, planned_end
-from dpx.claim.spent import Spent, chain_facts, ledger_facts, spent_facts, unsupported
+from dpx.claim.spent import Spent, chain_facts, ledger_facts, of_one_copy, spent_facts, unsupported
 from dpx.clipping.rounding import MARGINS
 from dpx.config.declared_audit import Audit, Canaries
 from dpx.config.experiment import Experiment
@@ -97,6 +97,7 @@ def build(
     is_proved, why_not = not (against or trusts.names), against or trusts.why_not
     at = whole.table(deltas(privacy.delta, size)) if is_proved else ()
     numbers = unsupported(experiment.sampler, accountant, privacy.delta, why_not, epsilon, end)
+    numbers += tuple(of_one_copy(experiment.data, privacy, accountant, end))
     ancestors = ", including the runs that this one starts from" if facts.before else ""
     return RunStatement(
         **common,

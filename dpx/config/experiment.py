@@ -198,13 +198,7 @@ class Experiment:
         """Tries all checks of the root record, in this order; those of its claim are in `dpx.claim.claim_checks.check_claim`."""
         self._require_numbers()
         self.data.require_fits(self.privacy)
-        # A protected unit is something that the source holds: copies of its text that dpx makes are rows of one unit.
-        require(
-            not self.is_private or self.data.cuts in (None, 1) or self.privacy.unit != "row",
-            f"data.cuts={self.data.cuts} with privacy.unit=row",
-            f"the text of each document is in {self.data.cuts} rows, and epsilon of one row would not protect it",
-            f"Use privacy.unit=document with privacy.rows_per_unit_max={self.data.cuts}, or data.cuts=null",
-        )
+        self._require_copies_charged()
         self._require_audit_fits()
         self._require_model_fits()
         self.task.require_fits(self.model, self.data)
@@ -225,6 +219,19 @@ class Experiment:
         """
         self.lr_schedule.require_fits(self.steps)
         self.optimizer.require_usable()
+
+    def _require_copies_charged(self) -> None:
+        """A protected unit is something that the source holds: copies of its text that dpx makes are rows of one unit."""
+        data, privacy, copies = self.data, self.privacy, self.data.copies
+        name, usual, text = ("repeats", 1, "row") if data.cuts is None else ("cuts", "null", "document")
+        is_of_several = data.pairs == "cross_document"
+        most = copies if data.cuts or is_of_several else "<the most rows of a document>"
+        require(
+            not self.is_private or copies == 1 or privacy.unit != "row" or (is_of_several and privacy.rows_per_unit_max == copies),
+            f"data.{name}={copies} with privacy.unit=row",
+            f"the text of each {text} is in {copies} rows, and epsilon of one row would not protect it",
+            f"Use {'' if is_of_several else 'privacy.unit=document with '}privacy.rows_per_unit_max={most}, or data.{name}={usual}",
+        )
 
     def _require_numbers(self) -> None:
         require(self.steps > 0, f"steps={self.steps}", "a run needs at least one step", "Use 1 or more")

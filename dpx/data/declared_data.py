@@ -211,6 +211,8 @@ class Data:
         pairs: Whether a row holds two segments: of the same document, of two documents, or none.
         short_sequence_rate: Share of the rows that are cut shorter at random, as BERT's generator does.
         cuts: Rows of each protected document, each from a random sentence on; null cuts the whole text once.
+        repeats: Rows of each passage of the protected text, whose segments are paired and trimmed anew, as BERT's generator does; masks are
+            drawn anew at every step.
         public_fraction: Share of the units that are public; vocabularies are fitted on them.
         heldout_fraction: Share of the units that are held out for evaluation.
         heldout_by: How the held-out units are chosen: by the hash, or as the first in the order of the files.
@@ -229,6 +231,7 @@ class Data:
     pairs: Literal["none", "same_document", "cross_document"] = "same_document"
     short_sequence_rate: float = 0.1
     cuts: int | None = None
+    repeats: int = 1
     public_fraction: float = 0.05
     heldout_fraction: float = 0.05
     heldout_by: Literal["hash", "first"] = "hash"
@@ -274,6 +277,12 @@ class Data:
             f"data.cuts={self.cuts}",
             "is not a count of rows that are cut from each document of running text",
             "Use 1 or more (one for each epoch), or null to cut the whole text into rows",
+        )
+        require(
+            self.repeats == 1 or (self.repeats > 1 and self.cuts is None and not self.labels and isinstance(self.source, _RunningText)),
+            f"data.repeats={self.repeats}",
+            "is not how often the passages of running text are cut into rows, or stands beside data.cuts",
+            "Use 1 or more with running text and data.cuts=null",
         )
         require(
             self.declared_size is None or self.declared_size > 0,
@@ -328,6 +337,11 @@ class Data:
             return None
         return self.source.columns(self.sequence_length, self.vocabulary.size, self.pairs != "none")
 
+    @property
+    def copies(self) -> int:
+        """How many rows hold the same text of the source, which dpx cuts so often."""
+        return self.cuts or self.repeats
+
     def require_fits(self, privacy: Privacy) -> None:
         """Raises `ConfigError` if this data does not name the unit of privacy, or if a row would belong to more than one unit."""
         require(
@@ -335,6 +349,14 @@ class Data:
             f"privacy.unit=author with data={self.name}",
             "the source does not say who wrote a document",
             "Name the field with data.source.unit_field=<column>, or use privacy.unit=document",
+        )
+        # Copies that hold text of one document alone belong to that document.
+        copies = self.copies if self.pairs == "cross_document" else 1
+        require(
+            privacy.unit != "row" or privacy.rows_per_unit_max in (1, copies),
+            f"privacy.rows_per_unit_max={privacy.rows_per_unit_max}",
+            f"with privacy.unit=row a unit has exactly {'one row' if copies == 1 else f'{copies} rows, the copies of one'}",
+            f"Use privacy.rows_per_unit_max={copies}, or privacy.unit=document",
         )
         require(
             self.heldout_by == "hash" or privacy.adjacency != "add_remove",

@@ -26,14 +26,17 @@ class Row:
     cut: int = 0
 
 
-def single_rows(sentences: Sequence[Tokens], *, room: int, short_sequence_rate: float, draws: random.Random) -> list[Row]:
-    """Returns windows of `room` tokens of the document, some of them shorter; no token is left out except a short rest at the end."""
+def single_rows(sentences: Sequence[Tokens], *, room: int, short_sequence_rate: float, draws: random.Random, copies: int = 0) -> list[Row]:
+    """Returns windows of `room` tokens of the document, some of them shorter; no token is left out except a short rest at the end.
+
+    Each is followed by so many `copies` of it.
+    """
     tokens = list(chain(*sentences))
     rows = []
     start = 0
     while len(tokens) - start >= LEAST_TOKENS:
         target = _target(room, short_sequence_rate, draws)
-        rows.append(Row(tokens[start : start + target], [], False))
+        rows += [Row(tokens[start : start + target], [], False)] * (1 + copies)
         start += target
     return _with_rest(rows, max(0, len(tokens) - start))
 
@@ -44,12 +47,19 @@ def _with_rest(rows: list[Row], rest: int) -> list[Row]:
 
 
 def paired_rows(
-    sentences: Sequence[Tokens], *, room: int, short_sequence_rate: float, draws: random.Random, donor: Sequence[Tokens] = ()
+    sentences: Sequence[Tokens],
+    *,
+    room: int,
+    short_sequence_rate: float,
+    draws: random.Random,
+    donor: Sequence[Tokens] = (),
+    copies: Sequence[random.Random] = (),
 ) -> list[Row]:
     """Returns pairs of segments with at most `room` tokens together, half of them false.
 
     The second segment of a false pair comes from `donor` if there is one, else from elsewhere in this document; if the document has no
-    other part, the true pair is swapped. Sentences that a false pair did not use start the next row.
+    other part, the true pair is swapped. Sentences that a false pair did not use start the next row. A row is followed by one more of the
+    same passage for each of `copies`, which pairs and trims it by its own draws.
     """
     sentences = _fitting(sentences, room)
     rows: list[Row] = []
@@ -63,11 +73,17 @@ def paired_rows(
         began = start
         row, start, is_own = _pair(sentences, start, end, target, draws, donor)
         cut += sum(map(len, sentences[began:start]))
-        if len(row.first) and len(row.second) and len(row.first) + len(row.second) >= LEAST_TOKENS:
+        if _is_whole(row):
             # A false second segment is text of another place, which has its own row.
             rows.append(replace(row, cut=cut - len(row.first) - (len(row.second) if is_own else 0)))
             cut = 0
+            again = [_pair(sentences, began, end, target, own, donor)[0] for own in copies]
+            rows += filter(_is_whole, again)
     return _with_rest(rows, cut)
+
+
+def _is_whole(row: Row) -> bool:
+    return bool(row.first and row.second) and len(row.first) + len(row.second) >= LEAST_TOKENS
 
 
 def one_cut(

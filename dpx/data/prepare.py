@@ -298,7 +298,7 @@ def _settings(data: Data, privacy: Privacy, source: Source) -> dict[str, Any]:
     for name in ("path", "disjoint_from"):
         declared["vocabulary"].pop(name)
     # Stores from before these keys keep their names.
-    for name, usual in (("cuts", None), ("heldout_by", "hash")):
+    for name, usual in (("cuts", None), ("repeats", 1), ("heldout_by", "hash")):
         if declared[name] == usual:
             declared.pop(name)
     of_completions = ("prompt_field", "completion_field", "template")

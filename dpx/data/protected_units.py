@@ -25,6 +25,7 @@ def unit_facts(data: Data, privacy: Privacy, manifest: Any = None) -> UnitFacts:
     if privacy.unit == "row":
         definition["rows"] = {name: getattr(data, name) for name in ("sequence_length", "pairs", "short_sequence_rate", "split_salt")}
         definition["rows"] |= {} if data.cuts is None else {"cuts": data.cuts}
+        definition["rows"] |= {} if data.repeats == 1 else {"repeats": data.repeats}
     return UnitFacts(
         **{name: getattr(privacy, name) for name in OF_PRIVACY},
         **{name: getattr(data, name) for name in OF_SPLITS},

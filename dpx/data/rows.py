@@ -103,8 +103,10 @@ class RowCutter:
     def _rows(self, split: Split, document: UnitDocument, sentences: list[Tokens]) -> list[Row]:
         data = self._data
         draws = self._keyed.draws("rows", document.unit_id, document.content)
+        numbers = range(1, data.repeats if split == "protected" else 1)
         if data.pairs == "none" and data.cuts is None:
-            return single_rows(sentences, room=data.sequence_length - 2, short_sequence_rate=data.short_sequence_rate, draws=draws)
+            room, rate = data.sequence_length - 2, data.short_sequence_rate
+            return single_rows(sentences, room=room, short_sequence_rate=rate, draws=draws, copies=len(numbers))
         donor: Sequence[Tokens] = ()
         if data.pairs == "cross_document":
             # The donor is the previous document of the same split: deleting a document then changes the rows of one other.
@@ -113,7 +115,9 @@ class RowCutter:
         is_paired = data.pairs != "none"
         room = data.sequence_length - (2 + separators(self._tokenizer) if is_paired else 2)
         if data.cuts is None:
-            return paired_rows(sentences, room=room, short_sequence_rate=data.short_sequence_rate, draws=draws, donor=donor)
+            copies = [self._keyed.draws("repeat", document.unit_id, document.content, number) for number in numbers]
+            rate = data.short_sequence_rate
+            return paired_rows(sentences, room=room, short_sequence_rate=rate, draws=draws, donor=donor, copies=copies)
         # The row of each epoch, a function of the document and the number of the epoch; one where nothing is trained on.
         options = {"room": room, "short_sequence_rate": data.short_sequence_rate, "is_paired": is_paired, "donor": donor}
         rows = []

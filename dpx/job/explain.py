@@ -27,7 +27,7 @@ from dpx.mechanism.mechanism_protocol import ForwardNoise
 from dpx.packages import supplied_if_there
 from dpx.pages.analysis_tables import Table
 from dpx.pages.run_table import accuracy_of, baselines_of
-from dpx.privacy.declared_privacy import Privacy
+from dpx.privacy.declared_privacy import Privacy, rows_in_words
 from dpx.privacy.ledger import join, until
 from dpx.privacy.origins import VERDICTS, charged_in, in_words
 from dpx.statement import agreement, outside_code, received
@@ -258,7 +258,7 @@ def _promise(statement: RunStatement, drawn: str, clip: str, mechanism: Mechanis
     own, sigma, spent = statement.accountant, statement.mechanism.noise_multiplier, statement.spent
     batch = statement.sampler["expected_batch_size"]["largest"]
     epsilon = _stated_epsilon(statement, own)
-    unit = statement.unit if statement.unit == "row" else f"{statement.unit} (at most {statement.rows_per_unit_max} rows)"
+    unit = rows_in_words(statement.unit, statement.rows_per_unit_max)
     neighbour = NEIGHBOURS[statement.adjacency].format(unit=statement.unit, drawn=drawn)
     is_text = statement.adjacency == "zero_out_text"
     lines = [f"What is protected: {f'the text of one {unit}, not its label' if is_text else f'one {unit} of the training text'}."]

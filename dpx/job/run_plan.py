@@ -10,7 +10,7 @@ from dpx.claim import statement
 from dpx.claim.calibration import Entries, calibrate, differing, plan_of
 from dpx.claim.caveats import assumptions, late_choices, little_data, not_covered, reasons_against
 from dpx.claim.run_facts import RunFacts, planned_end
-from dpx.claim.spent import Spent, as_if_hidden, under_assumed_sampler
+from dpx.claim.spent import Spent, as_if_hidden, of_one_copy, under_assumed_sampler
 from dpx.clipping import ClippingMethod
 from dpx.config.declared_audit import Audit, Canaries
 from dpx.config.experiment import Experiment, Fitted
@@ -226,7 +226,7 @@ def plan_of_run(experiment: Experiment, fork: str | None = None) -> RunPlan:
         # Of noise that is added to no sum there is no ratio.
         noise_batch_ratio=None if sigma is None or isinstance(mechanism, ForwardNoise) else sigma / largest,
         delta=privacy.delta if is_private else None,
-        **_claim(experiment.sampler, experiment.accountant, privacy, planned, calibrated.epsilon, facts, reasons, by),
+        **_claim(experiment.sampler, experiment.accountant, data, privacy, planned, calibrated.epsilon, facts, reasons, by),
         init=facts.beginning,
         assumptions=tuple(assumptions(data, privacy, experiment.train, experiment.audit, manifest, size, facts)) if is_private else (),
         not_covered=tuple(not_covered(mechanism, experiment.clipping_method, data, privacy)),
@@ -237,6 +237,7 @@ def plan_of_run(experiment: Experiment, fork: str | None = None) -> RunPlan:
 def _claim(
     sampler: Sampler,
     accountant: Accountant,
+    data: Data,
     privacy: Privacy,
     planned: Segments,
     alone: dict[str, float],
@@ -258,6 +259,7 @@ def _claim(
         if sampler.assumed is not None:
             numbers += under_assumed_sampler(sampler, accountant, privacy.delta, planned)
         numbers += as_if_hidden(accountant, privacy.delta, planned)
+        numbers += of_one_copy(data, privacy, accountant, planned)
     return {
         "epsilon": {} if why_not else epsilon,
         "epsilon_of_this_run": {} if why_not else dict(alone),

@@ -122,7 +122,27 @@ class TargetClt:
         require(finite, f"noise.epsilon={self.epsilon}", "the target must be positive and finite", "Give a target above 0")
 
 
-Noise = Multiplier | NoiseBatchRatio | TargetEpsilon | TargetClt
+@declaration
+class TargetCopy:
+    """Noise given as a target for one of the rows that hold the same text, as papers count an example whose text is cut several times.
+
+    The run's epsilon is another number, of a unit with all of its rows.
+
+    Attributes:
+        epsilon: The largest epsilon of one row alone.
+        accountant: The accountant of that epsilon.
+    """
+
+    epsilon: float
+    accountant: Literal["rdp", "pld"] = "rdp"
+    kind: Literal["target_copy"] = "target_copy"
+
+    def __post_init__(self) -> None:
+        finite = 0 < self.epsilon < float("inf")
+        require(finite, f"noise.epsilon={self.epsilon}", "the target must be positive and finite", "Give a target above 0")
+
+
+Noise = Multiplier | NoiseBatchRatio | TargetEpsilon | TargetClt | TargetCopy
 
 
 class Mover(NamedTuple):

@@ -28,7 +28,8 @@ class Privacy:
         adjacency: How two neighbouring corpora differ: one unit's content zeroed out, its text alone zeroed out, one unit more or less,
             or one replaced.
         unit: What is protected: a row, a document, or all documents of an author.
-        rows_per_unit_max: Enforced maximum number of prepared rows per unit; surplus rows are dropped at preparation.
+        rows_per_unit_max: Enforced maximum number of prepared rows per unit; surplus rows are dropped at preparation. With
+            unit=row it is 1, or the copies of a row (data.repeats).
         unit_mode: What is drawn and clipped: single rows (group), whole units (sample_units), or units of which one row is read
             (one_row).
         allow_large_delta: Whether a delta that is not below one over the number of units is accepted.
@@ -50,12 +51,6 @@ class Privacy:
             f"privacy.rows_per_unit_max={self.rows_per_unit_max}",
             "a unit has at least one row",
             "Use 1 or more",
-        )
-        require(
-            self.unit != "row" or self.rows_per_unit_max == 1,
-            f"privacy.rows_per_unit_max={self.rows_per_unit_max}",
-            "with privacy.unit=row a unit has exactly one row",
-            "Use privacy.rows_per_unit_max=1, or privacy.unit=document",
         )
         require(
             self.unit != "row" or self.unit_mode == "group",
@@ -187,8 +182,7 @@ class UnitFacts:
 
     def in_words(self) -> str:
         """Returns the unit and its neighbouring relation as text for people."""
-        most = f" of at most {self.rows_per_unit_max} rows" if self.unit != "row" else ""
-        whole = f"one {self.unit}{most}"
+        whole = f"one {rows_in_words(self.unit, self.rows_per_unit_max)}"
         what = f"the text of {whole}, not its label or that it is there" if self.adjacency == "zero_out_text" else whole
         return f"{what}, under {self.adjacency}"
 
@@ -214,6 +208,13 @@ class UnitFacts:
         for key, value in [*keyed, *_flat("", self.definition)]:
             facts[key] = str(value) if facts.get(key, str(value)) == str(value) else f"{facts[key]}, {value}"
         return facts
+
+
+def rows_in_words(unit: str, most: int) -> str:
+    """Returns a unit and how many rows it has as text for people."""
+    if unit == "row":
+        return unit if most == 1 else f"row with its copies, {most} in all"
+    return f"{unit} of at most {most} rows"
 
 
 def released_checksum(source: str | None, checksum: str | None) -> str | None:
