@@ -95,7 +95,9 @@ def interval(accuracy: float, rows: int) -> tuple[float, float]:
     """Returns the 95 % interval (low, high) of an accuracy on `rows` independent rows, by Wilson's score (Wilson 1927)."""
     spread = Z_95 * math.sqrt(accuracy * (1.0 - accuracy) / rows + Z_95**2 / (4.0 * rows**2))
     centre, scale = accuracy + Z_95**2 / (2.0 * rows), 1.0 + Z_95**2 / rows
-    return max(0.0, (centre - spread) / scale), min(1.0, (centre + spread) / scale)
+    # At the ends the difference is zero, but for rounding.
+    low, high = (centre - spread) / scale, (centre + spread) / scale
+    return low if accuracy > 0.0 else 0.0, high if accuracy < 1.0 else 1.0
 
 
 def interval_of(metric: str, value: float, rows: int | None) -> tuple[float, float] | None:

@@ -71,7 +71,7 @@ def _completed(panel: Lines, paper: Paper, own: Evidence, size: str) -> Lines:
         level = (100 if shape.is_share(key) else 1) * statistics.fmean(values) if len(values) else None
     label = panel.y_label or paper.columns.get(key, key) + ", %" * shape.is_share(key)
     told = _TITLES[size] if is_ours else "published, full scale" if panel.table == "published" else ""
-    title = panel.title or told
+    title = "; ".join(filter(None, (told, panel.title)))
     completed = dataclasses.replace(panel, level=level, y_label=label, title=title, runs="run" if is_ours and panel.y else panel.runs)
     return _at(completed, size)
 
