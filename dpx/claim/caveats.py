@@ -249,18 +249,14 @@ def of_a_trial(charges: Iterable[str]) -> str:
     return f"it is one trial of a search ({named}), and its ledger does not include the choice among the trials"
 
 
-def unlike_units(entered: Ledger | None) -> list[str]:
-    """Returns the reasons why the charges of one ledger do not protect one unit: its steps were entered with different records of their
-    units."""
-    if entered is None:
-        return []
-    return [unlike_in_words(entered.units)] if len(entered.units) > 1 else []
+def unlike_units(units: Sequence[UnitFacts | None], is_charged: bool) -> list[str]:
+    """Returns the reason, or none, why the costs of steps under these records of their units do not add up.
 
-
-def unlike_in_words(units: Sequence[UnitFacts | None]) -> str:
-    """Returns the reason why the costs of steps under these records do not add up."""
-    differing = "; ".join(unlike(units))
-    return f"units: the costs of steps can be composed for one unit only, and these steps may protect different units: {differing}"
+    Charged steps without a record protect an unknown unit.
+    """
+    differing = "; ".join(unlike(units) if units or is_charged else ())
+    reason = "units: the costs of steps can be composed for one unit only, and these steps may protect different units"
+    return [f"{reason}: {differing}"] if differing else []
 
 
 def seeded(entered: Ledger | None) -> list[str]:

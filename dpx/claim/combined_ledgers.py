@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from dpx.claim.caveats import chosen_late, refuted, seeded, unlike_in_words
+from dpx.claim.caveats import chosen_late, refuted, seeded, unlike_units
 from dpx.declaration import ConfigError, require
 from dpx.files.file_checksums import seal
 from dpx.privacy import events, ledger, origins
@@ -107,15 +107,11 @@ def read(path: Path) -> Source:
             return _of_ledger(checked, "ledger", path, path)
         path = path / "release" / STATEMENT
     require(path.is_file(), f"ledger={path}", "this path has no ledger", f"Name a run folder, a ledger file or a {STATEMENT}")
-    if path.suffix == ".json":
-        return _of_statement(path)
-    # A ledger in the private folder of a run is beside the files that follow from it.
-    run = path.parents[1] if path.parent.name == "private" else None
-    is_checked = run is not None and agreement.check(run) is not None
-    return _of_ledger(Ledger(path), "ledger" if is_checked else None, run, path)
-
-
-def _of_statement(path: Path) -> Source:
+    if path.suffix != ".json":
+        # A ledger in the private folder of a run is beside the files that follow from it.
+        run = path.parents[1] if path.parent.name == "private" else None
+        is_checked = run is not None and agreement.check(run) is not None
+        return _of_ledger(Ledger(path), "ledger" if is_checked else None, run, path)
     node = read_node(path, _NAME)
     checked_by = _checked_by(path, node)
     statement = statement_of(node, path, _NAME)
@@ -132,7 +128,7 @@ def _of_statement(path: Path) -> Source:
         delta=statement.delta,
         adjacency=statement.adjacency,
         units=tuple(units),
-        reasons=tuple(dict.fromkeys([*statement.reasons, *_of_units(units)])),
+        reasons=tuple(dict.fromkeys([*statement.reasons, *unlike_units(units, bool(segments))])),
     )
 
 
@@ -173,7 +169,7 @@ def _of_ledger(entered: Ledger, checked_by: CheckedBy, run: Path | None, path: P
     if not stated and entered.statements:
         known = ["the statement of this ledger is missing, so other reasons against its guarantee are not known"]
     known += [*seeded(entered), *chosen_late(entered), *refuted(entered.verdict)]
-    known += [*origins.reasons(entered.origins), *_of_units(entered.units)]
+    known += [*origins.reasons(entered.origins), *unlike_units(entered.units, bool(entered.segments()))]
     return Source(
         name=str(path),
         segments=entered.segments(),
@@ -184,10 +180,6 @@ def _of_ledger(entered: Ledger, checked_by: CheckedBy, run: Path | None, path: P
         units=tuple(entered.units),
         reasons=tuple(dict.fromkeys(known)),
     )
-
-
-def _of_units(units: Sequence[UnitFacts | None]) -> list[str]:
-    return [unlike_in_words(units)] if unlike(units) else []
 
 
 _RELATION = ", or set job.adjacency to a relation under which all of them are proved"

@@ -4,14 +4,14 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from dpx.claim import calibration, caveats, trial_charges
-from dpx.claim.caveats import unlike_in_words
+from dpx.claim.caveats import unlike_units
 from dpx.claim.search_record import Record, Trial
 from dpx.claim.spent import counted
 from dpx.claim.trial_charges import Cost, Search
 from dpx.declaration import ConfigError
 from dpx.privacy import accounting, ledger, origins, search_accounting
 from dpx.privacy.accounting import Charges
-from dpx.privacy.declared_privacy import UnitFacts, unlike
+from dpx.privacy.declared_privacy import UnitFacts
 from dpx.statement import agreement, outside_code
 from dpx.statement.seals import FORMAT, STATEMENT, read_statement
 from dpx.statement.statement_records import (
@@ -130,7 +130,7 @@ def _reasons(search: Search, record: Record, costs: Costs, units: Sequence[UnitF
     noted = {reason for trial, _ in costs for reason in trial.reasons}
     reasons = sorted(noted | {reason for trial, _ in costs for reason in own_reasons(record.outputs / trial.folder)})
     # The trials' charges cannot be added up, or are not those of one mechanism, if their data was prepared differently in between.
-    reasons += [unlike_in_words(units)] if units and unlike(units) else []
+    reasons += unlike_units(units, is_charged=False)
     if search.tune.charge == "uncharged":
         reasons.append("tune.charge=uncharged: choosing the best of several trials reads the protected data, and nothing here charges it")
         return reasons

@@ -80,7 +80,7 @@ def build(
         *reasons_against(experiment.data, privacy, experiment.sampler, experiment.seed, experiment.reasons_of_mechanism, manifest),
         *(seeded(entered) if experiment.seed is None else []),
         *chosen_late(entered),
-        *unlike_units(entered),
+        *unlike_units([] if entered is None else entered.units, bool(facts.own)),
         *facts.against,
         *refuted(facts.verdict),
     ]

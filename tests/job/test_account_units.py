@@ -139,7 +139,7 @@ def test_a_fork_agrees_with_its_parent_and_one_of_other_units_with_nobody(tmp_pa
     assert "data.split_salt (dpx and new)" in refusal(tmp_path, [parent, tmp_path / "other"])
 
 
-def test_steps_of_other_units_in_one_ledger_leave_no_guarantee(tmp_path):
+def test_steps_of_other_units_or_of_a_unit_that_nobody_recorded_leave_no_guarantee(tmp_path):
     experiment = config.build(
         recipes.compose(["data.declared_size=1000", "privacy.delta=1e-4", "batch_schedule.size=16", "noise=multiplier", "steps=3"])
     )[0]
@@ -151,6 +151,11 @@ def test_steps_of_other_units_in_one_ledger_leave_no_guarantee(tmp_path):
     entered.note_units(dataclasses.replace(own, vocabulary_sha256="b" * 64))
     said = statement.build(experiment, None, calibrated, entered)
     assert said.guarantee == "none" and "data.vocabulary" in said.reasons[0] and len(said.units) == 2
+    silent = Ledger(tmp_path / "silent")
+    assert statement.build(experiment, None, calibrated, silent).guarantee == "dp"
+    silent.append(0, dataclasses.replace(ENTRY, q=0.016))
+    said = statement.build(experiment, None, calibrated, silent)
+    assert said.guarantee == "none" and said.epsilon == {} and "the protected unit is not recorded" in said.reasons[0]
 
 
 def test_that_no_unit_is_renamed_during_a_run_is_an_assumption(tmp_path):

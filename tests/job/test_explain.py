@@ -10,6 +10,7 @@ from dpx import config
 from dpx.claim import statement
 from dpx.claim.calibration import Entries, calibrate
 from dpx.config import recipes
+from dpx.data.protected_units import unit_facts
 from dpx.declaration import ConfigError
 from dpx.files.run_folder import RunFolder
 from dpx.init.parent import _claim
@@ -80,6 +81,7 @@ def test_it_is_printed_and_written(experiment, tmp_path, capsys):
 def test_what_was_charged_beside_the_plan_is_in_the_promise(experiment, tmp_path):
     """Steps entered again in another noise epoch: the statement counts them, and so do its words."""
     size, ledger = 10_000, Ledger(tmp_path / "ledger")
+    ledger.note_units(unit_facts(experiment.data, experiment.privacy, None))
     calibrated = calibrate(experiment, size)
     for epoch in (0, 1):
         for step in range(experiment.steps):

@@ -13,6 +13,7 @@ from dpx.claim.study import Study
 from dpx.claim.trial_charges import Search
 from dpx.config import recipes
 from dpx.config.experiment import Experiment
+from dpx.data.protected_units import unit_facts
 from dpx.declaration import ConfigError
 from dpx.files.records import to_json
 from dpx.job import account, explain
@@ -55,6 +56,7 @@ def built(*overrides: str) -> Experiment:
 def entered(experiment: Experiment, path, steps: int = 3) -> Ledger:
     """The ledger that so many steps leave."""
     found = Ledger(path / "ledger")
+    found.note_units(unit_facts(experiment.data, experiment.privacy, None))
     for step in range(steps):
         found.append(step, calibration.Entries.of(experiment).of_step(SIZE, SIGMA, BATCH))
     return found

@@ -13,6 +13,7 @@ from dpx.claim import calibration, run_facts, statement, trial_charges
 from dpx.claim.trial_charges import Search
 from dpx.config import recipes
 from dpx.config.experiment import Experiment
+from dpx.data.protected_units import unit_facts
 from dpx.files.orbax_checkpoints import State
 from dpx.files.records import to_json
 from dpx.files.run_folder import RunFolder
@@ -78,6 +79,7 @@ def built(*overrides: str) -> Experiment:
 
 def entered(experiment: Experiment, path, job=None) -> Ledger:
     found = Ledger(path / "ledger")
+    found.note_units(unit_facts(experiment.data, experiment.privacy, None))
     for step in range(3):
         found.append(step, calibration.Entries.of(experiment).of_step(SIZE, SIGMA, BATCH, job=job))
     return found
@@ -125,6 +127,7 @@ def test_what_it_costs_does_not_depend_on_who_is_imported(site, tmp_path):
 
 def test_a_package_imported_between_two_steps_is_named_from_there_on_and_every_step_counts_once(site, tmp_path):
     experiment, found = built(), Ledger(tmp_path / "ledger")
+    found.note_units(unit_facts(experiment.data, experiment.privacy, None))
     epoch = NoiseEpoch(number=0, name="e", from_step=0, start=None, secret_tag="", secret_place=1, fingerprint={}, why="")
     found.open_noise_epoch(epoch)
     run = object.__new__(loop.Run)

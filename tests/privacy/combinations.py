@@ -15,6 +15,7 @@ from dpx.claim import calibration, statement
 from dpx.claim.calibration import calibrate
 from dpx.config.declared_audit import Canaries, NoCanaries, Primary
 from dpx.data.declared_data import Vocabulary
+from dpx.data.protected_units import unit_facts
 from dpx.declaration import ConfigError
 from dpx.files.records import to_json
 from dpx.mechanism.declared_mechanism import (
@@ -137,6 +138,7 @@ def entered(experiment, calibrated, path):
     if calibrated.noise_multiplier is None:
         return to_json(statement.build(experiment, None, calibrated)), []
     with_steps = Ledger(path)
+    with_steps.note_units(unit_facts(experiment.data, experiment.privacy, None))
     for step in range(experiment.steps):
         batch = experiment.batch_schedule.at(step)
         with_steps.append(step, calibration.Entries.of(experiment).of_step(calibrated.size, calibrated.noise_multiplier, batch))

@@ -37,6 +37,7 @@ def stated(tmp_path, *given):
     calibrated = calibrate(experiment, SIZE)
     assert calibrated.noise_multiplier is not None
     ledger = Ledger(tmp_path / "ledger")
+    ledger.note_units(unit_facts(experiment.data, experiment.privacy, MANIFEST))
     for step in range(STEPS):
         ledger.append(step, Entries.of(experiment).of_step(SIZE, calibrated.noise_multiplier, 40))
     document = statement.build(experiment, None, calibrated, ledger)

@@ -6,6 +6,7 @@ import sys
 
 from dpx.claim import calibration, statement
 from dpx.claim.calibration import calibrate
+from dpx.data.protected_units import unit_facts
 from dpx.files.records import to_json
 from dpx.privacy.ledger import Ledger
 from tests.processes import environment
@@ -49,6 +50,7 @@ def test_a_ledger_and_a_statement_are_read_and_composed_again_without_what_train
     calibrated = calibrate(experiment, N)
     assert calibrated.noise_multiplier is not None
     entered = Ledger(tmp_path / "ledger")
+    entered.note_units(unit_facts(experiment.data, experiment.privacy, None))
     for step in range(3):
         entered.append(step, calibration.Entries.of(experiment).of_step(N, calibrated.noise_multiplier, 64))
     (tmp_path / "privacy.json").write_text(json.dumps(to_json(statement.build(experiment, None, calibrated, entered))))

@@ -14,6 +14,7 @@ from dpx.claim import calibration, caveats, statement
 from dpx.claim.calibration import calibrate
 from dpx.claim.run_facts import RunFacts
 from dpx.data.declared_data import Vocabulary
+from dpx.data.protected_units import unit_facts
 from dpx.durable import write_durably
 from dpx.files.records import to_json
 from dpx.files.run_folder import RunFolder
@@ -47,6 +48,7 @@ def run(experiment, tmp_path, steps=None, size=N):
     calibrated = calibrate(experiment, size)
     assert calibrated.noise_multiplier is not None
     ledger = Ledger(tmp_path / "ledger")
+    ledger.note_units(unit_facts(experiment.data, experiment.privacy, None))
     for step in range(experiment.steps if steps is None else steps):
         ledger.append(step, calibration.Entries.of(experiment).of_step(size, calibrated.noise_multiplier, 64))
     return to_json(statement.build(experiment, None, calibrated, ledger))

@@ -7,6 +7,7 @@ import pytest
 
 from dpx.claim import statement
 from dpx.claim.calibration import Entries, calibrate
+from dpx.data.protected_units import unit_facts
 from dpx.declaration import ConfigError
 from dpx.files.records import to_json
 from dpx.job.explain import explain
@@ -38,6 +39,7 @@ def units(small):
 
 def charged(experiment, path):
     entered = Ledger(path)
+    entered.note_units(unit_facts(experiment.data, experiment.privacy, None))
     for step in range(experiment.steps):
         entered.append(step, Entries.of(experiment).of_step(N, 1.0, 64))
     return entered
