@@ -151,27 +151,22 @@ def locked(path: Path, operation: int) -> Iterator[None]:
 
     Raises `BlockingIOError` if another process holds it and `operation` does not wait, and another `OSError` if it cannot be opened.
     """
-    handle = _locked_handle(path, operation)
-    try:
-        yield
-    finally:
-        os.close(handle)
-
-
-def _locked_handle(path: Path, operation: int) -> int:
-    """Returns an open, locked handle of the file that is at `path` now: a lock on a file that was removed meanwhile would exclude
-    nobody."""
     while True:
         handle = not_following(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC)
         try:
             with naming(path):
                 fcntl.flock(handle, operation)
+            # A lock on a file that was removed meanwhile would exclude nobody.
             with contextlib.suppress(FileNotFoundError):
                 if os.path.samestat(os.fstat(handle), os.lstat(path)):
-                    return handle
+                    break
         except BaseException:
             os.close(handle)
             raise
+        os.close(handle)
+    try:
+        yield
+    finally:
         os.close(handle)
 
 

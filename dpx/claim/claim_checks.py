@@ -13,6 +13,7 @@ from dpx.claim.search_record import TrialDistribution
 from dpx.config.declared_init import Init
 from dpx.config.declared_tuning import Tune
 from dpx.config.experiment import Experiment
+from dpx.data.declared_data import Data
 from dpx.declaration import require
 from dpx.mechanism import declared_mechanism
 from dpx.mechanism.declared_mechanism import TargetClt, TargetCopy, TargetEpsilon
@@ -40,7 +41,7 @@ def check_claim(experiment: Experiment, size: int) -> int:
     counted = declared if privacy.adjacency == "add_remove" and declared else size
     size = declared or size
     require(size > 0, "data", f"the data has no protected {privacy.drawn}", "Add text")
-    check_declared_size(experiment, counted)
+    _require_size_of_text(experiment.data, sampler, privacy.drawn, counted)
     require(
         privacy.delta < 1 / counted or privacy.allow_large_delta,
         f"privacy.delta={privacy.delta}",
@@ -106,14 +107,14 @@ def check_claim(experiment: Experiment, size: int) -> int:
 _OTHER_SIZE = 0.02
 
 
-def check_declared_size(experiment: Experiment, counted: int) -> None:
+def _require_size_of_text(data: Data, sampler: Sampler, drawn: str, counted: int) -> None:
     """Raises `ConfigError` for a declared N that the text does not give, where N is public.
 
     Fixed-size samplers are accounted at the number that they draw from, so both must be equal. Poisson draws are private at any N, but a
     step draws more or fewer rows than the batch size says.
     """
-    declared, sampler = experiment.data.declared_size or counted, experiment.sampler
-    drawn, value = experiment.privacy.drawn, f"data.declared_size={declared}"
+    declared = data.declared_size or counted
+    value = f"data.declared_size={declared}"
     require(
         counted == declared or not sampler.depends_on_size,
         value,
@@ -121,7 +122,7 @@ def check_declared_size(experiment: Experiment, counted: int) -> None:
         "Use data.declared_size=null",
     )
     require(
-        abs(counted - declared) <= _OTHER_SIZE * declared or experiment.data.allow_other_size,
+        abs(counted - declared) <= _OTHER_SIZE * declared or data.allow_other_size,
         value,
         f"the text gives {counted} {drawn}s, so a step draws {counted / declared:.4g} times the batch size",
         "Use data.declared_size=null, or data.allow_other_size=true to draw so",

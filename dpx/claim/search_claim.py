@@ -50,6 +50,9 @@ Costs = list[tuple[Trial, Cost]]
 
 def build(search: Search, record: Record, winner: Trial | None) -> StudyStatement:
     """Returns every field of the study's `privacy.json`, from its record and from the folders of its trials."""
+    from dpx.data.learnt_from import learnt_from
+    from dpx.data.prepare import vocabulary_place
+
     tune, privacy = search.tune, search.privacy
     secret, known = tune.charge == "repeat_and_select", record.distribution
     declared = record.declared or tune.trials
@@ -83,7 +86,11 @@ def build(search: Search, record: Record, winner: Trial | None) -> StudyStatemen
         lost = tuple(trial.folder for trial, cost in costs if cost.lost and search.is_private)
         trials = CountedTrials(declared=declared, begun=len(record.trials), charged_by_plan_alone=lost)
         charges = StudyLedger(segments=tuple(ledger.join(*(cost.segments for _, cost in costs))))
-    mark, tells_words = record.chain.mark, _tells_words(search)
+    path = search.declared.get("data", {}).get("vocabulary", {}).get("path")
+    place = None if path is None else vocabulary_place(path)
+    # Whether the vocabulary that the trials read is public, as far as is known.
+    tells_words = place is None or not place.exists() or origins.have_public_words(learnt_from(place))
+    mark = record.chain.mark
     is_of_budget = budget is not None and tune.charge == "composition"
     return StudyStatement(
         format=FORMAT,
@@ -112,16 +119,6 @@ def build(search: Search, record: Record, winner: Trial | None) -> StudyStatemen
         # The position of the line reveals the number of trials; its digest, without the record's key, reveals nothing.
         record=RecordFacts(mark=RecordMark(chain=mark.chain, position=None if secret else mark.position, digest=mark.digest)),
     )
-
-
-def _tells_words(search: Search) -> bool:
-    """Returns whether the vocabulary that the trials read is public, as far as is known (`dpx.privacy.origins.have_public_words`)."""
-    from dpx.data.learnt_from import learnt_from
-    from dpx.data.prepare import vocabulary_place
-
-    path = search.declared.get("data", {}).get("vocabulary", {}).get("path")
-    place = None if path is None else vocabulary_place(path)
-    return place is None or not place.exists() or origins.have_public_words(learnt_from(place))
 
 
 def _reasons(search: Search, record: Record, costs: Costs, units: Sequence[UnitFacts | None]) -> list[str]:

@@ -47,7 +47,10 @@ class ConversationCutter:
         last answer, nothing is left. What is lost is added to `counts` (`COUNTED`). Raises `ConfigError` for messages that the template
         refuses, and where the tokens of an answer are not known.
         """
-        lead, starts = _turns(chat)
+        roles = [message["role"] for message in chat.messages]
+        # How many messages are before the first turn, and where each turn begins.
+        lead = next((place for place, role in enumerate(roles) if role not in _BEFORE_TURNS), len(roles))
+        starts = [place for place in range(lead, len(roles)) if place == lead or (roles[place] == "user" and roles[place - 1] != "user")]
         end, first = len(chat.messages), None
         while starts and (first := self._first_kept(where, chat, lead, starts, end)) is None:
             counts["turns_too_long"] += 1
@@ -103,14 +106,6 @@ def _require_apart(where: str, ids: Tokens, before: Tokens) -> None:
     reason = "the tokenizer joins the answer to the mark before it, so no row has the tokens of the prompt that people send"
     fix = "End the chat template's mark of an answer, and begin each answer, without white space; or use prompt_field"
     require(ids[: len(before)] == before, where, reason, fix)
-
-
-def _turns(chat: Conversation) -> tuple[int, list[int]]:
-    """Returns how many messages are before the first turn, and the place of the first message of each turn."""
-    roles = [message["role"] for message in chat.messages]
-    lead = next((place for place, role in enumerate(roles) if role not in _BEFORE_TURNS), len(roles))
-    starts = [place for place in range(lead, len(roles)) if place == lead or (roles[place] == "user" and roles[place - 1] != "user")]
-    return lead, starts
 
 
 def _part(chat: Conversation, lead: int, start: int, end: int) -> Conversation:

@@ -251,7 +251,14 @@ def _of_run(init: FromRun, receiver: Receiver, store: Store | None, asked: str) 
         related(dataclasses.replace(first, is_fork=is_fork), held, disjoint, False),
         *(related(origin, held, disjoint, are_same(its_data, held.checksums)) for origin in further),
     )
-    _require_same_vocabulary(parent, origins[0], store)
+    # Weights have no meaning under another vocabulary, and data is compared by it; it is unknown before the data is prepared.
+    if store is not None and not are_same(origins[0].data, (store.manifest.checksum,)):
+        theirs = origins[0].vocabulary.sha256
+        if theirs is None:
+            fix = "Begin from its original folder and with the same prepared data, or train it again"
+            raise ConfigError(parent.asked, "does not state the vocabulary that it was trained with", fix)
+        fix = "Set data.vocabulary.path to its vocabulary.txt, which is in the folder of its data"
+        _require_vocabulary_of(store, parent.asked, theirs, fix)
     if receiver.is_private:
         require_same_relation(origins, receiver.privacy)
     return origins, parent
@@ -324,21 +331,6 @@ def _require_same_function(asked: str, theirs: AnyModel, model: AnyModel, named:
     for name in ("causal", "heads", "gelu", "layer_norm_eps", "position_offset", *_OF_ROTARY, *further):
         one, other = getattr(theirs, name, None), getattr(model, name, None)
         require(one == other, f"model.{name}={other}", f"{asked} contains a model with {one}", f"Use {named}, or other weights")
-
-
-def _require_same_vocabulary(parent: Parent, origin: Origin, store: Store | None) -> None:
-    """Raises `ConfigError` for another vocabulary: weights have no meaning under it, and data is compared by it.
-
-    It is unknown before the data is prepared.
-    """
-    if store is None or are_same(origin.data, (store.manifest.checksum,)):
-        return
-    theirs = origin.vocabulary.sha256
-    if theirs is None:
-        fix = "Begin from its original folder and with the same prepared data, or train it again"
-        raise ConfigError(parent.asked, "does not state the vocabulary that it was trained with", fix)
-    fix = "Set data.vocabulary.path to its vocabulary.txt, which is in the folder of its data"
-    _require_vocabulary_of(store, parent.asked, theirs, fix)
 
 
 def same_weights(origins: Iterable[Origin], noted: Iterable[Origin]) -> bool:

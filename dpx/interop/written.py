@@ -21,7 +21,7 @@ from dpx.files.checkpoint_folder import CONFIG, WEIGHTS, called
 from dpx.files.weights import Leaves, nested
 from dpx.interop.checkpoint import Checkpoint
 from dpx.models.checkpoint_shape import LAYOUTS, ROTARY, Rotary
-from dpx.models.layouts import Layout, written_sizes
+from dpx.models.layouts import written_sizes
 from dpx.models.lora import Target, targets_of
 from dpx.models.new_rows import NEW_ROWS
 from dpx.models.shape import AnyModel, Bert, Decoder
@@ -225,7 +225,16 @@ def adapters(
     reason = f"pads with {last_mark}, the token that ends a text, so the model would ignore the end of a text"
     require(not is_passed_over, base.asked, reason, _FIX)
 
-    modules, parts = _modules(layout, nested(leaves)["layers"]), layout.parts(layout.prefix)
+    parts, layers = layout.parts(layout.prefix), nested(leaves)["layers"]
+    # By the base model's name of each adapted module, its adapters; `{}` in the name is the layer's number.
+    modules: dict[str, list[_Adapter]] = {}
+    for adapter, target in targets_of(layers).items():
+        if adapter in layers["lora"]:
+            names = parts[f"layers/{target.weight}/kernel"].names
+            is_alone = len(names) == target.parts
+            own = Target(target.weight) if is_alone else target
+            module = names[target.part if is_alone else 0].removesuffix(".weight")
+            modules.setdefault(module, []).append((own, layers["lora"][adapter]))
     # PEFT saves the module that holds a trained parameter in the body, or the whole head.
     of_body = {part.path for part in layout.body}
     saved = {parts[path].names[0].rpartition(".")[0] if path in of_body else parts[path].names[0].partition(".")[0] for path in trained}
@@ -263,19 +272,6 @@ def _config(
         "bias": "none",
         "inference_mode": True,
     }
-
-
-def _modules(layout: Layout, layers: Mapping[str, Any]) -> dict[str, list[_Adapter]]:
-    """Returns, by the base model's name of each adapted module, its adapters; `{}` in the name is the layer's number."""
-    parts, by_module, lora = layout.parts(layout.prefix), {}, layers["lora"]
-    for name, target in targets_of(layers).items():
-        if name in lora:
-            names = parts[f"layers/{target.weight}/kernel"].names
-            is_alone = len(names) == target.parts
-            own = Target(target.weight) if is_alone else target
-            module = names[target.part if is_alone else 0].removesuffix(".weight")
-            by_module.setdefault(module, []).append((own, lora[name]))
-    return by_module
 
 
 def _pattern(module: str) -> str:
