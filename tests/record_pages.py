@@ -16,12 +16,12 @@ from pydantic import TypeAdapter
 
 import dpx
 from dpx.files.records import TAG, ordered
-from dpx.job import plan_records
+from dpx.job import run_plan
 from dpx.statement import chain_seal, seals, statement_records
 from tests import config_page
 
 DOCS = Path(dpx.__file__).parent / "docs"
-FILES: dict[str, Any] = {"privacy": statement_records.Statement, "plan": plan_records.PlanDocument, "chain": chain_seal.ChainStatement}
+FILES: dict[str, Any] = {"privacy": statement_records.Statement, "plan": run_plan.PlanDocument, "chain": chain_seal.ChainStatement}
 FILES |= {"dpx_manifest": seals.ReleaseManifest}
 INTRODUCTION = """# The fields of privacy.json, plan.json, chain.json and dpx_manifest.json
 

@@ -13,7 +13,7 @@ from typing import Any
 
 import yaml
 
-from dpx.files.file_checksums import seal
+from dpx.durable import seal
 from dpx.files.orbax_checkpoints import on_host
 from dpx.files.run_folder import CONFIG
 from dpx.files.weights import by_path, checksum, checksums

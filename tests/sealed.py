@@ -4,7 +4,7 @@ import contextlib
 import json
 from pathlib import Path
 
-from dpx.files.file_checksums import seal
+from dpx.durable import seal
 from dpx.files.run_folder import CONFIG
 from dpx.privacy.ledger import Ledger
 from dpx.privacy.lines import AuditBound, Verdict

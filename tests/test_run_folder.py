@@ -33,8 +33,7 @@ from dpx.launch.point import require_same_claim, require_same_run
 from dpx.launch.search import hydra_files
 from dpx.pages import pictures
 from dpx.privacy.hash_chain import Chain
-from dpx.training.lossy_file import Released
-from dpx.training.metrics import MetricsWriter
+from dpx.training.metrics import MetricsWriter, Released
 
 from .composed import composed
 from .init.conftest import MICRO, WORDS

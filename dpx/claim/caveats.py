@@ -6,7 +6,7 @@ Lists the reasons why a run has no guarantee, whatever its noise.
 from collections.abc import Iterable, Sequence
 from typing import Any, Literal
 
-from dpx.claim.run_facts import RunFacts
+from dpx.claim.spent import RunFacts
 from dpx.clipping import ClippingMethod
 from dpx.config.declared_audit import Audit, Canaries
 from dpx.data.declared_data import Data

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 from dpx.claim.caveats import chosen_late, refuted, seeded, unlike_units
 from dpx.declaration import ConfigError, require
-from dpx.files.file_checksums import seal
+from dpx.durable import seal
 from dpx.privacy import events, ledger, origins
 from dpx.privacy.declared_privacy import Privacy, UnitFacts, unlike
 from dpx.privacy.ledger import Ledger

@@ -15,8 +15,7 @@ from typing import Any, Literal
 
 from dpx.config.declared_tuning import Budget, Charge, Tune
 from dpx.declaration import require, several
-from dpx.durable import locked, make_private, write_durably
-from dpx.files.file_checksums import seal
+from dpx.durable import locked, make_private, seal, write_durably
 from dpx.files.records import as_written, described, from_json, record, to_json
 from dpx.files.run_folder import RunFolder, read_json, write_json
 from dpx.privacy.declared_privacy import UnitFacts

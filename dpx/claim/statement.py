@@ -1,6 +1,6 @@
 """Builds `privacy.json`: what the run guarantees, computed from its ledger, and what it does not guarantee.
 
-One pass: the facts of the ledger, of what the run begins from and of the packages that it trusts (`dpx.claim.run_facts`), the reasons
+One pass: the facts of the ledger, of what the run begins from and of the packages that it trusts (`dpx.claim.spent`), the reasons
 against a guarantee and its limits (`dpx.claim.caveats`), epsilon (`dpx.claim.spent`), the word of the guarantee
 (`dpx.statement.outside_code`), and the record.
 """
@@ -21,8 +21,7 @@ from dpx.claim.caveats import (
     unlike_units,
     vocabulary_source,
 )
-from dpx.claim.run_facts import RunFacts, Trusted, planned_end
-from dpx.claim.spent import Spent, chain_facts, ledger_facts, of_one_copy, spent_facts, unsupported
+from dpx.claim.spent import RunFacts, Spent, Trusted, chain_facts, ledger_facts, of_one_copy, planned_end, spent_facts, unsupported
 from dpx.clipping.rounding import MARGINS
 from dpx.config.declared_audit import Audit, Canaries
 from dpx.config.experiment import Experiment

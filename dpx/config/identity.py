@@ -17,7 +17,7 @@ from omegaconf.errors import OmegaConfBaseException
 from dpx.config.experiment import require_name
 from dpx.config.node import checked_arguments
 from dpx.declaration import ConfigError
-from dpx.files.checkpoint_folder import CONFIG, config_of, folder_of
+from dpx.files.weights import CONFIG, config_of, folder_of
 from dpx.models import checkpoint_shape
 from dpx.models.model_protocol import COMPUTATION
 from dpx.task.declared_task import CausalLanguageModel

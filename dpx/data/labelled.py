@@ -1,15 +1,19 @@
-"""Declares labelled rows, or prompts with completions, of the user's files."""
+"""Declares labelled rows, or prompts with completions, of the user's files.
 
+Reads a number, or several labels, of a record of the user's files. An empty value is a target that the row lacks.
+"""
+
+import json
+import math
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import cached_property
-from typing import Literal
+from typing import Any, Literal
 
 from dpx.data.completions import LossOn, halves
-from dpx.data.hub_rows import HUB
-from dpx.data.record_reader import RowSet, TextColumns, label_of, label_text, row_sets
-from dpx.data.schema import Column, Schema, classes, number, several_labels, texts
-from dpx.declaration import declaration, require, require_date
+from dpx.data.record_reader import HUB, RowSet, TextColumns, label_of, label_text, row_sets, value_of
+from dpx.data.schema import UNKNOWN, Column, Schema, classes, number, several_labels, texts
+from dpx.declaration import ConfigError, declaration, require, require_date
 
 # The most digits of a label that is a number; a longer one is a name made of digits.
 _DIGITS = 18
@@ -31,7 +35,7 @@ class Table:
 
     With `completion_field` or `messages_field`, rows have no labels: the completion is learnt from the prompt (task=causal_lm). A row
     that is longer than `sequence_length` keeps its completion, and its prompt is cut from the left; a completion that does not fit is cut
-    at its end. A conversation loses whole turns instead, the first ones first (`dpx.data.conversations`).
+    at its end. A conversation loses whole turns instead, the first ones first (`dpx.data.completions`).
 
     With `target_field` rows have a number in place of a label (task=regression), with `label_names` several labels (task=multi_label). A
     row whose number or label is empty is kept; what it lacks adds nothing to what is learnt.
@@ -272,3 +276,60 @@ def require_labels(labels: Sequence[str]) -> None:
     value = f"data.source.labels=[{', '.join(labels)}]"
     require(len(labels) >= 2, value, "a classifier needs at least two labels", "Declare 2 labels or more")
     require(len(set(labels)) == len(labels), value, "the list contains a label twice", "Declare each label once")
+
+
+_TRUTHS = {"0": 0, "1": 1, "false": 0, "true": 1, "": UNKNOWN}
+
+
+def number_of(where: str, record: Mapping[str, Any], field: str) -> float | None:
+    """Returns the number of a record; `None` if it is empty. Raises `ConfigError` for what is not a finite number of 32 bits."""
+    value = value_of(where, record, field)
+    if value is None or (isinstance(value, str) and not value.strip()):
+        return None
+    try:
+        number = math.nan if isinstance(value, bool) else float(value)
+    except (TypeError, ValueError):
+        number = math.nan
+    # What float32 cannot hold would be infinite in a row.
+    is_number = math.isfinite(number) and abs(number) < 3.4e38
+    require(is_number, where, f"has {str(value)[:40]!r} under {field!r}, which is not a number", "Correct it, or leave it empty")
+    return number
+
+
+def labels_of(where: str, record: Mapping[str, Any], names: Sequence[str], listed: str | None) -> tuple[int, ...]:
+    """Returns 1 for each of the `names` that is true of a record, 0 for one that is not, and `UNKNOWN` for one that the record lacks.
+
+    Each name is a column of 0 or 1; or the column `listed` has the names that are true: a list, its JSON text, or names between
+    semicolons. Raises `ConfigError` for another value, or another name.
+    """
+    if listed is None:
+        found = []
+        for name in names:
+            value = value_of(where, record, name)
+            truth = _TRUTHS.get("" if value is None else label_text(value).strip().lower())
+            if truth is None:
+                raise ConfigError(where, f"has {str(value)[:40]!r} under {name!r}, which is neither 0 nor 1", "Write 0, 1, or nothing")
+            found.append(truth)
+        return tuple(found)
+    value = value_of(where, record, listed)
+    if value is None:
+        return (UNKNOWN,) * len(names)
+    if isinstance(value, str):
+        value = _listed(where, value, listed)
+    require(isinstance(value, list), where, f"has {str(value)[:40]!r} under {listed!r}, which is not a list of labels", "Correct the row")
+    true = [label_text(one) for one in value]
+    known = ", ".join(names[:5]) + (", ..." if len(names) > 5 else "")
+    other = [one for one in true if one not in names]
+    reason = f"has the label {(other or [''])[0]!r}, which is not among {known}"
+    require(not other, where, reason, "Correct the row, or data.source.label_names")
+    return tuple(int(name in true) for name in names)
+
+
+def _listed(where: str, text: str, field: str) -> Any:
+    """Returns the names in a field of text, as a list; none in an empty one."""
+    if not text.lstrip().startswith("["):
+        return [one.strip() for one in text.split(";") if one.strip()]
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError):
+        raise ConfigError(where, f"has a list under {field!r} that is not JSON", "Write it as JSON, or its names with ; between") from None

@@ -10,10 +10,10 @@ from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
 
+from dpx import durable
 from dpx.data.store import DEFINITION, MANIFEST, VOCABULARY, Manifest
 from dpx.declaration import ConfigError, require
 from dpx.durable import write_durably
-from dpx.files import file_checksums
 from dpx.files.records import described, from_json, record, to_json
 from dpx.files.run_folder import read_json
 from dpx.privacy.declared_privacy import UnitFacts
@@ -45,7 +45,7 @@ def learnt_from(place: Path, stores: Path | None = None) -> tuple[Origin, ...]:
     if (folder / MANIFEST).is_file():
         manifest = Manifest.read(folder)
         named = place.name if place.is_file() else DEFINITION if DEFINITION in manifest.files else VOCABULARY
-        is_own = named in manifest.files and file_checksums.of_file(folder / named) == manifest.files[named]
+        is_own = named in manifest.files and durable.of_file(folder / named) == manifest.files[named]
         require(is_own, place, f"is not the vocabulary that {MANIFEST} beside it lists", "Restore it, or move it to another folder")
         return of_store(manifest, _name_of(folder))
     record = _record_of(place)
@@ -57,7 +57,7 @@ def learnt_from(place: Path, stores: Path | None = None) -> tuple[Origin, ...]:
     file = next((one for one in within if one.is_file()), None)
     if stores is None or file is None:
         return ()
-    own, found = file_checksums.of_file(file), dict[str, Origin]()
+    own, found = durable.of_file(file), dict[str, Origin]()
     for one in sorted(stores.glob(f"*/{MANIFEST}")):
         with contextlib.suppress(ConfigError):
             manifest = Manifest.read(one.parent)

@@ -28,7 +28,7 @@ from dpx.data.protected_units import unit_facts
 from dpx.data.rows import COUNTED, RowCutter, UnitDocument
 from dpx.data.schema import as_json
 from dpx.data.sources import open_source, parts_of
-from dpx.data.store import LEARNT_FROM, MANIFEST, VOCABULARY, Manifest, Store, open_store
+from dpx.data.store import LEARNT_FROM, MANIFEST, VOCABULARY, HashedFile, Manifest, SplitWriter, Store, open_store
 from dpx.data.tokenizer import (
     AS_IT_CAME,
     BUILT_AS,
@@ -43,11 +43,10 @@ from dpx.data.tokenizer import (
     of_vocabulary,
 )
 from dpx.data.unit_names import KeyedHash, Split
-from dpx.data.writer import HashedFile, SplitWriter
 from dpx.declaration import ConfigError, require
 from dpx.durable import draft_folder_of, make_folder, make_private, put_in_place, remove_drafts
-from dpx.files.checkpoint_folder import folder_of, is_hub_id
 from dpx.files.records import to_json
+from dpx.files.weights import folder_of, is_hub_id
 from dpx.privacy.declared_privacy import Privacy
 from dpx.statement.seals import STATEMENT, read_statement
 from dpx.statement.statement_records import StudyStatement

@@ -10,9 +10,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from dpx.data import conversations
-from dpx.data.completions import ChatTemplate
-from dpx.data.conversations import ConversationCutter
+from dpx.data import completions
+from dpx.data.completions import ChatTemplate, ConversationCutter
 from dpx.data.declared_data import Data
 from dpx.data.documents import Document, Example, Prompted
 from dpx.data.labelled import Table
@@ -22,7 +21,7 @@ from dpx.data.tokenizer import TextTokenizer
 from dpx.data.unit_names import KeyedHash, Split
 from dpx.declaration import require
 
-COUNTED = ("texts", "texts_cut", "completions_cut", "documents_without_rows", "tokens", "tokens_cut", *conversations.COUNTED)
+COUNTED = ("texts", "texts_cut", "completions_cut", "documents_without_rows", "tokens", "tokens_cut", *completions.COUNTED)
 _BLOCK_CHARACTERS = 1_000_000  # tokenized at once: enough to keep every core busy, and a small amount of memory
 # An end of sentence: a stop, closing marks, blanks, then what may open the next one.
 _END = re.compile(r"""[.!?]["')\]\u2019\u201d]*\s+(?=["'(\[\u2018\u201c]?[A-Z0-9\u00c0-\u00de])""")

@@ -17,11 +17,9 @@ from dpx.data.declared_data import Embedded, Hub, RandomRows, Synthetic, Synthet
 from dpx.data.declared_data import Source as DeclaredSource
 from dpx.data.documents import Document, Example, Prompted, Source
 from dpx.data.embedded import EmbeddedSource, SyntheticLabelsSource, SyntheticSource
-from dpx.data.hub_rows import content_of, load
-from dpx.data.labelled import Table
-from dpx.data.record_reader import digest_of, label_of, lines, named, parsed, require_characters, text_of, value_of
+from dpx.data.labelled import Table, labels_of, number_of
+from dpx.data.record_reader import content_of, digest_of, label_of, lines, load, named, parsed, require_characters, text_of, value_of
 from dpx.data.schema import PackageSource
-from dpx.data.targets import labels_of, number_of
 from dpx.data.unit_names import unit_name
 from dpx.declaration import ConfigError, require
 

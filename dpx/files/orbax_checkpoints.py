@@ -25,9 +25,9 @@ import jax.numpy as jnp
 import numpy as np
 from orbax.checkpoint import v1 as ocp
 
+from dpx import durable
 from dpx.declaration import ConfigError, require
 from dpx.durable import make_folder, narrow, put_in_place, write_durably
-from dpx.files import file_checksums
 from dpx.files.array_checksums import checksums
 from dpx.files.weights import DAMAGED, by_path, facts_beside, facts_of_checkpoint, sealed
 from dpx.files.weights import checksums as weight_checksums
@@ -261,7 +261,7 @@ def _note_files(response: Any, checkpoint: Path) -> None:
     """Waits until a checkpoint is committed, withholds it from others as its folder is, and writes the checksums of its files into it."""
     response.result()
     narrow(checkpoint)
-    files = file_checksums.of_folder(checkpoint, without=FILES)
+    files = durable.of_folder(checkpoint, without=FILES)
     write_durably(checkpoint / FILES, json.dumps(sealed({"files": files})))
 
 
@@ -278,7 +278,7 @@ def _facts(checkpoint: Path, compares_files: bool = True) -> dict[str, Any]:
     if compares_files and (checkpoint / FILES).exists():
         with _reading(checkpoint, _damaged(checkpoint)):
             known = json.loads((checkpoint / FILES).read_text())
-            if known != sealed({"files": file_checksums.of_folder(checkpoint, without=FILES)}):
+            if known != sealed({"files": durable.of_folder(checkpoint, without=FILES)}):
                 raise _damaged(checkpoint)
     return facts
 

@@ -22,19 +22,17 @@ import numpy as np
 from tokenizers import Tokenizer, decoders
 from tokenizers.models import WordPiece
 
+from dpx import durable
 from dpx.config.experiment import Fitted
 from dpx.console import stage
 from dpx.data.length_buckets import widths_of
 from dpx.data.prepare import require_vocabulary, store_of, vocabulary_folder, vocabulary_place
 from dpx.data.tokenizer import TextTokenizer, of_path
 from dpx.declaration import ConfigError, require
-from dpx.durable import locked, naming, not_following, sync
-from dpx.files import file_checksums
-from dpx.files.checkpoint_folder import ends_of, weight_files
-from dpx.files.file_checksums import seal
+from dpx.durable import locked, naming, not_following, seal, sync
 from dpx.files.orbax_checkpoints import released
 from dpx.files.run_folder import read_json, write_json
-from dpx.files.weights import PARAMS, facts_beside, nested
+from dpx.files.weights import PARAMS, ends_of, facts_beside, nested, weight_files
 from dpx.generation.decoding import Decoding, Rule
 from dpx.generation.prompts import Prompt, Style
 from dpx.generation.settings import OfCheckpoint, of_folder
@@ -97,7 +95,7 @@ def of_checkpoint(path: str) -> Weights:
     for note in selected.notes:
         stage(note)
     found = received.read(checkpoint.folder)
-    checksum = seal({name: file_checksums.of_file(checkpoint.folder / name) for name in weight_files(checkpoint.folder)})
+    checksum = seal({name: durable.of_file(checkpoint.folder / name) for name in weight_files(checkpoint.folder)})
     load = lambda: jax.tree.map(jnp.asarray, nested(checkpoint.leaves(selected)))  # noqa: E731
     ends, asked = _ends(tokenizer, checkpoint.folder), of_folder(checkpoint.folder)
     return Weights(model, size, tokenizer, Style(), checksum, found, load, ends, asked)

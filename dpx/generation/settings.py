@@ -14,8 +14,8 @@ import jax.numpy as jnp
 from jaxtyping import Array
 
 from dpx.declaration import require
-from dpx.files.checkpoint_folder import CONFIG, GENERATION
 from dpx.files.run_folder import read_json
+from dpx.files.weights import CONFIG, GENERATION
 
 # What draws read, and how they are asked for; greedy completions do not depend on it.
 _OF_DRAWS = {"do_sample": False, "temperature": 1.0, "top_k": 50, "top_p": 1.0, "min_p": None, "typical_p": 1.0, "top_h": None}

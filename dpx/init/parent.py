@@ -18,7 +18,7 @@ from dpx.data import left_out
 from dpx.data.declared_data import Data
 from dpx.data.protected_units import unit_facts
 from dpx.declaration import ConfigError, require
-from dpx.files.file_checksums import seal
+from dpx.durable import seal
 from dpx.files.records import to_json
 from dpx.files.run_folder import CONFIG, RunFolder
 from dpx.files.weights import FROZEN, METADATA, PARAMS, Leaves, Shapes, by_path, checksum, checksums, facts_beside

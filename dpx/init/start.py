@@ -15,13 +15,12 @@ from dpx.data.protected_units import unit_facts, unit_mismatch
 from dpx.data.store import Store
 from dpx.declaration import ConfigError, require
 from dpx.files import weights
-from dpx.files.checkpoint_folder import called, folder_of
+from dpx.files.weights import called, folder_of
 from dpx.init.parent import Parent, of_fork, open_parent, parameters_of, require_no_known_release
 from dpx.init.relation import are_same, contradictions, declared_disjoint, learnt_from_protected, noted_alone, relation
 from dpx.interop.card import among, is_card_of_dpx, named_by_card
 from dpx.interop.checkpoint import Checkpoint
-from dpx.models.new_rows import with_means
-from dpx.models.shape import AnyModel
+from dpx.models.shape import AnyModel, with_means
 from dpx.models.trained import OutputLayer, Trained
 from dpx.privacy.declared_privacy import Privacy
 from dpx.privacy.lines import Plan

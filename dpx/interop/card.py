@@ -16,9 +16,9 @@ from typing import Any
 import yaml
 
 from dpx.config.declared_init import FromCheckpoint, Init
-from dpx.files.checkpoint_folder import hub_name
 from dpx.files.records import to_json
 from dpx.files.run_folder import told
+from dpx.files.weights import hub_name
 from dpx.privacy.origins import OWED, VERDICTS, in_words
 from dpx.statement import received, seals
 from dpx.statement.outside_code import heading

@@ -11,12 +11,10 @@ from functools import cached_property
 import numpy as np
 
 from dpx.declaration import require, several
-from dpx.files.checkpoint_folder import CONFIG, Tensors, config_of, folder_of
-from dpx.files.weights import Leaves, Shapes
+from dpx.files.weights import CONFIG, Leaves, Shapes, Tensors, config_of, folder_of
 from dpx.models.checkpoint_shape import LAYOUTS, ROTARY, as_stored, model_of
 from dpx.models.layouts import Layout, Part
-from dpx.models.new_rows import NEW_ROWS
-from dpx.models.shape import AnyModel, Bert, Model
+from dpx.models.shape import NEW_ROWS, AnyModel, Bert, Model
 
 # Early checkpoint files name the parameters of a LayerNorm this way.
 _OLD_NAMES = {"LayerNorm.gamma": "LayerNorm.weight", "LayerNorm.beta": "LayerNorm.bias"}

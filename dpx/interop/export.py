@@ -21,18 +21,16 @@ from dpx.data.store import Store
 from dpx.data.tokenizer import SETTINGS, SpecialIds, require_read_elsewhere
 from dpx.declaration import ConfigError, require
 from dpx.durable import draft_folder_of, narrow, remove_drafts
-from dpx.files import checkpoint_folder
+from dpx.files import weights
 from dpx.files.orbax_checkpoints import on_host
 from dpx.files.run_folder import CONFIG, RunFolder, read_json
 from dpx.files.weights import PARAMS, Leaves, by_path
 from dpx.interop import tokenizer_files
 from dpx.interop.card import Model, Published, card, training_command
-from dpx.interop.exported_head import in_units_of_target, with_identity
-from dpx.interop.written import Written, adapters, written
+from dpx.interop.written import Written, adapters, in_units_of_target, with_identity, written
 from dpx.models.lora import merge_adapters
 from dpx.models.networks import AnyDecoder
-from dpx.models.new_rows import joined
-from dpx.models.shape import AnyModel, Bert
+from dpx.models.shape import AnyModel, Bert, joined
 from dpx.statement import received, seals
 from dpx.statement.seals import STATEMENT
 from dpx.statement.statement_records import Statement
@@ -82,7 +80,7 @@ def export(
     require_read_elsewhere(store.tokenizer(), converted.config.get("model_type", ""))
     shown = Model(fitted.name, converted.architecture, task, fitted.train.stated(model), converted.base, published)
     with _written_whole(to) as unfinished:
-        checkpoint_folder.write(unfinished / converted.weights_file, converted.tensors)
+        weights.write(unfinished / converted.weights_file, converted.tensors)
         anew = tokenizer_files.write(unfinished, store, special, model, task, fitted.data.sequence_length)
         config = converted.config
         if converted.base is None and isinstance(task, CausalLanguageModel):

@@ -14,8 +14,8 @@ from dpx.data.store import Store
 from dpx.data.tokenizer import AS_IT_CAME, DEFINITION, SETTINGS, Around, SpecialIds, TextTokenizer, marks_around
 from dpx.data.tokenizer_class import AS_DEFINED, class_of
 from dpx.declaration import require
-from dpx.files.checkpoint_folder import CONFIG, GENERATION, OF_GENERATION, ends_of
 from dpx.files.run_folder import read_json
+from dpx.files.weights import CONFIG, GENERATION, OF_GENERATION, ends_of
 from dpx.models.networks import AnyDecoder
 from dpx.models.shape import Bert
 from dpx.task.declared_task import CausalLanguageModel, Task

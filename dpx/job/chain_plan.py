@@ -20,8 +20,7 @@ from dpx.init.chain_claim import StageRelease
 from dpx.init.start import Held, planned_start, vocabulary_of
 from dpx.job import chain_stages
 from dpx.job.chain_stages import Runs, StageRun, composed, fitted_by
-from dpx.job.plan_records import ChainPlan, RunPlan, StagePlan
-from dpx.job.run_plan import plan_of_run
+from dpx.job.run_plan import ChainPlan, RunPlan, StagePlan, plan_of_run
 from dpx.privacy.origins import Origin, ParentClaim, VocabularyFacts
 from dpx.statement.chain_seal import ChainClaim
 

@@ -13,8 +13,7 @@ from dpx.cost import fine_tuning
 from dpx.cost.fine_tuning import Asked, Choice, Expected, Measured
 from dpx.declaration import require
 from dpx.files.results import interval
-from dpx.job.plan_records import RunPlan
-from dpx.job.run_plan import Program, plan_of_run
+from dpx.job.run_plan import Program, RunPlan, plan_of_run
 from dpx.mechanism.declared_mechanism import Flat, TargetEpsilon
 from dpx.optimizer import Adam
 from dpx.optimizer.lr_schedule import WarmUpThen

@@ -6,10 +6,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
 
+from dpx import durable
 from dpx.config.experiment import Experiment
 from dpx.console import answer, figure, stage, wide_console
 from dpx.declaration import ConfigError, declaration, require, require_date
-from dpx.files import file_checksums
 from dpx.files.run_folder import RunFolder
 from dpx.processes.interruption import Interrupted
 
@@ -98,7 +98,7 @@ class Generate:
         file = Path(self.prompts).expanduser()
         require_rows(file)
         if self.prompts_provenance == "public" and self.checkpoint is None:
-            text = file_checksums.of_file(file)["sha256"]
+            text = durable.of_file(file)["sha256"]
             read_from = [one for manifest in left_out.manifests(folder.path / "private") for one in manifest.read_from]
             fix = "Remove it: completions of the run's own rows show them"
             require_other_text("generate.prompts_provenance=public", [text], read_from, "the run", fix)
@@ -126,7 +126,7 @@ class Generate:
         made_from = {name: getattr(self, name) for name in declared} | {name: getattr(rule, name) for name in ruled}
         if self.temperature > 0:
             made_from |= {"seed": self.seed, "top_k": rule.top_k, "top_p": rule.top_p, "min_p": rule.min_p}
-        made_from |= {"weights": weights.checksum, "prompts": file_checksums.of_file(file)["sha256"]}
+        made_from |= {"weights": weights.checksum, "prompts": durable.of_file(file)["sha256"]}
         facts = covered | {MADE_FROM: json.loads(json.dumps(made_from | {"settings": weights.of_checkpoint.facts()}))}
         for line in weights.of_checkpoint.lines:
             stage(line)

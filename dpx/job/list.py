@@ -18,7 +18,7 @@ from dpx.files.records import described, record, to_json
 from dpx.files.run_folder import RunFolder, as_printed, write_json
 from dpx.job import chain_plan
 from dpx.job.plan import Plan
-from dpx.job.plan_records import AnalysisPlan, ChainPlan, PlanDocument, RunPlan
+from dpx.job.run_plan import AnalysisPlan, ChainPlan, PlanDocument, RunPlan
 from dpx.pages import run_table
 from dpx.pages.run_table import accuracy_of, epsilon_of, runs_in, state_of
 from dpx.privacy import cache

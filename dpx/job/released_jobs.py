@@ -19,9 +19,9 @@ from dpx.data.labelled import Table
 from dpx.data.record_reader import SUFFIXES, TextColumns, records
 from dpx.declaration import declaration, require
 from dpx.durable import draft_of, make_folder
-from dpx.files.checkpoint_folder import is_hub_id
 from dpx.files.results import metric_in_words, not_better
 from dpx.files.run_folder import RunFolder, write_json
+from dpx.files.weights import is_hub_id
 
 
 @declaration
@@ -125,7 +125,7 @@ class Predict:
         trained_on, separator = TextColumns(), None
         if self.checkpoint is None and isinstance(source, Table):
             trained_on, separator = source.texts, source.csv_separator
-        from dpx.training.prediction import of_checkpoint, of_run
+        from dpx.training.evaluation import of_checkpoint, of_run
 
         if self.checkpoint is not None:
             classifier = of_checkpoint(self.checkpoint)

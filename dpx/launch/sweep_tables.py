@@ -41,7 +41,7 @@ def show_plans(outcomes: list[Outcome], console: Console) -> None:
     planned = [(point, one.folder) for point, one in zip(points, outcomes, strict=True) if (one.job, one.state) == ("plan", "finished")]
     if planned:
         from dpx.job.plan import show_points
-        from dpx.job.plan_records import PLAN, PlanDocument
+        from dpx.job.run_plan import PLAN, PlanDocument
 
         places = [(point, folder / "release" / PLAN) for point, folder in planned]
         show_points([(point, from_json(PlanDocument, read_json(place), place)) for point, place in places], console)

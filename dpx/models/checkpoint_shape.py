@@ -17,12 +17,11 @@ from typing import Any, Literal
 import numpy as np
 
 from dpx.declaration import ConfigError, declaration, require
-from dpx.files.checkpoint_folder import CONFIG, Tensors, config_of, folder_of
+from dpx.files.weights import CONFIG, Tensors, config_of, folder_of
 from dpx.models.families import Gemma, Llama, Olmo, Qwen
 from dpx.models.layouts import BERT, DISTILBERT, GPT2, ROBERTA, Layout, number, read_sizes, require_values, whole
 from dpx.models.model_protocol import COMPUTATION, Attention, Rematerialize
-from dpx.models.new_rows import grown
-from dpx.models.shape import Bert, Decoder, Model
+from dpx.models.shape import Bert, Decoder, Model, grown
 
 Rotary = Llama | Qwen | Olmo | Gemma
 ROTARY: dict[str, type[Rotary]] = {model_type: kind for kind in (Llama, Qwen, Olmo, Gemma) for model_type in kind.CLASSES}

@@ -26,8 +26,7 @@ from dpx.clipping.op import apply, session_of
 from dpx.models import attention
 from dpx.models import dropout as drop
 from dpx.models.attention import attend
-from dpx.models.fused_halves import Place
-from dpx.models.fused_layers import layer_stack
+from dpx.models.fused_layers import Place, layer_stack
 from dpx.models.lora import adapted
 from dpx.models.shape import Bert, Decoder, Model
 from dpx.models.trainable import BELOW

@@ -12,7 +12,7 @@ from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple
 
 from dpx.declaration import declaration, require
-from dpx.models.new_rows import NEW_ROWS
+from dpx.models.shape import NEW_ROWS
 
 LAYERS = "layers"
 

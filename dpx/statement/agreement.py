@@ -14,8 +14,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from dpx.declaration import ConfigError, require, several
-from dpx.durable import write_durably
-from dpx.files.file_checksums import seal
+from dpx.durable import seal, write_durably
 from dpx.files.run_folder import CONFIG, read_json
 from dpx.files.weights import DAMAGED, METADATA, facts_of_checkpoint
 from dpx.privacy.hash_chain import RESTORE, Mark, mark_of

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from dpx.declaration import ConfigError, require
-from dpx.files.file_checksums import seal
+from dpx.durable import seal
 from dpx.files.records import described, from_json, record, to_json
 from dpx.files.run_folder import RunFolder, read_json, write_json
 from dpx.privacy.declared_privacy import UnitFacts

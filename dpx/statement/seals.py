@@ -19,10 +19,9 @@ import json
 from pathlib import Path, PurePosixPath
 from typing import Any
 
+from dpx import durable
 from dpx.declaration import ConfigError, require
-from dpx.durable import write_durably
-from dpx.files import file_checksums
-from dpx.files.file_checksums import seal
+from dpx.durable import seal, write_durably
 from dpx.files.records import FIX, described, from_json, record, to_json
 from dpx.files.run_folder import CONFIG, RunFolder, read_json, write_json
 from dpx.privacy.ledger import Ledger
@@ -145,7 +144,7 @@ def release_id(statement: Any) -> str | None:
 
 def write(folder: Path) -> None:
     """Writes the manifest of a run's `release/`, or of an export, and is done when it is on disk. The statement must be there."""
-    digests = {name: FileDigest(**file_checksums.of_file(folder / name)) for name in _released(folder)}
+    digests = {name: FileDigest(**durable.of_file(folder / name)) for name in _released(folder)}
     write_json(folder / MANIFEST, to_json(ReleaseManifest(format=MANIFEST_FORMAT, release=stated_id(folder), files=digests)))
 
 
@@ -171,7 +170,7 @@ def check(folder: Path) -> bool:
         is_inside = not PurePosixPath(name).is_absolute() and ".." not in PurePosixPath(name).parts
         require(is_inside, place, f"lists {name}, which is not in this folder", AGAIN)
         require((folder / name).is_file(), folder / name, f"is missing, and {MANIFEST} lists it", AGAIN)
-        is_same = FileDigest(**file_checksums.of_file(folder / name)) == known
+        is_same = FileDigest(**durable.of_file(folder / name)) == known
         require(
             is_same, folder / name, f"differs from the file that was released with its statement ({MANIFEST} has another checksum)", AGAIN
         )

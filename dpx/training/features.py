@@ -20,10 +20,10 @@ import numpy as np
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
+from dpx import durable
 from dpx.console import stage
 from dpx.data.store import Store
 from dpx.durable import draft_of, make_private, write_durably
-from dpx.files import file_checksums
 from dpx.files.array_checksums import checksums
 from dpx.processes import team
 from dpx.task.task_protocol import TwoPartObjective
@@ -126,7 +126,7 @@ def _known(folder: Path, made_from: dict[str, str]) -> np.ndarray | None:
 
 
 def _about(folder: Path, made_from: dict[str, str]) -> dict[str, Any]:
-    return made_from | file_checksums.of_file(folder / _ARRAY)
+    return made_from | durable.of_file(folder / _ARRAY)
 
 
 def _reader(objective: TwoPartObjective) -> Callable[[Any, dict[str, Any]], Any]:

@@ -33,8 +33,7 @@ from dpx.sampler import draw
 from dpx.sampler.sampler_protocol import share
 from dpx.training.evaluation import EarlyStopping, HeldOut
 from dpx.training.gradient_sum import draw_rows
-from dpx.training.lossy_file import Released
-from dpx.training.metrics import MetricsWriter, RunProgress
+from dpx.training.metrics import MetricsWriter, Released, RunProgress
 from dpx.training.profiling import AGREEMENT, DATA_WAIT, LEDGER, Unprofiled
 from dpx.training.run_start import NoiseEpochs, RunStart
 from dpx.training.step import Chunk, Step, StepInputs, as_chunk

@@ -24,8 +24,7 @@ from dpx.audit.canaries import require_same_audit
 from dpx.audit.canary_objective import audited
 from dpx.claim.calibration import Entries, calibrate, plan_of
 from dpx.claim.caveats import real_draws
-from dpx.claim.run_facts import planned_end
-from dpx.claim.spent import Spending, require_bound
+from dpx.claim.spent import Spending, planned_end, require_bound
 from dpx.config.declared_audit import Audit, Canaries
 from dpx.config.declared_init import Init
 from dpx.config.experiment import Experiment, Receiver
@@ -51,8 +50,7 @@ from dpx.training import features, follower
 from dpx.training.evaluation import early_stopping, evaluations_of
 from dpx.training.fingerprint import fingerprint
 from dpx.training.loop import Run
-from dpx.training.lossy_file import Released
-from dpx.training.metrics import MetricsWriter, RunProgress
+from dpx.training.metrics import MetricsWriter, Released, RunProgress
 from dpx.training.microbatch import Workload, resolve_microbatch
 from dpx.training.profiling import profiling
 from dpx.training.run_start import NoiseEpochs, allowed_again, start_run

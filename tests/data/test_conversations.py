@@ -15,8 +15,7 @@ from tokenizers import ByteLevelBPETokenizer
 from dpx.audit.canaries import Planted, WithCanaries, canary_tokens
 from dpx.config.declared_audit import Canaries, Primary
 from dpx.data import left_out
-from dpx.data.completions import ChatTemplate, LossOn
-from dpx.data.conversations import ConversationCutter
+from dpx.data.completions import ChatTemplate, ConversationCutter, LossOn
 from dpx.data.declared_data import Data, Vocabulary
 from dpx.data.documents import Conversation
 from dpx.data.labelled import Table

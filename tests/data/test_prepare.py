@@ -19,9 +19,8 @@ from dpx.data.declared_data import Data, Synthetic, Vocabulary
 from dpx.data.documents import Document
 from dpx.data.pairs import LEAST_TOKENS
 from dpx.data.prepare import prepare
-from dpx.data.store import Store
+from dpx.data.store import SplitWriter, Store
 from dpx.data.unit_names import SPLITS
-from dpx.data.writer import SplitWriter
 from dpx.declaration import ConfigError
 from dpx.privacy.declared_privacy import Privacy
 

@@ -7,13 +7,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from dpx import durable
 from dpx.data import store as stores
 from dpx.data.prepare import prepare
 from dpx.data.schema import as_json, classes, texts
 from dpx.data.store import MANIFEST, UNIT, VERIFIED, Manifest, Store, open_store
 from dpx.data.unit_names import SPLITS
 from dpx.declaration import ConfigError
-from dpx.files import file_checksums
 from dpx.privacy.declared_privacy import Privacy
 
 from .corpora import PRIVACY, declared, records, write_records
@@ -125,7 +125,7 @@ def test_a_harmed_store_is_refused_in_one_line(copied: Path, name: str, harm, me
 @pytest.mark.parametrize("largest_first", [True, False])
 def test_every_byte_of_every_file_is_covered(store: Store, copied: Path, monkeypatch, largest_first: bool):
     """Also past any limit: of the largest file the last byte is changed, and blocks are far smaller than the files."""
-    monkeypatch.setattr(file_checksums, "BLOCK_BYTES", 64)
+    monkeypatch.setattr(durable, "BLOCK_BYTES", 64)
     for name in sorted(store.manifest.files, key=lambda name: store.manifest.files[name]["bytes"], reverse=largest_first)[:3]:
         whole = (copied / name).read_bytes()
         if whole:
@@ -140,8 +140,8 @@ def test_every_byte_of_every_file_is_covered(store: Store, copied: Path, monkeyp
 def hashed(monkeypatch) -> list[str]:
     """Names of the files that are hashed from here on."""
     names: list[str] = []
-    whole = file_checksums.of_file
-    monkeypatch.setattr(file_checksums, "of_file", lambda path, *more: names.append(path.name) or whole(path, *more))
+    whole = durable.of_file
+    monkeypatch.setattr(durable, "of_file", lambda path, *more: names.append(path.name) or whole(path, *more))
     return names
 
 
@@ -195,7 +195,7 @@ def test_a_store_that_cannot_be_written_to_is_opened_all_the_same(copied: Path, 
 
 def test_checking_much_is_shown_and_takes_no_memory(copied: Path, monkeypatch, capsys):
     monkeypatch.setattr(stores, "SHOWN_BYTES", 1000)
-    monkeypatch.setattr(file_checksums, "BLOCK_BYTES", 64)
+    monkeypatch.setattr(durable, "BLOCK_BYTES", 64)
     # What the first call imports is not memory that checking takes.
     open_store(copied)
     (copied / VERIFIED).unlink()

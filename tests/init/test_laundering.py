@@ -15,8 +15,7 @@ import pytest
 import dpx
 from dpx.claim.calibration import Entries, calibrate
 from dpx.claim.combined_ledgers import read
-from dpx.claim.run_facts import planned_end
-from dpx.claim.spent import require_bound
+from dpx.claim.spent import planned_end, require_bound
 from dpx.console import Console
 from dpx.data import left_out
 from dpx.data.prepare import prepare

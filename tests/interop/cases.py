@@ -53,11 +53,11 @@ class Case:
 
     def write(self, folder: Path) -> Path:
         """The checkpoint, as a folder."""
-        from dpx.files import checkpoint_folder
+        from dpx.files import weights
 
         folder.mkdir(parents=True, exist_ok=True)
         (folder / "config.json").write_text(json.dumps(self.config))
-        checkpoint_folder.write(folder / "model.safetensors", {name: values(name, shape) for name, shape in self.tensors.items()})
+        weights.write(folder / "model.safetensors", {name: values(name, shape) for name, shape in self.tensors.items()})
         return folder
 
 

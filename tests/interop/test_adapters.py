@@ -14,7 +14,7 @@ import pytest
 from dpx.config.declared_init import FromCheckpoint, RandomStart
 from dpx.data.tokenizer import SpecialIds
 from dpx.declaration import ConfigError
-from dpx.files import checkpoint_folder
+from dpx.files import weights
 from dpx.files.weights import Leaves, by_path, nested
 from dpx.interop.checkpoint import Checkpoint
 from dpx.interop.written import ADAPTER_CONFIG, ADAPTER_WEIGHTS, Written, adapters, written
@@ -119,7 +119,7 @@ def test_what_peft_cannot_add_is_refused_in_one_line(tmp_path: Path):
         adapters(gpt2.init, TRAIN, gpt2.model, TASK, gpt2.leaves, gpt2.case.config["pad_token_id"])
     held = {name: values(name, shape) for name, shape in trained.case.tensors.items()}
     held["bert.embeddings.LayerNorm.bias"] = held["bert.embeddings.LayerNorm.bias"] + np.float32(1)
-    checkpoint_folder.write(tmp_path / "a" / "model.safetensors", held)
+    weights.write(tmp_path / "a" / "model.safetensors", held)
     with pytest.raises(
         ConfigError, match=r"contains other values of embeddings/norm/bias than the values that the run began from\. Restore it"
     ):
@@ -137,7 +137,7 @@ def test_peft_computes_the_same_logits(name: str, tmp_path: Path):
     found, folder = trained.out(), tmp_path / "adapters"
     folder.mkdir()
     (folder / ADAPTER_CONFIG).write_text(json.dumps(found.config))
-    checkpoint_folder.write(folder / ADAPTER_WEIGHTS, found.tensors)
+    weights.write(folder / ADAPTER_WEIGHTS, found.tensors)
     base = getattr(transformers, found.architecture).from_pretrained(trained.init.path, attn_implementation="eager")
     model = peft.PeftModel.from_pretrained(base, str(folder)).eval()
     rows, kind = inputs(trained.case.config["model_type"]), trained.case.config["model_type"]

@@ -17,7 +17,7 @@ from dpx.data.prepare import prepare, vocabulary_folder
 from dpx.data.store import Store
 from dpx.data.tokenizer import SpecialIds, of_path
 from dpx.declaration import ConfigError
-from dpx.files.checkpoint_folder import ends_of
+from dpx.files.weights import ends_of
 from dpx.interop import tokenizer_files
 from dpx.models.checkpoint_shape import model_of
 from dpx.privacy.declared_privacy import Privacy

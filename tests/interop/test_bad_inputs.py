@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from dpx.data.tokenizer import SPECIAL_TOKENS
-from dpx.files import checkpoint_folder
-from dpx.files.checkpoint_folder import WEIGHTS
+from dpx.files import weights
+from dpx.files.weights import WEIGHTS
 from tests.processes import Answer, answers
 
 from . import cases
@@ -69,7 +69,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (broken["misnamed"] / WEIGHTS).rename(broken["misnamed"] / "weights.safetensors")
     held = {name: cases.values(name, shape) for name, shape in case.tensors.items()}
     held["encoder.layer.1.output.dense.weights"] = held.pop("encoder.layer.1.output.dense.weight")
-    checkpoint_folder.write(broken["renamed"] / WEIGHTS, held)
+    weights.write(broken["renamed"] / WEIGHTS, held)
     (broken["pickled"] / WEIGHTS).unlink()
     (broken["pickled"] / "pytorch_model.bin").write_bytes(b"cos\nsystem\n(S'touch opened'\ntR.")
     (broken["t5"] / "config.json").write_text('{"model_type": "t5"}')

@@ -16,10 +16,9 @@ from omegaconf import OmegaConf
 
 from dpx import config
 from dpx.config.declared_init import FromRun
-from dpx.files.checkpoint_folder import Tensors, write
 from dpx.files.orbax_checkpoints import released
 from dpx.files.run_folder import RunFolder
-from dpx.files.weights import by_path
+from dpx.files.weights import Tensors, by_path, write
 from dpx.job.change import sentences_of
 from dpx.job.explain import Explain
 from dpx.job.released_jobs import Export

@@ -13,7 +13,7 @@ from dpx import config
 from dpx.config import recipes
 from dpx.data.prepare import prepare
 from dpx.declaration import ConfigError
-from dpx.files import checkpoint_folder as folders
+from dpx.files import weights
 from dpx.interop.checkpoint import Checkpoint
 from tests.planned import plan
 
@@ -36,7 +36,7 @@ def asked(place: Path, monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     hub = types.ModuleType("huggingface_hub")
     hub.snapshot_download = snapshot_download  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, "huggingface_hub", hub)
-    monkeypatch.setattr(folders, "is_installed", lambda package: package == "huggingface_hub")
+    monkeypatch.setattr(weights, "is_installed", lambda package: package == "huggingface_hub")
     return found
 
 
@@ -71,7 +71,7 @@ def test_a_name_that_cannot_be_fetched_is_one_line(asked: list[Any], place: Path
     with pytest.raises(ConfigError, match=line) as refused:
         config.build(recipes.compose(["init=hf", "init.path=owner/none", "model=hf"]))
     assert "\n" not in str(refused.value)
-    monkeypatch.setattr(folders, "is_installed", lambda package: False)
+    monkeypatch.setattr(weights, "is_installed", lambda package: False)
     with pytest.raises(ConfigError, match=r"^init.path=owner/none: no such folder\. Name a folder that holds config.json"):
         Checkpoint("owner/none")
     before = len(asked)

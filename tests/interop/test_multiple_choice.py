@@ -19,7 +19,7 @@ from dpx.config import recipes
 from dpx.data.prepare import prepare
 from dpx.data.tokenizer import SpecialIds
 from dpx.declaration import ConfigError
-from dpx.files import checkpoint_folder
+from dpx.files import weights
 from dpx.files.orbax_checkpoints import released
 from dpx.files.run_folder import RunFolder
 from dpx.files.weights import nested
@@ -145,7 +145,7 @@ def other_encoder(name: str, folder: Path) -> Checkpoint:
     leaves = {path: cases.values(path, shape) for path, shape in task.parameter_shapes(model, cases.VOCABULARY).items()}
     found = written(model, task, leaves, cases.VOCABULARY, [], type("Special", (), {"pad_id": 1}))
     (folder / "config.json").write_text(json.dumps(found.config))
-    checkpoint_folder.write(folder / "model.safetensors", found.tensors)
+    weights.write(folder / "model.safetensors", found.tensors)
     return Checkpoint(str(folder))
 
 

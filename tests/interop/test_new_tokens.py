@@ -14,7 +14,7 @@ from tokenizers import Tokenizer
 from dpx import config
 from dpx.config import recipes
 from dpx.declaration import ConfigError
-from dpx.files import checkpoint_folder
+from dpx.files import weights
 from dpx.files.orbax_checkpoints import released
 from dpx.files.weights import by_path
 from dpx.models.checkpoint_shape import LAYOUTS
@@ -57,7 +57,7 @@ def run_of(root: Path, cfg: Any) -> tuple[Any, Path]:
 
 
 def tensors(folder: Path) -> dict[str, np.ndarray]:
-    held = checkpoint_folder.Tensors(folder)
+    held = weights.Tensors(folder)
     return dict(held.read(held.shapes))
 
 

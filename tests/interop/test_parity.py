@@ -14,7 +14,7 @@ import pytest
 
 from dpx.clipping import ops
 from dpx.data.tokenizer import SpecialIds
-from dpx.files import checkpoint_folder
+from dpx.files import weights
 from dpx.files.weights import nested
 from dpx.interop.checkpoint import Checkpoint
 from dpx.interop.written import written
@@ -142,7 +142,7 @@ def test_transformers_computes_the_same_of_a_decoder_that_is_written(name: str, 
     leaves = checkpoint.leaves(checkpoint.select(task.parameter_shapes(model, VOCABULARY)))
     found = written(model, task, leaves, VOCABULARY, [], SpecialIds(pad_id=0, unk_id=1, cls_id=2, sep_id=3, mask_id=4))
     (tmp_path / found.config_file).write_text(json.dumps(found.config))
-    checkpoint_folder.write(tmp_path / found.weights_file, found.tensors)
+    weights.write(tmp_path / found.weights_file, found.tensors)
     given = inputs("llama")
     is_token = np.arange(given["tokens"].shape[1]) < given["length"][:, None]
     np.testing.assert_allclose(_theirs(tmp_path, given["tokens"])[is_token], Case.read(name).expected["logits"][is_token], atol=1e-5)

@@ -15,7 +15,7 @@ from dpx.declaration import ConfigError
 from dpx.files.run_folder import RunFolder
 from dpx.job.released_jobs import _write
 from dpx.statement.seals import MANIFEST
-from dpx.training.prediction import of_checkpoint
+from dpx.training.evaluation import of_checkpoint
 from tests.composed import composed
 
 from .conftest import train

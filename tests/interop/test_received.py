@@ -25,7 +25,7 @@ from dpx.job.generate import Generate
 from dpx.job.released_jobs import Evaluate, Export
 from dpx.statement import received, seals
 from dpx.statement.seals import MANIFEST
-from dpx.training.prediction import of_checkpoint
+from dpx.training.evaluation import of_checkpoint
 
 from ..composed import composed
 from ..generation.conftest import checkpoint as checkpoint
@@ -164,9 +164,9 @@ def other_statement(place: Path) -> None:
     told["ledger"]["mark"]["chain"] = "0" * 16
     (place / "privacy.json").write_text(json.dumps(told))
     listed = json.loads((place / MANIFEST).read_text())
-    from dpx.files import file_checksums
+    from dpx import durable
 
-    listed["files"]["privacy.json"] = file_checksums.of_file(place / "privacy.json")
+    listed["files"]["privacy.json"] = durable.of_file(place / "privacy.json")
     (place / MANIFEST).write_text(json.dumps(listed))
 
 

@@ -11,8 +11,8 @@ import pytest
 from dpx import config
 from dpx.config import recipes
 from dpx.declaration import ConfigError
-from dpx.files import checkpoint_folder
-from dpx.files.checkpoint_folder import INDEX, WEIGHTS
+from dpx.files import weights
+from dpx.files.weights import INDEX, WEIGHTS
 from dpx.interop.checkpoint import Checkpoint
 from dpx.models.checkpoint_shape import model_of
 from dpx.models.shape import Bert
@@ -58,7 +58,7 @@ def test_a_file_that_is_cut_short(folder: Path, kept: int):
 
 def test_one_name_of_today_and_one_of_the_first_years(folder: Path):
     held = stored(folder)
-    checkpoint_folder.write(folder / WEIGHTS, held | {"embeddings.LayerNorm.gamma": held["embeddings.LayerNorm.weight"] + np.float32(1)})
+    weights.write(folder / WEIGHTS, held | {"embeddings.LayerNorm.gamma": held["embeddings.LayerNorm.weight"] + np.float32(1)})
     assert "contains embeddings.LayerNorm.weight also under its old name. Keep one of them" in refused(folder)
 
 
@@ -76,14 +76,14 @@ def test_a_file_that_is_misnamed(folder: Path):
 def test_a_tensor_under_another_name_leaves_no_random_layer(folder: Path):
     held = stored(folder)
     held["encoder.layer.1.output.dense.weights"] = held.pop("encoder.layer.1.output.dense.weight")
-    checkpoint_folder.write(folder / WEIGHTS, held)
+    weights.write(folder / WEIGHTS, held)
     assert "lacks encoder.layer.1.output.dense.weight for layers/down/kernel" in refused(folder)
 
 
 def test_a_table_of_another_vocabulary(folder: Path):
     held = stored(folder)
     held["embeddings.word_embeddings.weight"] = held["embeddings.word_embeddings.weight"][:-1]
-    checkpoint_folder.write(folder / WEIGHTS, held)
+    weights.write(folder / WEIGHTS, held)
     assert "has vocab_size=64, but the weights hold a table of 63 rows (embeddings.word_embeddings.weight)" in refused(folder)
 
 
@@ -92,15 +92,15 @@ def test_shards_by_their_index(folder: Path):
     names = sorted(held)
     halves = {"model-1.safetensors": names[:9], "model-2.safetensors": names[9:]}
     for file, part in halves.items():
-        checkpoint_folder.write(folder / file, {name: held[name] for name in part})
+        weights.write(folder / file, {name: held[name] for name in part})
     (folder / WEIGHTS).unlink()
     (folder / INDEX).write_text(json.dumps({"weight_map": {name: file for file, part in halves.items() for name in part}}))
     checkpoint = Checkpoint(str(folder))
     leaves = checkpoint.leaves(checkpoint.select(shapes(checkpoint)))
     np.testing.assert_array_equal(leaves["embeddings/word"], held["embeddings.word_embeddings.weight"])
-    checkpoint_folder.write(folder / "model-2.safetensors", {name: held[name] + np.float32(1) for name in names[8:]})
+    weights.write(folder / "model-2.safetensors", {name: held[name] + np.float32(1) for name in names[8:]})
     assert f"model-2.safetensors: contains {names[8]}, which model-1.safetensors also contains. Keep one" in refused(folder)
-    checkpoint_folder.write(folder / "model-2.safetensors", {name: held[name] for name in names[9:-1]})
+    weights.write(folder / "model-2.safetensors", {name: held[name] for name in names[9:-1]})
     assert f"model-2.safetensors: does not contain {names[-1]}, which its index names" in refused(folder)
     (folder / "model-2.safetensors").rename(folder / "model-3.safetensors")
     assert f"model-2.safetensors: is missing, but {INDEX} names it" in refused(folder)
@@ -109,7 +109,7 @@ def test_shards_by_their_index(folder: Path):
 
 
 def test_an_index_that_is_left_beside_the_whole_file_is_not_read(folder: Path):
-    checkpoint_folder.write(folder / "model-1.safetensors", {name: values + np.float32(1) for name, values in stored(folder).items()})
+    weights.write(folder / "model-1.safetensors", {name: values + np.float32(1) for name, values in stored(folder).items()})
     (folder / INDEX).write_text(json.dumps({"weight_map": dict.fromkeys(stored(folder), "model-1.safetensors")}))
     checkpoint = Checkpoint(str(folder))
     held = checkpoint.leaves(checkpoint.select(shapes(checkpoint)))["embeddings/word"]
@@ -166,7 +166,7 @@ def test_names_of_the_first_years(folder: Path):
         name.replace("LayerNorm.weight", "LayerNorm.gamma").replace("LayerNorm.bias", "LayerNorm.beta"): values
         for name, values in stored(folder).items()
     }
-    checkpoint_folder.write(folder / WEIGHTS, renamed)
+    weights.write(folder / WEIGHTS, renamed)
     checkpoint = Checkpoint(str(folder))
     leaves = checkpoint.leaves(checkpoint.select(shapes(checkpoint)))
     np.testing.assert_array_equal(leaves["embeddings/norm/scale"], renamed["embeddings.LayerNorm.gamma"])

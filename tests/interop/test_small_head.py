@@ -10,11 +10,10 @@ import pytest
 
 from dpx.data.tokenizer import SpecialIds
 from dpx.declaration import ConfigError
-from dpx.files import checkpoint_folder
+from dpx.files import weights
 from dpx.files.weights import by_path, nested
 from dpx.interop.checkpoint import Checkpoint
-from dpx.interop.exported_head import with_identity
-from dpx.interop.written import written
+from dpx.interop.written import with_identity, written
 from dpx.models import trainable, trained
 from dpx.models.checkpoint_shape import OfCheckpoint, written_out
 from dpx.models.shape import Bert
@@ -59,7 +58,7 @@ def test_the_smallest_head_is_loaded_by_transformers_and_by_dpx(name: str, class
     to.mkdir()
     made = written(whole, task, leaves, VOCABULARY, [], special)
     (to / "config.json").write_text(json.dumps(made.config))
-    checkpoint_folder.write(to / "model.safetensors", made.tensors)
+    weights.write(to / "model.safetensors", made.tensors)
     read = Checkpoint(str(to))
     again: Any = objective(read.model, task, VOCABULARY, MARKS)
     selected = read.select(task.parameter_shapes(read.model, VOCABULARY))

@@ -13,7 +13,7 @@ from dpx.config import recipes
 from dpx.declaration import ConfigError
 from dpx.files.results import interval_of, read_results
 from dpx.files.run_folder import RunFolder
-from dpx.interop.exported_head import in_units_of_target
+from dpx.interop.written import in_units_of_target
 from dpx.task.declared_targets import Regression
 
 from ..training.sharing import run_job

@@ -12,7 +12,7 @@ import pytest
 from dpx import config
 from dpx.claim import calibration, caveats, claim_checks, statement
 from dpx.claim.combined_ledgers import read, stated_at, together
-from dpx.claim.run_facts import RunFacts
+from dpx.claim.spent import RunFacts
 from dpx.config import recipes
 from dpx.console import Console, figure
 from dpx.data.protected_units import unit_facts

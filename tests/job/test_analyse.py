@@ -12,7 +12,7 @@ from dpx.declaration import ConfigError, declaration
 from dpx.files.run_folder import RunFolder
 from dpx.job.analyse import Analyse
 from dpx.job.plan import Plan
-from dpx.job.plan_records import AnalysisInput, AnalysisPlan
+from dpx.job.run_plan import AnalysisInput, AnalysisPlan
 from dpx.pages.analysis_tables import Table
 
 EXPERIMENT, _ = config.build(recipes.compose([]))

@@ -5,7 +5,7 @@ import json
 import pytest
 
 from dpx.config import build, recipes
-from dpx.cost import design_noise
+from dpx.cost import designs
 from dpx.cost.designs import Budget, doubled
 from dpx.cost.measured_runs import Measurements, shipped
 from dpx.cost.surface import grid_of, surface_of
@@ -36,7 +36,7 @@ def designed(tmp_path_factory):
     folder = RunFolder(path / "run", "")
     with pytest.MonkeyPatch.context() as patch:
         # The search may do with central-limit noise (tests/scaling/test_noise.py has the solved one); what is designed is solved exactly.
-        patch.setattr(design_noise.solve, "nearly", by_central_limit)
+        patch.setattr(designs.solve, "nearly", by_central_limit)
         job(experiment, folder)
     return folder, {table["name"]: table for table in json.loads((folder.release / "design.json").read_text())["tables"]}
 
@@ -94,7 +94,7 @@ def test_what_cannot_be_designed_is_refused(options, key, tmp_path):
 
 
 def test_without_a_table_of_ones_own_the_losses_that_come_with_dpx_are_used_and_named(tmp_path, monkeypatch):
-    monkeypatch.setattr(design_noise.solve, "nearly", by_central_limit)
+    monkeypatch.setattr(designs.solve, "nearly", by_central_limit)
     experiment, _ = build(recipes.compose([*BASE, COARSE]))
     Design(epsilon=8.0, size=200_000, compute=1e12)(experiment, RunFolder(tmp_path, ""))
     table = json.loads((tmp_path / "release" / "design.json").read_text())["tables"][0]
@@ -103,7 +103,7 @@ def test_without_a_table_of_ones_own_the_losses_that_come_with_dpx_are_used_and_
 
 
 def test_of_a_model_that_is_no_option_the_tables_alone_are_written(tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr(design_noise.solve, "nearly", by_central_limit)
+    monkeypatch.setattr(designs.solve, "nearly", by_central_limit)
     named = {f"of_mine_{number}": value for number, value in enumerate(PARAMETERS.values())}
     measured(form_l2, deviation=0.01, parameters=named).write(tmp_path / "losses.csv")
     experiment, _ = build(recipes.compose([*BASE[:2], COARSE, "data=synthetic", "job=design"]))
@@ -114,7 +114,7 @@ def test_of_a_model_that_is_no_option_the_tables_alone_are_written(tmp_path, mon
 
 
 def test_twice_the_compute_is_never_worse_than_half_of_it(monkeypatch):
-    monkeypatch.setattr(design_noise.solve, "nearly", by_central_limit)
+    monkeypatch.setattr(designs.solve, "nearly", by_central_limit)
     grid = grid_of(Measurements.read(shipped()))
     surface = surface_of(grid, 128.0, 32.0).for_epsilon(float("inf"))
     found = dict(doubled(surface, Budget(1e13, 800_000, float("inf"), 1e-6)))

@@ -15,8 +15,7 @@ from dpx.cost.memory import Trains, activations, step_memory, training_matmul_fl
 from dpx.declaration import ConfigError
 from dpx.files.run_folder import RunFolder
 from dpx.job.plan import Plan, show
-from dpx.job.plan_records import RunPlan
-from dpx.job.run_plan import Program, plan_of_run
+from dpx.job.run_plan import Program, RunPlan, plan_of_run
 from dpx.models.shape import Bert
 from dpx.task.declared_task import MaskedLanguageModel
 from tests.planned import plan

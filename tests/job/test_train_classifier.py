@@ -17,8 +17,7 @@ from dpx.declaration import ConfigError
 from dpx.files.run_folder import RunFolder
 from dpx.interop.export import export
 from dpx.job.released_jobs import Evaluate
-from dpx.training.evaluation import spread
-from dpx.training.prediction import of_run
+from dpx.training.evaluation import of_run, spread
 from tests.composed import composed
 from tests.planned import plan
 from tests.processes import COARSE

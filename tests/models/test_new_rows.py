@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from dpx.declaration import ConfigError
-from dpx.models.new_rows import grown, joined, with_means
+from dpx.models.shape import grown, joined, with_means
 from dpx.models.trained import LORA, ROWS, Adapters, Everything, Rows, either
 from dpx.task.declared_task import CausalLanguageModel
 from tests.clipping.exactness import assert_exact, case

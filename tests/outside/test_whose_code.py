@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from dpx import config, packages
-from dpx.claim import calibration, run_facts, statement, trial_charges
+from dpx.claim import calibration, spent, statement, trial_charges
 from dpx.claim.trial_charges import Search
 from dpx.config import recipes
 from dpx.config.experiment import Experiment
@@ -136,7 +136,7 @@ def test_a_package_imported_between_two_steps_is_named_from_there_on_and_every_s
     importlib.import_module("dpx_reed.patch")
     loop._enter(run, epoch, 1)
     assert [entry.by for _, entry in found.entries()] == [None, BY]
-    whole = run_facts.planned_end(calibration.Entries.of(experiment), run.calibrated, found)
+    whole = spent.planned_end(calibration.Entries.of(experiment), run.calibrated, found)
     assert sorted(step for _, step, _ in ledger.decode(whole)) == [0, 1, 2]
     assert said(stated(experiment, found)) == BY
     plain = calibration.Entries.of(experiment).planned(run.calibrated.batch_stages, SIZE, SIGMA)

@@ -8,7 +8,7 @@ import pandas as pd
 import pytest
 from omegaconf import OmegaConf
 
-from dpx.cost.design_noise import Calibration, NoiseBatchRatio
+from dpx.cost.designs import Calibration, NoiseBatchRatio
 from dpx.declaration import ConfigError
 from dpx.packages import option_file
 from dpx.pages import pictures

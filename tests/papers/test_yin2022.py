@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from dpx.claim import caveats
-from dpx.claim.run_facts import RunFacts
+from dpx.claim.spent import RunFacts
 from dpx.config import build, recipes
 from dpx.config.declared_chain import declared
 from dpx.data.declared_data import Data, TextFiles, Vocabulary

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from dpx.cost.design_noise import noise_batch_ratio
+from dpx.cost.designs import noise_batch_ratio
 
 CASES = json.loads((Path(__file__).parent / "reference.json").read_text())
 

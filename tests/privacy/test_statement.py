@@ -12,7 +12,7 @@ from dp_accounting import pld
 
 from dpx.claim import calibration, caveats, statement
 from dpx.claim.calibration import calibrate
-from dpx.claim.run_facts import RunFacts
+from dpx.claim.spent import RunFacts
 from dpx.data.declared_data import Vocabulary
 from dpx.data.protected_units import unit_facts
 from dpx.durable import write_durably

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from dpx.config import build, recipes
-from dpx.cost import design_noise
-from dpx.cost.design_noise import Calibration
+from dpx.cost import designs
+from dpx.cost.designs import Calibration
 from dpx.cost.measured_runs import Measurements
 from dpx.files.run_folder import RunFolder
 from dpx_papers.scaling import published
@@ -24,7 +24,7 @@ CASES = {case["id"]: case for case in json.loads((Path(__file__).parents[1] / "p
 def test_between_nodes_it_is_within_one_percent_of_the_exact_ratio(tmp_path, monkeypatch):
     """Nodes are solved to one percent by a sketch of the loss; an exact ratio by as fine a grid as a claim's."""
     solved = {}
-    monkeypatch.setattr(design_noise, "_solved", lambda *_: solved)
+    monkeypatch.setattr(designs, "_solved", lambda *_: solved)
     monkeypatch.setenv("DPX_CACHE", str(tmp_path))
     calibration = Calibration(4.0, 1e-6)
     settings = [(2e5, 6000.0, 450), (2e5, 50_000.0, 2000)]
@@ -51,7 +51,7 @@ def test_figure_13_from_nothing_takes_two_minutes_of_two_processors(tmp_path, mo
     line = ["+experiment=mckenna_fig13_allocation_by_n", f"analysis.lab.measurements={tmp_path / 'losses.csv'}", "hydra.mode=RUN"]
     experiment, job = build(recipes.compose(line))
     monkeypatch.setenv("DPX_CACHE", str(tmp_path))
-    monkeypatch.setattr(design_noise, "_solved", functools.cache(lambda *_: {}))
+    monkeypatch.setattr(designs, "_solved", functools.cache(lambda *_: {}))
     began = time.process_time()
     job(experiment, RunFolder(tmp_path / "run", ""))
     assert time.process_time() - began < 240

@@ -4,8 +4,7 @@ import numpy as np
 import pytest
 
 from dpx.cost import designs
-from dpx.cost.design_noise import Calibration
-from dpx.cost.designs import candidates
+from dpx.cost.designs import Calibration, candidates
 from dpx.cost.surface import Surface, grid_of, surface_of
 from dpx.declaration import ConfigError
 from dpx_papers.scaling.optima import ends_flat, knee, saturating_compute

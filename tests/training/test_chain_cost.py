@@ -10,10 +10,10 @@ import time
 import jax
 import pytest
 
-from dpx import config
+from dpx import config, durable
 from dpx.config import recipes
 from dpx.data import store
-from dpx.files import file_checksums, orbax_checkpoints
+from dpx.files import orbax_checkpoints
 from dpx.files.run_folder import RunFolder
 from dpx.job.train import Train
 from dpx.privacy.ledger import Ledger
@@ -65,7 +65,7 @@ _AT_THE_START = (
     (seals, "write_config"),
 )
 _AT_A_STEP = ((outside_code, "of"), (outside_code, "imported"))
-_AT_A_SAVE = ((orbax_checkpoints, "checksums"), (file_checksums, "of_folder"), (seals, "write_statement"))
+_AT_A_SAVE = ((orbax_checkpoints, "checksums"), (durable, "of_folder"), (seals, "write_statement"))
 STEPS_OF_THE_MAIN_JOB = 120
 
 

@@ -16,9 +16,8 @@ from dpx.durable import write_durably
 from dpx.files import results
 from dpx.privacy.ledger import Ledger
 from dpx.privacy.lines import Plan
-from dpx.training import lossy_file
-from dpx.training.lossy_file import EventFile, LossyFile, Released
-from dpx.training.metrics import MetricsWriter, varied_first
+from dpx.training import metrics
+from dpx.training.metrics import EventFile, LossyFile, MetricsWriter, Released, varied_first
 
 ENOUGH = 400
 
@@ -74,13 +73,13 @@ def test_a_record_that_failed_leaves_nothing_of_itself(tmp_path, monkeypatch):
             raise OSError(28, "No space left on device")
         return whole(handle, data[:3], at)
 
-    monkeypatch.setattr(lossy_file.os, "pwrite", nearly_full)
+    monkeypatch.setattr(metrics.os, "pwrite", nearly_full)
     file.append(b"lost\n")
     assert (tmp_path / "lines").read_bytes() == b"" and (file.dropped, file.fault) == (1, "no space left on device")
-    monkeypatch.setattr(lossy_file.os, "pwrite", whole)
+    monkeypatch.setattr(metrics.os, "pwrite", whole)
     file.append(b"one\n")
-    monkeypatch.setattr(lossy_file.os, "pwrite", lambda *_: (_ for _ in ()).throw(OSError(5, "Input/output error")))
-    monkeypatch.setattr(lossy_file.os, "ftruncate", lambda *_: (_ for _ in ()).throw(OSError(5, "Input/output error")))
+    monkeypatch.setattr(metrics.os, "pwrite", lambda *_: (_ for _ in ()).throw(OSError(5, "Input/output error")))
+    monkeypatch.setattr(metrics.os, "ftruncate", lambda *_: (_ for _ in ()).throw(OSError(5, "Input/output error")))
     file.append(b"lost\n")
     monkeypatch.undo()
     file.append(b"two\n")

@@ -10,7 +10,7 @@ from dpx.config.declared_init import FromCheckpoint, RandomStart
 from dpx.data.declared_data import Data
 from dpx.data.labelled import Table as Labelled
 from dpx.data.tokenizer import SPECIAL_TOKENS, TextTokenizer, fit, of_path, of_vocabulary
-from dpx.files.checkpoint_folder import folder_of
+from dpx.files.weights import folder_of
 from dpx.models.checkpoint_shape import OfCheckpoint
 from dpx.models.shape import Bert
 from dpx_papers.du2021 import labelled_rows

@@ -2,8 +2,7 @@
 
 from collections.abc import Sequence
 
-from dpx.cost.design_noise import Calibration
-from dpx.cost.designs import FLOPS_A_TOKEN
+from dpx.cost.designs import FLOPS_A_TOKEN, Calibration
 from dpx.cost.surface import Surface
 from dpx_papers.analysis import Made, Noted
 from dpx_papers.mckenna2025.lab import Lab, of_positive

@@ -65,7 +65,7 @@ def turning_point(ratio_of: Callable[[float | int], float], size: int, smallest:
 
 def ratio(size: int, batch_size: float | int, epsilon: float | int, steps: int, delta: float, interval: float) -> float:
     """Returns the noise-batch ratio of a setting."""
-    from dpx.cost.design_noise import noise_batch_ratio
+    from dpx.cost.designs import noise_batch_ratio
 
     return noise_batch_ratio(size, batch_size, steps, epsilon=epsilon, delta=delta, interval=interval).ratio
 

@@ -41,7 +41,7 @@ def mckenna_fig4_vector_fields(
         fixed_epsilon: Epsilon in the plane without it.
         interval: Grid interval of PLD accounting, which rounds upward.
     """
-    from dpx.cost.design_noise import noise_batch_ratio
+    from dpx.cost.designs import noise_batch_ratio
 
     @functools.cache
     def ratio(size: float | int, batch_size: float | int, epsilon: float | int) -> float:

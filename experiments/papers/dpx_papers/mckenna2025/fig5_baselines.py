@@ -5,8 +5,7 @@ from typing import Any
 
 import numpy as np
 
-from dpx.cost.design_noise import Calibration
-from dpx.cost.designs import NEAR
+from dpx.cost.designs import NEAR, Calibration
 from dpx_papers.analysis import Made, Noted, frame
 from dpx_papers.mckenna2025.lab import Baseline, Fitted, Lab, of_positive
 from dpx_papers.report.shape import Part

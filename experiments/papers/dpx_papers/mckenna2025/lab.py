@@ -140,7 +140,7 @@ class Lab:
 
     def ratio(self, epsilon: float | int) -> Ratio:
         """Returns noise-batch ratios of (epsilon, delta): the smaller of Poisson sampling and fixed batches."""
-        from dpx.cost.design_noise import Calibration
+        from dpx.cost.designs import Calibration
 
         return Calibration(epsilon, self.delta).ratio
 

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import Any
 
-from dpx.cost.design_noise import Calibration
+from dpx.cost.designs import Calibration
 from dpx_papers.analysis import Made, Noted
 from dpx_papers.mckenna2025 import verdicts
 from dpx_papers.mckenna2025.lab import Lab, of_positive
