@@ -1,14 +1,11 @@
-"""A finished run in its folder, as a row (`dpx.pages.read_runs`). Curves are means over windows of steps: enough to draw and judge.
+"""Reads a finished run or a whole chain from its folder as facts, measurements and curves: what a page shows and a table of runs holds.
 
-What is read beside the statement (accuracy, norms, SNR) depends on the protected text without noise.
+What is read beside the statement (accuracy, norms, SNR) depends on the protected text without noise. Curves are means over windows of
+steps, enough to draw and judge.
 
-A finished chain as one run of a page: the results of its stages, what each was given, and what the statement of the chain claims.
-
-Metrics are named `<stage>/heldout/<metric>`, `<stage>/test/<metric>` and `<stage>/baseline/<name>`. Of a stage with a sweep these are those
-of the chosen point, and each point has its own under `<stage> (<point>)`. `<stage>/before` is the task's metric of the weights that the
-stage began with, if the stage before it has the same task.
-
-One finished run, or a whole chain, as facts, measurements and curves: what a page shows and a table of runs holds.
+Metrics of a chain are named `<stage>/heldout/<metric>`, `<stage>/test/<metric>` and `<stage>/baseline/<name>`. Of a stage with a sweep
+these are those of the chosen point, and each point has its own under `<stage> (<point>)`. `<stage>/before` is the task's metric of the
+weights that the stage began with, if the stage before it has the same task.
 """
 
 import dataclasses
@@ -287,6 +284,8 @@ def read(folder: Path) -> Run:
         named |= {"declared_size": said.declared_size, "noise_multiplier": said.mechanism.noise_multiplier}
         named |= {"unsupported": to_json(said.unsupported) or None, "assumptions": list(said.assumptions) or None}
     named |= {key: run.status.get(key) for key in ("commit", "seconds", "at")}
+    # Those of the last steps, where it went on after a change.
+    named["device"] = run.ledger.noise_epochs[-1].fingerprint.get("device") if run.ledger.noise_epochs else None
     facts = {key: text(value) for key, value in named.items() if value is not None}
     name, facts["corpus"] = run.plain["name"], run.corpus()
 

@@ -231,7 +231,7 @@ def _rounded(text: str) -> str:
 def _results(runs: Sequence[Run], summary: str = "") -> Block:
     metrics = sorted({key for run in runs for key in run.finals if not key.startswith("weights/")})
     epsilons = sorted({key for run in runs for key in run.facts if key.startswith("epsilon/")})
-    facts = ["guarantee", *epsilons, "delta", "unit", "noise_multiplier", "seconds", "commit"]
+    facts = ["guarantee", *epsilons, "delta", "unit", "noise_multiplier", "seconds", "device", "commit"]
     lines = [(code(key), *(f"{run.finals[key]:.4g}" if key in run.finals else "–" for run in runs)) for key in metrics]
     for key in facts:
         told = (run.facts.get(key, "–") for run in runs)

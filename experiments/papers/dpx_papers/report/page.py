@@ -306,7 +306,8 @@ def _all_runs(paper: Paper, found: Evidence) -> Block:
     lines = [
         (escaped(run.experiment), code(run.point), str(run.replicate),
          "a chain" if read_runs.is_of_chain(run) else _mean([run], paper.headline),
-         escaped(run.facts.get("seconds", "–")), code(run.facts.get("commit", "unknown")), code(run.run))
+         escaped(" on ".join(run.facts[key] for key in ("seconds", "device") if key in run.facts) or "–"),
+         code(run.facts.get("commit", "unknown")), code(run.run))
         for run in found.runs
         if _is_shown(run, paper)
     ]  # fmt: skip
