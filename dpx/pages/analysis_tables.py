@@ -97,9 +97,10 @@ class _Axes:
 class Lines(_Axes):
     """Draws one line for each column of `y` and each value of the column `by`. `marks` are columns drawn without a line.
 
-    `where` selects the rows whose column has that value. `x` may be several columns, joined to a category. `names` renames columns in the
-    legend. `runs` is a column that tells replicates apart: each is drawn as a thin line, or as a mark, and their mean as a thick line.
-    `series` are the values of `by` in the order of their colours; the picture then has no legend, because one beside it serves several.
+    `where` selects the rows whose columns have these values. `x` may be several columns, joined to a category. `names` renames columns in
+    the legend. `band` are two columns, the lower and the upper edge of what is shaded around the line of `y`. `runs` is a column that tells
+    replicates apart: each is drawn as a thin line, or as a mark, and their mean as a thick line. `series` are the values of `by` in the
+    order of their colours; the picture then has no legend, because one beside it serves several.
     `values` writes the value of each mark beside it. `level` is the height of a dotted line; on a page, it may be an experiment, and the
     mean of its runs is drawn.
     """
@@ -107,8 +108,9 @@ class Lines(_Axes):
     y: Sequence[str] = ()
     marks: Sequence[str] = ()
     by: str = ""
+    band: Sequence[str] = ()
     series: Sequence[str] = ()
-    where: Sequence[Any] | None = None
+    where: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     x_scale: Scale = "linear"
     y_scale: Scale = "linear"
     names: Sequence[Sequence[str]] = ()
@@ -132,11 +134,12 @@ class Arrows(_Axes):
 
 @declaration
 class Cells(_Axes):
-    """Writes and shades `value` at each pair (`x`, `y`)."""
+    """Writes and shades the mean of `value` over the rows of each pair (`x`, `y`), of the rows that `where` selects."""
 
     x: str
     y: str
     value: str
+    where: Mapping[str, Any] = dataclasses.field(default_factory=dict)
 
 
 Panel = Lines | Arrows | Cells
@@ -144,8 +147,10 @@ Panel = Lines | Arrows | Cells
 
 @dataclasses.dataclass(frozen=True)
 class Picture:
-    """Places panels side by side under one caption; `name` is the file's name without its extension."""
+    """Places panels under one caption, `columns` of them in a row (by default all of three, and two of four); `name` is the file's name
+    without its extension."""
 
     name: str
     caption: str
     panels: tuple[Panel, ...]
+    columns: int = 0

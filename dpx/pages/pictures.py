@@ -4,13 +4,14 @@ import functools
 import io
 import statistics
 import textwrap
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from dpx.declaration import ConfigError
 from dpx.files.run_folder import as_printed
 from dpx.packages import require_extra
+from dpx.pages import axis_labels
 from dpx.pages.analysis_tables import Arrows, Cells, Lines, Picture, Table
 from dpx.pages.page_document import Figure, one_line
 
@@ -53,10 +54,24 @@ def draw(pictures: Sequence[Picture], tables: Sequence[Table]) -> list[Figure]:
 
     def paint(canvas: Any, picture: Picture) -> None:
         canvas.set_layout_engine("constrained")
-        for panel, axes in zip(picture.panels, canvas.subplots(1, len(picture.panels), squeeze=False)[0], strict=True):
+        lines, columns = _shape(picture)
+        places = list(canvas.subplots(lines, columns, squeeze=False).flat)
+        for panel, axes in zip(picture.panels, places, strict=False):
             _draw(panel, rows[panel.table], axes)
+        for axes in places[len(picture.panels) :]:
+            axes.remove()
+        axis_labels.drop_repeated_legends(places[: len(picture.panels)], columns)
+        axis_labels.keep_apart(canvas)
 
-    return [_saved(one.name, one.caption, functools.partial(paint, picture=one), (4.9 * len(one.panels), 3.3)) for one in pictures]
+    inches = ((4.9 * columns, 3.3 * lines) for lines, columns in map(_shape, pictures))
+    return [_saved(one.name, one.caption, functools.partial(paint, picture=one), size) for one, size in zip(pictures, inches, strict=True)]
+
+
+def _shape(picture: Picture) -> tuple[int, int]:
+    """Returns how many lines and columns of panels there are."""
+    count = len(picture.panels)
+    columns = min(count, picture.columns or (2 if count == 4 else 3))
+    return -(-count // columns), columns
 
 
 def legend(name: str, caption: str, series: Sequence[str]) -> Figure:
@@ -100,8 +115,20 @@ def _cycle(key: str) -> list[Any]:
     return matplotlib.rcParams["axes.prop_cycle"].by_key()[key]
 
 
-def _colour(number: int) -> str:
-    return _cycle("color")[number % 5]
+def _colour(number: int, of: int = 0) -> str:
+    """Returns the colour of a series: that of its number, or its place on a scale of `of` colours."""
+    import matplotlib
+    from matplotlib.colors import to_hex
+
+    # The scale's last colours are too light on white.
+    return to_hex(matplotlib.colormaps[_scale()](0.88 * number / (of - 1))) if of else _cycle("color")[number % 5]
+
+
+def _scale() -> str:
+    """Returns the name of the scale of colours of series in an order."""
+    import matplotlib
+
+    return matplotlib.rcParams["image.cmap"]
 
 
 def _soft() -> str:
@@ -119,9 +146,9 @@ def _draw(panel: Lines | Arrows | Cells, rows: list[Row], axes: Any) -> None:
 
 
 def _lines(panel: Lines, rows: list[Row], axes: Any) -> None:
-    kept = [row for row in rows if panel.where is None or row[panel.where[0]] == panel.where[1]]
+    kept = selected(rows, panel.where)
     names, number, columns = {column: shown for column, shown in panel.names}, 0, (*panel.y, *panel.marks)
-    values = list(dict.fromkeys(row[panel.by] for row in kept)) if panel.by else [None]
+    values = in_order([row[panel.by] for row in kept]) if panel.by else [None]
     groups = {value: [row for row in kept if not panel.by or row[panel.by] == value] for value in values}
     of_column: dict[str, list[Points]] = {
         column: [[(_place(panel, row), row[column]) for row in own if row[column] is not None] for own in groups.values()]
@@ -131,6 +158,8 @@ def _lines(panel: Lines, rows: list[Row], axes: Any) -> None:
     shared = [column for column in panel.marks if len(groups) > 1 and all(one == of_column[column][0] for one in of_column[column])]
     # A mark beside the line of its value has its colour.
     paired = bool(panel.by) and len(panel.y) == 1 and bool(set(panel.marks) - set(shared))
+    is_scale = len(values) > 5 and _are_numbers(values) and (paired or len(columns) - len(shared) == 1) and not panel.series
+    of = len(values) if is_scale else 0
     for place, (value, own) in enumerate(groups.items()):
         number = panel.series.index(value) if panel.series else number
         for column in columns:
@@ -148,24 +177,47 @@ def _lines(panel: Lines, rows: list[Row], axes: Any) -> None:
                     look = {"textcoords": "offset points", "xytext": (0, 7 if y <= middle else -15), "ha": "center", "fontsize": 9}
                     axes.annotate(f"{y:g}", (x, y), **look)
             elif panel.runs:
-                _replicates(axes, number, label, [row[panel.runs] for row in own if row[column] is not None], points)
+                _replicates(axes, number, label, [row[panel.runs] for row in own if row[column] is not None], points, of)
             elif column in shared:
                 axes.plot(*zip(*points, strict=True), label=label, color=_soft(), linewidth=1.2, linestyle=":")
             elif column in panel.marks:
                 # Open marks that grow with the series' number, so that equal values of several series are all seen.
-                look = {"s": 14 + 18 * number, "marker": _cycle("marker")[number % 5], "edgecolors": _colour(number), "facecolors": "none"}
-                axes.scatter(*zip(*points, strict=True), linewidths=1.4, label=label, **look)
+                look = {"s": 18 if of else 14 + 18 * number, "marker": _cycle("marker")[number % 5], "edgecolors": _colour(number, of)}
+                axes.scatter(*zip(*points, strict=True), linewidths=1.4, label=label, facecolors="none", **look)
             else:
-                _line(axes, number, label, points, every_mark=len(points) <= 30)
+                _line(axes, number, label, points, every_mark=len(points) <= 30, of=of)
+                if panel.band:
+                    _band(axes, number, panel, own, of)
             number += not paired and column not in shared
         number += paired
-    _scales(panel, axes)
+    axis_labels.set_scales(panel, axes)
     if isinstance(panel.level, int | float):
         axes.axhline(panel.level, color=_soft(), linewidth=1.2, linestyle=":")
     axes.set(**{name: limits for name, limits in (("xlim", panel.x_limits), ("ylim", panel.y_limits)) if limits})
     if number > 1 and not panel.series and axes.get_legend_handles_labels()[0]:
         look = {"handlelength": 3, "loc": "upper left", "bbox_to_anchor": (1.0, 1.0)}
         axes.legend(title=_plain(names.get(panel.by, _name(panel.by))) or None, **look)
+
+
+def selected(rows: Sequence[Row], where: Mapping[str, Any]) -> list[Row]:
+    """Returns the rows whose columns have the values of `where`."""
+    return [row for row in rows if all(row[column] == value for column, value in where.items())]
+
+
+def in_order(values: Sequence[Any]) -> list[Any]:
+    """Returns the values once each, numbers from the least to the largest, others in the order of the rows."""
+    different = list(dict.fromkeys(values))
+    return sorted(different) if _are_numbers(different) else different
+
+
+def _are_numbers(values: Sequence[Any]) -> bool:
+    return all(isinstance(value, int | float) and not isinstance(value, bool) for value in values)
+
+
+def _band(axes: Any, number: int, panel: Lines, rows: Sequence[Row], of: int) -> None:
+    known = [(_place(panel, row), *(row[column] for column in panel.band)) for row in rows]
+    places, lower, upper = zip(*(edges for edges in known if None not in edges), strict=True)
+    axes.fill_between(places, lower, upper, color=_colour(number, of), alpha=0.15, linewidth=0)
 
 
 def _name(column: str) -> str:
@@ -179,49 +231,16 @@ def _number(value: Any) -> str:
     return f"{value:,.0f}" if is_whole else f"{value:.4g}" if isinstance(value, float) else _plain(value)
 
 
-def _scales(panel: Lines, axes: Any) -> None:
-    if panel.x == "step" and panel.x_scale == "linear":
-        # A short run has no step 12.5.
-        axes.xaxis.get_major_locator().set_params(integer=True)
-    axes.set(**{f"{axis}scale": "log" for axis, scale in (("x", panel.x_scale), ("y", panel.y_scale)) if scale == "log"})
-    if panel.x_scale == "category":
-        axes.margins(x=0.15)
-        if panel.y_scale == "linear":
-            # Room above the highest mark, which the range from 0 would leave at the edge.
-            axes.set_ylim(0, 1.08 * axes.dataLim.y1)
-        axes.tick_params(axis="x", labelrotation=30)
-        for tick in axes.get_xticklabels():
-            tick.set_horizontalalignment("right")
-    for scale, axis in ((panel.x_scale, axes.xaxis), (panel.y_scale, axes.yaxis)):
-        low, high = axis.get_view_interval()
-        if scale == "linear" and high > 10_000:
-            axis.set_major_formatter(lambda value, _: f"{value / 1000:g}K")
-        if scale == "log":
-            is_plain = bool(1e-3 < low and high < 10_000)
-            if is_plain:
-                axis.set_major_formatter("{x:g}")
-            # An axis of less than a power of ten would have one label or two.
-            shown = "23456789" if high < 4 * low else "25" if high < 60 * low or (is_plain and axis is axes.yaxis) else ""
-            axis.set_minor_formatter(functools.partial(_between, is_plain=is_plain, shown=shown))
-
-
-def _between(value: float, _: Any, is_plain: bool, shown: str) -> str:
-    """Returns the label of a tick between powers of ten, if it begins with one of the digits of `shown`."""
-    first, _, power = f"{value:e}".partition("e")
-    if first[0] not in shown:
-        return ""
-    return f"{value:g}" if is_plain else rf"${first[0]}{{\times}}10^{{{int(power)}}}$"
-
-
-def _line(axes: Any, number: int, label: str, points: Points, every_mark: bool) -> None:
+def _line(axes: Any, number: int, label: str, points: Points, every_mark: bool, of: int = 0) -> None:
     every = 1 if every_mark else max(1, len(points) // 6)
-    axes.plot(*zip(*points, strict=True), label=label, markevery=every, **_look(number))
+    axes.plot(*zip(*points, strict=True), label=label, markevery=every, **_look(number, of))
 
 
-def _look(number: int) -> dict[str, Any]:
-    """Returns a thick line; colour, dash and marker by the number. From the sixth on colours repeat, with another dash and marker."""
+def _look(number: int, of: int = 0) -> dict[str, Any]:
+    """Returns a thick line; colour, dash and marker by the number. From the sixth on colours repeat, with another dash and marker, unless
+    there is a scale of `of` colours."""
     turned = (number + number // 5) % 5
-    return {"color": _colour(number), "linestyle": _cycle("linestyle")[turned], "marker": _cycle("marker")[turned]}
+    return {"color": _colour(number, of), "linestyle": _cycle("linestyle")[turned], "marker": _cycle("marker")[turned]}
 
 
 def _plain(value: Any) -> str:
@@ -234,12 +253,12 @@ def _plain(value: Any) -> str:
     return f"{' ' * line.startswith('_')}{line}".replace("$", r"\$")
 
 
-def _scatter(axes: Any, number: int, points: Points) -> None:
+def _scatter(axes: Any, number: int, points: Points, of: int = 0) -> None:
     """Draws every replicate as a mark."""
-    axes.scatter(*zip(*points, strict=True), s=22, marker=_cycle("marker")[number % 5], color=_colour(number), alpha=0.75, linewidths=0)
+    axes.scatter(*zip(*points, strict=True), s=22, marker=_cycle("marker")[number % 5], color=_colour(number, of), alpha=0.75, linewidths=0)
 
 
-def _replicates(axes: Any, number: int, label: str, runs: Sequence[Any], points: Points) -> None:
+def _replicates(axes: Any, number: int, label: str, runs: Sequence[Any], points: Points, of: int) -> None:
     """Draws curves of replicates as thin lines and their mean as a thick one; replicates of a single point as marks, with a line through
     the means."""
     curves: dict[Any, list[tuple[Any, Any]]] = {}
@@ -249,11 +268,11 @@ def _replicates(axes: Any, number: int, label: str, runs: Sequence[Any], points:
         ys.setdefault(x, []).append(y)
     if max(map(len, curves.values())) > 1:
         for curve in curves.values() if len(curves) > 1 else ():
-            axes.plot(*zip(*curve, strict=True), color=_colour(number), linewidth=0.8, alpha=0.35, linestyle="-", marker="")
-        _line(axes, number, label, mean_curve(list(curves.values())), every_mark=False)
+            axes.plot(*zip(*curve, strict=True), color=_colour(number, of), linewidth=0.8, alpha=0.35, linestyle="-", marker="")
+        _line(axes, number, label, mean_curve(list(curves.values())), every_mark=False, of=of)
         return
-    _scatter(axes, number, points)
-    _line(axes, number, label, [(x, statistics.fmean(values)) for x, values in sorted(ys.items())], every_mark=True)
+    _scatter(axes, number, points, of)
+    _line(axes, number, label, [(x, statistics.fmean(values)) for x, values in sorted(ys.items())], every_mark=True, of=of)
 
 
 def mean_curve(curves: Sequence[Sequence[tuple[int, int | float]]]) -> list[tuple[int, float]]:
@@ -280,13 +299,20 @@ def _arrows(panel: Arrows, rows: list[Row], axes: Any) -> None:
 
 
 def _cells(panel: Cells, rows: list[Row], axes: Any) -> None:
-    columns, lines = _ticks(panel, rows, axes)
-    largest = max(row[panel.value] for row in rows) or 1.0
-    for row in rows:
-        share = row[panel.value] / largest
-        place = (columns[row[panel.x]], lines[row[panel.y]])
-        axes.scatter(*place, s=620, marker="s", color=_colour(0), alpha=0.06 + 0.34 * share, linewidths=0)
-        axes.annotate(f"{row[panel.value]:.3f}".lstrip("0") if row[panel.value] else "0", place, ha="center", va="center", fontsize=8.5)
+    from matplotlib.patches import Rectangle
+
+    own = [row for row in selected(rows, panel.where) if row[panel.value] is not None]
+    columns, lines = _ticks(panel, own, axes)
+    found: dict[tuple[int, int], list[Any]] = {}
+    for row in own:
+        found.setdefault((columns[row[panel.x]], lines[row[panel.y]]), []).append(row[panel.value])
+    means = {place: statistics.fmean(values) for place, values in found.items()}
+    low, high = min(means.values()), max(means.values())
+    for (x, y), mean in means.items():
+        share = (mean - low) / (high - low) if high > low else 1.0
+        axes.add_patch(Rectangle((x - 0.5, y - 0.5), 1, 1, facecolor=_colour(0), alpha=0.05 + 0.45 * share, linewidth=0))
+        written = f"{mean:.3g}" if abs(mean) >= 1 else f"{mean:.3f}".lstrip("0") if mean else "0"
+        axes.annotate(written, (x, y), ha="center", va="center", fontsize=8.5)
     axes.grid(False)
     axes.set(xlim=(-0.6, len(columns) - 0.4), ylim=(-0.6, len(lines) - 0.4))
 
@@ -294,7 +320,7 @@ def _cells(panel: Cells, rows: list[Row], axes: Any) -> None:
 def _ticks(panel: Arrows | Cells, rows: list[Row], axes: Any) -> tuple[dict[Any, int], dict[Any, int]]:
     """Equally spaced places of both columns' values, and their ticks."""
     columns, lines = ({value: place for place, value in enumerate(sorted({row[name] for row in rows}))} for name in (panel.x, panel.y))
-    axes.set_xticks(list(columns.values()), [_short(value) for value in columns], rotation=45, ha="right")
+    axes.set_xticks(list(columns.values()), [_short(value) for value in columns])
     axes.set_yticks(list(lines.values()), [_short(value) for value in lines])
     return columns, lines
 

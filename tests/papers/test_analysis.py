@@ -13,7 +13,7 @@ from dpx_papers.analysis import Input, Made, Noted, analysis
 from dpx_papers.report.shape import Part
 
 WORDS = {"doubled": {"title": "times {factor:g}", "notes": ["of {values}"]}}
-PANEL = {"table": "doubled", "x": "value", "y": ["dou*"], "where": ["value", "*"], "title": "value {value:,}"}
+PANEL = {"table": "doubled", "x": "value", "y": ["dou*"], "where": {"value": "*"}, "title": "value {value:,}"}
 
 
 def _require_factor(declared: Any) -> None:
@@ -63,8 +63,8 @@ def test_a_panel_stands_for_each_value_and_one_without_rows_is_left_out() -> Non
     made = doubling(values=[1, 3000], source="a.csv", figures=[figure()])
     (picture,) = made.pictures(made())
     assert picture.caption == "By 2." and [panel.title for panel in picture.panels] == ["value 1", "value 3,000"]
-    assert [(list(panel.where), panel.y) for panel in picture.panels] == [(["value", 1], ["doubled"]), (["value", 3000], ["doubled"])]
-    for absent in ({"table": "nowhere"}, {"where": ["value", 7]}, {"y": ["nothing"]}):
+    assert [(panel.where, panel.y) for panel in picture.panels] == [({"value": 1}, ["doubled"]), ({"value": 3000}, ["doubled"])]
+    for absent in ({"table": "nowhere"}, {"where": {"value": 7}}, {"y": ["nothing"]}):
         other = doubling(values=[1], source="a.csv", figures=[figure(**absent)])
         assert other.pictures(other()) == []
 

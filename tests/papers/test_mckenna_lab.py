@@ -11,7 +11,7 @@ from omegaconf import OmegaConf
 from dpx.cost.designs import Calibration, NoiseBatchRatio
 from dpx.declaration import ConfigError
 from dpx.packages import option_file
-from dpx.pages import pictures
+from dpx.pages import pictures as drawing
 from dpx.privacy import closed_form
 from dpx_papers.mckenna2025 import (
     allocation,
@@ -67,8 +67,8 @@ def answered(analysis):
     pictures = analysis.pictures(tables)
     assert len(pictures) == len(analysis.figures) > 0
     for panel in (panel for picture in pictures for panel in picture.panels):
-        shown = [row for row in rows[panel.table] if panel.where is None or row[panel.where[0]] == panel.where[1]]
-        assert shown and {panel.x, *panel.y, *panel.marks, *([panel.by] if panel.by else [])} <= set(shown[0])
+        shown = drawing.selected(rows[panel.table], panel.where)
+        assert shown and {panel.x, *panel.y, *panel.marks, *panel.band, *([panel.by] if panel.by else [])} <= set(shown[0])
         assert all(any(row[column] is not None for row in shown) for column in (*panel.y, *panel.marks))
     return tables
 
@@ -101,7 +101,7 @@ def test_smoothing_is_close_to_falling_losses_and_not_to_losses_that_rise_again(
     analysis = declared("mckenna_fig14_smoothing", fig14_smoothing.mckenna_fig14_smoothing, lab=lab(table(tmp_path)), reach=8)
     tables = answered(analysis)
     assert states(tables) == ["pass", "pass"]
-    assert pictures.draw(analysis.pictures(tables), tables)[0].drawn("svg"), "steps beyond the measured ones have no record"
+    assert drawing.draw(analysis.pictures(tables), tables)[0].drawn("svg"), "steps beyond the measured ones have no record"
     diverging = fitted(lambda m, t, r: form_l2(m, t, r) + np.maximum(t - 1000, 0) / 1000)
     assert states(fig14_smoothing.judged(fig14_smoothing.stages(diverging, 8))) == ["pass", "fail"]
     rising = pd.DataFrame({"noise_batch_ratio": 1e-3, "step": [100.0, 200.0], "rolling_mean": [5.0, 5.1], "fitted": [5.0, 5.1]})

@@ -27,7 +27,7 @@ GAINS = Table("gains", ("n", "m", "right", "up"), tuple((n, m, 0.5, 1.0) for n i
 LINES = Table("lines", ("task", "x", "y", "published"), (("a", 1, 0.5, None), ("a", 2, 1.5, 2.0), ("b", 1, 0.25, 3.0), ("b", 2, 0.1, 1.0)))
 PANELS = (
     Lines(table="lines", x="x", y=("y",), marks=("published",), by="task", x_scale="log", y_scale="log", names=(("y", "ours"),)),
-    Lines(table="lines", x=("task", "x"), marks=("y",), x_scale="category", where=("task", "a")),
+    Lines(table="lines", x=("task", "x"), marks=("y",), x_scale="category", where={"task": "a"}),
     Arrows(table="gains", x="n", y="m", right="right", up="up"),
     Cells(table="gains", x="n", y="m", value="right"),
 )
@@ -41,7 +41,7 @@ def test_every_kind_of_panel_is_drawn_as_svg_in_pixels_and_as_pdf() -> None:
     assert all(figure.drawn(kind) == again.drawn(kind) for kind in pictures.KINDS), "a file is a function of what it shows"
 
 
-def _axes(panel: Lines, table: Table) -> Any:
+def _axes(panel: Lines | Cells, table: Table) -> Any:
     with matplotlib.style.context(pictures._STYLE):
         figure = Figure()
         pictures._draw(panel, table.as_json()["rows"], axes := figure.subplots())
@@ -70,6 +70,51 @@ def test_labels_of_axes_and_series_are_those_of_numbers_and_keys() -> None:
     assert axes.get_xlabel() == "lr_schedule.rate" and axes.get_legend().get_title().get_text() == "batch size"
     assert [text.get_text() for text in axes.get_legend().get_texts()] == ["80,000", "8,000,000"]
     assert _labels(axes.xaxis) == ["1", "3"] and {"4", "5", "6", "7"} <= set(_labels(axes.yaxis))
+
+
+def test_a_legend_has_numbers_in_their_order_and_more_than_five_are_on_a_scale_of_colours() -> None:
+    for count, is_scale in ((3, False), (6, True)):
+        rows = tuple((x, float(by), x + 1.0) for by in (2, 0.5, 8, 4, 1, 6)[:count] for x in (1, 2))
+        axes = _axes(Lines(table="t", x="x", y=("y",), by="by"), Table("t", ("x", "by", "y"), rows))
+        labels = [float(text.get_text()) for text in axes.get_legend().get_texts()]
+        assert labels == sorted(labels) and len(labels) == count
+        assert (axes.lines[0].get_color() == "#0060a0") is not is_scale and len({line.get_color() for line in axes.lines}) == count
+
+
+def test_a_band_is_shaded_around_its_line_in_the_colour_of_the_line() -> None:
+    rows = tuple((x, "a", y, y - 1, y + 2) for x, y in ((1, 5.0), (2, 6.0)))
+    table = Table("t", ("x", "by", "y", "low", "high"), rows)
+    axes = _axes(Lines(table="t", x="x", y=("y",), by="by", band=("low", "high")), table)
+    (shade,) = axes.collections
+    assert to_hex(shade.get_facecolor()[0]) == axes.lines[0].get_color()
+    assert {tuple(corner) for corner in shade.get_paths()[0].vertices.tolist()} == {(1, 4), (2, 5), (2, 8), (1, 7)}
+
+
+def test_a_map_shows_the_mean_of_each_pair_and_nothing_where_there_is_none() -> None:
+    rows = ((1, 0.1, 70.0, "a"), (1, 0.1, 80.0, "a"), (2, 0.2, 50.0, "a"), (2, 0.1, 99.0, "b"))
+    axes = _axes(Cells(table="t", x="x", y="y", value="value", where={"task": "a"}), Table("t", ("x", "y", "value", "task"), rows))
+    assert {(text.xy, text.get_text()) for text in axes.texts} == {((0, 0), "75"), ((1, 1), "50")}
+    first, second = (patch.get_alpha() for patch in axes.patches)
+    assert first > second
+
+
+def test_panels_stand_in_rows_with_one_legend_for_equal_series_and_labels_that_do_not_overlap() -> None:
+    rows = tuple((10.0 ** (x / 8), by, 1.0 + x) for by in ("a", "b") for x in range(9))
+    wide = tuple((f"a category with a long name {x}", "a", float(x)) for x in range(6))
+    panels = (*[Lines(table="t", x="x", y=("y",), by="by", x_scale="log")] * 3, Lines(table="w", x="x", y=("y",)))
+    canvas: list[Any] = []
+    with pytest.MonkeyPatch.context() as patch:
+        keep_apart = pictures.axis_labels.keep_apart
+        patch.setattr(pictures.axis_labels, "keep_apart", lambda one: canvas.append(one) or keep_apart(one))
+        tables = [Table("t", ("x", "by", "y"), rows), Table("w", ("x", "by", "y"), wide)]
+        (figure,) = pictures.draw([Picture("four", "Four.", panels)], tables)
+    assert figure.drawn("png")
+    ((one),) = canvas
+    places = [axes.get_subplotspec().rowspan.start for axes in one.axes]
+    assert places == [0, 0, 1, 1] and [axes.get_legend() is not None for axes in one.axes] == [False, True, False, False]
+    one.draw_without_rendering()
+    assert not any(pictures.axis_labels._overlaps(axis) for axes in one.axes for axis in (axes.xaxis, axes.yaxis))
+    assert one.axes[3].get_xticklabels()[0].get_rotation() == 30
 
 
 def test_the_highest_mark_of_categories_is_below_the_edge() -> None:

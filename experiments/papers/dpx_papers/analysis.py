@@ -22,8 +22,8 @@ from dpx_papers.report.shape import verdict_table
 Input = Annotated[str, "an input"]
 # By the name of its table: mappings by column, a pandas.DataFrame, or under `verdicts` the claims that the function judged.
 Made = Mapping[str, Any]
-# In place of the value in a panel's `where`: a panel for each value of that column.
-_EACH = "*"
+# In place of a value in a panel's `where`: a panel for each value of that column.
+EACH = "*"
 
 
 class Noted(NamedTuple):
@@ -78,7 +78,7 @@ class Analysis:
         drawn = []
         for node in self.figures:
             panels = tuple(one for panel in node["panels"] for one in _with_rows(panel, rows.get(panel["table"], []), self.given))
-            drawn += [Picture(node["name"], node["caption"].format(**self.given), panels)] if panels else []
+            drawn += [Picture(node["name"], node["caption"].format(**self.given), panels, node.get("columns", 0))] if panels else []
         return drawn
 
     def _table(self, name: str, made: Any) -> Table:
@@ -121,16 +121,18 @@ def table_of(name: str, rows: Any, title: str, notes: Sequence[str] = ()) -> Tab
     return Table(name, tuple(map(str, plain.columns)), tuple(plain.itertuples(index=False, name=None)), title, tuple(notes))
 
 
-_FIGURE = ("name", "caption", "panels")
+_FIGURE = ("name", "caption", "panels", "columns")
 
 
 def _with_rows(node: Mapping[str, Any], rows: Sequence[Mapping[str, Any]], values: Mapping[str, Any]) -> list[Any]:
     """Returns the panels that a panel of the declaration stands for and that have rows; a column of `y` may be a pattern."""
-    column, wanted = node.get("where") or ("", None)
+    where = node.get("where") or {}
+    column = next((name for name, value in where.items() if value == EACH), "")
     found = []
-    for value in dict.fromkeys(row[column] for row in rows) if wanted == _EACH else (wanted,):
-        own = [row for row in rows if not column or row[column] == value]
-        shown = {**node, **({"where": [column, value]} if column else {})}
+    for value in dict.fromkeys(row[column] for row in rows) if column else (0,):
+        chosen = where | ({column: value} if column else {})
+        own = [row for row in rows if all(row[name] == wanted for name, wanted in chosen.items())]
+        shown = {**node, **({"where": chosen} if where else {})}
         if isinstance(node.get("y"), list):
             shown["y"] = [name for pattern in node["y"] for name in (fnmatch.filter(own[0], pattern) if own else ()) or (pattern,)]
         panel = _panel(shown, {**values, "value": value})
@@ -141,12 +143,15 @@ def _with_rows(node: Mapping[str, Any], rows: Sequence[Mapping[str, Any]], value
 
 
 def _panel(node: Mapping[str, Any], values: Mapping[str, Any]) -> Any:
-    """Returns the panel that is declared: arrows have components, cells a value, and all others lines."""
-    kind = "Arrows" if "right" in node else "Cells" if "value" in node else "Lines"
+    """Returns the panel that is declared."""
     given = {name: _formatted(value, values) for name, value in node.items() if name != "where"}
-    panel = make({"_target_": f"dpx.pages.analysis_tables.{kind}", **given}, "analysis.figures")
-    # The value of a column may be true or false, which a list of a config may not hold.
-    return dataclasses.replace(panel, where=node["where"]) if "where" in node else panel
+    where = {"where": node["where"]} if "where" in node else {}
+    return make({"_target_": kind_of(node), **given, **where}, "analysis.figures")
+
+
+def kind_of(node: Mapping[str, Any]) -> str:
+    """Returns the class of a panel by its keys: arrows have components, cells a value, and all others are lines."""
+    return f"dpx.pages.analysis_tables.{'Arrows' if 'right' in node else 'Cells' if 'value' in node else 'Lines'}"
 
 
 def _formatted(node: Any, values: Mapping[str, Any]) -> Any:

@@ -12,6 +12,9 @@ from dpx_papers.report.shape import Part
 from dpx_papers.scaling.optima import optima
 
 TOKENS_A_PARAMETER = 20  # Hoffmann et al. 2022
+# The ends of what is within 1 % of the least loss; Figure 1 draws one number of records, Figure 13 every one.
+NEAR = ["size", "epsilon", "compute", "loss", "smallest_model", "largest_model", "smallest_batch_size", "largest_batch_size"]
+NEAR += ["fewest_steps", "most_steps", "rule", "is_main_size"]
 COLUMNS = ["size", "epsilon", "compute", "loss", "smallest_model", "model", "batch_size", "steps", "ratio", "epochs", "marks", "rule"]
 
 
@@ -28,7 +31,9 @@ def mckenna_allocation(lab: Lab, sizes: Sequence[float | int] | None) -> Made:
     curve["rule"] = [by_the_rule(compute) for compute in curve["compute"]]
     models = float(fitted.surface.parameters_M[0]), float(fitted.surface.parameters_M[-1])
     rows = curve.rename(columns={"parameters": "model"})[COLUMNS]
-    return {"allocation": Noted(rows, fitted.notes), "verdicts": judged(curve, models)}
+    main = sizes[0] if sizes and len(sizes) == 1 else lab.size
+    near = curve.assign(is_main_size=[bool(size == main) for size in curve["size"]])[NEAR]
+    return {"allocation": Noted(rows, fitted.notes), "near": near, "verdicts": judged(curve, models)}
 
 
 def by_the_rule(compute: float) -> float:

@@ -25,7 +25,7 @@ def mckenna_fig11_nonprivate(lab: Lab, tolerance: float) -> Made:
     require(fitted.surface.noiseless is not None, "the grid", "nothing was measured without noise", fix)
     points = optima(fitted.surface, lab.ratio, [lab.size], [np.inf], lab.computes_of()).rename(columns={"parameters": "model"})
     points["tokens"] = points["tokens_per_parameter"] * points["model"]
-    rows = points[["compute", "loss", "model", "tokens", "tokens_per_parameter", "marks"]]
+    rows = points[["compute", "loss", "model", "steps", "tokens", "tokens_per_parameter", "marks"]]
     return {"nonprivate": Noted(rows, fitted.notes), "verdicts": [judged(points, tolerance)]}
 
 

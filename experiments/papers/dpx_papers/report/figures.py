@@ -2,18 +2,20 @@
 
 import dataclasses
 import statistics
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import pandas as pd
 
 from dpx.config import build, recipes
 from dpx.pages import pictures
-from dpx.pages.analysis_tables import Lines, Picture, Table
+from dpx.pages.analysis_tables import Arrows, Lines, Panel, Picture, Table
 from dpx.pages.page_document import Figure
-from dpx_papers.report import shape
+from dpx_papers.analysis import EACH
+from dpx_papers.report import of_rows, shape
 from dpx_papers.report.analyses import Tables
 from dpx_papers.report.evidence import Evidence, drawn_tables
+from dpx_papers.report.paper import Figure as ItemFigure
 from dpx_papers.report.paper import Item, Paper
 from dpx_papers.report.sizes import FULL, LAPTOP, SIZES, SMALLER
 
@@ -22,29 +24,58 @@ _TITLES = {FULL: "ours, full scale", SMALLER: "full-scale recipe, made smaller",
 
 def of_item(paper: Paper, item: Item, at: Mapping[str, Evidence], tables: Mapping[str, Tables]) -> list[Figure]:
     """Returns the figures of an item, from its runs and the `tables` of its analysis at each size; panels without data are left out."""
-    known = {size: {**drawn_tables(own, item.experiment), **tables[size]} for size, own in at.items()}
-    drawn = [Picture(one.name, one.caption, _panels(one, paper, at, known)) for one in item.figures]
+    known = {size: {**drawn_tables(own, item.experiment), **own.analysis(item.source)} for size, own in at.items()}
+    drawn: list[Picture] = []
+    for one in item.figures:
+        made = {size: _made(one, own) for size, own in known.items()}
+        drawn.append(Picture(one.name, one.caption, _panels(one, paper, at, made), one.columns))
+        known = {size: {**known[size], **{_of(one, name): table for name, table in own.items()}} for size, own in made.items()}
     ran = [size for size in SIZES if tables[size]]
     for size in ran if item.kind != "rows" else ():
         # Of two sizes of an analysis, the first has the figure's name.
         suffix = "" if size == ran[0] else f"-{size}"
         drawn += [
-            Picture(one.name + suffix, one.caption, tuple(_at(panel, size) for panel in one.panels))
+            Picture(one.name + suffix, one.caption, tuple(_at(panel, size) for panel in one.panels), one.columns)
             for one in _declared(item, size, list(tables[size].values()))
         ]
     named = {_name(size, name): dataclasses.replace(table, name=_name(size, name)) for size in SIZES for name, table in known[size].items()}
-    kept = [Picture(one.name, one.caption, tuple(panel for panel in one.panels if _has_data(panel, named))) for one in drawn]
+    kept = [dataclasses.replace(one, panels=tuple(panel for panel in one.panels if _has_data(panel, named))) for one in drawn]
     return pictures.draw([picture for picture in kept if picture.panels], list(named.values()))
 
 
-def _panels(figure: Picture, paper: Paper, at: Mapping[str, Evidence], known: Mapping[str, Tables]) -> tuple[Lines, ...]:
+def _made(figure: ItemFigure, tables: Tables) -> Tables:
+    """Returns the tables that the panels of a figure name, as its function makes them."""
+    named = {panel.table for panel in figure.panels} & tables.keys()
+    if not figure.function:
+        return {name: tables[name] for name in named}
+    return {name: of_rows.applied(f"{figure.name}.function={figure.function}", figure.function, tables[name]) for name in named}
+
+
+def _of(figure: ItemFigure, table: str) -> str:
+    return f"{table} of {figure.name}" if figure.function else table
+
+
+def _panels(figure: ItemFigure, paper: Paper, at: Mapping[str, Evidence], made: Mapping[str, Tables]) -> tuple[Panel, ...]:
     """Returns the panels of a figure at each size that has their table; what is published is drawn once."""
-    found: list[Lines] = []
+    found: list[Panel] = []
     for panel in figure.panels:
-        assert isinstance(panel, Lines)
-        sizes = [FULL] if panel.table == "published" else [size for size in SIZES if panel.table in known[size]]
-        found += [_completed(panel, paper, at[size], size) for size in sizes]
+        sizes = [FULL] if panel.table == "published" else [size for size in SIZES if panel.table in made[size]]
+        for size in sizes:
+            rows = made[size][panel.table].as_json()["rows"] if panel.table in made[size] else []
+            completed = (_completed(one, paper, at[size], size, bool(rows) and "run" in rows[0]) for one in _each(panel, rows))
+            found += [_at(dataclasses.replace(one, table=_of(figure, panel.table)), size) for one in completed]
     return tuple(found)
+
+
+def _each(panel: Panel, rows: Sequence[Mapping[str, Any]]) -> list[Panel]:
+    """Returns the panels that a panel stands for, with the value of each in its title."""
+    where = getattr(panel, "where", {})
+    column = next((name for name, value in where.items() if value == EACH), None)
+    if column is None:
+        return [panel]
+    values = pictures.in_order([row[column] for row in rows if row.get(column) is not None])
+    title = panel.title or f"{column} = {{value}}"
+    return [dataclasses.replace(panel, where={**where, column: value}, title=title.format(value=value)) for value in values]
 
 
 def _declared(item: Item, size: str, tables: list[Table]) -> list[Picture]:
@@ -62,23 +93,26 @@ def _at(panel: Any, size: str) -> Any:
     return dataclasses.replace(panel, table=_name(size, panel.table))
 
 
-def _completed(panel: Lines, paper: Paper, own: Evidence, size: str) -> Lines:
+def _completed(panel: Panel, paper: Paper, own: Evidence, size: str, has_runs: bool) -> Panel:
     """Returns the panel of the tables of one size, with a title, a label, and its dotted line at the mean of the runs of the experiment
-    that `level` names."""
-    (key, *_), level, is_ours = (*panel.y, *panel.marks, ""), panel.level, panel.table in ("finals", "curves")
+    that `level` names; rows with the name of their run are replicates."""
+    is_ours = panel.table in ("finals", "curves", "benchmark")
+    told = _TITLES[size] if is_ours else "published, full scale" if panel.table == "published" else ""
+    title = "; ".join(filter(None, (told, panel.title)))
+    if not isinstance(panel, Lines):
+        return dataclasses.replace(panel, title=title)
+    (key, *_), level = (*panel.y, *panel.marks, ""), panel.level
     if isinstance(level, str):
         values = own.trained(level).get(key, pd.Series(dtype=object)).dropna()
         level = (100 if shape.is_share(key) else 1) * statistics.fmean(values) if len(values) else None
     label = panel.y_label or paper.columns.get(key, key) + ", %" * shape.is_share(key)
-    told = _TITLES[size] if is_ours else "published, full scale" if panel.table == "published" else ""
-    title = "; ".join(filter(None, (told, panel.title)))
-    completed = dataclasses.replace(panel, level=level, y_label=label, title=title, runs="run" if is_ours and panel.y else panel.runs)
-    return _at(completed, size)
+    runs = "run" if has_runs and panel.y and not panel.runs else panel.runs
+    return dataclasses.replace(panel, level=level, y_label=label, title=title, runs=runs)
 
 
 def _has_data(panel: Any, tables: Tables) -> bool:
     lines = tables[panel.table].as_json()["rows"] if panel.table in tables else []
-    if not isinstance(panel, Lines):
+    if isinstance(panel, Arrows):
         return bool(lines)
-    where = panel.where
-    return any({*panel.y, *panel.marks} <= set(line) and (where is None or line[where[0]] == where[1]) for line in lines)
+    wanted = {*panel.y, *panel.marks} if isinstance(panel, Lines) else {panel.x, panel.y, panel.value}
+    return any(all(line.get(name) is not None for name in wanted) for line in pictures.selected(lines, panel.where))

@@ -48,14 +48,24 @@ def table(item: Any, found: Evidence) -> Table | None:
     if rows is None or rows.empty:
         return None
     if item.function:
-        function = named(f"{found.home.name}.{item.number}.function={item.function}", item.function)
-        try:
-            rows = function(rows)
-        except Exception as error:
-            reason = f"{item.function} failed ({type(error).__name__}: {error})"
-            raise ConfigError(value, reason, "Correct the function, or the rows that it is given") from error
-        require(isinstance(rows, pd.DataFrame), value, f"{item.function} returned no table", "Return a pandas.DataFrame")
+        rows = _called(value, named(f"{found.home.name}.{item.number}.function={item.function}", item.function), rows)
     return table_of(TABLE, rows, item.title)
+
+
+def applied(value: str, function: str, table: Table) -> Table:
+    """Returns what the function of a figure makes of a table."""
+    return table_of(table.name, _called(value, named(value, function), pd.DataFrame(table.as_json()["rows"])), table.title)
+
+
+def _called(value: str, function: Made, rows: Rows) -> Rows:
+    name = f"{function.__module__}.{function.__name__}"
+    try:
+        rows = function(rows)
+    except Exception as error:
+        reason = f"{name} failed ({type(error).__name__}: {error})"
+        raise ConfigError(value, reason, "Correct the function, or the rows that it is given") from error
+    require(isinstance(rows, pd.DataFrame), value, f"{name} returned no table", "Return a pandas.DataFrame")
+    return rows
 
 
 def _read(value: str, item: Any, found: Evidence) -> Rows | None:

@@ -14,8 +14,9 @@ from dpx import config
 from dpx.config import recipes
 from dpx.config.node import nearest
 from dpx.declaration import ConfigError, declaration, require
-from dpx.pages.analysis_tables import Lines, Picture
+from dpx.pages.analysis_tables import Cells, Lines, Picture
 from dpx.pages.read_runs import Run
+from dpx_papers.analysis import kind_of
 from dpx_papers.report import rules
 from dpx_papers.report.readings import Reading
 from dpx_papers.report.rules import Rule
@@ -37,16 +38,18 @@ _PARTS = {
     "than": "dpx_papers.report.evidence.Selection",
     "best": "dpx_papers.report.evidence.Best",
     "figures": "dpx_papers.report.paper.Figure",
-    "panels": "dpx.pages.analysis_tables.Lines",
     "readings": "dpx_papers.report.readings.Reading",
 }
 
 
 @declaration
 class Figure(Picture):
-    """A picture whose panels are each of a table of the item's analysis or of `evidence.drawn_tables`."""
+    """A picture whose panels are each of a table of the item's analysis or of `evidence.drawn_tables`, or of what `function` makes of that
+    table: it is marked by `dpx_papers.report.of_rows.of_rows` and named in full. A panel whose `where` has `*` as a value stands for one
+    panel for each value of that column."""
 
-    panels: Sequence[Lines]
+    panels: Sequence[Lines | Cells]
+    function: str = ""
 
 
 @declaration
@@ -179,4 +182,6 @@ def _named(node: Any, path: str, key: str = "") -> Any:
         reason, fix = "no such rule", f"Use {', '.join(own)}, or the full name of a class"
         require("." in rule or rule in own, f"{where}.rule={rule}", reason, fix)
         return {"_target_": rule if "." in rule else f"dpx_papers.report.rules.{rule.capitalize()}", **inner}
+    if key == "panels":
+        return {"_target_": kind_of(node), **inner}
     return {"_target_": _PARTS[key], **inner} if key in _PARTS else inner

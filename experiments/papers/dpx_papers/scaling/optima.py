@@ -17,8 +17,8 @@ from dpx_papers.analysis import frame
 class Optimum:
     """The least loss for (size, epsilon, compute), with its configuration.
 
-    `smallest_model` and `smallest_token_ratio` are the least of all configurations within 1 % of that loss: the line that McKenna et al.
-    2025 draw (section 4.2), since the optimum itself is flat.
+    `smallest_model`, `smallest_token_ratio` and the other ends are those of all configurations within 1 % of that loss: McKenna et al. 2025
+    draw the smaller end as a line (section 4.2), since the optimum itself is flat, and shade up to the larger one.
     """
 
     size: float | int
@@ -27,6 +27,12 @@ class Optimum:
     loss: float
     smallest_model: float
     smallest_token_ratio: float
+    largest_model: float
+    largest_token_ratio: float
+    smallest_batch_size: float
+    largest_batch_size: float
+    fewest_steps: float
+    most_steps: float
     parameters: float
     batch_size: float
     steps: float
@@ -73,6 +79,12 @@ def optimum(surface: Surface, ratio: Ratio, *, size: float | int, epsilon: float
         loss=float(asked.loss[place]),
         smallest_model=float(asked.parameters[near].min()),
         smallest_token_ratio=float(tokens[near].min()),
+        largest_model=float(asked.parameters[near].max()),
+        largest_token_ratio=float(tokens[near].max()),
+        smallest_batch_size=float(asked.batch_size[near].min()),
+        largest_batch_size=float(asked.batch_size[near].max()),
+        fewest_steps=float(asked.steps[near].min()),
+        most_steps=float(asked.steps[near].max()),
         parameters=float(asked.parameters[place]),
         batch_size=float(asked.batch_size[place]),
         steps=float(asked.steps[place]),
