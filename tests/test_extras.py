@@ -19,7 +19,7 @@ from dpx.pages import pictures
 from dpx.pages.analysis_tables import Picture
 from dpx_papers.benchmark.job import require_installed
 
-from .processes import answers, micro_run
+from .processes import COARSE, answers, micro_run
 
 
 @pytest.mark.parametrize(
@@ -66,7 +66,7 @@ def test_core_jobs_run_without_the_libraries_of_pages_and_the_papers_name_their_
     lines = [
         blocked,
         ["job=list", "list.match=anil_2m_batch"],
-        ["+experiment=anil_2m_batch", "job=plan"],
+        ["+experiment=anil_2m_batch", COARSE, "job=plan"],
         ["+experiment=mckenna_fig1_allocation", "job=plan"],
         [*grid, "design.epsilon=inf", "design.size=800000", "design.compute=1e13"],
         micro_run(2),

@@ -13,7 +13,7 @@ from dpx.claim.search_record import opened
 from dpx.config import recipes
 from dpx.durable import write_durably
 from dpx.files.run_folder import RunFolder, Status
-from tests.processes import Answer, answers, environment
+from tests.processes import COARSE, Answer, answers, environment
 
 BAD = {
     ("optimizer.bta1=0.1",): "optimizer.bta1: unknown key. Did you mean optimizer.beta1?",
@@ -38,9 +38,9 @@ BAD = {
 TOO_LARGE = ("batch_schedule.size=9999999", "model=micro", "data=synthetic")
 REFUSED_SWEEP = ("-m", "model=micro", "steps=-1,-2")
 IN_A_FOLDER = (*NO_EPSILON, "hydra.run.dir=mine")
-ONE_FAILS = ("-m", "+experiment=anil_2m_batch", "job=plan", "noise.epsilon=-1,5.36")
+ONE_FAILS = ("-m", "+experiment=anil_2m_batch", "job=plan", COARSE, "noise.epsilon=-1,5.36")
 # Plans of points that differ in their noise's randomness alone are equal.
-EQUAL_PLANS = ("-m", "+experiment=anil_2m_batch", "job=plan", "replicate=0,1", "accountant=rdp")
+EQUAL_PLANS = ("-m", "+experiment=anil_2m_batch", "job=plan", COARSE, "replicate=0,1")
 FINISHED_BEFORE = ("-m", "model=micro", "steps=1,2")
 # Both points have finished before, so that only the study at the end is read; its record is not a chain.
 CLOSES = (*FINISHED_BEFORE, "tune=search", "hydra/callbacks=search")
@@ -175,7 +175,7 @@ def test_jobs_that_only_compute_start_no_jax_and_a_plan_takes_no_device(tmp_path
         "import sys, dpx.job.account, dpx.job.explain, dpx.job.list, dpx.job.plan, dpx.job.report; "
         "import dpx_papers.report.page, dpx_papers.report.collect; "
         "import dpx.__main__ as m; assert 'jax' not in sys.modules; sys.modules['pandas'] = sys.modules['jinja2'] = None; "
-        "sys.argv = ['dpx', '+experiment=anil_2m_batch', 'job=plan']; m.main(); "
+        f"sys.argv = ['dpx', '+experiment=anil_2m_batch', '{COARSE}', 'job=plan']; m.main(); "
         "from jax._src import xla_bridge; assert not xla_bridge.backends_are_initialized()"
     )
     done = subprocess.run([sys.executable, "-c", program], cwd=tmp_path, env=environment(), capture_output=True, text=True, check=False)
@@ -218,7 +218,7 @@ def test_quiet_prints_nothing(answered) -> None:
 def test_a_sweep_goes_on_past_a_failed_point_and_ends_with_a_table(answered) -> None:
     done, folder = answered[ONE_FAILS]
     assert done.returncode == 2
-    assert done.stderr == "error: noise.epsilon=-1.0: epsilon must be positive. Give a target above 0.\n"
+    assert done.stderr == "error: noise.epsilon=-1.0: the target must be positive and finite. Give a target above 0.\n"
     assert " failed " in done.stdout and " finished " in done.stdout
     states = [json.loads(path.read_text())["plan"]["state"] for path in folder.glob("outputs/*/private/status.json")]
     assert states == ["finished"], "a point that was refused leaves no folder"

@@ -48,7 +48,8 @@ def test_axis_values(axis: str, values: list[str]) -> None:
     assert _values(OverridesParser.create().parse_override(axis)) == values
 
 
-def test_plans_every_point_of_every_match(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_plans_every_point_of_every_match(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(recipes, "points", lambda name: [[COARSE]])
     List(match="anil_2m_batch", plan=True)(EXPERIMENT, RunFolder(tmp_path))
     (row,) = json.loads((tmp_path / "release" / "list.json").read_text())
     assert row["plan"]["parameters"] == 336_226_108 and row["error"] is None
@@ -56,7 +57,7 @@ def test_plans_every_point_of_every_match(tmp_path: Path, capsys: pytest.Capture
 
 
 def test_a_point_that_cannot_be_planned_fails_after_the_table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(recipes, "points", lambda name: [[], ["privacy.delta=0.5"]])
+    monkeypatch.setattr(recipes, "points", lambda name: [[COARSE], ["privacy.delta=0.5"]])
     with pytest.raises(ConfigError, match="1 of 2 points"):
         List(match="anil_2m_batch", plan=True)(EXPERIMENT, RunFolder(tmp_path))
     rows = json.loads((tmp_path / "release" / "list.json").read_text())
@@ -64,7 +65,16 @@ def test_a_point_that_cannot_be_planned_fails_after_the_table(tmp_path: Path, mo
 
 
 # Small problems: two distinct ones in four points.
-FEW = ["steps=40", "accountant=pld", COARSE, "batch_schedule=constant", "batch_schedule.size=100000"]
+FEW = [
+    "steps=40",
+    "data.repeats=1",
+    "privacy.rows_per_unit_max=1",
+    "noise=target_epsilon",
+    "accountant=pld",
+    COARSE,
+    "batch_schedule=constant",
+    "batch_schedule.size=100000",
+]
 FOUR = [[*FEW, f"noise.epsilon={epsilon}", f"replicate={replicate}"] for epsilon in (1, 2) for replicate in (0, 1)]
 
 

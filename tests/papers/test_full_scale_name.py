@@ -37,7 +37,7 @@ def test_runs_of_a_full_scale_recipe_on_the_micro_model_fill_its_page(tmp_path: 
     figures = {path.stem: path.read_text() for path in (home / "figures").glob("*.svg")}
     assert set(figures) == {"anil-figure-2", "anil-figure-3", "anil-figure-3-ends"} and "made smaller" in figures["anil-figure-3"]
 
-    statements = [json.loads(path.read_text()) for path in (tmp_path / "outputs").glob("*/release/privacy_statement.json")]
+    statements = [json.loads(path.read_text()) for path in (tmp_path / "outputs").glob("*/release/privacy.json")]
     assert len(statements) == len(SIZES)
     for statement in statements:
         assert statement["guarantee"] == "dp"

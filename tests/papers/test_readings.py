@@ -60,6 +60,11 @@ def test_recipes_take_what_their_readings_say() -> None:
     assert round(plain.lr_schedule.warmup_steps * plain.steps) == 7500
     private = recipes.compose(["+experiment=anil_2m_batch"])
     assert (private.optimizer.decay_mask, private.privacy.adjacency, private.model.get("dropout", 0.0)) == ("none", "add_remove", 0.0)
-    assert (private.data.vocabulary.size, private.task.masking, private.data.pairs) == (30522, "bert", "same_document")
+    assert (private.data.vocabulary.size, private.task.masking, private.data.pairs, private.data.repeats) == (
+        30522,
+        "bert",
+        "cross_document",
+        10,
+    )
     for name in ("dpfp_table2_eps3", "dpfp_table2_dpsgd_li", "dpfp_table2_rgp_yu", "dpfp_fig1_batch_lr", "dpfp_frozen_encoder"):
         assert recipes.compose([f"+experiment={name}", "hydra/sweeper=basic"]).schedule.evaluation_rows >= 40_430, "QQP's dev set"
