@@ -11,7 +11,7 @@ from dpx.clipping import ClippingMethod
 from dpx.config.declared_audit import Audit, Canaries
 from dpx.data.declared_data import Data
 from dpx.data.labelled import Table
-from dpx.data.protected_units import vocabulary_source as vocabulary_source
+from dpx.data.protected_units import vocabulary_source
 from dpx.mechanism.mechanism_protocol import ForwardNoise, Mechanism
 from dpx.models.trained import Trained
 from dpx.privacy.declared_privacy import Privacy, UnitFacts, unlike

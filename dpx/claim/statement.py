@@ -10,27 +10,17 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from dpx.claim.calibration import Calibrated, Entries, auxiliary
-from dpx.claim.caveats import (
-    assumptions,
-    chosen_late,
-    not_covered,
-    reasons_against,
-    refuted,
-    seeded,
-    state_after,
-    unlike_units,
-    vocabulary_source,
-)
+from dpx.claim.caveats import assumptions, chosen_late, not_covered, reasons_against, refuted, seeded, state_after, unlike_units
 from dpx.claim.spent import RunFacts, Spent, Trusted, chain_facts, ledger_facts, of_one_copy, planned_end, spent_facts, unsupported
 from dpx.clipping.rounding import MARGINS
 from dpx.config.declared_audit import Audit, Canaries
 from dpx.config.experiment import Experiment
-from dpx.data.protected_units import unit_facts
+from dpx.data.protected_units import unit_facts, vocabulary_source
 from dpx.files.records import from_json
 from dpx.mechanism.clip import Clip
 from dpx.mechanism.mechanism_protocol import Mechanism
 from dpx.mechanism.telemetry import Telemetry
-from dpx.models.shape import count
+from dpx.models.model_protocol import count
 from dpx.privacy import accounting
 from dpx.privacy.closed_form import joint
 from dpx.privacy.ledger import Ledger

@@ -242,7 +242,7 @@ def _totals(params: Any, program: Program, leaves: Any, records: Any, parts: Any
     }
     summed = _site_totals([site for site in program.sites if not trained[site].keys() <= kept.keys()], leaves, records, parts, keep_U)
     for site in program.sites:
-        for key in trained[site].keys() & (kept.keys() - is_added):
+        for key in [key for key in trained[site] if key in kept and key not in is_added]:
             contracted = partial(contracted_units, keep_U=keep_U)
             for _ in trained[site][key].depths:
                 contracted = jax.vmap(contracted)
@@ -392,7 +392,8 @@ def ghost_sum(program: Program, norms: Norms, weights: Any, units: Units) -> Cli
     def own(site: Site) -> Any:
         return joint.own_squares(site, joint.leaves_of(site, by_path), records[site]) if kind(site) == "record" else records[site]
 
-    joint_records = {site: records[site] for site in joint_sites}
+    # In the order of the program, so that every process lowers the same text.
+    joint_records = {site: record for site, record in records.items() if site in joint_sites}
     finite_B = jnp.where(is_finite(joint_records, units.is_padding_U.shape[0]), losses_B, jnp.nan)
     clipped = groups.clip(weights, joint.squares(norms, records, own)[0], finite_B, units.is_padding_U)
     parts = {site: joint.part_weights(clipped, site) for site in program.sites}

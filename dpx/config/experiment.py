@@ -19,7 +19,10 @@ from dpx.data.declared_data import Data
 from dpx.data.length_buckets import LengthBuckets, widths_of
 from dpx.declaration import declaration, identifying_values, require
 from dpx.files.weights import Shapes
-from dpx.mechanism.declared_mechanism import Clip, ForwardNoise, Mechanism, Noise, NoiseBatchRatio, SecretTelemetry, Telemetry
+from dpx.mechanism.clip import Clip
+from dpx.mechanism.declared_mechanism import Noise, NoiseBatchRatio
+from dpx.mechanism.mechanism_protocol import ForwardNoise, Mechanism
+from dpx.mechanism.telemetry import SecretTelemetry, Telemetry
 from dpx.models.model_protocol import COMPUTATION
 from dpx.models.shape import AnyModel
 from dpx.models.trained import Everything, Trained

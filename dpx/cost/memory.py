@@ -30,8 +30,8 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Literal, NamedTuple
 
-from dpx.models.model_protocol import ExampleModel
-from dpx.models.shape import LINEAR, AnyModel, Bert, Decoder, Model, RotaryDecoder, Shapes, count
+from dpx.models.model_protocol import ExampleModel, Shapes, count
+from dpx.models.shape import LINEAR, AnyModel, Bert, Decoder, Model, RotaryDecoder
 
 FLOAT32 = 4
 # Training without clipping, or how clipped sums are computed.

@@ -11,12 +11,12 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from dpx import config
-from dpx.claim.caveats import audit_state, chosen_late, of_a_trial, reasons_against, refuted, seeded, vocabulary_source
+from dpx.claim.caveats import audit_state, chosen_late, of_a_trial, reasons_against, refuted, seeded
 from dpx.config.declared_init import FromRun
 from dpx.config.experiment import Experiment
 from dpx.data import left_out
 from dpx.data.declared_data import Data
-from dpx.data.protected_units import unit_facts
+from dpx.data.protected_units import unit_facts, vocabulary_source
 from dpx.declaration import ConfigError, require
 from dpx.durable import seal
 from dpx.files.records import to_json

@@ -14,7 +14,7 @@ from dpx.config.experiment import Experiment
 from dpx.declaration import ConfigError
 from dpx.files.orbax_checkpoints import on_host
 from dpx.files.weights import PARAMS, by_path
-from dpx.mechanism.declared_mechanism import Clip
+from dpx.mechanism.clip import Clip
 from dpx.models.trainable import split
 from dpx.sampler.batch_schedule import BatchSchedule
 from dpx.statement.statement_records import RunStatement, Statement

@@ -14,7 +14,8 @@ from dpx.cost.fine_tuning import Asked, Choice, Expected, Measured
 from dpx.declaration import require
 from dpx.files.results import interval
 from dpx.job.run_plan import Program, RunPlan, plan_of_run
-from dpx.mechanism.declared_mechanism import Flat, TargetEpsilon
+from dpx.mechanism.clip import Flat
+from dpx.mechanism.declared_mechanism import TargetEpsilon
 from dpx.optimizer import Adam
 from dpx.optimizer.lr_schedule import WarmUpThen
 from dpx.pages.analysis_tables import Table

@@ -29,7 +29,7 @@ from dpx.config.experiment import Experiment
 from dpx.console import Console, answer
 from dpx.declaration import declaration, require
 from dpx.files.run_folder import RunFolder, write_json
-from dpx.mechanism.declared_mechanism import REACH
+from dpx.mechanism.mechanism_protocol import REACH
 
 # The largest relative error of a clipped sum in float32; a wrong term is some per cent.
 SUM_BOUND = 1e-4

@@ -22,8 +22,8 @@ from dpx.files.records import to_json
 from dpx.files.run_folder import RunFolder, write_json
 from dpx.files.weights import PARAMS
 from dpx.job.run_plan import prepared
-from dpx.mechanism.declared_mechanism import Mechanism, Multiplier
-from dpx.mechanism.mechanism_protocol import ForwardNoise
+from dpx.mechanism.declared_mechanism import Multiplier
+from dpx.mechanism.mechanism_protocol import ForwardNoise, Mechanism
 from dpx.packages import supplied_if_there
 from dpx.pages.analysis_tables import Table
 from dpx.pages.run_table import accuracy_of, baselines_of

@@ -23,9 +23,8 @@ from dpx.data.left_out import LeftOut
 from dpx.declaration import ConfigError
 from dpx.files.records import described, record
 from dpx.init.start import planned_start
-from dpx.mechanism.declared_mechanism import Mechanism
-from dpx.mechanism.mechanism_protocol import ForwardNoise, Reparametrisation
-from dpx.models.shape import count
+from dpx.mechanism.mechanism_protocol import ForwardNoise, Mechanism, Reparametrisation
+from dpx.models.model_protocol import count
 from dpx.models.trained import Trained
 from dpx.optimizer import Optimizer
 from dpx.privacy.declared_privacy import Accountant, Privacy

@@ -19,9 +19,7 @@ from typing import Any, ClassVar, Literal
 import numpy as np
 
 from dpx.declaration import declaration, require
-from dpx.models.model_protocol import ExampleModel, Transformer, check_attention
-from dpx.models.model_protocol import Shapes as Shapes
-from dpx.models.model_protocol import count as count
+from dpx.models.model_protocol import ExampleModel, Shapes, Transformer, check_attention
 
 
 @declaration

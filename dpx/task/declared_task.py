@@ -22,7 +22,8 @@ from jaxtyping import Float
 from dpx.data.declared_data import Data
 from dpx.data.schema import Schema, classes, running_text, texts
 from dpx.declaration import ConfigError, declaration, require
-from dpx.models.shape import AnyModel, Bert, Decoder, Shapes
+from dpx.models.model_protocol import Shapes
+from dpx.models.shape import AnyModel, Bert, Decoder
 from dpx.task.declared_targets import MultiLabel, Regression
 from dpx.task.task_protocol import PackageTask, Pooled, TextTask, require_columns
 

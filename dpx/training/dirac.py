@@ -20,7 +20,7 @@ from dpx.audit.canary_objective import LENGTH, Audited
 from dpx.audit.in_run import of_gradients
 from dpx.config.experiment import Experiment
 from dpx.declaration import declaration, require
-from dpx.mechanism.declared_mechanism import Mechanism
+from dpx.mechanism.mechanism_protocol import Mechanism
 from dpx.privacy import closed_form
 from dpx.randomness import RootSecret
 from dpx.training.step import Step, StepInputs, as_chunk, make_step

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from dpx.clipping.clipped_sum import clipped_sum
-from dpx.mechanism.declared_mechanism import Flat
+from dpx.mechanism.clip import Flat
 from dpx.models.shape import AnyModel
 from dpx.task.declared_task import Task
 from dpx.task.mlm import Special

@@ -22,7 +22,8 @@ from dpx.clipping.clipped_sum import clipped_sum, plain_sum
 from dpx.clipping.groups import ClippedSum, FactoredWeights, LossesFn, no_factor
 from dpx.cost.memory import Method
 from dpx.files.array_checksums import checksum
-from dpx.mechanism.declared_mechanism import Clip, ForwardNoise, Mechanism, Reparametrisation
+from dpx.mechanism.clip import Clip
+from dpx.mechanism.mechanism_protocol import ForwardNoise, Mechanism, Reparametrisation
 from dpx.privacy.declared_privacy import Privacy
 from dpx.randomness import RootSecret
 from dpx.sampler import Sampler, draw

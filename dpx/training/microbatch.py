@@ -26,7 +26,7 @@ from dpx.cost.memory import Memory, step_memory
 from dpx.cost.traced import compiled_temporaries
 from dpx.declaration import ConfigError
 from dpx.durable import make_private, write_durably
-from dpx.mechanism.declared_mechanism import Mechanism
+from dpx.mechanism.mechanism_protocol import Mechanism
 from dpx.models.trained import Trained
 from dpx.optimizer import Optimizer
 from dpx.processes.mesh import Mesh

@@ -27,9 +27,9 @@ from dpx.declaration import require
 from dpx.files.array_checksums import checksum
 from dpx.files.orbax_checkpoints import State
 from dpx.mechanism.carriers import norms_of_rebuilt
-from dpx.mechanism.declared_mechanism import Clip, Mechanism, Telemetry
-from dpx.mechanism.mechanism_protocol import ForwardNoise, Reparametrisation, Reparametrised
-from dpx.mechanism.telemetry import count_name
+from dpx.mechanism.clip import Clip
+from dpx.mechanism.mechanism_protocol import ForwardNoise, Mechanism, Reparametrisation, Reparametrised
+from dpx.mechanism.telemetry import Telemetry, count_name
 from dpx.processes import team
 from dpx.randomness import path_name
 from dpx.task.declared_task import Task

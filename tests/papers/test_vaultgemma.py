@@ -9,7 +9,7 @@ from dpx.declaration import ConfigError
 from dpx.files.records import to_json
 from dpx.job.plan import Plan
 from dpx.models.families import Gemma
-from dpx.models.shape import count
+from dpx.models.model_protocol import count
 
 RELEASED = 1_038_741_120  # metadata of google/vaultgemma-1b
 NAME = "vaultgemma_1b"

@@ -22,7 +22,7 @@ from jax.sharding import PartitionSpec as P
 
 from dpx.cost.compiled import collectives
 from dpx.cost.traced import compiled_temporaries, matmul_flops
-from dpx.mechanism.declared_mechanism import NoPrivacy
+from dpx.mechanism.dp_sgd import NoPrivacy
 from dpx.mechanism.noise import slice_keys
 from dpx.randomness import RootSecret
 from dpx.task.mlm import Special

@@ -21,7 +21,8 @@ from dpx.config.experiment import Experiment
 from dpx.console import answer, wide_console
 from dpx.declaration import ConfigError, declaration, require
 from dpx.files.run_folder import RunFolder, write_json
-from dpx.mechanism.declared_mechanism import Flat, Reparametrisation
+from dpx.mechanism.clip import Flat
+from dpx.mechanism.mechanism_protocol import Reparametrisation
 from dpx.packages import require_extra
 from dpx_papers.benchmark.rows import matrix_rates, rows
 from dpx_papers.benchmark.setting import PACKAGES, PEERS, VARIANTS, Setting

@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 
 from dpx.clipping.clipped_sum import clipped_sum, plain_sum
-from dpx.mechanism.declared_mechanism import Clip
+from dpx.mechanism.clip import Clip
 
 
 def variant_sum(objective: Any, clip: Clip, variant: str, physical_batch: int, **options: Any) -> Callable[[Any, Any], Any]:

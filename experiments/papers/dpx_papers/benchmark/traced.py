@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 
 from dpx.cost.traced import matmul_flops, temporary_bytes
-from dpx.mechanism.declared_mechanism import Flat
+from dpx.mechanism.clip import Flat
 from dpx.task import mlm
 from dpx.task.declared_task import MaskedLanguageModel
 from dpx_papers.benchmark.sums import variant_sum

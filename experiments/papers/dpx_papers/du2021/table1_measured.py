@@ -14,7 +14,10 @@ import numpy as np
 
 from dpx.clipping import ClippingMethod
 from dpx.declaration import require
-from dpx.mechanism.declared_mechanism import DpFp, DpSgd, Flat, ForwardNoise, Mechanism, NoPrivacy, Reparametrisation
+from dpx.mechanism.clip import Flat
+from dpx.mechanism.dp_fp import DpFp
+from dpx.mechanism.dp_sgd import DpSgd, NoPrivacy
+from dpx.mechanism.mechanism_protocol import ForwardNoise, Mechanism, Reparametrisation
 from dpx.mechanism.rgp import Rgp
 from dpx.models.trained import Everything, Matching, Trained
 from dpx.randomness import RootSecret
