@@ -217,13 +217,6 @@ def refuted(verdict: Verdict | None) -> list[str]:
     ]
 
 
-def audit_state(audit: Audit, verdict: Verdict | None) -> AuditState | None:
-    """Returns the state of a run's own audit: `pending`, `passes` or `fails`; `None` for a run without an audit."""
-    if not isinstance(audit, Canaries):
-        return None
-    return state_after(verdict)
-
-
 def state_after(verdict: Verdict | None) -> AuditState:
     """Returns the state of an audit with the verdict `verdict`, or without a verdict yet."""
     return "pending" if verdict is None else "fails" if refuted(verdict) else "passes"

@@ -11,7 +11,8 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from dpx import config
-from dpx.claim.caveats import audit_state, chosen_late, of_a_trial, reasons_against, refuted, seeded
+from dpx.claim.caveats import chosen_late, of_a_trial, reasons_against, refuted, seeded, state_after
+from dpx.config.declared_audit import Canaries
 from dpx.config.declared_init import FromRun
 from dpx.config.experiment import Experiment
 from dpx.data import left_out
@@ -102,6 +103,7 @@ def open_parent(init: FromRun, asked: str) -> Parent:
         if experiment.is_private and not entered.segments():
             reasons.append("its ledger charges nothing")
         reasons += stated.reasons if isinstance(stated, RunStatement) else ()
+        audit = state_after(entered.verdict) if isinstance(experiment.audit, Canaries) else None
         sha256 = known[0].vocabulary_checksum if known else None if stated is None else stated.vocabulary.sha256
         origin = Origin(
             kind="run",
@@ -109,7 +111,7 @@ def open_parent(init: FromRun, asked: str) -> Parent:
             identity=entered.identity,
             segments=tuple(entered.own_segments()),
             reasons=tuple(dict.fromkeys(reasons)),
-            claim=_claim(experiment.data, experiment.privacy, stated, audit_state(experiment.audit, entered.verdict)),
+            claim=_claim(experiment.data, experiment.privacy, stated, audit),
             vocabulary=VocabularyFacts(source=vocabulary_source(experiment.data.vocabulary, None), sha256=sha256),
             data=tuple(entered.data),
             files=tuple(dict.fromkeys(file for one in known for file in one.read_from)),

@@ -5,7 +5,6 @@ A declaration that two texts share nothing is refused where dpx knows that a who
 nothing: a refusal would tell whether a row is protected.
 """
 
-import dataclasses
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
@@ -111,8 +110,3 @@ def contradictions(origins: Sequence[Origin], store: Store, private: Path | None
     if noted and own_private is not None:
         write_json(own_private / CONTRADICTIONS, {"declared_disjoint": noted})
     return told
-
-
-def noted_alone(origins: Iterable[Origin]) -> tuple[Origin, ...]:
-    """Returns `origins` in the form that another run may hold: without `is_fork`, which describes only the run that holds them now."""
-    return tuple(dataclasses.replace(one, is_fork=False) for one in origins)

@@ -17,7 +17,7 @@ from dpx.declaration import ConfigError, require
 from dpx.files import weights
 from dpx.files.weights import called, folder_of
 from dpx.init.parent import Parent, of_fork, open_parent, parameters_of, require_no_known_release
-from dpx.init.relation import are_same, contradictions, declared_disjoint, learnt_from_protected, noted_alone, relation
+from dpx.init.relation import are_same, contradictions, declared_disjoint, learnt_from_protected, relation
 from dpx.interop.card import among, is_card_of_dpx, named_by_card
 from dpx.interop.checkpoint import Checkpoint
 from dpx.models.shape import AnyModel, with_means
@@ -244,7 +244,9 @@ def _of_run(init: FromRun, receiver: Receiver, store: Store | None, asked: str) 
     _require_same_function(parent.asked, parent.model, receiver.model, f"model={parent.model.name}", head)
     taken_from(parent, receiver, is_fork)
     its_data, held = parent.origins[0].data, held_by(receiver, store)
-    first, *further = merged(parent.origins if is_fork else noted_alone(parent.origins), beside_weights(receiver))
+    # Whether a run is a fork says something of that run alone, and not of one that begins from it.
+    come_from = parent.origins if is_fork else [dataclasses.replace(one, is_fork=False) for one in parent.origins]
+    first, *further = merged(come_from, beside_weights(receiver))
     disjoint = _declared(init, receiver, (first, *further))
     origins = (
         related(dataclasses.replace(first, is_fork=is_fork), held, disjoint, False),

@@ -67,12 +67,6 @@ def named_by_card(folder: Path) -> list[str]:
     return list(dict.fromkeys(named))
 
 
-def license_named_by_card(path: str) -> str | None:
-    """Returns the licence in the front matter of the model card of the checkpoint in the folder `path`; `None` if it names none."""
-    named = (_read_card(Path(path))[2] or {}).get("license")
-    return named if isinstance(named, str) else None
-
-
 def is_card_of_dpx(folder: Path) -> bool:
     """Returns whether the model card in `folder` was written by an export of dpx."""
     return RELEASE in (_read_card(folder)[2] or {})
@@ -147,7 +141,8 @@ class Published:
         """Returns it with the hub id in `init.path`, and with the licence that the checkpoint's card names, where none is declared."""
         if not isinstance(init, FromCheckpoint):
             return self
-        return Published(self.base or hub_name(init.path), self.license or license_named_by_card(init.path))
+        named = (_read_card(Path(init.path))[2] or {}).get("license")
+        return Published(self.base or hub_name(init.path), self.license or (named if isinstance(named, str) else None))
 
 
 @dataclass(frozen=True)

@@ -76,12 +76,6 @@ def adapters_of(lora: Any, weight: str) -> Iterator[tuple[str, Target, Any]]:
             yield name, target, lora[name]
 
 
-def has_dropout(params: Any) -> bool:
-    """Returns whether a model's adapters have dropout on their inputs."""
-    adapters = [p for part, parameters in params.items() if part.startswith("layers") for p in parameters.get("lora", {}).values()]
-    return any("dropout" in p for p in adapters)
-
-
 def adapter_input(x_BTp: Array, name: str, p: Any, drops: Drops) -> Array:
     """Returns the input of the adapter `name`: x after its dropout.
 

@@ -17,7 +17,6 @@ from dpx.clipping import ops
 from dpx.clipping.op import session_of
 from dpx.models.dropout import record_keys
 from dpx.models.fused_head import token_loss
-from dpx.models.lora import has_dropout
 from dpx.models.modules import Tables, decoded
 from dpx.models.rotary_layers import capped
 from dpx.models.shape import Model
@@ -30,7 +29,8 @@ Key = UInt32[Array, "2"] | UInt32[np.ndarray, "2"]
 
 def dropout_keys(model: Model, params: Params, key: Key | None, record_B: Array) -> Array | None:
     """Returns one key for each record, or None if nothing is dropped."""
-    is_needed = model.dropout > 0.0 or has_dropout(params)
+    adapters = [p for part, parameters in params.items() if part.startswith("layers") for p in parameters.get("lora", {}).values()]
+    is_needed = model.dropout > 0.0 or any("dropout" in p for p in adapters)
     return None if key is None or not is_needed else record_keys(jnp.asarray(key), record_B)
 
 
