@@ -184,7 +184,7 @@ def of_one_copy(data: Data, privacy: Privacy, declared: Accountant, segments: Se
         return []
     charges = accounting.bucketed(ledger.releases([replace(segment, rows_per_unit=1) for segment in segments]))
     why = f"of one row alone, but {data.copies} rows hold the same text, and the unit is all of its rows"
-    return _composed_beside(charges, declared, privacy.adjacency, privacy.delta, "one_copy", why)
+    return _composed_beside(charges, declared, privacy.adjacency, privacy.delta, outside_code.ONE_COPY, why)
 
 
 def as_if_hidden(declared: Accountant, delta: float, segments: Segments) -> list[NotABound]:

@@ -20,6 +20,8 @@ from dpx.privacy.segments import Segment
 # The separator between the names of several packages, here and in the ledger.
 AND = "+"
 BY = "dp_by_"
+# In the name of a number: of one of the rows that hold the same text.
+ONE_COPY = "one_copy"
 
 
 class Part(NamedTuple):
@@ -81,10 +83,11 @@ def heading(name: str, guarantee: str) -> str:
 
     A run that trusts packages has an epsilon with a condition; any other number, as of a sampler that did not run, is not a bound.
     """
-    method, _, sampler = name.removeprefix("epsilon/").partition("/")
-    if (by := packages_of_guarantee(guarantee)) and method in ACCOUNTANTS and not sampler:
+    method, _, other = name.removeprefix("epsilon/").partition("/")
+    if (by := packages_of_guarantee(guarantee)) and method in ACCOUNTANTS and not other:
         return f"epsilon ({method}), if the code of {' and '.join(by)} does what it declares"
-    return f"not a bound: epsilon ({method}{f', as if by sampler={sampler}' * bool(sampler)})"
+    told = {"": "", ONE_COPY: ", of one copy"}.get(other, f", as if by sampler={other}")
+    return f"not a bound: epsilon ({method}{told})"
 
 
 def sentences(by: tuple[str, ...]) -> list[str]:

@@ -109,6 +109,7 @@ def test_an_epsilon_that_trusts_a_package_is_named_with_its_condition_and_other_
         outside_code.heading("epsilon/pld", "dp_by_dpx_pond+dpx_reed")
         == "epsilon (pld), if the code of dpx_pond and dpx_reed does what it declares"
     )
+    assert outside_code.heading("epsilon/rdp/one_copy", "dp") == "not a bound: epsilon (rdp, of one copy)"
     assert outside_code.heading("epsilon/rdp/poisson", "dp_by_dpx_pond") == "not a bound: epsilon (rdp, as if by sampler=poisson)"
     assert {outside_code.heading("epsilon/pld", guarantee) for guarantee in ("dp", "none")} == {"not a bound: epsilon (pld)"}
 
