@@ -107,7 +107,8 @@ def tasks(work: Path, head: str, names: Sequence[str]) -> Iterator[Task]:
             continue
         with np.load(work / f"{name}.npz") as arrays:
             sides = [(with_constant(HEADS[head][1](arrays[f"{side}_features"])), arrays[f"{side}_labels"]) for side in ("train", "judge")]
-        for size in (*SUBSETS.get(name, ()), len(sides[0][1])):
+        count = len(sides[0][1])
+        for size in (*(size for size in SUBSETS.get(name, ()) if size < count), count):
             yield Task(name, (sides[0][0][:size], sides[0][1][:size]), sides[1])
 
 
