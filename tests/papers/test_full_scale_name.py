@@ -10,7 +10,7 @@ import pytest
 from tests.processes import CHECKOUT, COARSE, answers
 
 TINY = (
-    *("model=micro", "model.layers=1", "mesh=single", "microbatch=16", "steps=12", "lr_schedule.warmup_steps=2", COARSE),
+    *("model=micro", "model.layers=1", "mesh=single", "microbatch=16", "steps=8", "lr_schedule.warmup_steps=2", COARSE),
     *("data=synthetic", "data.sequence_length=64", "data.declared_size=1700", "privacy.delta=1e-4", "schedule.evaluation_rows=64"),
 )
 SIZES = (16, 64, 256)

@@ -5,10 +5,12 @@ import tomllib
 from pathlib import Path
 
 import pytest
+from omegaconf import OmegaConf
 
 from dpx.config import recipes
 from dpx.declaration import ConfigError
 from dpx.job.explain import readings_of
+from dpx.packages import conf_directory
 from dpx_papers.report import paper
 from dpx_papers.report.readings import of_recipe
 from dpx_papers.supplied import homes
@@ -68,3 +70,4 @@ def test_recipes_take_what_their_readings_say() -> None:
     )
     for name in ("dpfp_table2_eps3", "dpfp_table2_dpsgd_li", "dpfp_table2_rgp_yu", "dpfp_fig1_batch_lr", "dpfp_frozen_encoder"):
         assert recipes.compose([f"+experiment={name}", "hydra/sweeper=basic"]).schedule.evaluation_rows >= 40_430, "QQP's dev set"
+    assert OmegaConf.load(conf_directory() / "base" / "legal_task.yaml").schedule.evaluation_rows >= 4_238, "CaseHOLD's dev rows"
