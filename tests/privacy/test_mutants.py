@@ -11,6 +11,7 @@ import pytest
 from dpx import sampler
 from dpx.claim import calibration, statement
 from dpx.claim.calibration import calibrate
+from dpx.data.protected_units import unit_facts
 from dpx.declaration import ConfigError
 from dpx.files.records import to_json
 from dpx.privacy import accounting, closed_form, events, ledger
@@ -31,6 +32,7 @@ def caught(check):
 
 def entered(experiment, path, steps, noise_multiplier=1.0):
     found = Ledger(path)
+    found.note_units(unit_facts(experiment.data, experiment.privacy, None))
     for step in range(steps):
         found.append(step, calibration.Entries.of(experiment).of_step(N, noise_multiplier, 64))
     return found
