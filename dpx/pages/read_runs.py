@@ -25,6 +25,7 @@ from dpx.files import results
 from dpx.files.records import to_json
 from dpx.files.results import interval_of, read_results
 from dpx.files.run_folder import Status
+from dpx.privacy.declared_privacy import rows_in_words
 from dpx.privacy.ledger import Ledger
 from dpx.statement import agreement, chain_seal
 from dpx.statement.chain_seal import StageFacts
@@ -280,7 +281,8 @@ def read(folder: Path) -> Run:
     named: dict[str, Any] = {"guarantee": said.guarantee, "reasons": list(said.reasons) or None}
     named |= {f"epsilon/{accountant}": epsilon for accountant, epsilon in said.epsilon.items()}
     if isinstance(said, RunStatement):
-        named |= {"unit": said.unit, "adjacency": said.adjacency, "accountant": said.accountant, "delta": said.delta}
+        named |= {"unit": rows_in_words(said.unit, said.rows_per_unit_max), "adjacency": said.adjacency}
+        named |= {"accountant": said.accountant, "delta": said.delta}
         named |= {"declared_size": said.declared_size, "noise_multiplier": said.mechanism.noise_multiplier}
         named |= {"unsupported": to_json(said.unsupported) or None, "assumptions": list(said.assumptions) or None}
     named |= {key: run.status.get(key) for key in ("commit", "seconds", "at")}
