@@ -121,7 +121,7 @@ def assumptions(data: Data, privacy: Privacy, train: Trained, audit: Audit, mani
             premises.append(f"one protected row is {row}: text that appears in several rows is protected in each row separately only")
     if data.copies > 1 and privacy.unit == "row":
         premises.append(
-            f"a protected row stands with its {data.copies} copies: a sentence that other rows hold too is not protected as a whole"
+            f"a protected row stands with its copies, {data.copies} rows in all: a sentence that others hold is not protected as a whole"
         )
     if privacy.unit != "row" and privacy.unit_mode == "group" and privacy.adjacency != "add_remove":
         premises.append(

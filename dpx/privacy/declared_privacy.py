@@ -213,7 +213,7 @@ class UnitFacts:
 def rows_in_words(unit: str, most: int) -> str:
     """Returns a unit and how many rows it has as text for people."""
     if unit == "row":
-        return unit if most == 1 else f"row with its copies, {most} in all"
+        return unit if most == 1 else f"row with its copies ({most} rows)"
     return f"{unit} of at most {most} rows"
 
 
