@@ -24,8 +24,10 @@ def test_runs_of_a_full_scale_recipe_on_the_micro_model_fill_its_page(tmp_path: 
         shutil.copy(CHECKOUT / "experiments" / "anil2021" / name, home)
     sweep = ["-m", "+experiment=anil_batch_sweep", f"batch_schedule.size={','.join(map(str, SIZES))}", *TINY]
     page = ["job=report", "report.paper=anil2021", "report.evidence=page"]
-    trained, drawn = answers([(tmp_path, sweep), (tmp_path, page)], trains_alike=True)
-    assert (trained.returncode, drawn.returncode) == (0, 0), trained.stderr + drawn.stderr
+    (trained,) = answers([(tmp_path, sweep)], trains_alike=True)
+    assert trained.returncode == 0, trained.stderr
+    (drawn,) = answers([(tmp_path, page)])
+    assert drawn.returncode == 0, drawn.stderr
 
     text = (home / "README.md").read_text()
     item = text[text.index("## A7. ") : text.index("## A8. ")]
