@@ -44,10 +44,11 @@ def _between(value: float, _: Any, is_plain: bool, shown: str) -> str:
 
 
 def drop_repeated_legends(panels: Sequence[Any], columns: int) -> None:
-    """Keeps one legend of equal ones, beside the last panel of the first line."""
-    kept = panels[min(columns, len(panels)) - 1]
-    for axes in panels:
-        if axes is not kept and (own := _legend(axes)) and own == _legend(kept):
+    """Keeps one legend of equal ones, beside the last panel of a line: of the first line, or of their own."""
+    first = panels[min(columns, len(panels)) - 1]
+    for number, axes in enumerate(panels):
+        kept = (first, panels[min(columns * (number // columns + 1), len(panels)) - 1])
+        if axes is not first and (own := _legend(axes)) and any(one is not axes and own == _legend(one) for one in kept):
             axes.get_legend().remove()
 
 

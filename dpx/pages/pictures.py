@@ -179,7 +179,7 @@ def _lines(panel: Lines, rows: list[Row], axes: Any) -> None:
             elif panel.runs:
                 _replicates(axes, number, label, [row[panel.runs] for row in own if row[column] is not None], points, of)
             elif column in shared:
-                axes.plot(*zip(*points, strict=True), label=label, color=_soft(), linewidth=1.2, linestyle=":")
+                axes.plot(*zip(*points, strict=True), label=label, color=_soft(), linewidth=1.2, linestyle=":", marker="")
             elif column in panel.marks:
                 # Open marks that grow with the series' number, so that equal values of several series are all seen.
                 look = {"s": 18 if of else 14 + 18 * number, "marker": _cycle("marker")[number % 5], "edgecolors": _colour(number, of)}
