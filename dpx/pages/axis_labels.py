@@ -2,6 +2,7 @@
 
 import functools
 import itertools
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -58,24 +59,31 @@ def _legend(axes: Any) -> list[str]:
 
 
 def keep_apart(canvas: Any) -> None:
-    """Drops the labels between powers of ten where two labels of an axis would overlap, and turns those of an x axis that still do."""
+    """Drops the labels between powers of ten where two labels of an axis would overlap, and turns those of an x axis that still do, as far
+    as it takes."""
     canvas.draw_without_rendering()
     from matplotlib.ticker import NullFormatter
 
     crowded = [axis for axes in canvas.axes for axis in (axes.xaxis, axes.yaxis) if _overlaps(axis)]
     for axis in crowded:
         axis.set_minor_formatter(NullFormatter())
-    for axis in (one for one in crowded if _overlaps(one) and one.axis_name == "x"):
-        axis.set_tick_params(labelrotation=30)
-        for tick in axis.get_ticklabels():
-            tick.set_horizontalalignment("right")
+    for axis in (axes.xaxis for axes in canvas.axes):
+        for degrees in (30, 60, 90):
+            if not _overlaps(axis):
+                break
+            axis.set_tick_params(labelrotation=degrees)
+            for tick in axis.get_ticklabels():
+                tick.set_horizontalalignment("right")
 
 
 def _overlaps(axis: Any) -> bool:
-    """Returns whether two labels of the ticks of an axis overlap. Turned ones do not: there, they are read along their own line."""
+    """Returns whether two labels of the ticks of an axis overlap; turned ones do if their lines are closer than a letter is high."""
     shown = [tick for tick in (*axis.get_ticklabels(), *axis.get_ticklabels(minor=True)) if tick.get_text() and tick.get_visible()]
-    if any(tick.get_rotation() for tick in shown):
-        return False
     boxes = [tick.get_window_extent() for tick in shown]
+    turned = math.radians(max((tick.get_rotation() for tick in shown), default=0.0))
+    if turned:
+        height = axis.figure.dpi / 72 * shown[0].get_fontsize()
+        places = sorted(box.x1 for box in boxes)
+        return any((later - place) * math.sin(turned) < height for place, later in itertools.pairwise(places))
     edges = sorted((box.x0, box.x1) if axis.axis_name == "x" else (box.y0, box.y1) for box in boxes)
     return any(end > start for (_, end), (start, _) in itertools.pairwise(edges))

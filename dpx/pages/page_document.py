@@ -40,18 +40,20 @@ _NAMED = {"&": "&amp;", "<": "&lt;", ">": "&gt;", '"': "&quot;"}
 _ONE_PLOT = 500
 _BESIDE = re.compile(r"(?:[\w.&-]+/)*(?:[\w.&-]*)(?:#[\w.-]+)?")
 # Not by colour alone.
-_SIGNS = {"pass": "✅ pass", "fail": "❌ fail", "not run": "◻️ not run"}
+SIGNS = {"pass": "✅ pass", "fail": "❌ fail", "not run": "◻️ not run"}
 # Not every machine has a font with the pictures.
-_SHOWN = {_SIGNS["pass"]: '<b class="good">✓</b> pass', _SIGNS["fail"]: '<b class="bad">✗</b> fail', _SIGNS["not run"]: "○ not run"}
+_SHOWN = {SIGNS["pass"]: '<b class="good">✓</b> pass', SIGNS["fail"]: '<b class="bad">✗</b> fail', SIGNS["not run"]: "○ not run"}
 
 
 @dataclasses.dataclass(frozen=True)
 class Figure:
-    """A drawing; `name` is its file name without ending, and `drawn` returns its file as `svg`, `png` or `pdf`."""
+    """A drawing; `name` is its file name without ending, and `drawn` returns its file as `svg`, `png` or `pdf`. `made` says in Markdown how
+    it was made, with links to what it shows."""
 
     name: str
     caption: str
     drawn: Callable[[str], bytes]
+    made: str = ""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -75,18 +77,23 @@ Block = str | Folded | Figure | Panels
 
 @dataclasses.dataclass(frozen=True)
 class Section:
-    """`blocks` are Markdown without HTML, and figures; `title` is text, and `anchor` the target of links within the page."""
+    """`blocks` are Markdown without HTML, and figures; `title` is text, and `anchor` the target of links within the page. A section with a
+    `summary`, which is text, is folded away under it."""
 
     title: str
     blocks: Sequence[Block]
     anchor: str
+    summary: str = ""
 
 
 @dataclasses.dataclass(frozen=True)
 class Document:
+    """`first` are figures of its sections that are also shown above them."""
+
     title: str
     lead: Sequence[str]
     sections: Sequence[Section]
+    first: Sequence[Figure] = ()
 
     @property
     def figures(self) -> list[Figure]:
@@ -118,7 +125,7 @@ def one_line(value: Any) -> str:
 
 def grid(columns: Sequence[str], rows: Sequence[Sequence[str]], summary: str = "") -> str | Folded:
     """Returns a table, its cells as Markdown; a cell that is a verdict (`pass`, `fail`, `not run`) gets its sign."""
-    cells = [[str(_SIGNS.get(cell, cell)).replace("|", "\\|").replace("\n", " ") for cell in line] for line in (columns, *rows)]
+    cells = [[str(SIGNS.get(cell, cell)).replace("|", "\\|").replace("\n", " ") for cell in line] for line in (columns, *rows)]
     return _folded(_templates().get_template("grid.md.j2").render(columns=cells[0], rows=cells[1:]), summary)
 
 

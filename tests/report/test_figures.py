@@ -10,6 +10,7 @@ import pytest
 from dpx.declaration import ConfigError
 from dpx.pages import pictures
 from dpx.pages.analysis_tables import Cells, Picture, Table
+from dpx.pages.page_document import Figure as Drawn
 from dpx.pages.read_runs import Run
 from dpx_papers.report import figures
 from dpx_papers.report.evidence import Evidence
@@ -26,7 +27,12 @@ def drawn(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Picture, dict[str, Tabl
     """The pictures that would be drawn, each with the tables that it reads."""
     asked: list[tuple[Picture, dict[str, Table]]] = []
     tables_of = lambda tables: {table.name: table for table in tables}  # noqa: E731
-    monkeypatch.setattr(pictures, "draw", lambda asks, tables: asked.extend((one, tables_of(tables)) for one in asks) or [])
+
+    def draw(asks: Sequence[Picture], tables: Sequence[Table]) -> list[Drawn]:
+        asked.extend((one, tables_of(tables)) for one in asks)
+        return [Drawn(one.name, one.caption, lambda _: b"") for one in asks]
+
+    monkeypatch.setattr(pictures, "draw", draw)
     return asked
 
 

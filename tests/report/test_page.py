@@ -52,7 +52,7 @@ def _report(home: Path) -> None:
 def test_page_asks_the_network_for_nothing(home: Path) -> None:
     text = (home / "page.html").read_text()
     assert not re.search(r"<(script|iframe|img (?!src=\"data:image/svg)|link(?! rel=\"icon\" href=\"data:))", text)
-    assert not re.search(r"(src|href)=\"(?!#|data:)", text) and "@import" not in text
+    assert not re.search(r"(src|href)=\"(?!#|data:|(results|published)\.csv)", text) and "@import" not in text
     assert not re.search(r"url\((?!#)", text)
 
 
@@ -171,3 +171,16 @@ def test_how_a_number_is_known_is_stated(home: Path) -> None:
     text = (home / "README.md").read_text()
     assert "| quantity | published | how we know |" in text and "| claim | what is found |" in text
     assert "printed in the text" in text and "stated without a number" in text and not re.search(r"\| mark \|", text)
+
+
+def test_a_page_begins_with_the_papers_figure_and_every_item_is_folded_and_says_where_its_figures_are_from(home: Path) -> None:
+    text, shown = (home / "README.md").read_text(), (home / "page.html").read_text()
+    first = text.index("(figures/anil-figure-3-ends.svg)")
+    assert first < text.index("## How to read this page") and text.index("(figures/anil-figure-3-ends.svg)", first + 1)
+    made = (
+        "[A7](#a7); `python -m dpx +experiment=laptop/anil_batch_sweep`; rows: [published.csv](published.csv), [results.csv](results.csv)."
+    )
+    assert made in text
+    assert shown.count('<details class="section">') == 1 + len(re.findall(r"^## A\d+\. ", text, re.MULTILINE)) == 14
+    (item,) = re.findall(r'<h2>A7\. [^<]*</h2>\n<details class="section"><summary>([^<]*)</summary>\s*<div id="a7">', shown)
+    assert item == "❌ fail, laptop: 3 claims, 2 figures"

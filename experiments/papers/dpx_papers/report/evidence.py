@@ -207,8 +207,8 @@ def drawn_tables(evidence: Evidence, experiment: str) -> dict[str, Table]:
         finals.append(knobs | {metric: _drawn(metric, value) for metric, value in run.finals.items()})
         curves += [knobs | {"step": step, metric: _drawn(metric, value)} for metric, curve in run.curves.items() for step, value in curve]
     own = [line for line in evidence.published if line.experiment == experiment and line.value and line.point.count("=") == 1]
-    points = [(*line.point.split("="), float(line.value)) for line in own]
-    published = [{key: _number(place), "value": value} for key, place, value in points]
+    places = [(line, *line.point.split("=")) for line in own]
+    published = [{key: _number(place), "value": float(line.value), "metric": line.metric} for line, key, place in places]
     tables = {"finals": finals, "curves": curves, "published": published}
     return {name: Table.from_rows(name, rows) for name, rows in tables.items() if rows}
 

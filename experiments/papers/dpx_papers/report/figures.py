@@ -1,8 +1,11 @@
 """The figures that an item and its analysis declare, on its page, with a panel for each size that ran."""
 
 import dataclasses
+import re
+import shlex
 import statistics
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import pandas as pd
@@ -10,16 +13,17 @@ import pandas as pd
 from dpx.config import build, recipes
 from dpx.pages import pictures
 from dpx.pages.analysis_tables import Arrows, Lines, Panel, Picture, Table
-from dpx.pages.page_document import Figure
+from dpx.pages.page_document import Figure, code
 from dpx_papers.analysis import EACH
 from dpx_papers.report import of_rows, shape
 from dpx_papers.report.analyses import Tables
 from dpx_papers.report.evidence import Evidence, drawn_tables
 from dpx_papers.report.paper import Figure as ItemFigure
 from dpx_papers.report.paper import Item, Paper
-from dpx_papers.report.sizes import FULL, LAPTOP, SIZES, SMALLER
+from dpx_papers.report.sizes import FULL, LAPTOP, PREFIX, SIZES, SMALLER
 
 _TITLES = {FULL: "ours, full scale", SMALLER: "full-scale recipe, made smaller", LAPTOP: "laptop: order only"}
+_ORDER_ONLY = " What is not printed is of a laptop: order only."
 
 
 def of_item(paper: Paper, item: Item, at: Mapping[str, Evidence], tables: Mapping[str, Tables]) -> list[Figure]:
@@ -35,12 +39,40 @@ def of_item(paper: Paper, item: Item, at: Mapping[str, Evidence], tables: Mappin
         # Of two sizes of an analysis, the first has the figure's name.
         suffix = "" if size == ran[0] else f"-{size}"
         drawn += [
-            Picture(one.name + suffix, one.caption, tuple(_at(panel, size) for panel in one.panels), one.columns)
+            Picture(
+                one.name + suffix,
+                f"{one.caption}{_ORDER_ONLY * (size == LAPTOP)}",
+                tuple(_at(panel, size) for panel in one.panels),
+                one.columns,
+            )
             for one in _declared(item, size, list(tables[size].values()))
         ]
     named = {_name(size, name): dataclasses.replace(table, name=_name(size, name)) for size in SIZES for name, table in known[size].items()}
     kept = [dataclasses.replace(one, panels=tuple(panel for panel in one.panels if _has_data(panel, named))) for one in drawn]
-    return pictures.draw([picture for picture in kept if picture.panels], list(named.values()))
+    shown = [picture for picture in kept if picture.panels]
+    told = [_made_by(item, at, picture) for picture in shown]
+    return [dataclasses.replace(one, made=words) for one, words in zip(pictures.draw(shown, list(named.values())), told, strict=True)]
+
+
+def _made_by(item: Item, at: Mapping[str, Evidence], picture: Picture) -> str:
+    """Returns, as Markdown, where a figure belongs, the commands that make what it shows, and links to its rows."""
+    named = dict.fromkeys(tuple(panel.table.split(": ", 1)) for panel in picture.panels)
+    sizes = dict.fromkeys(size for size, table in named if table.partition(" of ")[0] != "published")
+    commands = dict.fromkeys(shlex.join(("python", "-m", "dpx", *item.overrides_at(size))) for size in sizes if item.kind != "rows")
+    files = dict.fromkeys(name for size, table in named for name in _files(item, at[size].home, size, table.partition(" of ")[0]))
+    parts = [f"[{item.number}](#{item.number.lower()})", ", ".join(map(code, commands))]
+    rows = ", ".join(f"[{name}]({name})" for name in files)
+    return "; ".join(filter(None, (*parts, f"rows: {rows}" if rows else ""))) + "."
+
+
+def _files(item: Item, home: Path, size: str, table: str) -> list[str]:
+    """Returns the files, beside the page, that hold the rows of a table."""
+    if table in ("finals", "curves"):
+        return ["results.csv"]
+    if table in ("published", "rows"):
+        return ["published.csv" if table == "published" or not item.rows.endswith(".csv") else item.rows]
+    name = f"{PREFIX * (size == LAPTOP)}{item.experiment}"
+    return [f"analyses/{path.name}" for path in sorted((home / "analyses").glob("*.json")) if re.fullmatch(rf"{name}(-\w+)?", path.stem)]
 
 
 def _made(figure: ItemFigure, tables: Tables) -> Tables:

@@ -11,7 +11,7 @@ import pandas as pd
 from dpx.declaration import ConfigError, require
 from dpx.pages import read_runs
 from dpx.pages.analysis_tables import Table
-from dpx.pages.page_document import Block, Document, Section, code, escaped, grid, items
+from dpx.pages.page_document import SIGNS, Block, Document, Figure, Section, code, escaped, grid, items
 from dpx.pages.read_runs import Run
 from dpx_papers.report import analyses, figures, of_rows, privacy, rows, shape, stages
 from dpx_papers.report.evidence import Evidence, cell, mean_of_all
@@ -88,25 +88,34 @@ def document(paper: Paper, found: Evidence) -> Document:
     """Returns the page as data."""
     judged = {item.number: verdict(item, found) for item in paper.items}
     sections = [
+        _how_to_read(paper, found),
         *(Section(heading, [items(found.notes[key])], key) for key, heading in _HEADINGS.items() if key in found.notes),
         Section(f"All {len(paper.items)} items at a glance", [_glance(paper, judged, found)], "glance"),
         *([Section("How the recipes read the paper", [_readings(paper)], "readings")] if paper.readings else []),
         *(_section(paper, item, judged[item.number], found) for item in paper.items),
         Section("Every run", [_all_runs(paper, found)], "runs"),
     ]
-    return Document(f"{paper.title}: published beside ours", _lead(paper, list(judged.values()), found), sections)
+    drawn = {block.name: block for section in sections for block in section.blocks if isinstance(block, Figure)}
+    first = [drawn[name] for name in paper.first if name in drawn]
+    return Document(f"{paper.title}: published beside ours", [_lead(paper, list(judged.values()), found)], sections, first)
 
 
-def _lead(paper: Paper, judged: Sequence[Verdict], found: Evidence) -> list[str]:
+def _lead(paper: Paper, judged: Sequence[Verdict], found: Evidence) -> str:
     count = {state: sum(one.state == state for one in judged) for state in (shape.PASS, shape.FAIL, shape.NOT_RUN, shape.ARITHMETIC)}
-    trained = [run for run in found.runs if _is_shown(run, paper)]
-    commits, corpora = (sorted({run.facts[key] for run in trained if key in run.facts}) for key in ("commit", "corpus"))
-    made = f" Commits of the runs: {', '.join(map(code, commits))}." if commits else ""
-    text = f" Their text, with the checksum of the prepared rows: {'; '.join(map(escaped, corpora))}." if corpora else ""
+    trained = sum(_is_shown(run, paper) for run in found.runs)
     command = f"`python -m dpx job=report report.paper={found.home.name}`"
     states = ", ".join(f"{number} {state}" for state, number in count.items() if number or state != shape.ARITHMETIC)
-    lead = f"Verdicts: {states}. Made by {command} from {len(trained)} training runs and the tables in this folder.{made}{text}"
-    return [lead, _COLUMNS, _COUNTED]
+    return f"Verdicts: {states}. Made by {command} from {trained} training runs and the tables in this folder."
+
+
+def _how_to_read(paper: Paper, found: Evidence) -> Section:
+    trained = [run for run in found.runs if _is_shown(run, paper)]
+    commits, corpora = (sorted({run.facts[key] for run in trained if key in run.facts}) for key in ("commit", "corpus"))
+    made = [f"Commits of the runs: {', '.join(map(code, commits))}."] if commits else []
+    text = [f"Their text, with the checksum of the prepared rows: {'; '.join(map(escaped, corpora))}."] if corpora else []
+    return Section(
+        "How to read this page", [_COLUMNS, _COUNTED, *made, *text], "reading", "columns, sizes, verdicts, and what the runs are of"
+    )
 
 
 def _readings(paper: Paper) -> Block:
@@ -171,9 +180,10 @@ def _section(paper: Paper, item: Item, judged: Verdict, found: Evidence) -> Sect
     at = {size: found.at(size) for size in SIZES}
     own = {size: [run for run in at[size].runs if run.experiment == item.experiment and _is_shown(run, paper)] for size in SIZES}
     tables = {size: _shown_tables(item, at[size]) for size in SIZES}
+    at_sizes = verdicts(item, found)
     blocks: list[Block] = [
         _commands(item) + f" Passes if: {item.passes}." * bool(item.passes),
-        _claims(item, judged, verdicts(item, found)),
+        _claims(item, judged, at_sizes),
         *found.notes.get(item.number, ()),
         *_readings_of(paper, item),
         *figures.of_item(paper, item, at, tables),
@@ -187,7 +197,15 @@ def _section(paper: Paper, item: Item, judged: Verdict, found: Evidence) -> Sect
         blocks += [f"Runs made smaller by their command: {escaped('; '.join(told))}."] if told else []
         blocks += [*([_points(alone, paper, size)] if alone else []), *(stages.tables(whole) if whole else [])]
         blocks += _norms(runs, item.norms)
-    return Section(f"{item.number}. {item.title}", [*blocks, *_privacy(item, own)], item.number.lower())
+    blocks += _privacy(item, own)
+    return Section(f"{item.number}. {item.title}", blocks, item.number.lower(), _in_short(judged, list(at_sizes), blocks))
+
+
+def _in_short(judged: Verdict, sizes: Sequence[str], blocks: Sequence[Block]) -> str:
+    """Returns the verdict of an item and how much there is below it, as text."""
+    counts = {"claim": len(judged.parts), "figure": sum(isinstance(block, Figure) for block in blocks)}
+    words = ", ".join(f"{count} {name}{'s' * (count != 1)}" for name, count in counts.items() if count)
+    return f"{SIGNS.get(judged.state, judged.state)}{f', {sizes[0]}' if sizes else ''}: {words}"
 
 
 def _readings_of(paper: Paper, item: Item) -> list[Block]:

@@ -118,8 +118,8 @@ class Item:
 class Paper:
     """`headline` is the column that a finished training run has; `columns` of the table of runs by point, with their headings.
     `readings` say what recipes take where the paper leaves a setting open. `drops` are patterns of metrics that results.csv does not
-    keep. Each of `collects` is called with the folder of runs and that of the paper, writes what else its analyses read, and returns a
-    line on each run that it left out."""
+    keep. `first` are the names of the figures that the page begins with. Each of `collects` is called with the folder of runs and that of
+    the paper, writes what else its analyses read, and returns a line on each run that it left out."""
 
     title: str
     items: Sequence[Item]
@@ -127,6 +127,7 @@ class Paper:
     columns: Mapping[str, str]
     readings: Sequence[Reading] = ()
     drops: Sequence[str] = ()
+    first: Sequence[str] = ()
     collects: Sequence[Any] = ()
 
     def __post_init__(self) -> None:
