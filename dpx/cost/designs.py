@@ -84,12 +84,14 @@ NODES_A_DECADE = 2
 class Calibration:
     """Noise-batch ratios at one (epsilon, delta). An `epsilon` of inf means no noise: a ratio of 0 by the branch "none".
 
-    `coarse` is the width of the grid on which a chosen configuration is solved, as in `dpx.privacy.solve.solve`.
+    `coarse` is the width of the grid on which a chosen configuration is solved, as in `dpx.privacy.solve.solve`. With `poisson_alone` the
+    ratios are those of Poisson sampling, although fixed batches may need less noise.
     """
 
     epsilon: float | int
     delta: float
     coarse: float | None = None
+    poisson_alone: bool = False
 
     def __post_init__(self) -> None:
         require(
@@ -110,7 +112,7 @@ class Calibration:
         poisson = np.full(n.shape, np.nan)
         poisson[is_possible] = self._poisson(q[is_possible], t[is_possible])
         uses = np.ceil(t * b / n * (1 - 1e-12))
-        fixed = np.sqrt(uses) / closed_form.mu(self.epsilon, self.delta)
+        fixed = np.full(n.shape, np.inf) if self.poisson_alone else np.sqrt(uses) / closed_form.mu(self.epsilon, self.delta)
         return np.where(is_possible, np.minimum(poisson, fixed) / b, np.nan), is_possible & (fixed < poisson)
 
     def exact(self, size: float | int, batch_size: float | int, steps: int) -> NoiseBatchRatio:

@@ -271,11 +271,13 @@ class Found:
 
 @dataclasses.dataclass(frozen=True)
 class Surface(GridLosses):
-    """Smooth losses at the nodes of a grid; `measured_steps` is the last step that was run, `tokens` the length of an example."""
+    """Smooth losses at the nodes of a grid; `measured_steps` is the last step that was run, `tokens` the length of an example. `is_log`
+    interpolates logarithms of losses."""
 
     measured_steps: float
     batch_size: float
     tokens: float
+    is_log: bool = dataclasses.field(default=False, kw_only=True)
 
     def at(self, parameters: Real, steps: Real, ratio: Real) -> Found:
         """Returns the losses at models (parameters), steps and noise-batch ratios, broadcast against one another.
@@ -297,7 +299,9 @@ class Surface(GridLosses):
             is_outside |= (values < nodes[0] * (1 - 1e-9)) | (values > nodes[-1] * (1 + 1e-9)) | ~np.isfinite(values)
         is_below = np.asarray(r < self.ratios_R[0] * (1 - 1e-9))
         held = np.asarray(np.clip(r, self.ratios_R[0], self.ratios_R[-1]))
-        loss = _interpolated([self.parameters_M, self.ratios_R, self.steps_T], self.losses_MRT, [m, held, t], np.asarray(~is_outside))
+        nodes, losses = [self.parameters_M, self.ratios_R, self.steps_T], np.log(self.losses_MRT) if self.is_log else self.losses_MRT
+        loss = _interpolated(nodes, losses, [m, held, t], np.asarray(~is_outside))
+        loss = np.exp(loss) if self.is_log else loss
         is_extrapolated = ~is_outside & (t > self.measured_steps * (1 + 1e-9))
         return Found(*map(np.asarray, (loss, is_outside, is_extrapolated, is_below & ~is_outside)))
 

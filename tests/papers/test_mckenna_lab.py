@@ -173,7 +173,7 @@ def test_the_optimum_is_below_fixed_settings_unless_a_model_between_its_candidat
 
 # Figure 6
 def test_curves_are_u_shaped_and_steepest_in_the_batch(tmp_path):
-    given = {"lab": lab(table(tmp_path)), "epsilons": [1, 4, 16], "times": [0.1, 1, 10]}
+    given = {"lab": lab(table(tmp_path)), "epsilons": [1, 4, 16], "times": [0.1, 1, 10], "times_of_compute": [0.1, 1, 10]}
     assert states(answered(declared("mckenna_fig6_full_grid", fig6_full_grid.mckenna_fig6_full_grid, **given))) == ["pass"] * 4
     rows = [("size", 1.0, axis, float(place), 5.0 - place) for axis in fig6_full_grid.AXES for place in range(6)]
     rows += [("size", 2.0, "model", float(place), 9.0 * place) for place in range(6)]

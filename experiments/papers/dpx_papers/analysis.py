@@ -13,7 +13,7 @@ from typing import Annotated, Any, ClassVar, NamedTuple
 
 from dpx.config.instantiate import make
 from dpx.config.node import unknown_key
-from dpx.declaration import declaration
+from dpx.declaration import declaration, require
 from dpx.packages import require_extra
 from dpx.pages.analysis_tables import Picture, Table
 from dpx_papers.report.shape import verdict_table
@@ -41,15 +41,21 @@ class Analysis:
     Attributes:
         tables: Title and notes of each table, where {name} is replaced by a value of the analysis.
         figures: Name, caption and panels of each figure; a panel has the keys of dpx.pages.analysis_tables.
+        measurements: What the lab of the analysis reads in place of its own measurements.
     """
 
     tables: Mapping[str, Mapping[str, Any]] = dataclasses.field(default_factory=dict)
     figures: Sequence[Mapping[str, Any]] = ()
+    measurements: str | None = None
     function: ClassVar[Callable[..., Made]]
     check: ClassVar[Callable[[Any], None]]
     named_inputs: ClassVar[Sequence[str]]
 
     def __post_init__(self) -> None:
+        if self.measurements is not None:
+            own = self.given.get("lab")
+            require(own is not None, f"analysis.measurements={self.measurements}", "this analysis reads no measurements", "Leave it out")
+            object.__setattr__(self, "lab", dataclasses.replace(own, measurements=self.measurements))
         self.check(self)
         for node, known in (*((one, ("title", "notes")) for one in self.tables.values()), *((one, _FIGURE) for one in self.figures)):
             for key in node.keys() - set(known):
@@ -61,7 +67,7 @@ class Analysis:
     def given(self) -> dict[str, Any]:
         """The values that the function takes."""
         names = (field.name for field in dataclasses.fields(self))
-        return {name: getattr(self, name) for name in names if name not in ("tables", "figures")}
+        return {name: getattr(self, name) for name in names if name not in ("tables", "figures", "measurements")}
 
     def __call__(self) -> list[Table]:
         require_extra("an analysis of a paper", "papers")

@@ -27,7 +27,7 @@ def mckenna_allocation(lab: Lab, sizes: Sequence[float | int] | None) -> Made:
         sizes: Protected records; null takes the lab's.
     """
     fitted = lab.fitted()
-    curve = optima(fitted.surface, lab.ratio, sizes or lab.sizes, lab.epsilons, lab.computes_of())
+    curve = optima(fitted.surface, lab.ratio, sizes or lab.sizes, lab.epsilons, lab.computes_of(), lab.near)
     curve["rule"] = [by_the_rule(compute) for compute in curve["compute"]]
     models = float(fitted.surface.parameters_M[0]), float(fitted.surface.parameters_M[-1])
     rows = curve.rename(columns={"parameters": "model"})[COLUMNS]

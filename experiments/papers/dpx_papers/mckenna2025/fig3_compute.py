@@ -23,7 +23,7 @@ def mckenna_fig3ab_compute(lab: Lab, epsilons: Sequence[float | int]) -> Made:
         epsilons: The two epsilons.
     """
     fitted = lab.fitted()
-    points = optima(fitted.surface, lab.ratio, lab.sizes, epsilons, lab.computes_of())
+    points = optima(fitted.surface, lab.ratio, lab.sizes, epsilons, lab.computes_of(), lab.near)
     knees, near = knees_of(points), f"{NEAR:.0%} of the loss at the largest compute"
     rows = points[["size", "epsilon", "compute", "loss", "smallest_model", "marks"]]
     return {"loss_by_compute": Noted(rows, fitted.notes), "knees": Noted(knees, title=near), "verdicts": judged(knees)}
@@ -64,7 +64,7 @@ def mckenna_fig3c_token_ratio(lab: Lab, size: float | int | None, epsilons: Sequ
         epsilons: Epsilons.
     """
     fitted = lab.fitted()
-    points = optima(fitted.surface, lab.ratio, [size or lab.size], epsilons, lab.computes_of())
+    points = optima(fitted.surface, lab.ratio, [size or lab.size], epsilons, lab.computes_of(), lab.near)
     slopes = slopes_of(points)
     rows = points[["epsilon", "compute", "tokens_per_parameter", "smallest_token_ratio", "loss", "marks"]]
     lines = [{"epsilon": epsilon} | vars(slope) for epsilon, slope in slopes.items()]

@@ -15,19 +15,23 @@ AXES = ("steps", "model", "batch_size")
 
 
 @of_positive
-def mckenna_fig6_full_grid(lab: Lab, epsilons: Sequence[float | int], times: Sequence[float | int]) -> Made:
+def mckenna_fig6_full_grid(
+    lab: Lab, epsilons: Sequence[float | int], times: Sequence[float | int], times_of_compute: Sequence[float | int]
+) -> Made:
     """Computes rows of panels that vary epsilon, data or compute; the other two keep the lab's values.
 
     Attributes:
         lab: The measurements and the budgets.
         epsilons: Epsilons of the first row.
-        times: Factors of data and compute of the other rows.
+        times: Factors of the lab's data in the second row.
+        times_of_compute: Factors of its compute in the third.
     """
     import pandas as pd
 
     fitted, parts = lab.fitted(), []
     own = {"epsilon": lab.epsilon, "size": lab.size, "compute": lab.compute}
-    varied = {"epsilon": epsilons} | {name: [one * own[name] for one in times] for name in ("size", "compute")}
+    varied = {"epsilon": epsilons} | {"size": [one * own["size"] for one in times]}
+    varied |= {"compute": [one * own["compute"] for one in times_of_compute]}
     for name, value in ((name, value) for name, values in varied.items() for value in values):
         at = own | {name: value}
         asked = candidates(fitted.surface, lab.ratio(at["epsilon"]), compute=at["compute"], size=at["size"])

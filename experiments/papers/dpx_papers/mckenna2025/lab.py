@@ -4,15 +4,16 @@
 import dataclasses
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
-from dpx.cost.designs import Ratio
+from dpx.cost.designs import NEAR, Ratio
 from dpx.cost.measured_runs import Measurements, load
 from dpx.cost.surface import Choice, Grid, Surface, grid_of, surface_of
 from dpx.declaration import declaration, require
 from dpx_papers.analysis import analysis
+from dpx_papers.mckenna2025 import authors
 
 
 def require_positive(given: Mapping[str, Any], place: str, may_be_zero: Sequence[str] = ()) -> None:
@@ -62,10 +63,11 @@ class Lab:
     `size`, `epsilon` and `compute` are the fixed values where one of the others varies.
 
     Attributes:
-        measurements: A CSV table (dpx.cost.measured_runs), or a folder of runs.
+        measurements: A CSV table (dpx.cost.measured_runs, or the authors' results.csv), or a folder of runs.
         match: Beginning of the names of the runs that are read.
         made_by: Recipe that makes the runs.
-        choice: How one loss is chosen among runs that differ in the learning rate only.
+        by: Whose choices make losses a surface and optima: those of the text, or of the authors' code (dpx_papers.mckenna2025.authors).
+        choice: How one loss is chosen among runs that differ in the learning rate only, by the text.
         reach: Up to how many times the measured steps to extrapolate.
         delta: Delta of epsilon.
         size: Protected records.
@@ -76,6 +78,7 @@ class Lab:
         lowest_compute: Least FLOPs on the axes of figures.
         highest_compute: Most FLOPs on the axes of figures.
         computes: Number of points between them.
+        axes: Values of single figures, by name.
         baselines: Fixed settings with which the optimum is compared.
         steps_above: Parametric fits leave out records up to this step.
         ratio_above: Parametric fits leave out records up to this noise-batch ratio.
@@ -85,6 +88,7 @@ class Lab:
     measurements: str | None
     match: str
     made_by: str
+    by: Literal["text", "authors"]
     choice: Choice
     reach: float | int
     delta: float
@@ -96,6 +100,7 @@ class Lab:
     lowest_compute: float | int
     highest_compute: float | int
     computes: int
+    axes: Mapping[str, Sequence[float | int]]
     baselines: Sequence[Baseline]
     steps_above: float | int
     ratio_above: float | int
@@ -128,21 +133,30 @@ class Lab:
         require(self.is_measured, "analysis.lab.measurements", "no losses to fit", make)
         assert self.measurements is not None
         require(Path(self.measurements).exists(), f"analysis.lab.measurements={self.measurements}", "is not there", make)
-        return load(self.measurements, self.match)
+        path = Path(self.measurements)
+        return (authors.read(path), []) if authors.is_table(path) else load(path, self.match)
 
     def fitted(self) -> "Fitted":
         """Returns the measurements, the grid chosen from them, and the surface through it."""
         measured, left_out = self.measured()
         grid = grid_of(measured, self.choice)
         batch_size, tokens = float(measured.batch_size[0]), float(measured.sequence_length[0])
-        surface = surface_of(grid, batch_size, tokens, reach=self.reach)
-        return Fitted(measured, grid, surface, (*left_out, *grid.left_out))
+        if self.by == "authors":
+            surface = authors.surface(measured, self.reach)
+        else:
+            surface = surface_of(grid, batch_size, tokens, reach=self.reach)
+        return Fitted(measured, grid, surface, (*left_out, *grid.left_out), self.by)
 
     def ratio(self, epsilon: float | int) -> Ratio:
-        """Returns noise-batch ratios of (epsilon, delta): the smaller of Poisson sampling and fixed batches."""
+        """Returns noise-batch ratios of (epsilon, delta): the smaller of Poisson sampling and fixed batches, by the authors the former."""
         from dpx.cost.designs import Calibration
 
-        return Calibration(epsilon, self.delta).ratio
+        return Calibration(epsilon, self.delta, poisson_alone=self.by == "authors").ratio
+
+    @property
+    def near(self) -> float:
+        """How far above the least loss, as a share, a configuration is near it."""
+        return 0.02 if self.by == "authors" else NEAR
 
     def computes_of(self) -> np.ndarray:
         """Returns computes from the lowest to the highest, evenly spaced on a log scale."""
@@ -157,6 +171,7 @@ class Fitted:
     grid: Grid
     surface: Surface
     left_out: tuple[str, ...]
+    by: str = "text"
 
     @property
     def notes(self) -> tuple[str, ...]:
@@ -166,4 +181,4 @@ class Fitted:
         without = [f"{len(grid.noiseless.names)} models without noise too"] if grid.noiseless else []
         missing = [f"{len(self.left_out)} runs or cells left out of the grid"] if self.left_out else []
         first = f"losses of {size}, at a batch of {self.surface.batch_size:,.0f}; no model was trained to an epsilon named here"
-        return (first, *without, *missing)
+        return (first, *without, *missing, f"by the choices of the {'text' if self.by == 'text' else 'authors, analysis.lab.by=authors'}")

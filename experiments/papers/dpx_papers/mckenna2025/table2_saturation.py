@@ -37,7 +37,7 @@ def mckenna_table2_saturation(lab: Lab, sizes: Sequence[float | int] | None, eps
     if not lab.is_measured:
         return {"printed": printed}
     fitted = lab.fitted()
-    rows = saturated(optima(fitted.surface, lab.ratio, sizes or lab.sizes, epsilons, lab.computes_of()))
+    rows = saturated(optima(fitted.surface, lab.ratio, sizes or lab.sizes, epsilons, lab.computes_of()), of_best=lab.by == "authors")
     verdict = judged(rows[rows["is_flat"]])
     falling = "still falling at the largest compute"
     pairs = zip(rows["marks"], rows["is_flat"], strict=True)
@@ -46,14 +46,14 @@ def mckenna_table2_saturation(lab: Lab, sizes: Sequence[float | int] | None, eps
     return {"printed": printed, "saturation": Noted(shown, fitted.notes), "verdicts": verdict}
 
 
-def saturated(points: Any) -> Any:
+def saturated(points: Any, of_best: bool = False) -> Any:
     """Returns the optimum at each curve's saturating compute, and whether the curve ends flat; else it is at the grid's end."""
     import pandas as pd
 
     kept = []
     for _, curve in points.groupby(["size", "epsilon"], sort=False):
         computes, losses = (curve[name].to_numpy(float) for name in ("compute", "loss"))
-        own = curve[computes == saturating_compute(computes, losses)]
+        own = curve[computes == saturating_compute(computes, losses, of_best=of_best)]
         kept.append(own.assign(is_flat=ends_flat(computes, losses)))
     return pd.concat(kept) if kept else points.assign(is_flat=False)
 

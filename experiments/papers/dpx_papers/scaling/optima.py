@@ -51,10 +51,12 @@ class Optimum:
         return any(mark in ends for mark in self.marks)
 
 
-def optimum(surface: Surface, ratio: Ratio, *, size: float | int, epsilon: float | int, compute: float) -> Optimum | None:
+def optimum(
+    surface: Surface, ratio: Ratio, *, size: float | int, epsilon: float | int, compute: float, near: float = NEAR
+) -> Optimum | None:
     """Returns the optimum of one budget, or `None` if no configuration of it is inside the grid.
 
-    `ratio` is that of `epsilon`.
+    `ratio` is that of `epsilon`; what is within `near` of the least loss, as a share, has the ends.
 
     Without noise the batch is the measured one, since the effect of the batch alone on the loss was not measured.
     """
@@ -63,7 +65,7 @@ def optimum(surface: Surface, ratio: Ratio, *, size: float | int, epsilon: float
     asked = candidates(surface, ratio, compute=compute, size=size, batch_sizes=batch_sizes)
     if not np.isfinite(asked.loss).any():
         return None
-    place, near = asked.best, asked.near()
+    place, within = asked.best, asked.near(near)
     tokens = asked.batch_size * asked.steps * surface.tokens / asked.parameters
     marks = asked.at_edge(surface, place)
     spacing = (surface.parameters_M[-1] / surface.parameters_M[0]) ** (1 / (MODELS - 1))
@@ -77,14 +79,14 @@ def optimum(surface: Surface, ratio: Ratio, *, size: float | int, epsilon: float
         epsilon,
         float(compute),
         loss=float(asked.loss[place]),
-        smallest_model=float(asked.parameters[near].min()),
-        smallest_token_ratio=float(tokens[near].min()),
-        largest_model=float(asked.parameters[near].max()),
-        largest_token_ratio=float(tokens[near].max()),
-        smallest_batch_size=float(asked.batch_size[near].min()),
-        largest_batch_size=float(asked.batch_size[near].max()),
-        fewest_steps=float(asked.steps[near].min()),
-        most_steps=float(asked.steps[near].max()),
+        smallest_model=float(asked.parameters[within].min()),
+        smallest_token_ratio=float(tokens[within].min()),
+        largest_model=float(asked.parameters[within].max()),
+        largest_token_ratio=float(tokens[within].max()),
+        smallest_batch_size=float(asked.batch_size[within].min()),
+        largest_batch_size=float(asked.batch_size[within].max()),
+        fewest_steps=float(asked.steps[within].min()),
+        most_steps=float(asked.steps[within].max()),
         parameters=float(asked.parameters[place]),
         batch_size=float(asked.batch_size[place]),
         steps=float(asked.steps[place]),
@@ -101,6 +103,7 @@ def optima(
     sizes: Iterable[float | int],
     epsilons: Iterable[float | int],
     computes: Iterable[float],
+    near: float = NEAR,
 ) -> Any:
     """Returns the optimum at every (size, epsilon, compute) that has one, in this order: rows whose columns are the fields of `Optimum`,
     with its marks as text, and `is_censored`.
@@ -109,7 +112,7 @@ def optima(
     """
     kept = [epsilon for epsilon in epsilons if np.isfinite(epsilon) or surface.noiseless is not None]
     each = (
-        optimum(surface, ratio_of(epsilon), size=size, epsilon=epsilon, compute=compute)
+        optimum(surface, ratio_of(epsilon), size=size, epsilon=epsilon, compute=compute, near=near)
         for size, epsilon, compute in itertools.product(sizes, kept, list(computes))
     )
     rows = [vars(one) | {"marks": "; ".join(one.marks), "is_censored": one.is_censored} for one in each if one is not None]
@@ -118,14 +121,16 @@ def optima(
     return frame(rows, columns=columns, dtype=object).astype({"is_censored": bool})
 
 
-def saturating_compute(computes: np.ndarray, losses: np.ndarray, tolerance: float = NEAR) -> float:
-    """Returns the least compute whose loss is within `tolerance` of the loss at the largest compute that has one.
+def saturating_compute(computes: np.ndarray, losses: np.ndarray, tolerance: float = NEAR, *, of_best: bool = False) -> float:
+    """Returns the least compute whose loss is within `tolerance` of the loss at the largest compute that has one, or `of_best` of the least
+    loss.
 
-    Table 2 gives such a compute, but its rule is not stated.
+    Table 2 gives such a compute, but the text does not state its rule; the authors' code takes the least loss.
     """
     known = np.isfinite(losses)
     require(bool(known.any()), "losses", "the loss is not known at any of these values", "Ask for compute inside the grid")
-    return float(computes[known][np.argmax(losses[known] <= (1 + tolerance) * losses[known][-1])])
+    limit = losses[known].min() if of_best else losses[known][-1]
+    return float(computes[known][np.argmax(losses[known] <= (1 + tolerance) * limit)])
 
 
 def ends_flat(computes: np.ndarray, losses: np.ndarray) -> bool:
