@@ -53,7 +53,7 @@ class Analysis:
 
     def __post_init__(self) -> None:
         if self.measurements is not None:
-            own = self.given.get("lab")
+            own: Any = self.given.get("lab")
             require(own is not None, f"analysis.measurements={self.measurements}", "this analysis reads no measurements", "Leave it out")
             object.__setattr__(self, "lab", dataclasses.replace(own, measurements=self.measurements))
         self.check(self)
