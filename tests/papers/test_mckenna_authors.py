@@ -112,7 +112,8 @@ def test_the_optimum_of_the_option_is_the_known_one(tmp_path: Path) -> None:
         known = np.where(np.isfinite(asked.loss), truth(asked.parameters, asked.steps, np.maximum(asked.ratio, RATIOS[1])), np.inf)
         best = int(np.argmin(known))
         assert found.loss == pytest.approx(known[best], rel=0.02)
-        assert abs(np.log(found.parameters / asked.parameters[best])) < 0.5 and abs(np.log(found.batch_size / asked.batch_size[best])) < 0.75
+        apart = [np.log(found.parameters / asked.parameters[best]), np.log(found.batch_size / asked.batch_size[best])]
+        assert abs(apart[0]) < 0.5 and abs(apart[1]) < 0.75
         assert found.smallest_model <= asked.parameters[best] <= found.largest_model
 
 
