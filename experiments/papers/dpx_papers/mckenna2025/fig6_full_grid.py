@@ -16,7 +16,7 @@ AXES = ("steps", "model", "batch_size")
 
 @of_positive
 def mckenna_fig6_full_grid(
-    lab: Lab, epsilons: Sequence[float | int], times: Sequence[float | int], times_of_compute: Sequence[float | int]
+    lab: Lab, epsilons: Sequence[float | int], times: Sequence[float | int], times_of_compute: Sequence[float | int] = (0.1, 1, 10)
 ) -> Made:
     """Computes rows of panels that vary epsilon, data or compute; the other two keep the lab's values.
 
