@@ -211,8 +211,8 @@ class Data:
         pairs: Whether a row holds two segments: of the same document, of two documents, or none.
         short_sequence_rate: Share of the rows that are cut shorter at random, as BERT's generator does.
         cuts: Rows of each protected document, each from a random sentence on; null cuts the whole text once.
-        repeats: Rows of each passage of the protected text, whose segments are paired and trimmed anew, as BERT's generator does; masks are
-            drawn anew at every step.
+        repeats: Rows of each passage of the protected text. Segments are paired and trimmed again for each row, as BERT's generator does;
+            masks are drawn again at every step.
         public_fraction: Share of the units that are public; vocabularies are fitted on them.
         heldout_fraction: Share of the units that are held out for evaluation.
         heldout_by: How the held-out units are chosen: by the hash, or as the first in the order of the files.
@@ -281,7 +281,7 @@ class Data:
         require(
             self.repeats == 1 or (self.repeats > 1 and self.cuts is None and not self.labels and isinstance(self.source, _RunningText)),
             f"data.repeats={self.repeats}",
-            "is not how often the passages of running text are cut into rows, or stands beside data.cuts",
+            "is not how often the passages of running text are cut into rows, or is given together with data.cuts",
             "Use 1 or more with running text and data.cuts=null",
         )
         require(

@@ -70,7 +70,7 @@ def draw(pictures: Sequence[Picture], tables: Sequence[Table]) -> list[Figure]:
 def _shape(picture: Picture) -> tuple[int, int]:
     """Returns how many lines and columns of panels there are."""
     count = len(picture.panels)
-    columns = min(count, picture.columns or (2 if count == 4 else 3))
+    columns = max(1, min(count, picture.columns or (2 if count == 4 else 3)))
     return -(-count // columns), columns
 
 

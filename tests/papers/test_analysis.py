@@ -42,7 +42,7 @@ def figure(**panel: Any) -> dict[str, Any]:
 def test_its_keys_are_the_parameters_of_its_function_with_their_types_meanings_and_defaults() -> None:
     node = {"_target_": f"{__name__}.doubling", "values": [1], "source": "a.csv"}
     assert is_declaration(doubling) and reference.attributes(doubling)["factor"] == "By what."
-    assert {field.name for field in reference.settable(doubling)} == {"values", "source", "factor", "tables", "figures"}
+    assert {field.name for field in reference.settable(doubling)} == {"values", "source", "factor", "tables", "figures", "measurements"}
     made = instantiate._construct(doubling, {key: value for key, value in node.items() if key != "_target_"}, "analysis")
     assert (made.given["factor"], made.inputs()) == (2.0, [Path("a.csv")])
     for wrong, message in (({"valus": [1]}, "analysis.valus"), ({"values": "a"}, "analysis.values"), ({"factor": 0}, "must be positive")):
