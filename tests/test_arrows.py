@@ -1,8 +1,11 @@
 """Who may import whom: read from the source, imports inside functions included."""
 
 import ast
+import builtins
+import dis
 import functools
 import re
+import types
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -126,6 +129,28 @@ def test_no_analysis_needs_the_tables_of_pages_to_be_planned():
 def test_no_files_import_each_other_in_a_circle():
     circles = sorted(name for name in arrows() if name in _reached(name))
     assert not circles, circles
+
+
+def _codes(code: types.CodeType) -> Iterator[types.CodeType]:
+    yield code
+    for one in code.co_consts:
+        if isinstance(one, types.CodeType):
+            yield from _codes(one)
+
+
+def test_a_module_has_every_name_that_its_functions_read_from_it():
+    """Ruff cannot say so: it would read the shapes of arrays in annotations as names."""
+    missing = []
+    for name, path in modules().items():
+        read, given = dict[str, str](), {*dir(builtins), "__file__", "__name__", "__spec__", "__path__", "__package__"}
+        for code in _codes(compile(path.read_text(), str(path), "exec")):
+            for step in dis.get_instructions(code):
+                if step.opname in ("STORE_NAME", "STORE_GLOBAL"):
+                    given.add(step.argval)
+                elif step.opname == "LOAD_GLOBAL":
+                    read.setdefault(step.argval, code.co_qualname)
+        missing += [f"{name}.{place}: {one}" for one, place in read.items() if one not in given]
+    assert missing == []
 
 
 def test_the_page_names_files_and_functions_that_exist():

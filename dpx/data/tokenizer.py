@@ -286,7 +286,7 @@ def files_of(path: Path) -> dict[str, Path]:
 def token_count(path: Path) -> int:
     """Returns how many tokens a file of tokens or a checkpoint's tokenizer has, whatever the weights beside it."""
     files = _of_checkpoint(path)
-    return len(read(path, 1 << 31) if files is None else _loaded(*files).vocabulary)
+    return len(read_tokens(path, 1 << 31) if files is None else _loaded(*files).vocabulary)
 
 
 def vocabulary_checksum(folder: Path) -> str:

@@ -3,7 +3,7 @@ from pathlib import Path
 import pytest
 
 from dpx.data.declared_data import Vocabulary
-from dpx.data.tokenizer import SPECIAL_TOKENS, fit, read_tokens, special_ids, tokenizer_of
+from dpx.data.tokenizer import SPECIAL_TOKENS, fit, read_tokens, special_ids, token_count, tokenizer_of
 from dpx.declaration import ConfigError
 
 from .corpora import SHARED_DATA, text
@@ -69,3 +69,8 @@ def test_the_floor_on_sizes_is_for_a_vocabulary_that_is_fitted() -> None:
         Vocabulary(size=25)
     with pytest.raises(ConfigError, match="data.vocabulary.size=0"):
         Vocabulary(size=0, path="checkpoint")
+
+
+def test_the_tokens_of_a_plain_file_are_counted(tmp_path: Path):
+    (tmp_path / "vocab.txt").write_text("\n".join([*SPECIAL_TOKENS, "a", "b"]) + "\n")
+    assert token_count(tmp_path / "vocab.txt") == len(SPECIAL_TOKENS) + 2
