@@ -235,6 +235,10 @@ def explain(
     return Explanation(experiment.name, _in_short(statement), tuple(words), tuple(tables))
 
 
+def _in_which_neighbours_differ(statement: RunStatement) -> str:
+    return rows_in_words("row", statement.rows_per_unit_max) if statement.unit == "row" else statement.unit
+
+
 def _in_short(statement: RunStatement) -> str:
     """Returns the guarantee in two sentences."""
     if statement.guarantee == "none":
@@ -242,10 +246,11 @@ def _in_short(statement: RunStatement) -> str:
     epsilon, neighbour = _stated_epsilon(statement, statement.accountant), NEIGHBOURS[statement.adjacency].partition(";")[0]
     by = outside_code.sentences(outside_code.packages_of_guarantee(statement.guarantee) or ())
     held = f"Guarantee: none of dpx's own: {by[0]}. If it is right, epsilon is" if by else "Guarantee: epsilon"
-    one = f"one {statement.unit} of the training text"
-    likely = f"{_factor(epsilon)} times as likely with this text as {neighbour.format(unit=statement.unit, drawn=statement.unit)}"
+    unit = _in_which_neighbours_differ(statement)
+    likely = f"{_factor(epsilon)} times as likely with this text as {neighbour.format(unit=unit, drawn=statement.unit)}"
+    told = f"{figure(epsilon)} ({statement.accountant}) at delta {statement.delta:.3g}"
     return (
-        f"{held} {figure(epsilon)} ({statement.accountant}) at delta {statement.delta:.3g} for {one}. Whatever is in release/ is at most "
+        f"{held} {told} for one {unit} of the training text. Whatever is in release/ is at most "
         f"{likely}, except with a probability of at most delta."
     )
 
@@ -259,7 +264,7 @@ def _promise(statement: RunStatement, drawn: str, clip: str, mechanism: Mechanis
     batch = statement.sampler["expected_batch_size"]["largest"]
     epsilon = _stated_epsilon(statement, own)
     unit = rows_in_words(statement.unit, statement.rows_per_unit_max)
-    neighbour = NEIGHBOURS[statement.adjacency].format(unit=statement.unit, drawn=drawn)
+    neighbour = NEIGHBOURS[statement.adjacency].format(unit=_in_which_neighbours_differ(statement), drawn=drawn)
     is_text = statement.adjacency == "zero_out_text"
     lines = [f"What is protected: {f'the text of one {unit}, not its label' if is_text else f'one {unit} of the training text'}."]
     if statement.guarantee == "none":
