@@ -128,7 +128,7 @@ def _coarsest(charges: list[tuple[Release, int]]) -> float:
 
 def _joined(release: Release, count: int) -> tuple[Release, int]:
     """Returns releases of everyone as one release with less noise, as dp-accounting composes them."""
-    if release.kind not in EVERYONE and release.sampling_probability < 1:
+    if count == 0 or (release.kind not in EVERYONE and release.sampling_probability < 1):
         return release, count
     return replace(release, noise_multiplier=release.noise_multiplier / math.sqrt(count)), 1
 

@@ -3,7 +3,7 @@
 import math
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from dpx.privacy import accounting, closed_form, solve
@@ -68,6 +68,7 @@ def test_order_does_not_matter(parts, accountant):
 
 @few
 @given(rates, noises, counts, st.integers(1, 199), accountants)
+@example(1.0, 1.0, 1, 1, "pld")
 def test_splitting_a_run_does_not_matter(q, sigma, count, at, accountant):
     halves = [(q, sigma, min(at, count)), (q, sigma, count - min(at, count))]
     assert spent(halves, accountant, -6) == spent([(q, sigma, count)], accountant, -6)
