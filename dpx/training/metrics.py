@@ -1,15 +1,9 @@
-"""Writes measurements to TensorBoard and as one JSON line for each step.
+"""Writes the measurements of a run to TensorBoard and as one JSON line for each step, shows its progress, and writes released telemetry.
 
-Both are private, because they depend on the data without noise.
-
-Displays the progress of a run: a bar on a terminal, plain lines elsewhere.
-
-Writes a file of measurements: a record that cannot be written is dropped and counted, and the run does not wait for it.
-
-A run never depends on its measurements. The training thread writes them, record by record: a queue in between would fill, and block,
-when its writer fails, as that of `tensorboardX.SummaryWriter` does.
-
-Writes `release/telemetry.jsonl`: the values of each step that the privacy statement covers, and no others.
+Measurements are private, because they depend on the data without noise. A record that cannot be written is dropped and counted. A run
+never depends on its measurements. The training thread writes them, record by record: a queue in between would fill, and block, when its
+writer fails, as that of `tensorboardX.SummaryWriter` does. `release/telemetry.jsonl` holds the values of each step that the privacy
+statement covers, and no others.
 """
 
 import contextlib
