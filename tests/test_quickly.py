@@ -38,7 +38,10 @@ def _composed(line: tuple[str, ...]) -> tuple[str, str]:
     return written, repr(config.resolved(cfg))
 
 
-@pytest.mark.parametrize("line", LINES, ids=[" ".join(line) for line in LINES])
+# The first two are slow: the last two take every road of theirs but recipes and analyses, which tests/test_config.py holds to its files.
+@pytest.mark.parametrize(
+    "line", [*(pytest.param(line, marks=pytest.mark.slow) for line in LINES[:2]), *LINES[2:]], ids=[" ".join(line) for line in LINES]
+)
 def test_a_config_is_composed_as_without_any_of_it(line):
     with quickly.only():
         expected = _composed(line)

@@ -108,6 +108,8 @@ def test_a_rate_of_zero_noise_alone_and_learning_are_told_apart(runs: Callable[[
     assert not any("\n" in one.sentence() for one in (still, loud, quiet))
 
 
+# Slow: the sentences are held above; where cards and explanations get them is one call.
+@pytest.mark.slow
 def test_explanation_and_card_repeat_it(runs: Callable[[str, str], Path], capsys: pytest.CaptureFixture[str]):
     loud, quiet = runs("lora", "loud"), runs("lora", "quiet")
     for run in (loud, quiet):

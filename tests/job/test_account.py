@@ -57,6 +57,8 @@ def test_a_run_folder_is_accounted_again(run, experiment, capsys):
     assert {path.suffix for path in run.release.iterdir()} == {".csv", ".json", ".svg", ".png", ".pdf"}
 
 
+# Slow: the curves are computed in tests/privacy; a whole account is printed above.
+@pytest.mark.slow
 def test_what_an_attacker_reaches_is_printed_as_tables_and_curves(run, experiment, capsys):
     Account(delta=1e-6, accountant="rdp")(experiment, run)
     shown = capsys.readouterr().out

@@ -150,6 +150,8 @@ def test_a_peer_that_is_not_installed_names_the_extra(monkeypatch):
         list(Benchmark(variants=["plain", "opacus_ew"]).settings(experiment))
 
 
+# Slow: a benchmark that is left out is named above.
+@pytest.mark.slow
 def test_an_optional_peer_that_is_not_installed_is_left_out_and_named(monkeypatch):
     monkeypatch.setattr(packages, "is_installed", lambda name: False)
     monkeypatch.setattr("dpx_papers.benchmark.job.worker", in_this_process)

@@ -268,6 +268,8 @@ def test_units_drawn_whole_are_counted_as_units_and_cost_their_rows() -> None:
     assert unit["memory_bytes_per_device"] > 2 * row["memory_bytes_per_device"]
 
 
+# Slow: noise of units of several rows is solved in tests/privacy/test_calibration.py.
+@pytest.mark.slow
 def test_for_units_of_several_rows_one_table_gives_the_noise_by_their_rows_and_mode() -> None:
     """Fewer rows a unit need less noise under group; whole units need the same noise for any number of rows."""
     given = ["steps=4", "batch_schedule.size=64", "data.declared_size=10000", "+accountant.value_discretization_interval=0.1"]

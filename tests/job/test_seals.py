@@ -104,13 +104,19 @@ def refuses(act: Callable[[], Any], file: str) -> None:
     assert "\n" not in said
 
 
-@pytest.mark.parametrize("has_private", [True, False], ids=["run", "handed on"])
-@pytest.mark.parametrize("file", [STATEMENT, WHOLE, RELEASED])
+@pytest.mark.parametrize(
+    ("file", "has_private"),
+    [
+        (WHOLE, True),
+        (STATEMENT, False),
+        (RELEASED, True),
+        *(pytest.param(*one, marks=pytest.mark.slow) for one in [(STATEMENT, True), (RELEASED, False)]),
+    ],
+    ids=lambda value: {True: "run", False: "handed on"}.get(value, value),
+)
 def test_every_field_is_sealed(copy: Path, file: str, has_private: bool) -> None:
     if not has_private:
         shutil.rmtree(copy / "private")
-        if file == WHOLE:
-            return
     path = copy / file
     before = path.read_text()
     is_statement = file == STATEMENT

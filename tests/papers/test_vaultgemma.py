@@ -26,6 +26,8 @@ def planned() -> dict:
     return _planned()
 
 
+# Slow: sizes of declared models are counted in tests/models.
+@pytest.mark.slow
 def test_the_quoted_sizes_are_a_billion_and_with_four_key_value_heads_the_released_file(planned):
     experiment, _ = build(recipes.plan_config(NAME, []))
     model = experiment.model

@@ -130,6 +130,8 @@ def test_a_fork_takes_the_norm_along_and_a_parent_without_one_is_refused(experim
         train(experiment(steps=3, clip=Flat(clipping_norm=0.1), telemetry=SecretTelemetry()), tmp_path / "flat", fork=f"{whole[0]}@2")
 
 
+# Slow: a run with such norms is trained above, and each method clips in tests/clipping.
+@pytest.mark.slow
 @pytest.mark.parametrize("method", ["vmap", *(pytest.param(name, marks=pytest.mark.slow) for name in ("ghost", "book_keeping"))])
 def test_every_method_clips_to_a_norm_known_only_when_it_runs(micro, method):
     _, objective = micro

@@ -82,6 +82,8 @@ def test_a_run_that_was_killed_ends_with_the_same_bits(whole, data, tmp_path, mo
     assert are_equal(ended(path)[0], whole[0]) and len(calls) == (1 if loss == "kept" else 2)
 
 
+# Slow: a sum that changed on replay meets a fresh key in test_forward_noise.py and tests/job/test_accidents.py.
+@pytest.mark.slow
 def test_features_that_are_others_now_meet_no_key_that_was_used(data, tmp_path, monkeypatch):
     """As on another machine: a replayed step gives another sum, and the run resumes under a new key."""
     path, compute = tmp_path / "run", features._compute

@@ -143,6 +143,8 @@ def test_the_sum_is_that_of_examples_one_at_a_time_in_float64(head):
             np.testing.assert_allclose(value, expected[name], rtol=2e-5, atol=2e-6, err_msg=name)
 
 
+# Slow: the test before it holds the sum to examples one at a time.
+@pytest.mark.slow
 def test_the_encoders_gradient_is_that_of_one_example_at_a_time(whole):
     """By autodiff of a composition written out here, with the same noise."""
     rows = rows_of(3)
@@ -353,6 +355,8 @@ def params_of(path):
     return [np.asarray(leaf) for leaf in jax.tree.leaves(dpx.load(path).params)]
 
 
+# Slow: a killed run is replayed in test_session.py and test_kill.py.
+@pytest.mark.slow
 @pytest.mark.parametrize("train", ["last_layer", pytest.param("all", marks=pytest.mark.slow)])
 def test_a_run_that_was_killed_ends_with_the_same_bits_and_is_charged_once(data, ended, tmp_path, train):
     run, path = composed(*FP, data, f"train={train}"), ended
@@ -417,6 +421,8 @@ def test_what_a_run_tells_of_its_vectors(ended):
     assert not any(name in line for line in lines for name in ("grad/snr", "grad/clipped_fraction", "grad/noise_norm"))
 
 
+# Slow: sums on a mesh are those of one device in test_step.py.
+@pytest.mark.slow
 def test_dp_fp_on_devices_of_a_mesh_gives_the_sum_of_one(last):
     many = Made(microbatch=2, train=LastLayer(), mesh=dataclasses.replace(last.experiment.mesh, name="four", data=4))
     rows = rows_of(9)

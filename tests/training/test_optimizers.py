@@ -160,6 +160,8 @@ def test_bytes_of_a_state_are_those_of_its_shapes():
     assert update.state_bytes(Optax(name="lion", arguments={"mu_dtype": "bfloat16"}), params, mesh) == 2 * count + 12
 
 
+# Slow: adapters, canaries and a sharded state are each held to one device here.
+@pytest.mark.slow
 @needs_8
 @pytest.mark.parametrize("name", quickly(NAMED, "lamb"))
 def test_a_step_with_adapters_and_canaries_on_eight_devices(name, micro):

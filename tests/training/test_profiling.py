@@ -132,12 +132,15 @@ def profiled(tmp_path_factory):
         return *run(folder, profile=StepProfile(shares=True, trace_steps=[2, 4, 5])), folder, told
 
 
+# A run with a profile is slow: two processes train one in tests/several, and shares are divided above.
+@pytest.mark.slow
 def test_a_profile_changes_no_bit(plain, profiled):
     same = jax.tree.map(lambda a, b: np.array_equal(np.asarray(a), np.asarray(b)), plain[0].state.params, profiled[0].state.params)
     assert all(jax.tree.leaves(same))
     assert not any(name.startswith("profile/") for line in plain[1] for name in line)
 
 
+@pytest.mark.slow
 def test_every_line_of_metrics_has_shares_that_add_up_to_one(profiled):
     _, lines, _, told = profiled
     assert len(lines) == 5
@@ -155,6 +158,7 @@ def test_every_line_of_metrics_has_shares_that_add_up_to_one(profiled):
     assert told[-1].startswith("time of 4 steps: compute ")
 
 
+@pytest.mark.slow
 def test_neighbouring_steps_share_a_trace_and_it_is_private(profiled):
     folder = profiled[2]
     traces = sorted(folder.rglob("*.xplane.pb"))

@@ -132,6 +132,8 @@ def two_steps(step):
     return jax.tree.map(np.asarray, state.params), carriers
 
 
+# Slow: sums on a mesh are those of one device in test_step.py.
+@pytest.mark.slow
 @needs_8
 @pytest.mark.parametrize(
     "mesh", [pytest.param((2, 1, 1), marks=SLOW), (2, 2, 2), pytest.param((1, 4, 1), marks=SLOW)], ids=["2", "2x2x2", "1x4"]
@@ -163,6 +165,8 @@ def finished(data, tmp_path_factory):
     return path, train(data, path)
 
 
+# Slow: telemetry, which no claim reads.
+@pytest.mark.slow
 def test_what_a_run_shows_of_its_carriers(finished):
     path, released = finished
     lines = [json.loads(line) for line in (path / "private" / "metrics.jsonl").read_text().splitlines()]
@@ -213,6 +217,8 @@ def test_with_every_other_part_a_run_is_charged_as_dp_sgd_is(data, tmp_path, opt
     assert all(np.isfinite(line["grad/norm"]) for line in lines if "grad/norm" in line)
 
 
+# Slow: a killed run is replayed in test_session.py and test_kill.py.
+@pytest.mark.slow
 @pytest.mark.parametrize("until", [3, pytest.param(1, marks=SLOW)])
 def test_a_run_that_was_killed_ends_with_the_same_bits(finished, data, tmp_path, until):
     train(data, tmp_path / "run", until=until)
@@ -229,6 +235,8 @@ def test_a_fork_follows_updates_since_its_parent_began(finished, data, tmp_path)
         train(data, tmp_path / "other", "seed=8", "mechanism.decomposes=weight", fork=f"{finished[0]}@2")
 
 
+# Slow: steps of carriers are charged as those of DP-SGD above, and the ledger of a parent is carried over whole in test_session.py.
+@pytest.mark.slow
 @pytest.mark.parametrize("how", [pytest.param("fork", marks=SLOW), "init=run"])
 def test_steps_of_dp_sgd_before_are_charged_with_those_of_carriers(data, by_dp_sgd, tmp_path, how):
     """As much as one run of dp_sgd of as many steps is. Another mechanism keeps no matrices of the start, so the weight is decomposed."""

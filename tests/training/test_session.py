@@ -102,6 +102,8 @@ def test_a_replayed_run_ends_with_the_same_bits_and_ledger(experiment, uninterru
     assert steps == list(range(1, 7))
 
 
+# Slow: rows of an epoch are drawn in tests/test_sampler.py, and read in tests/data.
+@pytest.mark.slow
 def test_one_row_of_each_document_and_epoch_is_read_and_read_again_after_an_interruption(experiment, tmp_path, monkeypatch):
     """Two passes in three steps each; the run dies in the second, whose number decides the rows."""
     declared = experiment(

@@ -117,6 +117,8 @@ def _norms_by_layer(tree):
     return {name: np.linalg.norm(parts, axis=1).reshape(-1) for name, parts in apart.items()}
 
 
+# Slow: telemetry, which no claim reads.
+@pytest.mark.slow
 def test_norms_of_weights_and_of_the_mean_gradient_are_told_leaf_by_leaf_and_layer_by_layer(micro):
     deeper, drawn = dataclasses.replace(micro[0].model, layers=2), np.random.default_rng(0)
     step = _make(declare(model=deeper), dataclasses.replace(micro[1], model=deeper))

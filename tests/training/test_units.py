@@ -88,6 +88,8 @@ def test_the_ledger_and_the_statement_say_so(ran):
     assert ran["statement"]["ledger"]["events"][0]["event"]["class"] == "PoissonSampledDpEvent"
 
 
+# Slow: the step is held to the clipped sum of a unit's rows below.
+@pytest.mark.slow
 def test_each_unit_moves_the_sum_by_the_clipped_sum_of_its_rows(ran):
     """The first chunk, unit by unit through the reference: all rows of a document in one example."""
     (rows, is_padding, count), (params, mask, dropout, *_), gradient = ran["first"]
