@@ -9,11 +9,10 @@ from dataclasses import asdict, dataclass, fields, replace
 from typing import Any
 
 from dpx.claim.claim_checks import check_claim, event_of_step
-from dpx.config.declared_audit import Audit
-from dpx.config.experiment import Experiment
+from dpx.config.experiment import Claim
 from dpx.declaration import ConfigError, at_default
 from dpx.mechanism.clip import Clip
-from dpx.mechanism.declared_mechanism import Multiplier, Noise, NoiseBatchRatio, TargetClt, TargetCopy, TargetEpsilon
+from dpx.mechanism.declared_mechanism import Multiplier, NoiseBatchRatio, TargetClt, TargetCopy, TargetEpsilon
 from dpx.mechanism.mechanism_protocol import ForwardNoise, Mechanism
 from dpx.mechanism.telemetry import Telemetry
 from dpx.privacy import accounting, ledger, profile, solve
@@ -59,9 +58,9 @@ class Entries:
     outside: tuple[str, ...]
 
     @classmethod
-    def of(cls, experiment: Experiment) -> "Entries":
-        parts = experiment.mechanism, experiment.sampler, experiment.clip, experiment.telemetry, experiment.privacy
-        return cls(*parts, tuple(part.package for part in outside_code.parts(experiment)))
+    def of(cls, claim: Claim) -> "Entries":
+        packages = tuple(part.package for part in claim.outside)
+        return cls(claim.mechanism, claim.sampler, claim.clip, claim.telemetry, claim.privacy, packages)
 
     def of_step(self, size: int, noise_multiplier: float, batch: int, epoch: int = 0, epoch_name: str = "", job: Any = None) -> LedgerEntry:
         """Returns the entry of one step at expected batch size `batch`, in the noise epoch with number `epoch` and name `epoch_name`.
@@ -104,7 +103,7 @@ class Entries:
         return segments
 
 
-def calibrate(experiment: Experiment, size: int, plan: Plan | None = None) -> Calibrated:
+def calibrate(claim: Claim, size: int, plan: Plan | None = None) -> Calibrated:
     """Checks the claim and solves for the noise multiplier.
 
     `size` is the counted number of rows or units (what the sampler draws), or the declared number before anything is counted. Raises
@@ -113,24 +112,24 @@ def calibrate(experiment: Experiment, size: int, plan: Plan | None = None) -> Ca
     A run that began with `plan` keeps the noise multiplier that was solved for then, if nothing else in its plan has changed: another
     version of an accountant may return one that differs in the last digits.
     """
-    batch_stages = batch_schedule.stages(experiment.batch_schedule, experiment.steps)
-    if not experiment.is_private:
+    batch_stages = batch_schedule.stages(claim.batch_schedule, claim.steps)
+    if not claim.is_private:
         return Calibrated(None, tuple((batch / size, steps) for batch, steps in batch_stages), batch_stages, size, {})
-    size = check_claim(experiment, size)
-    entries, noise, sampler, privacy = Entries.of(experiment), experiment.noise, experiment.sampler, experiment.privacy
+    size = check_claim(claim, size)
+    entries, noise, sampler, privacy = Entries.of(claim), claim.noise, claim.sampler, claim.privacy
     if isinstance(noise, Multiplier):
         sigma = noise.noise_multiplier
     elif isinstance(noise, NoiseBatchRatio):
         sigma = noise.noise_batch_ratio * batch_stages[0][0]
     elif isinstance(noise, TargetClt):
         # At this noise the central limit gives the target, as if the draws of each step were hidden.
-        assert isinstance(experiment.mechanism, ForwardNoise)
-        draws = experiment.mechanism.draws_per_step
+        assert isinstance(claim.mechanism, ForwardNoise)
+        draws = claim.mechanism.draws_per_step
         of_draws = [(batch / size / draws, steps * draws) for batch, steps in batch_stages]
         sigma = profile.gdp_clt_noise_multiplier(of_draws, epsilon=noise.epsilon, delta=privacy.delta, value="noise.epsilon")
     else:
         assert isinstance(noise, TargetEpsilon | TargetCopy)
-        accountant, orders = accountant_of(experiment.accountant)
+        accountant, orders = accountant_of(claim.accountant)
         alone: dict[str, Any] = dict.fromkeys(ledger.AUXILIARY)
         if isinstance(noise, TargetCopy):
             accountant, orders, alone = noise.accountant, None, alone | {"rows_per_unit": 1}
@@ -145,31 +144,30 @@ def calibrate(experiment: Experiment, size: int, plan: Plan | None = None) -> Ca
             accountant=accountant,
             orders=orders,
             adjacency=adjacency,
-            coarse=experiment.accountant.value_discretization_interval,
+            coarse=claim.accountant.value_discretization_interval,
         )
-        sigma = remaining(whole, auxiliary(experiment.clip, experiment.telemetry))
+        sigma = remaining(whole, auxiliary(claim.clip, claim.telemetry))
     stages = tuple((batch / size, steps) for batch, steps in batch_stages)
     first = None if plan is None or plan.step is None else plan.step.noise_multiplier
     if plan is not None and first and first != sigma:
-        parts = noise, experiment.accountant, experiment.audit
-        now = plan_of(entries, Calibrated(first, stages, batch_stages, size, {}), experiment.steps, *parts)
+        now = plan_of(claim, Calibrated(first, stages, batch_stages, size, {}))
         sigma = sigma if differing(plan, now) else first
-    spent = accounting_of(experiment.accountant, privacy, entries.planned(batch_stages, size, sigma))
+    spent = accounting_of(claim.accountant, privacy, entries.planned(batch_stages, size, sigma))
     return Calibrated(sigma, stages, batch_stages, size, spent)
 
 
-def plan_of(entries: Entries, calibrated: Calibrated, steps: int, noise: Noise, accountant: Accountant, audit: Audit) -> Plan:
+def plan_of(claim: Claim, calibrated: Calibrated) -> Plan:
     """Returns the settings that decide the cost of every step, which are entered in the ledger before the first step.
 
     All are null for a run without privacy.
     """
     if calibrated.noise_multiplier is None:
         return Plan()
-    first = entries.of_step(calibrated.size, calibrated.noise_multiplier, calibrated.batch_stages[0][0])
-    groups = {"noise": noise, "privacy": entries.privacy, "accountant": accountant, "audit": audit}
+    first = Entries.of(claim).of_step(calibrated.size, calibrated.noise_multiplier, calibrated.batch_stages[0][0])
+    groups = {"noise": claim.noise, "privacy": claim.privacy, "accountant": claim.accountant, "audit": claim.audit}
     return Plan(
         step=StepCost(**{field.name: getattr(first, field.name) for field in fields(StepCost)}),
-        steps=steps,
+        steps=claim.steps,
         batch_sizes=calibrated.batch_stages,
         declared=PlanParts(
             **{

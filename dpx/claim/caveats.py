@@ -186,7 +186,7 @@ AuditState = Literal["pending", "passes", "fails"]
 
 
 def reasons_against(data: Data, privacy: Privacy, sampler: Sampler, seed: int | None, of_mechanism: list[str], manifest: Any) -> list[str]:
-    """Returns the reasons why the run has no guarantee, whatever its noise; `of_mechanism` are `Experiment.reasons_of_mechanism`."""
+    """Returns the reasons why the run has no guarantee, whatever its noise; `of_mechanism` are `Claim.reasons_of_mechanism`."""
     checks: list[tuple[bool, str]] = [
         (seed is not None, "fixed_seed: the noise can be recomputed from the config"),
         (vocabulary_source(data.vocabulary, manifest) == "protected", "vocabulary: fitted on protected text without noise"),

@@ -12,7 +12,7 @@ from dpx import packages
 from dpx.claim.search_record import TrialDistribution
 from dpx.config.declared_init import Init
 from dpx.config.declared_tuning import Tune
-from dpx.config.experiment import Experiment
+from dpx.config.experiment import Claim
 from dpx.data.declared_data import Data
 from dpx.declaration import require
 from dpx.mechanism import declared_mechanism
@@ -24,13 +24,13 @@ from dpx.sampler import Sampler, batch_schedule
 from dpx.statement import outside_code
 
 
-def check_claim(experiment: Experiment, size: int) -> int:
+def check_claim(claim: Claim, size: int) -> int:
     """Returns the public N of the claim: `data.declared_size`, or else `size`, plus the number of places for an audit's canaries.
 
     It tries all checks of a private claim, in this order, and raises `ConfigError` for a size, a delta, a neighbouring relation or batch
     sizes that are not valid, and for declarations that no proof covers together.
     """
-    privacy, declared, sampler = experiment.privacy, experiment.data.declared_size, experiment.sampler
+    privacy, declared, sampler = claim.privacy, claim.data.declared_size, claim.sampler
     require(
         privacy.adjacency != "add_remove" or declared is not None,
         "privacy.adjacency=add_remove",
@@ -41,7 +41,7 @@ def check_claim(experiment: Experiment, size: int) -> int:
     counted = declared if privacy.adjacency == "add_remove" and declared else size
     size = declared or size
     require(size > 0, "data", f"the data has no protected {privacy.drawn}", "Add text")
-    _require_size_of_text(experiment.data, sampler, privacy.drawn, counted)
+    _require_size_of_text(claim.data, sampler, privacy.drawn, counted)
     require(
         privacy.delta < 1 / counted or privacy.allow_large_delta,
         f"privacy.delta={privacy.delta}",
@@ -54,19 +54,19 @@ def check_claim(experiment: Experiment, size: int) -> int:
         "dpx has no accounting under replace_one for units of several rows that are drawn row by row",
         "Use privacy.adjacency=zero_out, or privacy.unit_mode=sample_units",
     )
-    size += experiment.audit.places(privacy)
-    sampler.check(privacy, experiment.accountant)
-    experiment.mechanism.check(experiment)
-    declared_mechanism.check(experiment.mechanism, experiment)
-    require_own_word(experiment.mechanism, "ledger_fields")
+    size += claim.audit.places(privacy)
+    sampler.check(privacy, claim.accountant)
+    claim.mechanism.check(claim)
+    declared_mechanism.check(claim.mechanism, claim)
+    require_own_word(claim.mechanism, "ledger_fields")
     require_own_word(sampler, "ledger_fields", "event")
-    limit, batch_stages = sampler.largest_batch(size), batch_schedule.stages(experiment.batch_schedule, experiment.steps)
+    limit, batch_stages = sampler.largest_batch(size), batch_schedule.stages(claim.batch_schedule, claim.steps)
     for batch, _ in batch_stages:
         require(
             batch <= limit,
             f"batch size {batch}",
             f"a step draws from {limit} {privacy.drawn}s, so the sampling probability q would exceed 1",
-            experiment.batch_schedule.at_most.format(limit=limit),
+            claim.batch_schedule.at_most.format(limit=limit),
         )
     require(
         not sampler.needs_one_batch_size or len({batch for batch, _ in batch_stages}) == 1,
@@ -74,7 +74,7 @@ def check_claim(experiment: Experiment, size: int) -> int:
         "this sampler needs the same batch size at every step",
         "Use batch_schedule=constant",
     )
-    mechanism, noise = experiment.mechanism, experiment.noise
+    mechanism, noise = claim.mechanism, claim.noise
     require(
         not isinstance(noise, TargetClt) or isinstance(mechanism, ForwardNoise),
         f"noise=target_clt with mechanism={mechanism.name}",
@@ -82,7 +82,7 @@ def check_claim(experiment: Experiment, size: int) -> int:
         "Use noise=target_epsilon",
     )
     require(
-        not isinstance(noise, TargetCopy) or (experiment.data.copies > 1 and privacy.unit_mode == "group"),
+        not isinstance(noise, TargetCopy) or (claim.data.copies > 1 and privacy.unit_mode == "group"),
         "noise=target_copy",
         "a unit has no other rows with the same text that are drawn one by one",
         "Use noise=target_epsilon",
@@ -95,7 +95,7 @@ def check_claim(experiment: Experiment, size: int) -> int:
             "Use noise=multiplier",
         )
         require(
-            not isinstance(experiment.accountant, GdpClt),
+            not isinstance(claim.accountant, GdpClt),
             "accountant=gdp_clt",
             "is an approximation that can underestimate epsilon, so it cannot set the noise",
             "Use accountant=pld, or noise=multiplier",

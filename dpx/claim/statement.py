@@ -14,7 +14,7 @@ from dpx.claim.caveats import assumptions, chosen_late, not_covered, reasons_aga
 from dpx.claim.spent import RunFacts, Spent, Trusted, chain_facts, ledger_facts, of_one_copy, planned_end, spent_facts, unsupported
 from dpx.clipping.rounding import MARGINS
 from dpx.config.declared_audit import Audit, Canaries
-from dpx.config.experiment import Experiment
+from dpx.config.experiment import Claim
 from dpx.data.protected_units import unit_facts, vocabulary_source
 from dpx.files.records import from_json
 from dpx.mechanism.clip import Clip
@@ -41,7 +41,7 @@ from dpx.statement.statement_records import (
 
 
 def build(
-    experiment: Experiment,
+    claim: Claim,
     manifest: Any,
     calibrated: Calibrated,
     entered: Ledger | None = None,
@@ -55,28 +55,28 @@ def build(
 
     The headline `epsilon` covers the planned end and everything entered in addition to the plan: it is valid at any time during the run.
     """
-    facts, privacy, size = RunFacts.of(entered, begins_from), experiment.privacy, calibrated.size
-    end = planned_end(Entries.of(experiment), calibrated, entered, facts.begins_from) if experiment.is_private else []
-    trusts = Trusted.by_run(outside_code.facts(experiment, job), end)
-    common = fields_of_any(experiment, manifest, calibrated, entered, facts)
-    uncovered = not_covered(experiment.mechanism, experiment.clipping_method, experiment.data, privacy)
+    facts, privacy, size = RunFacts.of(entered, begins_from), claim.privacy, calibrated.size
+    end = planned_end(Entries.of(claim), calibrated, entered, facts.begins_from) if claim.is_private else []
+    trusts = Trusted.by_run(outside_code.facts(claim.outside, job), end)
+    common = fields_of_any(claim, manifest, calibrated, entered, facts)
+    uncovered = not_covered(claim.mechanism, claim.clipping_method, claim.data, privacy)
     common["outside_code"] = trusts.packages
     common["not_covered"] = tuple([*([] if common["tuning"] is None else [common["tuning"].meaning]), *uncovered])
-    if not experiment.is_private:
-        reasons = (f"mechanism={experiment.mechanism.name}",)
+    if not claim.is_private:
+        reasons = (f"mechanism={claim.mechanism.name}",)
         return PlainStatement(**common, guarantee="not_private", reasons=reasons, epsilon={}, ledger=chain_facts(entered))
     against = [
-        *reasons_against(experiment.data, privacy, experiment.sampler, experiment.seed, experiment.reasons_of_mechanism, manifest),
-        *(seeded(entered) if experiment.seed is None else []),
+        *reasons_against(claim.data, privacy, claim.sampler, claim.seed, claim.reasons_of_mechanism, manifest),
+        *(seeded(entered) if claim.seed is None else []),
         *chosen_late(entered),
         *unlike_units([] if entered is None else entered.units, bool(facts.own)),
         *facts.against,
         *refuted(facts.verdict),
     ]
-    premises = assumptions(experiment.data, privacy, experiment.train, experiment.audit, manifest, size, facts)
-    audit = audit_facts(experiment.audit, facts.verdict)
+    premises = assumptions(claim.data, privacy, claim.train, claim.audit, manifest, size, facts)
+    audit = audit_facts(claim.audit, facts.verdict)
 
-    accountant, steps = experiment.accountant, experiment.steps
+    accountant, steps = claim.accountant, claim.steps
     spent, whole = Spent(accountant, privacy, facts.segments), Spent(accountant, privacy, end)
     own, epsilon = whole.accountants[0], {name: whole.epsilon(name) for name in whole.accountants}
     against += [] if epsilon[own] is not None else [f"accountant={own} finds no finite epsilon at this delta"]
@@ -85,8 +85,8 @@ def build(
     # If the claim trusts a package, no number is stated as a bound, at the planned end or before it.
     is_proved, why_not = not (against or trusts.names), against or trusts.why_not
     at = whole.table(deltas(privacy.delta, size)) if is_proved else ()
-    numbers = unsupported(experiment.sampler, accountant, privacy.delta, why_not, epsilon, end)
-    numbers += tuple(of_one_copy(experiment.data, privacy, accountant, end))
+    numbers = unsupported(claim.sampler, accountant, privacy.delta, why_not, epsilon, end)
+    numbers += tuple(of_one_copy(claim.data, privacy, accountant, end))
     ancestors = ", including the runs that this one starts from" if facts.before else ""
     return RunStatement(
         **common,
@@ -105,41 +105,41 @@ def build(
     )
 
 
-def fields_of_any(experiment: Experiment, manifest: Any, calibrated: Calibrated, entered: Ledger | None, facts: RunFacts) -> dict[str, Any]:
+def fields_of_any(claim: Claim, manifest: Any, calibrated: Calibrated, entered: Ledger | None, facts: RunFacts) -> dict[str, Any]:
     """Returns the fields of every run's statement: what was declared, and where the run began."""
-    privacy = experiment.privacy
-    units = [unit_facts(experiment.data, privacy, manifest)] if entered is None else entered.units
+    privacy = claim.privacy
+    units = [unit_facts(claim.data, privacy, manifest)] if entered is None else entered.units
     # Weights have no meaning with another vocabulary.
     vocabulary = VocabularyFacts(
-        source=vocabulary_source(experiment.data.vocabulary, manifest), sha256=None if manifest is None else manifest.vocabulary_checksum
+        source=vocabulary_source(claim.data.vocabulary, manifest), sha256=None if manifest is None else manifest.vocabulary_checksum
     ).as_released(facts.tells_words)
     # How a search charges the choice comes from the ledger, not from the command that resumes the run.
-    charges = [*facts.trial_charges, *([] if experiment.tune is None else [experiment.tune.charge])]
+    charges = [*facts.trial_charges, *([] if claim.tune is None else [claim.tune.charge])]
     tuning = Tuning(charge=charges[0], meaning=_OF_A_TRIAL[charges[0]]) if charges else None
     fields: dict[str, Any] = {
         "format": FORMAT,
-        "name": experiment.name,
-        "replicate": experiment.replicate,
-        "steps": experiment.steps,
-        "train": None if experiment.train.is_all else experiment.train.stated(experiment.model),
+        "name": claim.name,
+        "replicate": claim.replicate,
+        "steps": claim.steps,
+        "train": None if claim.train.is_all else claim.train.stated(claim.model),
         "init": facts.beginning,
         "vocabulary": vocabulary,
         "tuning": tuning,
     }
-    if experiment.is_private:
+    if claim.is_private:
         sizes = [batch for batch, _ in calibrated.batch_stages]
         fields |= {name: getattr(privacy, name) for name in ("unit", "rows_per_unit_max", "unit_mode", "adjacency", "delta")}
         fields |= {
             "declared_size": calibrated.size,
-            "sampler": dataclasses.asdict(experiment.sampler) | {"expected_batch_size": {"smallest": min(sizes), "largest": max(sizes)}},
+            "sampler": dataclasses.asdict(claim.sampler) | {"expected_batch_size": {"smallest": min(sizes), "largest": max(sizes)}},
             "mechanism": mechanism_facts(
-                experiment.mechanism,
-                experiment.clip,
-                experiment.telemetry,
+                claim.mechanism,
+                claim.clip,
+                claim.telemetry,
                 calibrated,
-                experiment.model.dtype,
-                lambda: count(experiment.task.parameter_shapes(experiment.model, experiment.vocabulary_size)),
-                is_seeded=experiment.seed is not None,
+                claim.model.dtype,
+                lambda: count(claim.task.parameter_shapes(claim.model, claim.vocabulary_size)),
+                is_seeded=claim.seed is not None,
             ),
             "units": tuple(one and one.as_released(facts.tells_words) for one in units),
         }

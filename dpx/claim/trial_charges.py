@@ -8,19 +8,16 @@ from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-from dpx.claim.calibration import Entries, calibrate
-from dpx.claim.caveats import of_table
 from dpx.claim.claim_checks import DECLARE, ONE_BUDGET, check_budget, is_accounted
 from dpx.claim.search_record import Compose, HeldLedger, Record, Trial, different_keys, note_in
 from dpx.config.declared_tuning import Tune
-from dpx.config.experiment import Experiment
 from dpx.declaration import ConfigError, require
 from dpx.privacy import ledger
 from dpx.privacy.accounting import Charges
 from dpx.privacy.declared_privacy import Accountant, Privacy, UnitFacts
 from dpx.privacy.ledger import Ledger, Segments
 from dpx.privacy.segments import left
-from dpx.statement import agreement, outside_code
+from dpx.statement import agreement
 
 # Two steps that agree in all other fields have the same cost.
 _NO_COST = ("origin", "epoch", "epoch_name", "clipping_norm", "by")
@@ -46,34 +43,6 @@ class Search:
     uncovered: tuple[str, ...]
     declared: dict[str, Any]
     planned: Callable[[], Segments | None]
-
-    @classmethod
-    def from_experiment(cls, experiment: Experiment) -> "Search":
-        """Returns the search of an experiment that declares one."""
-        assert experiment.tune is not None
-
-        def planned() -> Segments | None:
-            from dpx.data.prepare import prepare
-
-            if not experiment.is_private:
-                return None
-            size, privacy = experiment.data.declared_size, experiment.privacy
-            calibrated = calibrate(experiment, privacy.population(prepare(experiment.data, privacy).manifest) if size is None else size)
-            assert calibrated.noise_multiplier is not None
-            return Entries.of(experiment).planned(calibrated.batch_stages, calibrated.size, calibrated.noise_multiplier)
-
-        classes = {part.key: part.kind for part in outside_code.parts(experiment)}
-        return cls(
-            experiment.tune,
-            experiment.privacy,
-            experiment.accountant,
-            experiment.is_private,
-            outside_code.packages_of(experiment),
-            experiment.task.metric,
-            tuple(of_table(experiment.data)),
-            dataclasses.asdict(experiment) | ({"outside_code": classes} if classes else {}),
-            planned,
-        )
 
 
 @dataclasses.dataclass(frozen=True)

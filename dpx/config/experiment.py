@@ -134,6 +134,61 @@ class Fitted:
     train: Trained
 
 
+@dataclasses.dataclass(frozen=True)
+class Claim:
+    """What a run claims, and all that the claim is computed from: nothing of how its sums are computed or what it reports.
+
+    `widths` are the lengths in tokens that texts are padded to; `outside` are the parts whose code is not dpx's own.
+    """
+
+    name: str
+    replicate: int
+    seed: int | None
+    steps: int
+    model: AnyModel
+    vocabulary_size: int
+    task: Task
+    data: Data
+    widths: tuple[int, ...]
+    train: Trained
+    privacy: Privacy
+    sampler: Sampler
+    batch_schedule: BatchSchedule
+    mechanism: Mechanism
+    clip: Clip
+    noise: Noise
+    clipping_method: ClippingMethod
+    telemetry: Telemetry
+    accountant: Accountant
+    audit: Audit
+    tune: Tune | None
+    outside: tuple[outside_code.Part, ...]
+
+    @property
+    def is_private(self) -> bool:
+        return self.mechanism.is_private
+
+    @property
+    def reasons_of_mechanism(self) -> list[str]:
+        """Why the mechanism's noise does not cover what is trained."""
+        return self.mechanism.reasons_against(self.train, lambda: self.task.parameter_shapes(self.model, 1))
+
+
+@dataclasses.dataclass(frozen=True)
+class OneStep:
+    """What a step computes: the loss by the trained parameters, its clipped sums, their noise, and the update."""
+
+    model: AnyModel
+    task: Task
+    trained: Trained
+    privacy: Privacy
+    mechanism: Mechanism
+    clip: Clip
+    clipping_method: ClippingMethod
+    telemetry: Telemetry
+    optimizer: Optimizer
+
+
 @declaration
 class Experiment:
     """Declares the model, the data, the training and the privacy of one run. Imports no jax.
@@ -380,7 +435,24 @@ class Experiment:
 
     @property
     def fitted(self) -> Fitted:
-        return Fitted(**{field.name: getattr(self, field.name) for field in dataclasses.fields(Fitted)})
+        return self._part(Fitted)
+
+    @property
+    def claim(self) -> Claim:
+        return self._part(Claim)
+
+    @property
+    def one_step(self) -> OneStep:
+        return self._part(OneStep)
+
+    def _part(self, kind: type[Any]) -> Any:
+        """Returns the declarations that the record `kind` holds."""
+        return kind(**{field.name: getattr(self, field.name) for field in dataclasses.fields(kind)})
+
+    @property
+    def outside(self) -> tuple[outside_code.Part, ...]:
+        """The parts whose code is not dpx's own."""
+        return tuple(outside_code.parts(self))
 
     @property
     def is_private(self) -> bool:
@@ -395,15 +467,20 @@ class Experiment:
         for name in COMPUTATION:
             plain["model"].pop(name, None)
         # Two packages may have classes of one name.
-        if outside := outside_code.parts(self):
+        if outside := self.outside:
             plain["outside_code"] = {part.key: part.kind for part in outside}
         claim = {key: value for key, value in plain.items() if key not in _WITHOUT_EFFECT + _COMPUTATION}
         return hashlib.sha256(json.dumps(claim, sort_keys=True, default=str).encode()).hexdigest()
 
     @property
-    def reasons_of_mechanism(self) -> list[str]:
-        """Why the mechanism's noise does not cover what is trained."""
-        return self.mechanism.reasons_against(self.train, lambda: self.task.parameter_shapes(self.model, 1))
+    def computation(self) -> dict[str, Any]:
+        """The settings that decide the bits of the parameters: the checksum of the declaration, and how the sum is computed."""
+        return {
+            "claim": self.claim_checksum,
+            "clipping_method": dataclasses.asdict(self)["clipping_method"],
+            "model": {name: getattr(self.model, name) for name in COMPUTATION},
+            "widths": list(self.widths),
+        }
 
 
 def require_name(name: str) -> None:

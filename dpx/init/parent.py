@@ -91,7 +91,7 @@ def open_parent(init: FromRun, asked: str) -> Parent:
         reasons = [] if experiment.is_private else [f"mechanism={experiment.mechanism.name} adds no noise"]
         if any(epoch.fingerprint.get("claim") != experiment.claim_checksum for epoch in entered.noise_epochs):
             reasons.append("its config.yaml is not the config that its ledger began with")
-        of_mechanism, data = experiment.reasons_of_mechanism, known[0] if known else None
+        of_mechanism, data = experiment.claim.reasons_of_mechanism, known[0] if known else None
         reasons += reasons_against(experiment.data, experiment.privacy, experiment.sampler, experiment.seed, of_mechanism, data)
         reasons += seeded(entered) + chosen_late(entered) + refuted(entered.verdict)
         # A run may be resumed by commands that do not name the search; its ledger and its statement still do.

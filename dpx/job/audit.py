@@ -58,7 +58,7 @@ class Audit:
         from dpx.training.dirac import Attack, Setting
 
         setting = Setting(canaries=self.canaries, steps=self.steps, epsilon=self.epsilon, delta=self.delta)
-        attack = Attack.build(experiment, setting)
+        attack = Attack.build(experiment.one_step, experiment.mesh, setting)
         with folder.claimed():
             path, seed = folder.private / "audit_secret", experiment.seed
             if seed is not None:

@@ -84,9 +84,9 @@ def _planned(
         return release
     segments = []
     if alone.is_private:
-        calibrated = calibrate(alone, planned.protected_rows - alone.audit.places(alone.privacy))
+        calibrated = calibrate(alone.claim, planned.protected_rows - alone.audit.places(alone.privacy))
         assert calibrated.noise_multiplier is not None
-        segments = Entries.of(alone).planned(calibrated.batch_stages, calibrated.size, calibrated.noise_multiplier, run.folder.name)
+        segments = Entries.of(alone.claim).planned(calibrated.batch_stages, calibrated.size, calibrated.noise_multiplier, run.folder.name)
     units, source = unit_facts(alone.data, alone.privacy), vocabulary_source(run.experiment.data.vocabulary, None)
     without = () if alone.is_private else (f"mechanism={alone.mechanism.name} adds no noise",)
     origin = Origin(

@@ -190,8 +190,9 @@ def explain(
     if not experiment.is_private or isinstance(stated, PlainStatement):
         words = ["This run is not private: mechanism=none adds no noise, and the model may repeat any of its training text."]
         return Explanation(experiment.name, "Guarantee: none. mechanism=none adds no noise.", tuple(words))
-    calibrated = calibrate(experiment, size)
-    statement = stated or build(experiment, None, calibrated, begins_from=begins_from)
+    claim = experiment.claim
+    calibrated = calibrate(claim, size)
+    statement = stated or build(claim, None, calibrated, begins_from=begins_from)
     assert isinstance(statement, RunStatement)
     by = outside_code.packages_of_guarantee(statement.guarantee)
     mechanism, sampler, drawn = experiment.mechanism, experiment.sampler, experiment.privacy.drawn
@@ -202,7 +203,7 @@ def explain(
 
     sigma, steps, before = calibrated.noise_multiplier, experiment.steps, charged_in(statement.init)
     assert sigma is not None
-    whole = Entries.of(experiment).planned(calibrated.batch_stages, calibrated.size, sigma)
+    whole = Entries.of(claim).planned(calibrated.batch_stages, calibrated.size, sigma)
     by_step: list[dict[str, Any]] = []
     for point in sorted({max(1, round(steps * part)) for part in POINTS}):
         by_step.append({"steps": point} | accounting_of(experiment.accountant, experiment.privacy, join(until(whole, point), before)))
@@ -217,7 +218,7 @@ def explain(
         ("weaker: noise / 1.5", sigma / 1.5, steps),
         ("weaker: twice the steps", sigma, 2 * steps),
     ):
-        other = dataclasses.replace(experiment, noise=Multiplier(noise_multiplier=noise), steps=count)
+        other = dataclasses.replace(claim, noise=Multiplier(noise_multiplier=noise), steps=count)
         changed.append({"setting": setting, "noise_multiplier": noise, "steps": count} | calibrate(other, size).epsilon)
     tables = [
         Table.from_rows("as_steps_go", by_step, title),

@@ -181,9 +181,9 @@ class Plan:
         """
         document = self.document(experiment, folder.fork, folder.path.parent)
         if self.measure and isinstance(document, RunPlan):
-            from dpx.training.measure import measure
+            from dpx.job.measure import measure
 
-            calibrated, store = calibrate(experiment, document.protected_rows), prepared(experiment.data, experiment.privacy)
+            calibrated, store = calibrate(experiment.claim, document.protected_rows), prepared(experiment.data, experiment.privacy)
             measured = measure(experiment, calibrated, document.vocabulary_size, store, folder.made_private())
             document = dataclasses.replace(document, measured=measured)
         write_json(folder.made_release() / PLAN, to_json(document))
@@ -207,7 +207,7 @@ class Plan:
             return AnalysisPlan(name=experiment.name, analysis=type(self.analysis).__name__, inputs=read, device_hours=0.0)
         planned = plan_of_run(experiment, fork)
         if experiment.is_private and isinstance(experiment.noise, TargetEpsilon):
-            coarse = dataclasses.replace(experiment, accountant=dataclasses.replace(experiment.accountant, **COARSE))
+            coarse = dataclasses.replace(experiment.claim, accountant=dataclasses.replace(experiment.accountant, **COARSE))
 
             def solved(privacy: Privacy) -> float | None:
                 return calibrate(dataclasses.replace(coarse, privacy=privacy), planned.protected_rows).noise_multiplier
@@ -223,15 +223,15 @@ class Plan:
             "dpx can compile a step without data only if its noise is independent",
             "Use mechanism=dp_sgd, or use plan.compile=false",
         )
+        from dpx.job.measure import dry_run
         from dpx.task.mlm import Special
         from dpx.task.objective import objective
-        from dpx.training.measure import dry_run
         from dpx.training.microbatch import synthetic_rows
         from dpx.training.step import make_step
 
         size, task, mesh = planned.vocabulary_size, experiment.task, experiment.mesh
         subject = objective(experiment.model, task, size, Special(pad_id=0, unk_id=1, cls_id=2, sep_id=3, mask_id=4))
-        step = make_step(experiment, subject, mesh.make(), planned.microbatch)
+        step = make_step(experiment.one_step, subject, mesh.make(), planned.microbatch)
         row = synthetic_rows(task, 1, experiment.data.sequence_length, size)
         read = experiment.mechanism, experiment.clip.clipping_norm, experiment.privacy.rows_per_example
         return dataclasses.replace(planned, compiled=dry_run(step, row, *read, mesh, planned.microbatch))

@@ -216,7 +216,7 @@ class Program:
         one = training_matmul_flops(model, vocabulary, length, task.masked_positions(length), pooled_outputs=task.pooled_outputs)
         if self.trained.is_all and not isinstance(self.mechanism, Reparametrisation):
             return one * drawn, (one + recomputed_matmul_flops(model, length)) * drawn
-        from dpx.training.measure import products
+        from dpx.job.measure import products
 
         traced = (model, task, self.trained, self.mechanism, vocabulary, length)
         # An encoder which is not trained reads each protected text once, before the first step; with canaries it reads all of them.
@@ -292,17 +292,16 @@ def plan_of_run(experiment: Experiment, fork: str | None = None) -> RunPlan:
     is_private = experiment.is_private
     store = prepared(data, privacy)
     manifest = store.manifest if store else None
-    calibrated = calibrate(experiment, data.declared_size or (privacy.population(manifest) if manifest else 0))
+    claim = experiment.claim
+    calibrated = calibrate(claim, data.declared_size or (privacy.population(manifest) if manifest else 0))
     begins = planned_start(experiment.init, experiment.receiver, store, fork)
     facts = RunFacts.of(None, begins.origins)
     # Reasons why no guarantee is planned, and the packages that the claim would trust.
-    entries = Entries.of(experiment)
-    plan = plan_of(entries, calibrated, experiment.steps, experiment.noise, experiment.accountant, experiment.audit)
-    late = late_choices(differing(begins.plan, plan))
-    own = reasons_against(data, privacy, experiment.sampler, experiment.seed, experiment.reasons_of_mechanism, manifest)
+    late = late_choices(differing(begins.plan, plan_of(claim, calibrated)))
+    own = reasons_against(data, privacy, experiment.sampler, experiment.seed, claim.reasons_of_mechanism, manifest)
     reasons = [*own, *facts.against, *late] if is_private else [f"mechanism={mechanism.name}"]
-    by = outside_code.joined(outside_code.packages_of(experiment), outside_code.packages_of_segments(facts.segments))
-    planned = planned_end(entries, calibrated, None, begins.origins) if is_private else []
+    by = outside_code.joined(outside_code.packages_of(claim.outside), outside_code.packages_of_segments(facts.segments))
+    planned = planned_end(Entries.of(claim), calibrated, None, begins.origins) if is_private else []
     sigma, size = calibrated.noise_multiplier, calibrated.size
     examples, largest = sum(batch * steps for batch, steps in calibrated.batch_stages), max(batch for batch, _ in calibrated.batch_stages)
 

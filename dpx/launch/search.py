@@ -20,6 +20,8 @@ from hydra.experimental.callback import Callback
 from omegaconf import DictConfig, OmegaConf
 
 from dpx import config
+from dpx.claim.calibration import Entries, calibrate
+from dpx.claim.caveats import of_table
 from dpx.claim.claim_checks import check_charge, check_start
 from dpx.claim.search_record import TrialDistribution, key_of
 from dpx.claim.study import Study
@@ -39,6 +41,7 @@ from dpx.launch import sweep_tables
 from dpx.launch.point import Point, score_of
 from dpx.launch.refused import NothingLeft
 from dpx.launch.sweep_tables import Outcome
+from dpx.privacy.ledger import Segments
 from dpx.statement import outside_code
 
 log = logging.getLogger("dpx")
@@ -74,7 +77,7 @@ def trial(point: Point, experiment: Experiment, job: Any) -> Iterator[Experiment
         point.is_trial = True
     else:
         experiment = dataclasses.replace(experiment, tune=study.first_tune(tune))
-    search = Search.from_experiment(experiment)
+    search = search_of(experiment)
     study.begin(search, path, point.overrides, composed)
     # The same command draws new trials and does not resume this one.
     point.is_draw = experiment.tune is not None and experiment.tune.charge == "repeat_and_select"
@@ -84,6 +87,34 @@ def trial(point: Point, experiment: Experiment, job: Any) -> Iterator[Experiment
         study.end(search, path, "failed", error=str(as_refused(error) or f"{type(error).__name__}: {error}"))
         raise
     study.end(search, path, "finished", score_of(path))
+
+
+def search_of(experiment: Experiment) -> Search:
+    """Returns the search of an experiment that declares one."""
+    tune, claim = experiment.tune, experiment.claim
+    assert tune is not None
+
+    def planned() -> Segments | None:
+        if not claim.is_private:
+            return None
+        data, privacy = claim.data, claim.privacy
+        size = privacy.population(prepare(data, privacy).manifest) if data.declared_size is None else data.declared_size
+        calibrated = calibrate(claim, size)
+        assert calibrated.noise_multiplier is not None
+        return Entries.of(claim).planned(calibrated.batch_stages, calibrated.size, calibrated.noise_multiplier)
+
+    classes = {part.key: part.kind for part in claim.outside}
+    return Search(
+        tune=tune,
+        privacy=claim.privacy,
+        accountant=claim.accountant,
+        is_private=claim.is_private,
+        by=outside_code.packages_of(claim.outside),
+        score=claim.task.metric,
+        uncovered=tuple(of_table(claim.data)),
+        declared=dataclasses.asdict(experiment) | ({"outside_code": classes} if classes else {}),
+        planned=planned,
+    )
 
 
 def adopt(point: Point) -> None:
@@ -130,7 +161,7 @@ class CloseStudy(Callback):
             found = study.outputs / "optimization_results.yaml"
             if found.is_file():
                 put_in_place(found, study.private / found.name)
-            trials = study.close(Search.from_experiment(experiment))
+            trials = study.close(search_of(experiment))
             if study.is_empty(experiment.tune):
                 stage("the secret number of trials is 0, which tune.shape=.inf allows: nothing is trained and nothing is spent")
             shown = [Outcome(study.outputs / one.folder, one.point, one.state, one.score, one.error) for one in trials]

@@ -33,7 +33,7 @@ class Part(NamedTuple):
 
 
 def parts(declared: Any) -> list[Part]:
-    """Returns every part of `declared` whose class is not dpx's own."""
+    """Returns every part of `declared` whose class is not dpx's own; what was found before stands for itself."""
     return list(_parts(declared, ""))
 
 
@@ -125,6 +125,9 @@ def _parts(value: Any, key: str) -> Iterator[Part]:
     if isinstance(value, dict):
         for name, item in value.items():
             yield from _parts(item, f"{key}.{name}".lstrip("."))
+        return
+    if isinstance(value, Part):
+        yield value
         return
     if isinstance(value, (list, tuple)):
         for number, item in enumerate(value):

@@ -18,10 +18,11 @@ from scipy.stats import chi2
 from dpx.audit.canaries import in_units
 from dpx.audit.canary_objective import LENGTH, Audited
 from dpx.audit.in_run import of_gradients
-from dpx.config.experiment import Experiment
+from dpx.config.experiment import OneStep
 from dpx.declaration import declaration, require
 from dpx.mechanism.mechanism_protocol import Mechanism
 from dpx.privacy import closed_form
+from dpx.processes.mesh import Mesh
 from dpx.randomness import RootSecret
 from dpx.training.step import Step, StepInputs, as_chunk, make_step
 
@@ -68,7 +69,7 @@ class Setting:
 
 @dataclasses.dataclass(frozen=True)
 class Attack:
-    """A compiled step for the canaries of `setting` under an experiment's clip, clipping method and mesh."""
+    """A compiled step for the canaries of `setting` under a declared clip and clipping method, on a mesh."""
 
     mechanism: Mechanism
     clipping_norm: float
@@ -77,24 +78,24 @@ class Attack:
     step: Step
 
     @classmethod
-    def build(cls, experiment: Experiment, setting: Setting) -> "Attack":
+    def build(cls, declared: OneStep, mesh: Mesh, setting: Setting) -> "Attack":
         """Compiles the step; raises `ConfigError` for a mechanism without independent Gaussian noise."""
         require(
-            experiment.is_private,
+            declared.mechanism.is_private,
             "mechanism=none",
             "a run without noise makes no claim, so an audit has nothing to test",
             "Audit a private experiment",
         )
         require(
-            experiment.mechanism.is_independent_gaussian,
-            f"mechanism={experiment.mechanism.name}",
+            declared.mechanism.is_independent_gaussian,
+            f"mechanism={declared.mechanism.name}",
             "the canaries attack independent Gaussian noise",
             "Use mechanism=dp_sgd",
         )
-        norm = experiment.clip.clipping_norm
-        objective = Audited(None, setting.canaries, LENGTH * norm, experiment.task.counts)
-        step = make_step(experiment, objective, experiment.mesh.make(), MICROBATCH)
-        return cls(experiment.mechanism, norm, experiment.privacy.rows_per_example, setting, step)
+        norm = declared.clip.clipping_norm
+        objective = Audited(None, setting.canaries, LENGTH * norm, declared.task.counts)
+        step = make_step(declared, objective, mesh.make(), MICROBATCH)
+        return cls(declared.mechanism, norm, declared.privacy.rows_per_example, setting, step)
 
     def coins(self, secret: RootSecret) -> Bool[np.ndarray, " M"]:
         """Returns whether each canary takes part, by its own fair coin."""

@@ -26,8 +26,6 @@ import numpy as np
 
 import dpx
 from dpx import packages
-from dpx.config.experiment import Experiment
-from dpx.models.model_protocol import COMPUTATION
 from dpx.statement import outside_code
 
 # The step, the loop that runs it, what a loss is made of, how rows are read and drawn, the mechanisms, and the keys.
@@ -128,37 +126,41 @@ def code_of(package: Path) -> str:
     return digest.hexdigest()
 
 
+def code_of_parts(declared: Any, job: Any = None) -> dict[str, Any]:
+    """Returns the checksums of the code that takes part: of dpx, and of the packages of `declared` and of the `job` that runs it."""
+    modules = _modules_of(declared)
+    beside = {_top(name) for name in modules} - {dpx.__name__}
+    return {
+        "code": code_checksum(name for name in modules if _top(name) == dpx.__name__),
+        "packages": {name: _package(name) for name in outside_code.joined(beside, outside_code.packages_of(declared, job))},
+    }
+
+
 def fingerprint(
-    experiment: Experiment, data_checksum: str, microbatch: int, strategy: np.ndarray | None = None, job: Any = None
+    computation: dict[str, Any], code: dict[str, Any], data_checksum: str, microbatch: int, strategy: np.ndarray | None = None
 ) -> dict[str, Any]:
     """Returns, as JSON-ready values, the facts that must be unchanged to repeat the same bits.
 
-    They are the declaration, data, code (that of the packages that take part, `job`'s included), versions, device kind, threads, microbatch
-    and the mechanism's strategy. The mesh and the number of processes are not among them: draws and noise do not depend on them, and a sum
-    that does is found by its checksum.
+    They are the declaration (`Experiment.computation`), the `code` (`code_of_parts`), data, versions, device kind, threads, microbatch and
+    the mechanism's strategy. The mesh and the number of processes are not among them: draws and noise do not depend on them, and a sum that
+    does is found by its checksum.
     """
     import jax
 
     # The number of simulated devices is the mesh's.
     flags = {name: [one for one in os.environ.get(name, "").split() if not one.startswith(_SIMULATED)] for name in _ENVIRONMENT}
-    modules = _modules_of(experiment)
-    beside = {_top(name) for name in modules} - {dpx.__name__}
     return {
-        "claim": experiment.claim_checksum,
+        **computation,
+        **code,
         "data": data_checksum,
-        "code": code_checksum(name for name in modules if _top(name) == dpx.__name__),
-        "packages": {name: _package(name) for name in outside_code.joined(beside, outside_code.packages_of(experiment, job))},
         "environment": {name: " ".join(own) or None for name, own in flags.items()},
         "versions": versions(),
         "accelerator_libraries": accelerator_libraries(),
         "processor": processor(),
         "device": jax.devices()[0].device_kind,
         "driver": getattr(jax.devices()[0].client, "platform_version", None),
-        "clipping_method": dataclasses.asdict(experiment)["clipping_method"],
-        "model": {name: getattr(experiment.model, name) for name in COMPUTATION},
         "threads": threads(),
         "microbatch": microbatch,
-        "widths": list(experiment.widths),
         "strategy": None if strategy is None else hashlib.sha256(np.asarray(strategy).tobytes()).hexdigest(),
     }
 

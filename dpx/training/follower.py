@@ -162,7 +162,9 @@ class _Followed:
         calibrated = Calibrated(**facts["calibrated"])
         objective = make_objective(experiment.model, experiment.task, experiment.vocabulary_size, store.manifest)
         mesh = experiment.mesh.make()
-        step = make_step(experiment, audited(objective, experiment.audit, experiment.clip.clipping_norm), mesh, facts["microbatch"])
+        step = make_step(
+            experiment.one_step, audited(objective, experiment.audit, experiment.clip.clipping_norm), mesh, facts["microbatch"]
+        )
         strategy = None if facts["strategy"] is None else np.asarray(facts["strategy"], np.float32)
         self._opened = agree_on_opened(team, experiment.claim_checksum, facts, store.manifest.checksum)
         self._told.enter_context(supervisor.told(team, experiment.mesh.deadline_s, experiment.mesh.restarts))

@@ -181,7 +181,7 @@ def _enter(run: Run, noise_epoch: NoiseEpoch, step: int) -> None:
         return
     batch = experiment.batch_schedule.at(step)
     at = batch, noise_epoch.number, noise_epoch.name
-    release = Entries.of(experiment).of_step(calibrated.size, calibrated.noise_multiplier, *at, run.job)
+    release = Entries.of(experiment.claim).of_step(calibrated.size, calibrated.noise_multiplier, *at, run.job)
     if not run.ledger.holds(step, release):
         run.ledger.append(step, release)
 

@@ -21,7 +21,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from dpx.clipping.readers import merged
-from dpx.config.experiment import Experiment
+from dpx.config.experiment import OneStep
 from dpx.cost.memory import Memory, step_memory
 from dpx.cost.traced import compiled_temporaries
 from dpx.declaration import ConfigError
@@ -52,11 +52,10 @@ class Workload:
     optimizer: Optimizer
 
     @classmethod
-    def from_experiment(cls, experiment: Experiment, objective: Any) -> "Workload":
-        """Returns the workload of `experiment` with its `objective` (`dpx.task.objective`)."""
-        gradient_sum = GradientSum.build(experiment.mechanism, experiment.clip, experiment.clipping_method, experiment.privacy)
-        length, optimizer = experiment.data.sequence_length, experiment.optimizer
-        return cls(objective, gradient_sum, experiment.trained, length, experiment.mechanism, experiment.mesh, optimizer)
+    def of(cls, declared: OneStep, objective: Any, sequence_length: int, mesh: Mesh) -> "Workload":
+        """Returns the workload of a step with its `objective` (`dpx.task.objective`) on texts of `sequence_length` tokens."""
+        gradient_sum = GradientSum.build(declared.mechanism, declared.clip, declared.clipping_method, declared.privacy)
+        return cls(objective, gradient_sum, declared.trained, sequence_length, declared.mechanism, mesh, declared.optimizer)
 
     def batch(self, examples: int) -> dict[str, jax.Array]:
         """Returns a batch of `examples` synthetic examples, as the loss takes it."""

@@ -48,7 +48,7 @@ from dpx.statement import agreement
 from dpx.task.objective import objective as make_objective
 from dpx.training import features, follower
 from dpx.training.evaluation import early_stopping, evaluations_of
-from dpx.training.fingerprint import fingerprint
+from dpx.training.fingerprint import code_of_parts, fingerprint
 from dpx.training.loop import Run
 from dpx.training.metrics import MetricsWriter, Released, RunProgress
 from dpx.training.microbatch import Workload, resolve_microbatch
@@ -97,18 +97,19 @@ def open_run(experiment: Experiment, folder: RunFolder, job: Any = None) -> Iter
     known = agreement.before_training(folder.path)
     data = prepare(experiment.data, experiment.privacy, say_stage)
     stage("solving for the noise and its epsilon" if experiment.is_private else "planning")
-    entries, population = Entries.of(experiment), experiment.privacy.population(data.manifest)
-    calibrated = calibrate(experiment, population, known.plan if known else None)
+    entries, population = Entries.of(experiment.claim), experiment.privacy.population(data.manifest)
+    calibrated = calibrate(experiment.claim, population, known.plan if known else None)
     begins_from = _begin_from(experiment.init, experiment.receiver, experiment.audit, data, folder, known)
     require_bound(*of_run, planned_end(entries, calibrated, None) if experiment.is_private else [], begins_from.origins)
 
     # The step, on which all processes agree.
     objective = make_objective(experiment.model, experiment.task, experiment.vocabulary_size, data.manifest)
-    microbatch = resolve_microbatch(experiment.microbatch, Workload.from_experiment(experiment, objective), private)
+    workload = Workload.of(experiment.one_step, objective, experiment.data.sequence_length, experiment.mesh)
+    microbatch = resolve_microbatch(experiment.microbatch, workload, private)
     strategy = experiment.mechanism.load_strategy(experiment.steps, private)
     facts = follower.facts_of_run(experiment.mesh, calibrated, microbatch, strategy)
     team().tell("open", **facts)
-    step = make_step(experiment, audited(objective, experiment.audit, experiment.clip.clipping_norm), mesh, microbatch)
+    step = make_step(experiment.one_step, audited(objective, experiment.audit, experiment.clip.clipping_norm), mesh, microbatch)
     opened = follower.agree_on_opened(team(), experiment.claim_checksum, facts, data.manifest.checksum)
 
     with supervisor.told(team(), experiment.mesh.deadline_s, experiment.mesh.restarts), contextlib.ExitStack() as stack:
@@ -117,10 +118,9 @@ def open_run(experiment: Experiment, folder: RunFolder, job: Any = None) -> Iter
         # The ledger, and where in it the run starts.
         ledger = stack.enter_context(contextlib.closing(Ledger(private / "ledger")))
         checkpoints = stack.enter_context(contextlib.closing(Checkpoints(private / agreement.CHECKPOINTS, schedule.checkpoints_kept)))
-        unchanged = fingerprint(experiment, data.manifest.checksum, microbatch, strategy, job)
-        plan = plan_of(entries, calibrated, experiment.steps, experiment.noise, experiment.accountant, experiment.audit)
+        unchanged = fingerprint(experiment.computation, code_of_parts(experiment, job), data.manifest.checksum, microbatch, strategy)
         allow = allowed_again(*of_run, entries.planned, calibrated, ledger)
-        noise_epochs = NoiseEpochs(folder, experiment.seed, unchanged, ledger, plan, allow)
+        noise_epochs = NoiseEpochs(folder, experiment.seed, unchanged, ledger, plan_of(experiment.claim, calibrated), allow)
         left_out.keep_manifest(private, data)
         for line in [*real_draws(experiment.data, experiment.privacy, population), *left_out.keep(private, data)]:
             stage(line)

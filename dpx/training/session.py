@@ -159,7 +159,7 @@ def publish(run: Run) -> AnyRun:
 
     Only then it publishes the values that the statement charges for.
     """
-    stated = statement.build(run.experiment, run.store.manifest, run.calibrated, run.ledger, job=run.job)
+    stated = statement.build(run.experiment.claim, run.store.manifest, run.calibrated, run.ledger, job=run.job)
     seals.write_statement(run.folder, run.ledger, stated)
     run.released.publish(run.ledger.mark)
     run.progress.planned = run.spending.bound = headline(stated)

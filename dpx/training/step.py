@@ -22,7 +22,7 @@ from jaxtyping import Array
 
 from dpx.clipping.groups import ClippedSum
 from dpx.clipping.rounding import MARGINS
-from dpx.config.experiment import Experiment
+from dpx.config.experiment import OneStep
 from dpx.declaration import require
 from dpx.files.array_checksums import checksum
 from dpx.files.orbax_checkpoints import State
@@ -137,31 +137,31 @@ def _counts(result: ClippedSum, norm_limit: float | Array | None, is_padding_B: 
     return {name: jnp.sum(values_B, dtype=jnp.float32) for name, values_B in sums.items()}
 
 
-def make_step(experiment: Experiment, objective: Any, mesh: Mesh, microbatch: int, chunk: int = 16) -> Step:
+def make_step(declared: OneStep, objective: Any, mesh: Mesh, microbatch: int, chunk: int = 16) -> Step:
     """Returns the functions of one run on `mesh`; `microbatch` is the number of examples that one device holds at a time.
 
     Raises `ConfigError` where jax runs in several processes that dpx did not connect.
     """
     team().require_jax()
     has_gpu = mesh.devices.flat[0].platform == "gpu"
-    require(has_gpu or experiment.model.attention != "cudnn", "model.attention=cudnn", "cuDNN needs a GPU", "Use model.attention=xla")
-    shapes, frozen_shapes = frozen.shapes(experiment.trained, objective)
-    clip, mechanism, telemetry, task = experiment.clip, experiment.mechanism, experiment.telemetry, experiment.task
+    require(has_gpu or declared.model.attention != "cudnn", "model.attention=cudnn", "cuDNN needs a GPU", "Use model.attention=xla")
+    shapes, frozen_shapes = frozen.shapes(declared.trained, objective)
+    clip, mechanism, telemetry, task = declared.clip, declared.mechanism, declared.telemetry, declared.task
     by = jax.eval_shape(partial(frozen.differentiated_by, mechanism), shapes)
     layouts, frozen_layouts = sharding.layouts(by.trained, mesh), sharding.layouts(frozen_shapes, mesh)
-    optimizer, dtype = update.make_update(experiment.optimizer), experiment.model.dtype
+    optimizer, dtype = update.make_update(declared.optimizer), declared.model.dtype
     devices = mesh.shape["data"] * mesh.shape["fsdp"]
-    gradient_sum = GradientSum.build(mechanism, clip, experiment.clipping_method, experiment.privacy)
+    gradient_sum = GradientSum.build(mechanism, clip, declared.clipping_method, declared.privacy)
     names = (*COUNTS, *task.counts, *map(count_name, telemetry.ranges(task.metric)))
 
     def init(key: Array, start: Any) -> State:
-        params, _ = frozen.draw(experiment.trained, objective, key, start)
+        params, _ = frozen.draw(declared.trained, objective, key, start)
         norm = clip.initial_state() if mechanism.is_private else None
         kept = mechanism.kept_from_start(params) if isinstance(mechanism, Reparametrisation) else None
         return State(params, optimizer.init(params), norm, mechanism.initial_state(params), kept)
 
     def draw_frozen(key: Array, start: Any) -> Any:
-        return frozen.draw(experiment.trained, objective, key, start)[1]
+        return frozen.draw(declared.trained, objective, key, start)[1]
 
     def zero() -> Sums:
         gradient = jax.tree.map(lambda leaf: jnp.zeros((devices, *leaf.shape), mechanism.sum_dtype), by.trained)

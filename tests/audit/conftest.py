@@ -15,4 +15,4 @@ def experiment():
 @pytest.fixture(scope="session")
 def canaries(experiment):
     """An `Attack` by 20,000 coins under a claim of epsilon 2."""
-    return lambda **changes: Attack.build(experiment, Setting(**changes))
+    return lambda **changes: Attack.build(experiment.one_step, experiment.mesh, Setting(**changes))

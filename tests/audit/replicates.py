@@ -23,7 +23,7 @@ def main() -> None:
     for name, factor in (("sound", 1.0), ("half the noise", 0.5), ("no noise", 0.0)):
         with pytest.MonkeyPatch.context() as patch:
             scaled_noise(patch, factor)
-            found = [verdict for verdict, _ in verdicts(Attack.build(experiment, Setting()))]
+            found = [verdict for verdict, _ in verdicts(Attack.build(experiment.one_step, experiment.mesh, Setting()))]
         bounds = sorted(verdict.primary.epsilon for verdict in found)
         caught = (sum(verdict.primary.refutes for verdict in found), sum(not verdict.passes for verdict in found))
         rows.append((name, REPLICATES, *caught, *(round(bounds[place], 3) for place in (0, len(bounds) // 2, -1)), 2.0))

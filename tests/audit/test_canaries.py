@@ -111,8 +111,8 @@ def test_a_coin_moves_nobody(experiment, privacy):
 
 def test_canaries_add_to_n(experiment):
     rows = prepare(experiment().data, ROW).manifest.rows["protected"]
-    assert calibrate(experiment(), rows).size == rows + 700
-    assert calibrate(experiment(privacy=GROUP), rows).size == rows + 3 * 700
+    assert calibrate(experiment().claim, rows).size == rows + 700
+    assert calibrate(experiment(privacy=GROUP).claim, rows).size == rows + 3 * 700
 
 
 def test_coins_are_drawn_once_and_a_fork_keeps_its_parents(experiment, tmp_path):

@@ -46,7 +46,7 @@ TEXTS = 3
 
 
 def _plan_of(of: Any, calibrated: Any) -> Any:
-    return calibration.plan_of(calibration.Entries.of(of), calibrated, of.steps, of.noise, of.accountant, of.audit)
+    return calibration.plan_of(of.claim, calibrated)
 
 
 def drawn(seed: int) -> list[Node]:
@@ -183,7 +183,7 @@ class World:
         run, store = self.runs[number], self.stores[number]
         experiment, text = run.experiment, OmegaConf.to_yaml(OmegaConf.create(config.resolved(run.cfg)))
         folder = RunFolder(run.folder, text)
-        calibrated = calibration.calibrate(experiment, experiment.privacy.population(store.manifest))
+        calibrated = calibration.calibrate(experiment.claim, experiment.privacy.population(store.manifest))
         with contextlib.closing(Ledger(folder.made_private() / "ledger")) as entered:
             left_out.keep_manifest(folder.private, store)
             if start.private is not None:
@@ -196,13 +196,13 @@ class World:
             entered.open_noise_epoch(NoiseEpoch(**known, secret_place=None if self.graph[number].fault == "seed" else 1, fingerprint=facts))
             if experiment.is_private:
                 assert calibrated.noise_multiplier is not None
-                entry = calibration.Entries.of(experiment).of_step(calibrated.size, calibrated.noise_multiplier, 4, 0, "first")
+                entry = calibration.Entries.of(experiment.claim).of_step(calibrated.size, calibrated.noise_multiplier, 4, 0, "first")
                 self.sampling[number] = entry.q
                 for step in range(experiment.steps):
                     entered.append(step, entry)
             folder.made_release()
             seals.write_config(folder, entered)
-            stated = statement.build(experiment, store.manifest, calibrated, entered, job=run.job)
+            stated = statement.build(experiment.claim, store.manifest, calibrated, entered, job=run.job)
             seals.write_statement(folder, entered, stated)
             beside = facts_of(entered) | seals.beside_weights(folder, stated)
         params = folder.release / "params"

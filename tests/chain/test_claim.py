@@ -22,9 +22,9 @@ def _release(stage: str, *overrides: str, further: tuple[Origin, ...] = ()) -> S
     experiment = composed(*PRIVATE, *overrides)[0]
     segments = []
     if experiment.is_private:
-        known = calibrate(experiment, 1000)
+        known = calibrate(experiment.claim, 1000)
         assert known.noise_multiplier is not None
-        segments = Entries.of(experiment).planned(known.batch_stages, known.size, known.noise_multiplier, stage)
+        segments = Entries.of(experiment.claim).planned(known.batch_stages, known.size, known.noise_multiplier, stage)
     units = unit_facts(experiment.data, experiment.privacy)
     origin = Origin(
         kind="run",

@@ -97,12 +97,12 @@ def test_a_row_is_charged_with_its_copies_and_the_epsilon_of_one_is_named_apart(
     experiment = composed(*HUB, *GROUP, *target)[0]
     plan = plan_of_run(experiment)
     usual = composed(*HUB[:3], "data.declared_size=100000", *HUB[5:], *target[1:], "accountant=rdp")[0]
-    assert plan.noise_multiplier == calibrate(usual, 100000).noise_multiplier
+    assert plan.noise_multiplier == calibrate(usual.claim, 100000).noise_multiplier
     of_document = dataclasses.replace(
         composed(*HUB, "data.repeats=1", "privacy.unit=document", GROUP[0], "privacy.delta=1e-6", "noise=multiplier")[0],
         noise=composed("noise=multiplier", f"noise.noise_multiplier={plan.noise_multiplier!r}")[0].noise,
     )
-    assert plan.epsilon == calibrate(of_document, 100000).epsilon and (plan.epsilon["pld"] or 0) > 4
+    assert plan.epsilon == calibrate(of_document.claim, 100000).epsilon and (plan.epsilon["pld"] or 0) > 4
     named = {one.name: one for one in plan.unsupported}
     assert set(named) == {"epsilon/pld/one_copy", "epsilon/rdp/one_copy"}
     assert 1.99 < (named["epsilon/rdp/one_copy"].value or 0) <= 2.0
@@ -112,4 +112,4 @@ def test_a_row_is_charged_with_its_copies_and_the_epsilon_of_one_is_named_apart(
 
 def test_a_target_for_one_copy_needs_copies() -> None:
     with pytest.raises(ConfigError, match="noise=target_copy: a unit has no other rows"):
-        calibrate(composed("model=micro", "noise=target_copy")[0], 10_000)
+        calibrate(composed("model=micro", "noise=target_copy")[0].claim, 10_000)

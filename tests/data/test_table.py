@@ -29,7 +29,7 @@ LABELS = ["no", "yes"]
 
 
 def _against(of: Any, manifest: Any) -> list[str]:
-    return caveats.reasons_against(of.data, of.privacy, of.sampler, of.seed, of.reasons_of_mechanism, manifest)
+    return caveats.reasons_against(of.data, of.privacy, of.sampler, of.seed, of.claim.reasons_of_mechanism, manifest)
 
 
 def read(*paths: Path, **settings: object) -> list[Example]:

@@ -512,7 +512,7 @@ def test_charges_that_no_accountant_composes_are_refused(place, parent):
     (origin,) = began(place, "init=run", f"init.run={parent}").origins
     discrete = dataclasses.replace(origin, segments=tuple(dataclasses.replace(one, noise="discrete_gaussian") for one in origin.segments))
     experiment = place.declared("accountant=pld")
-    own = planned_end(Entries.of(experiment), calibrate(experiment, 100), None)
+    own = planned_end(Entries.of(experiment.claim), calibrate(experiment.claim, 100), None)
     require_bound(experiment.accountant, experiment.privacy, own, [origin])
     with pytest.raises(ConfigError, match="mechanism=discrete_gaussian.*accountant=pld"):
         require_bound(experiment.accountant, experiment.privacy, own, [discrete])

@@ -143,18 +143,18 @@ def test_steps_of_other_units_or_of_a_unit_that_nobody_recorded_leave_no_guarant
     experiment = config.build(
         recipes.compose(["data.declared_size=1000", "privacy.delta=1e-4", "batch_schedule.size=16", "noise=multiplier", "steps=3"])
     )[0]
-    calibrated = calibration.calibrate(experiment, 1000)
+    calibrated = calibration.calibrate(experiment.claim, 1000)
     entered, own = Ledger(tmp_path / "ledger"), unit_facts(experiment.data, experiment.privacy, MANIFEST)
     entered.note_units(own)
-    said = statement.build(experiment, None, calibrated, entered)
+    said = statement.build(experiment.claim, None, calibrated, entered)
     assert said.guarantee == "dp" and said.units == (own,)
     entered.note_units(dataclasses.replace(own, vocabulary_sha256="b" * 64))
-    said = statement.build(experiment, None, calibrated, entered)
+    said = statement.build(experiment.claim, None, calibrated, entered)
     assert said.guarantee == "none" and "data.vocabulary" in said.reasons[0] and len(said.units) == 2
     silent = Ledger(tmp_path / "silent")
-    assert statement.build(experiment, None, calibrated, silent).guarantee == "dp"
+    assert statement.build(experiment.claim, None, calibrated, silent).guarantee == "dp"
     silent.append(0, dataclasses.replace(ENTRY, q=0.016))
-    said = statement.build(experiment, None, calibrated, silent)
+    said = statement.build(experiment.claim, None, calibrated, silent)
     assert said.guarantee == "none" and said.epsilon == {} and "the protected unit is not recorded" in said.reasons[0]
 
 
@@ -187,7 +187,7 @@ def test_steps_from_before_units_were_noted_stay_unknown(tmp_path):
 
 
 def entry_of(experiment, size: int = 1000) -> list[dict]:
-    return calibration.Entries.of(experiment).planned(((32, 2),), size, 2.0)
+    return calibration.Entries.of(experiment.claim).planned(((32, 2),), size, 2.0)
 
 
 # What a run would be: each sampler at rows, and Poisson at units of several rows, drawn row by row or whole.
@@ -208,7 +208,7 @@ def may_run(name: str, adjacency: str) -> bool:
     """Whether dpx runs and accounts for this under `adjacency` at all, by any accountant."""
     experiment = declared(name, adjacency)
     try:
-        claim_checks.check_claim(experiment, 1000)
+        claim_checks.check_claim(experiment.claim, 1000)
     except ConfigError:
         return False
     return any(_has_event(entry_of(experiment), adjacency, accountant) for accountant in events.ACCOUNTANTS)

@@ -82,11 +82,11 @@ def test_what_was_charged_beside_the_plan_is_in_the_promise(experiment, tmp_path
     """Steps entered again in another noise epoch: the statement counts them, and so do its words."""
     size, ledger = 10_000, Ledger(tmp_path / "ledger")
     ledger.note_units(unit_facts(experiment.data, experiment.privacy, None))
-    calibrated = calibrate(experiment, size)
+    calibrated = calibrate(experiment.claim, size)
     for epoch in (0, 1):
         for step in range(experiment.steps):
-            ledger.append(step, Entries.of(experiment).of_step(size, 1.0, 64, epoch))
-    stated = statement.build(experiment, None, calibrated, ledger)
+            ledger.append(step, Entries.of(experiment.claim).of_step(size, 1.0, 64, epoch))
+    stated = statement.build(experiment.claim, None, calibrated, ledger)
     assert isinstance(stated, RunStatement) and stated.epsilon["rdp"] is not None
     assert stated.epsilon["rdp"] > calibrated.epsilon["rdp"] + 0.02
     words = "\n".join(explain(experiment, size, stated).words)
@@ -114,7 +114,7 @@ def test_a_short_run_has_each_step_once(experiment):
 def test_what_became_of_a_runs_audit_is_said_wherever_its_claim_is(experiment, verdict, words):
     """In an explanation, on a model card, and of a parent in the statement of the run that began from it."""
     audited = config.build(recipes.compose([*QUICK, "data.declared_size=10000", "audit=canaries"]))[0]
-    stated = statement.build(audited, None, calibrate(audited, 10_000))
+    stated = statement.build(audited.claim, None, calibrate(audited.claim, 10_000))
     assert isinstance(stated, RunStatement) and stated.audit is not None and stated.audit.verdict == "pending"
     stated = dataclasses.replace(stated, audit=dataclasses.replace(stated.audit, verdict=verdict))
     (said,) = [line for line in explain(audited, 10_000, stated).words if "The audit of this run" in line]
@@ -123,7 +123,7 @@ def test_what_became_of_a_runs_audit_is_said_wherever_its_claim_is(experiment, v
     assert words in said and words in on_card and verdict in on_card
     parent = Origin(kind="run", name="parent", identity="0" * 16, claim=_claim(audited.data, audited.privacy, stated, verdict))
     assert words in in_words(parent.as_released()) and "its audit" in in_words(parent.as_released())
-    unaudited = statement.build(experiment, None, calibrate(experiment, 10_000))
+    unaudited = statement.build(experiment.claim, None, calibrate(experiment.claim, 10_000))
     assert "- audit:" not in card(unaudited, shown, None, "c")
     assert "its audit" not in in_words(
         Origin(kind="run", name="a", identity="0", claim=_claim(audited.data, audited.privacy, unaudited, None)).as_released()
@@ -132,7 +132,8 @@ def test_what_became_of_a_runs_audit_is_said_wherever_its_claim_is(experiment, v
 
 def test_names_of_others_begin_no_tag_and_end_no_text_on_a_card(experiment):
     stated = dataclasses.replace(
-        statement.build(experiment, None, calibrate(experiment, 10_000)), assumptions=("a <script>alert(1)</script> of x\n# more", "1 < 2")
+        statement.build(experiment.claim, None, calibrate(experiment.claim, 10_000)),
+        assumptions=("a <script>alert(1)</script> of x\n# more", "1 < 2"),
     )
     shown = Model("x", "BertForMaskedLM", experiment.task, "lora", 'm"); import os #', Published())
     written = card(stated, shown, None, "c", changed=["<img src=x>"])
@@ -143,7 +144,7 @@ def test_names_of_others_begin_no_tag_and_end_no_text_on_a_card(experiment):
 
 def test_what_a_run_stated_is_said_whatever_the_config_beside_it_declares(experiment):
     """Delta, steps, noise and relation are the statement's; a config that says otherwise is refused before, and is not repeated here."""
-    stated = statement.build(experiment, None, calibrate(experiment, 10_000))
+    stated = statement.build(experiment.claim, None, calibrate(experiment.claim, 10_000))
     other = config.build(
         recipes.compose([*QUICK, "data.declared_size=10000", "privacy.delta=1e-12", "steps=5", "noise.noise_multiplier=9"])
     )[0]
@@ -183,7 +184,7 @@ def test_what_is_particular_about_a_mechanism_is_said(overrides, words):
 def test_little_data_is_hinted_at_where_the_claim_is_shown(experiment):
     """In the explanation and in the table at the end of a run."""
     few = config.build(recipes.compose([*QUICK, "data.declared_size=355"]))[0]
-    stated = statement.build(few, None, calibrate(few, 355))
+    stated = statement.build(few.claim, None, calibrate(few.claim, 355))
     (hint,) = [line for line in explain(few, 355, stated).words if line.startswith("Hint: ")]
     assert hint.removeprefix("Hint: ") in _hints(stated) and "only 355 rows" in hint
-    assert _hints(statement.build(experiment, None, calibrate(experiment, 10_000))) == []
+    assert _hints(statement.build(experiment.claim, None, calibrate(experiment.claim, 10_000))) == []

@@ -107,18 +107,18 @@ def test_rows_rest_for_a_cycle_between_two_steps_and_keep_their_rate():
 def test_one_release_is_charged_each_time_the_busiest_group_comes_round(tmp_path):
     experiment, found = make(), Ledger(tmp_path / "ledger")
     for step in range(10):
-        found.append(step, calibration.Entries.of(experiment).of_step(N, 1.0, 10))
+        found.append(step, calibration.Entries.of(experiment.claim).of_step(N, 1.0, 10))
     once = Release(noise_multiplier=1.0, sampling_probability=4 * 10 / N, size=N)
     assert ledger.releases(found.segments()) == [(once, 3)]
     # Steps 6..9 again in a new noise epoch: each group takes part once more, in a separate mechanism.
     for step in range(6, 10):
-        found.append(step, calibration.Entries.of(experiment).of_step(N, 1.0, 10, epoch=1))
+        found.append(step, calibration.Entries.of(experiment.claim).of_step(N, 1.0, 10, epoch=1))
     assert ledger.releases(found.segments()) == [(once, 4)]
 
 
 @pytest.mark.slow
 def test_a_target_is_met_by_the_amplified_event():
-    calibrated = calibrate(make(steps=40, noise=TargetEpsilon(epsilon=3.0), privacy=Privacy(delta=1e-5)), N)
+    calibrated = calibrate(make(steps=40, noise=TargetEpsilon(epsilon=3.0), privacy=Privacy(delta=1e-5)).claim, N)
     assert calibrated.noise_multiplier is not None and 2.99 < calibrated.epsilon["pld"] <= 3.0
     sampled = dp_accounting.PoissonSampledDpEvent(4 * 10 / N, dp_accounting.GaussianDpEvent(calibrated.noise_multiplier))
     accountant = pld.PLDAccountant(dp_accounting.NeighboringRelation.REPLACE_SPECIAL)
@@ -149,4 +149,4 @@ def test_what_the_proof_does_not_cover_is_refused(change, named):
 
 def test_a_batch_beyond_one_group_is_refused():
     with pytest.raises(ConfigError, match="batch size 10: a step draws from 9 rows"):
-        calibrate(make(privacy=Privacy(delta=1e-3)), 39)
+        calibrate(make(privacy=Privacy(delta=1e-3)).claim, 39)

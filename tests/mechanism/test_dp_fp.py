@@ -142,7 +142,7 @@ def test_what_does_not_fit_is_refused_in_one_line_before_anything_is_allocated(g
 
     with pytest.raises(ConfigError) as refusal:
         experiment, *_ = composed(*FP, *given)
-        calibrate(experiment, 1000)
+        calibrate(experiment.claim, 1000)
     text = str(refusal.value)
     assert "\n" not in text and all(any(one in text for one in word.split("|")) for word in words), text
 
@@ -166,14 +166,14 @@ def test_noise_is_not_stated_by_the_batch():
 
     given = [one for one in FP if not one.startswith("noise")] + ["noise=noise_batch_ratio"]
     with pytest.raises(ConfigError, match="mechanism=dp_fp, noise=noise_batch_ratio.*Use noise=multiplier"):
-        calibrate(composed(*given)[0], 1000)
+        calibrate(composed(*given)[0].claim, 1000)
 
 
 def test_the_limit_sets_the_noise_of_no_other_mechanism():
     from dpx.claim.calibration import calibrate
 
     with pytest.raises(ConfigError, match="noise=target_clt with mechanism=dp_sgd.*Use noise=target_epsilon"):
-        calibrate(composed("noise=target_clt", "privacy.delta=1e-9")[0], 10_000)
+        calibrate(composed("noise=target_clt", "privacy.delta=1e-9")[0].claim, 10_000)
 
 
 @pytest.mark.parametrize(("epsilon", "size", "sigma"), [(1.73, 67_349, 0.346), (4.33, 67_349, 0.317), (2.52, 392_702, 0.307)])
@@ -181,5 +181,5 @@ def test_noise_by_the_central_limit_is_that_of_the_paper(epsilon, size, sigma):
     from dpx.claim.calibration import calibrate
 
     given = [f"noise.epsilon={epsilon}", f"data.declared_size={size}", f"privacy.delta={0.5 / size}", f"steps={3 * size // 32}"]
-    calibrated = calibrate(composed(*FP, *given, "train=last_layer")[0], size)
+    calibrated = calibrate(composed(*FP, *given, "train=last_layer")[0].claim, size)
     assert calibrated.noise_multiplier is not None and round(calibrated.noise_multiplier, 3) == sigma

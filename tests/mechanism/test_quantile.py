@@ -78,7 +78,7 @@ def test_only_an_adaptive_norm_of_a_private_run_is_state(micro):
     _, objective = micro
     for changes in ({}, {"clip": CLIP, "mechanism": NoPrivacy()}, {"clip": CLIP}):
         experiment = declare(**changes)
-        state = jax.eval_shape(make_step(experiment, objective, experiment.mesh.make(), 2).init, np.zeros(2, np.uint32), None)
+        state = jax.eval_shape(make_step(experiment.one_step, objective, experiment.mesh.make(), 2).init, np.zeros(2, np.uint32), None)
         assert (state.clip is None) == (len(changes) != 1)
     for clip in (Flat(clipping_norm=0.1), CLIP):
         assert (

@@ -142,7 +142,7 @@ def test_any_mechanism_or_sampler_may_need_the_others_to_stay():
         ({"sampler": InTurns(), **removed}, "^sampler=poisson, privacy.adjacency=add_remove"),
     ):
         with pytest.raises(ConfigError, match=named):
-            calibrate(declare(**change), N)
+            calibrate(declare(**change).claim, N)
     # Numbers do not follow from lengths.
     for mechanism in (DpSgd(), Doubled()):
         declared_mechanism.check(mechanism, declare(sampler=InTurns(), length_buckets=[8]))
@@ -150,13 +150,13 @@ def test_any_mechanism_or_sampler_may_need_the_others_to_stay():
 
 def test_the_statement_claims_renyi_only_and_names_the_margin():
     experiment = declare(mechanism=DiscreteGaussian(grid_bits=20), noise=TargetEpsilon(epsilon=6.0), accountant=Rdp())
-    calibrated = calibrate(experiment, N)
+    calibrated = calibrate(experiment.claim, N)
     assert list(calibrated.epsilon) == ["rdp"] and 5.9 < calibrated.epsilon["rdp"] <= 6.0
     assert calibrated.noise_multiplier is not None
-    assert Entries.of(experiment).of_step(N, calibrated.noise_multiplier, 10).noise == "discrete_gaussian"
-    ((release, _),) = ledger.releases(Entries.of(experiment).planned(calibrated.batch_stages, N, calibrated.noise_multiplier))
+    assert Entries.of(experiment.claim).of_step(N, calibrated.noise_multiplier, 10).noise == "discrete_gaussian"
+    ((release, _),) = ledger.releases(Entries.of(experiment.claim).planned(calibrated.batch_stages, N, calibrated.noise_multiplier))
     assert release.is_discrete
-    stated = statement.build(experiment, None, calibrated)
+    stated = statement.build(experiment.claim, None, calibrated)
     assert isinstance(stated, RunStatement)
     facts = stated.mechanism
     assert 0 < facts.grid_margin < 1e-3 and facts.generator_strength_bits == 256
@@ -208,7 +208,7 @@ def test_integers_wrap_around_alike_in_sum_and_noise():
 def test_a_step_releases_multiples_of_the_spacing_with_the_stated_variance(micro):
     changes = {"optimizer": Adam(beta1=0.0, beta2=0.0, eps=1.0, weight_decay=0.0), "mechanism": DiscreteGaussian(grid_bits=12)}
     experiment, objective, mechanism = declare(**changes), micro[1], changes["mechanism"]
-    step = make_step(experiment, objective, experiment.mesh.make(), 2, 2)
+    step = make_step(experiment.one_step, objective, experiment.mesh.make(), 2, 2)
     state, spacing = step.init(np.zeros(2, np.uint32), None), mechanism.spacing(NORM)
     size = sum(leaf.size for leaf in jax.tree.leaves(state.params))
     deviation = mechanism.deviation(0.5, NORM, size)

@@ -10,13 +10,13 @@ from dp_accounting import rdp
 from dpx import config
 from dpx.claim import calibration, statement
 from dpx.claim.study import Study
-from dpx.claim.trial_charges import Search
 from dpx.config import recipes
 from dpx.config.experiment import Experiment
 from dpx.data.protected_units import unit_facts
 from dpx.declaration import ConfigError
 from dpx.files.records import to_json
 from dpx.job import account, explain
+from dpx.launch.search import search_of
 from dpx.privacy import events, ledger
 from dpx.privacy.ledger import Ledger, LedgerEntry
 from dpx.privacy.segments import Segment
@@ -58,12 +58,12 @@ def entered(experiment: Experiment, path, steps: int = 3) -> Ledger:
     found = Ledger(path / "ledger")
     found.note_units(unit_facts(experiment.data, experiment.privacy, None))
     for step in range(steps):
-        found.append(step, calibration.Entries.of(experiment).of_step(SIZE, SIGMA, BATCH))
+        found.append(step, calibration.Entries.of(experiment.claim).of_step(SIZE, SIGMA, BATCH))
     return found
 
 
 def stated(experiment: Experiment, held: Ledger | None = None) -> dict:
-    return to_json(statement.build(experiment, None, calibration.calibrate(experiment, SIZE), held))
+    return to_json(statement.build(experiment.claim, None, calibration.calibrate(experiment.claim, SIZE), held))
 
 
 def no_bound(document: dict) -> None:
@@ -148,7 +148,7 @@ def theirs_of(event) -> float:
 def test_what_has_no_event_is_refused(site, overrides, reason):
     own = [one for one in OWN if not one.startswith("noise") or "noise=target_epsilon" not in overrides]
     with pytest.raises(ConfigError, match=reason):
-        calibration.calibrate(built(*own, *overrides), SIZE)
+        calibration.calibrate(built(*own, *overrides).claim, SIZE)
 
 
 def test_a_claim_is_not_inherited(site):
@@ -163,7 +163,7 @@ def test_a_claim_is_not_inherited(site):
 
     for change in ({"mechanism": Quieter()}, {"sampler": Luckier()}):
         with pytest.raises(ConfigError, match="does not define"):
-            calibration.calibrate(dataclasses.replace(built(*OWN), **change), SIZE)
+            calibration.calibrate(dataclasses.replace(built(*OWN), **change).claim, SIZE)
 
 
 def test_a_class_that_says_it_is_dpxs_is_not(site):
@@ -211,7 +211,7 @@ def test_a_search_keeps_its_trials_word(site, tmp_path, charge):
     from dpx.claim.search_record import opened
 
     with opened(study.outputs, study.path) as record:
-        no_bound(to_json(search_claim.build(Search.from_experiment(of), record, record.trials[0])))
+        no_bound(to_json(search_claim.build(search_of(of), record, record.trials[0])))
 
 
 def test_a_trial_whose_own_statement_says_so_is_enough(site, unimported, tmp_path):
@@ -222,7 +222,7 @@ def test_a_trial_whose_own_statement_says_so_is_enough(site, unimported, tmp_pat
     path = folder / "release" / "privacy.json"
     path.write_text(json.dumps(json.loads(path.read_text()) | {"guarantee": BY}))
     sealed_anew(folder)
-    study.close(Search.from_experiment(of))
+    study.close(search_of(of))
     no_bound(trials.stated(study))
 
 
@@ -249,12 +249,12 @@ def test_an_explanation_says_whose_word_it_is(site):
 
 def test_another_version_is_other_code_and_another_class_another_claim(site, tmp_path_factory, monkeypatch):
     experiment = built(*OWN, "clip=smooth")
-    noted = fingerprint.fingerprint(experiment, "data", 8)["packages"]
+    noted = fingerprint.code_of_parts(experiment)["packages"]
     assert noted["dpx_pond"]["version"] == "0.3.1" and len(noted["dpx_pond"]["code"]) == 64
     with on_path(pond(tmp_path_factory.mktemp("newer"), "0.4")):
-        assert fingerprint.fingerprint(experiment, "data", 8)["packages"] != noted
+        assert fingerprint.code_of_parts(experiment)["packages"] != noted
     with as_if_unimported():
-        assert fingerprint.fingerprint(built(*OWN), "data", 8)["packages"] == {}
+        assert fingerprint.code_of_parts(built(*OWN))["packages"] == {}
     noted = experiment.claim_checksum
     monkeypatch.setattr(calibration.outside_code, "parts", lambda declared: [])
     assert experiment.claim_checksum != noted

@@ -10,7 +10,6 @@ import pytest
 
 from dpx import config, packages
 from dpx.claim import calibration, spent, statement, trial_charges
-from dpx.claim.trial_charges import Search
 from dpx.config import recipes
 from dpx.config.experiment import Experiment
 from dpx.data.protected_units import unit_facts
@@ -19,6 +18,7 @@ from dpx.files.records import to_json
 from dpx.files.run_folder import RunFolder
 from dpx.job import explain
 from dpx.job.train import Resume, Train
+from dpx.launch.search import search_of
 from dpx.privacy import ledger
 from dpx.privacy.ledger import Ledger, NoiseEpoch
 from dpx.statement import outside_code
@@ -70,7 +70,7 @@ def taking_part(request, site):
 
 
 def _plan_of(of: Any, calibrated: Any) -> Any:
-    return calibration.plan_of(calibration.Entries.of(of), calibrated, of.steps, of.noise, of.accountant, of.audit)
+    return calibration.plan_of(of.claim, calibrated)
 
 
 def built(*overrides: str) -> Experiment:
@@ -81,22 +81,22 @@ def entered(experiment: Experiment, path, job=None) -> Ledger:
     found = Ledger(path / "ledger")
     found.note_units(unit_facts(experiment.data, experiment.privacy, None))
     for step in range(3):
-        found.append(step, calibration.Entries.of(experiment).of_step(SIZE, SIGMA, BATCH, job=job))
+        found.append(step, calibration.Entries.of(experiment.claim).of_step(SIZE, SIGMA, BATCH, job=job))
     return found
 
 
 def stated(experiment: Experiment, held: Ledger | None = None, job=None) -> dict:
-    return to_json(statement.build(experiment, None, calibration.calibrate(experiment, SIZE), held, job=job))
+    return to_json(statement.build(experiment.claim, None, calibration.calibrate(experiment.claim, SIZE), held, job=job))
 
 
 ROADS = {
-    "entry": lambda experiment, job, path: calibration.Entries.of(experiment).of_step(SIZE, SIGMA, BATCH, job=job).by,
-    "planned steps": lambda experiment, job, path: calibration.Entries.of(experiment).planned(((BATCH, 3),), SIZE, SIGMA)[0].by,
+    "entry": lambda experiment, job, path: calibration.Entries.of(experiment.claim).of_step(SIZE, SIGMA, BATCH, job=job).by,
+    "planned steps": lambda experiment, job, path: calibration.Entries.of(experiment.claim).planned(((BATCH, 3),), SIZE, SIGMA)[0].by,
     "statement": lambda experiment, job, path: said(stated(experiment, None, job)),
     "statement of a ledger alone": lambda experiment, job, path: said(stated(experiment, entered(experiment, path, job))),
     "plan": lambda experiment, job, path: said(plan(experiment)),
-    "search": lambda experiment, job, path: "+".join(Search.from_experiment(trials.experiment("composition", 1)).by),
-    "fingerprint": lambda experiment, job, path: "+".join(fingerprint.fingerprint(experiment, "data", 8, job=job)["packages"]),
+    "search": lambda experiment, job, path: "+".join(search_of(trials.experiment("composition", 1)).by),
+    "fingerprint": lambda experiment, job, path: "+".join(fingerprint.code_of_parts(experiment, job)["packages"]),
     "explanation": lambda experiment, job, path: BY if BY in json.dumps(explain.explain(experiment, SIZE, None).words) else None,
 }
 
@@ -120,9 +120,9 @@ def test_a_package_that_is_installed_and_not_imported_takes_no_part(site, tmp_pa
 
 
 def test_what_it_costs_does_not_depend_on_who_is_imported(site, tmp_path):
-    before = _plan_of(built(), calibration.calibrate(built(), SIZE))
+    before = _plan_of(built(), calibration.calibrate(built().claim, SIZE))
     importlib.import_module("dpx_reed.patch")
-    assert _plan_of(built(), calibration.calibrate(built(), SIZE)) == before, "else resuming would look like a late choice"
+    assert _plan_of(built(), calibration.calibrate(built().claim, SIZE)) == before, "else resuming would look like a late choice"
 
 
 def test_a_package_imported_between_two_steps_is_named_from_there_on_and_every_step_counts_once(site, tmp_path):
@@ -131,15 +131,15 @@ def test_a_package_imported_between_two_steps_is_named_from_there_on_and_every_s
     epoch = NoiseEpoch(number=0, name="e", from_step=0, start=None, secret_tag="", secret_place=1, fingerprint={}, why="")
     found.open_noise_epoch(epoch)
     run = object.__new__(loop.Run)
-    vars(run).update(experiment=experiment, calibrated=calibration.calibrate(experiment, SIZE), ledger=found, job=Train())
+    vars(run).update(experiment=experiment, calibrated=calibration.calibrate(experiment.claim, SIZE), ledger=found, job=Train())
     loop._enter(run, epoch, 0)
     importlib.import_module("dpx_reed.patch")
     loop._enter(run, epoch, 1)
     assert [entry.by for _, entry in found.entries()] == [None, BY]
-    whole = spent.planned_end(calibration.Entries.of(experiment), run.calibrated, found)
+    whole = spent.planned_end(calibration.Entries.of(experiment.claim), run.calibrated, found)
     assert sorted(step for _, step, _ in ledger.decode(whole)) == [0, 1, 2]
     assert said(stated(experiment, found)) == BY
-    plain = calibration.Entries.of(experiment).planned(run.calibrated.batch_stages, SIZE, SIGMA)
+    plain = calibration.Entries.of(experiment.claim).planned(run.calibrated.batch_stages, SIZE, SIGMA)
     assert len(list(ledger.decode(trial_charges.union(plain, found.segments(), "trial")))) == 3
 
 
@@ -170,7 +170,7 @@ def test_a_job_of_no_package_is_named_by_its_module(tmp_path):
     class Louder(Train):
         """As a notebook has one."""
 
-    assert calibration.Entries.of(built()).of_step(SIZE, SIGMA, BATCH, job=Louder()).by == "tests"
+    assert calibration.Entries.of(built().claim).of_step(SIZE, SIGMA, BATCH, job=Louder()).by == "tests"
     (facts,) = stated(built(), None, Louder())["outside_code"]
     assert facts["version"] == "unlisted" and facts["parts"]["job"].endswith("Louder")
     Louder.__module__, Louder.__qualname__ = Train.__module__, Train.__qualname__

@@ -136,13 +136,13 @@ def drawn(base, seed, size_of, steps):
 def entered(experiment, calibrated, path):
     """`(statement, ledger's runs)` of `experiment` with every step entered and nothing trained."""
     if calibrated.noise_multiplier is None:
-        return to_json(statement.build(experiment, None, calibrated)), []
+        return to_json(statement.build(experiment.claim, None, calibrated)), []
     with_steps = Ledger(path)
     with_steps.note_units(unit_facts(experiment.data, experiment.privacy, None))
     for step in range(experiment.steps):
         batch = experiment.batch_schedule.at(step)
-        with_steps.append(step, calibration.Entries.of(experiment).of_step(calibrated.size, calibrated.noise_multiplier, batch))
-    return to_json(statement.build(experiment, None, calibrated, with_steps)), with_steps.segments()
+        with_steps.append(step, calibration.Entries.of(experiment.claim).of_step(calibrated.size, calibrated.noise_multiplier, batch))
+    return to_json(statement.build(experiment.claim, None, calibrated, with_steps)), with_steps.segments()
 
 
 def is_one_line(refusal):
@@ -202,7 +202,7 @@ def held_to(base, seed, path, size=1_000, steps=12):
     """Whether combination `seed` stands; it is checked if it does, and must be refused in one line if not."""
     try:
         experiment = drawn(base, seed, lambda *_: size, steps)
-        calibrated = calibrate(experiment, size)
+        calibrated = calibrate(experiment.claim, size)
     except ConfigError as refusal:
         assert is_one_line(refusal)
         return False

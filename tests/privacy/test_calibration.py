@@ -23,24 +23,24 @@ N = 10_000
 
 
 def _plan_of(of: Any, calibrated: Any) -> Any:
-    return calibration.plan_of(calibration.Entries.of(of), calibrated, of.steps, of.noise, of.accountant, of.audit)
+    return calibration.plan_of(of.claim, calibrated)
 
 
 def test_stated_noise_is_kept(small):
-    calibrated = calibrate(small(), N)
+    calibrated = calibrate(small().claim, N)
     assert calibrated.noise_multiplier == 1.0 and calibrated.stages == ((64 / N, 20),) and calibrated.batch_stages == ((64, 20),)
     expected = dpx.privacy.epsilon([(64 / N, 20)], noise_multiplier=1.0, delta=1e-6)
     assert calibrated.epsilon["pld"] == expected and calibrated.epsilon["rdp"] > expected
 
 
 def test_ratio_is_noise_over_batch(small):
-    assert calibrate(small(noise=NoiseBatchRatio(noise_batch_ratio=0.25)), N).noise_multiplier == 16.0
+    assert calibrate(small(noise=NoiseBatchRatio(noise_batch_ratio=0.25)).claim, N).noise_multiplier == 16.0
 
 
 @pytest.mark.parametrize("accountant", [None, Rdp()])
 def test_target_is_met_from_below(small, accountant):
     experiment = small(noise=TargetEpsilon(epsilon=0.5), **({"accountant": accountant} if accountant else {}))
-    calibrated = calibrate(experiment, N)
+    calibrated = calibrate(experiment.claim, N)
     own = experiment.accountant.name
     assert 0.5 * 0.998 < calibrated.epsilon[own] <= 0.5
 
@@ -50,7 +50,7 @@ def test_a_plan_holds_the_audit_and_says_which_setting_differs(small):
 
     def planned(**changes):
         experiment = small(**({"audit": audit, "accountant": Rdp(value_discretization_interval=WIDTH)} | changes))
-        return _plan_of(experiment, calibrate(experiment, N))
+        return _plan_of(experiment, calibrate(experiment.claim, N))
 
     before = planned()
     assert differing(before, planned()) == [] == differing(None, before)
@@ -60,12 +60,12 @@ def test_a_plan_holds_the_audit_and_says_which_setting_differs(small):
 
 
 def test_plain_training_has_no_noise(small):
-    calibrated = calibrate(small(mechanism=NoPrivacy()), N)
+    calibrated = calibrate(small(mechanism=NoPrivacy()).claim, N)
     assert calibrated.noise_multiplier is None and calibrated.epsilon == {} and calibrated.stages == ((64 / N, 20),)
 
 
 def test_stages_are_accounted_at_their_own_rates(small):
-    calibrated = calibrate(small(batch_schedule=Staged(sizes=[32, 64], stage_steps=5)), N)
+    calibrated = calibrate(small(batch_schedule=Staged(sizes=[32, 64], stage_steps=5)).claim, N)
     assert calibrated.stages == ((32 / N, 5), (64 / N, 15))
 
 
@@ -73,7 +73,7 @@ def test_stages_are_accounted_at_their_own_rates(small):
 def test_a_ramp_is_bounded_from_above_and_closely(small, monkeypatch):
     monkeypatch.setattr(accounting, "RATES_MAX", 6)
     experiment = small(steps=20, batch_schedule=Linear(start=20, end=400, ramp_steps=20), accountant=Rdp())
-    calibrated = calibrate(experiment, N)
+    calibrated = calibrate(experiment.claim, N)
     charges = [(Release(noise_multiplier=1.0, sampling_probability=q), steps) for q, steps in calibrated.stages]
     exact = accounting.compose(charges, "rdp").epsilon(1e-6)
     assert len(calibrated.stages) == 20 and exact < calibrated.epsilon["rdp"] <= exact * 1.1
@@ -96,23 +96,23 @@ def test_a_ramp_is_bounded_from_above_and_closely(small, monkeypatch):
 )
 def test_claims_that_cannot_stand_are_refused_in_one_line(small, changes, size, message):
     with pytest.raises(ConfigError, match=message) as refusal:
-        calibrate(small(**changes), size)
+        calibrate(small(**changes).claim, size)
     assert "\n" not in str(refusal.value)
 
 
 def test_large_delta_can_be_allowed(small):
-    assert calibrate(small(privacy={"delta": 1e-3, "allow_large_delta": True}), N).epsilon["pld"] > 0
+    assert calibrate(small(privacy={"delta": 1e-3, "allow_large_delta": True}).claim, N).epsilon["pld"] > 0
 
 
 def test_declared_size_stands_in_for_the_count(small):
     experiment = small(privacy={"adjacency": "add_remove"}, data={"declared_size": 20_000})
-    assert calibrate(experiment, N).stages == ((64 / 20_000, 20),)
+    assert calibrate(experiment.claim, N).stages == ((64 / 20_000, 20),)
 
 
 def test_a_unit_of_rows_costs_more_than_a_row(small):
     coarse = Pld(value_discretization_interval=WIDTH)
-    row = calibrate(small(steps=2, accountant=coarse), N).epsilon
-    document = calibrate(small(steps=2, accountant=coarse, privacy={"unit": "document", "rows_per_unit_max": 2}), N).epsilon
+    row = calibrate(small(steps=2, accountant=coarse).claim, N).epsilon
+    document = calibrate(small(steps=2, accountant=coarse, privacy={"unit": "document", "rows_per_unit_max": 2}).claim, N).epsilon
     assert document["pld"] > 1.3 * row["pld"] and "rdp" not in document
 
 
@@ -185,14 +185,14 @@ def test_noise_stays_what_was_declared(small):
 
 def test_the_truncated_entry_carries_its_cap(small):
     experiment = small(sampler=TruncatedPoisson())
-    entered = calibration.Entries.of(experiment).of_step(N, 1.0, 64)
+    entered = calibration.Entries.of(experiment.claim).of_step(N, 1.0, 64)
     assert entered.cap is not None and entered.cap >= 64 + 6 * 8 * 0.99 and entered.size == N
-    plain, truncated = calibrate(small(), N).epsilon["pld"], calibrate(experiment, N).epsilon["pld"]
+    plain, truncated = calibrate(small().claim, N).epsilon["pld"], calibrate(experiment.claim, N).epsilon["pld"]
     assert plain <= truncated <= plain * 1.001
 
 
 def test_without_amplification_every_step_counts_whole(small):
-    calibrated = calibrate(small(accountant=Deterministic(), noise={"noise_multiplier": 20.0}), N)
+    calibrated = calibrate(small(accountant=Deterministic(), noise={"noise_multiplier": 20.0}).claim, N)
     assert calibrated.epsilon["deterministic"] == pytest.approx(closed_form.epsilon(20**0.5 / 20, 1e-6))
     assert calibrated.epsilon["pld"] < calibrated.epsilon["deterministic"]
 
@@ -200,7 +200,7 @@ def test_without_amplification_every_step_counts_whole(small):
 def test_delta_is_held_against_the_counted_size_where_that_is_public(small):
     few = {"declared_size": 100, "allow_other_size": True}
     with pytest.raises(ConfigError, match=r"privacy.delta=0.001: not below 1/N = 0.0001"):
-        calibrate(small(data=few, privacy={"delta": 1e-3}, batch_schedule={"size": 10}), 10_000)
+        calibrate(small(data=few, privacy={"delta": 1e-3}, batch_schedule={"size": 10}).claim, 10_000)
 
 
 @pytest.mark.parametrize(
@@ -215,56 +215,56 @@ def test_delta_is_held_against_the_counted_size_where_that_is_public(small):
 def test_a_declared_size_that_the_text_does_not_give_is_refused(small, sampler, adjacency, counted, message):
     declared = small(sampler=sampler, data={"declared_size": 10_000}, privacy={"adjacency": adjacency})
     with pytest.raises(ConfigError, match=message) as refusal:
-        calibrate(declared, counted)
+        calibrate(declared.claim, counted)
     assert str(refusal.value).startswith("data.declared_size=10000: ") and "\n" not in str(refusal.value)
     allowed = dataclasses.replace(declared, data=dataclasses.replace(declared.data, allow_other_size=True))
     if sampler.depends_on_size:
         with pytest.raises(ConfigError, match=message):
-            calibrate(allowed, counted)
+            calibrate(allowed.claim, counted)
     else:
         # The charge is for the declared number: what is drawn of each row does not follow the count.
-        assert calibrate(allowed, counted).stages == calibrate(declared, 10_000).stages
+        assert calibrate(allowed.claim, counted).stages == calibrate(declared.claim, 10_000).stages
 
 
 def test_a_run_says_how_many_rows_its_steps_draw_where_that_is_public(small):
     near = small(data={"declared_size": 10_000})
-    assert calibrate(near, 10_150) and calibrate(near, 9_850)
+    assert calibrate(near.claim, 10_150) and calibrate(near.claim, 9_850)
     (line,) = real_draws(near.data, near.privacy, 10_150)
     assert line == "data.declared_size=10000, and the text gives 10150 rows: a step draws 1.015 times the batch size on average"
     assert real_draws(near.data, near.privacy, 10_000) == []
     hidden = small(data={"declared_size": 10_000}, privacy={"adjacency": "add_remove"})
-    assert calibrate(hidden, 5) == calibrate(hidden, 10_000) and real_draws(hidden.data, hidden.privacy, 5) == []
+    assert calibrate(hidden.claim, 5) == calibrate(hidden.claim, 10_000) and real_draws(hidden.data, hidden.privacy, 5) == []
 
 
 def test_under_add_remove_delta_is_held_against_the_declared_size_alone(small):
     """A refusal that followed the protected number would tell something of it."""
     declared = {"data": {"declared_size": 100}, "batch_schedule": {"size": 10}}
-    found = [calibrate(small(**declared, privacy={"delta": 1e-3, "adjacency": "add_remove"}), size) for size in (50, 10_000)]
+    found = [calibrate(small(**declared, privacy={"delta": 1e-3, "adjacency": "add_remove"}).claim, size) for size in (50, 10_000)]
     assert found[0] == found[1]
     with pytest.raises(ConfigError, match=r"not below 1/N = 0.01"):
-        calibrate(small(**declared, privacy={"delta": 0.02, "adjacency": "add_remove"}), 10)
+        calibrate(small(**declared, privacy={"delta": 0.02, "adjacency": "add_remove"}).claim, 10)
 
 
 @pytest.mark.usefixtures("own_cache")
 def test_a_run_keeps_the_noise_it_began_with_unless_its_plan_changed(small):
     experiment = small(noise=TargetEpsilon(epsilon=2.0), accountant=Pld(value_discretization_interval=WIDTH))
-    now = calibrate(experiment, N)
+    now = calibrate(experiment.claim, N)
     plan = _plan_of(experiment, now)
     assert now.noise_multiplier is not None
     assert plan.step is not None
     sigma = now.noise_multiplier * 1.0001
     other = dataclasses.replace(plan, step=dataclasses.replace(plan.step, noise_multiplier=sigma))
-    kept = calibrate(experiment, N, other)
+    kept = calibrate(experiment.claim, N, other)
     assert kept.noise_multiplier == sigma and kept.epsilon["pld"] < now.epsilon["pld"]
-    assert calibrate(experiment, N, plan) == now
+    assert calibrate(experiment.claim, N, plan) == now
     other_size = dataclasses.replace(plan.step, noise_multiplier=sigma, size=5)
     for changed in ({"steps": 3}, {"step": other_size}, {"batch_sizes": ((1, 2),)}):
-        assert calibrate(experiment, N, dataclasses.replace(other, **changed)) == now
+        assert calibrate(experiment.claim, N, dataclasses.replace(other, **changed)) == now
 
 
 def test_balls_in_bins_is_refused_where_n_is_protected(small):
     with pytest.raises(ConfigError, match="permutation of all N rows"):
-        calibrate(small(sampler=BallsInBins(), data={"declared_size": N}, privacy={"adjacency": "add_remove"}), N)
+        calibrate(small(sampler=BallsInBins(), data={"declared_size": N}, privacy={"adjacency": "add_remove"}).claim, N)
 
 
 def test_an_epsilon_below_what_is_resolved_is_refused_before_anything_is_solved():

@@ -34,13 +34,13 @@ LIMIT = ("noise=target_clt", "noise.epsilon=2")
 def stated(tmp_path, *given):
     """(experiment, calibrated, statement) of a run whose steps were all entered."""
     experiment, *_ = composed(*FP, *given)
-    calibrated = calibrate(experiment, SIZE)
+    calibrated = calibrate(experiment.claim, SIZE)
     assert calibrated.noise_multiplier is not None
     ledger = Ledger(tmp_path / "ledger")
     ledger.note_units(unit_facts(experiment.data, experiment.privacy, MANIFEST))
     for step in range(STEPS):
-        ledger.append(step, Entries.of(experiment).of_step(SIZE, calibrated.noise_multiplier, 40))
-    document = statement.build(experiment, None, calibrated, ledger)
+        ledger.append(step, Entries.of(experiment.claim).of_step(SIZE, calibrated.noise_multiplier, 40))
+    document = statement.build(experiment.claim, None, calibrated, ledger)
     return experiment, calibrated, json.loads(json.dumps(to_json(document), allow_nan=False))
 
 
@@ -124,13 +124,13 @@ def test_plan_and_explanation_say_the_same(train, guarantee):
 def folder_of(place, *given):
     """A run folder with ledger and statement, as a run leaves them."""
     experiment, *_ = composed(*given)
-    calibrated = calibrate(experiment, SIZE)
+    calibrated = calibrate(experiment.claim, SIZE)
     assert calibrated.noise_multiplier is not None
     entered = Ledger(place / "private" / "ledger")
     entered.note_units(unit_facts(experiment.data, experiment.privacy, MANIFEST))
     for step in range(STEPS):
-        entered.append(step, Entries.of(experiment).of_step(SIZE, calibrated.noise_multiplier, 40))
-    document = statement.build(experiment, None, calibrated, entered)
+        entered.append(step, Entries.of(experiment.claim).of_step(SIZE, calibrated.noise_multiplier, 40))
+    document = statement.build(experiment.claim, None, calibrated, entered)
     assert isinstance(document, RunStatement) and list(document.ledger.segments) == entered.segments() and spent.CHAIN_SHOWS
     seals.write_statement(RunFolder(place), entered, document)
     segments = entered.segments()
@@ -166,6 +166,6 @@ def test_a_joint_account_with_whole_rows_states_the_text_alone(both, tmp_path, c
     (at,) = [table for table in document["tables"] if table["name"] == "epsilon_of_delta"]
     epsilon = dict(tuple(row) if isinstance(row, list) else (row["delta"], row["epsilon"]) for row in at["rows"])[1e-4]
     alone = composed(*FP, *LIMIT, "train=last_layer")[0]
-    sigma = calibrate(alone, SIZE).noise_multiplier
+    sigma = calibrate(alone.claim, SIZE).noise_multiplier
     sums = accounting.compose([(Release(noise_multiplier=1.0, sampling_probability=40 / SIZE), STEPS)]).epsilon(1e-4)
     assert max(bound(sigma), sums) < epsilon < bound(sigma) + sums

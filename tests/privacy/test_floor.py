@@ -47,13 +47,13 @@ print(json.dumps([stated.guarantee, composed, by_events, document["epsilon"]["pl
 
 def test_a_ledger_and_a_statement_are_read_and_composed_again_without_what_trains(small, tmp_path):
     experiment = small(steps=3)
-    calibrated = calibrate(experiment, N)
+    calibrated = calibrate(experiment.claim, N)
     assert calibrated.noise_multiplier is not None
     entered = Ledger(tmp_path / "ledger")
     entered.note_units(unit_facts(experiment.data, experiment.privacy, None))
     for step in range(3):
-        entered.append(step, calibration.Entries.of(experiment).of_step(N, calibrated.noise_multiplier, 64))
-    (tmp_path / "privacy.json").write_text(json.dumps(to_json(statement.build(experiment, None, calibrated, entered))))
+        entered.append(step, calibration.Entries.of(experiment.claim).of_step(N, calibrated.noise_multiplier, 64))
+    (tmp_path / "privacy.json").write_text(json.dumps(to_json(statement.build(experiment.claim, None, calibrated, entered))))
     entered.close()
     ended = subprocess.run([sys.executable, "-c", CHECK, str(tmp_path)], env=environment(), capture_output=True, text=True, timeout=300)
     assert ended.returncode == 0, ended.stderr

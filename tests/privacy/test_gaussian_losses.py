@@ -128,5 +128,5 @@ def test_the_declaration_reaches_every_loss_distribution_of_a_run():
         declared = [
             composed(*fixed, f"accountant={accountant}", *more)[0] for more in ((), ("+accountant.value_discretization_interval=0.05",))
         ]
-        default, coarse = (calibrate(experiment, 20_000).epsilon for experiment in declared)
+        default, coarse = (calibrate(experiment.claim, 20_000).epsilon for experiment in declared)
         assert coarse["pld"] > default["pld"] and coarse["rdp"] == default["rdp"]

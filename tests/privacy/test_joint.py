@@ -41,7 +41,7 @@ def test_what_remains_is_exactly_what_joins_to_the_target():
 def entered(experiment, path, steps=20):
     found = Ledger(path)
     for step in range(steps):
-        found.append(step, calibration.Entries.of(experiment).of_step(N, 1.0, 64))
+        found.append(step, calibration.Entries.of(experiment.claim).of_step(N, 1.0, 64))
     return found
 
 
@@ -68,8 +68,8 @@ def test_a_pass_over_the_data_is_charged_jointly(small, tmp_path):
 @pytest.mark.parametrize("adjacency", ["zero_out", pytest.param("replace_one", marks=pytest.mark.slow)])
 def test_a_target_epsilon_is_met_by_sum_and_count_together(small, adjacency):
     noise, privacy = TargetEpsilon(epsilon=4.0), {"adjacency": adjacency}
-    plain = calibrate(small(noise=noise, privacy=privacy), N).noise_multiplier
-    adaptive = calibrate(small(noise=noise, privacy=privacy, clip=CLIP), N)
+    plain = calibrate(small(noise=noise, privacy=privacy).claim, N).noise_multiplier
+    adaptive = calibrate(small(noise=noise, privacy=privacy, clip=CLIP).claim, N)
     assert adaptive.noise_multiplier is not None and plain is not None
     assert joint(adaptive.noise_multiplier, 2.0) == pytest.approx(plain, rel=1e-9)
     assert 3.99 < adaptive.epsilon["pld"] <= 4.0
@@ -78,12 +78,12 @@ def test_a_target_epsilon_is_met_by_sum_and_count_together(small, adjacency):
 @pytest.mark.slow
 def test_a_count_dearer_than_the_target_is_refused(small):
     with pytest.raises(ConfigError, match="count_noise_multiplier=0.1: these releases use all"):
-        calibrate(small(noise=TargetEpsilon(epsilon=4.0), clip=AdaptiveClip(clipping_norm=1.0, count_noise_multiplier=0.1)), N)
+        calibrate(small(noise=TargetEpsilon(epsilon=4.0), clip=AdaptiveClip(clipping_norm=1.0, count_noise_multiplier=0.1)).claim, N)
 
 
 def test_the_statement_says_what_is_released_and_recomputes(small, tmp_path):
     experiment = small(clip=CLIP)
-    document = to_json(statement.build(experiment, None, calibrate(experiment, N), entered(experiment, tmp_path / "ledger")))
+    document = to_json(statement.build(experiment.claim, None, calibrate(experiment.claim, N), entered(experiment, tmp_path / "ledger")))
     mechanism = document["mechanism"]
     assert mechanism["clip"] == "quantile" and mechanism["count_noise_multiplier"] == 2.0
     assert mechanism["joint_noise_multiplier"] == pytest.approx(joint(1.0, 2.0))

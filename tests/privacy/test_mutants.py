@@ -34,7 +34,7 @@ def entered(experiment, path, steps, noise_multiplier=1.0):
     found = Ledger(path)
     found.note_units(unit_facts(experiment.data, experiment.privacy, None))
     for step in range(steps):
-        found.append(step, calibration.Entries.of(experiment).of_step(N, noise_multiplier, 64))
+        found.append(step, calibration.Entries.of(experiment.claim).of_step(N, noise_multiplier, 64))
     return found
 
 
@@ -70,7 +70,7 @@ def test_ledger_reset_on_resume(small, tmp_path):
     def check(path):
         entered(experiment, path, 10)
         resumed = Ledger(path)
-        resumed.append(10, calibration.Entries.of(experiment).of_step(N, 1.0, 64))
+        resumed.append(10, calibration.Entries.of(experiment.claim).of_step(N, 1.0, 64))
         assert sum(count for _, count in ledger.releases(Ledger(path).segments())) == 11
 
     check(tmp_path / "sound")
@@ -82,7 +82,7 @@ def test_ledger_reset_on_resume(small, tmp_path):
 
     def broken():
         entered(experiment, tmp_path / "broken", 10)
-        Forgetful(tmp_path / "broken").append(10, calibration.Entries.of(experiment).of_step(N, 1.0, 64))
+        Forgetful(tmp_path / "broken").append(10, calibration.Entries.of(experiment.claim).of_step(N, 1.0, 64))
         assert sum(count for _, count in ledger.releases(Ledger(tmp_path / "broken").segments())) == 11
 
     caught(broken)
@@ -98,7 +98,7 @@ def test_ledger_not_synced_before_release(small, tmp_path, monkeypatch):
             patch.setattr(os, "fsync", lambda handle: (synced.append(handle), fsync(handle)))
             found = Ledger(tmp_path / "ledger")
             synced.clear()
-            found.append(0, calibration.Entries.of(small()).of_step(N, 1.0, 64))
+            found.append(0, calibration.Entries.of(small().claim).of_step(N, 1.0, 64))
         assert synced
 
     check()
@@ -151,7 +151,7 @@ def test_counted_size_used_under_add_remove(small, monkeypatch):
 
     def check():
         # Neighbours differ in the count: nothing that is released may follow it.
-        assert calibrate(experiment, N) == calibrate(experiment, N + 1)
+        assert calibrate(experiment.claim, N) == calibrate(experiment.claim, N + 1)
 
     check()
     monkeypatch.setattr(calibration, "check_claim", lambda _, size: size)
@@ -164,9 +164,9 @@ def test_an_approximation_under_epsilon(small, tmp_path):
     experiment = small(accountant=GdpClt())
     document = to_json(
         statement.build(
-            experiment,
+            experiment.claim,
             SimpleNamespace(vocabulary_source="public_split", vocabulary_checksum="pieces", rows={"protected": N}),
-            calibrate(experiment, N),
+            calibrate(experiment.claim, N),
             entered(experiment, tmp_path / "l", 20),
         )
     )

@@ -37,7 +37,7 @@ NOTHING_RAN = RunFacts.of(None)
 
 
 def _against(of: Any, manifest: Any) -> list[str]:
-    return caveats.reasons_against(of.data, of.privacy, of.sampler, of.seed, of.reasons_of_mechanism, manifest)
+    return caveats.reasons_against(of.data, of.privacy, of.sampler, of.seed, of.claim.reasons_of_mechanism, manifest)
 
 
 def not_covered(experiment):
@@ -45,13 +45,13 @@ def not_covered(experiment):
 
 
 def run(experiment, tmp_path, steps=None, size=N):
-    calibrated = calibrate(experiment, size)
+    calibrated = calibrate(experiment.claim, size)
     assert calibrated.noise_multiplier is not None
     ledger = Ledger(tmp_path / "ledger")
     ledger.note_units(unit_facts(experiment.data, experiment.privacy, None))
     for step in range(experiment.steps if steps is None else steps):
-        ledger.append(step, calibration.Entries.of(experiment).of_step(size, calibrated.noise_multiplier, 64))
-    return to_json(statement.build(experiment, None, calibrated, ledger))
+        ledger.append(step, calibration.Entries.of(experiment.claim).of_step(size, calibrated.noise_multiplier, 64))
+    return to_json(statement.build(experiment.claim, None, calibrated, ledger))
 
 
 def dp_accounting_alone(event):
@@ -88,11 +88,11 @@ def test_a_ramp_is_stated_with_what_rounding_its_rates_up_costs(small, monkeypat
     # A coarse grid for all that is compared: units take a second each.
     coarse = Pld(value_discretization_interval=5e-3)
     experiment = small(steps=4, accountant=coarse, batch_schedule=Linear(start=20, end=400, ramp_steps=4), privacy=privacy)
-    calibrated = calibrate(experiment, N)
-    document = to_json(statement.build(experiment, None, calibrated))
+    calibrated = calibrate(experiment.claim, N)
+    document = to_json(statement.build(experiment.claim, None, calibrated))
     rounded = document["ledger"]["rates_rounded_up"]
     assert rounded["distinct"] == 4 and rounded["composed"] == 2
-    charges = ledger.releases(calibration.Entries.of(experiment).planned(calibrated.batch_stages, N, 1.0))
+    charges = ledger.releases(calibration.Entries.of(experiment.claim).planned(calibrated.batch_stages, N, 1.0))
     by = "rdp" if "rdp" in document["epsilon"] else "pld"
     exact = accounting.compose(charges, by, experiment.privacy.adjacency, coarse=5e-3).epsilon(1e-6)
     assert exact < document["epsilon"][by] <= exact + rounded["epsilon_error_at_most"] and rounded["accountant"] == by
@@ -120,7 +120,7 @@ def test_a_finished_run_spends_what_was_planned(small, tmp_path):
 
 def test_the_plan_is_stated_and_nothing_spent_before_the_first_step(small):
     experiment = small()
-    document = to_json(statement.build(experiment, None, calibrate(experiment, N)))
+    document = to_json(statement.build(experiment.claim, None, calibrate(experiment.claim, N)))
     assert document["epsilon"] == document["planned"]["epsilon"] and document["epsilon"]["pld"] > 0
     assert document["spent"]["epsilon"] == {"pld": 0.0, "rdp": 0.0} and document["spent"]["steps"] == 0
 
@@ -149,7 +149,7 @@ def test_reasons_take_the_guarantee_and_every_epsilon(small, tmp_path, change, r
 def test_what_the_data_room_found_outranks_the_declaration(small):
     experiment = small()
     manifest = SimpleNamespace(vocabulary_source="protected", vocabulary_checksum="pieces", rows={"protected": N})
-    assert to_json(statement.build(experiment, manifest, calibrate(experiment, N)))["guarantee"] == "none"
+    assert to_json(statement.build(experiment.claim, manifest, calibrate(experiment.claim, N)))["guarantee"] == "none"
 
 
 def test_cross_document_pairs_take_the_guarantee_of_documents(small):
@@ -201,7 +201,7 @@ def test_a_large_delta_is_listed(small, tmp_path):
 
 def test_plain_training_claims_nothing(small):
     experiment = small(mechanism=NoPrivacy())
-    document = to_json(statement.build(experiment, None, calibrate(experiment, N)))
+    document = to_json(statement.build(experiment.claim, None, calibrate(experiment.claim, N)))
     assert document["guarantee"] == "not_private" and document["epsilon"] == {}
 
 

@@ -41,13 +41,13 @@ def charged(experiment, path):
     entered = Ledger(path)
     entered.note_units(unit_facts(experiment.data, experiment.privacy, None))
     for step in range(experiment.steps):
-        entered.append(step, Entries.of(experiment).of_step(N, 1.0, 64))
+        entered.append(step, Entries.of(experiment.claim).of_step(N, 1.0, 64))
     return entered
 
 
 def test_a_unit_drawn_whole_costs_what_a_row_costs(units, small):
     row = small(accountant=Rdp(), privacy={"delta": 1e-5})
-    assert calibrate(units(), N).epsilon == calibrate(row, N).epsilon
+    assert calibrate(units().claim, N).epsilon == calibrate(row.claim, N).epsilon
 
 
 def test_rows_drawn_singly_are_never_charged_as_units(units, tmp_path):
@@ -64,24 +64,24 @@ def test_n_counts_what_is_drawn(units):
 @pytest.mark.parametrize(("sampler", "adjacency"), [(FixedSize(), "replace_one"), (Deterministic(), "zero_out")])
 def test_units_drawn_whole_may_have_any_sampler(units, sampler, adjacency, small):
     row = small(accountant=Rdp(), sampler=sampler, privacy={"delta": 1e-5, "adjacency": adjacency})
-    assert calibrate(units(sampler=sampler, adjacency=adjacency), N).epsilon == calibrate(row, N).epsilon
+    assert calibrate(units(sampler=sampler, adjacency=adjacency).claim, N).epsilon == calibrate(row.claim, N).epsilon
 
 
 @pytest.mark.parametrize(("sampler", "adjacency"), [(FixedSize(), "replace_one")])
 def test_rows_drawn_singly_may_not(units, sampler, adjacency):
     with pytest.raises(ConfigError, match="drawn row by row"):
-        calibrate(units("group", sampler=sampler, adjacency=adjacency), N)
+        calibrate(units("group", sampler=sampler, adjacency=adjacency).claim, N)
 
 
 def test_a_batch_is_counted_in_units(units):
     with pytest.raises(ConfigError, match="a step draws from 63 documents"):
-        calibrate(units(), 63)
+        calibrate(units().claim, 63)
 
 
 def test_the_statement_and_the_explanation_speak_of_units(units, tmp_path):
     experiment = units()
-    calibrated = calibrate(experiment, N)
-    stated = statement.build(experiment, Manifest, calibrated, charged(experiment, tmp_path / "ledger"))
+    calibrated = calibrate(experiment.claim, N)
+    stated = statement.build(experiment.claim, Manifest, calibrated, charged(experiment, tmp_path / "ledger"))
     document = to_json(stated)
     assert document["unit_mode"] == "sample_units" and document["rows_per_unit_max"] == 5 and document["guarantee"] == "dp"
     assert any("whole document" in line for line in document["assumptions"])

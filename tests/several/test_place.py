@@ -127,7 +127,7 @@ def test_nor_one_that_connected_its_processes_by_itself(micro, untouched, monkey
     devices = experiment.mesh.make()
     monkeypatch.setattr(jax, "process_count", lambda: 2)
     with pytest.raises(ConfigError, match=r"^jax.process_count\(\)=2: each process"):
-        make_step(experiment, objective, devices, 4)
+        make_step(experiment.one_step, objective, devices, 4)
     monkeypatch.setattr(jax.distributed, "is_initialized", lambda: True)
     begin_in_every_way(experiment, untouched)
 

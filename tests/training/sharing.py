@@ -2,12 +2,14 @@
 most of a run this small."""
 
 import contextlib
+import dataclasses
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from dpx.config.experiment import OneStep
 from dpx.files.run_folder import RunFolder
 from dpx.mechanism import noise
 from dpx.training import evaluation, loop, opening
@@ -34,15 +36,14 @@ def run_job(composition: tuple[Any, Any, str], path: Path, fork: str | None = No
     return False
 
 
-def _step_key(experiment: Any, objective: Any, mesh: Any, microbatch: int) -> str:
-    """Everything that a step is built from; the number of steps, the rows and the seed are not part of it."""
-    declared = (experiment.model, experiment.task, experiment.train, experiment.mechanism, experiment.clip, experiment.clipping_method)
-    beside = (experiment.telemetry, experiment.optimizer, experiment.audit, experiment.privacy.rows_per_example)
-    return repr((declared, beside, experiment.widths, objective, mesh, microbatch, noise.SLICE_ELEMENTS))
+def _step_key(declared: OneStep, objective: Any, mesh: Any, microbatch: int) -> str:
+    """Everything that a step is built from; of the unit that is protected, only how many rows it has together."""
+    parts = {field.name: getattr(declared, field.name) for field in dataclasses.fields(declared) if field.name != "privacy"}
+    return repr((parts, declared.privacy.rows_per_example, objective, mesh, microbatch, noise.SLICE_ELEMENTS))
 
 
 def _evaluation_key(objective: Any, store: Any, *rows: Any) -> str:
-    # Rows that were not prepared (dpx.training.measure) have no checksum.
+    # Rows that were not prepared (dpx.job.measure) have no checksum.
     return repr((objective, getattr(store.manifest, "checksum", id(store)), rows))
 
 

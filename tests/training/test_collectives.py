@@ -42,7 +42,7 @@ def compiled(request, micro):
     with pytest.MonkeyPatch.context() as patch:
         # Small slices, so that the noise of most leaves is a loop as it is for a large model.
         patch.setattr(noise, "SLICE_ELEMENTS", 256)
-        step = make_step(experiment, micro[1], experiment.mesh.make(), 1, 2)
+        step = make_step(experiment.one_step, micro[1], experiment.mesh.make(), 1, 2)
         state = step.init(np.zeros(2, np.uint32), None)
         key, one = np.zeros(2, np.uint32), np.float32(1)
         inputs = StepInputs(step.gather(state.params), key, key)

@@ -59,7 +59,7 @@ def _standing(base, size_of):
             can_run = not isinstance(experiment.mechanism, Banded) or importlib.util.find_spec("jax_privacy")
             if not can_run or (len(programs) == PROGRAMS and _program(experiment) not in programs):
                 continue
-            calibrate(experiment, size_of(experiment.data, experiment.privacy))
+            calibrate(experiment.claim, size_of(experiment.data, experiment.privacy))
         except ConfigError:
             continue
         programs.add(_program(experiment))

@@ -6,19 +6,20 @@ import importlib.metadata
 import os
 import shutil
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 import dpx
 from dpx.claim.calibration import differing
 from dpx.config.declared_init import FromRun
-from dpx.config.experiment import Schedule
+from dpx.config.experiment import Experiment, Schedule
 from dpx.declaration import declaration, identifying_values
 from dpx.mechanism.declared_mechanism import NoPrivacy
 from dpx.privacy.declared_privacy import Pld
 from dpx.privacy.lines import Part, Plan, PlanParts
 from dpx.processes.mesh import Mesh
-from dpx.training.fingerprint import ROOTS, closure, code_checksum, code_of, differences, fingerprint, module_at, processor
+from dpx.training.fingerprint import ROOTS, closure, code_checksum, code_of, code_of_parts, differences, fingerprint, module_at, processor
 
 from .conftest import declare
 
@@ -134,51 +135,55 @@ def test_other_values_and_other_classes_are_other_claims():
     assert len(claims) == 5
 
 
+def taken(experiment: Experiment, data: str, microbatch: int) -> dict[str, Any]:
+    return fingerprint(experiment.computation, code_of_parts(experiment), data, microbatch)
+
+
 def test_what_differs_is_named(monkeypatch):
-    first = fingerprint(declare(), "data", 4)
-    assert differences(first, fingerprint(declare(schedule=Schedule(evaluate_every=7)), "data", 4)) == []
-    assert differences(first, fingerprint(declare(steps=5), "data", 4)) == ["claim"]
+    first = taken(declare(), "data", 4)
+    assert differences(first, taken(declare(schedule=Schedule(evaluate_every=7)), "data", 4)) == []
+    assert differences(first, taken(declare(steps=5), "data", 4)) == ["claim"]
     again = dataclasses.replace(declare().model, rematerialize="layers")
-    assert differences(first, fingerprint(declare(model=again), "data", 4)) == ["model"]
-    assert differences(first, fingerprint(declare(), "other", 3)) == ["data", "microbatch"]
-    assert differences(first, fingerprint(declare(init=FromRun(run="another")), "data", 4)) == ["claim"]
+    assert differences(first, taken(declare(model=again), "data", 4)) == ["model"]
+    assert differences(first, taken(declare(), "other", 3)) == ["data", "microbatch"]
+    assert differences(first, taken(declare(init=FromRun(run="another")), "data", 4)) == ["claim"]
     monkeypatch.setenv("JAX_DEFAULT_MATMUL_PRECISION", "highest")
-    assert differences(first, fingerprint(declare(), "data", 4)) == ["environment"]
+    assert differences(first, taken(declare(), "data", 4)) == ["environment"]
 
 
 def test_devices_and_processes_are_none_of_it_but_other_flags_of_the_compiler_are(monkeypatch):
     """Draws and noise have keys by their place, and a sum that another order of adding changes is found by its checksum."""
     monkeypatch.setenv("XLA_FLAGS", "--xla_force_host_platform_device_count=8")
     mesh = Mesh(name="eight", data=4, fsdp=2, flops_per_s=1.0, memory_bytes=1)
-    first = fingerprint(declare(mesh=mesh), "data", 4)
+    first = taken(declare(mesh=mesh), "data", 4)
     monkeypatch.delenv("XLA_FLAGS")
-    assert differences(first, fingerprint(declare(), "data", 4)) == []
+    assert differences(first, taken(declare(), "data", 4)) == []
     monkeypatch.setenv("XLA_FLAGS", "--xla_force_host_platform_device_count=8 --xla_cpu_enable_fast_math=true")
-    assert differences(first, fingerprint(declare(mesh=mesh), "data", 4)) == ["environment"]
+    assert differences(first, taken(declare(mesh=mesh), "data", 4)) == ["environment"]
 
 
 @pytest.mark.parametrize("name", ["OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NPROC"])
 def test_another_number_of_threads_is_another_fingerprint(monkeypatch, name):
-    first = fingerprint(declare(), "data", 4)
+    first = taken(declare(), "data", 4)
     monkeypatch.setenv(name, "1")
-    assert differences(first, fingerprint(declare(), "data", 4)) == ["threads"]
+    assert differences(first, taken(declare(), "data", 4)) == ["threads"]
 
 
 def test_another_number_of_cores_is_another_fingerprint(monkeypatch):
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0, 1, 2}, raising=False)
-    three = fingerprint(declare(), "data", 4)
+    three = taken(declare(), "data", 4)
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: {4, 5, 6})
-    assert differences(three, fingerprint(declare(), "data", 4)) == []
+    assert differences(three, taken(declare(), "data", 4)) == []
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0, 1})
-    assert differences(three, fingerprint(declare(), "data", 4)) == ["threads"]
+    assert differences(three, taken(declare(), "data", 4)) == ["threads"]
 
 
 def test_another_processor_and_other_kernels_are_another_fingerprint(monkeypatch):
-    first = fingerprint(declare(), "data", 4)
+    first = taken(declare(), "data", 4)
     known = processor()
     monkeypatch.setattr("dpx.training.fingerprint.processor", lambda: known | {"instructions": "others"})
     monkeypatch.setattr("dpx.training.fingerprint.accelerator_libraries", lambda: {"nvidia-cublas-cu12": "12.9"})
-    assert differences(first, fingerprint(declare(), "data", 4)) == ["accelerator_libraries", "processor"]
+    assert differences(first, taken(declare(), "data", 4)) == ["accelerator_libraries", "processor"]
 
 
 def test_the_processor_is_read_with_its_instructions():
@@ -195,7 +200,7 @@ def test_a_checkout_that_is_not_installed_has_a_fingerprint(monkeypatch):
         return version(name)
 
     monkeypatch.setattr(importlib.metadata, "version", installed)
-    assert fingerprint(declare(), "data", 4)["versions"]["dpx"] == dpx.__version__
+    assert taken(declare(), "data", 4)["versions"]["dpx"] == dpx.__version__
 
 
 def test_a_plan_from_before_a_field_existed_is_the_same_plan_at_its_default():

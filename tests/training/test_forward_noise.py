@@ -65,7 +65,7 @@ class Made:
     def __init__(self, microbatch=4, chunk=2, **changes):
         self.experiment = declared(**changes)
         self.objective = make_objective(self.experiment.model, self.experiment.task, VOCABULARY, Special(0, 1, 2, 3, 4))
-        self.step = make_step(self.experiment, self.objective, self.experiment.mesh.make(), microbatch, chunk)
+        self.step = make_step(self.experiment.one_step, self.objective, self.experiment.mesh.make(), microbatch, chunk)
         self.state = self.step.init(ZERO, None)
         self.frozen = self.step.place_frozen(self.step.draw_frozen(ZERO, None)) if self.step.has_frozen else {}
         self.params = jax.jit(self.objective.init)(ZERO)

@@ -24,7 +24,7 @@ ADAPTED = Adapters(rank=2, alpha=4.0, targets=("query", "down"))
 
 
 def stated_of(experiment: Experiment) -> RunStatement:
-    stated = statement.build(experiment, None, calibrate(experiment, 1000))
+    stated = statement.build(experiment.claim, None, calibrate(experiment.claim, 1000))
     assert isinstance(stated, RunStatement)
     return stated
 

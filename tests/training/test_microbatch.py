@@ -16,7 +16,8 @@ SUBJECT = objective(bert(layers=1))
 
 @pytest.fixture
 def workload():
-    return microbatch.Workload.from_experiment(config.build(recipes.compose(["model=micro", "data.sequence_length=16"]))[0], SUBJECT)
+    experiment = config.build(recipes.compose(["model=micro", "data.sequence_length=16"]))[0]
+    return microbatch.Workload.of(experiment.one_step, SUBJECT, experiment.data.sequence_length, experiment.mesh)
 
 
 @pytest.fixture

@@ -188,7 +188,7 @@ def stands(experiment: Any) -> bool:
         patch.setattr(calibration, "accounting_of", known)
         for accountant in (Rdp(), Pld(), WithoutAmplification()):
             try:
-                calibrate(dataclasses.replace(experiment, accountant=accountant), SIZE)
+                calibrate(dataclasses.replace(experiment, accountant=accountant).claim, SIZE)
             except ConfigError:
                 continue
             return True
@@ -215,7 +215,7 @@ def step_of():
         key = (mechanism.sum_dtype, isinstance(mechanism, Reparametrisation), experiment.privacy.rows_per_example)
         if key not in made:
             objective = OuterOfCarriers() if isinstance(mechanism, Reparametrisation) else Outer()
-            made[key] = make_step(experiment, objective, experiment.mesh.make(), 2)
+            made[key] = make_step(experiment.one_step, objective, experiment.mesh.make(), 2)
         return made[key]
 
     return step

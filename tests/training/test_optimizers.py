@@ -169,7 +169,7 @@ def test_a_step_with_adapters_and_canaries_on_eight_devices(name, micro):
     sharded."""
     mesh = Mesh(name="m", data=4, fsdp=2, flops_per_s=1e10, memory_bytes=1 << 30)
     experiment = declare(optimizer=named(name), mesh=mesh, train=Adapters(rank=2, alpha=4.0))
-    step = make_step(experiment, Audited(micro[1], 30, 1.0), mesh.make(), microbatch=1, chunk=2)
+    step = make_step(experiment.one_step, Audited(micro[1], 30, 1.0), mesh.make(), microbatch=1, chunk=2)
     key = np.zeros(2, np.uint32)
     state = step.init(key, None)
     before, placed = jax.tree.map(np.array, state.params), step.place_frozen(step.draw_frozen(key, None))

@@ -25,7 +25,7 @@ def released(objective, mesh, seed=0):
     """{parameter: what reaches the optimiser from an empty draw, with noise of deviation DEVIATION on the sum}."""
     # Without memory the first moment is the noisy mean itself.
     experiment = declare(optimizer=Adam(beta1=0.0, beta2=0.0, eps=1.0, weight_decay=0.0), mesh=mesh)
-    step, secret = make_step(experiment, objective, mesh.make(), 2, 2), RootSecret.from_seed(seed)
+    step, secret = make_step(experiment.one_step, objective, mesh.make(), 2, 2), RootSecret.from_seed(seed)
     state = step.init(np.zeros(2, np.uint32), None)
     keys = slice_keys(secret, 0, state.params)
     state, _ = step.finish(state, step.reduce(step.zero(), ()), keys, np.float32(DEVIATION), np.float32(EXPECTED), np.float32(0))

@@ -54,7 +54,7 @@ def made(data):
     experiment, *_ = composed(*PLAIN, f"data.directory={data}", *CARRIED, *KERNELS)
     manifest = prepare(experiment.data, experiment.privacy).manifest
     of = objective(experiment.model, experiment.task, experiment.vocabulary_size, manifest)
-    return experiment, of, opening.make_step(experiment, of, experiment.mesh.make(), 4)
+    return experiment, of, opening.make_step(experiment.one_step, of, experiment.mesh.make(), 4)
 
 
 def stepped(step, state, rows, number=0, deviation=0.05):
@@ -143,7 +143,7 @@ def test_steps_agree_on_every_mesh(made, mesh):
     spread = dataclasses.replace(
         made[0], mesh=Mesh(name="m", data=mesh[0], fsdp=mesh[1], tensor=mesh[2], flops_per_s=1e10, memory_bytes=1 << 30), microbatch=1
     )
-    (alone, first), (spread, second) = two_steps(made[2]), two_steps(make_step(spread, made[1], spread.mesh.make(), 1, 2))
+    (alone, first), (spread, second) = two_steps(made[2]), two_steps(make_step(spread.one_step, made[1], spread.mesh.make(), 1, 2))
     jax.tree.map(functools.partial(np.testing.assert_allclose, rtol=1e-4, atol=1e-4), second, first)
     jax.tree.map(functools.partial(np.testing.assert_allclose, rtol=1e-4, atol=1e-4), spread, alone)
 

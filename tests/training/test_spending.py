@@ -25,7 +25,7 @@ def begun(path, steps, epoch=0, entered=None):
     opened = {"start": None, "secret_tag": "", "secret_place": None, "fingerprint": {}, "why": "a test"}
     entered.open_noise_epoch(NoiseEpoch(number=epoch, name=name, from_step=steps[0], **opened))
     for step in steps:
-        entered.append(step, Entries.of(EXPERIMENT).of_step(SIZE, 0.7, 10, epoch, name))
+        entered.append(step, Entries.of(EXPERIMENT.claim).of_step(SIZE, 0.7, 10, epoch, name))
     return entered
 
 
@@ -82,11 +82,11 @@ def test_one_steps_losses_are_found_once_for_all_points(tmp_path, monkeypatch):
     assert accounting._losses_of_one.cache_info().misses == 1
 
 
-CALIBRATED = calibrate(EXPERIMENT, SIZE)
+CALIBRATED = calibrate(EXPERIMENT.claim, SIZE)
 
 
 def restart(entered, from_step):
-    plan = partial(Entries.of(EXPERIMENT).planned, CALIBRATED.batch_stages, SIZE, 0.7, entered.identity)
+    plan = partial(Entries.of(EXPERIMENT.claim).planned, CALIBRATED.batch_stages, SIZE, 0.7, entered.identity)
     require_planned(EXPERIMENT.accountant, EXPERIMENT.privacy, plan, entered, from_step)
 
 

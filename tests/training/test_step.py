@@ -42,7 +42,7 @@ def _total(sums):
 
 
 def _make(experiment, objective, microbatch=4, chunk=2):
-    return make_step(experiment, objective, experiment.mesh.make(), microbatch, chunk)
+    return make_step(experiment.one_step, objective, experiment.mesh.make(), microbatch, chunk)
 
 
 def _reference(experiment, objective):

@@ -121,7 +121,7 @@ def test_the_step_clips_the_sum_of_a_units_rows(method):
     privacy = Privacy(delta=1e-4, unit="document", rows_per_unit_max=3, unit_mode="sample_units")
     experiment = declare(privacy=privacy, clipping_method=ClippingMethod(name=method))
     norm = experiment.clip.clipping_norm
-    step = make_step(experiment, Audited(None, 6, 10 * norm, experiment.task.counts), experiment.mesh.make(), 2, chunk=2)
+    step = make_step(experiment.one_step, Audited(None, 6, 10 * norm, experiment.task.counts), experiment.mesh.make(), 2, chunk=2)
     canary = np.array([[0, 0, 5], [1, 2, 3], [4, 5, 5]], np.int32)
     is_padding = np.array([[False, False, True], [False, False, False], [False, True, True]])
     chunk = as_chunk({"canary": canary, "is_padding": is_padding}, step)

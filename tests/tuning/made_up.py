@@ -12,11 +12,11 @@ from dpx import config
 from dpx.claim import calibration, claim_checks
 from dpx.claim.search_record import TrialDistribution
 from dpx.claim.study import Study
-from dpx.claim.trial_charges import Search
 from dpx.config import recipes
 from dpx.config.experiment import Experiment
 from dpx.data.protected_units import unit_facts
 from dpx.files.run_folder import RunFolder
+from dpx.launch.search import search_of
 from dpx.privacy.declared_privacy import UnitFacts
 from dpx.privacy.ledger import Ledger
 from dpx.statement import seals
@@ -54,7 +54,7 @@ def begin(study: Study, of: Experiment, folder: Path, point: tuple[str, ...] = (
     assert of.tune is not None
     if settles and of.tune.charge == "repeat_and_select":
         study.settle(of.tune, distribution())
-    study.begin(Search.from_experiment(of), folder, point, lambda others: {})
+    study.begin(search_of(of), folder, point, lambda others: {})
 
 
 def folder_of(study: Study, number: int) -> Path:
@@ -73,7 +73,7 @@ def enter(folder: Path, of: Experiment, steps: Iterable[int], epoch: int = 0, un
     ledger, batch = Ledger(folder / "private" / "ledger"), of.batch_schedule.at(0)
     ledger.note_units(units or units_of(of))
     for step in steps:
-        ledger.append(step, calibration.Entries.of(of).of_step(SIZE, getattr(of.noise, "noise_multiplier", SIGMA), batch, epoch))
+        ledger.append(step, calibration.Entries.of(of.claim).of_step(SIZE, getattr(of.noise, "noise_multiplier", SIGMA), batch, epoch))
     seals.write_statement(RunFolder(folder), ledger, made_statement(ledger))
     ledger.close()
 
@@ -85,7 +85,7 @@ def trial(
     folder = folder_of(study, number)
     begin(study, of, folder, (f"optimizer.weight_decay={number}",))
     enter(folder, of, range(of.steps if steps is None else steps), units=units)
-    study.end(Search.from_experiment(of), folder, "failed" if accuracy is None else "finished", accuracy)
+    study.end(search_of(of), folder, "failed" if accuracy is None else "finished", accuracy)
     return folder
 
 

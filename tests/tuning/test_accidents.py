@@ -7,9 +7,9 @@ from pathlib import Path
 from dpx import config
 from dpx.claim import calibration
 from dpx.claim.study import Study
-from dpx.claim.trial_charges import Search
 from dpx.config import recipes
 from dpx.config.experiment import Experiment
+from dpx.launch.search import search_of
 from dpx.privacy.ledger import Ledger
 from tests.tuning import made_up
 
@@ -33,14 +33,14 @@ def _experiment(*overrides: str) -> Experiment:
 def _trial(study: Study, experiment: Experiment, number: int, accuracy: float) -> Path:
     """A trial that entered all its steps and came to `accuracy`."""
     folder = study.outputs / f"{experiment.name}-{number}"
-    study.begin(Search.from_experiment(experiment), folder, (f"optimizer.weight_decay={number}",), lambda others: {})
+    study.begin(search_of(experiment), folder, (f"optimizer.weight_decay={number}",), lambda others: {})
     (folder / "private").mkdir(parents=True, exist_ok=True)
     ledger = Ledger(folder / "private" / "ledger")
     ledger.note_units(made_up.units_of(experiment))
     for step in range(STEPS):
-        ledger.append(step, calibration.Entries.of(experiment).of_step(SIZE, SIGMA, 100))
+        ledger.append(step, calibration.Entries.of(experiment.claim).of_step(SIZE, SIGMA, 100))
     ledger.close()
-    study.end(Search.from_experiment(experiment), folder, "finished", accuracy)
+    study.end(search_of(experiment), folder, "finished", accuracy)
     return folder
 
 
@@ -57,5 +57,5 @@ def test_epsilon_stays_when_the_folders_of_losing_trials_are_deleted(tmp_path: P
     before = _epsilon(study)
     for loser in (folders[0], folders[2]):
         shutil.rmtree(loser)
-        study.close(Search.from_experiment(experiment))
+        study.close(search_of(experiment))
         assert _epsilon(study) == before

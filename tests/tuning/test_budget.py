@@ -6,9 +6,9 @@ import pytest
 
 from dpx.claim.claim_checks import check_charge
 from dpx.claim.study import Study
-from dpx.claim.trial_charges import Search
 from dpx.config.declared_tuning import Budget, Tune
 from dpx.declaration import ConfigError
+from dpx.launch.search import search_of
 from dpx.privacy.events import Release
 from dpx.privacy.search_accounting import renyi, renyi_limit
 from tests.tuning.made_up import STEPS, begin, enter, experiment, folder_of, stated, trial
@@ -86,7 +86,7 @@ def test_restarts_that_break_the_budget_take_the_guarantee_away(tmp_path: Path) 
     assert stated(study)["guarantee"] == "dp"
     for epoch in range(1, 4):
         enter(folder, of, range(40), epoch=epoch)
-    study.close(Search.from_experiment(of))
+    study.close(search_of(of))
     said = stated(study)
     assert said["guarantee"] == "none" and "cost more than the budget" in said["reasons"][0] and said["epsilon"] == {}
     with pytest.raises(ConfigError, match=r"are spent"):

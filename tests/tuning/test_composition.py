@@ -8,12 +8,12 @@ import pytest
 
 from dpx.claim.claim_checks import check_start
 from dpx.claim.study import Study
-from dpx.claim.trial_charges import Search
 from dpx.config.declared_init import RandomStart
 from dpx.config.declared_tuning import Tune
 from dpx.declaration import ConfigError
 from dpx.files.records import to_json
 from dpx.files.run_folder import Status
+from dpx.launch.search import search_of
 from dpx.privacy.ledger import Ledger
 from tests.sealed import sealed_anew
 from tests.tuning.made_up import STEPS, begin, enter, experiment, folder_of, stated, steps_of, trial, units_of
@@ -26,7 +26,7 @@ def test_a_killed_trial_is_charged_its_plan_and_has_failed(tmp_path: Path) -> No
     enter(folder_of(study, 2), of, range(1))
     with open(study.private / "trials", "a") as file:
         file.write('0123 {"kind": "begun", "number": 2, "folder": "cut sh')
-    assert [one.state for one in study.close(Search.from_experiment(of))] == ["finished", "failed"]
+    assert [one.state for one in study.close(search_of(of))] == ["finished", "failed"]
     assert steps_of(stated(study)) == 2 * STEPS
 
 
@@ -35,7 +35,7 @@ def test_a_trial_that_left_nothing_is_charged_its_plan_and_named(tmp_path: Path)
     trial(study, of, 1, 0.1)
     begin(study, of, folder_of(study, 2))
     shutil.rmtree(folder_of(study, 2))
-    study.close(Search.from_experiment(of))
+    study.close(search_of(of))
     said = stated(study)
     assert said["guarantee"] == "dp" and steps_of(said) == 2 * STEPS
     assert said["trials"] == {"kind": "counted", "declared": 3, "begun": 2, "charged_by_plan_alone": ["laptop_anil_tune_32k-2"]}
@@ -57,11 +57,11 @@ def test_steps_entered_again_in_another_epoch_stay_charged_without_their_folder(
     first = trial(study, of, 1, None, steps=3)
     begin(study, of, first)
     enter(first, of, range(1, STEPS), epoch=1)
-    study.end(Search.from_experiment(of), first, "finished", 0.1)
+    study.end(search_of(of), first, "finished", 0.1)
     assert steps_of(stated(study)) == 3 + 4, "steps 1 and 2 were drawn twice; step 0 is not left to do"
     before = stated(study)["epsilon"]
     shutil.rmtree(first)
-    study.close(Search.from_experiment(of))
+    study.close(search_of(of))
     assert stated(study)["epsilon"] == before and steps_of(stated(study)) == 3 + 4
 
 
@@ -80,10 +80,10 @@ def test_a_ledger_that_was_set_back_takes_the_guarantee_away(tmp_path: Path) -> 
     older = (first / "private" / "ledger").read_bytes()
     begin(study, of, first)
     enter(first, of, range(3, STEPS))
-    study.end(Search.from_experiment(of), first, "finished", 0.1)
+    study.end(search_of(of), first, "finished", 0.1)
     assert stated(study)["guarantee"] == "dp"
     (first / "private" / "ledger").write_bytes(older)
-    study.close(Search.from_experiment(of))
+    study.close(search_of(of))
     said = stated(study)
     assert said["guarantee"] == "none" and said["epsilon"] == {}
     (reason,) = said["reasons"]
@@ -102,7 +102,7 @@ def test_more_trials_than_declared_are_a_choice_after_results(tmp_path: Path) ->
         "tune.trials was raised from 1 to 3 after 1 had begun: the number of trials was chosen after results",
     ]
     claimed = [one["value"] for one in said["unsupported"]]
-    study.close(Search.from_experiment(experiment("composition", 1)))
+    study.close(search_of(experiment("composition", 1)))
     assert stated(study)["guarantee"] == "none", "it stays in the record"
     assert [one["value"] for one in stated(study)["unsupported"]] == claimed
 
@@ -111,7 +111,7 @@ def test_fewer_trials_than_declared_cost_no_less(tmp_path: Path) -> None:
     study = Study(tmp_path, "s")
     trial(study, experiment("composition", 3), 1, 0.1)
     before = stated(study)
-    study.close(Search.from_experiment(experiment("composition", 1)))
+    study.close(search_of(experiment("composition", 1)))
     assert stated(study)["epsilon"] == before["epsilon"] and stated(study)["trials"]["declared"] == 3
 
 
@@ -123,9 +123,9 @@ def test_a_trial_without_a_guarantee_leaves_the_study_none_though_its_results_ar
     said = json.loads((folder / "release" / "privacy.json").read_text())
     (folder / "release" / "privacy.json").write_text(json.dumps(said | {"guarantee": "none", "reasons": ["audit: refuted"]}))
     sealed_anew(folder)
-    study.end(Search.from_experiment(of), folder, "finished", 0.1)
+    study.end(search_of(of), folder, "finished", 0.1)
     shutil.rmtree(folder)
-    study.close(Search.from_experiment(of))
+    study.close(search_of(of))
     assert stated(study)["reasons"] == ["a trial has no guarantee", "audit: refuted"]
 
 
@@ -136,9 +136,9 @@ def test_a_trial_whose_statement_was_edited_leaves_the_study_none_though_its_res
     enter(folder, of, range(STEPS))
     path = folder / "release" / "privacy.json"
     path.write_text(json.dumps(json.loads(path.read_text()) | {"epsilon": {"rdp": 0.001}}))
-    study.end(Search.from_experiment(of), folder, "finished", 0.1)
+    study.end(search_of(of), folder, "finished", 0.1)
     shutil.rmtree(folder)
-    study.close(Search.from_experiment(of))
+    study.close(search_of(of))
     assert stated(study)["guarantee"] == "none" and "the parts of a trial's folder do not agree" in stated(study)["reasons"]
 
 
@@ -147,10 +147,10 @@ def test_a_killed_trial_that_was_resumed_to_its_end_has_finished(tmp_path: Path)
     folder = folder_of(study, 1)
     begin(study, of, folder)
     enter(folder, of, range(2))
-    assert [one.state for one in study.close(Search.from_experiment(of))] == ["failed"]
+    assert [one.state for one in study.close(search_of(of))] == ["failed"]
     enter(folder, of, range(2, STEPS))
     Status(folder, "resume").write("finished", score=0.4)
-    (finished,) = study.close(Search.from_experiment(of))
+    (finished,) = study.close(search_of(of))
     assert (finished.state, finished.score) == ("finished", 0.4) and steps_of(stated(study)) == STEPS
 
 
@@ -166,7 +166,7 @@ def test_runs_without_privacy_have_no_plan_and_no_claim(tmp_path: Path) -> None:
     folder = folder_of(study, 1)
     begin(study, of, folder)
     Ledger(folder / "private" / "ledger").close()
-    study.end(Search.from_experiment(of), folder, "finished", 0.1)
+    study.end(search_of(of), folder, "finished", 0.1)
     assert stated(study)["guarantee"] == "not_private" and study.trials()[0].plan is None
 
 

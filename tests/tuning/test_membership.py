@@ -12,13 +12,13 @@ from omegaconf import OmegaConf
 
 from dpx.claim import calibration, statement
 from dpx.claim.study import Study
-from dpx.claim.trial_charges import Search
 from dpx.config.experiment import Experiment
 from dpx.declaration import ConfigError, declaration
 from dpx.files.results import Results, write_results
 from dpx.job.released_jobs import Evaluate
 from dpx.job.train import Resume, Train
 from dpx.launch import search
+from dpx.launch.search import search_of
 from dpx.privacy.ledger import Ledger
 from dpx.processes.interruption import Interrupted
 from tests.composed import point_at
@@ -92,12 +92,12 @@ def test_the_statement_of_a_trial_follows_its_ledger_whatever_the_command_says(t
     of = experiment(charge, 3)
     folder = _killed(Study(tmp_path, of.name), of)
     calibrated = calibration.Calibrated(SIGMA, ((0.1, STEPS),), ((BATCH, STEPS),), SIZE, {"rdp": 1.0})
-    plain = statement.build(_without_search(of), None, calibrated, Ledger(folder / "private" / "ledger"))
-    assert plain == statement.build(of, None, calibrated, Ledger(folder / "private" / "ledger"))
+    plain = statement.build(_without_search(of).claim, None, calibrated, Ledger(folder / "private" / "ledger"))
+    assert plain == statement.build(of.claim, None, calibrated, Ledger(folder / "private" / "ledger"))
     assert plain.tuning is not None and plain.tuning.charge == charge and plain.tuning.meaning.startswith("one trial of a search")
     assert plain.tuning.meaning == plain.not_covered[0], "where the card and the explanation show it"
     copied = shutil.copytree(folder, tmp_path / "elsewhere" / "copy")
-    assert statement.build(_without_search(of), None, calibrated, Ledger(copied / "private" / "ledger")) == plain
+    assert statement.build(_without_search(of).claim, None, calibrated, Ledger(copied / "private" / "ledger")) == plain
 
 
 def test_a_resumed_trial_that_fails_has_failed_in_its_study(tmp_path: Path) -> None:
@@ -117,7 +117,7 @@ def test_a_trial_that_ends_outside_its_sweep_completes_a_repetition(tmp_path: Pa
         trial(study, of, number, 0.1 * number)
     folder = _killed(study, of)
     _go_on(folder, _without_search(of), Resume(), "resume")
-    (winner,) = study.close(Search.from_experiment(of))
+    (winner,) = study.close(search_of(of))
     assert winner.folder == folder.name and stated(study)["guarantee"] == "dp"
 
 

@@ -11,10 +11,10 @@ from dpx.claim import search_record
 from dpx.claim.combined_ledgers import read
 from dpx.claim.search_record import Line
 from dpx.claim.study import Study
-from dpx.claim.trial_charges import Search
 from dpx.config.declared_tuning import Tune
 from dpx.declaration import ConfigError
 from dpx.files.records import to_json
+from dpx.launch.search import search_of
 from dpx.privacy.hash_chain import Chain
 from tests.tuning.made_up import STEPS, begin, experiment, folder_of, stated, trial
 
@@ -24,8 +24,8 @@ def _refuses_everything(study: Study, words: str) -> None:
     for use in (
         lambda: study.left(of.tune or Tune()),
         lambda: begin(study, of, folder_of(study, 9)),
-        lambda: study.end(Search.from_experiment(of), folder_of(study, 1), "finished", 0.1),
-        lambda: study.close(Search.from_experiment(of)),
+        lambda: study.end(search_of(of), folder_of(study, 1), "finished", 0.1),
+        lambda: study.close(search_of(of)),
     ):
         with pytest.raises(ConfigError, match=words) as refused:
             use()
@@ -104,7 +104,7 @@ def test_a_kill_while_a_study_is_stated_locks_nobody_out(tmp_path: Path, killed:
             patch.setattr(search_record, "write_durably", mortal)
             patch.setattr(search_record.Record, "note", noted)
             trial(study, of, number, 0.1)
-    study.close(Search.from_experiment(of))
+    study.close(search_of(of))
     assert stated(study)["trials"]["begun"] == 3
 
 
@@ -174,7 +174,7 @@ def test_a_trial_whose_plan_is_not_recorded_has_an_unknown_cost(tmp_path: Path) 
     study, of = Study(tmp_path, "s"), experiment("composition")
     with search_record.opened(study.outputs, study.path) as begun:
         begun.begin(folder_of(study, 1), (), None)
-    study.close(Search.from_experiment(of))
+    study.close(search_of(of))
     said = stated(study)
     assert said["guarantee"] == "none" and "what it cost is not known" in said["reasons"][0]
 

@@ -9,7 +9,6 @@ import pytest
 
 from dpx import config
 from dpx.claim.study import Study
-from dpx.claim.trial_charges import Search
 from dpx.config import recipes
 from dpx.config.experiment import Experiment
 from dpx.declaration import ConfigError
@@ -17,7 +16,7 @@ from dpx.files.records import to_json
 from dpx.files.results import Results, write_results
 from dpx.files.run_folder import Status, write_json
 from dpx.files.weights import METADATA
-from dpx.launch.search import adopt, own_place
+from dpx.launch.search import adopt, own_place, search_of
 from dpx.privacy.ledger import Ledger, TrialOf
 from dpx.statement import agreement
 from dpx.statement.agreement import LEDGER
@@ -36,7 +35,7 @@ def _complete(study: Study, last: Callable[[Study, Experiment], None]) -> dict:
     trial(study, of, 0, 0.1)
     trial(study, of, 1, 0.3)
     last(study, of)
-    study.close(Search.from_experiment(of))
+    study.close(search_of(of))
     return stated(study)
 
 
@@ -81,7 +80,7 @@ def _redrawn(study: Study, of: Experiment) -> None:
     folder = trial(study, of, 2, None, steps=3)
     begin(study, of, folder)
     enter(folder, of, range(2, STEPS), epoch=1)
-    study.end(Search.from_experiment(of), folder, "finished", 0.2)
+    study.end(search_of(of), folder, "finished", 0.2)
 
 
 def _redrawn_in_a_deleted_folder(study: Study, of: Experiment) -> None:
@@ -133,7 +132,7 @@ def test_trials_on_data_that_was_prepared_otherwise_in_between_are_no_repetition
 def test_a_killed_trial_that_is_resumed_and_ends_as_planned_is_a_draw(tmp_path: Path) -> None:
     def last(study: Study, of: Experiment) -> None:
         _killed(study, of)
-        study.close(Search.from_experiment(of))
+        study.close(search_of(of))
         enter(folder_of(study, 2), of, range(2, STEPS))
         Status(folder_of(study, 2), "resume").write("finished", score=0.2)
 
@@ -151,7 +150,7 @@ def test_a_kill_while_a_trial_is_noted_as_finished_costs_nothing(tmp_path: Path,
         Status(folder_of(study, 2), "train").write("finished", score=0.2)
         with monkeypatch.context() as killed, pytest.raises(KeyboardInterrupt):
             killed.setattr(place, Mock(side_effect=KeyboardInterrupt))
-            study.end(Search.from_experiment(of), folder_of(study, 2), "finished", 0.2)
+            study.end(search_of(of), folder_of(study, 2), "finished", 0.2)
 
     study = Study(tmp_path, "s")
     assert _complete(study, last)["guarantee"] == "dp"
@@ -177,7 +176,7 @@ def test_nothing_released_tells_how_many_trials_there_were(tmp_path: Path, monke
     study, of = Study(tmp_path, "s"), experiment("repeat_and_select", 8)
     for place in range(number):
         trial(study, of, place, 0.1 * place + 0.1)
-    study.close(Search.from_experiment(of))
+    study.close(search_of(of))
     said = stated(study)
     mark = said["record"].pop("mark")
     assert mark.keys() == {"chain", "digest", "position"} and mark["position"] is None, "a position would count lines"
@@ -194,8 +193,8 @@ def test_the_winners_weights_carry_the_seal_of_the_statement_that_they_are_relea
         enter(folder, of, range(STEPS))
         told = {"custom_metadata": {"statement": "of the trial", "weights": {}, "ledger": to_json(Ledger(folder / LEDGER).mark)}}
         write_json(folder / "release" / "params" / METADATA, told)
-        study.end(Search.from_experiment(of), folder, "finished", 0.1 * number)
-    study.close(Search.from_experiment(of))
+        study.end(search_of(of), folder, "finished", 0.1 * number)
+    study.close(search_of(of))
     with pytest.raises(ConfigError, match="differs from the statement that was released with these weights"):
         agreement.check_copy(folder_of(study, 0) / "private" / "withheld")
     agreement.check_copy(study.release / "winner")
@@ -206,7 +205,7 @@ def _complete_with_one(outputs: Path, monkeypatch: pytest.MonkeyPatch) -> dict:
     monkeypatch.setattr("dpx.privacy.search_accounting.draw", lambda mean, shape: 1)
     study, of = Study(outputs, "s"), experiment("repeat_and_select", 8)
     trial(study, of, 0, 0.5)
-    study.close(Search.from_experiment(of))
+    study.close(search_of(of))
     said = stated(study)
     said["record"].pop("mark")
     return said
@@ -218,11 +217,11 @@ def test_the_released_digest_still_finds_a_record_that_was_replaced(tmp_path: Pa
         shutil.rmtree(trial(study, of, place, 0.1))
         if place == 1:
             older = (study.private / "trials").read_bytes()
-    study.close(Search.from_experiment(of))
+    study.close(search_of(of))
     assert Study(tmp_path, "s").trials(), "the record as it is holds"
     (study.private / "trials").write_bytes(older)
     with pytest.raises(ConfigError, match="does not have the line that this file names"):
-        study.close(Search.from_experiment(of))
+        study.close(search_of(of))
 
 
 def _config(outputs: Path, charge: str = "repeat_and_select"):

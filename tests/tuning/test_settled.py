@@ -10,10 +10,10 @@ from dpx.claim import search_record
 from dpx.claim.claim_checks import check_space
 from dpx.claim.search_record import TrialDistribution, different_keys
 from dpx.claim.study import Study
-from dpx.claim.trial_charges import Search
 from dpx.config.declared_tuning import Tune
 from dpx.config.experiment import Experiment
 from dpx.declaration import ConfigError
+from dpx.launch.search import search_of
 from dpx.privacy.hash_chain import Chain
 from tests.tuning.made_up import BATCH, DRAWN, STEPS, begin, distribution, enter, experiment, folder_of, stated, trial
 
@@ -40,7 +40,7 @@ def test_space_sampler_number_and_its_distribution_are_on_disk_before_the_first_
     settled, drawn = Chain(study.private / "trials").lines
     assert settled == {"kind": "draws_from", "distribution": dataclasses.asdict(distribution(steps=STEPS))}
     assert drawn == {"kind": "drawn", "number": 3, "drawn_from": {"mean": 8, "shape": "1.0"}}
-    study.begin(Search.from_experiment(experiment("repeat_and_select", 8)), folder_of(study, 0), (DRAWN,), lambda others: {"steps": STEPS})
+    study.begin(search_of(experiment("repeat_and_select", 8)), folder_of(study, 0), (DRAWN,), lambda others: {"steps": STEPS})
     assert _lines(study) == ["draws_from", "drawn", "began_with", "begun"]
 
 
@@ -110,17 +110,17 @@ def test_a_search_that_is_over_is_not_stated_anew_under_another_declaration(
     study, of = Study(tmp_path, "s"), experiment(charge, 3)
     for number in range(3):
         trial(study, of, number, 0.1)
-    study.close(Search.from_experiment(of))
+    study.close(search_of(of))
     before = stated(study)
     with pytest.raises(ConfigError, match=f"the study s began with another .*{named}"):
-        study.close(Search.from_experiment(experiment(charge, 3, *overrides)))
+        study.close(search_of(experiment(charge, 3, *overrides)))
     assert stated(study) == before
 
 
 def test_a_trial_that_nobody_declared_a_space_for_is_refused(tmp_path: Path) -> None:
     study, of = Study(tmp_path, "s"), experiment("repeat_and_select", 8)
     with pytest.raises(ConfigError, match="hydra.sweeper.n_trials: the study s has no record of its search space .* Remove it"):
-        study.begin(Search.from_experiment(of), folder_of(study, 0), (DRAWN,), lambda others: {})
+        study.begin(search_of(of), folder_of(study, 0), (DRAWN,), lambda others: {})
     assert study.trials() == []
 
 
@@ -143,9 +143,9 @@ def test_a_trial_that_is_no_draw_of_the_declared_space_is_refused(tmp_path: Path
         return {"optimizer": {"eps": 1 if "optimizer.eps=1" in others else 0}}
 
     with pytest.raises(ConfigError, match=words):
-        study.begin(Search.from_experiment(of), folder_of(study, 0), point, compose)
+        study.begin(search_of(of), folder_of(study, 0), point, compose)
     assert study.trials() == []
-    study.begin(Search.from_experiment(of), folder_of(study, 0), (DRAWN, "optimizer.eps=0"), compose)
+    study.begin(search_of(of), folder_of(study, 0), (DRAWN, "optimizer.eps=0"), compose)
 
 
 @pytest.mark.parametrize("kind", ["int", "choice"])
@@ -185,8 +185,8 @@ def _three(study: Study, of: Experiment, last: tuple[str, ...] = (DRAWN,)) -> di
     trial(study, of, 1, 0.3)
     begin(study, of, folder_of(study, 2), last)
     enter(folder_of(study, 2), of, range(STEPS))
-    study.end(Search.from_experiment(of), folder_of(study, 2), "finished", 0.2)
-    study.close(Search.from_experiment(of))
+    study.end(search_of(of), folder_of(study, 2), "finished", 0.2)
+    study.close(search_of(of))
     return stated(study)
 
 
@@ -213,7 +213,7 @@ def test_a_copied_trial_of_a_sum_is_charged_as_one_trial_more(tmp_path: Path) ->
     shutil.copytree(trial(study, of, 0, 0.1), folder_of(study, 9))
     begin(study, of, folder_of(study, 9))
     enter(folder_of(study, 9), of, range(STEPS), epoch=1)
-    study.end(Search.from_experiment(of), folder_of(study, 9), "finished", 0.3)
+    study.end(search_of(of), folder_of(study, 9), "finished", 0.3)
     said = stated(study)
     assert said["trials"]["begun"] == 2 and sum(n for run in said["ledger"]["segments"] for _, n in run["steps"]) == 2 * STEPS
     shutil.copytree(folder_of(study, 0), folder_of(study, 10))
@@ -228,13 +228,13 @@ def test_a_trial_that_was_cut_short_goes_on_before_others_are_drawn(tmp_path: Pa
     (folder_of(study, 0) / "release" / "config.yaml").touch()
     with pytest.raises(ConfigError, match="was interrupted, .* Resume it first: python -m dpx job=resume run=.*anil_tune_32k-0"):
         study.settle(TUNE, distribution())
-    study.close(Search.from_experiment(of))
+    study.close(search_of(of))
     assert not (folder_of(study, 0) / "release").exists()
     with pytest.raises(ConfigError, match="Resume it first: python -m dpx optimizer.weight_decay=1 hydra.mode=RUN"):
         study.settle(TUNE, distribution())
     begin(study, of, folder_of(study, 0), settles=False)
     enter(folder_of(study, 0), of, range(2, STEPS))
-    study.end(Search.from_experiment(of), folder_of(study, 0), "finished", 0.1)
+    study.end(search_of(of), folder_of(study, 0), "finished", 0.1)
     study.settle(TUNE, distribution())
 
 
@@ -264,6 +264,6 @@ def test_a_number_of_zero_is_no_trial_and_said(tmp_path: Path, monkeypatch: pyte
     study, of = Study(tmp_path, "s"), experiment("repeat_and_select", 8, "tune.shape=.inf")
     assert of.tune is not None
     study.settle(of.tune, distribution())
-    assert study.is_empty(of.tune) and study.left(of.tune) == 0 and study.close(Search.from_experiment(of)) == []
+    assert study.is_empty(of.tune) and study.left(of.tune) == 0 and study.close(search_of(of)) == []
     with pytest.raises(ConfigError, match="has already run all its trials"):
         begin(study, of, folder_of(study, 0))

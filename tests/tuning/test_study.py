@@ -10,11 +10,11 @@ from dp_accounting import dp_event, pld, rdp
 from dpx.claim import calibration
 from dpx.claim.claim_checks import _SAMPLER, _SWEEPER, check_charge
 from dpx.claim.study import Study
-from dpx.claim.trial_charges import Search
 from dpx.config.declared_tuning import Tune
 from dpx.declaration import ConfigError
 from dpx.files.records import to_json
 from dpx.files.run_folder import Status
+from dpx.launch.search import search_of
 from tests.released_digests import unexplained
 from tests.tuning.made_up import BATCH, SIGMA, SIZE, STEPS, begin, distribution, event, experiment, folder_of, stated, trial
 
@@ -65,10 +65,10 @@ def test_repeat_and_select_releases_the_winner_alone(tmp_path: Path, monkeypatch
     monkeypatch.setattr("dpx.privacy.search_accounting.draw", lambda mean, shape: 3)
     study, of = Study(tmp_path, "s"), experiment("repeat_and_select", 8)
     for number, accuracy in enumerate([0.1, 0.3, 0.2]):
-        assert study.close(Search.from_experiment(of)) == [], "nothing is told before the last trial"
+        assert study.close(search_of(of)) == [], "nothing is told before the last trial"
         folder = trial(study, of, number, accuracy)
         assert not (folder / "release").exists() and not study.release.exists()
-    (winner,) = study.close(Search.from_experiment(of))
+    (winner,) = study.close(search_of(of))
     assert winner.folder.endswith("-1") and (study.release / "winner" / "privacy.json").is_file()
     said = stated(study)
     reference = _by_renyi(dp_event.RepeatAndSelectDpEvent(event(STEPS), 8, 1.0))
@@ -170,7 +170,7 @@ def test_a_trial_names_its_charge_and_keeps_its_folder() -> None:
 
     uncharged, charged = experiment("uncharged"), experiment("composition")
     calibrated = calibration.Calibrated(SIGMA, ((0.1, STEPS),), ((BATCH, STEPS),), SIZE, {})
-    said = to_json(statement.build(uncharged, None, calibrated))
+    said = to_json(statement.build(uncharged.claim, None, calibrated))
     assert said["tuning"]["charge"] == "uncharged" and "not charged" in said["tuning"]["meaning"]
-    assert statement.build(dataclasses.replace(charged, tune=None), None, calibrated).tuning is None
+    assert statement.build(dataclasses.replace(charged, tune=None).claim, None, calibrated).tuning is None
     assert Status(Path("x"), "train").job == "train"

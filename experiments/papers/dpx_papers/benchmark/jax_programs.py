@@ -81,7 +81,7 @@ class _Bench:
         """Returns the step of dpx itself: its layout of arrays, the parameters it gathers, and its update."""
         experiment = dataclasses.replace(self.experiment, model=dataclasses.replace(self.experiment.model, dtype=dtype))
         experiment = experiment if is_private else dataclasses.replace(experiment, mechanism=NoPrivacy())
-        return make_step(experiment, self.objective(dtype), self.mesh, 1)
+        return make_step(experiment.one_step, self.objective(dtype), self.mesh, 1)
 
     def automatic_sum(self, dtype: str) -> Program:
         """Returns the private sum at the microbatch that `microbatch=auto` chooses on this device, searched again.
@@ -91,7 +91,7 @@ class _Bench:
         if time.monotonic() > self.setting.compile_until:
             facts = identity(self.setting, AUTOMATIC, dtype, 0) | {"kind": "sum", "is_automatic_batch": True}
             return left_out(facts, "the time limit was reached before the search for microbatch=auto")
-        workload = Workload.from_experiment(self.experiment, self.objective(dtype))
+        workload = Workload.of(self.experiment.one_step, self.objective(dtype), self.experiment.data.sequence_length, self.experiment.mesh)
         part = self.setting.logical_batch // self.axes
         with tempfile.TemporaryDirectory() as cache:
             size = choose(workload, [size for size in CANDIDATES if part % size == 0] or [part], Path(cache))

@@ -123,12 +123,13 @@ def measure(experiment: Experiment, calibrated: Calibrated, vocabulary_size: int
     rows = SampleRows(drawn, texts, calibrated.size)
     batch = min(max(size for size, _ in calibrated.batch_stages), LARGEST_BATCH)
     mesh, timed = experiment.mesh.make(), dataclasses.replace(experiment, batch_schedule=Constant(size=batch))
-    microbatch = resolve_microbatch(experiment.microbatch, Workload.from_experiment(experiment, subject), private)
+    workload = Workload.of(experiment.one_step, subject, experiment.data.sequence_length, experiment.mesh)
+    microbatch = resolve_microbatch(experiment.microbatch, workload, private)
     computation = Computation(
         experiment=timed,
         calibrated=calibrated,
         store=rows,
-        step=make_step(timed, subject, mesh, microbatch),
+        step=make_step(timed.one_step, subject, mesh, microbatch),
         strategy=experiment.mechanism.load_strategy(experiment.steps, private),
     )
     times, save_s, params = _steps(computation, private)
