@@ -2,9 +2,7 @@
 
 A file that grows line by line is appended to and synced by its owner instead: `dpx.privacy.hash_chain`, `dpx.training.metrics`.
 
-Computes checksums of files, which are compared before a file's content is used.
-
-Files are read in blocks, so memory does not grow with their size.
+Checksums of files are compared before a file's content is used. They are computed in blocks, so memory does not grow with a file's size.
 """
 
 import contextlib

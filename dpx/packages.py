@@ -7,7 +7,7 @@ also belongs to another one is set aside as a whole, with a reason: nothing of i
 dpx's own distribution lists a package too, the one with the analyses and the pages of papers. It is dpx's own code, by the metadata of its
 distribution and not by its name.
 
-Checks for optional packages: which extra installs each, with one error message for every missing package.
+Optional packages are checked here too: which extra installs each, with one error message for every missing package.
 """
 
 import dataclasses

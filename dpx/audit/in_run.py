@@ -3,10 +3,9 @@
 The epsilon tested at a delta is the smallest one that the run's ledger proves there. `gaussian_dp` is left out if sampling makes
 the privacy curve differ from a Gaussian one.
 
-Scores canaries by what was released alone: noisy gradients, and the final parameters.
-
-A sequence's score is minus its mean loss under the final parameters; its exposure is log2 of the number of canaries that are out less
-log2 of its rank among them (Carlini et al. 2019), an estimate without a finite-sample guarantee.
+Canaries are scored by what was released alone: noisy gradients, and the final parameters. A sequence's score is minus its mean loss under
+the final parameters; its exposure is log2 of the number of canaries that are out less log2 of its rank among them (Carlini et al. 2019), an
+estimate without a finite-sample guarantee.
 
 Shape legend: G gradient canaries, S sequences, M canaries of one kind, B rows of a batch.
 """

@@ -4,10 +4,9 @@ A combination is a score (with the coins of its canaries), an estimator, a numbe
 exceeds the claim at its delta fails the run. An estimate without a finite-sample guarantee is recorded and
 can neither fail a run nor pass one.
 
-Tests a whole trade-off curve by one run: the f-DP argument of Mahloujifar, Melis and Chaudhuri 2024, for fair coins.
-
-Let a mechanism be f-DP, F = 1 - f (concave, increasing), and let an attacker guess exactly r of m independent fair coins, N of
-them correctly, with p_n = P[N = n]. Then, for every c >= 1,
+A whole trade-off curve is tested by one run with the f-DP argument of Mahloujifar, Melis and Chaudhuri 2024, for fair coins. Let a
+mechanism be f-DP, F = 1 - f (concave, increasing), and let an attacker guess exactly r of m independent fair coins, N of them correctly,
+with p_n = P[N = n]. Then, for every c >= 1,
 
     (1/m) sum_{n >= c} n p_n  <=  F((1/m) sum_{n >= c-1} (r - n) p_n).                                   (*)
 
@@ -20,10 +19,9 @@ Given P[N >= v] = tau, the least total mass that satisfies (*) is found greedily
 loosens every constraint below and tightens none, so all of tau lies at v and each p_{c-1} is just what (*) asks for. Where
 that total exceeds 1, P[N >= v] < tau: v correct guesses then refute f at error tau.
 
-Computes lower bounds on epsilon from one run with many canaries (Steinke, Nasr and Jagielski 2023, theorem 5.2).
-
-Of r guesses, the number of correct ones is at most W ~ Binomial(r, e^eps / (1 + e^eps)) in distribution, up to a term in delta:
-P[correct >= v] <= P[W >= v] + 2 m delta max_{1 <= i <= v} P[v - i <= W < v] / i, with m coins, abstentions included.
+Epsilon has a lower bound from one run with many canaries (Steinke, Nasr and Jagielski 2023, theorem 5.2). Of r guesses, the number of
+correct ones is at most W ~ Binomial(r, e^eps / (1 + e^eps)) in distribution, up to a term in delta: P[correct >= v] <= P[W >= v] + 2 m
+delta max_{1 <= i <= v} P[v - i <= W < v] / i, with m coins, abstentions included.
 
 Shape legend: M canaries.
 """

@@ -1,6 +1,6 @@
 """Computes the numbers of a declared experiment: its noise multiplier, and its epsilon at the planned end.
 
-Gives the part of a declaration that a claim depends on, and its checksum: neither may change during a run.
+The settings that decide the cost of a step are its plan, which may not change during a run.
 """
 
 import json

@@ -1,7 +1,4 @@
-"""Lists the limits of a statement: its assumptions, and the parts that it does not cover.
-
-Lists the reasons why a run has no guarantee, whatever its noise.
-"""
+"""Lists the limits of a statement: assumptions, what it does not cover, and the reasons why a run has no guarantee, whatever its noise."""
 
 from collections.abc import Iterable, Sequence
 from typing import Any, Literal

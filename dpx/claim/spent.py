@@ -1,9 +1,7 @@
-"""Computes the privacy cost of a run: the epsilon of its ledger so far and at the planned end, and numbers that are not bounds.
+"""Computes the privacy cost of a run from its ledger: epsilon so far and at the planned end, and numbers that are not bounds.
 
-Computes epsilon during a run, for the progress bar and TensorBoard.
-
-The facts that a statement follows from, read once: what the ledger of a run holds now and at the planned end, what the run begins from,
-and which packages its claim trusts.
+The facts that a statement follows from are read once: what the ledger holds now and at the planned end, what the run begins from, and which
+packages its claim trusts. During a run the progress bar and TensorBoard show the epsilon so far (`Spending`).
 """
 
 import json

@@ -1,6 +1,6 @@
 """The cost of a trial: its plan from the moment it begins, and everything in its ledger beyond the plan.
 
-Which new trials a study takes: draws from the distribution that was fixed, of a cost that the charge was declared for.
+So a study takes only new trials that are draws from the distribution that was fixed, of a cost that the charge was declared for.
 """
 
 import dataclasses

@@ -1,8 +1,7 @@
 """Bounds the error of a computed squared norm, and gives the upper bound that clipping uses (proof in `dpx.clipping.rounding`).
 
-Multiplies float32 numbers with bfloat16 ones on matrix units for bfloat16, by cutting float32 numbers into two bfloat16 parts.
-
-A product of float32 matrices at full precision does not run on the matrix units of accelerators. Where a model computes in bfloat16, one
+Products with bfloat16 numbers run on matrix units for bfloat16, by cutting float32 numbers into two bfloat16 parts. A product of float32
+matrices at full precision does not run on the matrix units of accelerators. Where a model computes in bfloat16, one
 factor of most products of clipping is bfloat16 and the other is a float32 array that was computed from bfloat16 numbers: a cotangent times
 its clip weight, an activation less its mean. Such an array x is the sum of two parts within 2^-16 |x|: `high`, x rounded to bfloat16, and
 `low`, the rest rounded to bfloat16. Products of bfloat16 numbers are exact in float32, so that one product of matrices becomes two, or

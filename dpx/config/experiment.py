@@ -1,7 +1,4 @@
-"""Defines the root declaration: one frozen record of everything that the privacy claim depends on.
-
-Declares what a run measures of the time of its steps (`profile=none`, `steps` or `trace`). It imports no jax.
-"""
+"""Defines the root declaration: one frozen record of a run's settings, and the parts of it that other rooms read. It imports no jax."""
 
 import dataclasses
 import hashlib

@@ -3,7 +3,7 @@
 The sizes are added up without resolving the values. Only a computed part of a key, as in `${sizes.${model.name}}`, is resolved, once it is
 known to be small.
 
-Bounds how many points the axes of a sweep give, before Hydra lists them all.
+The points that the axes of a sweep give are counted likewise, before Hydra lists them all.
 """
 
 import math

@@ -1,7 +1,7 @@
 """Checks one node of a config against the declaration that it names, with errors in the user's terms: keys, required values and types.
 
-Finds what was probably meant by a key, an option or a value that does not exist: other libraries' names, keys of other options. Such a hint
-is the fix of an error message, computed only after an error, from the YAML files of the options.
+What was probably meant by a key, an option or a value that does not exist is found among other libraries' names and keys of other options.
+Such a hint is the fix of an error message, computed only after an error, from the YAML files of the options.
 """
 
 import collections.abc

@@ -3,7 +3,7 @@
 Each sentence is read from the place where it is written: that of an option from the top of its file; that of a key from the section
 `Attributes` of its declaration; that of a group from the same section of `dpx.config.experiment.Experiment`.
 
-The text of `dpx --help`: what a newcomer can type, every job and option with one line, the recipes by paper, and where the pages are.
+`dpx --help` shows what a newcomer can type, every job and option with one line, the recipes by paper, and where the pages are.
 """
 
 import ast

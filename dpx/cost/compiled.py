@@ -1,13 +1,10 @@
-"""Counts the matrix-product FLOPs of a compiled program on one device: what the compiler kept of the traced ones, split over the mesh.
+"""Counts what a compiled program does on one device: its matrix-product FLOPs, and the communication between devices in its text.
 
-XLA's own count takes every loop once. Here a loop whose number of rounds the compiler knows is multiplied out (the layers of a model), one
-whose number of rounds depends on data counts once (the microbatches of a chunk), and of a branch the most expensive side counts.
+The FLOPs are what the compiler kept of the traced ones, split over the mesh. XLA's own count takes every loop once. Here a loop whose
+number of rounds the compiler knows is multiplied out (the layers of a model), one whose number of rounds depends on data counts once (the
+microbatches of a chunk), and of a branch the most expensive side counts.
 
-Counts the communication between devices in the text of a compiled program.
-
-The record of a measured step, which `plan.json` holds where it was asked for (`plan.measure=true`).
-
-The records of a compiled step, which `plan.json` holds where it was asked for (`plan.compile=true`).
+`plan.json` holds the records of a compiled step (`plan.compile=true`) and of a measured one (`plan.measure=true`).
 """
 
 import dataclasses

@@ -1,23 +1,17 @@
 """Designs runs for a budget: configurations that can be run, ranked by loss, and the gain from twice the data, compute or epsilon.
 
-Losses come from a surface that was measured at one physical batch. It is assumed that another batch of equal noise-batch ratio reaches
-the same loss, as McKenna et al. 2025 do, although smaller batches are lower in their Figure 7. Configurations are trained models
-with whole numbers.
+A design is the best configuration of (compute, epsilon, data, delta) among all models, batches and numbers of steps of that cost. Losses
+come from a surface that was measured at one physical batch. It is assumed that another batch of equal noise-batch ratio reaches the same
+loss, as McKenna et al. 2025 do, although smaller batches are lower in their Figure 7. Configurations are trained models with whole numbers.
 
-Finds the best configuration for (compute, epsilon, data, delta) among all models, batches and numbers of steps of that cost.
+The noise-batch ratio, the noise multiplier over the batch size, is the smaller of two branches (McKenna et al. 2025, appendix B.1). One is
+Poisson sampling with amplification. In the other, batches are deterministic: a record takes part at most ceil(T B / N) times, and the noise
+is that of one Gaussian release times the root of this number. Poisson noise depends on (q, T) alone at one (epsilon, delta). It is solved
+by PLD, to 1 %, on the nodes of a coarse grid, kept on disk, and interpolated between them on logarithms for a search; a configuration that
+is chosen is solved exactly (`exact`).
 
-Computes the gain of an attacker beyond one (epsilon, delta): the excess vulnerability of using M~ instead of M (Kaissis et al. 2024;
-McKenna et al. 2025, appendix D) is max over eps in R of (delta~(eps) - delta(eps)) / (1 + e^eps), of their privacy profiles delta.
-
-Computes the noise-batch ratio that a budget needs, for many settings at once: the smaller of Poisson sampling and fixed batches.
-
-Poisson noise depends on (q, T) alone at one (epsilon, delta). It is solved by PLD, to 1 %, on the nodes of a coarse grid, kept on disk,
-and interpolated between them on logarithms for a search; a configuration that is chosen is solved exactly (`exact`).
-
-Computes the noise multiplier over the batch size, by which McKenna et al. 2025 compare runs of different batch sizes (appendix B.1).
-
-It is the smaller of two branches. One is Poisson sampling with amplification. In the other, batches are deterministic: a record takes part
-at most ceil(T B / N) times, and the noise is that of one Gaussian release times the root of this number.
+What equal (epsilon, delta) hides is the excess vulnerability of using M~ instead of M (Kaissis et al. 2024; McKenna et al. 2025,
+appendix D): max over eps in R of (delta~(eps) - delta(eps)) / (1 + e^eps), of their privacy profiles delta.
 """
 
 import dataclasses

@@ -1,8 +1,7 @@
-"""Reads measurements from run folders: the mean training loss of every 100 steps, as McKenna et al. 2025 record it (section 3.3).
+"""Holds measured losses in one tidy table: a row for each record of a run, filled from run folders or read from a CSV file.
 
-Holds measured losses in one tidy table: a row for each record of a run, filled from run folders or read from a CSV file.
-
-Losses of private text are private: no run's privacy statement covers a fit on them.
+A record is the mean training loss of 100 steps, as in McKenna et al. 2025 (section 3.3). Losses of private text are private: no run's
+privacy statement covers a fit on them.
 """
 
 import csv

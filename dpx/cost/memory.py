@@ -1,4 +1,4 @@
-"""Computes the bytes that a training step holds on one device, by arithmetic on shapes. It imports no jax.
+"""Computes the bytes that a training step holds on one device, and the FLOPs of an example, by arithmetic on shapes. It imports no jax.
 
 With P trained and R frozen parameters, b examples of a microbatch on a device, T tokens, H width, F feed-forward width, A heads,
 l differentiated layers (1, the current layer, if no layer is differentiated), M masked positions and V words; gradients of S numbers are
@@ -21,9 +21,7 @@ them can overwrite an activation. `model.attention=cudnn` keeps no scores: no A 
 
 The peak is their sum with the larger of the last two. The compiler's own scratch is not in it; measured peaks lie above.
 
-Counts floating-point operations of one training example, by arithmetic on shapes. It imports no jax.
-
-A product of [m,k] and [k,n] counts 2mkn. Element-wise work, lookups, clipping, noise and the optimiser are not counted.
+As FLOPs, a product of [m,k] and [k,n] counts 2mkn. Element-wise work, lookups, clipping, noise and the optimiser are not counted.
 """
 
 import dataclasses

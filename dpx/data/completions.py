@@ -3,11 +3,10 @@
 A row holds the tokens of both texts as one, which transformers reads too, if these begin with the tokens of the prompt alone, which
 people send (`dpx.data.rows`).
 
-Makes one row of a conversation: the turns that fit, and which of their tokens are learnt.
-
-A turn is a message of the user with all that follows it up to the user's next message: answers, calls of tools and what tools return. What
-is before the first turn, such as the system's message, belongs to every turn. A conversation that is longer than a row loses whole turns
-from its front, and the template writes what is left as a conversation of its own; so no row begins within a turn.
+A conversation gives one row: the turns that fit, with marks on the tokens that are learnt. A turn is a message of the user with all that
+follows it up to the user's next message: answers, calls of tools and what tools return. What is before the first turn, such as the system's
+message, belongs to every turn. A conversation that is longer than a row loses whole turns from its front, and the template writes what is
+left as a conversation of its own; so no row begins within a turn.
 """
 
 import dataclasses

@@ -1,6 +1,6 @@
-"""Declares labelled rows, or prompts with completions, of the user's files.
+"""Declares labelled rows, or prompts with completions, of the user's files, and reads their targets.
 
-Reads a number, or several labels, of a record of the user's files. An empty value is a target that the row lacks.
+Of a number, or of several labels, an empty value is a target that the row lacks.
 """
 
 import json

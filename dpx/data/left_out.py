@@ -2,10 +2,9 @@
 
 Counts of the public split may be published. All others depend on private texts without noise: they are for a console and `private/` alone.
 
-Records the prepared data that a run drew from: manifests under `private/manifests/`, one file for each checksum.
-
-A ledger names data by the checksum of its manifest. With the manifest, and the store if it still exists, a later run that starts from this
-run's weights can tell whether its data is other text. Manifests describe the data, so they are never released.
+The prepared data that a run drew from are recorded by their manifests under `private/manifests/`, one file for each checksum. A ledger
+names data by the checksum of its manifest. With the manifest, and the store if it still exists, a later run that starts from this run's
+weights can tell whether its data is other text. Manifests describe the data, so they are never released.
 """
 
 import dataclasses

@@ -1,8 +1,7 @@
 """Reads records of `.tsv`, `.csv`, `.jsonl` and `.parquet` files and of data sets (`hub_rows`), a row at a time.
 
-It finds the files of a declared path and their lines. Each record has its place, for error messages, and its fields by column.
-
-Reads data sets of the `datasets` library (extra `hub`): a folder that it saved on this machine, or a name on the hub.
+It finds the files of a declared path and their lines. Each record has its place, for error messages, and its fields by column. A data set
+of the `datasets` library (extra `hub`) is a folder that it saved on this machine, or a name on the hub.
 """
 
 import contextlib

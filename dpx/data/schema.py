@@ -9,7 +9,7 @@ Of a prompt and its completion, B is the completion. `is_learnt`: 1 for each tok
 `target`: a number, 0 where `has_target` is 0. `labels`: for each label of the declared list 1 if it is true of the text, else 0, or 2 if
 that is not known.
 
-Defines the interface of a source of text in another package.
+A source of text in another package provides these arrays as a `PackageSource`.
 
 Shape legend: n rows, C texts of one row (an axis that exists only if one of several texts is to be chosen), T positions of a text.
 """

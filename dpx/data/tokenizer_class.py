@@ -1,9 +1,8 @@
 """Builds a checkpoint's tokenizer as transformers does: the class that its files name may replace parts of its definition.
 
 A class keeps the tokens, the merges and (but for BERT and RoBERTa) the marks around a text of `tokenizer.json`. How a text is normalised
-and cut before that, and how tokens become text again, is of the class. They are those of transformers 5.23.
-
-Reads from a tokenizer's files its marks by name, and the tokens that they add to its definition, as transformers 5.23 does.
+and cut before that, and how tokens become text again, is of the class. Marks by name, and tokens added to the definition, are in the files
+beside it. All of it is as in transformers 5.23.
 """
 
 import contextlib

@@ -1,9 +1,9 @@
-"""Checks names of units in records: which are missing, in which form they are compared, and which may name one person.
+"""Checks names of units in records: which are missing, in which form they are compared, which may name one person; and hashes them.
 
 Two names are one unit only if they are equal in one form. Nothing is guessed: a wrong guess would make two people one unit, and the rows
 beyond the cap of that unit would be left out. Nearly equal names are reported to the person who prepares the data, who may know.
 
-Makes choices by a keyed hash: a choice for one unit does not depend on the rest of the corpus.
+Choices for a unit are made by a keyed hash of its name, so they do not depend on the rest of the corpus.
 """
 
 import hashlib

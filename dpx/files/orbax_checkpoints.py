@@ -1,9 +1,7 @@
 """Saves and loads checkpoints through Orbax, asynchronously; no other file imports Orbax.
 
-A checkpoint is valid only after its atomic commit, and is loaded only if it holds the values that were saved. It holds a run's `State`;
-the sampler and independent noise have no state: they are functions of (root secret, step).
-
-Declares the state that a run passes from step to step.
+A checkpoint is valid only after its atomic commit, and is loaded only if it holds the values that were saved. It holds the `State` that a
+run passes from step to step; the sampler and independent noise have no state: they are functions of (root secret, step).
 """
 
 import contextlib

@@ -1,13 +1,11 @@
-"""Stores the measurements at a run's end in `private/results.json`, and says what they show.
+"""Stores and reads what a run measured: at its end (`private/results.json`), and at its steps (`private/metrics.jsonl`, one object each).
 
 They depend on protected and held-out text and are never in `release/`. An accuracy is stated with its number of rows and its 95 % interval
 (Wilson 1927). A row counts once, also if a model answers several of its tokens: answers within a row are not independent, so the interval
 of a token accuracy is rather too wide than too narrow.
 
-Reads the measurements of a run's steps: `private/metrics.jsonl`, one JSON object for each step that was measured.
-
-`step` counts from 1, as on the screen, in TensorBoard and in `release/telemetry.jsonl`: it is the number of steps done. A step that drew
-no example has no loss, no accuracy and no share of clipped examples.
+The `step` of a measurement counts from 1, as on the screen, in TensorBoard and in `release/telemetry.jsonl`: it is the number of steps
+done. A step that drew no example has no loss, no accuracy and no share of clipped examples.
 """
 
 import json

@@ -1,6 +1,6 @@
 """Manages the folder of one run: `release/` may be shared; everything in `private/` depends on the data without noise.
 
-Removes the paths of this machine from a config, so that it may be shared, and from what is printed.
+The paths of this machine are removed from a config that is released, and from what is printed.
 """
 
 import contextlib

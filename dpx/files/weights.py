@@ -3,9 +3,8 @@
 Released weights include a checksum of each parameter and the names of the trained parameters (`facts`). So a damaged copy is detected, and
 so is a file that presents another run's weights as public ones. In such a file, a parameter that was changed by one bit is not detected.
 
-Reads a checkpoint's folder: its path, its declaration (`config.json`), and the files of its weights. Nothing in it is executed.
-
-Reads and writes safetensors files, one or several: names and shapes from their headers, values as float32.
+A checkpoint is a folder with a declaration (`config.json`) and one or several safetensors files. Nothing in it is executed: names and
+shapes come from the files' headers, and values are read as float32.
 """
 
 import contextlib

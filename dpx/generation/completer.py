@@ -1,10 +1,8 @@
 """Completes prompts in batches of one size, in order, padded to a few lengths, so that few programs are compiled.
 
-Writes completions batch by batch, so that the same command continues after a kill, and beside them what they were made from.
-
-A batch of lines is on disk before the next batch begins. A line that a kill cut short is removed, and its prompt is completed again.
-
-Finds the weights that complete prompts, those of a run or of a checkpoint, with their tokenizer; reads them only when asked to.
+The weights and their tokenizer are those of a run or of a checkpoint, and are read only when asked for. A batch of lines is on disk before
+the next batch begins, with what it was made from beside it, so that the same command continues after a kill: a line that the kill cut short
+is removed, and its prompt is completed again.
 """
 
 import fcntl

@@ -3,7 +3,7 @@
 Its folder is checked against its ledger, as in every job. A copy of `release/` has no ledger: its statement must be the one that its
 weights were released with (`dpx.statement.seals`), and its data is unknown.
 
-Recognises weights that a run in a folder of outputs released, so that they are not presented as public ones.
+Weights that a run in a folder of outputs released are recognised, so that they are not presented as public ones.
 """
 
 import dataclasses

@@ -1,5 +1,6 @@
 """Exports a run's released weights as a folder that `transformers` or PEFT loads: safetensors, config, tokenizer, statement and model
-card."""
+card.
+"""
 
 import contextlib
 import dataclasses

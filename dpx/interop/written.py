@@ -4,9 +4,8 @@ PEFT adds lora_alpha / r x B A to the map of a module. GPT-2's query, key and va
 side, so that its rank is the sum of their ranks, with zeros where a target's B has no outputs. A head that was trained with adapters is
 saved beside them.
 
-Puts into an exported classifier what the trained one leaves out: an identity before its output, and the units of a number.
-
-The classes of transformers always have a dense map before the output of an encoder's classifier. A head that was trained without one
+An exported classifier gets what the trained one leaves out: an identity before its output, and the units of a number. The classes of
+transformers always have a dense map before the output of an encoder's classifier. A head that was trained without one
 (`model.classifier=linear_tanh`, `linear_relu`) is exported with the identity there: what transformers computes is what was measured.
 
 L: layers, p: inputs, d: outputs of a module, c: outputs of a target, r: rank.

@@ -1,9 +1,7 @@
 """`job=account`: epsilon again from a ledger, for one run or jointly for several branches, and what it means for an attacker.
 
 `python -m dpx job=account run=<folder>`, or any files: `python -m dpx job=account 'job.ledgers=[a/private/ledger,b/release/privacy.json]'`.
-Imports no jax and reads no data.
-
-Draws curves in a terminal: a few rows of characters, with the range of both axes.
+Imports no jax and reads no data. Curves are drawn in the terminal: a few rows of characters, with the range of both axes.
 """
 
 import math

@@ -3,7 +3,7 @@
 A folder's name follows from the stage's config, in which the folder of the stage before is one value. So a changed stage has another
 folder, and so has every stage that it feeds: nothing that was made from the older one is used again.
 
-What is there of a chain: which stages have finished, which are stale, and which had finished and are missing.
+So it is known of each stage whether it has finished, is stale, or had finished and is missing.
 """
 
 import contextlib

@@ -1,6 +1,5 @@
-"""Jobs on a run's released weights: `job=evaluate` measures them on held-out rows, `job=export` writes them for another library.
-
-`job=predict`: labels and scores of the rows of a file, or numbers, by a run's classifier or an exported one, of texts or of choices.
+"""Jobs on a run's released weights: `job=evaluate` measures them on held-out rows, `job=export` writes them for another library, and
+`job=predict` labels and scores the rows of a file, or gives numbers, by a run's classifier or an exported one.
 """
 
 import csv

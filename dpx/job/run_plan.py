@@ -1,8 +1,6 @@
-"""The plan of one run: what it would cost and guarantee, for `job=plan`, a stage of a chain and a design.
+"""The plan of one run: what it would cost and guarantee, for `job=plan`, a stage of a chain and a design. `RunPlan` is its `plan.json`.
 
 Nothing is allocated, and jax, where it is needed, traces shapes alone.
-
-The records of `plan.json`: the plan of a run, and that of an analysis.
 """
 
 import dataclasses

@@ -1,9 +1,9 @@
-"""Removes the folder of a refused or an interrupted command that has done nothing yet: the files that Hydra and the launcher wrote for it.
+"""Ends a command that was refused or interrupted before it did anything, and notes what no caller can catch.
 
-A folder is removed only if the command itself made it and it holds only files that every command writes. A folder that existed before, or
-that holds a ledger, results or the record of a trial, stays.
+The folder that Hydra and the launcher made for it is removed only if the command itself made it and it holds only files that every command
+writes. A folder that existed before, or that holds a ledger, results or the record of a trial, stays.
 
-The handler of `private/dpx.log`, and what is written there since no caller can catch it; and what ends a launch that has nothing to do.
+The log of a command is `private/dpx.log`. A launch that has nothing left to do ends by an exception of this module (`NothingLeft`).
 """
 
 import contextlib

@@ -2,7 +2,7 @@
 
 The distribution of the trials is read from a composed config: the sweeper's parameters and the command line.
 
-Resolvers for Hydra's own node in dpx's YAML: the folder of its files, the storage of a search, and the trials that are left.
+In dpx's YAML, Hydra's own node asks resolvers of this module for the folder of its files, the storage of a search, and the trials left.
 """
 
 import contextlib

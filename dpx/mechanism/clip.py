@@ -5,11 +5,10 @@ The clip is part of the privacy statement. How the clipped sum is computed is de
 A clip has `weights` (under jit); `initial_state`, `in_force`, `draw` and `next_clipping_norm`, for a norm that changes; `ledger_fields` for
 the ledger; `step_metrics`, `published` and `explanation` for what is shown. `Clip` implements all except the weights, for a constant norm.
 
-Declares `clip=quantile`: a clipping norm that changes after each step by that step's noisy count (Andrew et al. 2021).
-
-Step t clips to C_t and scales its noise by C_t. Both are fixed before its rows are drawn; its rows influence C_{t+1} only through the noisy
-count. All C_t are therefore released values. Each example is counted by its own norm alone, so an example that changes moves the count
-only by its own share, whatever the places of the others in the step.
+The norm of `clip=quantile` changes after each step by that step's noisy count (Andrew et al. 2021). Step t clips to C_t and scales its
+noise by C_t. Both are fixed before its rows are drawn; its rows influence C_{t+1} only through the noisy count. All C_t are therefore
+released values. Each example is counted by its own norm alone, so an example that changes moves the count only by its own share, whatever
+the places of the others in the step.
 
 Shape legend: B examples, K groups of parameters clipped separately.
 """

@@ -3,15 +3,12 @@
 Configs name them `dpx.mechanism.declared_mechanism.<name>`, whatever file a declaration lies in. A new part is named by its own file and
 needs no line here.
 
-Lists the declarations under which one unit can move others to other places.
-
-Every proof that assumes fixed places is checked against this list.
-
-An example has a *number* below N, by which samplers draw it, and in a step a *place*: device, microbatch and row there. A proof compares
-two neighbours, in which all other units are the same. Some proofs need more: that the others have the same numbers (groups of rows that
-take turns), or the same places (sums that are rounded microbatch by microbatch). Such a sampler or mechanism declares this by
-`needs_fixed_numbers` or `needs_fixed_places`, also if it comes from another package, and `check` refuses it with any setting that moves
-them. A mechanism that sums its own quantity (`summand`) is assumed to need fixed places unless its class says that it does not.
+Every proof that assumes fixed places is checked against the declarations under which one unit can move others (`movers`). An example has a
+*number* below N, by which samplers draw it, and in a step a *place*: device, microbatch and row there. A proof compares two neighbours, in
+which all other units are the same. Some proofs need more: that the others have the same numbers (groups of rows that take turns), or the
+same places (sums that are rounded microbatch by microbatch). Such a sampler or mechanism declares this by `needs_fixed_numbers` or
+`needs_fixed_places`, also if it comes from another package, and `check` refuses it with any setting that moves them. A mechanism that sums
+its own quantity (`summand`) is assumed to need fixed places unless its class says that it does not.
 
 Whatever a unit holds (other text, no text, a gradient that is not finite, fewer rows), it does not move another unit:
 

@@ -9,11 +9,10 @@ differently, by up to g per coordinate each. So every setting that moves example
 
 int32 arithmetic wraps around: sums and noise are taken modulo 2^32, which is a function of their exact values and so has no privacy cost.
 
-Draws exactly from the discrete Gaussian: P(k) proportional to exp(-k^2 / (2 s^2)) over the integers, with s^2 a rational number.
-
-Rejection from a discrete Laplace distribution (Canonne, Kamath, Steinke 2020, algorithms 2 and 3). Every decision is whether a uniform
-number lies below exp(-x) for a rational x. Float64 decides clear cases; within `MARGIN` more random bits and exact arithmetic decide,
-so no rounding shifts a probability. `job=benchmark_noise` measures the cost of a draw.
+Draws are exactly those of the discrete Gaussian: P(k) proportional to exp(-k^2 / (2 s^2)) over the integers, with s^2 a rational number.
+They are made by rejection from a discrete Laplace distribution (Canonne, Kamath, Steinke 2020, algorithms 2 and 3). Every decision is
+whether a uniform number lies below exp(-x) for a rational x. Float64 decides clear cases; within `MARGIN` more random bits and exact
+arithmetic decide, so no rounding shifts a probability. `job=benchmark_noise` measures the cost of a draw.
 
 Shape legend: N candidates.
 """

@@ -5,10 +5,9 @@ longer): drawing a slice takes nine times its size, and XLA may keep several par
 each device draws the noise of its part of a parameter sharded over its last axis. Small parameters are drawn as one array, on
 every device.
 
-Draws Gaussian numbers whose tail reaches past 9 sigma in float32.
-
-`jax.random.normal` turns 23 bits into a uniform and stops at 5.42 sigma: it cuts off 6e-8 per coordinate, more than the deltas of
-the papers. Here the radius of a Box-Muller pair comes from 64 bits, so draws reach sqrt(2 * 64 * ln 2) = 9.42 sigma.
+The tail of the Gaussian numbers reaches past 9 sigma in float32. `jax.random.normal` turns 23 bits into a uniform and stops at 5.42 sigma:
+it cuts off 6e-8 per coordinate, more than the deltas of the papers. Here the radius of a Box-Muller pair comes from 64 bits, so draws reach
+sqrt(2 * 64 * ln 2) = 9.42 sigma.
 
 Shape legend: R rows, N columns of one slice; M pairs of all slices that are drawn together.
 """

@@ -6,14 +6,12 @@ dropout and is computed again where it is differentiated.
 An example may hold several texts of equal length side by side (multiple choice): `length` is then [B,C], and no token sees
 another text. `causal`: a token sees itself and the tokens before it.
 
-Lets a decoder read one token of a text at a time: the keys and values of the tokens before it are given in place of the tokens.
+A decoder may read one token of a text at a time: the keys and values of the tokens before it are given in place of the tokens. One that is
+applied with the collection `KEPT` reads one token of each text, its last. With `MADE` mutable, each layer returns in that collection the
+keys and values of the tokens that it read. Without these collections, as in training, this module computes nothing.
 
-A decoder that is applied with the collection `KEPT` reads one token of each text, its last. With `MADE` mutable, each layer returns in that
-collection the keys and values of the tokens that it read. Without these collections, as in training, this module computes nothing.
-
-B: examples, C: texts of an example, R: rows of attention = B C, T, S: tokens, N: heads, D: head size, H: width = N D.
-
-R: texts, S: tokens read, U: tokens of a text whose keys and values are kept, G: key-value heads, D: numbers of a head.
+B: examples, C: texts of an example, R: rows of attention = B C, T, S: tokens, N: heads, D: head size, H: width = N D. One token at a time,
+S: tokens read, U: tokens of a text whose keys and values are kept, G: key-value heads.
 """
 
 from collections.abc import Callable

@@ -4,10 +4,9 @@ The families of decoders with rotary positions read their own (`families.py`); B
 
 `model=hf` declares that shape: it is written out into the config before anything is built, so a run's config holds it without the file.
 
-Registers the families of models: by the `model_type` of a checkpoint, the layout of its tensors, and who reads its config.
-
-A decoder with rotary positions is registered by adding its class to `ROTARY`: it holds its fields, what it computes, its config in both
-directions, and its layout.
+The families of models are registered by the `model_type` of a checkpoint: the layout of its tensors, and who reads its config. A decoder
+with rotary positions is registered by adding its class to `ROTARY`: it holds its fields, what it computes, its config in both directions,
+and its layout.
 """
 
 from collections.abc import Callable, Mapping

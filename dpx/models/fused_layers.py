@@ -1,7 +1,5 @@
 """Computes the stack of layers as one block, with a backward pass written by hand that keeps few residuals.
 
-Cotangents are written over residuals that are no longer needed.
-
 Forward keeps, per token and layer, 11 widths (a Bert: input, qkv, context, two normalised LayerNorm inputs, and u, before GELU)
 or 10 (a Decoder, which needs no input); attention probabilities, GELU and dropout masks are computed again. The reverse loop
 writes cotangents over dead residuals. The block computes exactly the composition of ops in modules.py, in another order.
@@ -11,9 +9,8 @@ cotangents of trained matrices whose norm is not taken from kept gradients are t
 Without the loop the results of layers stay separate, one entry per layer, and the compiler reuses dead buffers: a stack of kept
 gradients would be filled with zeros, written and read once more, a tenth of the time of a small model on a CPU.
 
-Computes the two halves of a layer, attention and feed-forward, forward and backward by hand, in two orders.
-
-Backward returns the cotangent of a half's input and adds to `factors`: each weight's input `a_` and output cotangent `g_`,
+A layer has two halves, attention and feed-forward, in two orders (`PostNorm`, `PreNorm`). The backward pass of a half returns the cotangent
+of its input and adds to `factors`: each weight's input `a_` and output cotangent `g_`,
 `sums`, the per-example gradients of the small leaves, and of each adapter (lora.py) the cotangents of h and of its outputs.
 
 B: examples, T: tokens, H: width, F: feed-forward, L: layers, d: 3 H.

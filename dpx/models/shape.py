@@ -3,11 +3,9 @@
 `families.py` holds what differs between decoders with rotary positions, and `rotary_layers.py` computes all of them; of those the FLOPs and
 the memory are here too.
 
-Rows that a grown tokenizer adds to the table of a checkpoint, as parameters of their own, so that they alone may be trained.
-
-The rows of new tokens follow the old ones: a table of V rows is `embeddings/word` [V - N, H] and `embeddings/new` [N, H], and an untied
-head is `decoder` and `decoder_new` alike. So clipping sees a small table whose gradient is exact by the usual rules, tied or not. An export
-joins both.
+Rows that a grown tokenizer adds to the table of a checkpoint are parameters of their own, so that they alone may be trained. They follow
+the old ones: a table of V rows is `embeddings/word` [V - N, H] and `embeddings/new` [N, H], and an untied head is `decoder` and
+`decoder_new` alike. So clipping sees a small table whose gradient is exact by the usual rules, tied or not. An export joins both.
 
 Shape legend: T tokens, V vocabulary, K classes; H width, F feed-forward, L layers, stacked on a leading axis; N query heads, G key-value
 heads, D numbers of a head.

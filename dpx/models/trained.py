@@ -4,7 +4,7 @@ All other parameters are frozen: they have no gradient, noise or moments.
 
 `trainable.py` turns a declaration into two trees of parameters, `lora.py` makes adapters.
 
-Selects parameters by path. It holds functions of names alone, without jax, so that a declaration is checked before jax starts.
+Parameters are selected by path, with functions of names alone, so that a declaration is checked before jax starts.
 """
 
 from collections.abc import Callable, Sequence

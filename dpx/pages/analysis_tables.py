@@ -1,8 +1,7 @@
 """Holds the results of an analysis as tables of plain values, so that JSON, CSV and a terminal show the same values.
 
-Describes the pictures of an analysis, which plot columns of its tables, so that a picture shows no number that is not in a table.
-
-An analysis with pictures has `pictures(tables) -> list[Picture]`; `dpx.pages.pictures` draws them.
+Pictures plot columns of these tables, so that a picture shows no number that is not in a table. An analysis with pictures has
+`pictures(tables) -> list[Picture]`; `dpx.pages.pictures` draws them.
 """
 
 import csv

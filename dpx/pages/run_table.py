@@ -1,8 +1,7 @@
 """Tables of runs and of their measurements, with numbers as numbers: for `dpx.runs`, `list.to` and the table beside a sweep.
 
-Reads state, held-out metric and epsilon of the runs in a folder from their own files: for the table of a sweep and `job=list`.
-
-Loads a finished run in Python: its declaration, its parameters and its privacy statement.
+State, held-out metric and epsilon of a run come from its own files. `load` gives a finished run in Python: its declaration, its parameters
+and its privacy statement.
 """
 
 import contextlib

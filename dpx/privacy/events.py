@@ -3,13 +3,10 @@
 Every number that this module returns is relative to the sensitivity that the accountant assumes. The clipped sum has sensitivity C under
 `zero_out` and `add_remove`, and 2C under `replace_one`; dp-accounting's PLD doubles by itself, its RDP does not.
 
-Writes dp-accounting's events as JSON, so that epsilon can be composed again from a ledger or a statement alone.
-
-Decides under which other neighbouring relations charges may be accounted that were stated under one relation.
+An event is written as JSON, so that epsilon can be composed again from a ledger or a statement alone.
 
 A run does the same whatever relation is declared: the relation only changes which other data its outputs are compared with. So steps that
-ran under one relation have a bound under another if their proof does not use the first, and the table of events (`dpx.privacy.events`) has
-a cell for the second.
+ran under one relation have a bound under another if their proof does not use the first, and the table of events has a cell for the second.
 """
 
 import dataclasses

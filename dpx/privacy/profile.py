@@ -3,10 +3,9 @@
 With the profile delta(eps), eps >= 0, of both directions, the least type-II error of a membership test at type-I error alpha is
 f(alpha) = max over eps of 0, 1 - delta(eps) - e^eps alpha and e^-eps (1 - delta(eps) - alpha) (Dong, Roth and Su 2022, proposition 2.12).
 
-Computes approximations that papers print and that are not bounds, apart from every bound.
-
-The central limit of Gaussian DP for Poisson-sampled Gaussians (Bu et al. 2020, arXiv 1911.11607):
-mu_total = sqrt(sum_t q_t^2 (exp(1 / sigma_t^2) - 1)). It can report a tenth of the true epsilon at small noise.
+An approximation that papers print, and that is no bound, is kept apart: the central limit of Gaussian DP for Poisson-sampled
+Gaussians (Bu et al. 2020, arXiv 1911.11607): mu_total = sqrt(sum_t q_t^2 (exp(1 / sigma_t^2) - 1)). It can report a tenth of the true
+epsilon at small noise.
 """
 
 import math

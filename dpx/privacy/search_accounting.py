@@ -1,8 +1,9 @@
-"""Defines a privacy filter: a budget declared before the first trial, within which sampling, noise and steps may depend on earlier results.
+"""Charges a search for trials that were chosen after results: by a privacy filter, or by a number of repetitions drawn in secret.
 
-An accountant proves nothing for events that were chosen after results: composition theorems fix the parameters beforehand. Rogers, Roth,
-Ullman and Vadhan 2016 (arXiv 1605.08294) ask the question and define the filter: a rule that stops before a budget is passed. Two filters
-are proved to cost no more than ordinary composition, and only they are used here:
+A filter is a budget declared before the first trial, within which sampling, noise and steps may depend on earlier results. An accountant
+proves nothing for events that were chosen after results: composition theorems fix the parameters beforehand. Rogers, Roth, Ullman and
+Vadhan 2016 (arXiv 1605.08294) ask the question and define the filter: a rule that stops before a budget is passed. Two filters are proved
+to cost no more than ordinary composition, and only they are used here:
 
 - Renyi: for one order fixed beforehand, go on as long as the divergences of all mechanisms so far, the next one included, add up to at
   most the budget. All outputs together then have at most the budget's divergence at that order (Feldman and Zrnic 2021, arXiv
@@ -17,12 +18,11 @@ filter in general ("Privacy Filters are Captured by Residues", arXiv 2602.15815)
 The budget becomes (epsilon, delta) by Canonne, Kamath and Steinke 2020 (arXiv 2004.00010), proposition 12, as in dp-accounting, and for
 zCDP by Bun and Steinke 2016 (arXiv 1605.02065), proposition 1.3.
 
-Charges a search that repeats a mechanism a secret, random number of times and releases only the best result.
-
-Liu and Talwar 2019; Papernot and Steinke 2022 (theorem 2 for the truncated negative binomial, theorem 6 for Poisson). The repetitions must
-be independent draws of one mechanism, their number independent of the data, and nothing but the winner released. The charge is that of the
-mechanism as declared: both theorems use its divergences, never the results of single repetitions. So neither theorem applies if a
-repetition was lost, stopped or drawn again (`dpx.claim.search_claim`).
+A search may instead repeat a mechanism a secret, random number of times and release only the best result (Liu and Talwar 2019; Papernot and
+Steinke 2022, theorem 2 for the truncated negative binomial, theorem 6 for Poisson). The repetitions must be independent draws of one
+mechanism, their number independent of the data, and nothing but the winner released. The charge is that of the mechanism as declared: both
+theorems use its divergences, never the results of single repetitions. So neither theorem applies if a repetition was lost, stopped or drawn
+again (`dpx.claim.search_claim`).
 """
 
 import dataclasses

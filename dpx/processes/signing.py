@@ -4,7 +4,7 @@ The key is a secret of the user, the same in all processes: `DPX_JOB_KEY`, or th
 `outputs/.job_key` in the working folder, which the first process makes. A signature covers the job's nonce and the name of a message, in
 which its number is, so no message can replace another one or be used in another job.
 
-Decides at which addresses the processes of a job listen, and says who else can reach them.
+At which addresses the processes of a job listen, and who else can reach them, is decided here too.
 """
 
 import contextlib

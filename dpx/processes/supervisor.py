@@ -3,10 +3,9 @@ exit code; starts it again where `mesh.restarts` allows it.
 
 jax ends a process whose peers are gone by an abort, from compiled code, so a parent must report it.
 
-Tells the supervising process of a worker that it makes progress, so that one that hangs or was stopped is ended.
-
-A step, a batch of an evaluation and a message between the processes are progress. A compiler at work counts as progress of every process
-of the job, since the others wait for its program.
+A worker tells its supervising process that it makes progress, so that one that hangs or was stopped is ended. A step, a batch of an
+evaluation and a message between the processes are progress. A compiler at work counts as progress of every process of the job, since the
+others wait for its program.
 """
 
 import collections

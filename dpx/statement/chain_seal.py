@@ -1,10 +1,9 @@
-"""Seals the statement of a chain, as `dpx.statement.seals` does that of a run: its checksum is stored in `private/` of the chain's folder.
+"""Holds the records of `chain.json`, the statement of a chain, and seals it as the statement of a run is sealed (`dpx.statement.seals`).
 
-A checksum is stored before the statement is written, and the checksums of earlier ones are dropped after that. So a kill never makes a
-chain's own statement look edited, and an older statement that is put back is detected. The statement names each stage's ledger and the
-checksum of each stage's own statement: a stage that was edited, or replaced by another run, is detected too.
-
-The records of `chain.json`, the statement of a chain.
+Its checksum is stored in `private/` of the chain's folder before the statement is written, and the checksums of earlier ones are dropped
+after that. So a kill never makes a chain's own statement look edited, and an older statement that is put back is detected. The statement
+names each stage's ledger and the checksum of each stage's own statement: a stage that was edited, or replaced by another run, is detected
+too.
 """
 
 import dataclasses

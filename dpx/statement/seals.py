@@ -5,11 +5,10 @@ A job that repeats them checks them against their seals (`dpx.statement.agreemen
 claim. A statement is sealed, written, and noted as written. After a kill at any time, the file on disk is the one last noted or one that
 was sealed since. So a kill never makes a run's own statement look edited, and an older statement that is put back is detected.
 
-Writes and checks the manifest of a release: the size and the SHA-256 of every file that a run released, or of every file of an export.
-
-The digests are those of released files alone: none is of data, of rows or of a prepared store. The statement is among these files, and the
-manifest repeats the random id that the statement holds, so a statement beside other weights than its own is detected. A file that a job
-adds to `release/` later, such as `account.json`, can be made again from these files, and is not listed.
+The manifest of a release has the size and the SHA-256 of every file that a run released, or of every file of an export. The digests are
+those of released files alone: none is of data, of rows or of a prepared store. The statement is among these files, and the manifest repeats
+the random id that the statement holds, so a statement beside other weights than its own is detected. A file that a job adds to `release/`
+later, such as `account.json`, can be made again from these files, and is not listed.
 
 It shows accidents and edits. Somebody who writes another statement can also write its manifest: what a consistent release says is the
 word of its sender.

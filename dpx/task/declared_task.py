@@ -7,7 +7,7 @@ of those counts, and its headline metric (`metric`): an accuracy, the quotient o
 `baselines` are the accuracies of one constant answer, which a model has to exceed; they follow from how often each answer is correct
 (`answers`, by id or class).
 
-Computes F1 and Matthews' correlation of a classifier from its confusion matrix, as scikit-learn defines them. Starts no jax.
+F1 and Matthews' correlation of a classifier follow from its confusion matrix, as scikit-learn defines them. Starts no jax.
 
 K: classes; rows are the true classes, columns the answers.
 """

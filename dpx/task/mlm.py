@@ -1,8 +1,6 @@
 """Computes per-example losses of masked-language-model pre-training from rows, with or without next sentence.
 
-Masks words on the device, with one key for each record, so that a record's masks do not depend on its batch.
-
-B: examples, T: tokens, M: masked positions.
+Words are masked on the device, with one key for each record, so that a record's masks do not depend on its batch.
 
 B: examples, T: tokens, M: masked positions.
 """

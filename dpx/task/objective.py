@@ -3,11 +3,8 @@
 An objective has `init(key) -> params`, `batch(key, rows) -> batch` (rows as a store gives them: the task's `columns`, and `record`),
 `losses(params, batch, dropout_key) -> (losses_B, counts)`: the task's `counts`, one value an example, and `answers(batch)`.
 
-Makes objectives of dpx's tasks for a model of one example (`dpx.models.model_protocol`).
-
-Rows and counts are the task's, logits the model's.
-
-The model is mapped over the examples of a batch, so that no example depends on another.
+Of a model of one example (`dpx.models.model_protocol`), rows and counts are the task's, logits the model's. It is mapped over the examples
+of a batch, so that no example depends on another.
 
 B: examples, T: tokens, V: vocabulary, K: classes.
 """

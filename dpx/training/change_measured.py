@@ -4,16 +4,13 @@ The squared norm of a change by noise alone is a sum over n coordinates. With me
 simulated ones (`noise_alone`), it is compared with a gamma distribution of mean n e and variance n v (1 + n / m) plus a share for
 rounding (`ROUNDING`). For SGD without decay this is the chi-squared distribution of Gaussian noise.
 
-Finds the initial values of a run's trained parameters, as far as they follow from public data.
+The initial values of trained parameters are known as far as they follow from public data: weights of a public file, weights that another
+run released, and values that no random number decides, such as zeros. Values that were drawn from the run's secret are not known.
 
-Known are weights of a public file, weights that another run released, and values that no random number decides, such as zeros. Values that
-were drawn from the run's secret are not known.
-
-Simulates how far noise alone moves parameters: the run's optimiser and its schedules, on gradients that are noise.
-
-No number of it depends on a run's data or secret: the noise has a fixed public seed, and only its standard deviation is that of the run.
-A few coordinates of each parameter are simulated. That is right for an optimiser whose update of a coordinate reads that coordinate
-alone (`is_coordinatewise`), as Adam's and SGD's do; a sum over all coordinates then has the mean and the variance of the sample.
+How far noise alone moves parameters is simulated: the run's optimiser and its schedules, on gradients that are noise. No number of it
+depends on a run's data or secret: the noise has a fixed public seed, and only its standard deviation is that of the run. A few coordinates
+of each parameter are simulated. That is right for an optimiser whose update of a coordinate reads that coordinate alone
+(`is_coordinatewise`), as Adam's and SGD's do; a sum over all coordinates then has the mean and the variance of the sample.
 
 T: steps, m: simulated coordinates of a parameter.
 """

@@ -1,15 +1,13 @@
-"""Computes held-out loss and accuracy, and the baselines that a run has to exceed; the task defines them.
+"""Evaluates parameters on rows that never take part in training: a run's metrics and baselines, its early end, and a classifier's answers.
 
-Held-out units never take part in training and their masks come from a fixed key, so that metrics are comparable across runs.
+The masks of held-out units come from a fixed key, so that metrics are comparable across runs; the task defines the metrics.
 
-Ends a run without noise once a held-out metric has stopped growing, and keeps the weights of its best evaluation.
+A run without noise may end once a held-out metric has stopped growing, and then keeps the weights of its best evaluation, as the code of
+Yin and Habernal 2022 does (downstream_tasks/train.py: strictly above the best so far is a gain, and the best weights are tested). A private
+run does not do this: `Experiment` refuses it.
 
-So does the code of Yin and Habernal 2022 (downstream_tasks/train.py: strictly above the best so far is a gain, and the best weights are
-tested). A private run does not do this: `Experiment` refuses it.
-
-Predicts classes of texts, a number, several labels, or the correct one of several texts, by a trained classifier.
-
-The classifier is a run's released parameters, or a checkpoint in the layout of Hugging Face.
+A classifier is a run's released parameters, or a checkpoint in the layout of Hugging Face. It answers with classes of texts, a number,
+several labels, or the correct one of several texts.
 
 Shape legend: n rows, C choices of a row (an axis that exists only if one of several texts is to be chosen), B rows at once, K classes
 or choices.

@@ -3,11 +3,8 @@
 It is an early warning. No list of versions is complete, so the checksum of each step's sum makes a replay safe
 (`dpx.files.array_checksums`).
 
-Computes a checksum of the code on which a sum, its noise and its draw depend.
-
-It covers the modules that the training step imports, without docstrings.
-
-Comments, docstrings and formatting do not enter it, nor do modules that no module of the closure imports, such as reports and the papers'
+The code on which a sum, its noise and its draw depend has one checksum, over the modules that the training step imports. Comments,
+docstrings and formatting do not enter it, nor do modules that no module of the closure imports, such as reports and the papers'
 analyses. Imports are read from the source, inside functions too, so a module counts whether or not it was imported yet.
 """
 

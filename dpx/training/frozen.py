@@ -1,8 +1,7 @@
-"""Says which parameters of a run are trained, and by which arrays its loss is differentiated.
+"""Divides the parameters of a run into trained and frozen ones, and says by which arrays its loss is differentiated.
 
-Keeps the frozen parameters of a run: drawn with the others, written once under `private/`, and placed on the devices once.
-
-Checkpoints hold only trained parameters. Frozen parameters cannot be drawn again when a run resumes: a new noise epoch has a new secret.
+Frozen parameters are drawn with the others, written once under `private/`, and placed on the devices once. Checkpoints hold only trained
+parameters. Frozen parameters cannot be drawn again when a run resumes: a new noise epoch has a new secret.
 """
 
 import shutil

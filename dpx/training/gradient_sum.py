@@ -1,10 +1,9 @@
 """Sums the gradients of one microbatch in a run: each example's gradient is clipped, or unchanged without privacy.
 
-Adds noise in the forward pass: draws the rows of a step with their keys, and sums the gradients of the losses of their noisy vectors.
-
-Here noise precedes the loss, so what it is added to are vectors and not a sum. A step's checksum covers the clipped vectors, labels, mask
-and slots of all its rows. A step that is replayed is first summed with keys and noise of zero, by the same program, and its checksum
-compared; only then are its keys derived (`dpx.training.loop`).
+With noise in the forward pass, the rows of a step are drawn with their keys, and the gradients of the losses of their noisy vectors are
+summed. There noise precedes the loss, so what it is added to are vectors and not a sum. A step's checksum covers the clipped vectors,
+labels, mask and slots of all its rows. A step that is replayed is first summed with keys and noise of zero, by the same program, and its
+checksum compared; only then are its keys derived (`dpx.training.loop`).
 
 Shape legend: n rows of all draws of a step, B rows of one microbatch on one device, H width.
 """

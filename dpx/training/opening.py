@@ -2,10 +2,9 @@
 
 Everything that can be refused is refused before the first array of the model exists.
 
-Lets jax keep compiled programs on disk, so that points of a sweep that share shapes, and a run that is resumed, compile once.
-
-The folder is `$DPX_CACHE/compiled` or `~/.cache/dpx/compiled`, and losing it costs seconds. A program is found by all that decides on it:
-its operations, the versions of jax and XLA, its flags and the device. The same program has the same bits, whether compiled or read.
+Compiled programs are kept on disk, so that points of a sweep that share shapes, and a run that is resumed, compile once. The folder is
+`$DPX_CACHE/compiled` or `~/.cache/dpx/compiled`, and losing it costs seconds. A program is found by all that decides on it: its operations,
+the versions of jax and XLA, its flags and the device. The same program has the same bits, whether compiled or read.
 """
 
 import contextlib

@@ -2,12 +2,11 @@
 
 `Unprofiled` is what a run uses that measures nothing: it adds no wait, no thread and no copy.
 
-Divides the time of a run among what the device computes and what the host does while the device has nothing to do.
-
-The host records its activities one after the other (`host`). The device runs programs one after the other: a program is busy from its
-start, or from the end of the program before it, until its result is ready, which a thread of this module waits for (`device`). Every
-moment counts once: for the program that runs, else for the activity of the host, else as `other`. So rows that are read while the device
-computes do not count as data wait, and shares add up to one.
+The time is divided among what the device computes and what the host does while the device has nothing to do. The host records its
+activities one after the other (`host`). The device runs programs one after the other: a program is busy from its start, or from the end of
+the program before it, until its result is ready, which a thread of this module waits for (`device`). Every moment counts once: for the
+program that runs, else for the activity of the host, else as `other`. So rows that are read while the device computes do not count as data
+wait, and shares add up to one.
 
 Times are those of the host's clock; the waiting thread may see a result some milliseconds late while the host holds Python's lock.
 """

@@ -3,11 +3,9 @@
 A key never leaves a process: a command names the secret by its noise epoch and tag, and every process derives the key from the secret's
 file, which lies on the disk that they share and only its owner can read.
 
-Connects the devices of several processes before a run needs them.
-
-Gloo lets the members of a group of devices wait 30 seconds for each other, the first time that they exchange something; under load, one
-process may compile so much longer than another. So small programs, one for each group, are compiled, all processes wait for each other, and
-then all groups connect at once.
+The devices of several processes are connected before a run needs them. Gloo lets the members of a group of devices wait 30 seconds for each
+other, the first time that they exchange something; under load, one process may compile so much longer than another. So small programs, one
+for each group, are compiled, all processes wait for each other, and then all groups connect at once.
 """
 
 import itertools
