@@ -38,7 +38,8 @@ BAD = {
 TOO_LARGE = ("batch_schedule.size=9999999", "model=micro", "data=synthetic")
 REFUSED_SWEEP = ("-m", "model=micro", "steps=-1,-2")
 IN_A_FOLDER = (*NO_EPSILON, "hydra.run.dir=mine")
-ONE_FAILS = ("-m", "+experiment=anil_2m_batch", "job=plan", COARSE, "noise.epsilon=-1,5.36")
+# One point is refused, and another one has no name, since its config cannot be resolved.
+TWO_FAIL = ("-m", "+experiment=anil_2m_batch", "job=plan", COARSE, "noise.epsilon=-1,${none},5.36")
 # Plans of points that differ in their noise's randomness alone are equal.
 EQUAL_PLANS = ("-m", "+experiment=anil_2m_batch", "job=plan", COARSE, "replicate=0,1")
 FINISHED_BEFORE = ("-m", "model=micro", "steps=1,2")
@@ -74,7 +75,7 @@ def answered(tmp_path_factory) -> dict[tuple[str, ...], tuple[Answer, Path]]:
         TOO_LARGE,
         REFUSED_SWEEP,
         IN_A_FOLDER,
-        ONE_FAILS,
+        TWO_FAIL,
         EQUAL_PLANS,
         FINISHED_BEFORE,
         CLOSES,
@@ -216,9 +217,11 @@ def test_quiet_prints_nothing(answered) -> None:
 
 
 def test_a_sweep_goes_on_past_a_failed_point_and_ends_with_a_table(answered) -> None:
-    done, folder = answered[ONE_FAILS]
+    done, folder = answered[TWO_FAIL]
     assert done.returncode == 2
-    assert done.stderr == "error: noise.epsilon=-1.0: the target must be positive and finite. Give a target above 0.\n"
+    refused, unnamed = done.stderr.splitlines()
+    assert refused == "error: noise.epsilon=-1.0: the target must be positive and finite. Give a target above 0."
+    assert unnamed == "error: noise.epsilon: Interpolation key 'none' not found. Correct the interpolation."
     assert " failed " in done.stdout and " finished " in done.stdout
     states = [json.loads(path.read_text())["plan"]["state"] for path in folder.glob("outputs/*/private/status.json")]
     assert states == ["finished"], "a point that was refused leaves no folder"

@@ -85,9 +85,15 @@ def run_name(root: DictConfig) -> str:
     """Returns the folder name `<name>-<hash>`: the same config has the same folder, in a run and in a sweep, on one device and on many."""
     job = OmegaConf.select(root, "hydra.runtime.choices.job", default="train")
     # The config of the run does not hold Hydra's node, and no name may read the machine from it.
-    plain = composed(OmegaConf.masked_copy(root, [str(key) for key in root if key != "hydra"]) if "hydra" in root else root)
-    # Before Hydra makes the folder.
-    require_name(str(plain["name"]))
+    try:
+        plain = composed(OmegaConf.masked_copy(root, [str(key) for key in root if key != "hydra"]) if "hydra" in root else root)
+        # Before Hydra makes the folder.
+        require_name(str(plain["name"]))
+    except ConfigError:
+        if str(OmegaConf.select(root, "hydra.mode")).rpartition(".")[2] != "MULTIRUN":
+            raise
+        # A point of a sweep is refused where it is built, so that the other points run.
+        return f"jobs/refused-{_short_hash(list(root.hydra.overrides.task))}"
     if plain.get("run") or job in ("list", "report", "generate"):
         about = {"run": plain.get("run"), "list": plain.get("list")}
         return f"jobs/{job}-{_short_hash(about)}"
