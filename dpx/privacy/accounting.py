@@ -15,7 +15,8 @@ import numpy as np
 from dp_accounting import dp_event, pld, rdp
 
 from dpx.declaration import require
-from dpx.privacy import cache, closed_form, events, gaussian_losses, loss_grid
+from dpx.privacy import allocation, cache, closed_form, events, gaussian_losses, loss_grid
+from dpx.privacy.allocation import RandomAllocationGaussianDpEvent
 from dpx.privacy.events import Release
 
 Charges = list[tuple[Release, int]]
@@ -45,6 +46,10 @@ class _Renyi(rdp.RdpAccountant):
     """dp-accounting's RDP with a margin for rounding, because for q below about 1e-8 its float64 sums can come out as 0 or less."""
 
     def _maybe_compose(self, event, count, do_compose):
+        if isinstance(event, RandomAllocationGaussianDpEvent):
+            if do_compose:
+                self._rdp = self._rdp + count * _divergences_of_epoch(event, tuple(self._orders))
+            return None
         if not do_compose or not isinstance(event, _SAMPLED):
             return super()._maybe_compose(event, count, do_compose)
         orders = tuple(self._orders)
@@ -71,6 +76,9 @@ def _divergences_of_one(event: dp_accounting.DpEvent, orders: tuple[float, ...],
     return one.compose(event)._rdp
 
 
+_divergences_of_epoch = functools.lru_cache(maxsize=64)(allocation.divergences)
+
+
 class _Losses(pld.PLDAccountant):
     """dp-accounting's PLD with the methods `epsilon` and `delta`, and with a margin in delta for rounding errors of either sign."""
 
@@ -79,15 +87,15 @@ class _Losses(pld.PLDAccountant):
         self._margin = margin
 
     def _maybe_compose(self, event, count, do_compose):
-        is_revealed = isinstance(event, gaussian_losses.RevealedGaussianDpEvent)
-        if is_revealed and not do_compose:
+        is_own = isinstance(event, gaussian_losses.RevealedGaussianDpEvent | RandomAllocationGaussianDpEvent)
+        if is_own and not do_compose:
             return None
         if do_compose and isinstance(event, dp_accounting.GaussianDpEvent) and event.noise_multiplier > 0:
             # As dp-accounting, which computes it one loss at a time.
             all_of_them = dp_accounting.GaussianDpEvent(event.noise_multiplier / math.sqrt(count))
             self._pld = self._pld.compose(_losses_of_one(all_of_them, self._value_discretization_interval, self.neighboring_relation))
             return None
-        if not do_compose or not (is_revealed or isinstance(event, _SAMPLED) and _is_noisy(event)):
+        if not do_compose or not (is_own or isinstance(event, _SAMPLED) and _is_noisy(event)):
             return super()._maybe_compose(event, count, do_compose)
         one = _losses_of_one(event, self._value_discretization_interval, self.neighboring_relation)
         if count > _FEW:
@@ -143,6 +151,8 @@ def _losses_of_one(event: Any, interval: float, relation: dp_accounting.Neighbor
     """
     if isinstance(event, gaussian_losses.RevealedGaussianDpEvent):
         return gaussian_losses.of_revealed_draw(event, interval)
+    if isinstance(event, RandomAllocationGaussianDpEvent):
+        return allocation.of_epoch(event, interval)
     if isinstance(event, dp_accounting.GaussianDpEvent):
         return gaussian_losses.of_poisson_sample(event.noise_multiplier, 1.0, interval, relation)
     if isinstance(event, dp_event.MixtureOfGaussiansDpEvent):

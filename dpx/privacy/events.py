@@ -20,11 +20,12 @@ from dp_accounting import NeighboringRelation, dp_event
 from scipy.stats import binom
 
 from dpx.declaration import ConfigError, declaration, require
+from dpx.privacy.allocation import RandomAllocationGaussianDpEvent
 from dpx.privacy.gaussian_losses import RevealedGaussianDpEvent
 from dpx.privacy.segments import Segment, Segments, is_forward, rows_clipped_apart
 
 # Events that dp-accounting does not have.
-_OWN = {kind.__name__: kind for kind in (RevealedGaussianDpEvent,)}
+_OWN = {kind.__name__: kind for kind in (RevealedGaussianDpEvent, RandomAllocationGaussianDpEvent)}
 
 
 def describe(event: dp_accounting.DpEvent) -> dict[str, Any]:
@@ -86,6 +87,7 @@ Kind = Literal[
     "shuffled",
     "deterministic",
     "balls_in_bins",
+    "random_allocation",
     "slot_revealed",
     "package",
 ]
@@ -105,8 +107,9 @@ class Release:
     """One noisy release, in the form that an accountant needs.
 
     `noise_multiplier` is the noise's standard deviation over the clipping norm C of one row. In `kind` "gaussian" every unit takes part
-    with certainty; "shuffled", "deterministic" and "balls_in_bins" are one whole epoch; "group" is Poisson over rows of which
-    one unit owns at most `rows_per_unit`; "slot_revealed" one draw of rows whose noisy vectors are released one by one, so that everyone
+    with certainty; "shuffled", "deterministic" and "balls_in_bins" are one whole epoch, and so is "random_allocation", of
+    1 / `sampling_probability` steps, in exactly one of which a unit takes part (`dpx.privacy.allocation`). "group" is Poisson over rows of
+    which one unit owns at most `rows_per_unit`; "slot_revealed" one draw of rows whose noisy vectors are released one by one, so everyone
     sees who takes part (`dpx.privacy.gaussian_losses`). `size`, `cap` and `sample_size` count rows, for the kinds that depend on them.
     `is_discrete`: sum and noise lie on a grid of integers. "package": `event` is the whole release, sampling included, as an external
     package defined it (`dpx.privacy.events`); the noise multiplier then only sets how fine the grid of the composition is.
@@ -183,6 +186,11 @@ def _without_replacement(release: Release) -> Event:
     return dp_accounting.SampledWithoutReplacementDpEvent(release.size, release.sample_size, _gaussian_twice(release))
 
 
+def _allocated(release: Release) -> Event:
+    steps = round(1 / release.sampling_probability)
+    return _gaussian(release) if steps == 1 else RandomAllocationGaussianDpEvent(steps, float(release.noise_multiplier))
+
+
 def _revealed(release: Release) -> Event:
     if release.sampling_probability == 1:
         return _gaussian(release)
@@ -216,6 +224,10 @@ _ONLY_REPLACED = ("fixed-size batches have privacy amplification under replace_o
 _NO_LOSSES = ("dpx knows no privacy loss distribution for fixed-size batches", "Use accountant=rdp")
 _SHOWS_SIZE = ("a fixed batch size reveals N", "Use privacy.adjacency=replace_one")
 _NO_MIXTURE = ("Renyi accounting has no mixture event for units of several rows", _USE_PLD)
+_NOT_ALLOCATED = (
+    "random allocation is proved for units whose gradient is in one neighbour only",
+    "Use accountant=deterministic, which claims no amplification, or privacy.adjacency=zero_out",
+)
 _NOT_REPLACED = ("the mixture event is not proved for replaced units", _USE_ZERO_OUT)
 # By sampling and relation: the cells of pld and of rdp.
 _SAMPLED: dict[tuple[str, str], tuple[Cell, Cell]] = {
@@ -228,6 +240,9 @@ _SAMPLED: dict[tuple[str, str], tuple[Cell, Cell]] = {
     ("fixed_size", "zero_out"): (_ONLY_REPLACED, _ONLY_REPLACED),
     ("fixed_size", "add_remove"): (_SHOWS_SIZE, _SHOWS_SIZE),
     ("fixed_size", "replace_one"): (_NO_LOSSES, _without_replacement),
+    ("random_allocation", "zero_out"): (_allocated, _allocated),
+    ("random_allocation", "add_remove"): (_allocated, _allocated),
+    ("random_allocation", "replace_one"): (_NOT_ALLOCATED, _NOT_ALLOCATED),
     ("group", "zero_out"): (_mixture, _NO_MIXTURE),
     ("group", "add_remove"): (_mixture, _NO_MIXTURE),
     ("group", "replace_one"): (_NOT_REPLACED, _NOT_REPLACED),
@@ -251,7 +266,7 @@ for _kind in ("gaussian", "shuffled", "deterministic", "balls_in_bins"):
             TABLE[(_kind, "add_remove", _accountant)] = ("one permutation of all N rows decides the steps of the other rows", _USE_ZERO_OUT)
 # Without amplification a sampled release is bounded by the same release with everyone in it. The drawn positions do not depend
 # on contents, so zeroing one row moves the sum by C and replacing it by 2C.
-for _kind in ("poisson", "truncated_poisson", "fixed_size"):
+for _kind in ("poisson", "truncated_poisson", "fixed_size", "random_allocation"):
     TABLE[(_kind, "zero_out", "deterministic")] = TABLE[(_kind, "add_remove", "deterministic")] = _gaussian
     TABLE[(_kind, "replace_one", "deterministic")] = _gaussian_twice
 for _kind in ("truncated_poisson", "fixed_size"):
@@ -283,7 +298,7 @@ def event(release: Release, adjacency: str, accountant: str) -> Event:
     # A shift of the discrete Gaussian by whole steps has the Gaussian's moments of the density ratio at integer orders (Canonne,
     # Kamath, Steinke 2020, proposition 5 and its proof), and so the same Poisson-sampled divergences there; nothing else is proved.
     require(
-        not release.is_discrete or (accountant == "rdp" and release.kind != "fixed_size"),
+        not release.is_discrete or (accountant == "rdp" and release.kind not in ("fixed_size", "random_allocation")),
         f"mechanism=discrete_gaussian, sampler={release.kind}, accountant={accountant}",
         "integer noise has a bound only by Renyi divergences of integer order",
         "Use accountant=rdp, sampler=poisson",
@@ -318,12 +333,22 @@ def merge(charges: list[tuple[Release, int]]) -> list[tuple[Release, int]]:
 # the data, never on contents. A unit that is blanked or replaced moves no other unit, and moves the sum by C or 2C, which the cells of the
 # table of events know. So each of the two proofs uses the draw alone.
 ALSO_UNDER: dict[tuple[str, str], tuple[str, ...]] = {}
-for _kind in ("poisson", "truncated_poisson", "fixed_size", "cyclic_poisson", "shuffled", "deterministic", "balls_in_bins"):
+_OF_DRAWS = (
+    "poisson",
+    "truncated_poisson",
+    "fixed_size",
+    "cyclic_poisson",
+    "shuffled",
+    "deterministic",
+    "balls_in_bins",
+    "random_allocation",
+)
+for _kind in _OF_DRAWS:
     ALSO_UNDER[(_kind, "zero_out")] = ("zero_out_text", "replace_one")
     ALSO_UNDER[(_kind, "zero_out_text")] = ("zero_out", "replace_one")
     ALSO_UNDER[(_kind, "replace_one")] = ("zero_out", "zero_out_text")
 # N was declared, so a blanked or replaced unit leaves q as it is.
-ALSO_UNDER[("poisson", "add_remove")] = ("zero_out", "zero_out_text", "replace_one")
+ALSO_UNDER[("poisson", "add_remove")] = ALSO_UNDER[("random_allocation", "add_remove")] = ("zero_out", "zero_out_text", "replace_one")
 # A replaced unit may have more or fewer rows than the one before, and no event covers that.
 ALSO_UNDER[("group", "add_remove")] = ("zero_out", "zero_out_text")
 # Blanking a unit's text leaves as many rows as zeroing out the unit does, and moves the sum by no more.

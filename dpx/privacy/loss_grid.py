@@ -143,6 +143,10 @@ def _seen(release: Release, count: int, adjacency: str) -> tuple[float, float, i
         reach, variance = _loss(sigma, 1.0, 1)
         return reach, one.sampling_probability * variance, times
     reach, variance = _loss(sigma, one.sampling_probability, rows)
+    if one.kind == "random_allocation":
+        # Its largest losses are those of its step alone; where they are small, the variances of all its steps add up.
+        whole, most = _loss(sigma, 1.0, 1)
+        return whole, min(most, variance / one.sampling_probability), times
     size, cap, q = one.size, one.cap, one.sampling_probability
     if one.kind == "truncated_poisson" and size is not None and cap is not None and cap < size:
         # In a full batch a row replaces another one, at twice the sensitivity and at the rate of a row in full batches, as dp-accounting

@@ -12,7 +12,18 @@ from dpx.privacy.events import Release
 
 ADJACENCIES = ("zero_out", "zero_out_text", "add_remove", "replace_one")
 ACCOUNTANTS = ("pld", "rdp", "deterministic")
-KINDS = ("poisson", "gaussian", "truncated_poisson", "fixed_size", "group", "shuffled", "deterministic", "balls_in_bins", "slot_revealed")
+KINDS = (
+    "poisson",
+    "gaussian",
+    "truncated_poisson",
+    "fixed_size",
+    "group",
+    "shuffled",
+    "deterministic",
+    "balls_in_bins",
+    "random_allocation",
+    "slot_revealed",
+)
 SIGMA, STEPS, DELTA = 8.0, 10, 1e-6
 
 
