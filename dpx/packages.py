@@ -266,6 +266,8 @@ PACKAGES = {
     "papers": "pandas",
     "correlated": "jax_privacy",
     "launchers": "submitit",
+    "wandb": "wandb",
+    "mlflow": "mlflow",
 }
 
 

@@ -19,7 +19,7 @@ ORDER = {
         "mechanism.require_fits",
         "profile.require_fits",
     ],
-    ("config/experiment.py", "require_new"): ["lr_schedule.require_fits", "optimizer.require_usable"],
+    ("config/experiment.py", "require_new"): ["lr_schedule.require_fits", "optimizer.require_usable", "logger.require_usable"],
     ("claim/claim_checks.py", "check_claim"): ["sampler.check", "mechanism.check"],
 }
 

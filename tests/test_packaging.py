@@ -47,6 +47,7 @@ def test_the_command_of_the_lock_is_stated() -> None:
 
 def test_extras_and_script_are_there() -> None:
     extras = {"cuda", "tpu", "hub", "chat", "tune", "launchers", "plots", "papers", "bench", "parity", "correlated", "docs", "dev"}
+    extras |= {"wandb", "mlflow"}
     assert PROJECT["optional-dependencies"].keys() == extras
     assert PROJECT["scripts"] == {"dpx": "dpx.__main__:main", "dpx-launch": "dpx.processes.launch:main"}
 

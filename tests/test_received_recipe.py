@@ -133,6 +133,27 @@ def test_what_is_listed_is_composed(received: Received) -> None:
 
 
 @pytest.mark.parametrize(
+    "node",
+    [
+        {"defaults": [{"override /logger": "mlflow"}, "_self_"], "logger": {"mlflow": {"tracking_uri": "http://theirs"}}},
+        {"logger": {"wandb": {"_target_": "dpx.config.declared_loggers.Wandb", "entity": "theirs"}}},
+    ],
+)
+def test_a_recipe_does_not_choose_what_leaves_the_machine(received: Received, node: Any) -> None:
+    assert received.refused(node).startswith("logger: a recipe may not choose what leaves this machine, or who gets it. Set it on your own")
+
+
+def test_a_recipe_does_not_widen_what_the_user_sends(received: Received) -> None:
+    received.put("experiment/good", {"steps": 3})
+    assert received.composed("+experiment=good", "logger=[wandb,csv]").logger.wandb.project == "dpx"
+    assert "a recipe may not choose" in received.refused({"logger": {"send_protected": True}}, "logger=wandb")
+    params = {"hydra": {"mode": "MULTIRUN", "sweeper": {"params": {"logger": "wandb,mlflow"}}}}
+    assert received.refused(params).startswith("logger in experiment/evil.yaml: only your own command line says what leaves this machine")
+    with pytest.raises(ConfigError, match="a recipe does not choose what leaves this machine"):
+        declared({"stages": {"one": {"options": {"logger": "mlflow"}}}})
+
+
+@pytest.mark.parametrize(
     ("node", "said"),
     [
         ({"sweeper": {"max_batch_size": "4"}}, "hydra.sweeper.max_batch_size=4"),

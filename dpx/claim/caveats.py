@@ -49,6 +49,12 @@ def not_covered(mechanism: Mechanism, clipping_method: ClippingMethod, data: Dat
     return uncovered
 
 
+def protected_sent(declared: Iterable[str], entered: Ledger | None) -> list[str]:
+    """Returns one sentence, or none: who is given values without noise, as `declared` now or as the ledger has it of earlier steps."""
+    names = dict.fromkeys([*(entered.sent_to if entered is not None else ()), *declared])
+    return [f"losses, norms and held-out metrics without noise, which this run gives to {' and '.join(names)}"] if names else []
+
+
 def real_draws(data: Data, privacy: Privacy, counted: int) -> list[str]:
     """Returns one sentence, or none: how many rows or units the steps really draw, where N is public and declared as another number."""
     declared = data.declared_size or counted

@@ -10,7 +10,17 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from dpx.claim.calibration import Calibrated, Entries, auxiliary
-from dpx.claim.caveats import assumptions, chosen_late, not_covered, reasons_against, refuted, seeded, state_after, unlike_units
+from dpx.claim.caveats import (
+    assumptions,
+    chosen_late,
+    not_covered,
+    protected_sent,
+    reasons_against,
+    refuted,
+    seeded,
+    state_after,
+    unlike_units,
+)
 from dpx.claim.spent import RunFacts, Spent, Trusted, chain_facts, ledger_facts, of_one_copy, planned_end, spent_facts, unsupported
 from dpx.clipping.rounding import MARGINS
 from dpx.config.declared_audit import Audit, Canaries
@@ -60,6 +70,7 @@ def build(
     trusts = Trusted.by_run(outside_code.facts(claim.outside, job), end)
     common = fields_of_any(claim, manifest, calibrated, entered, facts)
     uncovered = not_covered(claim.mechanism, claim.clipping_method, claim.data, privacy)
+    uncovered += protected_sent(claim.given_protected, entered)
     common["outside_code"] = trusts.packages
     common["not_covered"] = tuple([*([] if common["tuning"] is None else [common["tuning"].meaning]), *uncovered])
     if not claim.is_private:

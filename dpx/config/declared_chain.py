@@ -64,8 +64,10 @@ class Chain:
         require(bool(self.stages), "chain.stages", "a chain has at least one stage", "Declare chain.stages.<name>")
         for value, part in (("chain.common", self.common), *((f"chain.stages.{name}", stage) for name, stage in self.stages.items())):
             for key in (*part.options, *part.values, *getattr(part, "sweep", ())):
-                is_hydras = re.split(r"\W", key.lstrip("+~"))[0] == "hydra"
-                require(not is_hydras, f"{value}: {key}", "Hydra's node belongs to the command, not to a stage", "Remove it")
+                root = re.split(r"\W", key.lstrip("+~"))[0]
+                require(root != "hydra", f"{value}: {key}", "Hydra's node belongs to the command, not to a stage", "Remove it")
+                reason = "a recipe does not choose what leaves this machine"
+                require(root not in ("logger", "callbacks"), f"{value}: {key}", reason, "Set it in conf/local/default.yaml")
         for name, stage in self.stages.items():
             value = f"chain.stages.{name}"
             require(bool(_NAME.fullmatch(name)), value, "is not a name of small letters, digits and _", "Rename the stage")

@@ -11,6 +11,7 @@ from typing import Any, Literal
 from dpx.clipping import ClippingMethod
 from dpx.config.declared_audit import Audit, Canaries, NoCanaries
 from dpx.config.declared_init import Init, MeasuredTable, RandomStart
+from dpx.config.declared_loggers import DEFAULT, Loggers
 from dpx.config.declared_tuning import Tune
 from dpx.data.declared_data import Data
 from dpx.data.length_buckets import LengthBuckets, widths_of
@@ -34,7 +35,7 @@ from dpx.task.declared_targets import MultiLabel, Regression
 from dpx.task.declared_task import Task
 
 # Reporting and evaluation do not reach the parameters; the rest of the declaration does.
-_WITHOUT_EFFECT = ("schedule", "name", "tune", "profile")
+_WITHOUT_EFFECT = ("schedule", "name", "tune", "profile", "logger", "tags", "notes")
 # These settings change how bits are computed, never the privacy statement.
 _COMPUTATION = ("mesh", "clipping_method", "microbatch", "length_buckets")
 
@@ -135,7 +136,8 @@ class Fitted:
 class Claim:
     """What a run claims, and all that the claim is computed from: nothing of how its sums are computed or what it reports.
 
-    `widths` are the lengths in tokens that texts are padded to; `outside` are the parts whose code is not dpx's own.
+    `widths` are the lengths in tokens that texts are padded to; `outside` are the parts whose code is not dpx's own;
+    `given_protected` names who is given metrics that were computed without noise.
     """
 
     name: str
@@ -160,6 +162,7 @@ class Claim:
     audit: Audit
     tune: Tune | None
     outside: tuple[outside_code.Part, ...]
+    given_protected: tuple[str, ...]
 
     @property
     def is_private(self) -> bool:
@@ -218,6 +221,9 @@ class Experiment:
         tune: A search over settings and how the choice among its trials is charged.
         length_buckets: Shorter lengths to which texts are padded if they fit: a list, auto (powers of two from 16), or null.
         profile: Which times of a step are measured.
+        logger: Where measurements are written: files of this machine, or services, which get what the statement covers.
+        tags: Words by which services of measurements group runs; they are released with the config.
+        notes: A remark on the run; it is released with the config.
     """
 
     name: str
@@ -248,6 +254,9 @@ class Experiment:
     tune: Tune | None = None
     length_buckets: LengthBuckets = None
     profile: StepProfile = StepProfile()
+    logger: Loggers = DEFAULT
+    tags: Sequence[str] = ()
+    notes: str = ""
 
     def __post_init__(self) -> None:
         """Tries all checks of the root record, in this order; those of its claim are in `dpx.claim.claim_checks.check_claim`."""
@@ -274,6 +283,7 @@ class Experiment:
         """
         self.lr_schedule.require_fits(self.steps)
         self.optimizer.require_usable()
+        self.logger.require_usable()
 
     def _require_copies_charged(self) -> None:
         """A protected unit is something that the source holds: copies of its text that dpx makes are rows of one unit."""
@@ -408,6 +418,11 @@ class Experiment:
     def gain_in(self) -> str:
         """The held-out metric by which a run may end early."""
         return self.schedule.gain_in or self.task.metric
+
+    @property
+    def given_protected(self) -> tuple[str, ...]:
+        """Who is given metrics that were computed without noise, by the user's own declaration."""
+        return self.logger.services if self.logger.send_protected else ()
 
     @property
     def vocabulary_size(self) -> int:

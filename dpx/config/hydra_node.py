@@ -9,7 +9,7 @@ import contextlib
 import copy
 import itertools
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -49,6 +49,8 @@ KEYS = {
 # The groups of Hydra whose option a recipe may choose; the options are those of Hydra, of its plugins and of dpx, never of the recipe's
 # folder.
 GROUPS = ("hydra/launcher", "hydra/sweeper", "hydra/sweeper/sampler", "hydra/callbacks")
+# What leaves the machine, and to whom, is chosen on the user's own command line or in conf/local/default.yaml.
+OF_THE_USER = ("logger", "callbacks")
 # The functions of `dpx.config.identity` that YAML calls.
 FOLLOWERS = (
     *("of_checkpoint", "without_checkpoint", "at_most_positions", "none_if_causal", "number_of_labels", "no_labels_of_completions"),
@@ -114,6 +116,11 @@ class ClosedLoader(ConfigLoaderImpl):
                 require_few_points(axes, is_grid=sweeper.get("_target_") == BasicSweeperConf._target_)
             if self._has_received:
                 require_bounded(cfg)
+            if config_name is not None and (chosen := _of_the_user(cfg)):
+                mine = [one for one in overrides if _root_of(one) in (*OF_THE_USER, "hydra")]
+                own = _of_the_user(super().load_configuration(config_name, mine, run_mode, from_shell, validate_sweep_overrides))
+                reason = "a recipe may not choose what leaves this machine, or who gets it"
+                require(chosen == own, " and ".join(chosen), reason, f"Set it on your own command line ({PAGE})")
         return cfg
 
     def load_sweep_config(self, master_config: DictConfig, sweep_overrides: list[str]) -> DictConfig:
@@ -256,6 +263,25 @@ def _require_parsable(text: str, place: Any) -> None:
     require(depth <= _MOST_LEVELS, shown, "is nested too deeply", "Write a value that is flatter")
 
 
+def _root_of(override: str) -> str:
+    return re.split(r"[=./@:]", override.lstrip("+~"))[0]
+
+
+def _of_the_user(cfg: DictConfig) -> dict[str, Any]:
+    """Returns the nodes that send to another machine or run callbacks, as they are written; empty if none does."""
+    nodes: Any = {key: OmegaConf.to_container(cfg[key], resolve=False) for key in OF_THE_USER if OmegaConf.is_config(cfg.get(key))}
+    local = ("_target_", "tensorboard", "csv")
+    sends = {key: one for key, one in nodes.items() if any(value for name, value in one.items() if key != "logger" or name not in local)}
+    return nodes if sends else {}
+
+
+def require_none_of_the_user(keys: Iterable[str], place: str) -> None:
+    """Raises `ConfigError` for a key, of a setting that a file gave, that says what leaves the machine."""
+    for key in keys:
+        reason = "only your own command line says what leaves this machine, or who gets it"
+        require(_root_of(key) not in OF_THE_USER, f"{key} in {place}", reason, f"Remove it ({PAGE})")
+
+
 def require_no_hydra(overrides: Sequence[str], place: str = "a recipe") -> None:
     """Raises `ConfigError` for an override of Hydra's node, except the choice of an option, among overrides that a file gave."""
     for override in OverridesParser.create().parse_overrides(list(overrides)):
@@ -319,3 +345,4 @@ def _require_keys(node: Any, place: str) -> None:
             # The sweeper makes an override of it.
             _require_parsable(str(value), place)
             require_no_hydra([f"{key[-1]}={value}"], place)
+            require_none_of_the_user([key[-1]], place)

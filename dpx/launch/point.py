@@ -40,6 +40,8 @@ log = logging.getLogger("dpx")
 
 # The only settings, in addition to `run=`, that may differ from the config of an existing run.
 _BESIDE_RUN = ("mesh", "schedule", "microbatch")
+# Where its values go is the choice of this command: the folder may come from somebody else.
+_OF_THE_COMMAND = ("logger",)
 # Keys that a chain reads itself; every other belongs to a stage.
 _OF_A_CHAIN = ("experiment", "base", "job", "chain", "name", "replicate", "point", "hydra", "list", "plan", "run")
 # Jobs that compute no step; a plan counts with any mesh.
@@ -222,7 +224,7 @@ def _of_finished_run(cfg: DictConfig, overrides: list[str]) -> tuple[DictConfig,
     """Returns the config and folder of the run that `cfg.run` names, under this command's job."""
     loaded, path = config.load(str(cfg.run))
     loaded.job = cfg.job
-    for name in ("analysis", *NODES_OF_JOBS):
+    for name in ("analysis", *_OF_THE_COMMAND, *NODES_OF_JOBS):
         if name in cfg:
             loaded[name] = cfg[name]
     for override in overrides:
@@ -230,7 +232,7 @@ def _of_finished_run(cfg: DictConfig, overrides: list[str]) -> tuple[DictConfig,
         group = key.partition(".")[0]
         if group in _BESIDE_RUN:
             OmegaConf.update(loaded, key, OmegaConf.select(cfg, key), merge=False, force_add=True)
-        elif group not in ("job", "run", "hydra", *NODES_OF_JOBS):
+        elif group not in ("job", "run", "hydra", *_OF_THE_COMMAND, *NODES_OF_JOBS):
             raise ConfigError(override, f"the run {cfg.run} has its own config", f"Remove this override, or remove run={cfg.run}")
     return loaded, path
 

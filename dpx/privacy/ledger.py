@@ -49,6 +49,8 @@ class Ledger:
         self.chosen_after_results: list[str] = []
         self.origins: list[Origin] = []
         self.verdict: Verdict | None = None
+        # Who was given metrics that were computed without noise.
+        self.sent_to: tuple[str, ...] = ()
         # Every record of units that steps here were entered with; `None` for steps whose units were not noted.
         self.units: list[UnitFacts | None] = []
         self.trials: list[TrialOf] = []
@@ -113,6 +115,12 @@ class Ledger:
     def note_choices(self, names: list[str]) -> None:
         """Records values of the plan that were chosen after results had been seen."""
         self._add(lines.ChoicesLine(chosen_after_results=tuple(names)))
+
+    def note_sent(self, names: Iterable[str]) -> None:
+        """Records who will be given protected values, if that is new. It is on disk when this returns."""
+        new = tuple(name for name in names if name not in self.sent_to)
+        if new:
+            self._add(lines.SentLine(sent_to=new))
 
     def note_verdict(self, verdict: Verdict) -> None:
         """Records the result of the run's audit, which is valid until the next one is recorded. It is on disk when this returns."""
@@ -195,6 +203,8 @@ class Ledger:
                 self.trials.append(line.trial_of)
             case lines.OriginLine():
                 self.origins = merged(self.origins, [line.begins_from])
+            case lines.SentLine():
+                self.sent_to += line.sent_to
             case lines.VerdictLine():
                 self.verdict = line.verdict
             case lines.SealedStatementLine():

@@ -183,6 +183,14 @@ class OriginLine:
 
 
 @record
+class SentLine:
+    """Who is given protected values from here on: metrics that were computed without noise."""
+
+    kind: Literal["sent"] = "sent"
+    sent_to: tuple[str, ...] = described("Names of the services and callbacks.")
+
+
+@record
 class VerdictLine:
     """The result of the run's own audit, which is valid until the next one."""
 
@@ -224,6 +232,7 @@ Line = (
     | ChoicesLine
     | TrialLine
     | OriginLine
+    | SentLine
     | VerdictLine
     | SealedStatementLine
     | SealedConfigsLine

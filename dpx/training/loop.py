@@ -33,6 +33,7 @@ from dpx.sampler import draw
 from dpx.sampler.sampler_protocol import share
 from dpx.training.evaluation import EarlyStopping, HeldOut
 from dpx.training.gradient_sum import draw_rows
+from dpx.training.loggers import Services
 from dpx.training.metrics import MetricsWriter, Released, RunProgress
 from dpx.training.profiling import AGREEMENT, DATA_WAIT, LEDGER, Unprofiled
 from dpx.training.run_start import NoiseEpochs, RunStart
@@ -75,6 +76,7 @@ class Run(Computation):
     progress: RunProgress
     spending: Spending
     released: Released
+    services: Services
     job: Any = None
     conclude: Callable[[Any], dict[str, Any]] | None = None
     early_stopping: EarlyStopping | None = None

@@ -24,11 +24,13 @@ from tensorboardX.proto import event_pb2, summary_pb2
 from tensorboardX.record_writer import masked_crc32c
 
 from dpx.claim.search_record import key_of
+from dpx.config.declared_loggers import DEFAULT, Loggers
 from dpx.console import figure, progress_console, stage
 from dpx.durable import make_folder, naming, not_following, sync, write_durably
 from dpx.files.records import to_json
 from dpx.files.results import LINES, require_counted_from_one
 from dpx.privacy.hash_chain import Mark
+from dpx.training.loggers import TABLE, Table
 
 # Made while their modules are imported.
 _Event: Any = event_pb2.Event  # pyright: ignore[reportAttributeAccessIssue]
@@ -154,17 +156,18 @@ class Released:
             self._published.add((epoch, step))
             self._held.append({"epoch": epoch, "step": step, **values})
 
-    def publish(self, mark: Mark | None) -> None:
-        """Appends the kept values; call it only after a statement that charges for them is on disk."""
+    def publish(self, mark: Mark | None) -> list[dict[str, Any]]:
+        """Appends the kept values and returns their lines; call it only after a statement that charges for them is on disk."""
         held, self._held = self._held, []
         if not held:
-            return
+            return []
         named = {"ledger": to_json(mark) if mark else None}
         with naming(self._path), open(self._path, "a", opener=not_following) as file:
             file.write("".join(json.dumps(line | named) + "\n" for line in held))
             file.flush()
             os.fsync(file.fileno())
         sync(self._path.parent)
+        return held
 
 
 # TensorBoard sorts groups by name: what a run costs, what it learnt and how fast come first.
@@ -243,7 +246,9 @@ def varied_first(columns: dict[str, Any], private: Path, config_yaml: str) -> di
 
 
 class MetricsWriter:
-    """A writer that appends scalars to `private/tensorboard` and `private/metrics.jsonl` for a run that goes on after `steps_done` steps.
+    """A writer that appends scalars to `private/metrics.jsonl` for a run that goes on after `steps_done` steps.
+
+    It also writes event files to `private/tensorboard` and a table to `private/metrics.csv`, as `loggers` declares.
 
     What is there of later steps is removed, because a replayed step is measured again. Raises `ConfigError` for a file that counts steps
     from 0, as an older dpx did.
@@ -251,19 +256,25 @@ class MetricsWriter:
     What cannot be written is dropped, and counted in one line when the writer is closed: a full disk does not stop a run here.
     """
 
-    def __init__(self, private: Path, steps_done: int):
-        _keep(private / LINES, steps_done)
+    def __init__(self, private: Path, steps_done: int, loggers: Loggers = DEFAULT):
+        kept = _keep(private / LINES, steps_done)
+        self._lines = LossyFile(private / LINES)
+        self._table = None if loggers.csv is None else Table(private / TABLE, kept)
+        self._events: EventFile | None = None
+        self._described: set[str] = set()
+        if loggers.tensorboard is None:
+            return
+        self._events = EventFile(private / "tensorboard", steps_done + 1)
         # TensorBoard shows runs by their own names where `<outputs>/tensorboard/<run>` links to the run's events.
         run = private.absolute().parent
         with contextlib.suppress(OSError):
             make_folder(run.parent / "tensorboard")
             (run.parent / "tensorboard" / run.name).symlink_to(Path("..") / run.name / private.name / "tensorboard")
-        self._lines = LossyFile(private / LINES)
-        self._events = EventFile(private / "tensorboard", steps_done + 1)
-        self._described: set[str] = set()
 
     def describe(self, config_yaml: str, hparams: dict[str, Any]) -> None:
         """Writes the resolved config as text and the swept settings as hparams."""
+        if self._events is None:
+            return
         self._events.add_text("config", f"```yaml\n{config_yaml}\n```")
         self._events.add_text("hparams", "\n".join(f"- {key}: {value}" for key, value in hparams.items()))
 
@@ -274,14 +285,16 @@ class MetricsWriter:
 
         Written with the run's own scalars: `add_hparams` would make it a second run.
         """
+        if self._events is None:
+            return
         columns = {name: 0.0 if value is None else value for name, value in hparams.items()}
         experiment, _, _ = summary.hparams(columns, dict.fromkeys(map(_shown, results), 0.0))
         _, begun, ended = summary.hparams(hparams, {})
         for part in (experiment, begun, ended):
             self._events.add(part.value)
 
-    def write(self, step: int, scalars: dict[str, Any]) -> None:
-        """Writes the scalars of one step, counted from 1; vectors (one value per layer) become `name/layer_00`, ..."""
+    def write(self, step: int, scalars: dict[str, Any]) -> dict[str, float]:
+        """Writes and returns the scalars of one step, counted from 1; vectors (one value per layer) become `name/layer_00`, ..."""
         flat = {}
         for name, value in scalars.items():
             array = np.asarray(value, np.float64)
@@ -290,26 +303,30 @@ class MetricsWriter:
             else:
                 flat |= {f"{name}/layer_{index:02d}": float(part) for index, part in enumerate(array)}
         self._lines.append((json.dumps({"step": step, **flat}) + "\n").encode())
+        if self._table is not None:
+            self._table.append({"step": step, **flat})
+        if self._events is None:
+            return flat
         # TensorBoard reads the description with the first value of a curve.
         text_of = {name: next((text for start, text in _DESCRIPTIONS.items() if name.startswith(start)), "") for name in flat}
         described = {_shown(name): (value, "" if name in self._described else text_of[name]) for name, value in flat.items()}
         self._events.add_scalars(described, step)
         self._described |= flat.keys()
+        return flat
 
     def close(self) -> None:
         """Reports in one line what was dropped, if anything was, and closes the files."""
-        self._lines.close()
-        self._events.close()
-        lost = [
-            f"{file.dropped} of {name}" for name, file in (("metrics.jsonl", self._lines), ("TensorBoard", self._events)) if file.dropped
-        ]
+        files = {"metrics.jsonl": self._lines} | ({} if self._events is None else {"TensorBoard": self._events})
+        for file in files.values():
+            file.close()
+        lost = [f"{file.dropped} of {name}" for name, file in files.items() if file.dropped]
         if lost:
-            fault = self._lines.fault or self._events.fault
+            fault = next(file.fault for file in files.values() if file.fault)
             stage(f"measurements that could not be written were dropped ({' and '.join(lost)} records): {fault}")
 
 
-def _keep(path: Path, steps_done: int) -> None:
-    """Keeps the lines up to step `steps_done`; a line cut short by a kill is removed with the later ones."""
+def _keep(path: Path, steps_done: int) -> list[dict[str, Any]]:
+    """Keeps, and returns, the lines up to step `steps_done`; a line cut short by a kill is removed with the later ones."""
 
     def step_of(line: str) -> int | None:
         try:
@@ -318,10 +335,13 @@ def _keep(path: Path, steps_done: int) -> None:
             return None
         return step if isinstance(step, int) else None
 
-    if path.exists():
-        lines = [(line, step_of(line)) for line in path.read_text(errors="replace").splitlines()]
-        require_counted_from_one(path, [{"step": step} for _, step in lines])
-        write_durably(path, "".join(line + "\n" for line, step in lines if step is not None and step <= steps_done))
+    if not path.exists():
+        return []
+    lines = [(line, step_of(line)) for line in path.read_text(errors="replace").splitlines()]
+    require_counted_from_one(path, [{"step": step} for _, step in lines])
+    kept = [line for line, step in lines if step is not None and step <= steps_done]
+    write_durably(path, "".join(line + "\n" for line in kept))
+    return [json.loads(line) for line in kept]
 
 
 ROWS_SHOWN = 20

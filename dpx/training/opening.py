@@ -48,6 +48,7 @@ from dpx.task.objective import objective as make_objective
 from dpx.training import features, follower
 from dpx.training.evaluation import early_stopping, evaluations_of
 from dpx.training.fingerprint import code_of_parts, fingerprint
+from dpx.training.loggers import Begun, Services
 from dpx.training.loop import Run
 from dpx.training.metrics import MetricsWriter, Released, RunProgress
 from dpx.training.microbatch import Workload, resolve_microbatch
@@ -128,6 +129,7 @@ def open_run(experiment: Experiment, folder: RunFolder, job: Any = None) -> Iter
         ledger.note_units(unit_facts(experiment.data, experiment.privacy, data.manifest))
         if experiment.tune is not None:
             ledger.note_trial(experiment.name, experiment.tune.charge)
+        ledger.note_sent(experiment.given_protected)
 
         # What its steps read: the data, with an audit's canaries, or features in place of texts.
         heldout, test = evaluations_of(objective, data, schedule.evaluation_rows, experiment.widths, mesh)
@@ -158,10 +160,11 @@ def open_run(experiment: Experiment, folder: RunFolder, job: Any = None) -> Iter
             test=test,
             conclude=conclude,
             early_stopping=stack.enter_context(early_stopping(schedule, experiment.gain_in, private, start.first_step)),
-            writer=stack.enter_context(contextlib.closing(MetricsWriter(private, start.first_step))),
+            writer=stack.enter_context(contextlib.closing(MetricsWriter(private, start.first_step, experiment.logger))),
             progress=stack.enter_context(RunProgress(start.first_step, experiment.steps)),
             spending=Spending(*of_run, experiment.steps, ledger),
             released=Released(folder.release / "telemetry.jsonl"),
+            services=stack.enter_context(contextlib.closing(Services(experiment.logger, Begun(folder, ledger.identity)))),
         )
 
 

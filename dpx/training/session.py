@@ -115,7 +115,7 @@ def observers_of(run: Run, heldout: HeldOutMetrics) -> tuple[Observer, ...]:
             scalars["privacy/epsilon"] = epsilon
 
     def write(done: int, state: State, scalars: dict[str, Any]) -> None:
-        run.writer.write(done, scalars)
+        run.services.protected(done, run.writer.write(done, scalars))
 
     def hold(done: int, state: State, scalars: dict[str, Any]) -> None:
         run.released.hold(run.ledger.noise_epochs[-1].number, done, scalars)
@@ -161,7 +161,7 @@ def publish(run: Run) -> AnyRun:
     """
     stated = statement.build(run.experiment.claim, run.store.manifest, run.calibrated, run.ledger, job=run.job)
     seals.write_statement(run.folder, run.ledger, stated)
-    run.released.publish(run.ledger.mark)
+    run.services.publish(run.released.publish(run.ledger.mark), stated)
     run.progress.planned = run.spending.bound = headline(stated)
     return stated
 
@@ -212,6 +212,7 @@ def end(run: Run, done: int, state: State, metrics: dict[str, float], untrained:
     run.writer.hparams(_hparams(run, stated), [f"heldout/{name}" for name in metrics])
     write_results(private, results)
     features.remove(private)
+    run.services.finish()
     return Outcome(results, stated, verdict, state)
 
 
