@@ -26,7 +26,7 @@ from dpx.files.records import from_json
 from dpx.files.run_folder import RunFolder, write_json
 from dpx.files.weights import METADATA
 from dpx.init.chain_claim import claim
-from dpx.init.parent import open_parent
+from dpx.init.parent import _copied, open_parent
 from dpx.init.start import Start, planned_start, vocabulary_of
 from dpx.job import chain_stages
 from dpx.job.chain_stages import VOCABULARY, StageRun
@@ -247,7 +247,7 @@ def _first(parent: Any) -> Any:
 MUTANTS: dict[str, tuple[str, Any, int]] = {
     "the text of a given vocabulary": ("dpx.init.start.vocabulary_of", lambda data: (), 67),
     "measured runs that chose settings": ("dpx.init.start.beside_weights", lambda receiver: vocabulary_of(receiver.data), 16),
-    "what a copied release began from": ("dpx.init.parent._stated_further", lambda statement: [], 28),
+    "what a copied release began from": ("dpx.init.parent._copied", lambda *given: _first(_copied(*given)), 28),
     "what a run began from": ("dpx.init.start.open_parent", lambda *given: _first(open_parent(*given)), 41),
     "what a stage began from": ("dpx.job.chain_stages.open_parent", lambda *given: _first(open_parent(*given)), 850),
     "training without noise": ("dpx.privacy.origins.reasons_of", lambda origin: list(origin.against), 7),

@@ -69,6 +69,8 @@ def test_a_stage_of_the_same_task_is_compared_with_the_weights_that_it_began_wit
     assert found.facts["again/before"] == "held-out rows"
 
 
+# That a finished stage is not trained again is in test_run.py.
+@pytest.mark.slow
 def test_two_chains_share_a_stage_of_one_name_and_config(place):
     run(node(pretrain=PRETRAIN | {"name": "shared"}), "chain", "name=one")
     before = {path: path.stat().st_mtime_ns for path in Path("outputs").glob("shared-*/**/*") if path.is_file()}

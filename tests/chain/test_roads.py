@@ -39,7 +39,7 @@ def working(tmp_path, monkeypatch) -> Path:
     return tmp_path
 
 
-@pytest.mark.parametrize("key", ["vocabulary", "init"])
+@pytest.mark.parametrize("key", ["init", pytest.param("vocabulary", marks=pytest.mark.slow)])
 def test_a_vocabulary_learnt_from_protected_rows_counts_over_a_stage_between(working, capsys, key):
     middle, last = MIDDLE | {"vocabulary": "words"}, LAST | {key: "middle"}
     # The stage between is apart from the words, so only the last one shares text with them.
@@ -49,6 +49,9 @@ def test_a_vocabulary_learnt_from_protected_rows_counts_over_a_stage_between(wor
     assert found["guarantee"] == "none"
 
 
+# What a ledger and a statement say of a vocabulary is compared with an oracle in test_ancestry.py, and after training in
+# tests/init/test_released_digests.py.
+@pytest.mark.slow
 def test_the_ledger_of_a_stage_names_the_text_of_its_vocabulary(working, capsys):
     words = WORDS | {"values": {"data": {"vocabulary": {"fit_on": "protected"}, "source": {"seed": 7}}}}
     # The stage `beside` fits its own vocabulary, and is declared apart from the text that the vocabulary of `last` is learnt from.

@@ -85,6 +85,8 @@ def test_the_weights_are_the_parents(place, parent, child):
     assert all(np.all(np.abs(leaf - moved[path]) < 0.5) for path, leaf in by_path(dpx.load(parent).params).items())
 
 
+# A copy of a copy is charged below.
+@pytest.mark.slow
 def test_the_same_through_a_copied_release(place, copy):
     path = place.train("of_a_copy", "init=run", f"init.run={copy}")
     (origin,) = statement(path)["init"]["origins"]

@@ -90,8 +90,12 @@ def test_nothing_is_wrong_with_copies_under_other_names(place, parent, copied, h
     assert reasons(found) == "" and not found.origins[0].is_checked
 
 
-def differing(place: Place) -> dict[str, str]:
-    """Texts that are the parent's in part or in other spelling, and one that is not, by their names."""
+def slow(*values: Any) -> list[Any]:
+    return [pytest.param(value, marks=pytest.mark.slow) for value in values]
+
+
+def differing(place: Place) -> None:
+    """Writes texts that are the parent's in other spelling."""
     lines = (place.root / "one.txt").read_text().splitlines()
     made = {
         # One more word at the end of each line gives every document another name.
@@ -102,29 +106,32 @@ def differing(place: Place) -> dict[str, str]:
     }
     for name, text in made.items():
         (place.root / f"{name}.txt").write_text("\n".join(text) + "\n")
-    return {name: name for name in ("other", "both", "one", *made)}
 
 
-def test_what_is_found_in_the_text_decides_no_relation(place, copied):
-    for text in differing(place):
-        found = began(place, "init=run", f"init.run={copied}", text=text)
-        assert relation(found) == "unknown" and reasons(found) == "" and found.messages == (), text
+@pytest.mark.parametrize("text", ["other", "touched", *slow("both", "one", "shouted", "spaced", "shorter")])
+def test_what_is_found_in_the_text_decides_no_relation(place, copied, text):
+    differing(place)
+    found = began(place, "init=run", f"init.run={copied}", text=text)
+    assert relation(found) == "unknown" and reasons(found) == "" and found.messages == ()
 
 
 def test_disjoint_is_the_users_word_and_text_contradicts_it(place, copied, tmp_path):
     word = ("init=run", f"init.run={copied}", "init.disjoint_from=[main]")
     found = began(place, *word, text="other")
     assert relation(found) == "disjoint" and found.messages == () and "the user vouches" in "".join(origins.assumptions(found.origins))
-    differing(place)
-    # What single rows show is told to the owner and refuses nothing: a refusal would tell whether a row is protected.
-    for text in ("few", "touched", "shouted", "spaced", "both"):
-        (told,) = began(place, *word, text=text).messages
-        assert re.search(r"declared disjoint: [1-9]\d* of \d+ protected rows have text", told)
     with pytest.raises(ConfigError, match="draws from the same prepared data"):
         began(place, *word)
     # The same file, cut into other rows.
     with pytest.raises(ConfigError, match="init.disjoint_from: main: a whole file of this text is also in that of main"):
         began(place, *word, "data.sequence_length=16")
+
+
+@pytest.mark.parametrize("text", ["touched", *slow("few", "shouted", "spaced", "both")])
+def test_what_single_rows_show_is_told_and_refuses_nothing(place, copied, text):
+    """A refusal would tell whether a row is protected."""
+    differing(place)
+    (told,) = began(place, "init=run", f"init.run={copied}", "init.disjoint_from=[main]", text=text).messages
+    assert re.search(r"declared disjoint: [1-9]\d* of \d+ protected rows have text", told)
 
 
 def test_the_word_names_a_run_that_this_one_starts_from(place, parent):
@@ -575,16 +582,11 @@ def test_what_takes_a_parents_guarantee_away_is_inherited_by_every_road(request,
     assert why in reasons(fork) and why in "; ".join(plan(experiment, f"{path}@1")["reasons"])
 
 
+# That a fork inherits it is planned above, for each reason; here forks are trained.
+@pytest.mark.slow
 def test_a_fork_of_a_seeded_run_has_no_guarantee_without_the_seed(place, seeded):
     path = place.train("unseeded", fork=f"{seeded}@1")
     assert statement(path)["guarantee"] == "none" and any("fixed_seed" in reason for reason in statement(path)["reasons"])
-
-
-def test_a_trial_of_a_search_leaves_none(place, copied):
-    path = copied / "release" / "privacy.json"
-    rewritten(path, lambda document: document.update(tuning={"charge": "uncharged", "meaning": "one trial of a search"}))
-    sealed_anew(copied)
-    assert "one trial of a search" in reasons(began(place, "init=run", f"init.run={copied}"))
 
 
 def test_a_run_whose_ledger_notes_a_search_leaves_none_though_its_statement_and_config_say_nothing(place, copied):
@@ -596,6 +598,7 @@ def test_a_run_whose_ledger_notes_a_search_leaves_none_though_its_statement_and_
     assert "it is one trial of a search (tune.charge=composition), and its ledger does not include the choice among the trials" in said
 
 
+@pytest.mark.slow
 def test_a_fork_of_a_trial_keeps_the_charge_and_has_no_guarantee(place, parent, tmp_path):
     trial = shutil.copytree(parent, tmp_path / "trial")
     entered = Ledger(trial / "private" / "ledger")

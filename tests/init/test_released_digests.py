@@ -42,7 +42,10 @@ def with_jobs(place: Place, path: Path, *overrides: str) -> Path:
     return path / "release"
 
 
-@pytest.mark.parametrize("kind", ["vocabulary of a file", "vocabulary of protected text", "vocabulary of the public split"])
+PUBLIC_SPLIT = pytest.param("vocabulary of the public split", marks=pytest.mark.slow)
+
+
+@pytest.mark.parametrize("kind", ["vocabulary of a file", "vocabulary of protected text", PUBLIC_SPLIT])
 def test_a_release_holds_no_digest_of_its_data(place: Place, parent: Path, fitted: Path, tmp_path: Path, kind: str):
     overrides = {"vocabulary of a file": (), "vocabulary of protected text": PROTECTED}.get(kind, ("data.vocabulary.path=null",))
     path = {"vocabulary of a file": parent, "vocabulary of protected text": fitted}.get(kind) or place.train("digests_split", *overrides)
@@ -78,6 +81,8 @@ def test_a_file_of_words_of_protected_text_has_no_digest_over_two_hops(place: Pl
         assert statement(path)["guarantee"] == "dp" and statement(path)["vocabulary"] == {"source": "file", "sha256": None}
 
 
+# Each of both releases is walked as the one above.
+@pytest.mark.slow
 def test_one_row_changes_no_released_digest_but_those_of_released_files(place: Place, fitted: Path):
     """Two runs whose texts differ in one row: their vocabularies differ by it, and nothing that is released tells that."""
     lines = (place.root / "one.txt").read_text().splitlines()
@@ -100,23 +105,27 @@ def test_the_walk_finds_a_digest_that_nothing_explains(place: Place, fitted: Pat
         (path / "release" / name).unlink()
 
 
-def test_a_start_that_is_neither_public_nor_released_is_not_named_by_a_digest(place: Place, parent: Path, fitted: Path, tmp_path: Path):
+@pytest.mark.parametrize(
+    "name", ["digests_of_unknown", "digests_of_a_checkpoint", pytest.param("digests_of_a_run", marks=pytest.mark.slow)]
+)
+def test_a_start_that_is_neither_public_nor_released_is_not_named_by_a_digest(
+    place: Place, parent: Path, fitted: Path, tmp_path: Path, name: str
+):
     weights = {path: np.full_like(leaf, 0.5) for path, leaf in by_path(released(parent / "release" / "params")).items()}
     np.savez(tmp_path / "a.npz", **weights)  # pyright: ignore[reportArgumentType]
     digest = checksum(weights).removeprefix("sha256:")
-    for name, overrides, text in (
-        ("digests_of_unknown", ("init=file", f"init.file={tmp_path}/a.npz"), "one"),
-        ("digests_of_a_checkpoint", ("init=run", f"init.run={fitted}", "init.step=1", *PROTECTED), "one"),
-        ("digests_of_a_run", ("init=run", f"init.run={fitted}", *PROTECTED), "one"),
-    ):
-        path = place.train(name, *overrides, text=text)
-        experiment = place.declared(*overrides)
-        store, origins = prepare(experiment.data, experiment.privacy), statement(path)["init"]["origins"]
-        words = [] if PROTECTED[0] in overrides else [store.manifest.vocabulary_checksum]
-        privates = [path / "private", fitted / "private"] if name != "digests_of_unknown" else [path / "private"]
-        assert unexplained(path / "release", privates, words) == {}
-        assert held(path / "release", (of_data(store, place.root / "one.txt") | {digest}) - set(words)) == []
-        assert bool(origins[0]["weights"]) == (name == "digests_of_a_run") and origins[0]["vocabulary" if words == [] else "name"]
+    overrides = {
+        "digests_of_unknown": ("init=file", f"init.file={tmp_path}/a.npz"),
+        "digests_of_a_checkpoint": ("init=run", f"init.run={fitted}", "init.step=1", *PROTECTED),
+        "digests_of_a_run": ("init=run", f"init.run={fitted}", *PROTECTED),
+    }[name]
+    path, experiment = place.train(name, *overrides), place.declared(*overrides)
+    store, origins = prepare(experiment.data, experiment.privacy), statement(path)["init"]["origins"]
+    words = [] if PROTECTED[0] in overrides else [store.manifest.vocabulary_checksum]
+    privates = [path / "private", fitted / "private"] if name != "digests_of_unknown" else [path / "private"]
+    assert unexplained(path / "release", privates, words) == {}
+    assert held(path / "release", (of_data(store, place.root / "one.txt") | {digest}) - set(words)) == []
+    assert bool(origins[0]["weights"]) == (name == "digests_of_a_run") and origins[0]["vocabulary" if words == [] else "name"]
     told = Origin(kind="file", name="a.npz", identity=f"sha256:{digest}", weights=f"sha256:{digest}", provenance="public")
     assert told.as_released().weights == told.weights and digest in told.label
 
