@@ -91,7 +91,7 @@ MUTANTS = (
         "squares",
         "each[0].square + each[1].square + 2 * _product(*both)",
         "each[0].square + each[1].square",
-        "tests/clipping/test_mutants.py::test_unmutated_gradients_respect_the_clipping_norm",
+        "tests/clipping/test_attacks.py::test_parameters_met_more_than_once[lookup_and_decode]",
     ),
     Mutant(
         "the head's factor after the norm",
@@ -139,7 +139,7 @@ MUTANTS = (
         "_is_alone",
         "and len(uses[key]) == 1 and",
         "and",
-        "tests/clipping/test_mutants.py::test_unmutated_gradients_respect_the_clipping_norm",
+        "tests/clipping/test_attacks.py::test_parameters_met_more_than_once[two_denses]",
     ),
     Mutant(
         "parts of a kernel that overlap taken for separate ones",
@@ -566,7 +566,7 @@ MUTANTS = (
         "clip",
         COUNTED,
         "is_counted_B = ~is_padding_B",
-        "tests/clipping/test_units.py::test_one_non_finite_row_drops_its_whole_unit[nan-vmap]",
+        "tests/clipping/test_units.py::test_one_non_finite_row_drops_its_whole_unit[nan-book_keeping_grams]",
     ),
     Mutant(
         "a refuted run keeps its guarantee",

@@ -2,6 +2,7 @@
 
 import ast
 import dataclasses
+import functools
 
 import pytest
 
@@ -10,13 +11,16 @@ from .mutants import MUTANTS, ROOT, TABLE, WITHOUT_CODE, Mutant, fails
 NAMES = [mutant.name for mutant in MUTANTS]
 
 
+@functools.cache
+def parsed(file: str) -> ast.Module:
+    return ast.parse((ROOT / file).read_text())
+
+
 @pytest.mark.parametrize("mutant", MUTANTS, ids=NAMES)
 def test_the_edit_fits_and_its_test_exists(mutant: Mutant):
-    source = (ROOT / mutant.file).read_text()
-    assert ast.dump(ast.parse(mutant.of(source))) != ast.dump(ast.parse(source))
+    assert ast.dump(ast.parse(mutant.of((ROOT / mutant.file).read_text()))) != ast.dump(parsed(mutant.file))
     file, _, function = mutant.test.partition("::")
-    tests = [node.name for node in ast.parse((ROOT / file).read_text()).body if isinstance(node, ast.FunctionDef)]
-    assert function.partition("[")[0] in tests
+    assert function.partition("[")[0] in [node.name for node in parsed(file).body if isinstance(node, ast.FunctionDef)]
 
 
 def test_every_mutant_is_caught_by_a_test_of_the_suite_that_runs(request):

@@ -23,7 +23,7 @@ def tied_by_hand(p, b):
     return total(ops.decode(jnp.tanh(x_BTd), p["table"], tie=tie))
 
 
-@shared(table=TABLE)
+@shared("right", table=TABLE)
 def lookup_and_decode(p, b):
     return total(ops.decode(jnp.tanh(look(p["table"], b["id"])), p["table"]))
 
@@ -131,7 +131,7 @@ def lookup_dense_and_decode(p, b):
     return total(ops.decode(ops.dense(look(p["table"], ids), p["table"]), p["table"]))
 
 
-@shared(kernel=SQUARE)
+@shared("right", kernel=SQUARE)
 def two_denses(p, b):
     return total(ops.dense(jnp.tanh(ops.dense(b["x"], p["kernel"])), p["kernel"]))
 

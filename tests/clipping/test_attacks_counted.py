@@ -199,9 +199,8 @@ FAST = {
     "nothing_but_padding tied_by_hand",
     "units tied",
     "units_and_padding_of_nan tied_by_hand",
-    "units two_denses",
 }
-FAST |= {"units_with_a_row_of_nan layers", "units_and_padding token_loss"}
+FAST |= {"units_with_a_row_of_nan layers"}
 for plan, (rows, options) in PLANS.items():
     for program, (shapes, function) in PROGRAMS.items():
         must = "right" if program in ("layers", "tied_by_hand") else None

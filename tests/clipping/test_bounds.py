@@ -97,7 +97,8 @@ def plainly(part):
     return jnp.maximum(part.square, 0) if isinstance(part, bounds.Bounded) else part
 
 
-@pytest.mark.parametrize("size", ["tiny", pytest.param("mini", marks=pytest.mark.slow), pytest.param("small", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("size", ["tiny", "mini", "small"])
 def test_operations_beside_a_step_that_does_not_bound_its_norms(size, monkeypatch):
     subject, *arguments = shapes(size, 128, 16)
 

@@ -38,7 +38,7 @@ def assert_exact(loss, params, rows, **options):
 
 
 # Made of the layers of others: of `gpt2_tied` (a tied head, a causal mask), in a loop and out of one, by another library's names.
-LIKE_OTHERS = ("gpt2", "bert", "bert_tied", "linen_scanned", "nnx", "haiku")
+LIKE_OTHERS = ("gpt2", "bert", "bert_tied", "linen_scanned", "nnx", "haiku", "equinox")
 
 
 @pytest.mark.parametrize("name", [pytest.param(name, marks=[pytest.mark.slow] * (name in LIKE_OTHERS)) for name in stock.MODELS])
@@ -131,7 +131,12 @@ ODD = {
 }
 
 
-@pytest.mark.parametrize("name", ODD)
+# Parts of a kernel and joined kernels are in test_parts.py, several uses in test_kept_uses.py, branches and loops among the attacks.
+LIKE_PARTS = ("a_slice", "a_slice_and_the_whole", "two_of_one", "in_one_branch", "carried", "stopped", "not_read", "first_in_a_product")
+SLOW_READERS = (*LIKE_PARTS, *(name for name in ODD if name.startswith("joined") and name != "joined_outside_a_loop"))
+
+
+@pytest.mark.parametrize("name", [pytest.param(name, marks=[pytest.mark.slow] * (name in SLOW_READERS)) for name in ODD])
 def test_odd_readers_are_exact(name):
     params, loss = ODD[name]
     rows = {name: leaf for name, leaf in stock.batch().items() if name != "label"}

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 import dpx
+from dpx.clipping import ops
 from dpx.declaration import ConfigError
 from dpx.mechanism.clip import flat_weights
 from tests.clipping import compiled
@@ -151,7 +152,7 @@ def test_non_finite_weights_drop_every_example(way):
     assert all(np.all(np.asarray(leaf) == 0) for leaf in jax.tree.leaves(found.total))
 
 
-@pytest.mark.parametrize("fused", [True, False], ids=["fused", "autodiff"])
+@pytest.mark.parametrize("fused", [True, pytest.param(False, marks=pytest.mark.slow)], ids=["fused", "autodiff"])
 def test_plain_sum_adds_the_gradients_of_real_rows(fused):
     params, rows, gradients, losses = case()
     padding = jnp.asarray([False, True, False, False, True])
@@ -173,6 +174,13 @@ def test_dropout_masks_belong_to_the_record():
     assert not np.allclose(together, losses(params, rows, jax.random.PRNGKey(8))[0], rtol=1e-3)
 
 
+def test_a_plain_sum_of_narrow_numbers_is_float32():
+    params, rows = {"kernel": jnp.ones((3, 2), jnp.bfloat16)}, {"x": jnp.ones((4, 3), jnp.bfloat16)}
+    losses = lambda p, b: (ops.dense(b["x"], p["kernel"]).sum(1), {})  # noqa: E731
+    total = jax.eval_shape(lambda p, b: dpx.plain_sum(losses, p, b).total, params, rows)
+    assert total["kernel"].dtype == jnp.float32
+
+
 def test_unknown_method_is_refused_in_words():
     with pytest.raises(ConfigError, match="method='fast': no such method"):
         dpx.clipped_sum(objective().losses, {}, batch(), weights=flat_weights(1.0), method="fast")
@@ -192,7 +200,8 @@ def test_bfloat16_is_close_to_float32_and_never_beyond_the_clipping_norm(way):
         assert {leaf.dtype for leaf in jax.tree.leaves(found.total)} == {jnp.dtype("float32")}
 
 
-@ways("book_keeping", slow=("vmap", "ghost", "book_keeping_ops", "ghost_ops"))
+# Parameters of eight bits are in test_edges.py.
+@ways(slow=("book_keeping", "vmap", "ghost", "book_keeping_ops", "ghost_ops"))
 def test_narrow_parameters_give_float32_sums(way):
     """Parameters gathered in bfloat16 and the same numbers in float32 give one result, though cotangents have their primals' type."""
     method, options = WAYS[way]
@@ -205,6 +214,7 @@ def test_narrow_parameters_give_float32_sums(way):
     assert_trees_close(found.total, jax.tree.map(np.float64, wide.total), 2e-2)
 
 
+@pytest.mark.slow
 def test_plain_sums_of_narrow_parameters_are_float32():
     subject, (params, rows) = objective(bert(layers=1, dtype="bfloat16")), case()[:2]
     narrow = jax.tree.map(lambda leaf: leaf.astype(jnp.bfloat16) if leaf.ndim > 1 else leaf, params)

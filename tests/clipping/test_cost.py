@@ -52,7 +52,7 @@ def plain_flops(size: str, sequence: int, examples: int) -> int:
     [
         ("base", 128, 8, 0, 1.05),
         pytest.param("large", 128, 4, 0, 1.05, marks=pytest.mark.slow),
-        ("base", 512, 4, 2**40, 1.12),
+        pytest.param("base", 512, 4, 2**40, 1.12, marks=pytest.mark.slow),
         pytest.param("large", 512, 4, 2**40, 1.12, marks=pytest.mark.slow),
         pytest.param("base", 512, 4, 0, 1.15, marks=pytest.mark.slow),
         pytest.param("large", 512, 4, 0, 1.15, marks=pytest.mark.slow),
@@ -86,9 +86,11 @@ def test_programs_for_cpus_cost_what_is_written_of_them(size, sequence, examples
 @pytest.mark.parametrize(
     "size, sequence, kept_bytes",
     [
-        ("base", 512, 0),
         ("decoder_small", 128, 2**40),
-        *(pytest.param(*cell, marks=pytest.mark.slow) for cell in [("base", 128, 0), ("base", 512, 2**40), ("decoder_small", 512, 0)]),
+        *(
+            pytest.param(*cell, marks=pytest.mark.slow)
+            for cell in [("base", 512, 0), ("base", 128, 0), ("base", 512, 2**40), ("decoder_small", 512, 0)]
+        ),
     ],
 )
 def test_a_step_in_bfloat16_multiplies_in_bfloat16(size, sequence, kept_bytes):
@@ -116,7 +118,7 @@ def test_two_backward_passes_cost_what_they_should():
 @pytest.mark.parametrize(
     "size, examples, most",
     [
-        ("tiny", 32, 0.80),
+        pytest.param("tiny", 32, 0.80, marks=pytest.mark.slow),
         # All positions are decoded: logits and their cotangent, as wide as the vocabulary, are nearly all that either takes.
         pytest.param("decoder_tiny", 8, 1.0, marks=pytest.mark.slow),
         pytest.param("mini", 32, 0.75, marks=pytest.mark.slow),

@@ -19,7 +19,7 @@ from dpx.clipping.rounding import LARGEST_CLIPPING_NORM, MARGINS
 from dpx.declaration import ConfigError
 
 B, D = 8, 4
-METHODS = pytest.mark.parametrize("method", ["book_keeping", "ghost", "vmap"])
+METHODS = pytest.mark.parametrize("method", ["book_keeping", *(pytest.param(name, marks=pytest.mark.slow) for name in ("ghost", "vmap"))])
 X = jnp.asarray(np.random.default_rng(0).normal(0, 10, (B, D)), jnp.float32)
 K = jnp.asarray(np.random.default_rng(1).normal(0, 1, (D, D)), jnp.float32)
 
@@ -101,8 +101,8 @@ def close(found, expected):
 @pytest.mark.parametrize(
     ("method", "rows_per_unit"),
     [
-        *(("book_keeping", 1), ("book_keeping", 8), ("ghost", 8), ("vmap", 1)),
-        *(pytest.param(*cell, marks=pytest.mark.slow) for cell in (("ghost", 1), ("vmap", 8))),
+        *(("book_keeping", 1), ("ghost", 8)),
+        *(pytest.param(*cell, marks=pytest.mark.slow) for cell in (("book_keeping", 8), ("ghost", 1), ("vmap", 1), ("vmap", 8))),
     ],
 )
 def test_an_explicit_mesh_gives_the_same_and_leaves_arrays_where_they_were(method, rows_per_unit):
@@ -116,6 +116,7 @@ def test_an_explicit_mesh_gives_the_same_and_leaves_arrays_where_they_were(metho
     assert found.norms.sharding.spec == P(place) and found.aux["x"].sharding.spec == P(place, None)
 
 
+@pytest.mark.slow
 def test_an_explicit_mesh_without_jit_under_set_mesh_and_explained():
     gradient, mesh = dpx.clipped_grad(products, clipping_norm=1.0), explicit("rows", "columns")
     k, x, expected = on(mesh, K), on(mesh, X, "rows"), jax.jit(gradient)(K, X)
@@ -127,7 +128,7 @@ def test_an_explicit_mesh_without_jit_under_set_mesh_and_explained():
 
 
 @pytest.mark.parametrize(
-    "method", ["book_keeping", "traced", "plain", *(pytest.param(name, marks=pytest.mark.slow) for name in ("ghost", "vmap"))]
+    "method", ["book_keeping", "plain", *(pytest.param(name, marks=pytest.mark.slow) for name in ("ghost", "traced", "vmap"))]
 )
 def test_sums_of_batches_on_an_explicit_mesh(method):
     losses = lambda p, b: (jnp.sin(ops.dense(b["x"], p["k"])).sum(-1), {})  # noqa: E731
@@ -164,21 +165,17 @@ IN_EIGHT_BITS = {
 }
 
 
-EIGHT_BIT_WAYS: dict[str, dict[str, Any]] = {"book_keeping": {}, "ghost": {"method": "ghost"}, "grams": {"kept_bytes": 0}}
-# Each way, and each reader where its products between positions or uses are formed.
-EIGHT_BIT_CELLS = {("product", way) for way in EIGHT_BIT_WAYS} | {(name, "grams") for name in IN_EIGHT_BITS}
+WAYS: dict[str, dict[str, Any]] = {"book_keeping": {}, "ghost": {"method": "ghost"}, "grams": {"kept_bytes": 0}}
+# Each way, and each reader.
+EIGHT_BIT_CELLS = {("product", "book_keeping"), ("product_of_a_layer", "grams"), ("elementwise", "ghost"), ("several", "grams")}
 
 
 @pytest.mark.parametrize(
     ("name", "way"),
-    [
-        pytest.param(name, way, marks=[pytest.mark.slow] * ((name, way) not in EIGHT_BIT_CELLS))
-        for name in IN_EIGHT_BITS
-        for way in EIGHT_BIT_WAYS
-    ],
+    [pytest.param(name, way, marks=[pytest.mark.slow] * ((name, way) not in EIGHT_BIT_CELLS)) for name in IN_EIGHT_BITS for way in WAYS],
 )
 def test_parameters_of_eight_bits_have_sums_of_float32(name, way):
-    loss, narrow, options = IN_EIGHT_BITS[name], K.astype(NARROW), EIGHT_BIT_WAYS[way]
+    loss, narrow, options = IN_EIGHT_BITS[name], K.astype(NARROW), WAYS[way]
     found = dpx.clipped_grad(loss, clipping_norm=1.0, **options)(narrow, X)
     expected = jax.jit(dpx.clipped_grad(loss, clipping_norm=1.0, method="vmap"))(narrow.astype(jnp.float32), X)
     assert found.total.dtype == jnp.float32
@@ -191,7 +188,11 @@ def test_one_gradient_for_each_example_in_eight_bits_is_refused():
         dpx.clipped_grad(lambda p, x: IN_EIGHT_BITS["product"](p["k"], x), clipping_norm=1.0, method="vmap")({"k": K.astype(NARROW)}, X)
 
 
-@pytest.mark.parametrize("options", [{}, {"method": "ghost"}, {"kept_bytes": 0}], ids=["book_keeping", "ghost", "grams"])
+@pytest.mark.parametrize(
+    "options",
+    [*(pytest.param(one, marks=pytest.mark.slow) for one in ({}, {"method": "ghost"})), {"kept_bytes": 0}],
+    ids=["book_keeping", "ghost", "grams"],
+)
 def test_a_product_of_eight_bits_counts_its_factors_as_they_are_stored(options):
     rows = jnp.asarray(np.random.default_rng(3).normal(0, 1, (B, 6, D)), jnp.float32)
 
@@ -300,8 +301,15 @@ WHOLE = {
 }
 
 
-@pytest.mark.parametrize("name", WHOLE)
-def test_whole_numbers_beside_a_parameter_and_computed_from_it(name):
+# Each by one way, in turn.
+WHOLE_CELLS = [(name, way, number % len(WAYS) == place) for number, name in enumerate(WHOLE) for place, way in enumerate(WAYS)]
+
+
+@pytest.mark.parametrize(
+    ("name", "way"),
+    [pytest.param(name, way, marks=[pytest.mark.slow] * (not is_its_turn)) for name, way, is_its_turn in WHOLE_CELLS],
+)
+def test_whole_numbers_beside_a_parameter_and_computed_from_it(name, way):
     drawn = np.random.default_rng(4)
     batch = X / 10, jnp.asarray(drawn.integers(0, D, (B, 3)), jnp.int32), jnp.asarray(drawn.random((B, 3)) < 0.5)
     one = jax.jit(jax.grad(WHOLE[name]))
@@ -309,7 +317,6 @@ def test_whole_numbers_beside_a_parameter_and_computed_from_it(name):
     norms = [np.linalg.norm(gradient) for gradient in gradients]
     held = 0.3 * (1 - MARGINS["float32"])
     expected = sum(gradient * min(1, held / max(norm, 1e-30)) for gradient, norm in zip(gradients, norms, strict=True))
-    for options in ({}, {"method": "ghost"}, {"kept_bytes": 0}):
-        found = jax.jit(dpx.clipped_grad(WHOLE[name], clipping_norm=0.3, **options))(K, *batch)
-        np.testing.assert_allclose(found.norms, norms, rtol=1e-4, atol=1e-6)
-        np.testing.assert_allclose(found.total, expected, atol=1e-5)
+    found = jax.jit(dpx.clipped_grad(WHOLE[name], clipping_norm=0.3, **WAYS[way]))(K, *batch)
+    np.testing.assert_allclose(found.norms, norms, rtol=1e-4, atol=1e-6)
+    np.testing.assert_allclose(found.total, expected, atol=1e-5)

@@ -30,13 +30,12 @@ def test_layers_without_a_loop():
     assert looped >= 2 and unrolled == 0
 
 
-# Those whose body and whose head are each in another family, too.
-IN_OTHERS = ("bert_untied", "decoder_untied", "roberta_choices", "mean_choices", "llama_tied", "llama_classifier", "llama_choices")
-IN_OTHERS += ("gemma3_classifier", "bert_without_segments")
+# Each way to take examples apart: rows of a text, of choices, of pooled positions, with rotary positions and within a window.
+APART = ("bert", "decoder", "decoder_choices", "mean_classifier", "gemma3")
 
 
 @pytest.mark.parametrize("fused", [True, *slow(False)])
-@pytest.mark.parametrize("family", [*(name for name in (*FAMILIES, *ROTARY) if name not in IN_OTHERS), *slow(*IN_OTHERS)])
+@pytest.mark.parametrize("family", [*APART, *slow(*(name for name in (*FAMILIES, *ROTARY) if name not in APART))])
 def test_examples_are_apart_by_the_program(family, fused):
     """What a run does not look at again: it builds its step with `checked=False`."""
     # Layers are alike, but that windows alternate.
@@ -102,6 +101,8 @@ def test_declared_sizes(name):
     assert_exact(Case.build(of, rows(of, 2, 32), spread=0.05))
 
 
+# Products of as many positions are compared in test_norms.py.
+@pytest.mark.slow
 def test_a_decoder_of_512_tokens():
     of = subject("decoder", positions=512, layers=1, width=8, heads=1, feed_forward=8)
     assert_exact(Case.build(of, rows(of, 1, 512)), kept_bytes=0)
@@ -144,6 +145,8 @@ def test_bfloat16_is_close_and_never_beyond_the_clipping_norm(family, rematerial
         np.testing.assert_allclose(found.norms_B[b], norms[b], rtol=0.05)
 
 
+# In the matrix one example has nothing to tell either.
+@pytest.mark.slow
 def test_an_example_without_a_next_token_has_no_loss_and_no_gradient():
     of = subject("decoder")
     batch = jax.tree.map(lambda leaf: leaf[:1], rows(of))

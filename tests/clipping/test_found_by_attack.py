@@ -37,7 +37,7 @@ def same(loss, params, rows=ROWS, **options):
     np.testing.assert_allclose(found.norms, true_norms(loss, params, rows), rtol=1e-4, atol=1e-6)
 
 
-@pytest.mark.parametrize("method", ["book_keeping", "ghost"])
+@pytest.mark.parametrize("method", ["book_keeping", pytest.param("ghost", marks=pytest.mark.slow)])
 def test_lookup_beside_a_product_over_the_whole_table(method):
     same(lambda p, e: jnp.sin(p["t"][e["id"]]).sum() + jnp.sin(jnp.tensordot(p["t"], e["w"], 2)), {"t": arr(V, D)}, method=method)
 
@@ -69,7 +69,7 @@ def test_a_branch_that_no_data_choose_guards_a_pole():
     same(lambda p, e: jnp.sin(lax.scan(step(p), e["x"], jnp.arange(3.0))[0]).sum(), {"k": arr(D, D)})
 
 
-@pytest.mark.parametrize("v", [7.0, 5.3, 9.1])
+@pytest.mark.parametrize("v", [7.0, *(pytest.param(v, marks=pytest.mark.slow) for v in (5.3, 9.1))])
 def test_ghost_with_bfloat16_between_ops_stays_within_the_clipping_norm(v):
     half = lambda y: y.astype(jnp.bfloat16)  # noqa: E731
     loss = lambda p, e: (half(p["s"] * 1.0) * half(e["s"]) * jnp.bfloat16(1.01) * half(e["s"])).astype(jnp.float32)  # noqa: E731
@@ -79,6 +79,7 @@ def test_ghost_with_bfloat16_between_ops_stays_within_the_clipping_norm(v):
         assert abs(float(found.total["s"])) <= C * (1 + 1e-5)
 
 
+@pytest.mark.slow
 def test_method_vmap():
     same(lambda p, e: jnp.sin(e["x"] @ p["k"]).sum(), {"k": arr(D, D)}, method="vmap")
 

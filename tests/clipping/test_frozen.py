@@ -52,7 +52,13 @@ def anyhow(params, batch):
     return losses(params, batch)[0] * jnp.sum(jnp.square(params["shift"])) + (params["table"].T @ params["table"]).sum(), {}
 
 
-@pytest.mark.parametrize("changed, trained", [(anyhow, ("head/bias", "layers/scale")), (losses, ("table", "layers/kernel", "head/kernel"))])
+@pytest.mark.parametrize(
+    "changed, trained",
+    [
+        (anyhow, ("head/bias", "layers/scale")),
+        pytest.param(losses, ("table", "layers/kernel", "head/kernel"), marks=pytest.mark.slow),
+    ],
+)
 def test_ops_of_a_model_of_ones_own(changed, trained):
     """What may read anything is tried out on random rows as well, with random frozen parameters."""
     params, frozen = rest(*trained)
@@ -66,7 +72,7 @@ def test_ops_of_a_model_of_ones_own(changed, trained):
     assert_trees_close(found.total, jax.tree.map(np.asarray, reference.total))
 
 
-@pytest.mark.parametrize("fused", [True, False])
+@pytest.mark.parametrize("fused", [True, pytest.param(False, marks=pytest.mark.slow)])
 def test_a_plain_sum_is_of_what_is_trained(fused):
     params, frozen = rest("head/*", "layers/bias")
     expected = quickly(jax.grad(lambda p, b: losses(merged(p, frozen), b)[0].sum()), params, batch())

@@ -70,6 +70,8 @@ def test_frozen_parameters_cost_no_products():
     assert costs["last_layer"] < 0.37 and costs["bias"] < 0.68
 
 
+# That a frozen head holds the logits of a block alone is in tests/models/test_head.py.
+@pytest.mark.slow
 def test_logits_of_a_microbatch_are_never_held_where_the_head_is_frozen():
     def largest(step, *arguments):
         return max(sizes(jax.make_jaxpr(step)(*arguments).jaxpr, VOCABULARY))

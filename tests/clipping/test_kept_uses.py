@@ -34,7 +34,7 @@ def true_norms(rows_per_unit=1):
         return np.sqrt(squares), units
 
 
-@pytest.mark.parametrize("rows_per_unit", [1, 2])
+@pytest.mark.parametrize("rows_per_unit", [1, pytest.param(2, marks=pytest.mark.slow)])
 def test_sums_and_norms_are_those_of_float64(rows_per_unit):
     gradient = dpx.clipped_grad(loss, clipping_norm=LIMIT, rows_per_unit=rows_per_unit)
     assert {cost.way for taken in gradient.explain(PARAMS, ROWS) for cost in taken.costs if cost.is_taken} == {"kept"}

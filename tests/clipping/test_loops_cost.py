@@ -10,7 +10,8 @@ from tests.clipping.loops import LOOPS, ROWS
 from tests.clipping.test_program_size import batched_in_loops, bodies
 from tests.clipping.test_programs_cost import MOST, given, programs, temporary_bytes
 
-QUICK = ("linen_gru", "by_hand", "mamba", "experts_taken")
+# The cells of libraries are products and elementwise, as `by_hand` is.
+QUICK = ("by_hand", "mamba", "experts_taken")
 EACH = pytest.mark.parametrize("name", [name if name in QUICK else pytest.param(name, marks=pytest.mark.slow) for name in LOOPS])
 # Every parameter of these is a kernel of a product, or is added where all rounds read it.
 RECURRENT = [name for name in LOOPS if name.startswith(("linen", "haiku", "nnx_gru", "by_hand"))]
@@ -58,6 +59,8 @@ def test_kernels_of_which_a_round_reads_one_are_not_copied_for_all_rounds():
     assert subject.shapes["up"] in found and (ROWS, *subject.shapes["up"]) not in found
 
 
-@pytest.mark.parametrize("name", [name if name == "experts_in_turn" else pytest.param(name, marks=pytest.mark.slow) for name in LOOPS])
+# Kernels by number are compared with float64 in test_parts.py, cells in test_drawn_loops.py.
+@pytest.mark.slow
+@pytest.mark.parametrize("name", LOOPS)
 def test_sums_are_those_of_float64(name):
     assert programs.error(LOOPS[name]()) < 1e-5

@@ -36,28 +36,19 @@ ALONE = [family for family in FAMILIES if not family.endswith("_choices")]
 AGAIN = ("again", "again_ops", "loop_again_without_memory", "again_in_line", "again_dropout")
 BY_JAX = ("by_jax", "by_jax_ops", "loop_again_by_jax")
 METHODS = ("book_keeping", "ghost", "vmap")
-# Pairs of memory, of computing again and of attention meet in the loops; cells of one family share its gradients in float64.
+# Pairs of memory, of computing again and of attention meet in the loops; cells of one family share its gradients in float64. Of the other
+# ways, single ops are in test_clipped_sum.py, dropout in test_units.py, a traced sum in test_traced_method.py; adapters of a llama are in
+# tests/models/test_new_rows.py, and a classifier's head in tests/mechanism/test_rgp.py.
 DEFAULT = [
-    ("roberta_classifier", "top", "ghost", "blocks"),
-    ("decoder_choices", "all", "book_keeping", "dropout"),
     ("bert_untied", "all", "book_keeping", "loop_again_without_memory"),
-    ("bert_untied", "kernels", "book_keeping", "loop"),
-    ("bert_untied", "bias", "book_keeping", "blocks"),
+    ("bert_untied", "top", "ghost", "blocks"),
+    ("bert_untied", "bias", "book_keeping", "loop"),
+    ("mean_choices", "all", "book_keeping", "blocks"),
     ("decoder", "all", "book_keeping", "loop_again_by_jax"),
-    ("decoder", "last_layer", "book_keeping", "ops"),
-    ("decoder", "lora", "book_keeping", "again_ops"),
-    ("llama", "lora", "book_keeping", "adapter_dropout"),
     ("gemma3", "all", "book_keeping", "blocks"),
-    ("qwen2", "all", "traced", "blocks"),
 ]
 # One layer each in the default suite: what is their own is outside of the layers, or in each of them. Both layers of other cells differ.
-ONE_LAYER = {
-    ("decoder_choices", "all"),
-    ("decoder", "last_layer"),
-    ("decoder", "lora"),
-    ("llama", "lora"),
-    ("qwen2", "all"),
-}
+ONE_LAYER = {("mean_choices", "all")}
 SHALLOW = {cell for cell in DEFAULT if cell[:2] in ONE_LAYER}
 CELLS = [
     *product(FAMILIES, ["all"], METHODS, ["blocks"]),
@@ -100,8 +91,7 @@ def test_clips_exactly(family, trained, method, way, layers, monkeypatch):
 
 def test_the_default_cells_hold_each_method_way_and_kind():
     kinds = {family.split("_")[0] for family, *_ in DEFAULT} | {family.split("_")[-1] for family, *_ in DEFAULT}
-    assert {"bert", "roberta", "decoder", "classifier", "choices", "untied"} <= kinds
-    slow = {"adapter_dropout_ops", "in_line", "loop_without_memory", *AGAIN, *BY_JAX}
-    assert {way for *_, way in DEFAULT} >= set(WAYS) - slow | {"loop_again_without_memory", "again_ops", "loop_again_by_jax"}
-    assert {"all", "bias", "top", "lora", "last_layer", "kernels"} <= {trained for _, trained, *_ in DEFAULT}
-    assert {method for _, _, method, _ in DEFAULT} >= {"book_keeping", "ghost", "traced"}
+    assert {"bert", "decoder", "gemma3", "choices", "untied"} <= kinds
+    assert {way for *_, way in DEFAULT} >= {"blocks", "loop", "loop_again_without_memory", "loop_again_by_jax"}
+    assert {"all", "bias", "top"} <= {trained for _, trained, *_ in DEFAULT}
+    assert {method for _, _, method, _ in DEFAULT} == {"book_keeping", "ghost"}

@@ -1,6 +1,7 @@
 """Mutations that would make the clip too weak with no other symptom; each must be seen.
 
 A gradient clipped by a norm that is too small by a factor f is too long by 1/f: the sensitivity the accountant assumes is exceeded.
+All are slow: the attacks judge the same sums on smaller losses.
 """
 
 import jax
@@ -35,21 +36,25 @@ def excess(start) -> float:
     return float(np.max(norms / np.asarray(clipped(params, rows).norms_B))) - 1
 
 
+@pytest.mark.slow
 def test_unmutated_gradients_respect_the_clipping_norm(start):
     assert excess(start) <= 1e-5
 
 
+@pytest.mark.slow
 def test_mutant_that_drops_the_products_between_uses_is_seen(start, monkeypatch):
     monkeypatch.setattr(forms, "_product", lambda decoded, looked_up: 0.0)
     assert excess(start) > 5e-3
 
 
+@pytest.mark.slow
 def test_mutant_whose_second_use_overwrites_the_first_norm_is_seen(start, monkeypatch):
     nothing = lambda units: Bounded(*(jnp.zeros(units),) * 3)  # noqa: E731
     monkeypatch.setattr(Lookup, "squared_norm", lambda self, leaves, record: (nothing(record["g"].shape[0]),))
     assert excess(start) > 0.05
 
 
+@pytest.mark.slow
 def test_mutant_that_takes_shared_parameters_for_apart_is_seen(start, monkeypatch):
     monkeypatch.setattr(joint, "_is_alone", lambda *_: True)
     assert excess(start) > 5e-3

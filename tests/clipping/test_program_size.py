@@ -71,6 +71,7 @@ def of_two_more_layers(**options):
     return [b - a for a, b in zip(few, many, strict=True)]
 
 
+# What a layer adds here, and a loop over layers below, are what the lines of a whole model, which are slow, grow by.
 def test_layers_past_what_memory_keeps_add_hardly_more_than_layers_before_it():
     """Each layer whose norm is of products between positions is a call of a program that is written down once."""
     kept = of_two_more_layers(kept_bytes=2**40)
@@ -78,11 +79,13 @@ def test_layers_past_what_memory_keeps_add_hardly_more_than_layers_before_it():
     assert all(b <= 1.25 * a for a, b in zip(kept, of_products, strict=True))
 
 
+@pytest.mark.slow
 def test_lines_of_a_llama_beside_a_gradient():
     ours, plain = (size(llama(4), way) for way in ("dpx", "plain"))
     assert ours[0] <= MOST_BESIDE_GRAD * plain[0]
 
 
+@pytest.mark.slow
 def test_lines_of_a_scanned_llama_beside_a_gradient():
     """With 48 layers most gradients no longer fit into the default memory."""
     few, many = (size(llama(layers, is_scanned=True), "dpx")[0] for layers in (8, 48))
@@ -90,7 +93,7 @@ def test_lines_of_a_scanned_llama_beside_a_gradient():
     assert max(few, many) <= MOST_BESIDE_GRAD * plain and many <= 1.2 * few
 
 
-@pytest.mark.parametrize("kept_bytes", [0, 2**40], ids=["of_products", "kept"])
+@pytest.mark.parametrize("kept_bytes", [0, pytest.param(2**40, marks=pytest.mark.slow)], ids=["of_products", "kept"])
 def test_a_loop_over_layers_is_as_long_for_any_number_of_them(kept_bytes):
     few, many = (size(scanned(layers), "dpx", kept_bytes=kept_bytes) for layers in (8, 48))
     assert few == many
@@ -105,7 +108,7 @@ def batched_in_loops(jaxpr, is_inside=False):
     return found
 
 
-@pytest.mark.parametrize("name", ["lstm", "gates"])
+@pytest.mark.parametrize("name", ["lstm", pytest.param("gates", marks=pytest.mark.slow)])
 def test_the_rounds_of_a_recurrent_net_multiply_all_examples_by_one_kernel(name):
     subject = programs.SUBJECTS[name]()
     given = jax.eval_shape(subject.params), jax.eval_shape(subject.batch)

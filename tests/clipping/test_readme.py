@@ -88,6 +88,14 @@ def clip(norms_B):
     return 0.5 / jnp.maximum(norms_B, 0.5)
 
 
+def test_what_the_page_calls_right_is_taken():
+    """The ops and their places are compared with float64 among the attacks, and beside `vmap` in test_ops.py."""
+    run = lambda losses: lambda p, b: dpx.clipped_sum(losses, p, b, weights=clip, checked=False)  # noqa: E731
+    for losses, params, rows in (told(line.values[0]) for line in lines("Right")):
+        assert jax.tree.structure(jax.eval_shape(run(losses), params, rows).total) == jax.tree.structure(params)
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("code, said", lines("Right"))
 def test_what_the_page_calls_right_equals_vmap(code, said):
     losses, params, rows = told(code)

@@ -40,7 +40,7 @@ OF_ONE = 4 * 3 * D * D
 @pytest.mark.parametrize(
     ("rows", "rows_per_unit", "of_units", "at_once"),
     [
-        (6, 1, 0, 1),
+        pytest.param(6, 1, 0, 1, marks=pytest.mark.slow),
         pytest.param(6, 1, 4.5, 3, marks=pytest.mark.slow),
         (12, 2, 3.5, 3),
         pytest.param(5, 1, 3, 1, marks=pytest.mark.slow),
@@ -56,6 +56,8 @@ def test_turns_change_nothing(rows, rows_per_unit, of_units, at_once):
     assert_alike(jax.jit(gradient)(PARAMS, *batch(rows), is_padding=is_padding), known)
 
 
+# Turns of one row, of which some are not finite, are in test_kept_uses.py.
+@pytest.mark.slow
 def test_a_row_that_is_not_finite_leaves_the_others_of_its_turn():
     def spoiled(p, id_T, key):
         value, aux = loss(p, id_T, key)

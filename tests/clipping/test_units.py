@@ -29,7 +29,8 @@ WAYS = {
     "book_keeping_grams": {"method": "book_keeping", "kept_bytes": 0},
     "book_keeping_ops": {"method": "book_keeping", "fused": False},
 }
-FAST = ("vmap", "book_keeping_grams")
+# What `vmap` does with a unit is below, on a smaller loss.
+FAST = ("book_keeping_grams",)
 
 
 @cache
@@ -119,7 +120,8 @@ def test_one_non_finite_row_drops_its_whole_unit(way, poison):
     assert_trees_close(result.total, summed([1, 0, 1, 0], gradients))
 
 
-def test_rows_that_cancel_and_rows_that_agree_are_told_apart():
+@pytest.mark.parametrize("method", ["vmap", *(pytest.param(name, marks=pytest.mark.slow) for name in ("book_keeping", "ghost"))])
+def test_rows_that_cancel_and_rows_that_agree_are_told_apart(method):
     """Row by row both units have the same norms; together one has twice them and the other none."""
     x = jnp.asarray([[1.0, 2.0], [1.0, 2.0], [1.0, 2.0], [1.0, 2.0]])
     sign = jnp.asarray([1.0, 1.0, 1.0, -1.0])
@@ -128,20 +130,17 @@ def test_rows_that_cancel_and_rows_that_agree_are_told_apart():
         return rows["sign"] * ops.dense(rows["x"], params["kernel"])[:, 0], {}
 
     params = {"kernel": jnp.ones((2, 1))}
-    for method in ("vmap", "ghost", "book_keeping"):
-        run = jax.jit(lambda p, b, way=method: dpx.clipped_sum(losses, p, b, weights=jnp.ones_like, method=way, rows_per_unit=2))
-        result = run(params, {"x": x, "sign": sign})
-        np.testing.assert_allclose(result.norms_B, [2 * np.sqrt(5), 0.0], rtol=1e-6)
+    run = jax.jit(lambda p, b: dpx.clipped_sum(losses, p, b, weights=jnp.ones_like, method=method, rows_per_unit=2))
+    np.testing.assert_allclose(run(params, {"x": x, "sign": sign}).norms_B, [2 * np.sqrt(5), 0.0], rtol=1e-6)
 
 
 def test_the_plain_sum_of_units_is_that_of_their_rows():
-    params, rows, gradients, losses = case()
-    plain = jax.jit(
-        lambda p, b: dpx.plain_sum(lambda p, b: SUBJECT.losses(p, b, DROPOUT_KEY), p, b, jnp.asarray(PADDING), rows_per_unit=ROWS)
-    )
-    result = plain(params, rows)
-    assert_trees_close(result.total, summed([1, 1, 1, 0], gradients))
-    np.testing.assert_allclose(result.losses_B, losses, rtol=1e-5)
+    x = np.random.default_rng(0).normal(size=(len(PADDING), 2)).astype(np.float32)
+    losses = lambda params, rows: (ops.dense(jnp.square(rows["x"]), params["kernel"])[:, 0], {})  # noqa: E731
+    result = dpx.plain_sum(losses, {"kernel": jnp.ones((2, 1))}, {"x": x}, jnp.asarray(PADDING), rows_per_unit=ROWS)
+    real = np.where(PADDING[:, None], 0, np.square(x))
+    np.testing.assert_allclose(result.total["kernel"][:, 0], real.sum(0), rtol=1e-5)
+    np.testing.assert_allclose(result.losses_B, real.sum(1).reshape(UNITS, ROWS).sum(1), rtol=1e-5)
 
 
 @pytest.mark.slow
@@ -178,7 +177,7 @@ class RowByRow(op.Op):
         return {"gain": weights[0] @ record}
 
 
-@pytest.mark.parametrize("method", ["ghost", "book_keeping"])
+@pytest.mark.parametrize("method", ["book_keeping", pytest.param("ghost", marks=pytest.mark.slow)])
 def test_an_op_without_a_rule_for_units_is_refused_by_name(method):
     def losses(params, rows):
         return op.apply(RowByRow(), params, (rows["x"],)).sum(1), {}
@@ -199,7 +198,7 @@ def test_units_that_do_not_fill_the_batch_are_refused():
             run(jnp.zeros(2), jnp.ones((3, 2)))
 
 
-@pytest.mark.parametrize("method", ["book_keeping", "ghost", "vmap"])
+@pytest.mark.parametrize("method", ["ghost", *(pytest.param(name, marks=pytest.mark.slow) for name in ("book_keeping", "vmap"))])
 def test_units_of_rows_may_have_empty_arrays(method):
     loss = lambda p, x, empty: (jnp.dot(p["w"], x) + p["none"].sum() + empty.sum(), {"none": empty})  # noqa: E731
     run = dpx.clipped_grad(loss, has_aux=True, clipping_norm=10.0, rows_per_unit=2, method=method)
