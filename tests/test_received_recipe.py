@@ -272,6 +272,23 @@ def test_a_recipe_gives_no_overrides_of_hydra_to_a_point_or_a_stage() -> None:
         declared({"stages": {"one": {}}, "common": {"values": {"+hydra.x": 1}}})
 
 
+def test_a_point_is_composed_once_for_the_check_before_a_sweep_and_for_its_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    set_up_hydra()
+    register_resolvers()
+    with hydra.initialize_config_dir(str(packages.conf_directory()), version_base="1.3"):
+        master = hydra.compose("config", return_hydra_config=True)
+        loader = GlobalHydra.instance().config_loader()
+        checked = loader.load_sweep_config(master, ["steps=3"])
+        copied = copy.deepcopy(loader)
+        monkeypatch.setattr(ClosedLoader, "load_configuration", lambda *_, **__: pytest.fail("composed again"))
+        run = loader.load_sweep_config(master, ["steps=3"])
+        assert run is not checked and run == checked and OmegaConf.is_struct(run)
+        # Neither a third time nor for other overrides nor in another process is it taken from there.
+        for own, steps in ((loader, "steps=3"), (loader, "steps=4"), (copied, "steps=3")):
+            with pytest.raises(pytest.fail.Exception, match="composed again"):
+                own.load_sweep_config(master, [steps])
+
+
 @pytest.mark.parametrize(
     ("text", "name"),
     [

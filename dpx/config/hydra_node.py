@@ -8,7 +8,9 @@ who types it could run code anyway.
 import contextlib
 import copy
 import itertools
+import pickle
 import re
+import zlib
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -74,10 +76,16 @@ class ClosedLoader(ConfigLoaderImpl):
         super().__init__(config_search_path)
         self._computed: list[str] = []
         self._has_received = False
+        # Of points that were composed once, by their overrides.
+        self._points: dict[tuple[str, ...], bytes] = {}
         self.repository = _Files(config_search_path)
         self._own = f"file://{conf_directory()}"
         main = [part.path for part in config_search_path.get_path() if part.provider == "main"]
         self._is_of_dpx = [path if "://" in path else f"file://{path}" for path in main] == [self._own]
+
+    def __getstate__(self) -> dict[str, Any]:
+        # Launchers pickle it for the process of each point.
+        return self.__dict__ | {"_points": {}}
 
     def load_configuration(
         self,
@@ -124,10 +132,21 @@ class ClosedLoader(ConfigLoaderImpl):
         return cfg
 
     def load_sweep_config(self, master_config: DictConfig, sweep_overrides: list[str]) -> DictConfig:
-        """Returns the config of one point; the recipe's `hydra.sweeper.params` may have given its overrides."""
-        if self._is_of_dpx:
-            require_no_hydra(sweep_overrides)
-        return super().load_sweep_config(master_config, sweep_overrides)
+        """Returns the config of one point; the recipe's `hydra.sweeper.params` may have given its overrides.
+
+        Hydra asks for it twice, to find mistakes before the first point and for the point itself, and gets what was composed first.
+        """
+        if not self._is_of_dpx:
+            return super().load_sweep_config(master_config, sweep_overrides)
+        given: Any = OmegaConf.to_container(master_config.hydra.overrides.hydra)
+        asked = (*given, *sweep_overrides)
+        if (kept := self._points.pop(asked, None)) is not None:
+            return pickle.loads(zlib.decompress(kept))
+        require_no_hydra(sweep_overrides)
+        found = super().load_sweep_config(master_config, sweep_overrides)
+        # As bytes, which take a hundredth of the memory.
+        self._points[asked] = zlib.compress(pickle.dumps(found), 1)
+        return found
 
     def _process_config_searchpath(self, config_name: Any, parsed_overrides: Any, repo: Any) -> None:
         # Hydra imports the packages that it names, before any other file is loaded.

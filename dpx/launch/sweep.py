@@ -32,6 +32,7 @@ from dpx.launch.point import Point, score_of
 from dpx.launch.refused import NoteFolders, remove_sweep_if_new
 from dpx.launch.search import adopt, own_place, trial
 from dpx.launch.sweep_tables import Outcome
+from dpx.privacy import cache
 from dpx.processes import interruption
 from dpx.processes.interruption import Interrupted
 
@@ -199,8 +200,9 @@ class Sweep:
                 if self._is_copy and self._command is not None:
                     self._command.begin(settings.job.num, point.path.absolute())
                 # Plans of a sweep are printed at its end, equal ones once (`sweep_tables.show_plans`).
-                call = job.write if point.is_sweep and point.job == "plan" else job
-                point.run(partial(call, seen))
+                is_listed = point.is_sweep and point.job == "plan"
+                with cache.keeping() if is_listed else contextlib.nullcontext():
+                    point.run(partial(job.write if is_listed else job, seen))
         except Interrupted as interrupted:
             point.note_interrupted(interrupted)
             raise
