@@ -59,6 +59,14 @@ def allocations(_: Path) -> Iterator[Judged]:
         yield allocation.judged(pd.DataFrame(rows, columns=["size", "epsilon", "compute", "smallest_model"]), (1e3, 1e8)), states
 
 
+def allocations_by_records(_: Path) -> Iterator[Judged]:
+    # Of one number of records alone the model is too large in the second case, where one pool of pairs would pass.
+    for few, many, states in ((0.2, 0.5, "pass pass"), (0.5, 2.0, "fail pass"), (0.5, 0.2, "pass fail")):
+        axes = itertools.product((1.2e12, 1.2e13, 1.2e14), (1.0, 4.0), ((1e6, few), (1e7, many)))
+        rows = [(size, epsilon, compute, share * allocation.by_the_rule(compute)) for compute, epsilon, (size, share) in axes]
+        yield allocation.judged(pd.DataFrame(rows, columns=["size", "epsilon", "compute", "smallest_model"]), (1e3, 1e8)), states
+
+
 def knees(_: Path) -> Iterator[Judged]:
     for power, is_flat, states in ((1, True, "pass pass pass"), (-1, True, "pass fail fail"), (1, False, "fail not-run not-run")):
         axes = itertools.product((1.0, 2.0), (1.0, 4.0))
@@ -125,9 +133,11 @@ def without_noise(_: Path) -> Iterator[Judged]:
 
 
 def advantages(_: Path) -> Iterator[Judged]:
-    for other, state in ((0.2, "pass"), (0.101, "fail")):
-        rows = {"setting": "a", "batch_size": [256, 512], "advantage": [0.1, other], "loss": [4.0, 4.01]}
-        yield fig15_vulnerability.judged(pd.DataFrame(rows)), state
+    # The second setting has the same advantage at one loss, then another loss.
+    for other, loss, state in ((0.2, 4.005, "pass"), (0.101, 4.005, "fail"), (0.2, 4.04, "fail")):
+        first = pd.DataFrame({"setting": "a", "batch_size": [256, 512], "advantage": [0.1, 0.2], "loss": [4.0, 4.001]})
+        rows = first.assign(setting="b", advantage=[0.1, other], loss=[4.0, loss])
+        yield fig15_vulnerability.judged(pd.concat([first, rows])), state
 
 
 _KIND = {"E": 2.0, "A": 40.0, "B": 30.0, "C": 2.0, "alpha": 0.4, "beta": 0.3, "gamma": 0.9}
@@ -278,7 +288,7 @@ ANALYSES: dict[str, Callable[[Path], Iterator[Judged]]] = {
     "mckenna_fig6_full_grid": curves,
     "mckenna_table3_trainset": training_rows,
     "mckenna_fig11_nonprivate": without_noise,
-    "mckenna_fig13_allocation_by_n": allocations,
+    "mckenna_fig13_allocation_by_n": allocations_by_records,
     "mckenna_fig15_vulnerability": advantages,
     "mckenna_fig16_parametric_l1": first_form,
     "mckenna_fig17_transform": straight,

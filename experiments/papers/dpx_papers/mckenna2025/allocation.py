@@ -8,7 +8,7 @@ import numpy as np
 from dpx_papers.analysis import Made, Noted
 from dpx_papers.mckenna2025 import verdicts
 from dpx_papers.mckenna2025.lab import Lab, of_positive
-from dpx_papers.report.shape import Part
+from dpx_papers.report.shape import NOT_RUN, PASS, Part
 from dpx_papers.scaling.optima import optima
 
 TOKENS_A_PARAMETER = 20  # Hoffmann et al. 2022
@@ -42,12 +42,29 @@ def by_the_rule(compute: float) -> float:
 
 
 def judged(points: Any, models: tuple[float, float]) -> list[Part]:
-    """Returns the verdicts on two claims. A rule's model outside the trained ones is not compared."""
+    """Returns the verdicts on two claims: for one number of records on the model's size by epsilon, for several on its size by records.
+
+    A rule's model outside the trained ones is not compared.
+    """
     private = points[np.isfinite(points["epsilon"].astype(float))]
-    pairs = ((model, by_the_rule(compute)) for model, compute in zip(private["smallest_model"], private["compute"], strict=True))
-    inside = [pair for pair in pairs if models[0] < pair[1] < models[1]]
-    by_epsilon = verdicts.neighbours(private, ("size", "compute"), "epsilon", "smallest_model")
+    smaller = {
+        size: [
+            (model, by_the_rule(compute))
+            for model, compute in zip(own["smallest_model"], own["compute"], strict=True)
+            if models[0] < by_the_rule(compute) < models[1]
+        ]
+        for size, own in private.groupby("size")
+    }
+    claim = "the best private model is smaller than 20 tokens a parameter would have it"
+    if len(smaller) == 1:
+        (pairs,) = smaller.values()
+        by_epsilon = verdicts.neighbours(private, ("size", "compute"), "epsilon", "smallest_model")
+        return [verdicts.ascending(claim, pairs), verdicts.ascending("it is smaller at a smaller epsilon", by_epsilon)]
+    each = {size: verdicts.ascending(claim, pairs) for size, pairs in smaller.items()}
+    states = [part.state == PASS for part in each.values() if part.state != NOT_RUN]
+    words = "; ".join(f"{size:,.0f} records: {part.statistic}" for size, part in each.items())
+    by_size = verdicts.neighbours(private, ("epsilon", "compute"), "size", "smallest_model")
     return [
-        verdicts.ascending("the best private model is smaller than 20 tokens a parameter would have it", inside),
-        verdicts.ascending("it is smaller at a smaller epsilon", by_epsilon),
+        Part.of(f"at every number of records {claim}", all(states) if states else None, words),
+        verdicts.ascending("it is larger with more records", by_size),
     ]
