@@ -133,11 +133,16 @@ def without_noise(_: Path) -> Iterator[Judged]:
 
 
 def advantages(_: Path) -> Iterator[Judged]:
-    # The second setting has the same advantage at one loss, then another loss.
-    for other, loss, state in ((0.2, 4.005, "pass"), (0.101, 4.005, "fail"), (0.2, 4.04, "fail")):
-        first = pd.DataFrame({"setting": "a", "batch_size": [256, 512], "advantage": [0.1, 0.2], "loss": [4.0, 4.001]})
-        rows = first.assign(setting="b", advantage=[0.1, other], loss=[4.0, loss])
-        yield fig15_vulnerability.judged(pd.concat([first, rows])), state
+    # The second setting reaches one loss twice, at batches that were computed or between them; or not; or at one advantage.
+    rising = [0.1, 0.13, 0.16]
+    for losses, own, state in (
+        ([4.0, 4.005, 4.5], rising, "pass"),
+        ([4.4, 4.0, 4.8], rising, "pass"),
+        ([4.0, 4.2, 4.4], rising, "fail"),
+        ([4.4, 4.0, 4.8], [0.1, 0.101, 0.102], "fail"),
+    ):
+        first = pd.DataFrame({"setting": "a", "batch_size": [256, 512, 1024], "advantage": rising, "loss": [4.0, 4.001, 4.5]})
+        yield fig15_vulnerability.judged(pd.concat([first, first.assign(setting="b", advantage=own, loss=losses)])), state
 
 
 _KIND = {"E": 2.0, "A": 40.0, "B": 30.0, "C": 2.0, "alpha": 0.4, "beta": 0.3, "gamma": 0.9}

@@ -276,7 +276,7 @@ def test_slopes_of_best_models_are_apart_only_if_their_intervals_are():
 
 # Figure 15, section 6 and Table 3
 def test_one_loss_at_unequal_advantage():
-    for advantage, loss, state in ((0.2, 4.01, "pass"), (0.101, 4.01, "fail"), (0.2, 5.0, "not run")):
+    for advantage, loss, state in ((0.2, 4.01, "pass"), (0.101, 4.01, "fail"), (0.2, 5.0, "fail"), (0.2, None, "not run")):
         rows = pd.DataFrame({"setting": "a", "batch_size": [256, 512], "advantage": [0.1, advantage], "loss": [4.0, loss]})
         assert states(fig15_vulnerability.judged(rows)) == [state]
 
