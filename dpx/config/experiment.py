@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from typing import Any, Literal
 
 from dpx.clipping import ClippingMethod
+from dpx.config.callback import Callback
 from dpx.config.declared_audit import Audit, Canaries, NoCanaries
 from dpx.config.declared_init import Init, MeasuredTable, RandomStart
 from dpx.config.declared_loggers import DEFAULT, Loggers
@@ -35,7 +36,7 @@ from dpx.task.declared_targets import MultiLabel, Regression
 from dpx.task.declared_task import Task
 
 # Reporting and evaluation do not reach the parameters; the rest of the declaration does.
-_WITHOUT_EFFECT = ("schedule", "name", "tune", "profile", "logger", "tags", "notes")
+_WITHOUT_EFFECT = ("schedule", "name", "tune", "profile", "logger", "callbacks", "tags", "notes")
 # These settings change how bits are computed, never the privacy statement.
 _COMPUTATION = ("mesh", "clipping_method", "microbatch", "length_buckets")
 
@@ -80,6 +81,7 @@ class Schedule:
         stop_after_evaluations_without_gain: Number of evaluations in a row without a new best held-out metric, after which a run without
             noise ends; it keeps the weights of the best evaluation. None runs all steps.
         gain_in: The held-out metric that is compared; None is the task's own.
+        stop_at_non_finite: Whether a run without noise stops at the first step with an example whose gradient is not finite.
     """
 
     evaluate_every: int = 100
@@ -88,6 +90,7 @@ class Schedule:
     checkpoints_kept: int = 3
     stop_after_evaluations_without_gain: int | None = None
     gain_in: str | None = None
+    stop_at_non_finite: bool = False
 
     def __post_init__(self) -> None:
         counts = ("evaluate_every", "evaluation_rows", "checkpoint_every", "checkpoints_kept", "stop_after_evaluations_without_gain")
@@ -222,6 +225,7 @@ class Experiment:
         length_buckets: Shorter lengths to which texts are padded if they fit: a list, auto (powers of two from 16), or null.
         profile: Which times of a step are measured.
         logger: Where measurements are written: files of this machine, or services, which get what the statement covers.
+        callbacks: What packages do when the run starts, evaluates, saves and ends, by names of your choice.
         tags: Words by which services of measurements group runs; they are released with the config.
         notes: A remark on the run; it is released with the config.
     """
@@ -255,6 +259,7 @@ class Experiment:
     length_buckets: LengthBuckets = None
     profile: StepProfile = StepProfile()
     logger: Loggers = DEFAULT
+    callbacks: dict[str, Callback] = dataclasses.field(default_factory=dict)
     tags: Sequence[str] = ()
     notes: str = ""
 
@@ -401,6 +406,12 @@ class Experiment:
 
     def _require_end_fits(self) -> None:
         schedule = self.schedule
+        require(
+            not (schedule.stop_at_non_finite and self.is_private),
+            "schedule.stop_at_non_finite=true",
+            "a private run does not show that an example has no finite gradient: that example adds nothing to the sum",
+            "Use mechanism=none, as debug=nan does",
+        )
         if schedule.stop_after_evaluations_without_gain is None:
             return
         require(
@@ -422,7 +433,8 @@ class Experiment:
     @property
     def given_protected(self) -> tuple[str, ...]:
         """Who is given metrics that were computed without noise, by the user's own declaration."""
-        return self.logger.services if self.logger.send_protected else ()
+        told = [f"callbacks.{name} ({outside_code.package_of(type(one))})" for name, one in self.callbacks.items() if one.protected]
+        return (*(self.logger.services if self.logger.send_protected else ()), *told)
 
     @property
     def vocabulary_size(self) -> int:
@@ -479,7 +491,8 @@ class Experiment:
         for name in COMPUTATION:
             plain["model"].pop(name, None)
         # Two packages may have classes of one name.
-        if outside := self.outside:
+        # A callback may come and go in a run: what it trusts is charged by the packages of each step.
+        if outside := [part for part in self.outside if not part.key.startswith("callbacks.")]:
             plain["outside_code"] = {part.key: part.kind for part in outside}
         claim = {key: value for key, value in plain.items() if key not in _WITHOUT_EFFECT + _COMPUTATION}
         return hashlib.sha256(json.dumps(claim, sort_keys=True, default=str).encode()).hexdigest()

@@ -96,6 +96,8 @@ class ClosedLoader(ConfigLoaderImpl):
         validate_sweep_overrides: bool = True,
     ) -> DictConfig:
         """Returns the composed config. Raises `ConfigError`, which names the key, for what a recipe may not set."""
+        if self._is_of_dpx:
+            overrides = _presets_last(overrides)
         for one in overrides if self._is_of_dpx else ():
             _require_parsable(one, "the command")
         self._computed = [one for one in overrides if "${" in one]
@@ -284,6 +286,14 @@ def _require_parsable(text: str, place: Any) -> None:
 
 def _root_of(override: str) -> str:
     return re.split(r"[=./@:]", override.lstrip("+~"))[0]
+
+
+def _presets_last(overrides: Sequence[str]) -> list[str]:
+    """Returns the overrides of a command with `debug=...` appended, after the recipe whose values it changes."""
+    presets = [one for one in overrides if re.match(r"\+?debug=", one)]
+    # Unquoted, `nan` is a number to Hydra.
+    appended = ["+debug='nan'" if one.endswith("=nan") else f"+{one.lstrip('+')}" for one in presets]
+    return [one for one in overrides if one not in presets] + appended
 
 
 def _of_the_user(cfg: DictConfig) -> dict[str, Any]:

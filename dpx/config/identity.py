@@ -33,6 +33,7 @@ _NOT_IN_THE_NAME = (
     "length_buckets",
     "profile",
     "logger",
+    "callbacks",
     "tags",
     "notes",
     "point",

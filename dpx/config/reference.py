@@ -30,6 +30,7 @@ BESIDE_THE_EXPERIMENT = {
     "analysis": "The computation of a paper's item that trains nothing; its recipe chooses it.",
     "experiment": "A recipe: one experiment of a paper, or yours. Written with a plus: +experiment=<name>.",
     "base": "What several recipes share; recipes name it, users do not.",
+    "debug": "A preset for looking into a run; it changes the values of a recipe too.",
     "fork": "Branches a run into a new folder: <run folder>@<step>.",
     "run": "The finished or stopped run that a job works on: its folder or its name.",
 }

@@ -41,7 +41,7 @@ log = logging.getLogger("dpx")
 # The only settings, in addition to `run=`, that may differ from the config of an existing run.
 _BESIDE_RUN = ("mesh", "schedule", "microbatch")
 # Where its values go is the choice of this command: the folder may come from somebody else.
-_OF_THE_COMMAND = ("logger",)
+_OF_THE_COMMAND = ("logger", "callbacks")
 # Keys that a chain reads itself; every other belongs to a stage.
 _OF_A_CHAIN = ("experiment", "base", "job", "chain", "name", "replicate", "point", "hydra", "list", "plan", "run")
 # Jobs that compute no step; a plan counts with any mesh.

@@ -31,6 +31,7 @@ from dpx.processes import interruption, team
 from dpx.randomness import RootSecret
 from dpx.sampler import draw
 from dpx.sampler.sampler_protocol import share
+from dpx.training.callbacks import Callbacks
 from dpx.training.evaluation import EarlyStopping, HeldOut
 from dpx.training.gradient_sum import draw_rows
 from dpx.training.loggers import Services
@@ -77,6 +78,7 @@ class Run(Computation):
     spending: Spending
     released: Released
     services: Services
+    callbacks: Callbacks
     job: Any = None
     conclude: Callable[[Any], dict[str, Any]] | None = None
     early_stopping: EarlyStopping | None = None

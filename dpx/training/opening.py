@@ -46,6 +46,7 @@ from dpx.processes.place import require_processes
 from dpx.statement import agreement
 from dpx.task.objective import objective as make_objective
 from dpx.training import features, follower
+from dpx.training.callbacks import Callbacks
 from dpx.training.evaluation import early_stopping, evaluations_of
 from dpx.training.fingerprint import code_of_parts, fingerprint
 from dpx.training.loggers import Begun, Services
@@ -164,6 +165,7 @@ def open_run(experiment: Experiment, folder: RunFolder, job: Any = None) -> Iter
             progress=stack.enter_context(RunProgress(start.first_step, experiment.steps)),
             spending=Spending(*of_run, experiment.steps, ledger),
             released=Released(folder.release / "telemetry.jsonl"),
+            callbacks=Callbacks(experiment.callbacks, folder.path.name, experiment.steps),
             services=stack.enter_context(contextlib.closing(Services(experiment.logger, Begun(folder, ledger.identity)))),
         )
 

@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 from dpx.audit.canary_objective import CANARIES, without
 from dpx.claim import statement
 from dpx.clipping.readers import merged
+from dpx.declaration import require
 from dpx.files import weights
 from dpx.files.orbax_checkpoints import State
 from dpx.files.results import Results, write_results
@@ -60,6 +61,7 @@ def train(run: Run) -> Outcome:
     heldout = HeldOutMetrics(run)
     observers = (Restatement(run), *observers_of(run, heldout))
     publish(run)
+    run.callbacks.tell("on_start", start.first_step)
     run.progress.stage("compiling the step")
     with interruption.deferred():
         state, done = start.state, start.first_step
@@ -115,7 +117,11 @@ def observers_of(run: Run, heldout: HeldOutMetrics) -> tuple[Observer, ...]:
             scalars["privacy/epsilon"] = epsilon
 
     def write(done: int, state: State, scalars: dict[str, Any]) -> None:
-        run.services.protected(done, run.writer.write(done, scalars))
+        flat = run.writer.write(done, scalars)
+        run.services.protected(done, flat)
+        run.callbacks.measure(flat)
+        if experiment.schedule.stop_at_non_finite:
+            require_finite(done, scalars)
 
     def hold(done: int, state: State, scalars: dict[str, Any]) -> None:
         run.released.hold(run.ledger.noise_epochs[-1].number, done, scalars)
@@ -124,6 +130,8 @@ def observers_of(run: Run, heldout: HeldOutMetrics) -> tuple[Observer, ...]:
         accuracy = scalars.get(f"train/{experiment.task.metric}")
         shown = scalars["train/examples_per_s"], scalars.get("train/loss"), accuracy, scalars.get("privacy/epsilon")
         run.progress.step(done, *shown)
+        if _is_due(run, done, experiment.schedule.evaluate_every):
+            run.callbacks.tell("on_evaluation", done)
 
     def keep(done: int, state: State, scalars: dict[str, Any]) -> None:
         ends = early if early is not None and done < experiment.steps and early.is_over(done) else None
@@ -134,6 +142,13 @@ def observers_of(run: Run, heldout: HeldOutMetrics) -> tuple[Observer, ...]:
             raise Ended(done, state)
 
     return account, heldout, write, hold, show, keep
+
+
+def require_finite(done: int, scalars: dict[str, Any]) -> None:
+    """Raises `ConfigError` for a step with an example whose gradient is not finite, by the metrics of that step."""
+    wrong, drawn = scalars["train/non_finite_examples"], scalars["train/examples"]
+    fix = "Look at this step in private/metrics.jsonl; a lower lr_schedule.learning_rate or model.dtype=float32 often mends it"
+    require(not wrong, f"step {done}", f"{wrong:.0f} of {drawn:.0f} examples have a gradient that is not finite", fix)
 
 
 def _is_due(run: Run, done: int, every: int) -> bool:
@@ -152,6 +167,7 @@ def save(run: Run, done: int, state: State) -> None:
     with run.profiling.host(CHECKPOINT):
         publish(run)
         run.checkpoints.save(done, state, facts_of(run.ledger))
+    run.callbacks.tell("on_save", done)
 
 
 def publish(run: Run) -> AnyRun:
@@ -161,7 +177,9 @@ def publish(run: Run) -> AnyRun:
     """
     stated = statement.build(run.experiment.claim, run.store.manifest, run.calibrated, run.ledger, job=run.job)
     seals.write_statement(run.folder, run.ledger, stated)
-    run.services.publish(run.released.publish(run.ledger.mark), stated)
+    lines = run.released.publish(run.ledger.mark)
+    run.services.publish(lines, stated)
+    run.callbacks.publish(lines, stated)
     run.progress.planned = run.spending.bound = headline(stated)
     return stated
 
@@ -213,6 +231,7 @@ def end(run: Run, done: int, state: State, metrics: dict[str, float], untrained:
     write_results(private, results)
     features.remove(private)
     run.services.finish()
+    run.callbacks.tell("on_end", done)
     return Outcome(results, stated, verdict, state)
 
 

@@ -18,7 +18,16 @@ from tests.outside.made_up import POND, on_path, package, pond, record
 from tests.processes import environment
 
 OPTIONS = {
-    *("analysis/ripples", "clip/smooth", "data/pebbles", "experiment/pond", "job/census", "mechanism/echo", "mechanism/mute"),
+    *(
+        "analysis/ripples",
+        "callbacks/heron",
+        "clip/smooth",
+        "data/pebbles",
+        "experiment/pond",
+        "job/census",
+        "mechanism/echo",
+        "mechanism/mute",
+    ),
     *("model/brook", "sampler/coins", "task/every_other"),
 }
 

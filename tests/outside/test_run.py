@@ -18,11 +18,19 @@ from dpx.privacy.ledger import Ledger
 from tests.outside.made_up import POND, on_path, pond
 
 BY = "dp_by_dpx_pond"
+HERON = ("callbacks=heron", "callbacks.heron.protected=true")
 
 
 def folder_at(root, name: str, *overrides: str):
     """The pond's recipe with its data under `root`, declared, and the run folder `name`."""
-    overrides = ("+experiment=pond", f"data.directory={root}/data", "schedule.evaluation_rows=32", *overrides)
+    overrides = (
+        "+experiment=pond",
+        f"data.directory={root}/data",
+        "schedule.evaluation_rows=32",
+        *HERON,
+        f"callbacks.heron.file={root}/heron.jsonl",
+        *overrides,
+    )
     cfg = recipes.compose(list(overrides))
     return config.build(cfg), RunFolder(root / "outputs" / name, OmegaConf.to_yaml(OmegaConf.create(config.resolved(cfg))))
 
@@ -41,11 +49,20 @@ def test_it_trains_and_states_the_packages_word(trained, capsys):
     _, folder = trained
     said = json.loads((folder.release / "privacy.json").read_text())
     assert said["guarantee"] == BY and said["epsilon"] == {} and said["spent"]["charged_steps"] == 3
-    assert set(said["outside_code"][0]["parts"]) == {"model", "task", "data.source", "sampler", "mechanism", "clip"}
+    assert set(said["outside_code"][0]["parts"]) == {"model", "task", "data.source", "sampler", "mechanism", "clip", "callbacks.heron"}
     lines = [json.loads(line) for line in (folder.private / "metrics.jsonl").read_text().splitlines()]
     assert "privacy/epsilon" not in {name for line in lines for name in line}
     # Noise alone would not bring the loss below that of guessing among 128 pieces for long; three steps only have to be finite.
     assert json.loads((folder.private / "results.json").read_text())["heldout"]["loss"] > 0
+
+
+def test_its_callback_is_told_every_moment_and_the_statement_says_what_it_was_given(trained):
+    root, folder = trained
+    told = [json.loads(line) for line in (root / "heron.jsonl").read_text().splitlines()]
+    assert [(name, step) for name, step, *_ in told] == [("start", 0), ("evaluation", 3), ("save", 3), ("end", 3)]
+    assert {guarantee for _, _, guarantee, _, _ in told} == {BY} and told[-1][-1] is True
+    said = json.loads((folder.release / "privacy.json").read_text())["not_covered"]
+    assert "losses, norms and held-out metrics without noise, which this run gives to callbacks.heron (dpx_pond)" in said
 
 
 def test_it_is_loaded_evaluated_and_reported_as_such(trained, tmp_path, capsys):
