@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from dpx.config.hydra_version import VERSION_BASE
 from tests.processes import environment
 
 CONF = Path(__file__).parents[1] / "conf"
@@ -33,7 +34,7 @@ def test_an_answer_imports_nothing_heavy(arguments: list[str], tmp_path: Path) -
 
 REFERENCE = f"""
 import hydra, numpy, omegaconf
-with hydra.initialize_config_dir({str(CONF)!r}, version_base="1.3"):
+with hydra.initialize_config_dir({str(CONF)!r}, **{VERSION_BASE!r}):
     hydra.compose("config")
 """
 

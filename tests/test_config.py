@@ -67,7 +67,7 @@ def _given(option: str) -> list[str]:
 
 def _options() -> list[str]:
     found = (path.relative_to(conf).with_suffix("") for conf in packages.own_folders() for path in conf.glob("*/*.yaml"))
-    return sorted(f"{path.parent}={path.name}" for path in found if path.parent.name not in ("experiment", "local", "base"))
+    return sorted(f"{path.parent}={path.name}" for path in found if path.parent.name not in ("experiment", "local", "base", "debug"))
 
 
 def _written_out(option: str) -> dict[str, Any] | None:

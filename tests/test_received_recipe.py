@@ -25,6 +25,7 @@ from dpx.config import hydra_node, recipes, register_resolvers
 from dpx.config.command_line import as_refused
 from dpx.config.declared_chain import declared
 from dpx.config.hydra_node import GROUPS, KEYS, RESOLVERS, ClosedLoader
+from dpx.config.hydra_version import VERSION_BASE
 from dpx.config.with_hydra import set_up_hydra
 from dpx.declaration import ConfigError
 from dpx.launch import command, search
@@ -238,7 +239,7 @@ def test_a_main_config_of_the_folder_adds_no_folder_and_imports_no_package(recei
     set_up_hydra()
     register_resolvers()
     Plugins.instance().register(_AddsFolders)
-    with hydra.initialize_config_dir(str(packages.conf_directory()), version_base="1.3"):
+    with hydra.initialize_config_dir(str(packages.conf_directory()), **VERSION_BASE):
         with pytest.raises(ConfigError, match=r"hydra\.searchpath in mine\.yaml: a recipe may not set"):
             hydra.compose("mine")
         received.put("mine", {"defaults": ["config", "_self_"], "steps": 7})
@@ -258,7 +259,7 @@ def test_a_recipe_gives_no_overrides_of_hydra_to_a_point_or_a_stage() -> None:
     ):
         with pytest.raises(ConfigError, match=r"hydra.* in a recipe: a recipe may not set this key"):
             search.composed(["steps=3", override])
-        with hydra.initialize_config_dir(str(packages.conf_directory()), version_base="1.3"):
+        with hydra.initialize_config_dir(str(packages.conf_directory()), **VERSION_BASE):
             master = hydra.compose("config", return_hydra_config=True)
             # As launchers of other processes have it.
             loader = copy.deepcopy(GlobalHydra.instance().config_loader())
@@ -403,7 +404,7 @@ def test_hydra_makes_its_loader_under_the_name_that_is_replaced() -> None:
     """`dpx.config.with_hydra` replaces `hydra._internal.hydra.ConfigLoaderImpl`, and `ClosedLoader` overrides three methods that start with
     an underscore; none of the four is public in Hydra."""
     set_up_hydra()
-    with hydra.initialize_config_dir(str(packages.conf_directory()), version_base="1.3"):
+    with hydra.initialize_config_dir(str(packages.conf_directory()), **VERSION_BASE):
         assert type(GlobalHydra.instance().config_loader()) is ClosedLoader
     own = [name for name in vars(ClosedLoader) if name.startswith("_") and not name.startswith("__") and callable(vars(ClosedLoader)[name])]
     assert [name for name in own if hasattr(ClosedLoader.__mro__[1], name)] == [
@@ -416,7 +417,7 @@ def test_hydra_makes_its_loader_under_the_name_that_is_replaced() -> None:
 def test_another_hydra_program_of_the_process_loads_as_before(tmp_path: Path) -> None:
     (tmp_path / "theirs.yaml").write_text("hydra: {job: {env_set: {X: y}}}\n")
     set_up_hydra()
-    with hydra.initialize_config_dir(str(tmp_path), version_base="1.3"):
+    with hydra.initialize_config_dir(str(tmp_path), **VERSION_BASE):
         assert hydra.compose("theirs", return_hydra_config=True).hydra.job.env_set == {"X": "y"}
 
 

@@ -14,6 +14,7 @@ from omegaconf.errors import OmegaConfBaseException
 from dpx import packages
 from dpx.config import hydra_node, interpolations, recipes, register_resolvers
 from dpx.config.declared_chain import declared
+from dpx.config.hydra_version import VERSION_BASE
 from dpx.config.interpolations import MOST, READS, require_bounded
 from dpx.config.with_hydra import set_up_hydra
 from dpx.declaration import ConfigError
@@ -145,7 +146,7 @@ def test_a_sweep_of_more_points_than_can_be_listed_is_refused(received: Received
     line = received.refused({"hydra": {"mode": "MULTIRUN", "sweeper": {"params": params}}})
     assert said in line and "\n" not in line
     set_up_hydra()
-    with hydra.initialize_config_dir(str(packages.conf_directory()), version_base="1.3"), pytest.raises(ConfigError) as refused:
+    with hydra.initialize_config_dir(str(packages.conf_directory()), **VERSION_BASE), pytest.raises(ConfigError) as refused:
         loader = GlobalHydra.instance().config_loader()
         loader.load_configuration("config", [f"{key}={value}" for key, value in params.items()], RunMode.MULTIRUN)
     assert said in str(refused.value)

@@ -20,6 +20,7 @@ from dpx.claim.search_record import opened
 from dpx.config import recipes
 from dpx.config.command_line import as_refused
 from dpx.config.declared_init import FromRun
+from dpx.config.hydra_version import register_resolver
 from dpx.data.tokenizer import SPECIAL_TOKENS
 from dpx.declaration import ConfigError
 from dpx.durable import locked, make_private, write_durably
@@ -156,7 +157,7 @@ def test_no_link_in_a_runs_folder_is_followed_by_whoever_writes_there(tmp_path: 
 
 
 def test_the_refusal_of_a_link_reaches_the_user_through_hydra(tmp_path: Path) -> None:
-    OmegaConf.register_new_resolver("linked", lambda *, _root_: hydra_files(_root_), replace=True)
+    register_resolver("linked", lambda *, _root_: hydra_files(_root_))
     (tmp_path / "private").symlink_to(tmp_path)
     cfg = OmegaConf.merge(hydra_of(tmp_path), {"place": "${linked:}"})
     with pytest.raises(Exception) as raised:

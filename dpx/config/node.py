@@ -126,7 +126,7 @@ _OF_A_CHECKPOINT = re.compile(r"bert|roberta|electra|gpt|minilm|distil|llama|/|-
 # The C loader takes a tenth of the time, where PyYAML has it.
 _LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 # Groups whose options are whole experiments, or nodes at the root.
-_NOT_PARTS = ("experiment", "base", "hydra", "job", "analysis")
+_NOT_PARTS = ("experiment", "base", "debug", "hydra", "job", "analysis")
 
 
 def nearest(key: str, known: Iterable[str]) -> str:

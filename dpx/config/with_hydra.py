@@ -12,10 +12,11 @@ from hydra.core.config_search_path import ConfigSearchPath
 from hydra.core.global_hydra import GlobalHydra
 from hydra.core.plugins import Plugins
 from hydra.plugins.search_path_plugin import SearchPathPlugin
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import DictConfig
 
 from dpx import packages
 from dpx.config.hydra_node import FOLLOWERS, ClosedLoader
+from dpx.config.hydra_version import VERSION_BASE, register_resolver
 from dpx.declaration import require
 
 # The names of environment variables, with commas between, that a config may read in addition to DPX_DATA.
@@ -53,7 +54,7 @@ def started() -> Iterator[None]:
         yield
         return
     set_up_hydra()
-    with initialize_config_dir(str(packages.conf_directory()), version_base="1.3"):
+    with initialize_config_dir(str(packages.conf_directory()), **VERSION_BASE):
         yield
 
 
@@ -64,12 +65,12 @@ def register_resolvers() -> None:
     lists. The others are defaults that follow other groups (`dpx.config.identity`). The functions are imported for the first value: to
     compose a config reads none.
     """
-    OmegaConf.register_new_resolver("oc.env", _variable, replace=True)
-    OmegaConf.register_new_resolver("run_name", lambda *, _root_: import_module("dpx.config.identity").run_name(_root_), replace=True)
+    register_resolver("oc.env", _variable)
+    register_resolver("run_name", lambda *, _root_: import_module("dpx.config.identity").run_name(_root_))
     for name in FOLLOWERS:
-        OmegaConf.register_new_resolver(name, _follower(name), replace=True)
+        register_resolver(name, _follower(name))
     # Rounded to twelve digits, as a person would write it: 1 - 0.9 is 0.1 and not 0.09999999999999998.
-    OmegaConf.register_new_resolver("one_minus", lambda value: round(1.0 - value, 12), replace=True)
+    register_resolver("one_minus", lambda value: round(1.0 - value, 12))
 
 
 def _follower(name: str) -> Any:

@@ -18,6 +18,7 @@ from hydra.types import HydraContext
 
 from dpx import config, packages
 from dpx.config.command_line import as_refused
+from dpx.config.hydra_version import VERSION_BASE, user_may_run_anything
 from dpx.config.with_hydra import set_up_hydra
 from dpx.console import Console, answers_alone, closed_pipe, require_standard_streams, set_form, tell
 from dpx.declaration import ConfigError, require
@@ -149,13 +150,14 @@ def _run() -> None:
         return sweep(cfg)
 
     parts = (
-        hydra.main(config_path=str(packages.conf_directory()), config_name="config", version_base="1.3")(one_job),
+        hydra.main(config_path=str(packages.conf_directory()), config_name="config", **VERSION_BASE)(one_job),
         sweep.show,
         sys.stdout.flush,
     )
     for part in parts:
         try:
-            part()
+            with user_may_run_anything():
+                part()
         except interruption.Interrupted as interrupted:
             sweep.get().gather()
             tell(str(interrupted))
@@ -211,7 +213,8 @@ def run_point() -> None:
         os.dup2(nothing, 0)
         threading.Thread(target=end_with, args=(lifeline,), daemon=True, name="lifeline").start()
         GlobalHydra.instance().initialize(Hydra(name, loader))
-        run_job(sweep, point, "hydra.sweep.dir", "hydra.sweep.subdir", HydraContext(config_loader=loader, callbacks=callbacks))
+        with user_may_run_anything():
+            run_job(sweep, point, "hydra.sweep.dir", "hydra.sweep.subdir", HydraContext(config_loader=loader, callbacks=callbacks))
     except interruption.Interrupted as interrupted:
         sys.exit(interrupted.exit_code)
     finally:

@@ -7,8 +7,9 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from hydra.core.plugins import Plugins
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import DictConfig
 
+from dpx.config.hydra_version import register_resolver
 from dpx.declaration import require
 
 if TYPE_CHECKING:
@@ -30,7 +31,7 @@ def register_resolvers() -> None:
         def resolver(*, _root_: DictConfig, name: str = name) -> Any:
             return getattr(import_module("dpx.launch.search"), name)(_root_)
 
-        OmegaConf.register_new_resolver(name, resolver, replace=True)
+        register_resolver(name, resolver)
 
 
 class LateSweep:

@@ -147,7 +147,7 @@ def observers_of(run: Run, heldout: HeldOutMetrics) -> tuple[Observer, ...]:
 def require_finite(done: int, scalars: dict[str, Any]) -> None:
     """Raises `ConfigError` for a step with an example whose gradient is not finite, by the metrics of that step."""
     wrong, drawn = scalars["train/non_finite_examples"], scalars["train/examples"]
-    fix = "Look at this step in private/metrics.jsonl; a lower lr_schedule.learning_rate or model.dtype=float32 often mends it"
+    fix = "Look at this step in private/metrics.jsonl; a lower learning rate, or float32, often mends it"
     require(not wrong, f"step {done}", f"{wrong:.0f} of {drawn:.0f} examples have a gradient that is not finite", fix)
 
 

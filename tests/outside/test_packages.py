@@ -10,6 +10,7 @@ from omegaconf import OmegaConf
 from dpx import config, packages
 from dpx.config import recipes
 from dpx.config.command_line import as_refused
+from dpx.config.hydra_version import VERSION_BASE
 from dpx.declaration import ConfigError
 from dpx.files.run_folder import RunFolder
 from dpx.job.analyse import Analyse
@@ -63,7 +64,7 @@ def test_its_options_compose_and_only_for_dpx(site, tmp_path):
     with on_path(site):
         experiment, _ = config.build(recipes.compose(["+experiment=pond"]))
         assert (experiment.mechanism.name, experiment.clip.kind, experiment.model.name) == ("echo", "smooth", "brook")
-        with hydra.initialize_config_dir(str(tmp_path), version_base="1.3"):
+        with hydra.initialize_config_dir(str(tmp_path), **VERSION_BASE):
             from hydra.core.global_hydra import GlobalHydra
 
             places = [part.path for part in GlobalHydra.instance().config_loader().get_search_path().get_path()]
