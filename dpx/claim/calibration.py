@@ -62,12 +62,15 @@ class Entries:
         packages = tuple(part.package for part in claim.outside)
         return cls(claim.mechanism, claim.sampler, claim.clip, claim.telemetry, claim.privacy, packages)
 
-    def of_step(self, size: int, noise_multiplier: float, batch: int, epoch: int = 0, epoch_name: str = "", job: Any = None) -> LedgerEntry:
+    def of_step(
+        self, size: int, noise_multiplier: float, batch: int, epoch: int = 0, epoch_name: str = "", job: Any = None, stretch: int = 0
+    ) -> LedgerEntry:
         """Returns the entry of one step at expected batch size `batch`, in the noise epoch with number `epoch` and name `epoch_name`.
 
-        `job` is the job that runs it; the field `by` depends on it and on the packages that are imported at the time of the call.
+        `job` is the job that runs it; the field `by` depends on it and on the packages that are imported at the time of the call. `stretch`
+        is the first step of the stretch of equal batch sizes that it is in.
         """
-        privacy = self.privacy
+        privacy, drawn = self.privacy, self.sampler.ledger_fields(size, batch)
         return LedgerEntry(
             epoch=epoch,
             epoch_name=epoch_name,
@@ -78,7 +81,8 @@ class Entries:
             unit_mode=privacy.unit_mode,
             event=event_of_step(self.mechanism, self.sampler, privacy.adjacency, noise_multiplier, size, batch),
             by=outside_code.AND.join(outside_code.joined(self.outside, outside_code.packages_of((), job))) or None,
-            **self.sampler.ledger_fields(size, batch),
+            **drawn,
+            allocation_from=None if drawn.get("allocation") is None else stretch,
             **self.mechanism.ledger_fields(),
             **self.clip.ledger_fields(),
             **self.telemetry.ledger_fields(),
@@ -97,7 +101,7 @@ class Entries:
         for batch, steps in batch_stages:
             left = first + steps - max(first, begins)
             if left > 0:
-                record = ledger.encode([(origin, first, self.of_step(size, noise_multiplier, batch, number, name))])[0]
+                record = ledger.encode([(origin, first, self.of_step(size, noise_multiplier, batch, number, name, stretch=first))])[0]
                 segments.append(replace(record, steps=((max(first, begins), left),)))
             first += steps
         return segments

@@ -76,6 +76,12 @@ def check_claim(claim: Claim, size: int) -> int:
     )
     mechanism, noise = claim.mechanism, claim.noise
     require(
+        sampler.covers_packages or outside_code.package_of(type(mechanism)) == packages.OWN,
+        f"sampler={sampler.name}, mechanism={mechanism.name}",
+        "the bound of this sampler is proved for dpx's own Gaussian noise on a sum",
+        "Use sampler=poisson, or mechanism=dp_sgd",
+    )
+    require(
         not isinstance(noise, TargetClt) or isinstance(mechanism, ForwardNoise),
         f"noise=target_clt with mechanism={mechanism.name}",
         "an approximation that can under-report is the calibration of mechanism=dp_fp alone",

@@ -22,7 +22,19 @@ from dpx.privacy.events import Kind, Release
 from dpx.privacy.hash_chain import Chain, Mark
 from dpx.privacy.lines import Line, NoiseEpoch, Plan, TrialOf, Verdict
 from dpx.privacy.origins import Origin, charged, merged
-from dpx.privacy.segments import IN_EPOCHS, LedgerEntry, Segment, Segments, encode, entry_in, is_forward, join, of_entry, steps_per_epoch
+from dpx.privacy.segments import (
+    ALLOCATION,
+    IN_EPOCHS,
+    LedgerEntry,
+    Segment,
+    Segments,
+    encode,
+    entry_in,
+    is_forward,
+    join,
+    of_entry,
+    steps_per_epoch,
+)
 from dpx.privacy.segments import decode as decode
 from dpx.privacy.segments import rows_clipped_apart as rows_clipped_apart
 from dpx.privacy.segments import until as until
@@ -255,25 +267,22 @@ class Ledger:
 def releases(segments: Segments) -> list[tuple[Release, int]]:
     """Returns the charges of `segments`, for an accountant.
 
-    Under cyclic sampling a row can be drawn only in the steps of its group: the steps of the busiest group are charged. A sampler without
-    amplification is charged one Gaussian release per epoch begun in each noise epoch (a partial epoch counts as a whole one),
-    at the smallest noise of that epoch.
+    Under cyclic sampling a row can be drawn only in the steps of its group: the steps of the busiest group are charged. A sampler that
+    draws every unit once an epoch is charged one release per epoch begun in each noise epoch (a partial epoch counts as a whole one), at
+    the smallest noise of that epoch: a Gaussian one, or that of an allocation.
     """
     charges: list[tuple[Release, int]] = []
-    by_epoch: dict[tuple[str, int, str, int], Release] = {}
+    by_epoch: dict[tuple[str, int, str, int, int, int], Release] = {}
     for segment in segments:
         if segment.event is not None:
             charges.append((_of_package(segment), segment.count))
         elif is_forward(segment):
             charges.append((_of_rows(segment), _stated(segment.micro_batches, f"noise={segment.noise}", "micro-batches") * segment.count))
-        elif segment.sampler in IN_EPOCHS:
-            # Rows of one unit may fall into one batch, so its k rows move one release by up to k times the norm.
-            apart, kind = rows_clipped_apart(segment), _kind(segment.sampler)
-            release = Release(noise_multiplier=_joint(segment) / apart, kind=kind, is_discrete=_is_discrete(segment))
-            length = steps_per_epoch(segment.q)
+        elif segment.sampler in (*IN_EPOCHS, "random_allocation"):
+            release, length, start = _of_epoch(segment)
             for first, count in segment.steps:
-                for number in range(first // length, (first + count - 1) // length + 1):
-                    place = (segment.origin, segment.epoch, segment.epoch_name, number)
+                for number in range((first - start) // length, (first + count - 1 - start) // length + 1):
+                    place = (segment.origin, segment.epoch, segment.epoch_name, start, length, number)
                     by_epoch[place] = min(release, by_epoch.get(place, release), key=lambda known: known.noise_multiplier)
         elif segment.sampler == "cyclic_poisson":
             cycle = _stated(segment.cycle, f"sampler={segment.sampler}", "groups")
@@ -288,6 +297,35 @@ def releases(segments: Segments) -> list[tuple[Release, int]]:
         else:
             charges.append((_release(segment), segment.count))
     return events.merge(charges + [(release, 1) for release in by_epoch.values()])
+
+
+def _of_epoch(segment: Segment) -> tuple[Release, int, int]:
+    """Returns the charge of an epoch that draws every unit once, its number of steps, and the step from which such epochs are counted."""
+    length, start = steps_per_epoch(segment.q), 0
+    # Rows of one unit may fall into one batch, so its k rows move one release by up to k times the norm.
+    apart, rate = rows_clipped_apart(segment), 1.0
+    value = f"sampler={segment.sampler}"
+    if segment.sampler == "random_allocation":
+        require(
+            segment.allocation == ALLOCATION,
+            f"{value}, allocation={segment.allocation}",
+            "dpx has no bound for units that are allocated by another function",
+            _FIX,
+        )
+        start, stated = (
+            _stated(number, value, what) for number, what in ((segment.allocation_from, "first step"), (segment.allocation_steps, "steps"))
+        )
+        require(stated == length, f"{value}, allocation_steps={stated}", f"q={segment.q:g} gives epochs of {length} steps", _FIX)
+        require(
+            all(first >= start >= 0 for first, _ in segment.steps),
+            f"{value}, allocation_from={start}",
+            "comes after one of its steps",
+            _FIX,
+        )
+        require(apart == 1, f"{value}, rows_per_unit={apart}", "no bound is known for rows of a unit that are allocated apart", _FIX)
+        rate = 1 / length
+    noise, kind = _joint(segment) / apart, _kind(segment.sampler)
+    return Release(noise_multiplier=noise, sampling_probability=rate, kind=kind, is_discrete=_is_discrete(segment)), length, start
 
 
 def _of_package(segment: Segment) -> Release:

@@ -10,6 +10,10 @@ from dpx.files.records import described, record
 # The kinds of release that are charged per epoch.
 IN_EPOCHS = ("shuffled", "deterministic", "balls_in_bins")
 
+# The function of (secret, epoch, unit) that `sampler=random_allocation` places units by (`dpx.sampler.random_allocation`), and its version:
+# epochs of any other have no bound.
+ALLOCATION = "philox4x64/1"
+
 Spans = tuple[tuple[int, int], ...]
 
 
@@ -33,6 +37,7 @@ class StepCost:
         "Distribution of the noise: on the sum, or on each row's vector in the forward pass.", default="gaussian"
     )
     cycle: int | None = described("Number of groups that take turns under cyclic sampling; null under any other.", default=None)
+    allocation: str | None = described("Keyed function, with its version, that allocates each unit to a step; null without.", default=None)
     micro_batches: int | None = described("Independent draws of a step that releases its rows one by one.", default=None)
 
 
@@ -51,6 +56,8 @@ class LedgerEntry(StepCost):
     expected_batch_size: int = described("Expected number of rows or units of the step, by which its noisy sum is divided.")
     clipping_norm: float | None = described("Norm of every gradient after clipping, at most; null if each step has its own.")
     cap: int | None = described("The most rows or units that a truncated draw may have; null without a cap.", default=None)
+    allocation_steps: int | None = described("Steps of an epoch in which each unit has one step; null without allocation.", default=None)
+    allocation_from: int | None = described("The step from which epochs of that length are counted; null without allocation.", default=None)
     epoch_name: str = described("Random name of the noise epoch, which no other run or copy shares.", default="")
     event: str | None = described("The step's dp-accounting event as JSON text, if a package defines it.", default=None)
     by: str | None = described("The external packages that the step trusts, joined by +; null if all of it is dpx's own.", default=None)

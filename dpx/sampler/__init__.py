@@ -7,5 +7,6 @@ from dpx.sampler.fixed_size import FixedSize as FixedSize
 from dpx.sampler.poisson import CyclicPoisson as CyclicPoisson
 from dpx.sampler.poisson import Poisson as Poisson
 from dpx.sampler.poisson import TruncatedPoisson as TruncatedPoisson
+from dpx.sampler.random_allocation import RandomAllocation as RandomAllocation
 from dpx.sampler.sampler_protocol import Sampler as Sampler
 from dpx.sampler.sampler_protocol import draw as draw

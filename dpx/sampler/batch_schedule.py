@@ -113,3 +113,14 @@ def stages(schedule: BatchSchedule, steps: int) -> tuple[tuple[int, int], ...]:
     sizes = [(schedule.at(step), 1) for step in range(settled)]
     sizes += [(schedule.at(settled), steps - settled)] if steps > settled else []
     return tuple((size, sum(count for _, count in equal)) for size, equal in itertools.groupby(sizes, lambda pair: pair[0]))
+
+
+def stretch_of(schedule: BatchSchedule, step: int) -> int:
+    """Returns the first step of the stretch of equal batch sizes that `step` is in."""
+    size, first = schedule.at(step), min(step, schedule.settles_at)
+    # The size may change every so many steps.
+    every = schedule.stage_steps if isinstance(schedule, Staged) else 1
+    first -= first % every
+    while first and schedule.at(first - 1) == size:
+        first -= every
+    return first

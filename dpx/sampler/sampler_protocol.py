@@ -17,7 +17,8 @@ from dpx.processes.place import WHOLE, Part
 if TYPE_CHECKING:
     from dp_accounting import DpEvent
 
-# `generator_for(step, shard)` for a draw at each step, `generator_for("pass", number)` for an order that is fixed for an epoch.
+# `generator_for(step, shard)` for a draw at each step; for what is fixed for an epoch, `generator_for("pass", number)` for an order and
+# `generator_for("allocation", number, block)` for places.
 GeneratorFor = Callable[..., np.random.Generator]
 Assumed = Literal["poisson"] | None
 
@@ -44,6 +45,8 @@ class Sampler:
 
     # Whether its draw is valid only for a constant batch size.
     needs_one_batch_size: ClassVar[bool] = False
+    # Whether it counts steps, and epochs, from the first step of each stretch of equal batch sizes.
+    restarts_with_batch_size: ClassVar[bool] = False
     # Whether its event depends on N, so that the claim needs the true N.
     depends_on_size: ClassVar[bool] = False
     # Whether its proof needs all other units to have the same numbers below N in both neighbours, in addition to what the table of events
@@ -51,6 +54,8 @@ class Sampler:
     needs_fixed_numbers: ClassVar[bool] = False
     # Whether its bounds are proved for integer noise too.
     covers_integer_noise: ClassVar[bool] = True
+    # Whether its bounds are proved for mechanisms of other packages too.
+    covers_packages: ClassVar[bool] = True
     # Which units take part in a step, as text; `{drawn}` is replaced by the name of what is drawn.
     explanation: ClassVar[str]
 
@@ -120,11 +125,18 @@ class Sampler:
 
 
 def draw(
-    sampler: Sampler, size: int, sampling_probability: float, generator_for: GeneratorFor, step: int = 0, part: Part = WHOLE
+    sampler: Sampler,
+    size: int,
+    sampling_probability: float,
+    generator_for: GeneratorFor,
+    step: int = 0,
+    part: Part = WHOLE,
+    stretch: int = 0,
 ) -> np.ndarray:
     """Returns `sampler.draw`, or the `part` of it that one of several processes reads.
 
-    Raises `ConfigError` for a sampling probability outside 0..1.
+    `stretch` is the first step of the stretch of equal batch sizes that `step` is in. Raises `ConfigError` for a sampling probability
+    outside 0..1.
     """
     require(
         0 <= sampling_probability <= 1,
@@ -132,6 +144,9 @@ def draw(
         "a sampling probability must be between 0 and 1",
         "Use a batch size of at most N",
     )
+    if sampler.restarts_with_batch_size and stretch:
+        step, whole = step - stretch, generator_for
+        generator_for = lambda *place: whole(*place, "from", stretch)  # noqa: E731
     if part.count > 1:
         return sampler.draw_part(size, sampling_probability, generator_for, step, part)
     return sampler.draw(size, sampling_probability, generator_for, step)

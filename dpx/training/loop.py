@@ -29,7 +29,7 @@ from dpx.privacy.ledger import Ledger, NoiseEpoch
 from dpx.privacy.segments import steps_per_epoch
 from dpx.processes import interruption, team
 from dpx.randomness import RootSecret
-from dpx.sampler import draw
+from dpx.sampler import batch_schedule, draw
 from dpx.sampler.sampler_protocol import share
 from dpx.training.callbacks import Callbacks
 from dpx.training.evaluation import EarlyStopping, HeldOut
@@ -271,7 +271,8 @@ def _sums(run: Computation, secret: RootSecret, step: int, by: Reparametrised, n
             indices, beside = draw_rows(mechanism, sampler, population, q, secret, step, is_noised=is_noised)
             indices, beside = share(indices, team().part), {name: share(values, team().part) for name, values in beside.items()}
         else:
-            indices = draw(sampler, population, q, lambda *place: secret.generator("sample", *place), step, team().part)
+            stretch = batch_schedule.stretch_of(experiment.batch_schedule, step)
+            indices = draw(sampler, population, q, lambda *place: secret.generator("sample", *place), step, team().part, stretch)
     masks, dropout = secret.key("mask", step), secret.key("dropout", step)
     frozen = merged(by.constants, run.frozen)
     inputs = StepInputs(parts.gather(by.trained), masks, dropout, norm, frozen, forward)

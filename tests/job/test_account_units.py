@@ -193,6 +193,7 @@ def entry_of(experiment, size: int = 1000) -> list[dict]:
 # What a run would be: each sampler at rows, and Poisson at units of several rows, drawn row by row or whole.
 RUNS = {
     **{name: (f"sampler={name}",) for name in ("poisson", "truncated_poisson", "fixed_size", "shuffled", "deterministic", "balls_in_bins")},
+    "random_allocation": ("sampler=random_allocation",),
     "cyclic_poisson": ("sampler=cyclic_poisson", "sampler.cycle=2"),
     "group": ("privacy.unit=document", "privacy.rows_per_unit_max=4"),
     "whole units": ("privacy.unit=document", "privacy.rows_per_unit_max=4", "privacy.unit_mode=sample_units"),

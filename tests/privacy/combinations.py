@@ -44,8 +44,10 @@ from dpx.sampler import (
     Deterministic,
     FixedSize,
     Poisson,
+    RandomAllocation,
     Shuffled,
     TruncatedPoisson,
+    batch_schedule,
 )
 from dpx.sampler.batch_schedule import Constant, Linear, Staged
 
@@ -68,6 +70,8 @@ SUPPORTED = {
     ("fixed_size", "zero_out_text"): {"deterministic"},
     **{(name, "zero_out_text"): {"pld", "rdp", "deterministic"} for name in IN_EPOCHS},
     ("slot_revealed", "zero_out_text"): {"pld", "deterministic"},
+    **{("random_allocation", name): {"pld", "rdp", "deterministic"} for name in ("zero_out", "zero_out_text", "add_remove")},
+    ("random_allocation", "replace_one"): {"deterministic"},
 }
 
 Unit = tuple[Literal["row", "document"], int, Literal["group", "sample_units"]]
@@ -85,6 +89,7 @@ def choices(size, steps):
             Poisson(),
             TruncatedPoisson(),
             CyclicPoisson(cycle=CYCLE),
+            RandomAllocation(),
             *(kind(assumed=assumed) for kind in (FixedSize, Shuffled, Deterministic, BallsInBins) for assumed in (None, "poisson")),
         ],
         "accountant": [kind(value_discretization_interval=COARSE) for kind in (Pld, Rdp, WithoutAmplification, GdpClt)],
@@ -141,7 +146,9 @@ def entered(experiment, calibrated, path):
     with_steps.note_units(unit_facts(experiment.data, experiment.privacy, None))
     for step in range(experiment.steps):
         batch = experiment.batch_schedule.at(step)
-        with_steps.append(step, calibration.Entries.of(experiment.claim).of_step(calibrated.size, calibrated.noise_multiplier, batch))
+        stretch = batch_schedule.stretch_of(experiment.batch_schedule, step)
+        entries = calibration.Entries.of(experiment.claim)
+        with_steps.append(step, entries.of_step(calibrated.size, calibrated.noise_multiplier, batch, stretch=stretch))
     return to_json(statement.build(experiment.claim, None, calibrated, with_steps)), with_steps.segments()
 
 
@@ -192,6 +199,13 @@ def _floor(experiment, document):
     if experiment.sampler.name in IN_EPOCHS:
         begun = math.ceil(experiment.steps / steps_per_epoch(rates[0]))
         return closed_form.epsilon(math.sqrt(begun) / sigma, delta) * (1 - 1e-6)
+    if isinstance(experiment.sampler, RandomAllocation):
+        # The sum over all steps of a whole epoch shows a unit as one Gaussian release does, with as many times the variance.
+        whole = 0.0
+        for batch, steps in batch_schedule.stages(experiment.batch_schedule, experiment.steps):
+            length = steps_per_epoch(batch / size)
+            whole += steps // length / (length * sigma**2)
+        return closed_form.epsilon(math.sqrt(whole), delta) * (1 - 1e-6) if whole else 0.0
     least = privacy_loss_distribution.from_gaussian_mechanism(
         sigma, sampling_prob=min(rates), value_discretization_interval=1e-2, pessimistic_estimate=False
     )

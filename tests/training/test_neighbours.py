@@ -25,7 +25,7 @@ from dpx.privacy.declared_privacy import Deterministic as WithoutAmplification
 from dpx.privacy.declared_privacy import Pld, Privacy, Rdp
 from dpx.processes.mesh import Mesh
 from dpx.randomness import RootSecret
-from dpx.sampler import BallsInBins, CyclicPoisson, Deterministic, FixedSize, Poisson, Shuffled, TruncatedPoisson
+from dpx.sampler import BallsInBins, CyclicPoisson, Deterministic, FixedSize, Poisson, RandomAllocation, Shuffled, TruncatedPoisson
 from dpx.sampler.batch_schedule import Constant
 from dpx.training import loop
 from dpx.training.step import make_step
@@ -51,6 +51,7 @@ SAMPLERS = [
     Shuffled(),
     Deterministic(),
     BallsInBins(),
+    RandomAllocation(),
 ]
 UNITS = {
     "rows": {},
@@ -229,6 +230,7 @@ MAY_RUN = {
     "dp_sgd": {(name, "zero_out") for name in ("poisson", "truncated_poisson", "cyclic_poisson", "fixed_size")}
     | {(name, "replace_one") for name in ("poisson", "truncated_poisson", "cyclic_poisson", "fixed_size")}
     | {("poisson", "add_remove")}
+    | {("random_allocation", relation) for relation in ("zero_out", "add_remove", "replace_one")}
     | IN_EPOCHS,
 }
 MAY_RUN["rgp"] = MAY_RUN["dp_sgd"]
