@@ -1,6 +1,7 @@
 """Every unit takes part in one step of each epoch, at a place that its number, the epoch and the secret decide, and nothing else."""
 
 import dataclasses
+from typing import Any
 
 import numpy as np
 import pytest
@@ -23,6 +24,12 @@ def generator_for(*place):
     return SECRET.generator("sample", *place)
 
 
+def independent(pairs: np.ndarray) -> bool:
+    # It has no declared type.
+    found: Any = stats.chi2_contingency(pairs)
+    return found.pvalue > 1e-4
+
+
 def drawn(size: int, steps: int, step: int, stretch: int = 0, secret: RootSecret = SECRET, part: Part | None = None) -> np.ndarray:
     of_part = {} if part is None else {"part": part}
     return sampler.draw(KIND, size, 1 / steps, lambda *place: secret.generator("sample", *place), step, stretch=stretch, **of_part)
@@ -43,7 +50,7 @@ def test_every_unit_has_one_uniform_place_in_each_epoch_independent_of_other_uni
     assert first.min() == 0 and stats.chisquare(np.bincount(first)).pvalue > 1e-4
     for one, other in ((first, second), (first[:-1], first[1:]), (first[:4_000], first[65_536:69_536])):
         pairs = np.bincount(5 * one + other, minlength=25).reshape(5, 5)
-        assert stats.chi2_contingency(pairs).pvalue > 1e-4
+        assert independent(pairs)
     # A further unit moves no other, and the last place has the number of the epoch's steps.
     assert np.array_equal(places(66_000, 5), first[:66_000])
 
@@ -66,10 +73,17 @@ def test_places_repeat_with_their_key_and_only_with_it() -> None:
 
 
 def from_stretch(size: int, steps: int, stretch: int) -> np.ndarray:
-    found = np.empty(size, int)
+    found = np.full(size, -1)
     for step in range(steps):
         found[drawn(size, steps, stretch + step, stretch)] = step
+    assert found.min() == 0
     return found
+
+
+def test_epochs_of_another_length_have_places_of_their_own() -> None:
+    # Of 4 steps from step 0 and of 5 from step 4: both have the number 0.
+    pairs = np.bincount(5 * places(20_000, 4) + from_stretch(20_000, 5, 4), minlength=20).reshape(4, 5)
+    assert independent(pairs) and pairs.sum() == 20_000
 
 
 def test_processes_share_a_draw() -> None:

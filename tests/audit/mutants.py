@@ -60,6 +60,7 @@ CHARGED = "charges.append((_release(segment), segment.count))"
 APART = """for z in filter(None, [segment.noise_multiplier, *(getattr(segment, name) for name in AUXILIARY)]):
                 alone = dataclasses.replace(segment, **dict.fromkeys(AUXILIARY) | {"noise_multiplier": z})
                 charges.append((_release(alone), segment.count))"""
+ALLOCATION = "dpx/sampler/random_allocation.py"
 POISSON, DRAW = "dpx/sampler/poisson.py", "return independent(size, sampling_probability, generator_for, step)"
 SUBSET = """from dpx.sampler.fixed_size import _subset
 
@@ -799,6 +800,78 @@ MUTANTS = (
         "depends_on_size: ClassVar[bool] = True",
         "",
         "tests/privacy/test_statement.py::test_a_sampler_accounted_at_another_size_has_no_guarantee",
+    ),
+    Mutant(
+        "an allocation with replacement: places anew at every step",
+        ALLOCATION,
+        "RandomAllocation.draw_part",
+        'generator_for("allocation", epoch, block)',
+        'generator_for("allocation", step, block)',
+        "tests/test_random_allocation.py::test_every_unit_has_one_uniform_place_in_each_epoch_independent_of_other_units_and_epochs",
+    ),
+    Mutant(
+        "one allocation for all epochs",
+        ALLOCATION,
+        "RandomAllocation.draw_part",
+        'generator_for("allocation", epoch, block)',
+        'generator_for("allocation", 0, block)',
+        "tests/test_random_allocation.py::test_places_repeat_with_their_key_and_only_with_it",
+    ),
+    Mutant(
+        "a place that depends on the other units",
+        ALLOCATION,
+        "RandomAllocation.draw_part",
+        'generator_for("allocation", epoch, block)',
+        'generator_for("allocation", epoch, block, size)',
+        "tests/test_random_allocation.py::test_every_unit_has_one_uniform_place_in_each_epoch_independent_of_other_units_and_epochs",
+    ),
+    Mutant(
+        "epochs of another length share their places",
+        "dpx/sampler/sampler_protocol.py",
+        "draw",
+        'whole(*place, "from", stretch)',
+        "whole(*place)",
+        "tests/test_random_allocation.py::test_epochs_of_another_length_have_places_of_their_own",
+    ),
+    Mutant(
+        "epochs of another length are not counted apart",
+        LEDGER,
+        "releases",
+        "segment.epoch_name, start, length, number",
+        "segment.epoch_name, 0, 0, number",
+        "tests/training/test_allocated_steps.py::test_epochs_that_share_a_number_are_charged_apart",
+    ),
+    Mutant(
+        "epochs redone with fresh places and noise are charged once",
+        LEDGER,
+        "releases",
+        "segment.origin, segment.epoch, segment.epoch_name, start",
+        'segment.origin, 0, "", start',
+        "tests/test_random_allocation.py::test_an_epoch_that_began_is_charged_whole_and_once",
+    ),
+    Mutant(
+        "balls in bins are read as an allocation",
+        LEDGER,
+        "_of_epoch",
+        'segment.sampler == "random_allocation"',
+        'segment.sampler in ("random_allocation", "balls_in_bins")',
+        "tests/test_random_allocation.py::test_a_record_of_balls_in_bins_stays_without_amplification_whatever_else_it_says",
+    ),
+    Mutant(
+        "an allocation's addition is left out",
+        "dpx/privacy/allocation.py",
+        "of_epoch",
+        "(-upper, masses[:0:-1], masses[0] + steps * without)",
+        "removal",
+        "tests/privacy/test_allocation.py::test_both_directions_are_at_least_the_exact_integral_and_close_to_it",
+    ),
+    Mutant(
+        "an allocation's sums are rounded to the nearest point",
+        "dpx/privacy/allocation.py",
+        "split",
+        "upward = masses * share",
+        "upward = masses * np.round(share)",
+        "tests/privacy/test_allocation.py::test_both_directions_are_at_least_the_exact_integral_and_close_to_it",
     ),
 )
 
