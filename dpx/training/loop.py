@@ -183,8 +183,8 @@ def _enter(run: Run, noise_epoch: NoiseEpoch, step: int) -> None:
     experiment, calibrated = run.experiment, run.calibrated
     if calibrated.noise_multiplier is None:
         return
-    batch, stretch = experiment.batch_schedule.at(step), batch_schedule.stretch_of(experiment.batch_schedule, step)
-    at = batch, noise_epoch.number, noise_epoch.name
+    batch = experiment.batch_schedule.at(step)
+    at, stretch = (batch, noise_epoch.number, noise_epoch.name), batch_schedule.stretch_of(experiment.batch_schedule, step)
     release = Entries.of(experiment.claim).of_step(calibrated.size, calibrated.noise_multiplier, *at, run.job, stretch)
     if not run.ledger.holds(step, release):
         run.ledger.append(step, release)
