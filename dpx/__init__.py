@@ -14,18 +14,19 @@ _MODULES = {
     "weighted_grad": "dpx.clipping.clipped_grad",
     "ClippedGradients": "dpx.clipping.clipped_grad",
     "add_noise": "dpx.mechanism.tree_noise",
+    "Ledger": "dpx.claim.own_loop",
     "load": "dpx.pages.run_table",
     "runs": "dpx.pages.run_table",
 }
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *_MODULES, "privacy"})
+    return sorted({*globals(), *_MODULES, "privacy", "sampler"})
 
 
 def __getattr__(name: str) -> Any:
-    if name == "privacy":
-        return importlib.import_module("dpx.privacy")
+    if name in ("privacy", "sampler"):
+        return importlib.import_module(f"dpx.{name}")
     if name not in _MODULES:
         raise AttributeError(f"module 'dpx' has no attribute {name!r}")
     return getattr(importlib.import_module(_MODULES[name]), name)

@@ -26,6 +26,8 @@ from dpx.declaration import ConfigError
 
 GROUP = "dpx.packages"
 OWN = "dpx"
+# What a statement names in place of a package for a training loop of the user's own (`dpx.Ledger`); no package may have this name.
+USER_LOOP = "user_loop"
 # What is installed: the name in pyproject.toml. `dpx` is the distribution of another project.
 DISTRIBUTION = "dpx-lm"
 
@@ -202,7 +204,7 @@ def _package(entry: metadata.EntryPoint) -> Package:
     package = Package(name, _distribution(entry), version, None)
     if not name.isidentifier():
         return dataclasses.replace(package, set_aside=f"its entry point names {name!r}, which is not a top-level package")
-    if name == OWN or name in sys.stdlib_module_names:
+    if name in (OWN, USER_LOOP) or name in sys.stdlib_module_names:
         return dataclasses.replace(package, set_aside=f"its entry point names {name}, which does not belong to this distribution")
     try:
         # For a top-level name this imports nothing.

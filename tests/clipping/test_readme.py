@@ -1,5 +1,6 @@
 """The page about a user's own layer: its code runs as printed, and its op clips exactly."""
 
+import contextlib
 import re
 from pathlib import Path
 
@@ -17,12 +18,13 @@ PAGE = Path(dpx.__file__).parent / "clipping" / "README.md"
 
 
 @pytest.fixture(scope="module")
-def page():
-    """Every name the page's blocks define, run one after another."""
+def page(tmp_path_factory):
+    """Every name the page's blocks define, run one after another, in a folder of their own."""
     names: dict = {}
-    for block in re.findall(r"```python\n(.*?)```", PAGE.read_text(), re.DOTALL):
-        exec(compile(block, str(PAGE), "exec"), names)
-        names.setdefault("after the first block", dict(names))
+    with contextlib.chdir(tmp_path_factory.mktemp("own")):
+        for block in re.findall(r"```python\n(.*?)```", PAGE.read_text(), re.DOTALL):
+            exec(compile(block, str(PAGE), "exec"), names)
+            names.setdefault("after the first block", dict(names))
     return names
 
 
