@@ -21,6 +21,7 @@ ORDER = {
     ],
     ("config/experiment.py", "require_new"): ["lr_schedule.require_fits", "optimizer.require_usable", "logger.require_usable"],
     ("claim/claim_checks.py", "check_claim"): ["sampler.check", "mechanism.check"],
+    ("claim/own_loop.py", "record"): ["sampler.check"],
 }
 
 # Where each room refuses two declarations beside each other, if not in a method of `NAMES`, which one of these lists calls.
