@@ -180,7 +180,7 @@ MUTANTS = (
         "summed_by_turns",
         "in_turns(is_padding_B) | jnp.repeat(jnp.swapaxes(is_added.reshape(at_once, count), 0, 1), rows, 1)",
         "in_turns(is_padding_B)",
-        "tests/clipping/test_turns.py::test_turns_change_nothing[101-1-20-17]",
+        "tests/clipping/test_turns.py::test_turns_change_nothing[202-2-20-17]",
     ),
     Mutant(
         "a parameter of every round taken for one of a layer each",

@@ -53,7 +53,7 @@ def tie_of_other_ids(p, b):
     return total(ops.decode(jnp.tanh(x_BTd), p["table"], tie=tie._replace(id_BT=tie.id_BT[:, ::-1])))
 
 
-@shared(table=TABLE)
+@shared(table=TABLE, slow=True)
 def tie_used_twice(p, b):
     x_BTd, tie = tied(p["table"], b, M)
     return total(ops.decode(x_BTd[:, :M], p["table"], tie=tie)) + total(ops.decode(b["h"], p["table"], tie=tie))
@@ -162,7 +162,7 @@ def one_leaf_for_both_of_an_op(p, b):
     return total(ops.layer_norm(b["x"], p["scale"], p["scale"], 1e-6))
 
 
-@shared(kernel=SQUARE, scale=(D,), bias=(D,))
+@shared(kernel=SQUARE, scale=(D,), bias=(D,), slow=True)
 def gain_of_one_is_bias_of_another(p, b):
     return total(ops.layer_norm(ops.dense(b["x"], p["kernel"], p["scale"]), p["scale"], p["bias"], 1e-6))
 

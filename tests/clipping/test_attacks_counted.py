@@ -33,7 +33,7 @@ def two_layers(p, b, x_BTd):
 LAYERS = {"kernel": (D, D), "scale": (D,), "bias": (D,), "other": (D, D)}
 
 
-@counted("right", rows=poisoned("x", NAN), **LAYERS)
+@counted("right", rows=poisoned("x", NAN), slow=True, **LAYERS)
 def a_row_that_is_not_a_number(p, b):
     return total(two_layers(p, b, b["x"]))
 
@@ -79,7 +79,7 @@ def a_tied_row_that_is_not_a_number(p, b):
     return total(ops.decode(look(p["table"], b["id"]) * b["x"], p["table"]))
 
 
-@counted("right", rows=poisoned("x", NAN), **TABLE)
+@counted("right", rows=poisoned("x", NAN), slow=True, **TABLE)
 def a_row_tied_by_hand_that_is_not_a_number(p, b):
     x_BTd, tie = ops.tied_lookup(p["table"], b["id"], T, jnp.result_type(float))
     return total(ops.decode(x_BTd * b["x"], p["table"], tie=tie))

@@ -50,7 +50,7 @@ def scan_over_part_of_a_stack(p, b):
     return total(jax.lax.scan(lambda x, k: (jnp.tanh(ops.dense(x, k)), None), b["x"], stack)[0])
 
 
-@looped(kernel=STACK)
+@looped(kernel=STACK, slow=True)
 def two_scans_over_one_stack(p, b):
     x = jax.lax.scan(lambda x, k: (jnp.tanh(ops.dense(x, k)), None), b["x"], p["kernel"])[0]
     return total(jax.lax.scan(lambda x, k: (jnp.tanh(ops.dense(x, k)), None), x, p["kernel"])[0])
@@ -169,7 +169,7 @@ for name, indices in INDICES.items():
         return total(x)
 
     unrolled.__name__ = f"layers_in_line_{name}"
-    looped(params=drawn({"layers": {"kernel": STACK}}), slow=name != "behind_and_before")(unrolled)
+    looped(params=drawn({"layers": {"kernel": STACK}}), slow=True)(unrolled)
 
 
 @looped(params=drawn({"layers": {"kernel": STACK}}), slow=True)
@@ -218,7 +218,7 @@ def a_branch_in_every_round(p, b):
     return total(jax.lax.scan(layer, b["x"], jnp.arange(3))[0])
 
 
-@looped(kernel=SQUARE, bias=(D,))
+@looped(kernel=SQUARE, bias=(D,), slow=True)
 def under_remat(p, b):
     return total(jax.checkpoint(lambda p, x: jnp.tanh(ops.dense(x, p["kernel"], p["bias"])))(p, b["x"]))
 

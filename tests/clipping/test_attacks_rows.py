@@ -277,7 +277,7 @@ for name, apart in APART.items():
         return total(ops.dense(apart(jnp.tanh(ops.dense(b["x"], p["kernel"])), b), p["other"]))
 
     staying_apart.__name__ = f"examples_stay_apart_under_{name}"
-    rows("right", other=(D, D), slow=name not in ("flat_index", "written_in_place", "attention"), **KERNEL)(staying_apart)
+    rows("right", other=(D, D), slow=name not in ("written_in_place", "attention"), **KERNEL)(staying_apart)
 
 
 @rows.each()

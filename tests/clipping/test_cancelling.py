@@ -10,7 +10,7 @@ from dpx.clipping import ops
 from dpx.clipping.rounding import SMALLEST_CLIPPING_NORM
 from tests.clipping.cancelling import CASES, searched, worst
 
-DEFAULT = ("dense_twice", "decode_bias")
+DEFAULT = ("dense_twice",)
 WANTED = [pytest.param(name, marks=() if name in DEFAULT else pytest.mark.slow) for name in CASES]
 WIDTH = 256
 

@@ -37,8 +37,9 @@ def assert_exact(loss, params, rows, **options):
         np.testing.assert_allclose(leaf, sum(terms), rtol=0, atol=2e-5 * scale + 1e-7)
 
 
-# Made of the layers of others: of `gpt2_tied` (a tied head, a causal mask), in a loop and out of one, by another library's names.
-LIKE_OTHERS = ("gpt2", "bert", "bert_tied", "linen_scanned", "nnx", "haiku", "equinox")
+# Made of the layers of others: of `gpt2_tied` (a tied head, a causal mask), in a loop and out of one, by another library's names; cells
+# and convolutions are in test_drawn_loops.py and test_convolution.py.
+LIKE_OTHERS = ("gpt2", "bert", "bert_tied", "linen_scanned", "nnx", "haiku", "equinox", "haiku_lstm", "convolution")
 
 
 @pytest.mark.parametrize("name", [pytest.param(name, marks=[pytest.mark.slow] * (name in LIKE_OTHERS)) for name in stock.MODELS])

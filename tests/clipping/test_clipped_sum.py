@@ -87,7 +87,8 @@ def test_equal_dropout_masks_are_drawn_again(way):
     assert_exact(clipped(method, dropout=0.1, **options), case(dropout=0.1), {"flat": CLIPS["flat"]})
 
 
-@ways("book_keeping", slow=("vmap", "ghost", "book_keeping_ops"))
+# In tests/mechanism/test_rgp_clips.py carriers are clipped layer by layer, in the same stack of layers.
+@ways(slow=("book_keeping", "vmap", "ghost", "book_keeping_ops"))
 def test_per_layer_clips_each_group_by_itself(way):
     method, options = WAYS[way]
     params, rows, gradients, _ = case(layers=2)

@@ -72,7 +72,7 @@ def test_private_matrix_products_beside_plain_ones(size, sequence, examples, kep
     [
         ("base", 128, 8, 1.070),
         pytest.param("large", 128, 4, 1.054, marks=pytest.mark.slow),
-        ("base", 512, 4, 1.160),
+        pytest.param("base", 512, 4, 1.160, marks=pytest.mark.slow),
         pytest.param("large", 512, 4, 1.126, marks=pytest.mark.slow),
     ],
 )

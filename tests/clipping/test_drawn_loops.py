@@ -159,9 +159,10 @@ def test_drawn_loops_are_exact(seed):
     assert_exact(seed)
 
 
-@pytest.mark.parametrize("kept_bytes", [0, pytest.param(2**30, marks=pytest.mark.slow)], ids=["grams", "kept"])
-# Rounds that read parts of a kernel are among test_parts.py too.
-@pytest.mark.parametrize("kind", ["chosen", pytest.param("in_parts", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("kept_bytes", [0, 2**30], ids=["grams", "kept"])
+# Rounds that read parts of a kernel, and the one that data choose, are in test_parts.py too.
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["in_parts", "chosen"])
 def test_parts_of_a_kernel_are_exact(kind, kept_bytes):
     assert_exact(1, kind, kept_bytes=kept_bytes)
 

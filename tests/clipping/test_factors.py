@@ -66,6 +66,8 @@ def test_gradients_are_multiplied_before_their_norm_is_taken(case, method, kind,
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=2e-5, atol=1e-6), found.total, by_hand(*case, groups))
 
 
+# Sums that are those of clipped gradients hold no more.
+@pytest.mark.slow
 def test_no_example_contributes_more_than_the_limit(case):
     params, batch = jax.tree.map(jnp.float32, case)
     run = jax.jit(lambda p, b: dpx.clipped_sum(losses, p, b, weights=FactoredWeights(flat(LIMIT), factor)).total)

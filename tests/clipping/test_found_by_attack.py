@@ -42,6 +42,7 @@ def test_lookup_beside_a_product_over_the_whole_table(method):
     same(lambda p, e: jnp.sin(p["t"][e["id"]]).sum() + jnp.sin(jnp.tensordot(p["t"], e["w"], 2)), {"t": arr(V, D)}, method=method)
 
 
+@pytest.mark.slow
 def test_lookup_beside_an_outer_product():
     same(lambda p, e: jnp.sin(p["t"][e["id"]]).sum() + jnp.sin(jnp.tensordot(e["s"][None], p["t"], 0)).sum(), {"t": arr(V, 1)})
 

@@ -253,7 +253,7 @@ def assert_exact(run, shapes, options):
         np.testing.assert_allclose(found.total[path], wanted, rtol=0, atol=1e-3 * LIMIT)
 
 
-COUNTED = {"heads", "by_computed_number", "overlapping_in_rounds", "looked_up_and_multiplied"}
+COUNTED = {"by_computed_number", "overlapping_in_rounds", "looked_up_and_multiplied"}
 # A part of no layers has nothing to copy.
 ROUTES = {"looked_up_and_multiplied": {"lookup"}, "no_rounds": {"copies"}}
 

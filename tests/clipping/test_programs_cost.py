@@ -30,8 +30,8 @@ def given(subject):
     return jax.eval_shape(subject.params), jax.eval_shape(subject.batch)
 
 
-# Kernels of rounds and of experts; what layers of a transformer cost is in test_cost.py.
-QUICK = ("gates", "experts")
+# Kernels of rounds are in test_loops_cost.py; what layers of a transformer cost is in test_cost.py.
+QUICK = ("experts",)
 
 
 @pytest.mark.parametrize("name", [pytest.param(name, marks=[pytest.mark.slow] * (name not in QUICK)) for name in programs.SUBJECTS])

@@ -42,9 +42,10 @@ OF_ONE = 4 * 3 * D * D
     [
         pytest.param(6, 1, 0, 1, marks=pytest.mark.slow),
         pytest.param(6, 1, 4.5, 3, marks=pytest.mark.slow),
-        (12, 2, 3.5, 3),
+        pytest.param(12, 2, 3.5, 3, marks=pytest.mark.slow),
         pytest.param(5, 1, 3, 1, marks=pytest.mark.slow),
-        (101, 1, 20, 17),
+        pytest.param(101, 1, 20, 17, marks=pytest.mark.slow),
+        (202, 2, 20, 17),
     ],
 )
 def test_turns_change_nothing(rows, rows_per_unit, of_units, at_once):
