@@ -88,16 +88,16 @@ def test_each_token_is_the_most_likely_one_that_the_settings_leave(llama: Model,
     assert differs > 0
 
 
-def test_draws_are_of_the_most_likely_tokens(llama: Model):
-    for rule in (Rule(NEW, (END,), 2.0, top_k=1), Rule(NEW, (END,), 2.0, min_p=1.0), Rule(NEW, (END,), 1.0, top_p=1e-6)):
-        assert [one.tokens for one in llama.complete(rule)] == [one.tokens for one in llama.complete(Rule(NEW, (END,)))]
+# What `top_p` leaves is in test_decoding.py.
+@pytest.mark.parametrize("left", [{"top_k": 1}, {"min_p": 1.0}, pytest.param({"top_p": 1e-6}, marks=pytest.mark.slow)], ids=str)
+def test_draws_are_of_the_most_likely_tokens(llama: Model, left: dict[str, Any]):
+    drawn = llama.complete(Rule(NEW, (END,), 2.0, **left))
+    assert [one.tokens for one in drawn] == [one.tokens for one in llama.complete(Rule(NEW, (END,)))]
 
 
 def test_beams_end_no_sooner_than_the_settings_let_them(llama: Model):
-    ended = llama.complete(Rule(NEW, (END,), beams=3, settings=Settings(bias=(((END,), 99.0),))))
-    assert all(one.tokens == [END] for one in ended)
     later = llama.complete(Rule(NEW, (END,), beams=3, settings=Settings(bias=(((END,), 99.0),), min_new_tokens=3)))
-    assert all(len(one.tokens) == 4 and one.tokens[-1] == END for one in later)
+    assert all(len(one.tokens) == 4 and one.tokens.index(END) == 3 for one in later)
 
 
 def test_the_files_are_read_as_transformers_reads_them_and_what_is_not_applied_is_named(tmp_path: Path):
@@ -168,7 +168,11 @@ LENGTHS_ALONE: list[dict[str, Any]] = [
 ]
 
 
-@pytest.mark.parametrize("told", [*FILES, *(pytest.param(one, marks=pytest.mark.slow) for one in LENGTHS_ALONE)], ids=range(7))
+# The settings of each file by one token at a time are above; by beams, and by a template of a file, they are transformers' own.
+WHOLE = [*(pytest.param(one, marks=pytest.mark.slow) for one in FILES[:-1]), FILES[-1]]
+
+
+@pytest.mark.parametrize("told", [*WHOLE, *(pytest.param(one, marks=pytest.mark.slow) for one in LENGTHS_ALONE)], ids=range(7))
 def test_completions_are_those_of_transformers_with_the_same_files(tmp_path: Path, checkpoint: Path, told: dict[str, Any]):
     transformers = pytest.importorskip("transformers")
     pytest.importorskip("torch")

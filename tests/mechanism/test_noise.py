@@ -42,7 +42,7 @@ def test_noise_has_the_stated_deviation_on_every_slice(monkeypatch):
     assert float(squares) == pytest.approx(float(np.sum(np.square(np.asarray(noisy, np.float64)))), rel=1e-5)
 
 
-@pytest.mark.parametrize(("shape", "counts"), [((11, 4), (3, 3, 3, 2)), ((5, 24), (1, 1, 1, 1, 1))])
+@pytest.mark.parametrize(("shape", "counts"), [((11, 4), (3, 3, 3, 2)), pytest.param((5, 24), (1,) * 5, marks=pytest.mark.slow)])
 def test_every_slice_has_the_noise_of_its_own_key(shape, counts, monkeypatch):
     monkeypatch.setattr(noise, "SLICE_ELEMENTS", 12)
     keys = _keys({"w": jnp.zeros(shape)})["w"]
@@ -87,7 +87,7 @@ def test_no_two_keys_of_a_run_are_equal():
 
 
 @pytest.mark.skipif(len(jax.devices()) < 8, reason="needs 8 devices")
-@pytest.mark.parametrize("shape", [pytest.param((30, 64), marks=pytest.mark.slow), (4, 6, 16), (24,), (37, 8)])
+@pytest.mark.parametrize("shape", [*(pytest.param(shape, marks=pytest.mark.slow) for shape in ((30, 64), (24,))), (4, 6, 16), (37, 8)])
 def test_bits_do_not_depend_on_the_mesh(shape, monkeypatch):
     monkeypatch.setattr(noise, "SLICE_ELEMENTS", 128)
     total = jnp.ones(shape)

@@ -18,10 +18,13 @@ SECRET = RootSecret.from_seed(9)
 BATCH = jnp.float32(10)
 
 
+NEXT = jax.jit(CLIP.next_clipping_norm)
+
+
 def following(norm, examples, clipped, step=0, non_finite=0.0):
     counts = {"units": jnp.float32(examples), "clipped": jnp.float32(clipped), "non_finite": jnp.float32(non_finite)}
     key = jnp.asarray(CLIP.draw(SECRET, step, norm))
-    return float(CLIP.next_clipping_norm(jnp.float32(norm), counts, key, BATCH))
+    return float(NEXT(jnp.float32(norm), counts, key, BATCH))
 
 
 def test_the_norm_moves_by_the_noisy_fraction_as_stated():

@@ -100,7 +100,13 @@ def test_each_layers_carriers_and_the_head_are_clipped_to_their_own_share(train)
         assert np.sqrt(squared_norm(one.total)) <= limit * (1 + 1e-5)
 
 
-@pytest.mark.parametrize("clip", [AdaptiveClip(clipping_norm=1.0), Normalised(clipping_norm=1.0)], ids=["quantile", "normalised"])
+# Weights are of the norm that the tests above and below compare.
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "clip",
+    [AdaptiveClip(clipping_norm=1.0), Normalised(clipping_norm=1.0)],
+    ids=["quantile", "normalised"],
+)
 def test_other_clips_weigh_by_the_joint_norm_and_count_by_it(clip):
     (of, _, frozen, given, batch), expected = gradients()
     norms = np.sqrt([squared_norm(one) for one in expected])
@@ -128,6 +134,8 @@ def test_units_of_several_rows_are_clipped_as_one():
 
 
 @pytest.mark.parametrize("method", ["book_keeping", *(pytest.param(method, marks=pytest.mark.slow) for method in ("ghost", "vmap"))])
+# Sums in bfloat16 are held to their norm in tests/clipping/test_clipped_sum.py.
+@pytest.mark.slow
 def test_in_bfloat16_no_example_exceeds_its_norm_and_all_point_where_float64_does(method):
     """What the loss is differentiated by is rounded to bfloat16 as in a step; W - A B is a constant of the step too."""
     of, trained, frozen, given, batch = case(dtype="bfloat16")

@@ -52,8 +52,10 @@ def programs(trained: str, rank: int):
     return step, plain, (own, kept, drawn, frozen, jax.eval_shape(of.batch, key, rows))
 
 
-@pytest.mark.parametrize("trained", TRAINED)
-@pytest.mark.parametrize(("rank", "most"), [(1, 0.70), pytest.param(16, 0.75, marks=pytest.mark.slow)])
+CELLS = [(trained, rank, most) for trained in TRAINED for rank, most in ((1, 0.70), (16, 0.75))]
+
+
+@pytest.mark.parametrize(("trained", "rank", "most"), [CELLS[0], *(pytest.param(*cell, marks=pytest.mark.slow) for cell in CELLS[1:])])
 def test_products_of_a_step_beside_those_of_plain_fine_tuning(trained, rank, most):
     step, plain, arguments = programs(trained, rank)
     ratio = matmul_flops(step, *arguments) / matmul_flops(plain, *arguments)

@@ -45,8 +45,14 @@ def assert_declared(subject):
     assert {leaf.dtype for leaf in found.values()} == {jnp.dtype("float32")}
 
 
-@pytest.mark.parametrize("next_sentence", [True, False])
-@pytest.mark.parametrize("size", SIZES)
+@pytest.mark.parametrize(
+    ("size", "next_sentence"),
+    [
+        pytest.param(size, next_sentence, marks=[pytest.mark.slow] * ((size, next_sentence) not in {("micro", False), ("base", True)}))
+        for size in SIZES
+        for next_sentence in (True, False)
+    ],
+)
 def test_module_parameters_are_the_declared_ones(size, next_sentence):
     assert_declared(objective_of(declared(size), MaskedLanguageModel(next_sentence=next_sentence), 30_522, SPECIAL))
 

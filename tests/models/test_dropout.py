@@ -15,7 +15,7 @@ RECORD_B = jnp.asarray([3, 8])
 X = jnp.ones((2, 100, 100))
 
 
-@pytest.mark.parametrize("rate", [0.1, 0.5, 0.9])
+@pytest.mark.parametrize("rate", [0.1, *(pytest.param(rate, marks=pytest.mark.slow) for rate in (0.5, 0.9))])
 def test_what_is_kept_is_scaled_so_that_the_mean_stays(rate):
     found = np.asarray(dropout(X, record_keys(KEY, RECORD_B), 0, 0, rate))
     kept = found != 0
@@ -44,7 +44,9 @@ def test_a_layer_that_is_traced_drops_as_one_that_is_not():
     assert np.array_equal(found, dropout(X, keys, 3, 2, 0.5))
 
 
-@pytest.mark.parametrize("length_B", [jnp.asarray([4, 6]), jnp.asarray([[4, 3], [6, 2]])], ids=["a text", "choices"])
+@pytest.mark.parametrize(
+    "length_B", [pytest.param(jnp.asarray([4, 6]), marks=pytest.mark.slow), jnp.asarray([[4, 3], [6, 2]])], ids=["a text", "choices"]
+)
 def test_a_token_drops_the_same_whatever_its_text_is_padded_to(length_B):
     keys, texts = record_keys(KEY, RECORD_B), length_B.shape[1:]
 
