@@ -108,7 +108,15 @@ def said(document: dict) -> str | None:
     return document["guarantee"].removeprefix("dp_by_")
 
 
-@pytest.mark.parametrize("road", ROADS)
+# In turn by its job and by being imported.
+BY_ROAD = [(road, way, place == number % 2) for number, road in enumerate(ROADS) for place, way in enumerate(("job", "import"))]
+
+
+@pytest.mark.parametrize(
+    ("road", "taking_part"),
+    [pytest.param(road, way, marks=[pytest.mark.slow] * (not is_its_turn)) for road, way, is_its_turn in BY_ROAD],
+    indirect=["taking_part"],
+)
 def test_a_package_that_takes_part_is_named_by_every_road(taking_part, road, tmp_path):
     assert ROADS[road](built(), taking_part, tmp_path) == BY
 

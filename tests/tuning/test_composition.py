@@ -191,7 +191,15 @@ OTHER_UNITS = {
 }
 
 
-@pytest.mark.parametrize(("part", "override"), [(part, override) for part, overrides in OTHER_UNITS.items() for override in overrides])
+# Parts are compared whole.
+@pytest.mark.parametrize(
+    ("part", "override"),
+    [
+        pytest.param(part, override, marks=[pytest.mark.slow] * (override != overrides[0]))
+        for part, overrides in OTHER_UNITS.items()
+        for override in overrides
+    ],
+)
 def test_trials_of_one_study_protect_one_unit(tmp_path: Path, part: str, override: str) -> None:
     study = Study(tmp_path, "s")
     trial(study, experiment("composition"), 1, 0.1)

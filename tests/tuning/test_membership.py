@@ -70,8 +70,14 @@ ROADS = {
 }
 
 
-@pytest.mark.parametrize("charge", CHARGES)
-@pytest.mark.parametrize("road", ROADS)
+# Each road under one charge, in turn.
+RESUMED = [(road, charge, place == number % len(CHARGES)) for number, road in enumerate(ROADS) for place, charge in enumerate(CHARGES)]
+
+
+@pytest.mark.parametrize(
+    ("road", "charge"),
+    [pytest.param(road, charge, marks=[pytest.mark.slow] * (not is_its_turn)) for road, charge, is_its_turn in RESUMED],
+)
 def test_a_resumed_trial_keeps_its_charge_and_its_study_learns_what_it_comes_to(tmp_path: Path, charge: str, road: str) -> None:
     of = experiment(charge, 3)
     study = Study(tmp_path, of.name)

@@ -116,7 +116,12 @@ def test_what_is_charged_is_the_plan_whatever_the_trials_came_to(tmp_path: Path)
     assert redrawn["unsupported"][0]["value"] == said["epsilon"]["rdp"]
 
 
-@pytest.mark.parametrize("last", VOIDED, ids=lambda last: last.__name__.strip("_"))
+# Of each way in which a trial is no draw one.
+QUICK = (_failed, _lost_its_ledger, _pruned, _redrawn, _redrawn_in_a_deleted_folder, _set_back)
+EACH = [pytest.param(last, id=last.__name__.strip("_"), marks=[pytest.mark.slow] * (last not in QUICK)) for last in VOIDED]
+
+
+@pytest.mark.parametrize("last", EACH)
 def test_a_trial_that_is_no_draw_of_the_plan_takes_the_guarantee_away(tmp_path: Path, last: Callable[..., None]) -> None:
     said = _complete(Study(tmp_path, "s"), last)
     assert said["guarantee"] == "none" and said["epsilon"] == {}

@@ -95,10 +95,15 @@ def test_a_launch_under_another_charge_is_refused_before_it_draws(tmp_path: Path
     ("charge", "overrides", "named"),
     [
         ("repeat_and_select", ["tune.trials=1"], "trials"),
-        ("repeat_and_select", ["tune.shape=0"], "shape"),
+        pytest.param("repeat_and_select", ["tune.shape=0"], "shape", marks=pytest.mark.slow),
         ("repeat_and_select", ["noise.noise_multiplier=9"], "noise"),
-        ("composition", ["privacy.unit=document", "privacy.rows_per_unit_max=4", "privacy.unit_mode=sample_units"], "privacy"),
-        ("composition", ["tune.charge=uncharged"], "charge"),
+        pytest.param(
+            "composition",
+            ["privacy.unit=document", "privacy.rows_per_unit_max=4", "privacy.unit_mode=sample_units"],
+            "privacy",
+            marks=pytest.mark.slow,
+        ),
+        pytest.param("composition", ["tune.charge=uncharged"], "charge", marks=pytest.mark.slow),
         ("uncharged", ["tune.charge=composition"], "charge"),
         ("composition", ["privacy.delta=1e-3"], "privacy"),
         ("composition", ["tune.budget.epsilon=1", "tune.budget.order=4", "accountant=rdp"], "budget"),
