@@ -1,5 +1,6 @@
 """Each laptop verdict of McKenna et al. 2025 on made-up runs that show it, that do not, and that are not there."""
 
+import dataclasses
 import functools
 import json
 from collections.abc import Mapping
@@ -10,12 +11,14 @@ import pytest
 from dpx.config import build, recipes
 from dpx.job.analyse import Analyse
 from dpx.pages import page_document
+from dpx.pages.analysis_tables import Table
 from dpx.pages.read_runs import Run
 from dpx_papers.mckenna2025 import fig17_transform
 from dpx_papers.mckenna2025.lab import Lab
 from dpx_papers.mckenna2025.rules import BATCH, LOSS, MODEL, RATE, RATIO, AsPredicted, predictor
 from dpx_papers.report import analyses, page
 from dpx_papers.report.evidence import Evidence, row_of, rows_of
+from dpx_papers.report.readings import BY_CODE
 from dpx_papers.report.sizes import LAPTOP
 from tests.report import made
 from tests.scaling.synthetic import measured
@@ -44,6 +47,24 @@ TURNED = {(6e-5, batch): BATCHES[0.001, batch] for batch in (32, 128, 512)}
 
 def swept(name: str, losses) -> list[Run]:
     return runs(name, losses, RATIO, BATCH)
+
+
+def test_each_number_says_by_whose_choices_it_is() -> None:
+    paper, name = made.declared("mckenna2025"), "mckenna_fig4_vector_fields"
+    tables = analyses.read(EVIDENCE)
+    by_lab = {one for one, own in tables.items() if any("by the choices of" in note for table in own.values() for note in table.notes)}
+    assert name in by_lab and all(any(choice.is_of(one.removeprefix("laptop_")) for choice in paper.choices) for one in by_lab)
+    paper = dataclasses.replace(paper, items=[item for item in paper.items if item.experiment == name], first=())
+
+    def text(notes: list[str]) -> str:
+        own = {key: Table.from_rows(key, table.as_json()["rows"], table.title, notes) for key, table in tables[name].items()}
+        return page_document.markdown(page.document(paper, Evidence(EVIDENCE, tables={name: own})))
+
+    # The accounting and the axes; of each claim and each table.
+    for notes, side in (["by the choices of the text"], "text"), ([f"{BY_CODE}, analysis.lab.by=authors"], "code"):
+        shown = text(notes)
+        assert shown.count(f"[ᵉʲ {side}](#choices)") == shown.count(f"ᵉʲ {side}</summary>") == 3
+        assert shown.count("ᵉʲ ") == 6
 
 
 def test_without_runs_nothing_is_judged() -> None:

@@ -5,9 +5,9 @@ import functools
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from dpx_papers.analysis import Made
+from dpx_papers.analysis import Made, Noted
 from dpx_papers.mckenna2025 import verdicts
-from dpx_papers.mckenna2025.lab import of_positive
+from dpx_papers.mckenna2025.lab import Lab, chosen_by, of_positive
 from dpx_papers.report.shape import Part
 
 PLANES = (("epsilon", "batch_size"), ("size", "batch_size"), ("epsilon", "size"))
@@ -16,8 +16,8 @@ PLACES = ("epsilon", "batch_size", "size")
 
 @of_positive
 def mckenna_fig4_vector_fields(
+    lab: Lab,
     steps: int,
-    delta: float,
     sizes: Sequence[int],
     batch_sizes: Sequence[int],
     epsilons: Sequence[float | int],
@@ -31,8 +31,8 @@ def mckenna_fig4_vector_fields(
     On axes of doubling values the end of one arrow is the start of another, so each ratio is computed once.
 
     Attributes:
+        lab: Delta, and whose choices are taken: the authors' code accounts for Poisson sampling alone.
         steps: Steps of a run.
-        delta: Delta of epsilon.
         sizes: Protected records.
         batch_sizes: Batch sizes.
         epsilons: Epsilons.
@@ -45,12 +45,14 @@ def mckenna_fig4_vector_fields(
 
     @functools.cache
     def ratio(size: float | int, batch_size: float | int, epsilon: float | int) -> float:
-        return noise_batch_ratio(size, batch_size, steps, epsilon=epsilon, delta=delta, interval=interval).ratio
+        found = noise_batch_ratio(size, batch_size, steps, epsilon=epsilon, delta=lab.delta, interval=interval)
+        return found.poisson / batch_size if lab.by == "authors" else found.ratio
 
     place = {"size": fixed_size, "batch_size": fixed_batch_size, "epsilon": fixed_epsilon}
     axes = {"size": sizes, "batch_size": batch_sizes, "epsilon": epsilons}
     planes = {names: plane(ratio, axes, place, *names) for names in PLANES}
-    return {"_".join(names): rows for names, rows in planes.items()} | {"verdicts": judged(planes)}
+    noted = {"_".join(names): Noted(rows, [chosen_by(lab.by)]) for names, rows in planes.items()}
+    return {**noted, "verdicts": judged(planes)}
 
 
 def plane(

@@ -14,6 +14,7 @@ from dpx.cost.surface import Choice, Grid, Surface, grid_of, surface_of
 from dpx.declaration import declaration, require
 from dpx_papers.analysis import analysis
 from dpx_papers.mckenna2025 import authors
+from dpx_papers.report.readings import BY_CODE
 
 
 def require_positive(given: Mapping[str, Any], place: str, may_be_zero: Sequence[str] = ()) -> None:
@@ -163,6 +164,11 @@ class Lab:
         return np.geomspace(self.lowest_compute, self.highest_compute, self.computes)
 
 
+def chosen_by(by: str) -> str:
+    """Returns the note on whose choices a table is by."""
+    return f"{BY_CODE}, analysis.lab.by=authors" if by == "authors" else "by the choices of the text"
+
+
 @dataclasses.dataclass(frozen=True)
 class Fitted:
     """Holds measurements, the grid chosen from them, and the surface through it."""
@@ -181,4 +187,4 @@ class Fitted:
         without = [f"{len(grid.noiseless.names)} models without noise too"] if grid.noiseless else []
         missing = [f"{len(self.left_out)} runs or cells left out of the grid"] if self.left_out else []
         first = f"losses of {size}, at a batch of {self.surface.batch_size:,.0f}; no model was trained to an epsilon named here"
-        return (first, *without, *missing, f"by the choices of the {'text' if self.by == 'text' else 'authors, analysis.lab.by=authors'}")
+        return (first, *without, *missing, chosen_by(self.by))

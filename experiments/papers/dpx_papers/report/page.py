@@ -16,6 +16,7 @@ from dpx.pages.read_runs import Run
 from dpx_papers.report import analyses, figures, of_rows, privacy, rows, shape, stages
 from dpx_papers.report.evidence import Evidence, cell, mean_of_all
 from dpx_papers.report.paper import KINDS, Item, Paper
+from dpx_papers.report.readings import BY_CODE
 from dpx_papers.report.rows import MARKS, Published
 from dpx_papers.report.rules import name, our_value
 from dpx_papers.report.shape import Verdict
@@ -92,6 +93,7 @@ def document(paper: Paper, found: Evidence) -> Document:
         *(Section(heading, [items(found.notes[key])], key) for key, heading in _HEADINGS.items() if key in found.notes),
         Section(f"All {len(paper.items)} items at a glance", [_glance(paper, judged, found)], "glance"),
         *([Section("How the recipes read the paper", [_readings(paper)], "readings")] if paper.readings else []),
+        *([Section("Where the paper's code differs from its text", _choices(paper), "choices")] if paper.choices else []),
         *(_section(paper, item, judged[item.number], found) for item in paper.items),
         Section("Every run", [_all_runs(paper, found)], "runs"),
     ]
@@ -121,6 +123,31 @@ def _how_to_read(paper: Paper, found: Evidence) -> Section:
 def _readings(paper: Paper) -> Block:
     lines = [(", ".join(map(code, one.recipes)), *map(escaped, (one.setting, one.paper, one.taken, one.why))) for one in paper.readings]
     return grid(("recipes", "setting", "the paper says", "taken", "why"), lines)
+
+
+# The sign of each choice, on every number that it changes.
+_SIGNS_OF_CHOICES = "ᵃᵇᶜᵈᵉᶠᵍʰⁱʲᵏˡᵐⁿᵒᵖ"
+
+
+def _choices(paper: Paper) -> list[Block]:
+    """Returns what the signs on the numbers mean."""
+    words = (
+        "A number with a sign would be another one by the paper's published code. The word after the signs says by which of the two it is."
+    )
+    lines = [
+        (sign, escaped(one.name), escaped(one.text), escaped(one.code), code(one.options),
+         ", ".join(item.number for item in paper.items if one.is_of(item.experiment)))
+        for sign, one in zip(_SIGNS_OF_CHOICES, paper.choices, strict=False)
+    ]  # fmt: skip
+    return [words, grid(("sign", "setting", "the text", "the published code", "taken with", "items"), lines)]
+
+
+def _marks(paper: Paper, item: Item, at: Evidence) -> str:
+    """Returns the signs of the choices that change an item's numbers, and by which side they are; empty if none does."""
+    signs = [sign for sign, one in zip(_SIGNS_OF_CHOICES, paper.choices, strict=False) if one.is_of(item.experiment)]
+    notes = [note for table in at.analysis(item.source).values() for note in table.notes]
+    side = "code" if any(note.startswith(BY_CODE) for note in notes) else "text"
+    return f"{''.join(signs)} {side}" if signs else ""
 
 
 def _is_shown(run: Run, paper: Paper) -> bool:
@@ -180,17 +207,22 @@ def _section(paper: Paper, item: Item, judged: Verdict, found: Evidence) -> Sect
     at = {size: found.at(size) for size in SIZES}
     own = {size: [run for run in at[size].runs if run.experiment == item.experiment and _is_shown(run, paper)] for size in SIZES}
     tables = {size: _shown_tables(item, at[size]) for size in SIZES}
+    marks = {size: _marks(paper, item, at[size]) for size in SIZES}
     at_sizes = verdicts(item, found)
     blocks: list[Block] = [
         _commands(item) + f" Passes if: {item.passes}." * bool(item.passes),
-        _claims(item, judged, at_sizes),
+        _claims(item, judged, at_sizes, marks),
         *found.notes.get(item.number, ()),
         *_readings_of(paper, item),
         *figures.of_item(paper, item, at, tables),
-        *(_table(table, size if len(tables[FULL]) and size != FULL else "") for size in SIZES for table in tables[size].values()),
+        *(
+            _table(table, size if len(tables[FULL]) and size != FULL else "", marks[size])
+            for size in SIZES
+            for table in tables[size].values()
+        ),
     ]
     columns = ("quantity", "published", "how we know", "where", "ours, full scale", "note")
-    blocks += [grid(columns, [_published(line, item, at[FULL]) for line in lines])] if lines else []
+    blocks += [grid(columns, [_published(line, item, at[FULL], marks[FULL]) for line in lines])] if lines else []
     for size, runs in own.items():
         alone, whole = ([run for run in runs if read_runs.is_of_chain(run) is chained] for chained in (False, True))
         told = sorted({run.facts[FACT] for run in runs if FACT in run.facts})
@@ -224,15 +256,27 @@ def _commands(item: Item) -> str:
     return f"{shown[0]}{also}." if len(shown) == 1 else f"Full scale: {shown[0]}{also}. Laptop: {shown[1]}."
 
 
-def _claims(item: Item, judged: Verdict, at: Mapping[str, Verdict]) -> Block:
+def _claims(item: Item, judged: Verdict, at: Mapping[str, Verdict], marks: Mapping[str, str]) -> Block:
     shown = at or {item.own_size: judged}
     size = {FULL: "from rows"} if item.kind == "rows" else {}
     lines = [
-        (escaped(part.claim), escaped(part.statistic), escaped(part.says) or "–", size.get(name, name), in_runs(part.repeats), part.state)
+        (
+            escaped(part.claim),
+            _marked(escaped(part.statistic), marks[name]),
+            escaped(part.says) or "–",
+            size.get(name, name),
+            in_runs(part.repeats),
+            part.state,
+        )
         for name, one in shown.items()
         for part in one.parts
     ]
     return grid(("claim", "what is found", "in the paper", "size", "runs", "verdict"), lines)
+
+
+def _marked(number: str, marks: str) -> str:
+    """Returns a number with the signs of its choices, which lead to what they mean; what is no number stays."""
+    return f"{number} [{marks}](#choices)" if marks and any(one.isdigit() for one in number) else number
 
 
 def _shown_tables(item: Item, at: Evidence) -> dict[str, Table]:
@@ -242,13 +286,13 @@ def _shown_tables(item: Item, at: Evidence) -> dict[str, Table]:
     return {name: table for name, table in at.analysis(item.source).items() if name not in left_out}
 
 
-def _table(table: Table, size: str) -> Block:
+def _table(table: Table, size: str, marks: str) -> Block:
     more = f", {len(table.rows)} rows, the first {SHOWN}" if len(table.rows) > SHOWN else ""
     cells = [tuple(map(_cell, row)) for row in table.rows[:SHOWN]]
     return grid(
         tuple(escaped(column.replace("_", " ")) for column in table.columns),
         cells,
-        f"{table.title or table.name}{f', {size}' * bool(size)}{more}",
+        f"{table.title or table.name}{f', {size}' * bool(size)}{more}{f', {marks}' * bool(marks)}",
     )
 
 
@@ -258,9 +302,10 @@ def _cell(value: Any) -> str:
     return f"{value:.4g}" if isinstance(value, float) else f"{value:,}" if isinstance(value, int) else escaped(value)
 
 
-def _published(line: Published, item: Item, full: Evidence) -> tuple[str, ...]:
+def _published(line: Published, item: Item, full: Evidence, marks: str) -> tuple[str, ...]:
     value = f"{int(line.value):,}" if line.value.isdigit() else line.value
-    how = (MARKS[line.mark], line.where, ours(line, item, full), line.note)
+    own = ours(line, item, full)
+    how = (MARKS[line.mark], line.where, own if our_value(line, full) is None else _marked(own, marks), line.note)
     return (line.quantity, f"{value} {line.unit}".strip() if line.value else "–", *how)
 
 

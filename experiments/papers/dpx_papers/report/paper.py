@@ -18,7 +18,7 @@ from dpx.pages.analysis_tables import Cells, Lines, Picture
 from dpx.pages.read_runs import Run
 from dpx_papers.analysis import kind_of
 from dpx_papers.report import rules
-from dpx_papers.report.readings import Reading
+from dpx_papers.report.readings import Choice, Reading
 from dpx_papers.report.rules import Rule
 from dpx_papers.report.sizes import FULL, LAPTOP, SMALLER
 
@@ -39,6 +39,7 @@ _PARTS = {
     "best": "dpx_papers.report.evidence.Best",
     "figures": "dpx_papers.report.paper.Figure",
     "readings": "dpx_papers.report.readings.Reading",
+    "choices": "dpx_papers.report.readings.Choice",
 }
 
 
@@ -117,23 +118,26 @@ class Item:
 @declaration
 class Paper:
     """`headline` is the column that a finished training run has; `columns` of the table of runs by point, with their headings.
-    `readings` say what recipes take where the paper leaves a setting open. `drops` are patterns of metrics that results.csv does not
-    keep. `first` are the names of the figures that the page begins with. Each of `collects` is called with the folder of runs and that of
-    the paper, writes what else its analyses read, and returns a line on each run that it left out."""
+    `readings` say what recipes take where the paper leaves a setting open, `choices` where the paper's code differs from its text.
+    `drops` are patterns of metrics that results.csv does not keep. `first` are the names of the figures that the page begins with. Each
+    of `collects` is called with the folder of runs and that of the paper, writes what else its analyses read, and returns a line on
+    each run that it left out."""
 
     title: str
     items: Sequence[Item]
     headline: str
     columns: Mapping[str, str]
     readings: Sequence[Reading] = ()
+    choices: Sequence[Choice] = ()
     drops: Sequence[str] = ()
     first: Sequence[str] = ()
     collects: Sequence[Any] = ()
 
     def __post_init__(self) -> None:
-        for pattern in {pattern for reading in self.readings for pattern in reading.recipes}:
-            fix = f"Name a recipe{nearest(pattern, recipes.names())}"
-            require(bool(fnmatch.filter(recipes.names(), pattern)), f"readings: recipes {pattern}", "no recipe has that name", fix)
+        for key, declared in (("readings", self.readings), ("choices", self.choices)):
+            for pattern in {pattern for one in declared for pattern in one.recipes}:
+                fix = f"Name a recipe{nearest(pattern, recipes.names())}"
+                require(bool(fnmatch.filter(recipes.names(), pattern)), f"{key}: recipes {pattern}", "no recipe has that name", fix)
 
     @property
     def match(self) -> tuple[str, ...]:

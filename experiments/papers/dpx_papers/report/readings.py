@@ -34,6 +34,29 @@ class Reading:
         return f"{self.setting}: the paper says {self.paper}; taken: {self.taken}, because {self.why}"
 
 
+# The note of a table whose numbers are by the published code.
+BY_CODE = "by the choices of the published code"
+
+
+@declaration
+class Choice:
+    """A setting in which a paper's published code differs from its text. `recipes` are patterns of the names of the recipes whose numbers
+    it changes, `options` the override that takes the code's side, and `name` is short, for the numbers of the page."""
+
+    name: str
+    recipes: Sequence[str]
+    text: str
+    code: str
+    options: str
+
+    def __post_init__(self) -> None:
+        require(bool(self.recipes), f"choices: {self.name}", "is of no recipe", "Name one, or a pattern, under recipes")
+
+    def is_of(self, recipe: str) -> bool:
+        """Returns whether the numbers of a recipe depend on it."""
+        return any(fnmatch.fnmatchcase(recipe, pattern) for pattern in self.recipes)
+
+
 def of_recipe(recipe: str, homes: Iterable[Path]) -> list[Reading]:
     """Returns the readings of a recipe in the paper.yaml of each folder; a file that cannot be read has none."""
     found: list[Reading] = []
