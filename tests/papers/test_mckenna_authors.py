@@ -90,7 +90,7 @@ def test_steps_logarithms_bands_accounting_and_the_rule_of_table_2_are_those_of_
     ends = [float(surface.at(m, 8000, 2.0**-12).loss) for m in (4.5e6, 11.4e6)]
     assert surface.at(np.sqrt(4.5e6 * 11.4e6), 8000, 2.0**-12).loss == pytest.approx(np.sqrt(ends[0] * ends[1]))
     assert (by_text.near, by_authors.near) == (NEAR, 0.02)
-    assert fitted.notes[-1] == "by the choices of the authors, analysis.lab.by=authors"
+    assert fitted.notes[-1] == "by the choices of the published code, analysis.lab.by=authors"
     assert by_text.fitted().notes[-1] == "by the choices of the text"
     losses = np.array([3.0, 2.4, 2.0, 2.5])
     assert [saturating_compute(np.array([1.0, 2.0, 3.0, 4.0]), losses, of_best=best) for best in (False, True)] == [2.0, 3.0]
