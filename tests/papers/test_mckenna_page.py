@@ -18,7 +18,7 @@ from dpx_papers.mckenna2025.lab import Lab
 from dpx_papers.mckenna2025.rules import BATCH, LOSS, MODEL, RATE, RATIO, AsPredicted, predictor
 from dpx_papers.report import analyses, page
 from dpx_papers.report.evidence import Evidence, row_of, rows_of
-from dpx_papers.report.readings import BY_CODE
+from dpx_papers.report.shape import BY_CODE
 from dpx_papers.report.sizes import LAPTOP
 from tests.report import made
 from tests.scaling.synthetic import measured

@@ -14,7 +14,7 @@ from dpx.cost.surface import Choice, Grid, Surface, grid_of, surface_of
 from dpx.declaration import declaration, require
 from dpx_papers.analysis import analysis
 from dpx_papers.mckenna2025 import authors
-from dpx_papers.report.readings import BY_CODE
+from dpx_papers.report.shape import BY_CODE
 
 
 def require_positive(given: Mapping[str, Any], place: str, may_be_zero: Sequence[str] = ()) -> None:

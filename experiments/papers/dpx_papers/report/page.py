@@ -16,10 +16,9 @@ from dpx.pages.read_runs import Run
 from dpx_papers.report import analyses, figures, of_rows, privacy, rows, shape, stages
 from dpx_papers.report.evidence import Evidence, cell, mean_of_all
 from dpx_papers.report.paper import KINDS, Item, Paper
-from dpx_papers.report.readings import BY_CODE
 from dpx_papers.report.rows import MARKS, Published
 from dpx_papers.report.rules import name, our_value
-from dpx_papers.report.shape import Verdict
+from dpx_papers.report.shape import BY_CODE, Verdict
 from dpx_papers.report.sizes import FACT, FULL, LAPTOP, PREFIX, SIZES, SMALLER
 
 # Rows of an analysis' table that the page shows; all of them are in `analyses/`.

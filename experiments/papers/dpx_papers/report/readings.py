@@ -34,10 +34,6 @@ class Reading:
         return f"{self.setting}: the paper says {self.paper}; taken: {self.taken}, because {self.why}"
 
 
-# The note of a table whose numbers are by the published code.
-BY_CODE = "by the choices of the published code"
-
-
 @declaration
 class Choice:
     """A setting in which a paper's published code differs from its text. `recipes` are patterns of the names of the recipes whose numbers

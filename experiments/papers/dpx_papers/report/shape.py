@@ -20,6 +20,8 @@ Number = int | float
 PASS, FAIL, NOT_RUN = "pass", "fail", "not run"
 # Of a claim that cannot be false, by what is compared: it is shown and not counted.
 ARITHMETIC = "arithmetic"
+# The note of a table whose numbers are by a paper's published code, where that differs from its text.
+BY_CODE = "by the choices of the published code"
 # One-sided; three against three replicates in perfect order have exactly 1/20.
 LEVEL = 0.05
 
