@@ -8,16 +8,17 @@ Imports no jax, except to compare the weights that a run released with the weigh
 import dataclasses
 import math
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 from dpx.claim.calibration import Entries, accounting_of, calibrate
 from dpx.claim.caveats import little_data
 from dpx.claim.statement import build
-from dpx.config.experiment import Experiment
+from dpx.config.experiment import Claim, Experiment
 from dpx.console import answer, figure, wide_console
 from dpx.data.declared_data import Data
-from dpx.declaration import declaration
+from dpx.declaration import ConfigError, declaration
 from dpx.files.records import to_json
 from dpx.files.run_folder import RunFolder, write_json
 from dpx.files.weights import PARAMS
@@ -30,6 +31,7 @@ from dpx.pages.run_table import accuracy_of, baselines_of
 from dpx.privacy.declared_privacy import Privacy, rows_in_words
 from dpx.privacy.ledger import join, until
 from dpx.privacy.origins import VERDICTS, charged_in, in_words
+from dpx.privacy.segments import ALLOCATION, IN_EPOCHS, Segment, Segments, rows_clipped_apart, steps_per_epoch
 from dpx.statement import agreement, outside_code, received
 from dpx.statement.received import CheckedBy
 from dpx.statement.seals import STATEMENT, read_run_statement
@@ -223,6 +225,7 @@ def explain(
     tables = [
         Table.from_rows("as_steps_go", by_step, title),
         Table.from_rows("neighbouring_settings", changed, "epsilon after one change"),
+        *_by_sampler(claim, whole),
     ]
     trusting = f" (not bounds that dpx has proved: they trust {', '.join(by or ())})" if by else ""
     tables = [dataclasses.replace(table, title=f"{table.title}{trusting}") for table in tables]
@@ -234,6 +237,37 @@ def explain(
         words += sentences
         tables += [] if change is None else [Table.from_rows("what_training_changed", change.rows(), "what training changed")]
     return Explanation(experiment.name, _in_short(statement), tuple(words), tuple(tables))
+
+
+# The samplers that are shown side by side.
+_SIDE_BY_SIDE = ("poisson", "random_allocation", "shuffled")
+
+
+def _by_sampler(claim: Claim, planned: Segments) -> list[Table]:
+    """Returns a table of the epsilon of the planned steps, at the same noise, as each sampler would draw them; none for other releases.
+
+    A sampler that has no bound for them, by the run's accountant, is left out.
+    """
+    own, rows = claim.sampler.name, []
+    is_known = own in (*IN_EPOCHS, *_SIDE_BY_SIDE) and all(
+        one.event is None and one.noise == "gaussian" and rows_clipped_apart(one) == 1 for one in planned
+    )
+    for name in dict.fromkeys((own, *_SIDE_BY_SIDE)) if is_known else ():
+        drawn = planned
+        if name != own:
+            fields = dict.fromkeys(("allocation", "allocation_steps", "allocation_from"))
+            drawn = [dataclasses.replace(one, **fields | _allocated(one, name), sampler=name) for one in planned]
+        with suppress(ConfigError):
+            found = accounting_of(claim.accountant, claim.privacy, drawn)
+            rows.append({"sampler": name, "drawn": "by this run" if name == own else "by another run"} | found)
+    return [Table.from_rows("by_sampler", rows, "epsilon of the same steps by sampler")] if len(rows) > 1 else []
+
+
+def _allocated(one: Segment, name: str) -> dict[str, Any]:
+    """Returns the fields that say how `name` would allocate the units of these steps."""
+    if name != "random_allocation":
+        return {}
+    return {"allocation": ALLOCATION, "allocation_steps": steps_per_epoch(one.q), "allocation_from": one.steps[0][0]}
 
 
 def _in_which_neighbours_differ(statement: RunStatement) -> str:

@@ -22,6 +22,7 @@ from dpx.job.train import _hints
 from dpx.mechanism.rgp import Rgp
 from dpx.privacy.ledger import Ledger
 from dpx.privacy.origins import Origin, in_words
+from dpx.sampler import CyclicPoisson, Poisson, RandomAllocation
 from dpx.statement.statement_records import RunStatement
 from tests.processes import COARSE
 
@@ -60,16 +61,29 @@ def test_what_is_clipped_in_place_of_a_matrix_is_said(experiment):
 
 
 def test_epsilon_grows_with_steps(document):
-    (steps, _) = document.tables
+    steps, *_ = document.tables
     values = [row["rdp"] for row in steps.as_json()["rows"]]
     assert values == sorted(values) and steps.as_json()["rows"][-1]["steps"] == 4
 
 
 def test_stronger_costs_less_and_weaker_more(document):
-    (_, settings) = document.tables
+    _, settings, _ = document.tables
     found = {row["setting"].split(":")[0] + row["setting"][-5:]: row["rdp"] for row in settings.as_json()["rows"]}
     here = settings.as_json()["rows"][0]["rdp"]
     assert all((value < here) == name.startswith("stronger") for name, value in found.items() if not name.startswith("as"))
+
+
+def test_samplers_stand_side_by_side_for_the_same_steps(experiment):
+    """Each at what a run with it would state; a sampler whose steps are others' has no such table."""
+    stated = {}
+    for sampler in (RandomAllocation(), Poisson()):
+        one = dataclasses.replace(experiment, sampler=sampler)
+        stated[sampler.name] = calibrate(one.claim, 10_000).epsilon["rdp"]
+        rows = explain(one, 10_000, None).tables[2].as_json()["rows"]
+        assert rows[0]["sampler"] == sampler.name and [row["drawn"] for row in rows] == ["by this run", *["by another run"] * 2]
+    found = {row["sampler"]: row["rdp"] for row in rows}
+    assert found == stated | {"shuffled": found["shuffled"]} and found["shuffled"] > 2 * max(stated.values())
+    assert len(explain(dataclasses.replace(experiment, sampler=CyclicPoisson(cycle=2)), 10_000, None).tables) == 2
 
 
 def test_it_is_printed_and_written(experiment, tmp_path, capsys):
