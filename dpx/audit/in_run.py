@@ -19,8 +19,7 @@ import jax
 import numpy as np
 from jaxtyping import Bool, Float
 
-from dpx.audit.canaries import Planted, WithCanaries, plant
-from dpx.audit.canary_objective import CANARIES
+from dpx.audit.canaries import CANARIES, Planted, WithCanaries, plant
 from dpx.audit.verdict import judge
 from dpx.claim.spent import Spent
 from dpx.config.declared_audit import Canaries

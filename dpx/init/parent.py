@@ -259,7 +259,7 @@ def parameters_of(parent: Parent, train: Trained) -> Leaves:
     import jax
     import numpy as np
 
-    from dpx.audit.canary_objective import CANARIES
+    from dpx.audit.canaries import CANARIES
     from dpx.clipping.readers import merged
     from dpx.files.orbax_checkpoints import read_together
     from dpx.models.lora import merge_adapters

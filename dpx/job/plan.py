@@ -21,7 +21,7 @@ from dpx.declaration import ConfigError, declaration, require
 from dpx.files.records import to_json
 from dpx.files.run_folder import RunFolder, write_json
 from dpx.job import chain_plan
-from dpx.job.analyse import inputs, require_analysis
+from dpx.job.report import inputs, require_analysis
 from dpx.job.run_plan import PLAN, AnalysisInput, AnalysisPlan, ChainPlan, PlanDocument, RunPlan, UnitNoise, plan_of_run, prepared
 from dpx.mechanism.declared_mechanism import TargetEpsilon
 from dpx.pages.analysis_tables import Table

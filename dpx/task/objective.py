@@ -22,7 +22,7 @@ from dpx.declaration import ConfigError, require
 from dpx.models.model_protocol import ExampleModel
 from dpx.models.shape import AnyModel, Bert, Decoder, RotaryDecoder
 from dpx.models.trainable import whole
-from dpx.task import causal_lm, classification, mlm, targets
+from dpx.task import causal_lm, classification, mlm
 from dpx.task.declared_targets import MultiLabel, Regression
 from dpx.task.declared_task import CausalLanguageModel, Classification, MaskedLanguageModel, MultipleChoice, Task
 from dpx.task.losses import Batch, Counts, Key, Params, class_losses, token_losses
@@ -130,5 +130,5 @@ def objective(model: AnyModel, task: Task, vocabulary_size: int, special: Marks)
         case _, Classification() | MultipleChoice():
             return classification.Objective(model, task, vocabulary_size)
         case _, Regression() | MultiLabel():
-            return targets.Objective(model, task, vocabulary_size)
+            return classification.TargetObjective(model, task, vocabulary_size)
     raise TypeError(f"{type(task).__name__} of {type(model).__name__}")

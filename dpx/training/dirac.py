@@ -15,8 +15,7 @@ import numpy as np
 from jaxtyping import Bool, Float
 from scipy.stats import chi2
 
-from dpx.audit.canaries import in_units
-from dpx.audit.canary_objective import LENGTH, Audited
+from dpx.audit.canaries import LENGTH, Audited, in_units
 from dpx.audit.in_run import of_gradients
 from dpx.config.experiment import OneStep
 from dpx.declaration import declaration, require

@@ -31,7 +31,7 @@ ROOTS = (
     "dpx.training.loop",
     "dpx.training.features",
     "dpx.task.objective",
-    "dpx.audit.canary_objective",
+    "dpx.audit.canaries",
     "dpx.audit.canaries",
     "dpx.data.store",
     "dpx.sampler",

@@ -151,7 +151,7 @@ class _Followed:
         self._told = contextlib.ExitStack()
 
     def _do_open(self, **facts: Any) -> None:
-        from dpx.audit.canary_objective import audited
+        from dpx.audit.canaries import audited
         from dpx.task.objective import objective as make_objective
         from dpx.training.evaluation import BATCH_ROWS, held_out
         from dpx.training.loop import Computation

@@ -19,8 +19,7 @@ from typing import Any
 import jax
 
 from dpx.audit import in_run
-from dpx.audit.canaries import require_same_audit
-from dpx.audit.canary_objective import audited
+from dpx.audit.canaries import audited, require_same_audit
 from dpx.claim.calibration import Entries, calibrate, plan_of
 from dpx.claim.caveats import real_draws
 from dpx.claim.spent import Spending, planned_end, require_bound

@@ -7,7 +7,7 @@ norms and held-out metrics are telemetry of private text and stay under `private
 from functools import partial
 from typing import Any, NamedTuple
 
-from dpx.audit.canary_objective import CANARIES, without
+from dpx.audit.canaries import CANARIES, without
 from dpx.claim import statement
 from dpx.clipping.readers import merged
 from dpx.declaration import require

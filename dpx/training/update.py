@@ -13,7 +13,7 @@ import optax
 from jax.sharding import AbstractMesh
 from jaxtyping import Array, Float
 
-from dpx.audit.canary_objective import CANARIES
+from dpx.audit.canaries import CANARIES
 from dpx.clipping.groups import LAYERS
 from dpx.optimizer import Adam, Optimizer
 from dpx.optimizer.from_optax import BERT, LEARNING_RATE, decay_mask

@@ -10,8 +10,8 @@ from dpx import config
 from dpx.config import recipes
 from dpx.declaration import ConfigError, declaration
 from dpx.files.run_folder import RunFolder
-from dpx.job.analyse import Analyse
 from dpx.job.plan import Plan
+from dpx.job.report import Analyse
 from dpx.job.run_plan import AnalysisInput, AnalysisPlan
 from dpx.pages.analysis_tables import Table
 

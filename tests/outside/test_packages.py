@@ -13,7 +13,7 @@ from dpx.config.command_line import as_refused
 from dpx.config.hydra_version import VERSION_BASE
 from dpx.declaration import ConfigError
 from dpx.files.run_folder import RunFolder
-from dpx.job.analyse import Analyse
+from dpx.job.report import Analyse
 from dpx_papers.report import paper
 from tests.outside.made_up import POND, on_path, package, pond, record
 from tests.processes import environment

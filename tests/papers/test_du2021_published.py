@@ -9,7 +9,7 @@ import pytest
 from dpx import config
 from dpx.config import recipes
 from dpx.declaration import ConfigError
-from dpx.job.analyse import Analyse
+from dpx.job.report import Analyse
 from dpx_papers.du2021 import table2
 from dpx_papers.report.rows import read_published
 

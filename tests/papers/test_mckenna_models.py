@@ -3,7 +3,7 @@
 import pytest
 
 from dpx.config import build, recipes
-from dpx.job.analyse import Analyse
+from dpx.job.report import Analyse
 
 
 def test_exact_counts_of_the_seven_sizes():

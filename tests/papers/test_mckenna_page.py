@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from dpx.config import build, recipes
-from dpx.job.analyse import Analyse
+from dpx.job.report import Analyse
 from dpx.pages import page_document
 from dpx.pages.analysis_tables import Table
 from dpx.pages.read_runs import Run

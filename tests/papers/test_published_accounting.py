@@ -11,7 +11,7 @@ import dpx.privacy
 from dpx import config
 from dpx.config import recipes
 from dpx.cost.designs import excess_by_profiles
-from dpx.job.analyse import Analyse
+from dpx.job.report import Analyse
 from dpx.privacy import closed_form, solve
 from dpx.privacy.accounting import compose
 from dpx.privacy.events import Release

@@ -13,7 +13,7 @@ from matplotlib.figure import Figure
 
 from dpx import config
 from dpx.config import recipes
-from dpx.job.analyse import Analyse
+from dpx.job.report import Analyse
 from dpx.pages import pictures
 from dpx.pages.analysis_tables import Arrows, Cells, Lines, Picture, Table
 
@@ -104,8 +104,8 @@ def test_panels_stand_in_rows_with_one_legend_for_equal_series_and_labels_that_d
     panels = (*[Lines(table="t", x="x", y=("y",), by="by", x_scale="log")] * 3, Lines(table="w", x="x", y=("y",)))
     canvas: list[Any] = []
     with pytest.MonkeyPatch.context() as patch:
-        keep_apart = pictures.axis_labels.keep_apart
-        patch.setattr(pictures.axis_labels, "keep_apart", lambda one: canvas.append(one) or keep_apart(one))
+        keep_apart = pictures.keep_apart
+        patch.setattr(pictures, "keep_apart", lambda one: canvas.append(one) or keep_apart(one))
         tables = [Table("t", ("x", "by", "y"), rows), Table("w", ("x", "by", "y"), wide)]
         (figure,) = pictures.draw([Picture("four", "Four.", panels)], tables)
     assert figure.drawn("png")
@@ -113,7 +113,7 @@ def test_panels_stand_in_rows_with_one_legend_for_equal_series_and_labels_that_d
     places = [axes.get_subplotspec().rowspan.start for axes in one.axes]
     assert places == [0, 0, 1, 1] and [axes.get_legend() is not None for axes in one.axes] == [False, True, False, False]
     one.draw_without_rendering()
-    assert not any(pictures.axis_labels._overlaps(axis) for axes in one.axes for axis in (axes.xaxis, axes.yaxis))
+    assert not any(pictures._overlaps(axis) for axes in one.axes for axis in (axes.xaxis, axes.yaxis))
     assert one.axes[3].get_xticklabels()[0].get_rotation() == 30
 
 

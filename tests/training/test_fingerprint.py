@@ -82,7 +82,7 @@ def test_code_that_a_sum_a_draw_or_noise_depends_on_has_a_checksum(tmp_path: Pat
 def test_docstrings_comments_reports_and_analyses_do_not_change_the_checksum(checkout: Path):
     step = checkout / "dpx/training/step.py"
     step.write_text("# A comment.\n" + step.read_text().replace("Adds noise once", "Adds the noise once"))
-    for place in ("pages/run_page.py", "job/explain.py", "job/analyse.py", "cost/designs.py"):
+    for place in ("pages/run_page.py", "job/explain.py", "job/report.py", "cost/designs.py"):
         (checkout / "dpx" / place).write_text("x = 1\n")
     assert step.read_text() != (TOP / "dpx/training/step.py").read_text()
     assert code_checksum(top=checkout) == code_checksum()

@@ -13,7 +13,7 @@ from optax import contrib
 
 import dpx
 from dpx import config, packages
-from dpx.audit.canary_objective import CANARIES, Audited
+from dpx.audit.canaries import CANARIES, Audited
 from dpx.config import recipes
 from dpx.declaration import ConfigError
 from dpx.mechanism.noise import slice_keys

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from dpx.audit.canary_objective import Audited
+from dpx.audit.canaries import Audited
 from dpx.clipping import ClippingMethod
 from dpx.clipping.clipped_sum import clipped_sum
 from dpx.clipping.rounding import MARGINS
