@@ -29,7 +29,8 @@ from dpx.files.records import to_json
 from dpx.files.run_folder import write_json
 from dpx.privacy import events, ledger
 from dpx.privacy.declared_privacy import Accountant, Privacy
-from dpx.privacy.ledger import Ledger, NoiseEpoch
+from dpx.privacy.ledger import Ledger
+from dpx.privacy.lines import NoiseEpoch
 from dpx.randomness import RootSecret
 
 BATCH_ROWS = 64

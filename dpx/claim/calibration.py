@@ -18,9 +18,8 @@ from dpx.mechanism.telemetry import Telemetry
 from dpx.privacy import accounting, ledger, profile, solve
 from dpx.privacy.closed_form import remaining
 from dpx.privacy.declared_privacy import Accountant, GdpClt, Privacy
-from dpx.privacy.ledger import LedgerEntry, NoiseEpoch, Segments
-from dpx.privacy.lines import Part, Plan, PlanParts
-from dpx.privacy.segments import StepCost
+from dpx.privacy.lines import NoiseEpoch, Part, Plan, PlanParts
+from dpx.privacy.segments import LedgerEntry, Segments, StepCost, encode
 from dpx.sampler import Sampler, batch_schedule
 from dpx.statement import outside_code
 
@@ -101,7 +100,7 @@ class Entries:
         for batch, steps in batch_stages:
             left = first + steps - max(first, begins)
             if left > 0:
-                record = ledger.encode([(origin, first, self.of_step(size, noise_multiplier, batch, number, name, stretch=first))])[0]
+                record = encode([(origin, first, self.of_step(size, noise_multiplier, batch, number, name, stretch=first))])[0]
                 segments.append(replace(record, steps=((max(first, begins), left),)))
             first += steps
         return segments

@@ -11,10 +11,10 @@ from typing import Any, NamedTuple
 from dpx.claim.caveats import chosen_late, refuted, seeded, unlike_units
 from dpx.declaration import ConfigError, require
 from dpx.durable import seal
-from dpx.privacy import events, ledger, origins
+from dpx.privacy import events, origins
 from dpx.privacy.declared_privacy import Privacy, UnitFacts, unlike
 from dpx.privacy.ledger import Ledger
-from dpx.privacy.segments import Segments
+from dpx.privacy.segments import Segments, join
 from dpx.statement import agreement, outside_code, received
 from dpx.statement.received import CheckedBy, weakest
 from dpx.statement.seals import STATEMENT, read_node, read_statement, statement_of
@@ -68,7 +68,7 @@ def together(
     Raises `ConfigError` if nothing is charged, for sources that do not protect the same units, and for an `adjacency` under which charges
     are not proved; `otherwise` is used where no source states delta and relation.
     """
-    segments = ledger.join(*(one.segments for one in sources))
+    segments = join(*(one.segments for one in sources))
     named = ", ".join(one.name for one in sources)
     require(bool(segments), named, "its ledger contains no charged step", "Name a private run that has begun")
     first, *others = sources
@@ -86,7 +86,7 @@ def together(
     return Together(
         checked_by=weakest(one.checked_by for one in sources),
         segments=segments,
-        before=ledger.join(*(list(one.before) for one in sources)),
+        before=join(*(list(one.before) for one in sources)),
         delta=delta,
         adjacency=adjacency,
         by=outside_code.joined(outside_code.packages_of_segments(segments), *(one.by for one in sources)),
@@ -121,7 +121,7 @@ def read(path: Path) -> Source:
     units = statement.units
     return Source(
         name=str(path),
-        segments=ledger.join(segments),
+        segments=join(segments),
         checked_by=checked_by,
         by=outside_code.packages_of_guarantee(statement.guarantee) or (),
         before=origins.charged_in(statement.init) if isinstance(statement, RunStatement) else [],
@@ -174,7 +174,7 @@ def _of_ledger(entered: Ledger, checked_by: CheckedBy, run: Path | None, path: P
         name=str(path),
         segments=entered.segments(),
         checked_by=checked_by,
-        before=ledger.join(*origins.charged(entered.origins)),
+        before=join(*origins.charged(entered.origins)),
         delta=privacy.get("delta"),
         adjacency=privacy.get("adjacency"),
         units=tuple(entered.units),

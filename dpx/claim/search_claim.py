@@ -12,6 +12,7 @@ from dpx.declaration import ConfigError
 from dpx.privacy import accounting, ledger, origins, search_accounting
 from dpx.privacy.accounting import Charges
 from dpx.privacy.declared_privacy import UnitFacts
+from dpx.privacy.segments import join
 from dpx.statement import agreement, outside_code
 from dpx.statement.seals import FORMAT, STATEMENT, read_statement
 from dpx.statement.statement_records import (
@@ -85,7 +86,7 @@ def build(search: Search, record: Record, winner: Trial | None) -> StudyStatemen
     else:
         lost = tuple(trial.folder for trial, cost in costs if cost.lost and search.is_private)
         trials = CountedTrials(declared=declared, begun=len(record.trials), charged_by_plan_alone=lost)
-        charges = StudyLedger(segments=tuple(ledger.join(*(cost.segments for _, cost in costs))))
+        charges = StudyLedger(segments=tuple(join(*(cost.segments for _, cost in costs))))
     path = search.declared.get("data", {}).get("vocabulary", {}).get("path")
     place = None if path is None else vocabulary_place(path)
     # Whether the vocabulary that the trials read is public, as far as is known.

@@ -18,10 +18,10 @@ from dpx.declaration import ConfigError, require
 from dpx.privacy import accounting, events, ledger, loss_grid, origins, profile
 from dpx.privacy.declared_privacy import Accountant, GdpClt, Privacy
 from dpx.privacy.events import describe
-from dpx.privacy.ledger import Ledger, NoiseEpoch, Segments
-from dpx.privacy.lines import Verdict
+from dpx.privacy.ledger import Ledger
+from dpx.privacy.lines import NoiseEpoch, Verdict
 from dpx.privacy.origins import Beginning, Origin
-from dpx.privacy.segments import is_forward, left
+from dpx.privacy.segments import Segments, decode, is_forward, join, left, until
 from dpx.sampler import Sampler
 from dpx.statement import outside_code
 from dpx.statement.statement_records import (
@@ -98,7 +98,7 @@ def counted(charges: accounting.Charges, adjacency: str, accountant: str) -> tup
 def spent_facts(spent: "Spent", own: Segments) -> SpentEpsilon:
     """Returns the field `spent`, what the ledger holds so far, and when that is a claim; `own` are the run's own steps in it."""
     return SpentEpsilon(
-        steps=len({step for _, step, _ in ledger.decode(own)}),
+        steps=len({step for _, step, _ in decode(own)}),
         charged_steps=spent.steps,
         epsilon={name: spent.epsilon(name) for name in spent.accountants},
         valid_only_if="the reason why the run stopped here depends neither on the data nor on any output of the run",
@@ -130,7 +130,7 @@ def require_planned(
         return
     newest = entered.noise_epochs[-1]
     epoch = replace(newest, number=newest.number + 1, name="to come", from_step=from_step)
-    ends = (ledger.join(*origins.charged(entered.origins), plan(None)), ledger.join(entered.segments(), plan(epoch)))
+    ends = (join(*origins.charged(entered.origins), plan(None)), join(entered.segments(), plan(epoch)))
     first, then = (Spent(accountant, privacy, end) for end in ends)
     planned, charged = (math.inf if (value := one.epsilon(one.accountants[0])) is None else value for one in (first, then))
     require(
@@ -146,7 +146,7 @@ def require_bound(accountant: Accountant, privacy: Privacy, own: Segments, begin
     origins."""
     before = origins.charged(begins_from)
     if own and before:
-        Spent(accountant, privacy, ledger.join(*before, own))
+        Spent(accountant, privacy, join(*before, own))
 
 
 def chain_facts(entered: Ledger | None) -> ChainFacts:
@@ -263,7 +263,7 @@ class Spending:
         # Without the later steps of the newest noise epoch: the next step is entered before the metrics of this step are read.
         newest, segments = self._ledger.noise_epochs[-1].name, self._ledger.segments()
         before = [segment for segment in segments if segment.epoch_name != newest]
-        entered = before + ledger.until([segment for segment in segments if segment.epoch_name == newest], done)
+        entered = before + until([segment for segment in segments if segment.epoch_name == newest], done)
         charges = accounting.bucketed(ledger.releases(entered))
         interval = None if is_last or own != "pld" else loss_grid.multiple(charges, privacy.adjacency, self._coarse)
         return accounting.compose(charges, own, privacy.adjacency, orders, interval, self._coarse).epsilon(privacy.delta)
@@ -307,7 +307,7 @@ class RunFacts:
         return cls(
             entered=entered,
             begins_from=come_from,
-            segments=ledger.join(*before) if entered is None else entered.segments(),
+            segments=join(*before) if entered is None else entered.segments(),
             own=[] if entered is None else entered.own_segments(),
             before=before,
             beginning=origins.facts(come_from),
@@ -329,10 +329,10 @@ def planned_end(entries: Entries, calibrated: Calibrated, entered: Ledger | None
     origin, noise_epoch = (entered.identity, entered.noise_epochs[-1] if entered.noise_epochs else None) if entered else ("planned", None)
     to_come = entries.planned(calibrated.batch_stages, calibrated.size, calibrated.noise_multiplier, origin, noise_epoch)
     if entered is None:
-        return ledger.join(*origins.charged(begins_from), to_come)
+        return join(*origins.charged(begins_from), to_come)
     # A package that is imported during the run is noted from that step on; the steps before it were entered without it, and count once.
     segments = entered.segments()
-    return ledger.join(segments, left(to_come, segments))
+    return join(segments, left(to_come, segments))
 
 
 class Trusted(NamedTuple):

@@ -15,8 +15,8 @@ from dpx.declaration import ConfigError, require
 from dpx.privacy import ledger
 from dpx.privacy.accounting import Charges
 from dpx.privacy.declared_privacy import Accountant, Privacy, UnitFacts
-from dpx.privacy.ledger import Ledger, Segments
-from dpx.privacy.segments import left
+from dpx.privacy.ledger import Ledger
+from dpx.privacy.segments import Segments, join, left
 from dpx.statement import agreement
 
 # Two steps that agree in all other fields have the same cost.
@@ -68,7 +68,7 @@ def cost_of(trial: Trial, record: Record) -> Cost:
     entered, units, lost, disagrees = list(trial.held.entered), list(trial.held.units), True, None
     if record.newest_in(trial.folder) == trial and (record.outputs / trial.folder / agreement.LEDGER).is_file():
         held, of_held, disagrees = _believed(record.outputs / trial.folder, trial)
-        entered, units, lost = ledger.join(entered, held), [*units, *of_held], False
+        entered, units, lost = join(entered, held), [*units, *of_held], False
     plan = None if trial.plan is None else list(trial.plan)
     return Cost(union(plan or [], entered, f"planned/{trial.number}"), entered, plan, lost, disagrees, distinct(units))
 
@@ -83,7 +83,7 @@ def held(trial: Trial, record: Record) -> HeldLedger:
     if entered is None:
         return before
     return HeldLedger(
-        entered=tuple(ledger.join(before.entered, entered.segments())),
+        entered=tuple(join(before.entered, entered.segments())),
         # A ledger that ends before the mark noted earlier has lost lines: the older mark is kept, to show that.
         mark=before.mark if before.mark and entered.missing(before.mark) else entered.mark,
         units=tuple(distinct([*before.units, *_units(entered)])),
@@ -130,12 +130,12 @@ def union(plan: Segments, entered: Segments, name: str) -> Segments:
     The rest of an epoch then belongs to the epoch that had begun.
     """
     newest = {key: getattr(entered[-1], key) for key in ("origin", "epoch", "epoch_name")} if entered else {"origin": name}
-    return ledger.join(entered, [dataclasses.replace(segment, **newest) for segment in left(plan, entered, _NO_COST)])
+    return join(entered, [dataclasses.replace(segment, **newest) for segment in left(plan, entered, _NO_COST)])
 
 
 def charges(*branches: Segments) -> Charges:
     """Returns the charges of all `branches`, for an accountant; steps that they share count once."""
-    return ledger.releases(ledger.join(*branches))
+    return ledger.releases(join(*branches))
 
 
 def same(one: Segments | None, other: Segments | None) -> bool:

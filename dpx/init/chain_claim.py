@@ -15,9 +15,8 @@ from dpx.init.relation import are_same
 from dpx.init.start import Held, related
 from dpx.interop.card import among
 from dpx.privacy.declared_privacy import Accountant, UnitFacts
-from dpx.privacy.ledger import join
 from dpx.privacy.origins import Origin, charged, merged, reasons_of
-from dpx.privacy.segments import Segments
+from dpx.privacy.segments import Segments, join
 from dpx.statement import outside_code
 from dpx.statement.chain_seal import ChainClaim, Protected
 

@@ -16,7 +16,7 @@ from dpx.files.records import to_json
 from dpx.files.run_folder import RunFolder, write_json
 from dpx.pages import pictures
 from dpx.pages.analysis_tables import Lines, Picture, Table
-from dpx.privacy.segments import Segment, Segments
+from dpx.privacy.segments import Segment, Segments, join, until
 from dpx.statement import outside_code, received
 from dpx.statement.seals import STATEMENT
 
@@ -151,11 +151,11 @@ def account(segments: Segments, accountant: str, delta: float, adjacency: str, b
     thinned = tuple((float(profile.epsilons[place]), float(profile.deltas[place])) for place in places)
 
     earlier = {(segment.origin, segment.epoch_name) for segment in before}
-    own = [segment for segment in ledger.join(segments) if (segment.origin, segment.epoch_name) not in earlier]
+    own = [segment for segment in join(segments) if (segment.origin, segment.epoch_name) not in earlier]
     end = max((first + count for segment in own for first, count in segment.steps), default=0)
     by_step = []
     for step in sorted({max(1, end * number // POINTS) for number in range(1, POINTS + 1)}):
-        charged = ledger.join(ledger.until(own, step), list(before))
+        charged = join(until(own, step), list(before))
         by_step.append((step, accounting.finite(composed(charged).epsilon(delta)) if ledger.releases(charged) else 0.0))
 
     attacker: list[tuple[str, float]] = [("membership advantage, delta(0)", profile.advantage)]

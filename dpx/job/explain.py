@@ -29,9 +29,8 @@ from dpx.packages import supplied_if_there
 from dpx.pages.analysis_tables import Table
 from dpx.pages.run_table import accuracy_of, baselines_of
 from dpx.privacy.declared_privacy import Privacy, rows_in_words
-from dpx.privacy.ledger import join, until
 from dpx.privacy.origins import VERDICTS, charged_in, in_words
-from dpx.privacy.segments import ALLOCATION, IN_EPOCHS, Segment, Segments, rows_clipped_apart, steps_per_epoch
+from dpx.privacy.segments import ALLOCATION, IN_EPOCHS, Segment, Segments, join, rows_clipped_apart, steps_per_epoch, until
 from dpx.statement import agreement, outside_code, received
 from dpx.statement.received import CheckedBy
 from dpx.statement.seals import STATEMENT, read_run_statement

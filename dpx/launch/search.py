@@ -41,7 +41,7 @@ from dpx.launch import sweep_tables
 from dpx.launch.point import Point, score_of
 from dpx.launch.refused import NothingLeft
 from dpx.launch.sweep_tables import Outcome
-from dpx.privacy.ledger import Segments
+from dpx.privacy.segments import Segments
 from dpx.statement import outside_code
 
 log = logging.getLogger("dpx")

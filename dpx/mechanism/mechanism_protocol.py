@@ -168,7 +168,7 @@ class Mechanism:
         """
 
     def ledger_fields(self) -> dict[str, Any]:
-        """Returns the distribution of the noise, as the mechanism's fields of a ledger entry (`dpx.privacy.ledger.LedgerEntry`).
+        """Returns the distribution of the noise, as the mechanism's fields of a ledger entry (`dpx.privacy.segments.LedgerEntry`).
 
         A mechanism of a package must define this itself, also if it inherits from one of dpx or defines `event`.
 

@@ -33,11 +33,9 @@ from dpx.privacy.segments import (
     is_forward,
     join,
     of_entry,
+    rows_clipped_apart,
     steps_per_epoch,
 )
-from dpx.privacy.segments import decode as decode
-from dpx.privacy.segments import rows_clipped_apart as rows_clipped_apart
-from dpx.privacy.segments import until as until
 
 # Since 7, rows are drawn by the shards of `dpx.sampler.poisson`; 6 had larger ones, and 5 none. Ledgers of these formats have the same
 # lines, so they are read, but their runs are not continued (`dpx.statement.agreement.before_training`).

@@ -97,7 +97,7 @@ class Sampler:
         """Raises `ConfigError` for declarations that the sampler's proof does not cover."""
 
     def ledger_fields(self, size: int, batch: int) -> dict[str, Any]:
-        """Returns the sampler's fields of a ledger entry (`dpx.privacy.ledger.LedgerEntry`): which event of dpx's table describes the draw.
+        """Returns the sampler's fields of a ledger entry (`dpx.privacy.segments.LedgerEntry`): which event of the table describes the draw.
 
         Args:
             size: N.

@@ -25,7 +25,8 @@ from dpx.files.array_checksums import as_text
 from dpx.files.orbax_checkpoints import Checkpoints, State
 from dpx.files.run_folder import RunFolder
 from dpx.mechanism.mechanism_protocol import ForwardNoise, Reparametrisation, Reparametrised
-from dpx.privacy.ledger import Ledger, NoiseEpoch
+from dpx.privacy.ledger import Ledger
+from dpx.privacy.lines import NoiseEpoch
 from dpx.privacy.segments import steps_per_epoch
 from dpx.processes import interruption, team
 from dpx.randomness import RootSecret

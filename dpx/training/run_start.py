@@ -24,8 +24,8 @@ from dpx.files.records import from_json, to_json
 from dpx.files.run_folder import RunFolder
 from dpx.init.start import RANDOM, Start
 from dpx.privacy.declared_privacy import Accountant, Privacy
-from dpx.privacy.ledger import Ledger, NoiseEpoch
-from dpx.privacy.lines import Plan, StartFacts
+from dpx.privacy.ledger import Ledger
+from dpx.privacy.lines import NoiseEpoch, Plan, StartFacts
 from dpx.processes import supervisor
 from dpx.randomness import RootSecret
 from dpx.statement import agreement

@@ -15,8 +15,7 @@ from dpx.files import weights
 from dpx.files.orbax_checkpoints import State
 from dpx.files.results import Results, write_results
 from dpx.files.run_folder import read_json, write_json
-from dpx.privacy.ledger import NoiseEpoch
-from dpx.privacy.lines import decisive
+from dpx.privacy.lines import NoiseEpoch, decisive
 from dpx.processes import interruption
 from dpx.processes.interruption import Interrupted
 from dpx.randomness import RootSecret

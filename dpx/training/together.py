@@ -22,7 +22,7 @@ from dpx.files import weights
 from dpx.files.orbax_checkpoints import State, export
 from dpx.files.weights import FROZEN
 from dpx.models.trainable import whole as models_own
-from dpx.privacy.ledger import NoiseEpoch
+from dpx.privacy.lines import NoiseEpoch
 from dpx.processes import team
 from dpx.processes.team import Team
 from dpx.randomness import RootSecret

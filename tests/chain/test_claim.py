@@ -10,8 +10,8 @@ from dpx.config.declared_chain import declared
 from dpx.data.protected_units import unit_facts
 from dpx.init.chain_claim import StageRelease, claim
 from dpx.init.start import Held
-from dpx.privacy.ledger import join
 from dpx.privacy.origins import Origin, ParentClaim, VocabularyFacts, charged
+from dpx.privacy.segments import join
 from tests.composed import composed
 
 PRIVATE = ("model=micro", "data=synthetic", "steps=4", "batch_schedule.size=16", "noise=multiplier", "noise.noise_multiplier=1.5")

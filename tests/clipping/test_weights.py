@@ -4,8 +4,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from dpx.mechanism.clip import flat_weights
-from dpx.mechanism.declared_mechanism import Flat, Normalised
+from dpx.mechanism.clip import Flat, Normalised, flat_weights
 
 NORMS = jnp.asarray([0.0, 1e-20, 0.5, 2.0, 3.0, 1e19], jnp.float32)
 

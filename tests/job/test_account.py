@@ -14,9 +14,9 @@ from dpx.declaration import ConfigError
 from dpx.files.records import to_json
 from dpx.files.run_folder import RunFolder
 from dpx.job.account import Account, account
-from dpx.privacy import ledger
-from dpx.privacy.ledger import Ledger, LedgerEntry
+from dpx.privacy.ledger import Ledger
 from dpx.privacy.lines import Part, Plan, PlanParts
+from dpx.privacy.segments import LedgerEntry, join
 from dpx.statement import seals
 from tests.made_statement import made_plain, made_statement
 from tests.privacy.test_ledger import forked
@@ -80,7 +80,7 @@ def test_branches_are_accounted_jointly(run, tmp_path):
     branch = forked(tmp_path / "branch", Ledger(run.private / "ledger"))
     for step in range(10, 20):
         branch.append(step, ENTRY)
-    joint = ledger.join(read(run.path).segments, read(tmp_path / "branch").segments)
+    joint = join(read(run.path).segments, read(tmp_path / "branch").segments)
     assert sum(found.count for found in joint) == 30
 
 

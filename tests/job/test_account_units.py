@@ -24,8 +24,9 @@ from dpx.job.account import Account
 from dpx.launch.sweep_tables import Outcome, show_together
 from dpx.privacy import accounting, events, ledger
 from dpx.privacy.declared_privacy import Privacy, UnitFacts
-from dpx.privacy.ledger import Ledger, LedgerEntry, NoiseEpoch
-from dpx.privacy.lines import Part, Plan, PlanParts
+from dpx.privacy.ledger import Ledger
+from dpx.privacy.lines import NoiseEpoch, Part, Plan, PlanParts
+from dpx.privacy.segments import LedgerEntry
 from dpx.statement import seals
 from tests.composed import composed
 from tests.made_statement import made_plain, made_statement

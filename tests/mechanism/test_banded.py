@@ -12,8 +12,11 @@ from dpx.claim import calibration
 from dpx.claim.calibration import calibrate
 from dpx.declaration import ConfigError
 from dpx.mechanism import banded, declared_mechanism
-from dpx.mechanism.declared_mechanism import AdaptiveClip, Banded, ReleasedTelemetry, TargetEpsilon
+from dpx.mechanism.banded import Banded
+from dpx.mechanism.clip import AdaptiveClip
+from dpx.mechanism.declared_mechanism import TargetEpsilon
 from dpx.mechanism.noise import add_noise, slice_keys
+from dpx.mechanism.telemetry import ReleasedTelemetry
 from dpx.privacy import ledger
 from dpx.privacy.declared_privacy import GdpClt, Pld, Privacy
 from dpx.privacy.events import Release

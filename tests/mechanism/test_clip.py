@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from dpx.mechanism.declared_mechanism import AdaptiveClip, Flat, Normalised, PerLayer
+from dpx.mechanism.clip import AdaptiveClip, Flat, Normalised, PerLayer
 
 NORMS = jnp.asarray([0.0, 1e-20, 1.0, 2.0, 3.0, 1e19])
 CLIPS = [

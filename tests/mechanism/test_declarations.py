@@ -3,20 +3,12 @@
 import pytest
 
 from dpx.declaration import ConfigError
-from dpx.mechanism.declared_mechanism import (
-    REACH,
-    AdaptiveClip,
-    Banded,
-    DiscreteGaussian,
-    Flat,
-    Multiplier,
-    NoiseBatchRatio,
-    Normalised,
-    PerLayer,
-    ReleasedTelemetry,
-    TargetEpsilon,
-)
-from dpx.mechanism.mechanism_protocol import Mechanism
+from dpx.mechanism.banded import Banded
+from dpx.mechanism.clip import AdaptiveClip, Flat, Normalised, PerLayer
+from dpx.mechanism.declared_mechanism import Multiplier, NoiseBatchRatio, TargetEpsilon
+from dpx.mechanism.discrete_gaussian import DiscreteGaussian
+from dpx.mechanism.mechanism_protocol import REACH, Mechanism
+from dpx.mechanism.telemetry import ReleasedTelemetry
 
 TINY = 1e-9
 

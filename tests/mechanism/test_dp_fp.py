@@ -9,8 +9,7 @@ import pytest
 
 from dpx.clipping.rounding import MARGINS
 from dpx.declaration import ConfigError
-from dpx.mechanism.declared_mechanism import DpFp
-from dpx.mechanism.dp_fp import clipped
+from dpx.mechanism.dp_fp import DpFp, clipped
 from dpx.mechanism.noise import gaussian
 from dpx.models.trained import Adapters, Biases, Everything, LastLayer, Matching, OutputLayer, TopLayers
 from dpx.randomness import RootSecret

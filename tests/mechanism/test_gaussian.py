@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import scipy.stats
 
-from dpx.mechanism.declared_mechanism import REACH
+from dpx.mechanism.mechanism_protocol import REACH
 from dpx.mechanism.noise import _minus_log_uniform, gaussian
 
 # Optimised, which the tests' other programs are not: millions of draws take longer than that.

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from dpx.declaration import ConfigError
-from dpx.mechanism.clip import RANGE
-from dpx.mechanism.declared_mechanism import AdaptiveClip, Flat, NoPrivacy
+from dpx.mechanism.clip import RANGE, AdaptiveClip, Flat
+from dpx.mechanism.dp_sgd import NoPrivacy
 from dpx.mechanism.noise import gaussian
 from dpx.randomness import RootSecret
 from dpx.training.step import make_step

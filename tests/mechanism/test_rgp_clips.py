@@ -13,7 +13,7 @@ import dpx
 from dpx.clipping.groups import FactoredWeights, flat
 from dpx.clipping.readers import merged
 from dpx.clipping.rounding import MARGINS
-from dpx.mechanism.declared_mechanism import AdaptiveClip, Normalised, PerLayer
+from dpx.mechanism.clip import AdaptiveClip, Normalised, PerLayer
 from dpx.mechanism.rgp import Rgp
 from dpx.models.trained import Everything
 from tests.clipping.batches import QUICKLY, assert_trees_close, float64_gradients, squared_norm

@@ -16,8 +16,10 @@ from dpx.claim import statement
 from dpx.claim.calibration import Entries, calibrate
 from dpx.declaration import ConfigError
 from dpx.mechanism import declared_mechanism
-from dpx.mechanism.declared_mechanism import AdaptiveClip, DiscreteGaussian, DpSgd, TargetEpsilon
-from dpx.mechanism.discrete_gaussian import grid_noise, to_grid, with_grid_noise
+from dpx.mechanism.clip import AdaptiveClip
+from dpx.mechanism.declared_mechanism import TargetEpsilon
+from dpx.mechanism.discrete_gaussian import DiscreteGaussian, grid_noise, to_grid, with_grid_noise
+from dpx.mechanism.dp_sgd import DpSgd
 from dpx.optimizer import Adam
 from dpx.privacy import accounting, events, ledger
 from dpx.privacy.declared_privacy import Pld, Privacy, Rdp

@@ -7,8 +7,10 @@ import pytest
 
 from dpx.clipping.groups import ClippedSum
 from dpx.declaration import ConfigError
-from dpx.mechanism.declared_mechanism import DiscreteGaussian, NoPrivacy, ReleasedTelemetry, SecretTelemetry
+from dpx.mechanism.discrete_gaussian import DiscreteGaussian
+from dpx.mechanism.dp_sgd import NoPrivacy
 from dpx.mechanism.noise import gaussian
+from dpx.mechanism.telemetry import ReleasedTelemetry, SecretTelemetry
 from dpx.privacy.closed_form import joint
 from dpx.randomness import RootSecret
 from dpx.task.declared_task import Classification

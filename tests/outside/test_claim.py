@@ -17,9 +17,9 @@ from dpx.declaration import ConfigError
 from dpx.files.records import to_json
 from dpx.job import account, explain
 from dpx.launch.search import search_of
-from dpx.privacy import events, ledger
-from dpx.privacy.ledger import Ledger, LedgerEntry
-from dpx.privacy.segments import Segment
+from dpx.privacy import events
+from dpx.privacy.ledger import Ledger
+from dpx.privacy.segments import LedgerEntry, Segment, join
 from dpx.statement import outside_code, received
 from dpx.training import fingerprint
 from tests.outside.made_up import as_if_unimported, on_path, pond
@@ -183,7 +183,7 @@ def test_a_fork_by_dpx_alone_keeps_its_parents_word(site, tmp_path):
     child = forked(tmp_path / "ledger", parent)
     with as_if_unimported():
         no_bound(stated(built(*OWN), child))
-    assert outside_code.packages_of_segments(ledger.join(entered(built(*OWN), tmp_path / "parent").segments())) == ("dpx_pond",)
+    assert outside_code.packages_of_segments(join(entered(built(*OWN), tmp_path / "parent").segments())) == ("dpx_pond",)
 
 
 def test_two_packages_are_both_named():

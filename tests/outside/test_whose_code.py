@@ -19,8 +19,9 @@ from dpx.files.run_folder import RunFolder
 from dpx.job import explain
 from dpx.job.train import Resume, Train
 from dpx.launch.search import search_of
-from dpx.privacy import ledger
-from dpx.privacy.ledger import Ledger, NoiseEpoch
+from dpx.privacy.ledger import Ledger
+from dpx.privacy.lines import NoiseEpoch
+from dpx.privacy.segments import decode
 from dpx.statement import outside_code
 from dpx.training import fingerprint, loop, opening, session
 from tests.outside.made_up import on_path, package, record
@@ -145,10 +146,10 @@ def test_a_package_imported_between_two_steps_is_named_from_there_on_and_every_s
     loop._enter(run, epoch, 1)
     assert [entry.by for _, entry in found.entries()] == [None, BY]
     whole = spent.planned_end(calibration.Entries.of(experiment.claim), run.calibrated, found)
-    assert sorted(step for _, step, _ in ledger.decode(whole)) == [0, 1, 2]
+    assert sorted(step for _, step, _ in decode(whole)) == [0, 1, 2]
     assert said(stated(experiment, found)) == BY
     plain = calibration.Entries.of(experiment.claim).planned(run.calibrated.batch_stages, SIZE, SIGMA)
-    assert len(list(ledger.decode(trial_charges.union(plain, found.segments(), "trial")))) == 3
+    assert len(list(decode(trial_charges.union(plain, found.segments(), "trial")))) == 3
 
 
 def test_a_package_imported_while_a_run_trains_is_stated_before_the_next_value_is_shown(site, monkeypatch):

@@ -18,21 +18,12 @@ from dpx.data.declared_data import Vocabulary
 from dpx.data.protected_units import unit_facts
 from dpx.declaration import ConfigError
 from dpx.files.records import to_json
-from dpx.mechanism.declared_mechanism import (
-    AdaptiveClip,
-    Banded,
-    DiscreteGaussian,
-    DpSgd,
-    Flat,
-    Multiplier,
-    NoiseBatchRatio,
-    NoPrivacy,
-    Normalised,
-    PerLayer,
-    ReleasedTelemetry,
-    SecretTelemetry,
-    TargetEpsilon,
-)
+from dpx.mechanism.banded import Banded
+from dpx.mechanism.clip import AdaptiveClip, Flat, Normalised, PerLayer
+from dpx.mechanism.declared_mechanism import Multiplier, NoiseBatchRatio, TargetEpsilon
+from dpx.mechanism.discrete_gaussian import DiscreteGaussian
+from dpx.mechanism.dp_sgd import DpSgd, NoPrivacy
+from dpx.mechanism.telemetry import ReleasedTelemetry, SecretTelemetry
 from dpx.privacy import accounting, closed_form, ledger
 from dpx.privacy.declared_privacy import Deterministic as WithoutAmplification
 from dpx.privacy.declared_privacy import GdpClt, Pld, Privacy, Rdp

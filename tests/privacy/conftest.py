@@ -7,7 +7,9 @@ import pytest
 from dpx.clipping import ClippingMethod
 from dpx.config.experiment import Experiment, Schedule
 from dpx.data.declared_data import Data, Embedded, Vocabulary
-from dpx.mechanism.declared_mechanism import DpSgd, Flat, Multiplier
+from dpx.mechanism.clip import Flat
+from dpx.mechanism.declared_mechanism import Multiplier
+from dpx.mechanism.dp_sgd import DpSgd
 from dpx.models.shape import Bert
 from dpx.optimizer import Adam
 from dpx.optimizer.lr_schedule import WarmUpThen

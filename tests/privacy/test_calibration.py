@@ -11,7 +11,8 @@ from dpx.claim.calibration import calibrate, differing
 from dpx.claim.caveats import real_draws
 from dpx.config.declared_audit import Canaries, Primary
 from dpx.declaration import ConfigError
-from dpx.mechanism.declared_mechanism import Multiplier, NoiseBatchRatio, NoPrivacy, TargetEpsilon
+from dpx.mechanism.declared_mechanism import Multiplier, NoiseBatchRatio, TargetEpsilon
+from dpx.mechanism.dp_sgd import NoPrivacy
 from dpx.privacy import accounting, cache, closed_form, solve
 from dpx.privacy.declared_privacy import Deterministic, GdpClt, Pld, Rdp
 from dpx.privacy.events import Release

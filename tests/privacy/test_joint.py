@@ -10,7 +10,8 @@ from dpx.claim import calibration, statement
 from dpx.claim.calibration import calibrate
 from dpx.declaration import ConfigError
 from dpx.files.records import to_json
-from dpx.mechanism.declared_mechanism import AdaptiveClip, TargetEpsilon
+from dpx.mechanism.clip import AdaptiveClip
+from dpx.mechanism.declared_mechanism import TargetEpsilon
 from dpx.privacy import accounting, closed_form, ledger
 from dpx.privacy.closed_form import joint, remaining
 from dpx.privacy.events import Release

@@ -16,10 +16,10 @@ from dpx.files.records import from_json, to_json
 from dpx.privacy import events
 from dpx.privacy import ledger as ledgers
 from dpx.privacy.hash_chain import Chain
-from dpx.privacy.ledger import Ledger, LedgerEntry, NoiseEpoch
-from dpx.privacy.lines import Plan
+from dpx.privacy.ledger import Ledger
+from dpx.privacy.lines import NoiseEpoch, Plan
 from dpx.privacy.origins import Origin
-from dpx.privacy.segments import Segment
+from dpx.privacy.segments import LedgerEntry, Segment
 from dpx.statement import agreement
 
 PLAIN = {"epoch": 0, "q": 0.01, "noise_multiplier": 1.0, "sampler": "poisson", "expected_batch_size": 64, "clipping_norm": 0.5}

@@ -18,7 +18,10 @@ from dpx.data.protected_units import unit_facts
 from dpx.durable import write_durably
 from dpx.files.records import to_json
 from dpx.files.run_folder import RunFolder
-from dpx.mechanism.declared_mechanism import REACH, DiscreteGaussian, DpSgd, NoPrivacy, TargetEpsilon
+from dpx.mechanism.declared_mechanism import TargetEpsilon
+from dpx.mechanism.discrete_gaussian import DiscreteGaussian
+from dpx.mechanism.dp_sgd import DpSgd, NoPrivacy
+from dpx.mechanism.mechanism_protocol import REACH
 from dpx.privacy import accounting, closed_form, ledger
 from dpx.privacy.declared_privacy import Deterministic, GdpClt, Pld, Rdp
 from dpx.privacy.ledger import Ledger

@@ -16,7 +16,8 @@ from dpx.files.results import Results, write_results
 from dpx.files.run_folder import RunFolder
 from dpx.pages.analysis_tables import Table
 from dpx.pages.read_runs import Run
-from dpx.privacy.ledger import Ledger, NoiseEpoch
+from dpx.privacy.ledger import Ledger
+from dpx.privacy.lines import NoiseEpoch
 from dpx.statement import seals
 from dpx.statement.statement_records import AnyRun
 from dpx_papers.report import page, paper, rows

@@ -12,9 +12,9 @@ from dpx.config.experiment import Schedule
 from dpx.data.declared_data import Data, Synthetic, Vocabulary
 from dpx.declaration import ConfigError
 from dpx.files.run_folder import RunFolder
-from dpx.mechanism.clip import flat_weights
-from dpx.mechanism.declared_mechanism import AdaptiveClip, Flat, ReleasedTelemetry, SecretTelemetry
+from dpx.mechanism.clip import AdaptiveClip, Flat, flat_weights
 from dpx.mechanism.noise import gaussian
+from dpx.mechanism.telemetry import ReleasedTelemetry, SecretTelemetry
 from dpx.randomness import RootSecret
 from dpx.training import loop, session
 

@@ -21,7 +21,8 @@ from dpx.data.declared_data import Data, Synthetic, Vocabulary
 from dpx.data.prepare import prepare
 from dpx.declaration import ConfigError
 from dpx.files.run_folder import RunFolder
-from dpx.mechanism.declared_mechanism import Banded, TargetEpsilon
+from dpx.mechanism.banded import Banded
+from dpx.mechanism.declared_mechanism import TargetEpsilon
 from dpx.privacy import accounting, ledger, loss_grid
 from dpx.statement import received
 from dpx.training import opening, session

@@ -8,7 +8,7 @@ import pytest
 
 from dpx.config.experiment import Schedule
 from dpx.files.run_folder import RunFolder
-from dpx.mechanism.declared_mechanism import Banded
+from dpx.mechanism.banded import Banded
 from dpx.privacy.ledger import Ledger
 from dpx.sampler import CyclicPoisson
 from dpx.training import loop, session

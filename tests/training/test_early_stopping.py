@@ -15,7 +15,7 @@ from dpx.declaration import ConfigError
 from dpx.files.orbax_checkpoints import Checkpoints, State
 from dpx.files.results import read_results
 from dpx.files.run_folder import RunFolder
-from dpx.mechanism.declared_mechanism import DpSgd, NoPrivacy
+from dpx.mechanism.dp_sgd import DpSgd, NoPrivacy
 from dpx.models.trained import LastLayer
 from dpx.sampler import Shuffled
 from dpx.sampler.batch_schedule import Constant

@@ -15,7 +15,7 @@ from dpx.claim.calibration import differing
 from dpx.config.declared_init import FromRun
 from dpx.config.experiment import Experiment, Schedule
 from dpx.declaration import declaration, identifying_values
-from dpx.mechanism.declared_mechanism import NoPrivacy
+from dpx.mechanism.dp_sgd import NoPrivacy
 from dpx.privacy.declared_privacy import Pld
 from dpx.privacy.lines import Part, Plan, PlanParts
 from dpx.processes.mesh import Mesh

@@ -12,8 +12,8 @@ import dpx
 from dpx.clipping.rounding import MARGINS
 from dpx.data.declared_data import Data, SyntheticLabels, Vocabulary
 from dpx.files.array_checksums import as_text
-from dpx.mechanism.declared_mechanism import DpFp, Flat
-from dpx.mechanism.dp_fp import clipped
+from dpx.mechanism.clip import Flat
+from dpx.mechanism.dp_fp import DpFp, clipped
 from dpx.mechanism.noise import gaussian
 from dpx.models.shape import Bert
 from dpx.models.trained import LastLayer, Matching

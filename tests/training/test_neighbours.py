@@ -18,7 +18,11 @@ from dpx.claim import calibration
 from dpx.claim.calibration import Calibrated, calibrate
 from dpx.data.store import Store
 from dpx.declaration import ConfigError
-from dpx.mechanism.declared_mechanism import Banded, DiscreteGaussian, DpSgd, Flat, Reparametrisation
+from dpx.mechanism.banded import Banded
+from dpx.mechanism.clip import Flat
+from dpx.mechanism.discrete_gaussian import DiscreteGaussian
+from dpx.mechanism.dp_sgd import DpSgd
+from dpx.mechanism.mechanism_protocol import Reparametrisation
 from dpx.mechanism.rgp import Rgp
 from dpx.privacy import events, ledger
 from dpx.privacy.declared_privacy import Deterministic as WithoutAmplification

@@ -17,9 +17,10 @@ from dpx.declaration import ConfigError
 from dpx.files import orbax_checkpoints
 from dpx.files.records import to_json
 from dpx.files.run_folder import RunFolder
-from dpx.mechanism.declared_mechanism import NoPrivacy
+from dpx.mechanism.dp_sgd import NoPrivacy
 from dpx.privacy.declared_privacy import Privacy
-from dpx.privacy.ledger import Ledger, TrialOf
+from dpx.privacy.ledger import Ledger
+from dpx.privacy.lines import TrialOf
 from dpx.processes.mesh import Mesh
 from dpx.sampler import Shuffled
 from dpx.sampler.batch_schedule import Constant

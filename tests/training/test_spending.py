@@ -11,7 +11,9 @@ from dpx.declaration import ConfigError
 from dpx.mechanism.declared_mechanism import Multiplier
 from dpx.privacy import accounting, ledger
 from dpx.privacy.declared_privacy import Pld, Privacy
-from dpx.privacy.ledger import Ledger, NoiseEpoch
+from dpx.privacy.ledger import Ledger
+from dpx.privacy.lines import NoiseEpoch
+from dpx.privacy.segments import until
 
 from .conftest import declare
 
@@ -31,7 +33,7 @@ def begun(path, steps, epoch=0, entered=None):
 
 def stated(entered, end):
     """What a statement of the first `end` steps composes."""
-    return accounting.compose(accounting.bucketed(ledger.releases(ledger.until(entered.segments(), end)))).epsilon(1e-4)
+    return accounting.compose(accounting.bucketed(ledger.releases(until(entered.segments(), end)))).epsilon(1e-4)
 
 
 def spent(entered, bound: float | None = float("inf")):

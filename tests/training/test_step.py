@@ -11,7 +11,7 @@ import pytest
 from dpx.clipping import ClippingMethod
 from dpx.clipping.clipped_sum import clipped_sum
 from dpx.clipping.rounding import MARGINS
-from dpx.mechanism.declared_mechanism import NoPrivacy
+from dpx.mechanism.dp_sgd import NoPrivacy
 from dpx.mechanism.noise import slice_keys
 from dpx.models.trained import Adapters
 from dpx.processes.mesh import Mesh

@@ -17,7 +17,8 @@ from dpx.files.results import Results, write_results
 from dpx.files.run_folder import Status, write_json
 from dpx.files.weights import METADATA
 from dpx.launch.search import adopt, own_place, search_of
-from dpx.privacy.ledger import Ledger, TrialOf
+from dpx.privacy.ledger import Ledger
+from dpx.privacy.lines import TrialOf
 from dpx.statement import agreement
 from dpx.statement.agreement import LEDGER
 from tests.composed import in_command, point_at
