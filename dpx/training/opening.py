@@ -114,7 +114,6 @@ def open_run(experiment: Experiment, folder: RunFolder, job: Any = None) -> Iter
 
     with supervisor.told(team(), experiment.mesh.deadline_s, experiment.mesh.restarts), contextlib.ExitStack() as stack:
         stack.callback(team().tell, "close")
-
         # The ledger, and where in it the run starts.
         ledger = stack.enter_context(contextlib.closing(Ledger(private / "ledger")))
         checkpoints = stack.enter_context(contextlib.closing(Checkpoints(private / agreement.CHECKPOINTS, schedule.checkpoints_kept)))

@@ -13,7 +13,8 @@ from dpx.mechanism.dp_fp import DpFp
 from dpx.mechanism.dp_sgd import DpSgd
 from dpx.privacy import ledger
 from dpx.privacy.declared_privacy import Deterministic, Pld, Privacy
-from dpx.privacy.ledger import Ledger, NoiseEpoch
+from dpx.privacy.ledger import Ledger
+from dpx.privacy.lines import NoiseEpoch
 from dpx.sampler import RandomAllocation
 from dpx.sampler.batch_schedule import Linear, Staged
 from dpx.training import loop

@@ -8,7 +8,7 @@ from dpx.config import recipes
 from dpx.config.callback import Callback, Moment
 from dpx.config.experiment import Schedule
 from dpx.declaration import ConfigError, declaration
-from dpx.mechanism.declared_mechanism import NoPrivacy
+from dpx.mechanism.dp_sgd import NoPrivacy
 from dpx.privacy.ledger import Ledger
 from dpx.training import session
 from dpx.training.callbacks import Callbacks
