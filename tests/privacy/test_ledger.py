@@ -19,7 +19,7 @@ from dpx.privacy.hash_chain import Chain
 from dpx.privacy.ledger import Ledger
 from dpx.privacy.lines import NoiseEpoch, Plan
 from dpx.privacy.origins import Origin
-from dpx.privacy.segments import LedgerEntry, Segment
+from dpx.privacy.segments import LedgerEntry, Segment, decode, encode, join, until
 from dpx.statement import agreement
 
 PLAIN = {"epoch": 0, "q": 0.01, "noise_multiplier": 1.0, "sampler": "poisson", "expected_batch_size": 64, "clipping_norm": 0.5}
@@ -183,7 +183,7 @@ def test_branches_are_charged_jointly_with_their_common_past_once(tmp_path):
         branch.append(10, entry())
         branches.append(branch.segments())
     parent.append(10, entry())
-    assert counted(ledgers.join(parent.segments(), *branches)) == [(0.01, 13)]
+    assert counted(join(parent.segments(), *branches)) == [(0.01, 13)]
 
 
 def test_run_length_encoding_is_exact(tmp_path):
@@ -191,7 +191,7 @@ def test_run_length_encoding_is_exact(tmp_path):
     ledger.append(12, entry(q=0.5))
     runs = ledger.segments()
     assert [run.steps for run in runs] == [((0, 3), (7, 2), (11, 1)), ((12, 1),)]
-    assert ledgers.encode(ledgers.decode(runs)) == runs
+    assert encode(decode(runs)) == runs
 
 
 def test_what_a_later_version_entered_beside_a_release_is_never_left_out(tmp_path):
@@ -345,9 +345,9 @@ def test_epochs_of_one_number_and_other_names_are_charged_apart(tmp_path):
         for step in range(4, 6):
             branch._enter([(parent.identity, step, entry(epoch=1, epoch_name=name))])
         branches.append(branch.segments())
-    assert counted(ledgers.join(*branches)) == [(0.01, 4 + 2 + 2)]
+    assert counted(join(*branches)) == [(0.01, 4 + 2 + 2)]
 
 
 def test_until_cuts_spans():
     early, late = (Segment(origin="a", steps=steps, **PLAIN) for steps in (((0, 5), (8, 4)), ((20, 1),)))
-    assert ledgers.until([early, late], 10) == [Segment(origin="a", steps=((0, 5), (8, 2)), **PLAIN)]
+    assert until([early, late], 10) == [Segment(origin="a", steps=((0, 5), (8, 2)), **PLAIN)]

@@ -7,17 +7,17 @@ import pytest
 from dpx.data.protected_units import unit_facts, unit_mismatch
 from dpx.declaration import ConfigError
 from dpx.files.records import to_json
-from dpx.privacy import ledger as ledgers
 from dpx.privacy import origins
 from dpx.privacy.ledger import Ledger
 from dpx.privacy.origins import Origin, ParentClaim, ReleasedOrigin, merged, of_released
+from dpx.privacy.segments import encode
 from tests.sealed import refuting
 
 from .test_ledger import entry, fill
 
 
 def segments(name: str, steps: int) -> tuple:
-    return tuple(ledgers.encode([(name, step, entry(epoch_name=name)) for step in range(steps)]))
+    return tuple(encode([(name, step, entry(epoch_name=name)) for step in range(steps)]))
 
 
 def origin(name: str, steps: int = 3, **changes) -> Origin:
