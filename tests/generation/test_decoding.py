@@ -94,7 +94,14 @@ def test_greedy_takes_the_most_likely_token_of_a_whole_pass_whatever_the_batch(f
         assert [one.tokens for one in model.complete(GREEDY, (row, row, row))] == [found[row].tokens] * 3
 
 
-@pytest.mark.parametrize("family", [pytest.param(name, marks=[pytest.mark.slow] * (name != "gemma3")) for name in FAMILIES])
+def test_the_cache_of_bfloat16_weights_is_of_bfloat16_and_logits_are_of_float32():
+    model = Model("gemma3", "bfloat16")
+    logits, kept = jax.eval_shape(Decoding(model.declared, VOCABULARY, GREEDY)._start, model.params, PROMPTS, LENGTHS)
+    assert logits.dtype == jnp.float32 and {leaf.dtype for leaf in jax.tree.leaves(kept)} == {jnp.dtype(jnp.bfloat16)}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("family", FAMILIES)
 def test_bfloat16_weights_and_cache_complete_as_whole_passes_in_bfloat16_do(family: str):
     """Up to the rounding of a logit: bfloat16 has a spacing of 2^-6 between 2 and 4, and programs of two shapes round differently."""
     model = Model(family, "bfloat16")

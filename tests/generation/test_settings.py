@@ -152,7 +152,7 @@ def test_completions_follow_the_files_and_say_what_they_were_made_with(tmp_path:
 
 
 ALSO: dict[str, Any] = {"eos_token_id": [3, 9], "max_new_tokens": 7}
-# Several keys at once in the default suite, and those of lengths alone when slow.
+# Several keys at once, and those of lengths alone.
 FILES: list[dict[str, Any]] = [
     {"repetition_penalty": 1.7, "suppress_tokens": [5, 9, 20], "do_sample": True, "temperature": 0.1, "top_k": 2, "top_p": 0.3}
     | {"max_length": 9},
@@ -168,11 +168,9 @@ LENGTHS_ALONE: list[dict[str, Any]] = [
 ]
 
 
-# The settings of each file by one token at a time are above; by beams, and by a template of a file, they are transformers' own.
-WHOLE = [*(pytest.param(one, marks=pytest.mark.slow) for one in FILES[:-1]), FILES[-1]]
-
-
-@pytest.mark.parametrize("told", [*WHOLE, *(pytest.param(one, marks=pytest.mark.slow) for one in LENGTHS_ALONE)], ids=range(7))
+# How files are read, and what each setting does to one token at a time and to beams, is above.
+@pytest.mark.slow
+@pytest.mark.parametrize("told", [*FILES, *LENGTHS_ALONE], ids=range(7))
 def test_completions_are_those_of_transformers_with_the_same_files(tmp_path: Path, checkpoint: Path, told: dict[str, Any]):
     transformers = pytest.importorskip("transformers")
     pytest.importorskip("torch")
