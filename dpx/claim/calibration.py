@@ -9,7 +9,7 @@ from dataclasses import asdict, dataclass, fields, replace
 from typing import Any
 
 from dpx.claim.claim_checks import check_claim, event_of_step
-from dpx.config.experiment import Claim
+from dpx.config.experiment_parts import Claim
 from dpx.declaration import ConfigError, at_default
 from dpx.mechanism.clip import Clip
 from dpx.mechanism.declared_mechanism import Multiplier, NoiseBatchRatio, TargetClt, TargetCopy, TargetEpsilon

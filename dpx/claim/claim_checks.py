@@ -12,7 +12,7 @@ from dpx import packages
 from dpx.claim.search_record import TrialDistribution
 from dpx.config.declared_init import Init
 from dpx.config.declared_tuning import Tune
-from dpx.config.experiment import Claim
+from dpx.config.experiment_parts import Claim
 from dpx.data.declared_data import Data
 from dpx.declaration import require
 from dpx.mechanism import declared_mechanism

@@ -24,7 +24,7 @@ from dpx.claim.caveats import (
 from dpx.claim.spent import RunFacts, Spent, Trusted, chain_facts, ledger_facts, of_one_copy, planned_end, spent_facts, unsupported
 from dpx.clipping.rounding import MARGINS
 from dpx.config.declared_audit import Audit, Canaries
-from dpx.config.experiment import Claim
+from dpx.config.experiment_parts import Claim
 from dpx.data.protected_units import unit_facts, vocabulary_source
 from dpx.files.records import from_json
 from dpx.mechanism.clip import Clip

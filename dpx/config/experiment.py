@@ -1,4 +1,4 @@
-"""Defines the root declaration: one frozen record of a run's settings, and the parts of it that other rooms read. It imports no jax."""
+"""Defines the root declaration: one frozen record of all settings of a run. It imports no jax."""
 
 import dataclasses
 import hashlib
@@ -14,10 +14,10 @@ from dpx.config.declared_audit import Audit, Canaries, NoCanaries
 from dpx.config.declared_init import Init, MeasuredTable, RandomStart
 from dpx.config.declared_loggers import DEFAULT, Loggers
 from dpx.config.declared_tuning import Tune
+from dpx.config.experiment_parts import Claim, Fitted, OneStep, Receiver
 from dpx.data.declared_data import Data
 from dpx.data.length_buckets import LengthBuckets, widths_of
 from dpx.declaration import declaration, identifying_values, require
-from dpx.files.weights import Shapes
 from dpx.mechanism.clip import Clip
 from dpx.mechanism.declared_mechanism import Noise, NoiseBatchRatio
 from dpx.mechanism.mechanism_protocol import ForwardNoise, Mechanism
@@ -97,99 +97,6 @@ class Schedule:
         for name in counts:
             value = getattr(self, name)
             require(value is None or value > 0, f"schedule.{name}={value}", "must be at least 1", "Give a positive number")
-
-
-@dataclasses.dataclass(frozen=True)
-class Receiver:
-    """Describes the run that the starting parameters must fit. `vocabulary_size` is the number of rows of its embedding table."""
-
-    model: AnyModel
-    task: Task
-    train: Trained
-    optimizer: Optimizer
-    data: Data
-    privacy: Privacy
-    is_private: bool
-    vocabulary_size: int
-    chosen_by: MeasuredTable | None = None
-
-    @property
-    def shapes(self) -> Shapes:
-        return self.task.parameter_shapes(self.model, self.vocabulary_size)
-
-
-@dataclasses.dataclass(frozen=True)
-class Fitted:
-    """What released weights are of: a network, the text that it was fitted to, and what it began from.
-
-    `vocabulary_size` is the number of rows of its embedding table.
-    """
-
-    name: str
-    model: AnyModel
-    task: Task
-    vocabulary_size: int
-    data: Data
-    privacy: Privacy
-    init: Init
-    train: Trained
-
-
-@dataclasses.dataclass(frozen=True)
-class Claim:
-    """What a run claims, and all that the claim is computed from: nothing of how its sums are computed or what it reports.
-
-    `widths` are the lengths in tokens that texts are padded to; `outside` are the parts whose code is not dpx's own;
-    `given_protected` names who is given metrics that were computed without noise.
-    """
-
-    name: str
-    replicate: int
-    seed: int | None
-    steps: int
-    model: AnyModel
-    vocabulary_size: int
-    task: Task
-    data: Data
-    widths: tuple[int, ...]
-    train: Trained
-    privacy: Privacy
-    sampler: Sampler
-    batch_schedule: BatchSchedule
-    mechanism: Mechanism
-    clip: Clip
-    noise: Noise
-    clipping_method: ClippingMethod
-    telemetry: Telemetry
-    accountant: Accountant
-    audit: Audit
-    tune: Tune | None
-    outside: tuple[outside_code.Part, ...]
-    given_protected: tuple[str, ...]
-
-    @property
-    def is_private(self) -> bool:
-        return self.mechanism.is_private
-
-    @property
-    def reasons_of_mechanism(self) -> list[str]:
-        """Why the mechanism's noise does not cover what is trained."""
-        return self.mechanism.reasons_against(self.train, lambda: self.task.parameter_shapes(self.model, 1))
-
-
-@dataclasses.dataclass(frozen=True)
-class OneStep:
-    """What a step computes: the loss by the trained parameters, its clipped sums, their noise, and the update."""
-
-    model: AnyModel
-    task: Task
-    trained: Trained
-    privacy: Privacy
-    mechanism: Mechanism
-    clip: Clip
-    clipping_method: ClippingMethod
-    telemetry: Telemetry
-    optimizer: Optimizer
 
 
 @declaration

@@ -21,7 +21,7 @@ from tokenizers import Tokenizer, decoders
 from tokenizers.models import WordPiece
 
 from dpx import durable
-from dpx.config.experiment import Fitted
+from dpx.config.experiment_parts import Fitted
 from dpx.console import stage
 from dpx.data.length_buckets import widths_of
 from dpx.data.prepare import require_vocabulary, store_of, vocabulary_folder, vocabulary_place

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from dpx.config.declared_init import FromCheckpoint, FromFile, FromRun, Init
-from dpx.config.experiment import Receiver
+from dpx.config.experiment_parts import Receiver
 from dpx.data import tokenizer
 from dpx.data.declared_data import Data
 from dpx.data.learnt_from import learnt_from

@@ -14,7 +14,7 @@ import jax
 import numpy as np
 from safetensors import SafetensorError
 
-from dpx.config.experiment import Fitted
+from dpx.config.experiment_parts import Fitted
 from dpx.console import stage
 from dpx.data import learnt_from
 from dpx.data.prepare import store_of, vocabulary_folder

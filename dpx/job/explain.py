@@ -15,7 +15,8 @@ from typing import Any
 from dpx.claim.calibration import Entries, accounting_of, calibrate
 from dpx.claim.caveats import little_data
 from dpx.claim.statement import build
-from dpx.config.experiment import Claim, Experiment
+from dpx.config.experiment import Experiment
+from dpx.config.experiment_parts import Claim
 from dpx.console import answer, figure, wide_console
 from dpx.data.declared_data import Data
 from dpx.declaration import ConfigError, declaration

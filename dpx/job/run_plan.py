@@ -12,7 +12,8 @@ from dpx.claim.caveats import assumptions, late_choices, little_data, not_covere
 from dpx.claim.spent import RunFacts, Spent, as_if_hidden, of_one_copy, planned_end, under_assumed_sampler
 from dpx.clipping import ClippingMethod
 from dpx.config.declared_audit import Audit, Canaries
-from dpx.config.experiment import Experiment, Fitted
+from dpx.config.experiment import Experiment
+from dpx.config.experiment_parts import Fitted
 from dpx.cost.compiled import CompiledStep, MeasuredRun
 from dpx.cost.memory import Trains, by_type, published_flops, recomputed_matmul_flops, step_memory, training_matmul_flops
 from dpx.data import left_out

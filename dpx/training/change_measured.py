@@ -29,7 +29,7 @@ from jax.interpreters import partial_eval
 from scipy.special import gammainc, gammaincc, gammainccinv
 
 from dpx.config.declared_init import FromCheckpoint, FromFile, FromRun, Init
-from dpx.config.experiment import Receiver
+from dpx.config.experiment_parts import Receiver
 from dpx.data.tokenizer import SpecialIds
 from dpx.declaration import ConfigError
 from dpx.files.weights import Leaves, by_path, checksum, nested, read_file

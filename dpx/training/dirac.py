@@ -17,7 +17,7 @@ from scipy.stats import chi2
 
 from dpx.audit.canaries import LENGTH, Audited, in_units
 from dpx.audit.in_run import of_gradients
-from dpx.config.experiment import OneStep
+from dpx.config.experiment_parts import OneStep
 from dpx.declaration import declaration, require
 from dpx.mechanism.mechanism_protocol import Mechanism
 from dpx.privacy import closed_form

@@ -29,7 +29,8 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from dpx.config.experiment import Receiver, Schedule
+from dpx.config.experiment import Schedule
+from dpx.config.experiment_parts import Receiver
 from dpx.data import length_buckets
 from dpx.data.declared_data import Data
 from dpx.data.length_buckets import widths_of

@@ -21,7 +21,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from dpx.clipping.readers import merged
-from dpx.config.experiment import OneStep
+from dpx.config.experiment_parts import OneStep
 from dpx.cost.memory import Memory, step_memory
 from dpx.cost.traced import compiled_temporaries
 from dpx.declaration import ConfigError

@@ -25,7 +25,8 @@ from dpx.claim.caveats import real_draws
 from dpx.claim.spent import Spending, planned_end, require_bound
 from dpx.config.declared_audit import Audit, Canaries
 from dpx.config.declared_init import Init
-from dpx.config.experiment import Experiment, Receiver
+from dpx.config.experiment import Experiment
+from dpx.config.experiment_parts import Receiver
 from dpx.console import stage
 from dpx.data import left_out
 from dpx.data.prepare import prepare, say_stage

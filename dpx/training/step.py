@@ -22,7 +22,7 @@ from jaxtyping import Array
 
 from dpx.clipping.groups import ClippedSum
 from dpx.clipping.rounding import MARGINS
-from dpx.config.experiment import OneStep
+from dpx.config.experiment_parts import OneStep
 from dpx.declaration import require
 from dpx.files.array_checksums import checksum
 from dpx.files.orbax_checkpoints import State

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from dpx.config.experiment import OneStep
+from dpx.config.experiment_parts import OneStep
 from dpx.files.run_folder import RunFolder
 from dpx.mechanism import noise
 from dpx.training import evaluation, loop, opening
