@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import re
 import shutil
 from typing import Any
 
@@ -18,14 +19,15 @@ from dpx.files import orbax_checkpoints
 from dpx.files.records import to_json
 from dpx.files.run_folder import RunFolder
 from dpx.mechanism.dp_sgd import NoPrivacy
-from dpx.privacy.declared_privacy import Privacy
+from dpx.privacy.declared_privacy import Pld, Privacy
 from dpx.privacy.ledger import Ledger
 from dpx.privacy.lines import TrialOf
 from dpx.processes.mesh import Mesh
-from dpx.sampler import Shuffled
+from dpx.sampler import CyclicPoisson, Poisson, RandomAllocation, Shuffled, TruncatedPoisson
 from dpx.sampler.batch_schedule import Constant
 from dpx.training import loop, session
 
+from ..processes import WIDTH
 from .conftest import declare, opened
 
 
@@ -154,6 +156,41 @@ def test_a_finished_run_states_everything_and_releases_no_telemetry(uninterrupte
     ):
         assert np.isfinite(last[name]), name
     assert oct((path / "private").stat().st_mode)[-3:] == "700"
+
+
+def _released(path):
+    """Every value of the released texts by its place; random names, tags and checksums as the same word.
+
+    The manifest holds sizes and checksums of the other released files alone.
+    """
+
+    def leaves(place, node):
+        if isinstance(node, dict | list):
+            for key, value in node.items() if isinstance(node, dict) else enumerate(node):
+                yield from leaves((*place, key), value)
+        else:
+            yield place, re.sub(r"\b[0-9a-f]{16,}\b", "name", node) if isinstance(node, str) else node
+
+    documents = {file.name: json.loads(file.read_text()) for file in (path / "release").glob("*.json") if file.name != "dpx_manifest.json"}
+    return dict(leaves((), documents))
+
+
+@pytest.mark.parametrize(
+    "sampler",
+    [RandomAllocation(), *(pytest.param(one, marks=pytest.mark.slow) for one in (Poisson(), TruncatedPoisson(), CyclicPoisson(cycle=2)))],
+    ids=lambda one: one.name,
+)
+def test_no_released_text_depends_on_who_was_drawn(experiment, tmp_path, sampler):
+    """Two runs that differ in their draws alone: batch sizes, microbatches, padding and times differ, and are told under private/ alone."""
+    counts = []
+    for seed in (5, 6):
+        _train(experiment(seed=seed, steps=3, sampler=sampler, accountant=Pld(value_discretization_interval=WIDTH)), tmp_path / str(seed))
+        lines = (tmp_path / str(seed) / "private" / "metrics.jsonl").read_text().splitlines()
+        counts.append([json.loads(line).get("train/examples") for line in lines])
+    assert counts[0] != counts[1]
+    first, second = (_released(tmp_path / str(seed)) for seed in (5, 6))
+    assert first.keys() == second.keys() and len(first) > 50
+    assert [place for place in first if first[place] != second[place]] == []
 
 
 def test_two_unseeded_runs_share_no_noise(experiment, tmp_path):
