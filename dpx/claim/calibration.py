@@ -19,7 +19,7 @@ from dpx.privacy import accounting, ledger, profile, solve
 from dpx.privacy.closed_form import remaining
 from dpx.privacy.declared_privacy import Accountant, GdpClt, Privacy
 from dpx.privacy.lines import NoiseEpoch, Part, Plan, PlanParts
-from dpx.privacy.segments import LedgerEntry, Segments, StepCost, encode
+from dpx.privacy.segments import ALLOCATION, LedgerEntry, Segment, Segments, StepCost, encode, steps_per_epoch
 from dpx.sampler import Sampler, batch_schedule
 from dpx.statement import outside_code
 
@@ -223,7 +223,18 @@ ASSUMED_ADJACENCY = "zero_out"
 
 def assumed(sampler: Sampler, segments: Segments) -> Segments:
     """Returns `segments` as if they had been drawn by the sampler in `sampler.assumed`; the result is not a bound for the run."""
-    return [replace(segment, sampler=sampler.assumed) for segment in segments]
+    return as_drawn_by(str(sampler.assumed), segments)
+
+
+def as_drawn_by(name: str, segments: Segments) -> Segments:
+    """Returns `segments` as if the sampler `name` had drawn them, which q alone describes."""
+
+    def places(segment: Segment) -> dict[str, Any]:
+        if name != "random_allocation":
+            return dict.fromkeys(("allocation", "allocation_steps", "allocation_from"))
+        return {"allocation": ALLOCATION, "allocation_steps": steps_per_epoch(segment.q), "allocation_from": segment.steps[0][0]}
+
+    return [replace(segment, sampler=name, **places(segment)) for segment in segments]
 
 
 def accountant_of(accountant: Accountant) -> tuple[str, tuple[float, ...] | None]:

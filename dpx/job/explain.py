@@ -12,7 +12,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from dpx.claim.calibration import Entries, accounting_of, calibrate
+from dpx.claim.calibration import Entries, accounting_of, as_drawn_by, calibrate
 from dpx.claim.caveats import little_data
 from dpx.claim.statement import build
 from dpx.config.experiment import Experiment
@@ -31,7 +31,7 @@ from dpx.pages.analysis_tables import Table
 from dpx.pages.run_table import accuracy_of, baselines_of
 from dpx.privacy.declared_privacy import Privacy, rows_in_words
 from dpx.privacy.origins import VERDICTS, charged_in, in_words
-from dpx.privacy.segments import ALLOCATION, IN_EPOCHS, Segment, Segments, join, rows_clipped_apart, steps_per_epoch, until
+from dpx.privacy.segments import IN_EPOCHS, Segments, join, rows_clipped_apart, until
 from dpx.statement import agreement, outside_code, received
 from dpx.statement.received import CheckedBy
 from dpx.statement.seals import STATEMENT, read_run_statement
@@ -253,21 +253,10 @@ def _by_sampler(claim: Claim, planned: Segments) -> list[Table]:
         one.event is None and one.noise == "gaussian" and rows_clipped_apart(one) == 1 for one in planned
     )
     for name in dict.fromkeys((own, *_SIDE_BY_SIDE)) if is_known else ():
-        drawn = planned
-        if name != own:
-            fields = dict.fromkeys(("allocation", "allocation_steps", "allocation_from"))
-            drawn = [dataclasses.replace(one, **fields | _allocated(one, name), sampler=name) for one in planned]
         with suppress(ConfigError):
-            found = accounting_of(claim.accountant, claim.privacy, drawn)
+            found = accounting_of(claim.accountant, claim.privacy, planned if name == own else as_drawn_by(name, planned))
             rows.append({"sampler": name, "drawn": "by this run" if name == own else "by another run"} | found)
     return [Table.from_rows("by_sampler", rows, "epsilon of the same steps by sampler")] if len(rows) > 1 else []
-
-
-def _allocated(one: Segment, name: str) -> dict[str, Any]:
-    """Returns the fields that say how `name` would allocate the units of these steps."""
-    if name != "random_allocation":
-        return {}
-    return {"allocation": ALLOCATION, "allocation_steps": steps_per_epoch(one.q), "allocation_from": one.steps[0][0]}
 
 
 def _in_which_neighbours_differ(statement: RunStatement) -> str:

@@ -10,7 +10,9 @@ from typing import ClassVar, Literal
 import numpy as np
 
 from dpx.declaration import declaration
+from dpx.privacy.declared_privacy import Accountant, Privacy
 from dpx.privacy.segments import steps_per_epoch
+from dpx.sampler.random_allocation import RandomAllocation
 from dpx.sampler.sampler_protocol import Assumed, GeneratorFor, Sampler
 
 
@@ -19,7 +21,7 @@ class _InPasses(Sampler):
     """The base class of samplers in epochs: step t is slot t mod ceil(N/B) of its epoch, and each row appears once in an epoch.
 
     Attributes:
-        assumed: poisson also reports the epsilon that Poisson sampling would give, as unsupported; null does not.
+        assumed: The sampler whose epsilon is also reported, as unsupported: poisson, random_allocation, or null for none.
     """
 
     assumed: Assumed = None
@@ -31,6 +33,10 @@ class _InPasses(Sampler):
         generator = generator_for("pass", number)
         first, last = self._places(size, slots, slot, generator)
         return self._in_order(np.arange(first, last, dtype=np.int64), size, generator)
+
+    def check(self, privacy: Privacy, accountant: Accountant) -> None:
+        if self.assumed == "random_allocation":
+            RandomAllocation().check(privacy, accountant)
 
     def _places(self, size: int, slots: int, slot: int, generator: np.random.Generator) -> tuple[int, int]:
         """Returns the slot's first position in the epoch's order, and the position after its last."""

@@ -5,7 +5,7 @@ from typing import ClassVar, Literal
 import numpy as np
 
 from dpx.declaration import declaration
-from dpx.sampler.sampler_protocol import Assumed, GeneratorFor, Sampler
+from dpx.sampler.sampler_protocol import GeneratorFor, Sampler
 
 
 @declaration
@@ -16,7 +16,7 @@ class FixedSize(Sampler):
         assumed: poisson also reports the epsilon that Poisson sampling would give, as unsupported; null does not.
     """
 
-    assumed: Assumed = None
+    assumed: Literal["poisson"] | None = None
     name: Literal["fixed_size"] = "fixed_size"
     depends_on_size: ClassVar[bool] = True
     covers_integer_noise: ClassVar[bool] = False

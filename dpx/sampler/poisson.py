@@ -13,7 +13,7 @@ import numpy as np
 from dpx.declaration import declaration, require
 from dpx.privacy.declared_privacy import Accountant, Privacy
 from dpx.processes.place import WHOLE, Part
-from dpx.sampler.sampler_protocol import Assumed, GeneratorFor, Sampler, share
+from dpx.sampler.sampler_protocol import GeneratorFor, Sampler, share
 
 # Virtual shards depend on the number of records only, so a draw is the same on every mesh and for every number of processes. There are at
 # least 4,096 of them if each then has at least 512 records; with fewer, starting the generators would cost more than the draws.
@@ -90,7 +90,7 @@ class TruncatedPoisson(Sampler):
     """
 
     slack: float = 1e-10
-    assumed: Assumed = None
+    assumed: Literal["poisson"] | None = None
     name: Literal["truncated_poisson"] = "truncated_poisson"
     depends_on_size: ClassVar[bool] = True
     explanation: ClassVar[str] = "each {drawn} is drawn independently at each step, up to a cap that is almost never reached"

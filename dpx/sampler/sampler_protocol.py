@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 # `generator_for(step, shard)` for a draw at each step; for what is fixed for an epoch, `generator_for("pass", number)` for an order and
 # `generator_for("allocation", number, block)` for places.
 GeneratorFor = Callable[..., np.random.Generator]
-Assumed = Literal["poisson"] | None
+Assumed = Literal["poisson", "random_allocation"] | None
 
 
 def share(drawn: np.ndarray, part: Part) -> np.ndarray:

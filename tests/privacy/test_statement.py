@@ -15,6 +15,7 @@ from dpx.claim.calibration import calibrate
 from dpx.claim.spent import RunFacts
 from dpx.data.declared_data import Vocabulary
 from dpx.data.protected_units import unit_facts
+from dpx.declaration import ConfigError
 from dpx.durable import write_durably
 from dpx.files.records import to_json
 from dpx.files.run_folder import RunFolder
@@ -23,7 +24,7 @@ from dpx.mechanism.discrete_gaussian import DiscreteGaussian
 from dpx.mechanism.dp_sgd import DpSgd, NoPrivacy
 from dpx.mechanism.mechanism_protocol import REACH
 from dpx.privacy import accounting, closed_form, ledger
-from dpx.privacy.declared_privacy import Deterministic, GdpClt, Pld, Rdp
+from dpx.privacy.declared_privacy import Deterministic, GdpClt, Pld, Privacy, Rdp
 from dpx.privacy.ledger import Ledger
 from dpx.sampler import FixedSize, Poisson, Shuffled, TruncatedPoisson
 from dpx.sampler.batch_schedule import Linear
@@ -170,6 +171,16 @@ def test_an_assumed_sampler_is_reported_as_unsupported_only(small, tmp_path):
     assert pld_entry["name"] == "epsilon/pld/poisson" and "fixed_size ran" in pld_entry["reason"]
     assert 1.99 < rdp_entry["value"] <= 2.0 and document["epsilon"]["rdp"] > 3.0
     assert document["sampler"]["name"] == "fixed_size" and document["sampler"]["assumed"] == "poisson"
+
+
+def test_a_shuffled_run_shows_the_epsilon_of_random_allocation_as_unsupported_only(small, tmp_path):
+    of = {"noise": {"noise_multiplier": 1.0}, "accountant": Rdp(value_discretization_interval=5e-3)}
+    document = run(small(sampler=Shuffled(assumed="random_allocation"), **of), tmp_path)
+    values = {one["name"]: one["value"] for one in document["unsupported"]}
+    assert set(values) == {"epsilon/pld/random_allocation", "epsilon/rdp/random_allocation"}
+    assert values["epsilon/pld/random_allocation"] < document["epsilon"]["pld"]
+    with pytest.raises(ConfigError, match="in several steps"):
+        Shuffled(assumed="random_allocation").check(Privacy(delta=1e-6, unit="document", rows_per_unit_max=2), Rdp())
 
 
 def test_shuffled_passes_are_not_amplified(small, tmp_path):
