@@ -3,7 +3,9 @@
 import functools
 import io
 import itertools
+import json
 import math
+import re
 import statistics
 import textwrap
 from collections.abc import Callable, Mapping, Sequence
@@ -160,6 +162,7 @@ def _lines(panel: Lines, rows: list[Row], axes: Any) -> None:
     paired = bool(panel.by) and len(panel.y) == 1 and bool(set(panel.marks) - set(shared))
     is_scale = len(values) > 5 and _are_numbers(values) and (paired or len(columns) - len(shared) == 1) and not panel.series
     of = len(values) if is_scale else 0
+    last: list[tuple[str, Points]] = []
     for place, (value, own) in enumerate(groups.items()):
         number = panel.series.index(value) if panel.series else number
         for column in columns:
@@ -179,7 +182,7 @@ def _lines(panel: Lines, rows: list[Row], axes: Any) -> None:
             elif panel.runs:
                 _replicates(axes, number, label, [row[panel.runs] for row in own if row[column] is not None], points, of)
             elif column in shared:
-                axes.plot(*zip(*points, strict=True), label=label, color=_soft(), linewidth=1.2, linestyle=":", marker="")
+                last.append((label, points))
             elif column in panel.marks:
                 # Open marks that grow with the series' number, so that equal values of several series are all seen.
                 look = {"s": 18 if of else 14 + 18 * number, "marker": _cycle("marker")[number % 5], "edgecolors": _colour(number, of)}
@@ -189,9 +192,11 @@ def _lines(panel: Lines, rows: list[Row], axes: Any) -> None:
                 if panel.band:
                     known = [(_place(panel, row), *(row[column] for column in panel.band)) for row in own]
                     across, lower, upper = zip(*(edges for edges in known if None not in edges), strict=True)
-                    axes.fill_between(across, lower, upper, color=_colour(number, of), alpha=0.15, linewidth=0)
+                    axes.fill_between(across, lower, upper, color=_colour(number, of), alpha=0.3 / (1 + len(groups)), linewidth=0)
             number += not paired and column not in shared
         number += paired
+    for label, points in last:
+        axes.plot(*zip(*points, strict=True), label=label, color=_soft(), linewidth=1.2, linestyle=":", marker="")
     set_scales(panel, axes)
     if isinstance(panel.level, int | float):
         axes.axhline(panel.level, color=_soft(), linewidth=1.2, linestyle=":")
@@ -207,8 +212,10 @@ def selected(rows: Sequence[Row], where: Mapping[str, Any]) -> list[Row]:
 
 
 def in_order(values: Sequence[Any]) -> list[Any]:
-    """Returns the values once each, numbers from the least to the largest, others in the order of the rows."""
+    """Returns the values once each, numbers and lists of numbers from the least to the largest, others in the order of the rows."""
     different = list(dict.fromkeys(values))
+    if different and all(isinstance(value, str) and re.fullmatch(r"\[\d[\d., ]*\]", value) for value in different):
+        return sorted(different, key=json.loads)
     return sorted(different) if _are_numbers(different) else different
 
 

@@ -59,6 +59,7 @@ def test_a_rule_that_is_the_same_for_every_value_is_drawn_once_and_a_mark_has_th
     axes = _axes(Lines(table="lines", x="x", y=("fitted",), marks=("measured", "rule"), by="task"), table)
     handles, labels = axes.get_legend_handles_labels()
     assert sorted(labels) == ["fitted, a", "fitted, b", "measured, a", "measured, b", "rule"]
+    assert [line.get_label() for line in axes.lines] == ["fitted, a", "fitted, b", "rule"], "the rule is told after the series"
     by_label = dict(zip(labels, handles, strict=True))
     for task in "ab":
         assert to_hex(by_label[f"measured, {task}"].get_edgecolor()[0]) == to_hex(by_label[f"fitted, {task}"].get_color())
@@ -78,6 +79,7 @@ def test_a_legend_has_numbers_in_their_order_and_more_than_five_are_on_a_scale_o
         axes = _axes(Lines(table="t", x="x", y=("y",), by="by"), Table("t", ("x", "by", "y"), rows))
         labels = [float(text.get_text()) for text in axes.get_legend().get_texts()]
         assert labels == sorted(labels) and len(labels) == count
+        assert pictures.in_order(["[256, 448]", "[1024]", "[256]"]) == ["[256]", "[256, 448]", "[1024]"]
         assert (axes.lines[0].get_color() == "#0060a0") is not is_scale and len({line.get_color() for line in axes.lines}) == count
 
 
