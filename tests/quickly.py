@@ -18,7 +18,9 @@ from hydra.core.object_type import ObjectType
 from omegaconf import OmegaConf, _utils, base, grammar_parser, omegaconf
 from omegaconf.base import Box, UnionNode
 
-_read_config, _known_choices = ConfigRepository.load_config, defaults_list._create_interpolation_map
+from dpx.config.hydra_version import IS_NEXT
+
+_read_config, _known_choices = ConfigRepository.load_config, getattr(defaults_list, "_create_interpolation_map", None)
 _set_parents, _create = Box._re_parent, OmegaConf._create_impl
 _CHECKOUT = Path(__file__).resolve().parents[1]
 # Of dpx, and of the package in its own distribution.
@@ -65,6 +67,7 @@ def _files_merged_once(self: ConfigLoaderImpl, defaults: list[Any], repo: Any) -
 
 def _known_choices_if_asked(overrides: Any, defaults: list[Any], self_added: bool) -> Any:
     """Another quarter is the choices, put together for every file although only a default with an interpolation looks at them."""
+    assert _known_choices is not None
     return _known_choices(overrides, defaults, self_added) if any(default.is_interpolation() for default in defaults) else None
 
 
@@ -104,16 +107,21 @@ class Patch(NamedTuple):
             setattr(owner, self.attribute, self.replacement if is_on else self.original)
 
 
-PATCHES = {
-    "config_files": Patch((ConfigRepository,), "load_config", _read_config, _config_read_once),
-    "defaults": Patch((config_loader_impl,), "create_defaults_list", _list_defaults, _defaults_listed_once),
-    "merged": Patch((ConfigLoaderImpl,), "_compose_config_from_defaults_list", _merge_files, _files_merged_once),
-    "text": Patch((OmegaConf,), "_create_impl", staticmethod(_create), staticmethod(_text_read_once)),
-    "choices": Patch((defaults_list,), "_create_interpolation_map", _known_choices, _known_choices_if_asked),
-    # Trees of interpolations hold their own text, and are read alone.
-    "interpolations": Patch((base, _utils), "parse", grammar_parser.parse, functools.cache(grammar_parser.parse)),
-    "parents": Patch((Box,), "_re_parent", _set_parents, _re_parent),
-}
+# They are of Hydra 1.3 and OmegaConf 2.3; with the next ones tests run slower.
+PATCHES: dict[str, Patch] = (
+    {}
+    if IS_NEXT
+    else {
+        "config_files": Patch((ConfigRepository,), "load_config", _read_config, _config_read_once),
+        "defaults": Patch((config_loader_impl,), "create_defaults_list", _list_defaults, _defaults_listed_once),
+        "merged": Patch((ConfigLoaderImpl,), "_compose_config_from_defaults_list", _merge_files, _files_merged_once),
+        "text": Patch((OmegaConf,), "_create_impl", staticmethod(_create), staticmethod(_text_read_once)),
+        "choices": Patch((defaults_list,), "_create_interpolation_map", _known_choices, _known_choices_if_asked),
+        # Trees of interpolations hold their own text, and are read alone.
+        "interpolations": Patch((base, _utils), "parse", grammar_parser.parse, functools.cache(grammar_parser.parse)),
+        "parents": Patch((Box,), "_re_parent", _set_parents, _re_parent),
+    }
+)
 
 
 @contextlib.contextmanager

@@ -45,7 +45,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def site(made: Path) -> None:
     """The documentation, in the same folder."""
-    if not (is_installed("sphinx") and is_installed("myst_parser")):
+    if not (is_installed("furo") and is_installed("myst_nb")):
         pytest.skip("the extra docs is not installed")
     _dpx(CHECKOUT, "sphinx", "-q", "-c", "docs", "dpx/docs", str(made / "site"))
 
