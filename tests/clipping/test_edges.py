@@ -312,8 +312,10 @@ WHOLE = {
 }
 
 
-# Each by one way, in turn.
-WHOLE_CELLS = [(name, way, number % len(WAYS) == place) for number, name in enumerate(WHOLE) for place, way in enumerate(WAYS)]
+# By one way each, in turn: numbers beside a parameter, of rounds, as masks, carried, in a branch, and computed from a parameter.
+QUICK = ("float0", "numbers_of_rounds", "masks_of_rounds", "carried", "branches", "bits")
+TURNS = {name: number % len(WAYS) for number, name in enumerate(QUICK)}
+WHOLE_CELLS = [(name, way, TURNS.get(name) == place) for name in WHOLE for place, way in enumerate(WAYS)]
 
 
 @pytest.mark.parametrize(

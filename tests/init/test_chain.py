@@ -114,6 +114,11 @@ def test_text_that_is_declared_disjoint_is_not_composed_and_stands_beside(place,
     assert epsilon(apart) == stated["planned"]["epsilon"]["rdp"] and origin["claim"]["epsilon"] == statement(parent)["epsilon"]
     assert any("the user vouches (init.disjoint_from)" in line for line in stated["assumptions"])
     assert json.loads((apart / "private" / "declared_disjoint.json").read_text())["declared_disjoint"][0]["found"]
+
+
+# The same over graphs that were not trained is in tests/chain/test_ancestry.py.
+@pytest.mark.slow
+def test_the_word_holds_on_the_data_that_it_was_given_of(place, apart):
     # A run on the first text that starts from this one is charged for its grandparent too.
     last = place.train("back", "init=run", f"init.run={apart}")
     assert [one["relation"] for one in statement(last)["init"]["origins"]] == ["unknown", "unknown"]

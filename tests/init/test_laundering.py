@@ -336,6 +336,8 @@ def test_another_relation_is_refused(place, parent):
         began(place, "init=run", f"init.run={parent}", "privacy.adjacency=replace_one", "accountant=pld")
 
 
+# A vocabulary that was learnt from another split is in a graph of tests/chain/test_ancestry.py.
+@pytest.mark.slow
 def test_a_vocabulary_is_the_parents_and_was_not_learnt_from_what_is_protected(place, parent, tmp_path):
     with pytest.raises(ConfigError, match="another vocabulary"):
         began(place, "init=run", f"init.run={parent}", "data.vocabulary.path=null", text="other")
@@ -397,6 +399,8 @@ def test_released_weights_are_not_public_in_another_file(place, parent, weights,
         began(place, *public, f"init.file={saved(tmp_path / 'one.npz', one)}")
 
 
+# Which released arrays bar a file is above; here a run is trained for it.
+@pytest.mark.slow
 def test_a_run_that_left_public_weights_as_they_were_does_not_bar_them(place, weights, tmp_path):
     own = {path: leaf + 1 for path, leaf in weights.items()}
     public = ("init=file", f"init.file={saved(tmp_path / 'bert.npz', own)}", "init.provenance=public")
