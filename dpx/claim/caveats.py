@@ -257,4 +257,5 @@ def unlike_units(units: Sequence[UnitFacts | None], is_charged: bool) -> list[st
 
 def seeded(entered: Ledger | None) -> list[str]:
     """Returns the reason why a run has no guarantee if its ledger shows noise from a seed, whatever its config says now."""
-    return ["fixed_seed: noise of this run was drawn from a seed of its config"] if entered is not None and entered.was_seeded else []
+    is_seeded = entered is not None and any(epoch.secret_place is None for epoch in entered.noise_epochs)
+    return ["fixed_seed: noise of this run was drawn from a seed of its config"] if is_seeded else []

@@ -196,7 +196,8 @@ def load(place: str | Path, match: str = "") -> tuple[Measurements, list[str]]:
 
 
 def _rows(folder: Path, every: int) -> list[dict[str, Any]]:
-    from dpx.config import place_of, read
+    """Returns a row for each record of the run in `folder`, with the settings that identify the run."""
+    from dpx.config import build, place_of, read
 
     agreement.check(folder)
     config = read(place_of(folder))
@@ -211,16 +212,8 @@ def _rows(folder: Path, every: int) -> list[dict[str, Any]]:
         "its losses include a value that is not a finite number",
         "Remove the run, or lower its learning rate",
     )
-    same = _knobs(config, folder)
-    return [same | {"step": step, "loss": loss} for step, loss in zip(steps_done, means, strict=True)]
-
-
-def _knobs(config: Any, folder: Path) -> dict[str, Any]:
-    """Returns the settings that identify a run; a run without privacy has ratio 0 and counts as one without noise."""
-    from dpx.config import build
-
-    experiment, batch_size = build(config)[0], config.batch_schedule.size
-    noise = config.noise
+    experiment, batch_size, noise = build(config)[0], config.batch_schedule.size, config.noise
+    # A run without privacy has ratio 0, and counts as one without noise.
     if "noise_batch_ratio" in noise:
         ratio = noise.noise_batch_ratio
     elif "noise_multiplier" in noise:
@@ -229,7 +222,7 @@ def _knobs(config: Any, folder: Path) -> dict[str, Any]:
         claim = read_statement(folder / "release" / STATEMENT)
         sigma = claim.mechanism.noise_multiplier if isinstance(claim, RunStatement) else None
         ratio = 0.0 if sigma is None else sigma / batch_size
-    return {
+    same = {
         "model": config.model.name,
         "parameters": count(experiment.task.parameter_shapes(experiment.model, experiment.vocabulary_size)),
         "noise_batch_ratio": ratio,
@@ -238,3 +231,4 @@ def _knobs(config: Any, folder: Path) -> dict[str, Any]:
         "batch_size": batch_size,
         "sequence_length": config.data.sequence_length,
     }
+    return [same | {"step": step, "loss": loss} for step, loss in zip(steps_done, means, strict=True)]

@@ -167,11 +167,6 @@ class Ledger:
         return {step for _, step, entry in self._entered if entry.epoch == epoch}
 
     @property
-    def was_seeded(self) -> bool:
-        """Returns whether some noise of this run came from a seed of the config."""
-        return any(epoch.secret_place is None for epoch in self.noise_epochs)
-
-    @property
     def data(self) -> list[str | None]:
         """Returns checksums of the prepared data that its steps drew from, with `None` for unknown data."""
         return list(dict.fromkeys(epoch.fingerprint.get("data") for epoch in self.noise_epochs)) or [None]
