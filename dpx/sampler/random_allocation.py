@@ -1,4 +1,4 @@
-"""Declares `sampler=random_allocation`: each unit takes part in exactly one step of every epoch, at a secret place of its own.
+"""Declares `sampler=random_allocation`: each unit takes part in exactly one step of every epoch, at a secret place.
 
 A unit's place is a function of (secret, epoch, number of the unit) alone: word number u of a keyed Philox generator, reduced to a step. It
 depends neither on what units hold nor on other units, so leaving one out moves no other. A word has 64 bits, so a step's probability is off
@@ -18,7 +18,7 @@ from dpx.privacy.segments import ALLOCATION, steps_per_epoch
 from dpx.processes.place import WHOLE, Part
 from dpx.sampler.sampler_protocol import GeneratorFor, Sampler, share
 
-# Units whose places come from one generator. A process draws the blocks of its own units if there are enough of them to be even.
+# Units whose places come from one generator. A process draws only its own blocks if there are enough of them to divide evenly.
 BLOCK, _LEAST_BLOCKS = 65_536, 8
 
 

@@ -802,7 +802,7 @@ MUTANTS = (
         "tests/privacy/test_statement.py::test_a_sampler_accounted_at_another_size_has_no_guarantee",
     ),
     Mutant(
-        "an allocation with replacement: places anew at every step",
+        "an allocation with replacement: fresh places at every step",
         ALLOCATION,
         "RandomAllocation.draw_part",
         'generator_for("allocation", epoch, block)',

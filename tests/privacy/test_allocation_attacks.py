@@ -24,7 +24,7 @@ def stated(steps: int, sigma: float, epochs: int):
 def observed(units: int, steps: int, sigma: float, epochs: int, seed: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Returns which units are in, their log-likelihood ratios, and the sums of their observations at their own places.
 
-    The places are those of the sampler, each unit a canary in a direction of its own; noise is drawn afresh.
+    The places are those of the sampler, each unit a canary in its own direction; noise is drawn afresh.
     """
     draws = np.random.default_rng(seed)
     is_in, ratios, told = draws.random(units) < 0.5, np.zeros(units), np.zeros(units)
