@@ -25,12 +25,15 @@ from dpx.config import hydra_node, recipes, register_resolvers
 from dpx.config.command_line import as_refused
 from dpx.config.declared_chain import declared
 from dpx.config.hydra_node import GROUPS, KEYS, RESOLVERS, ClosedLoader
-from dpx.config.hydra_version import VERSION_BASE
+from dpx.config.hydra_version import IS_NEXT, VERSION_BASE
 from dpx.config.with_hydra import set_up_hydra
 from dpx.declaration import ConfigError
 from dpx.launch import command, search
 from tests.processes import environment
 
+# The words of Hydra 1.4 and OmegaConf 2.4, or those of this version.
+PARENT = "Parent traversal ('..') in Defaults List" if IS_NEXT else "is outside the folders of configs"
+MERGED = "incompatible container types" if IS_NEXT else "DictConfig with ListConfig"
 NOT_THE_RECIPES = "a recipe may not set this key of Hydra"
 
 
@@ -207,9 +210,9 @@ def test_no_side_road_of_hydra_leads_to_its_node(received: Received) -> None:
         ({"override /hydra/launcher": "mine"}, "options of Hydra's own groups come from Hydra"),
         ({"override /hydra/job_logging": "disabled"}, "hydra/job_logging=disabled: a recipe may not choose"),
         ({"override /hydra/hydra_logging": "hydra_debug"}, "hydra/hydra_logging=hydra_debug: a recipe may not choose"),
-        (f"/{up}{str(outside)[1:-5]}", "is outside the folders of configs"),
+        (f"/{up}{str(outside)[1:-5]}", PARENT),
         (f"/{str(outside)[:-5]}", "outside"),
-        ({f"/{up}{str(outside.parent)[1:]}@hydra.callbacks.x": "outside"}, "is outside the folders of configs"),
+        ({f"/{up}{str(outside.parent)[1:]}@hydra.callbacks.x": "outside"}, PARENT),
     ):
         assert said in received.refused({"defaults": [default, "_self_"]})
     received.put("hydra/sweeper/basic", touch, header="hydra.sweeper")
@@ -276,7 +279,7 @@ def test_a_recipe_gives_no_overrides_of_hydra_to_a_point_or_a_stage() -> None:
 def test_a_point_is_composed_once_for_the_check_before_a_sweep_and_for_its_run(monkeypatch: pytest.MonkeyPatch) -> None:
     set_up_hydra()
     register_resolvers()
-    with hydra.initialize_config_dir(str(packages.conf_directory()), version_base="1.3"):
+    with hydra.initialize_config_dir(str(packages.conf_directory()), **VERSION_BASE):
         master = hydra.compose("config", return_hydra_config=True)
         loader = GlobalHydra.instance().config_loader()
         checked = loader.load_sweep_config(master, ["steps=3"])
@@ -372,7 +375,7 @@ BOMB = "a0: &a0 [x,x,x,x,x,x,x,x,x]\n" + "".join(f"a{i}: &a{i} [{','.join([f'*a{
         (b"defaults:\n- [1]\n", "evil.yaml:2: is not a default"),
         (b"defaults: [{/model: {a: 1}}]\n", "evil.yaml:1: is not a default"),
         (b"a: ${b\n", "a: no viable alternative at input '${b'. Correct the value"),
-        (b"# @package _global_\nmodel: [1]\n", "experiment/evil.yaml: Cannot merge DictConfig with ListConfig. Correct the file"),
+        (b"# @package _global_\nmodel: [1]\n", f"experiment/evil.yaml: Cannot merge {MERGED}. Correct the file"),
         (b"defaults: [/experiment/evil]\n", "a list of defaults leads to itself, or a value is nested too deeply"),
     ],
     ids=lambda value: value[:20] if isinstance(value, bytes) else value,

@@ -130,7 +130,8 @@ class ClosedLoader(ConfigLoaderImpl):
                 mine = [one for one in overrides if _root_of(one) in (*OF_THE_USER, "hydra")]
                 own = _of_the_user(super().load_configuration(config_name, mine, run_mode, from_shell, validate_sweep_overrides))
                 reason = "a recipe may not choose what leaves this machine, or who gets it"
-                require(chosen == own, " and ".join(chosen), reason, f"Set it on your own command line ({PAGE})")
+                changed = [key for key, node in chosen.items() if node != own.get(key)]
+                require(not changed, " and ".join(changed), reason, f"Set it on your own command line ({PAGE})")
         return cfg
 
     def load_sweep_config(self, master_config: DictConfig, sweep_overrides: list[str]) -> DictConfig:
@@ -300,8 +301,7 @@ def _of_the_user(cfg: DictConfig) -> dict[str, Any]:
     """Returns the nodes that send to another machine or run callbacks, as they are written; empty if none does."""
     nodes: Any = {key: OmegaConf.to_container(cfg[key], resolve=False) for key in OF_THE_USER if OmegaConf.is_config(cfg.get(key))}
     local = ("_target_", "tensorboard", "csv")
-    sends = {key: one for key, one in nodes.items() if any(value for name, value in one.items() if key != "logger" or name not in local)}
-    return nodes if sends else {}
+    return {key: one for key, one in nodes.items() if any(value for name, value in one.items() if key != "logger" or name not in local)}
 
 
 def require_none_of_the_user(keys: Iterable[str], place: str) -> None:
