@@ -1,7 +1,7 @@
 """Every family, selection of what is trained, method and way of computing clips exactly: the one matrix of them.
 
-A cell is (family, what is trained, method, way). The default suite holds those of `DEFAULT`, in which each family's kind, each selection's
-kind, each method and each way occurs; the others are slow.
+A cell is (family, what is trained, method, way). The default suite holds those of `DEFAULT`, in which each kind of layers occurs, with what
+no other file of the default suite compares; the others are slow.
 """
 
 from itertools import product
