@@ -15,7 +15,7 @@ OTHERS = {
     "mckenna2025": dict.fromkeys(("M4", "M7", "M9", "M10", "M11", "M12", "M13", "M14", "M15", "M17", "M18", "M19", "M24", "M27"), "fail")
     | dict.fromkeys(("M2", "M16", "M21", "M29"), "arithmetic"),
     "du2021": dict.fromkeys(("F3", "F4", "F5", "F6", "F8", "F9", "F12", "F13", "F14", "F15", "F20"), "fail"),
-    "yin2022": dict.fromkeys(("L1", "L2", "L7", "L9", "L10", "L12", "L13"), "fail") | {"L11": "arithmetic"},
+    "yin2022": dict.fromkeys(("L1", "L2", "L7", "L9", "L12", "L13"), "fail") | {"L11": "arithmetic"},
 }
 # Of the claims of an item that fails, these fail.
 CLAIMS = {"A4": [3, 4], "A9": [1]}
