@@ -284,7 +284,9 @@ def test_a_point_is_composed_once_for_the_check_before_a_sweep_and_for_its_run(m
         loader = GlobalHydra.instance().config_loader()
         checked = loader.load_sweep_config(master, ["steps=3"])
         copied = copy.deepcopy(loader)
-        monkeypatch.setattr(ClosedLoader, "load_configuration", lambda *_, **__: pytest.fail("composed again"))
+        monkeypatch.setattr(
+            ClosedLoader, "_load_configuration" if IS_NEXT else "load_configuration", lambda *_, **__: pytest.fail("composed again")
+        )
         run = loader.load_sweep_config(master, ["steps=3"])
         assert run is not checked and run == checked and OmegaConf.is_struct(run)
         # Neither a third time nor for other overrides nor in another process is it taken from there.

@@ -27,6 +27,7 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import GrammarParseError, OmegaConfBaseException
 from omegaconf.grammar_parser import parse
 
+from dpx.config.hydra_version import IS_NEXT
 from dpx.config.interpolations import MOST_INTERPOLATIONS, require_bounded, require_few_points
 from dpx.declaration import ConfigError, require
 from dpx.packages import conf_directory
@@ -94,8 +95,12 @@ class ClosedLoader(ConfigLoaderImpl):
         run_mode: RunMode,
         from_shell: bool = True,
         validate_sweep_overrides: bool = True,
+        **more: Any,
     ) -> DictConfig:
-        """Returns the composed config. Raises `ConfigError`, which names the key, for what a recipe may not set."""
+        """Returns the composed config; `more` is what Hydra 1.4 adds for its help.
+
+        Raises `ConfigError`, which names the key, for what a recipe may not set.
+        """
         if self._is_of_dpx:
             overrides = _presets_last(overrides)
         for one in overrides if self._is_of_dpx else ():
@@ -103,36 +108,41 @@ class ClosedLoader(ConfigLoaderImpl):
         self._computed = [one for one in overrides if "${" in one]
         self._has_received = bool(self._computed)
         try:
-            cfg = super().load_configuration(config_name, overrides, run_mode, from_shell, validate_sweep_overrides)
+            cfg = super().load_configuration(config_name, overrides, run_mode, from_shell, validate_sweep_overrides, **more)
         except RecursionError as error:
             reason = "a list of defaults leads to itself, or a value is nested too deeply"
             raise ConfigError("config", reason, "Remove one of them") from error
         if self._is_of_dpx:
-            # Options of Hydra's other groups that no override chose, but a recipe.
-            own = {override.partition("=")[0].lstrip("+~") for override in overrides}
-            for group, option in cfg.hydra.runtime.choices.items():
-                if group.startswith("hydra/") and group not in (*GROUPS, *own) and option != "default":
-                    raise ConfigError(f"{group}={option}", "a recipe may not choose an option of this group of Hydra", _FIX)
-            callback = OmegaConf.select(cfg, "hydra.callbacks.note_folders._target_", throw_on_missing=False)
-            reason = "dpx needs this callback, which notes the folders that a command makes"
-            # Hydra's own help has no config.
-            require(config_name is None or callback == NOTE_FOLDERS, "hydra.callbacks.note_folders", reason, "Remove what sets it")
-            # Hydra refuses another one for a sweep, and does not read it otherwise.
-            if isinstance(cfg.hydra.sweeper, DictConfig):
-                sweeper: Any = OmegaConf.to_container(cfg.hydra.sweeper, resolve=False)
-                params = [f"{key}={value}" for key, value in (sweeper.get("params") or {}).items()]
-                task: Any = OmegaConf.to_container(cfg.hydra.overrides.task, resolve=False)
-                axes = OverridesParser.create(self).parse_overrides([*params, *task])
-                require_few_points(axes, is_grid=sweeper.get("_target_") == BasicSweeperConf._target_)
-            if self._has_received:
-                require_bounded(cfg)
-            if config_name is not None and (chosen := _of_the_user(cfg)):
-                mine = [one for one in overrides if _root_of(one) in (*OF_THE_USER, "hydra")]
-                own = _of_the_user(super().load_configuration(config_name, mine, run_mode, from_shell, validate_sweep_overrides))
-                reason = "a recipe may not choose what leaves this machine, or who gets it"
-                changed = [key for key, node in chosen.items() if node != own.get(key)]
-                require(not changed, " and ".join(changed), reason, f"Set it on your own command line ({PAGE})")
+            self._require_allowed(cfg, config_name, overrides)
         return cfg
+
+    def _require_allowed(self, cfg: DictConfig, config_name: str | None, overrides: Sequence[str]) -> None:
+        """Raises `ConfigError` for what a composed config has by a recipe, and only the user may choose."""
+        # Options of Hydra's other groups that no override chose, but a recipe.
+        own = {override.partition("=")[0].lstrip("+~") for override in overrides}
+        for group, option in cfg.hydra.runtime.choices.items():
+            if group.startswith("hydra/") and group not in (*GROUPS, *own) and option != "default":
+                raise ConfigError(f"{group}={option}", "a recipe may not choose an option of this group of Hydra", _FIX)
+        callback = OmegaConf.select(cfg, "hydra.callbacks.note_folders._target_", throw_on_missing=False)
+        reason = "dpx needs this callback, which notes the folders that a command makes"
+        # Hydra's own help has no config.
+        require(config_name is None or callback == NOTE_FOLDERS, "hydra.callbacks.note_folders", reason, "Remove what sets it")
+        # Hydra refuses another one for a sweep, and does not read it otherwise.
+        if isinstance(cfg.hydra.sweeper, DictConfig):
+            sweeper: Any = OmegaConf.to_container(cfg.hydra.sweeper, resolve=False)
+            params = [f"{key}={value}" for key, value in (sweeper.get("params") or {}).items()]
+            task: Any = OmegaConf.to_container(cfg.hydra.overrides.task, resolve=False)
+            axes = OverridesParser.create(self).parse_overrides([*params, *task])
+            require_few_points(axes, is_grid=sweeper.get("_target_") == BasicSweeperConf._target_)
+        if self._has_received:
+            require_bounded(cfg)
+        if config_name is not None and (chosen := _of_the_user(cfg)):
+            mine = [one for one in overrides if _root_of(one) in (*OF_THE_USER, "hydra")]
+            again = super().load_configuration(config_name, mine, RunMode.RUN)
+            own = _of_the_user(again)
+            reason = "a recipe may not choose what leaves this machine, or who gets it"
+            changed = [key for key, node in chosen.items() if node != own.get(key)]
+            require(not changed, " and ".join(changed), reason, f"Set it on your own command line ({PAGE})")
 
     def load_sweep_config(self, master_config: DictConfig, sweep_overrides: list[str]) -> DictConfig:
         """Returns the config of one point; the recipe's `hydra.sweeper.params` may have given its overrides.
@@ -147,6 +157,9 @@ class ClosedLoader(ConfigLoaderImpl):
             return pickle.loads(zlib.decompress(kept))
         require_no_hydra(sweep_overrides)
         found = super().load_sweep_config(master_config, sweep_overrides)
+        if IS_NEXT:
+            # Hydra 1.4 composes a point without `load_configuration`.
+            self._require_allowed(found, master_config.hydra.job.config_name, asked)
         # As bytes, which take a hundredth of the memory.
         self._points[asked] = zlib.compress(pickle.dumps(found), 1)
         return found
