@@ -58,8 +58,9 @@ def trial(point: Point, experiment: Experiment, job: Any) -> Iterator[Experiment
     """
     path, tune = point.path, experiment.tune
     is_point = tune is not None and point.is_sweep and point.job == "train"
-    # An external job may also train.
-    trains = point.job in TRAINING or bool(outside_code.packages_of(job))
+    # An external job may also train; dpx's own plan does not, whatever other points of the command have imported.
+    is_plan = type(job).__module__ == "dpx.job.plan"
+    trains = point.job in TRAINING or (not is_plan and bool(outside_code.packages_of(job)))
     study = Study(path.parent, experiment.name) if is_point else Study.of_run(path) if trains else None
     if study is None:
         point.require_no_search(tune, trains)

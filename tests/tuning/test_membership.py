@@ -15,12 +15,14 @@ from dpx.claim.study import Study
 from dpx.config.experiment import Experiment
 from dpx.declaration import ConfigError, declaration
 from dpx.files.results import Results, write_results
+from dpx.job.plan import Plan
 from dpx.job.released_jobs import Evaluate
 from dpx.job.train import Resume, Train
 from dpx.launch import search
 from dpx.launch.search import search_of
 from dpx.privacy.ledger import Ledger
 from dpx.processes.interruption import Interrupted
+from dpx.statement import outside_code
 from tests.composed import point_at
 from tests.tuning.made_up import BATCH, DRAWN, SIGMA, SIZE, STEPS, begin, enter, experiment, folder_of, stated, steps_of, trial
 
@@ -172,6 +174,13 @@ def test_jobs_that_do_not_train_begin_no_trial_again(tmp_path: Path) -> None:
     with search.trial(point_at(folder_of(study, 0), "evaluate"), of, Evaluate()) as seen:
         assert seen.tune is None
     assert (study.private / "trials").read_bytes() == before
+
+
+def test_a_plan_trains_nothing_whatever_other_points_have_imported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    of = experiment("composition", 3)
+    monkeypatch.setattr(outside_code, "imported", lambda: ("elsewhere",))
+    with search.trial(point_at(tmp_path / "plan", "plan"), of, Plan()) as seen:
+        assert seen.tune is None
 
 
 @declaration
