@@ -62,13 +62,17 @@ def alone_of(chain: Chain, run: StageRun, runs: Runs) -> StageRun:
     if stage.init is not None and not chain_stages.is_finished(runs[stage.init][0]):
         experiment = dataclasses.replace(experiment, init=RandomStart())
     fed, vocabulary = stage.vocabulary or stage.init, experiment.data.vocabulary
-    if fed is None or vocabulary.path is None or Path(vocabulary.path).exists() or experiment.data.declared_size is not None:
+    if fed is None or vocabulary.path is None or Path(vocabulary.path).exists():
         return run._replace(experiment=experiment)
-    source = alone_of(chain, runs[fed][0], runs).experiment
-    store = prepare(source.data, source.privacy)
-    # What is declared of a text that a stage keeps is declared of the text itself.
-    apart = [store.manifest.name] if vocabulary.disjoint_from else []
-    found = dataclasses.replace(vocabulary, path=str(store.folder / VOCABULARY), disjoint_from=apart)
+    if experiment.data.declared_size is not None:
+        # No text is read, so that its origins are not known to the stage; the claim of the chain has them.
+        found = dataclasses.replace(vocabulary, disjoint_from=())
+    else:
+        source = alone_of(chain, runs[fed][0], runs).experiment
+        store = prepare(source.data, source.privacy)
+        # What is declared of a text that a stage keeps is declared of the text itself.
+        apart = [store.manifest.name] if vocabulary.disjoint_from else []
+        found = dataclasses.replace(vocabulary, path=str(store.folder / VOCABULARY), disjoint_from=apart)
     data = dataclasses.replace(experiment.data, vocabulary=found)
     return run._replace(experiment=dataclasses.replace(experiment, data=data))
 

@@ -160,3 +160,11 @@ def test_without_privacy() -> None:
     private = _of_batches({32: 0.1, 256: 0.3}, 0.5)
     assert judged("L15", [*private, made.run("legal_nonprivate_full", 0.4, mechanism="NoPrivacy")]).state == "pass"
     assert judged("L15", [*private, made.run("legal_nonprivate_full", 0.1, mechanism="NoPrivacy")]).state == "fail"
+
+
+@pytest.mark.slow
+def test_a_chain_at_full_scale_is_planned_where_its_text_is_not_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its vocabulary is declared disjoint from a text whose file does not exist yet."""
+    monkeypatch.chdir(tmp_path)
+    experiment, job = build(recipes.plan_config("legal_table2_baselines", []))
+    assert {"sc_overruling", "sc_casehold"} <= {one.stage for one in job.document(experiment, None, tmp_path).stages}
