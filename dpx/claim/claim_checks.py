@@ -74,13 +74,20 @@ def check_claim(claim: Claim, size: int) -> int:
         "this sampler needs the same batch size at every step",
         "Use batch_schedule=constant",
     )
-    mechanism, noise = claim.mechanism, claim.noise
+    mechanism = claim.mechanism
     require(
         sampler.covers_packages or outside_code.package_of(type(mechanism)) == packages.OWN,
         f"sampler={sampler.name}, mechanism={mechanism.name}",
         "the bound of this sampler is proved for dpx's own Gaussian noise on a sum",
         "Use sampler=poisson, or mechanism=dp_sgd",
     )
+    _require_noise(claim, size, batch_stages[0][0])
+    return size
+
+
+def _require_noise(claim: Claim, size: int, batch: int) -> None:
+    """Raises `ConfigError` where the declared noise is not for this mechanism or data, or cannot be found for this event or accountant."""
+    mechanism, noise, privacy = claim.mechanism, claim.noise, claim.privacy
     require(
         not isinstance(noise, TargetClt) or isinstance(mechanism, ForwardNoise),
         f"noise=target_clt with mechanism={mechanism.name}",
@@ -95,7 +102,7 @@ def check_claim(claim: Claim, size: int) -> int:
     )
     if isinstance(noise, TargetEpsilon | TargetCopy):
         require(
-            event_of_step(mechanism, sampler, privacy.adjacency, 1.0, size, batch_stages[0][0]) is None,
+            event_of_step(mechanism, claim.sampler, privacy.adjacency, 1.0, size, batch) is None,
             f"noise={noise.kind}",
             "dpx cannot compute the noise from epsilon when a package defines the event",
             "Use noise=multiplier",
@@ -106,7 +113,6 @@ def check_claim(claim: Claim, size: int) -> int:
             "is an approximation that can underestimate epsilon, so it cannot set the noise",
             "Use accountant=pld, or noise=multiplier",
         )
-    return size
 
 
 # A declared number of rows further from the counted one than this share of it needs `data.allow_other_size`.

@@ -137,7 +137,7 @@ def _read(path: Path) -> Any:
 def optimised(steps: int, bands: int) -> np.ndarray:
     """Returns the coefficients that minimise the mean squared error of all prefix sums, computed by jax-privacy."""
     require_extra("mechanism=banded", "correlated")
-    from jax_privacy.matrix_factorization import toeplitz
+    from jax_privacy.matrix_factorization import toeplitz  # pyright: ignore[reportMissingImports]
 
     coefficients = np.asarray(toeplitz.optimize_banded_toeplitz(n=max(steps, bands), bands=bands), np.float64)
     return (coefficients / np.linalg.norm(coefficients) * _BELOW_ONE).astype(np.float32)

@@ -92,7 +92,6 @@ def open_run(experiment: Experiment, folder: RunFolder, job: Any = None) -> Iter
     """
     private, schedule, of_run = folder.private, experiment.schedule, (experiment.accountant, experiment.privacy)
     mesh = _start_jax(experiment.mesh, folder)
-
     # The data, the noise and the initial weights.
     experiment.mechanism.require_library(private)
     known = agreement.before_training(folder.path)
@@ -130,7 +129,6 @@ def open_run(experiment: Experiment, folder: RunFolder, job: Any = None) -> Iter
         if experiment.tune is not None:
             ledger.note_trial(experiment.name, experiment.tune.charge)
         ledger.note_sent(experiment.given_protected)
-
         # What its steps read: the data, with an audit's canaries, or features in place of texts.
         heldout, test = evaluations_of(objective, data, schedule.evaluation_rows, experiment.widths, mesh)
         if isinstance(experiment.audit, Canaries):
