@@ -18,13 +18,13 @@ from .conftest import Place
 # What a step computes from its rows may be chosen after results were seen: composition holds for whatever is computed at the planned noise,
 # rate and units. What only names a run, or says how it is computed or reported, is of no consequence.
 _CHARGED = {
-    "of the computation": ("clipping_method.", "mesh.", "microbatch", "length_buckets", "schedule.", "profile."),
-    "of the name": ("name", "replicate", "data.name", "data.directory"),
+    "of the computation": ("clipping_method.", "mesh.", "microbatch", "length_buckets", "schedule.", "profile.", "logger.", "callbacks."),
+    "of the name": ("name", "replicate", "tags", "notes", "data.name", "data.directory"),
     "of what is refused": ("data.allow_other_size",),
     "of what a step learns": ("optimizer.", "lr_schedule.", "task.", "model.", "clip.", "tune"),
 }
 # Groups that are not part of the experiment, or have a separate test.
-_NOT_TRIED = ("base", "job", "analysis", "experiment", "hydra", "paper", "audit", "tune", "data", "init", "model", "task")
+_NOT_TRIED = ("base", "job", "analysis", "experiment", "debug", "hydra", "paper", "audit", "tune", "data", "init", "model", "task")
 
 
 def leaves(node: Any, path: str = "") -> Iterator[tuple[str, Any]]:
