@@ -8,6 +8,8 @@ import pytest
 from scipy import stats
 
 from dpx import sampler
+from dpx.claim.calibration import as_drawn_by
+from dpx.claim.spent import under_assumed_sampler
 from dpx.declaration import ConfigError
 from dpx.privacy import ledger
 from dpx.privacy.declared_privacy import Pld, Privacy
@@ -132,6 +134,26 @@ def test_an_epoch_that_began_is_charged_whole_and_once() -> None:
         again = dataclasses.replace(SEGMENT, steps=((20, 5),), **change)
         assert charged(SEGMENT, again) == [("random_allocation", 1.0, 0.1, 4)]
     assert charged(SEGMENT, dataclasses.replace(SEGMENT, q=0.2, allocation_steps=5, steps=((20, 5),)))[1][3] == 1
+    # A record of another sampler in the same places is charged too, in either order: the amplified charge does not replace it.
+    shuffled = dataclasses.replace(SEGMENT, sampler="shuffled")
+    for segments in ((SEGMENT, shuffled), (shuffled, SEGMENT)):
+        assert charged(*segments) == [("random_allocation", 1.0, 0.1, 3), ("shuffled", 1.0, 1.0, 3)]
+
+
+def test_steps_as_if_allocated_are_counted_in_epochs_from_the_first_step() -> None:
+    """Also where a new noise epoch began within an epoch."""
+    shuffled = dataclasses.replace(SEGMENT, sampler="shuffled", allocation=None, allocation_steps=None, allocation_from=None)
+    later = dataclasses.replace(shuffled, steps=((5, 10),))
+    assert charged(*as_drawn_by("random_allocation", [later])) == [("random_allocation", 1.0, 0.1, 2)]
+    # Steps that were allocated keep their epochs.
+    own = dataclasses.replace(SEGMENT, steps=((5, 10),))
+    assert as_drawn_by("random_allocation", [own]) == [own]
+
+
+def test_an_earlier_run_whose_steps_cannot_be_allocated_ends_no_statement() -> None:
+    of_several = dataclasses.replace(SEGMENT, sampler="poisson", rows_per_unit=2, origin="earlier")
+    assumed = sampler.Shuffled(assumed="random_allocation")
+    assert under_assumed_sampler(assumed, Pld(), 1e-6, [of_several]) == []
 
 
 @pytest.mark.parametrize(

@@ -19,7 +19,7 @@ from dpx.privacy import accounting, ledger, profile, solve
 from dpx.privacy.closed_form import remaining
 from dpx.privacy.declared_privacy import Accountant, GdpClt, Privacy
 from dpx.privacy.lines import NoiseEpoch, Part, Plan, PlanParts
-from dpx.privacy.segments import ALLOCATION, LedgerEntry, Segment, Segments, StepCost, encode, steps_per_epoch
+from dpx.privacy.segments import ALLOCATION, IN_EPOCHS, LedgerEntry, Segment, Segments, StepCost, encode, steps_per_epoch
 from dpx.sampler import Sampler, batch_schedule
 from dpx.statement import outside_code
 
@@ -232,9 +232,11 @@ def as_drawn_by(name: str, segments: Segments) -> Segments:
     def places(segment: Segment) -> dict[str, Any]:
         if name != "random_allocation":
             return dict.fromkeys(("allocation", "allocation_steps", "allocation_from"))
-        return {"allocation": ALLOCATION, "allocation_steps": steps_per_epoch(segment.q), "allocation_from": segment.steps[0][0]}
+        # Epochs at one batch size are counted from step 0, also where a noise epoch begins within one.
+        first = 0 if segment.sampler in IN_EPOCHS else segment.steps[0][0]
+        return {"allocation": ALLOCATION, "allocation_steps": steps_per_epoch(segment.q), "allocation_from": first}
 
-    return [replace(segment, sampler=name, **places(segment)) for segment in segments]
+    return [segment if segment.sampler == name else replace(segment, sampler=name, **places(segment)) for segment in segments]
 
 
 def accountant_of(accountant: Accountant) -> tuple[str, tuple[float, ...] | None]:

@@ -246,13 +246,15 @@ _SIDE_BY_SIDE = ("poisson", "random_allocation", "shuffled")
 def _by_sampler(claim: Claim, planned: Segments) -> list[Table]:
     """Returns a table of the epsilon of the planned steps, at the same noise, as each sampler would draw them; none for other releases.
 
-    A sampler that has no bound for them, by the run's accountant, is left out.
+    A sampler that has no bound for them, by the run's accountant, is left out, and so is one that cannot draw batches of several sizes.
     """
     own, rows = claim.sampler.name, []
     is_known = own in (*IN_EPOCHS, *_SIDE_BY_SIDE) and all(
         one.event is None and one.noise == "gaussian" and rows_clipped_apart(one) == 1 for one in planned
     )
-    for name in dict.fromkeys((own, *_SIDE_BY_SIDE)) if is_known else ():
+    sizes = {one.expected_batch_size for one in planned}
+    others = [name for name in _SIDE_BY_SIDE if len(sizes) == 1 or name not in IN_EPOCHS]
+    for name in dict.fromkeys((own, *others)) if is_known else ():
         with suppress(ConfigError):
             found = accounting_of(claim.accountant, claim.privacy, planned if name == own else as_drawn_by(name, planned))
             rows.append({"sampler": name, "drawn": "by this run" if name == own else "by another run"} | found)

@@ -17,6 +17,7 @@ at every epsilon: it is the ratio of a pair that dominates (P, Q), and such pair
 are added and multiplied, so rounding is relative, and a factor covers it.
 """
 
+import functools
 import math
 from typing import NamedTuple
 
@@ -31,9 +32,13 @@ from scipy.special import gammaln, ndtr
 POINTS, _POINTS_OUTSIDE, _NEGLIGIBLE = 1000, 40, 1e-18
 # An X so many standard deviations above its median, with or without the unit, counts as a failure of the bound.
 _DEVIATIONS = 11.0
-# Masses are off by less than 1e-11, relative: a few float64 operations for each of at most a hundred additions, of which cells of a
-# thousandth of their distance from 0 lose three digits.
-_ROUNDING = 1e-9
+# Masses are off by less than 1e-9, relative: a few float64 operations for each of at most a hundred additions, of which cells of 1e-5 of
+# their distance from 0 lose five digits. Above this noise cells are narrower, in proportion to 1 / sigma.
+_ROUNDING, _OF_NARROW_CELLS = 1e-9, 1000.0
+# The noise multipliers at which float64 holds every X and tells cells apart.
+SMALLEST, LARGEST = 0.04, 1e7
+# The largest order at which a Renyi divergence is computed: time grows with its square.
+_LARGEST_ORDER = 1024
 # Points of a law of which the range of a sum is estimated.
 _OF_ESTIMATE = 60
 
@@ -64,21 +69,22 @@ def of_epoch(event: RandomAllocationGaussianDpEvent, interval: float) -> distrib
     without, moved = float(ndtr(-_DEVIATIONS - 1 / sigma)), float(ndtr(-_DEVIATIONS))
     removal = (lower, with_unit, moved + (steps - 1) * without)
     addition = (-upper, masses[:0:-1], masses[0] + steps * without)
+    rounded = 1 + _ROUNDING * max(1.0, sigma / _OF_NARROW_CELLS)
     return distribution.PrivacyLossDistribution(
-        *(pld_pmf.DensePLDPmf(interval, first, part * (1 + _ROUNDING), float(rest), True) for first, part, rest in (removal, addition))
+        *(pld_pmf.DensePLDPmf(interval, first, part * rounded, float(rest), True) for first, part, rest in (removal, addition))
     )
 
 
 def divergences(event: RandomAllocationGaussianDpEvent, orders: tuple[float, ...]) -> np.ndarray:
     """Returns an upper bound on the Renyi divergence of one epoch at each of `orders`, above 1: the larger of both directions.
 
-    That of removal is exact at whole orders, where E U**order is a coefficient of a power of a series, and interpolates the logarithm of
-    that mean, which is convex, between them. That of addition replaces the mean of X by its geometric mean, so it is loose: it never falls
-    below 1 / (2 sigma**2), however many steps there are.
+    That of removal is exact at whole orders up to 1024, where E U**order is a coefficient of a power of a series, and interpolates the
+    logarithm of that mean, which is convex, between them; at larger orders it is that of a unit whose place is told. That of addition
+    replaces the mean of X by its geometric mean, so it is loose: it never falls below 1 / (2 sigma**2), however many steps there are.
     """
     steps, sigma = event.steps, event.noise_multiplier
     alpha = np.asarray(orders, float)
-    whole = np.arange(math.ceil(alpha.max()) + 1)
+    whole = np.arange(math.ceil(min(alpha.max(), _LARGEST_ORDER)) + 1)
     # Of the mean of each power of X over the factorial of the order.
     terms = (whole * (whole - 1) / (2 * sigma**2) - gammaln(whole + 1)).astype(float)
     series = terms
@@ -88,7 +94,7 @@ def divergences(event: RandomAllocationGaussianDpEvent, orders: tuple[float, ...
     largest = gammaln(whole + 1) + whole * math.log(steps) + whole * whole / (2 * sigma**2)
     # Rounding of sums of logarithms as large as that.
     means = np.maximum(0.0, series + gammaln(whole + 1) - whole * math.log(steps)) + 1e-13 * largest * (whole > 1)
-    removal = np.minimum(np.interp(alpha, whole, means) / (alpha - 1), alpha / (2 * sigma**2))
+    removal = np.minimum(np.interp(alpha, whole, means, right=math.inf) / (alpha - 1), alpha / (2 * sigma**2))
     addition = (alpha + steps - 1) / (2 * steps * sigma**2)
     return np.maximum(removal, addition)
 
@@ -99,6 +105,8 @@ def _product(one: np.ndarray, other: np.ndarray) -> np.ndarray:
     return np.array([logs.max() + math.log(np.exp(logs - logs.max()).sum()) for logs in terms])
 
 
+# Every grid of privacy losses takes the same law, a few tens of kilobytes.
+@functools.lru_cache(maxsize=256)
 def ratio(steps: int, sigma: float, points: int = POINTS) -> Law:
     """Returns a law that bounds that of U for `steps` steps of noise `sigma`, without outcomes in which an X is above its largest point."""
     one = total = _one(sigma, points)

@@ -20,6 +20,7 @@ from dp_accounting import NeighboringRelation, dp_event
 from scipy.stats import binom
 
 from dpx.declaration import ConfigError, declaration, require
+from dpx.privacy import allocation
 from dpx.privacy.allocation import RandomAllocationGaussianDpEvent
 from dpx.privacy.gaussian_losses import RevealedGaussianDpEvent
 from dpx.privacy.segments import Segment, Segments, is_forward, rows_clipped_apart
@@ -188,7 +189,15 @@ def _without_replacement(release: Release) -> Event:
 
 def _allocated(release: Release) -> Event:
     steps = round(1 / release.sampling_probability)
-    return _gaussian(release) if steps == 1 else RandomAllocationGaussianDpEvent(steps, float(release.noise_multiplier))
+    require(
+        math.isclose(steps * release.sampling_probability, 1, rel_tol=1e-9),
+        f"sampler=random_allocation, q={release.sampling_probability:g}",
+        "1/q is not a whole number of steps",
+        "Give one over the number of steps of an epoch",
+    )
+    # Of noise whose losses are not computed as an allocation: as if the unit's place were told, which never lowers epsilon.
+    is_told = steps == 1 or not allocation.SMALLEST <= release.noise_multiplier <= allocation.LARGEST
+    return _gaussian(release) if is_told else RandomAllocationGaussianDpEvent(steps, float(release.noise_multiplier))
 
 
 def _revealed(release: Release) -> Event:

@@ -265,7 +265,7 @@ def releases(segments: Segments) -> list[tuple[Release, int]]:
     the smallest noise of that epoch: a Gaussian one, or that of an allocation.
     """
     charges: list[tuple[Release, int]] = []
-    by_epoch: dict[tuple[str, int, str, int, int, int], Release] = {}
+    by_epoch: dict[tuple[str | int, ...], Release] = {}
     for segment in segments:
         if segment.event is not None:
             charges.append((_of_package(segment), segment.count))
@@ -275,7 +275,9 @@ def releases(segments: Segments) -> list[tuple[Release, int]]:
             release, length, start = _of_epoch(segment)
             for first, count in segment.steps:
                 for number in range((first - start) // length, (first + count - 1 - start) // length + 1):
-                    place = (segment.origin, segment.epoch, segment.epoch_name, start, length, number)
+                    # With sampler and kind of noise: a charge never replaces one of another event.
+                    kind = (release.kind, release.is_discrete)
+                    place = (segment.origin, segment.epoch, segment.epoch_name, start, length, number, *kind)
                     by_epoch[place] = min(release, by_epoch.get(place, release), key=lambda known: known.noise_multiplier)
         elif segment.sampler == "cyclic_poisson":
             cycle = _stated(segment.cycle, f"sampler={segment.sampler}", "groups")

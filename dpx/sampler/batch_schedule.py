@@ -1,5 +1,6 @@
 """Declares the expected batch size as a function of the step (Anil et al. 2021, section 5.2)."""
 
+import bisect
 import itertools
 from collections.abc import Sequence
 from typing import ClassVar
@@ -118,9 +119,10 @@ def stages(schedule: BatchSchedule, steps: int) -> tuple[tuple[int, int], ...]:
 def stretch_of(schedule: BatchSchedule, step: int) -> int:
     """Returns the first step of the stretch of equal batch sizes that `step` is in."""
     size, first = schedule.at(step), min(step, schedule.settles_at)
-    # The size may change every so many steps.
-    every = schedule.stage_steps if isinstance(schedule, Staged) else 1
-    first -= first % every
+    if not isinstance(schedule, Staged):
+        # Sizes only grow, or only fall, so those of the stretch are the last ones.
+        return bisect.bisect_left(range(first + 1), True, key=lambda earlier: schedule.at(earlier) == size)
+    first -= first % schedule.stage_steps
     while first and schedule.at(first - 1) == size:
-        first -= every
+        first -= schedule.stage_steps
     return first

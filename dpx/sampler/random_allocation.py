@@ -26,7 +26,7 @@ BLOCK, _LEAST_BLOCKS = 65_536, 8
 class RandomAllocation(Sampler):
     """Allocates each unit, in every epoch, to one of its ceil(N/B) steps: independently, uniformly and secretly.
 
-    Time of a draw is proportional to N, memory to the batch.
+    A new batch size begins a new epoch. Time of a draw is proportional to N, memory to the batch.
     """
 
     assumed: None = None

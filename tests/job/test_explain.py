@@ -15,7 +15,7 @@ from dpx.declaration import ConfigError
 from dpx.files.run_folder import RunFolder
 from dpx.init.parent import _claim
 from dpx.interop.card import Model, Published, card
-from dpx.job.explain import Explain, explain, public_size
+from dpx.job.explain import Explain, _by_sampler, explain, public_size
 from dpx.job.plan import Plan
 from dpx.job.run_plan import plan_of_run
 from dpx.job.train import _hints
@@ -23,6 +23,7 @@ from dpx.mechanism.rgp import Rgp
 from dpx.privacy.ledger import Ledger
 from dpx.privacy.origins import Origin, in_words
 from dpx.sampler import CyclicPoisson, Poisson, RandomAllocation
+from dpx.sampler.batch_schedule import Staged
 from dpx.statement.statement_records import RunStatement
 from tests.processes import COARSE
 
@@ -84,6 +85,10 @@ def test_samplers_stand_side_by_side_for_the_same_steps(experiment):
     found = {row["sampler"]: row["rdp"] for row in rows}
     assert found == stated | {"shuffled": found["shuffled"]} and found["shuffled"] > 2 * max(stated.values())
     assert len(explain(dataclasses.replace(experiment, sampler=CyclicPoisson(cycle=2)), 10_000, None).tables) == 2
+    # No shuffled run has batches of several sizes.
+    ramp = dataclasses.replace(experiment, batch_schedule=Staged(sizes=[64, 128], stage_steps=2)).claim
+    (table,) = _by_sampler(ramp, Entries.of(ramp).planned(((64, 2), (128, 2)), 10_000, 1.0))
+    assert [row["sampler"] for row in table.as_json()["rows"]] == ["poisson", "random_allocation"]
 
 
 def test_it_is_printed_and_written(experiment, tmp_path, capsys):

@@ -5,6 +5,7 @@ import importlib.util
 import math
 import warnings
 
+import dp_accounting
 import numpy as np
 import pytest
 from scipy.integrate import quad
@@ -172,6 +173,32 @@ def test_renyi_divergences_bound_both_directions() -> None:
     exact = math.log1p(math.expm1(4) / 2)
     assert allocation.divergences(RandomAllocationGaussianDpEvent(2, 0.5), (2.0,))[0] == pytest.approx(exact, rel=1e-9)
     assert exact > 3
+
+
+def test_noise_that_no_grid_resolves_is_charged_as_if_the_place_were_told() -> None:
+    for sigma in (1e-3, 0.039, 1e8, 1e15):
+        (one, _), *_ = charges(7, sigma)
+        assert events.event(one, "zero_out", "pld") == dp_accounting.GaussianDpEvent(sigma)
+    for steps in (2, 1000):
+        for sigma in (allocation.SMALLEST, 1e4, allocation.LARGEST):
+            law = allocation.ratio(steps, sigma)
+            assert np.isfinite(law.points).all() and (law.masses >= 0).all() and (np.diff(law.points) > 0).all()
+            assert float(law.points @ law.masses) == pytest.approx(1, rel=1e-9)
+    # Both sides of the change: less noise never has a smaller epsilon.
+    below, at = (accounting.compose(charges(2, sigma), "pld", interval=GRID).epsilon(1e-6) for sigma in (0.0399, 0.04))
+    assert below > at > closed_form.epsilon(1 / 0.04, 1e-6) - 2 * math.log(2)
+
+
+def test_a_renyi_divergence_of_any_order_takes_no_time() -> None:
+    event = RandomAllocationGaussianDpEvent(1000, 2.0)
+    low, most, above, far = allocation.divergences(event, (2.0, 1024.0, 1024.5, 1e9))
+    assert low < most < above and above == 1024.5 / 8 and far == 1e9 / 8
+
+
+def test_a_probability_that_is_not_one_over_a_number_of_steps_has_no_event() -> None:
+    release = Release(noise_multiplier=1.0, sampling_probability=0.28, kind="random_allocation")
+    with pytest.raises(ConfigError, match="not a whole number of steps"):
+        events.event(release, "zero_out", "pld")
 
 
 def test_a_delta_that_the_grid_cannot_resolve_is_refused() -> None:
