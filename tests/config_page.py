@@ -35,10 +35,10 @@ def _of_group(group: str) -> list[str]:
     default = reference.defaults().get(group)
     lines = ["| option | what it is |", "| --- | --- |"]
     lines += [f"| `{one.name}`{' (default)' if one.name == default else ''} | {_cell(one.meaning)} |" for one in options]
-    alike: dict[tuple[str, ...], list[tuple[Option, list[Key]]]] = defaultdict(list)
+    alike: dict[tuple[tuple[str, str], ...], list[tuple[Option, list[Key]]]] = defaultdict(list)
     for option in options:
         if keys := reference.keys(option):
-            alike[tuple(key.path for key in keys)].append((option, keys))
+            alike[tuple((key.path, key.type) for key in keys)].append((option, keys))
     for same in alike.values():
         names = ", ".join(f"`{option.name}`" for option, _ in same)
         lines += ["", f"Keys of {names}:", "", "| key | type | value | meaning |", "| --- | --- | --- | --- |"]

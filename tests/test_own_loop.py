@@ -92,6 +92,13 @@ def test_weights_of_unknown_provenance_have_no_guarantee_whatever_a_later_start_
     assert public.guarantee == "dp_by_user_loop" and any("weights that the loop begins from" in one for one in public.assumptions)
 
 
+def test_a_loop_has_one_neighbouring_relation(tmp_path):
+    loop(tmp_path, adjacency="add_remove").close()
+    with pytest.raises(ConfigError, match="^adjacency=zero_out: the loop of this folder began under add_remove"):
+        loop(tmp_path)
+    loop(tmp_path, adjacency="add_remove").close()
+
+
 @pytest.mark.parametrize(
     ("changes", "batches", "said"),
     [

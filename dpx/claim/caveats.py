@@ -52,7 +52,8 @@ def not_covered(mechanism: Mechanism, clipping_method: ClippingMethod, data: Dat
 def protected_sent(declared: Iterable[str], entered: Ledger | None) -> list[str]:
     """Returns one sentence, or none: who is given values without noise, as `declared` now or as the ledger has it of earlier steps."""
     names = dict.fromkeys([*(entered.sent_to if entered is not None else ()), *declared])
-    return [f"losses, norms and held-out metrics without noise, which this run gives to {' and '.join(names)}"] if names else []
+    given = "losses, norms, drawn batch sizes and held-out metrics without noise"
+    return [f"{given}, which this run gives to {' and '.join(names)}"] if names else []
 
 
 def real_draws(data: Data, privacy: Privacy, counted: int) -> list[str]:

@@ -38,6 +38,7 @@ ON_THE_USERS_WORD = (
     "Gaussian noise of the stated multiplier is added once to the sum of each step, from that step's key, also where no row was drawn",
     "the noisy sum is divided by the expected batch size, and not by the number of rows drawn",
     "nothing that depends on the rows leaves the loop but the parameters: no loss, norm, choice of a step or end of the loop",
+    "which rows a step drew, and how many, stays secret: no indices, padded lengths or times of steps leave the loop",
     "one index is one whole unit of protection, the number of indices is the stated one, and it is public",
     "preprocessing, vocabulary, labels and settings do not depend on protected rows",
 )
@@ -97,11 +98,19 @@ class Ledger:
         self._ledger = ledger.Ledger(self._folder.made_private() / "ledger")
         is_own = all(USER_LOOP in (segment.by or "").split(outside_code.AND) for segment in self._ledger.own_segments())
         require(is_own, folder, "holds a run of dpx", "Give another folder")
+        units = _units(self._privacy)
+        before = next((one for one in self._ledger.units if one is not None and one != units), units)
+        require(
+            before == units,
+            f"adjacency={adjacency}",
+            f"the loop of this folder began under {before.adjacency}",
+            f"Use {before.adjacency}, or another folder",
+        )
         provenance = "public" if begins_from == "public" else None
         if begins_from != "random":
             weights = Origin(kind="file", name="the weights that the loop begins from", identity=USER_LOOP, provenance=provenance)
             self._ledger.note_origins([weights])
-        self._ledger.note_units(_units(self._privacy))
+        self._ledger.note_units(units)
         self._epoch, self._secret = self._open_epoch()
         self._batches: Batches | None = None
         # Of a sampler whose draws in one epoch depend on each other: a loop has one of it.

@@ -72,7 +72,7 @@ class Loggers:
         csv: A table of all metrics; null writes none.
         wandb: Weights & Biases; null sends nothing there.
         mlflow: An MLflow tracking server; null sends nothing there.
-        send_protected: Whether services also get losses, norms and held-out metrics, which are computed without noise.
+        send_protected: Whether services also get losses, norms, drawn batch sizes and held-out metrics, which are computed without noise.
     """
 
     tensorboard: TensorBoard | None = None

@@ -155,7 +155,7 @@ def test_who_was_given_metrics_without_noise_stays_in_the_statement(tmp_path):
     ledger.note_sent(["wandb", "mlflow"])
     ledger.close()
     again = Ledger(tmp_path / "ledger")
-    said = "losses, norms and held-out metrics without noise, which this run gives to wandb and mlflow"
+    said = "losses, norms, drawn batch sizes and held-out metrics without noise, which this run gives to wandb and mlflow"
     assert protected_sent([], again) == [said] and protected_sent(["wandb"], None) and protected_sent([], None) == []
 
 
