@@ -8,9 +8,11 @@ import pytest
 
 import dpx
 from dpx import packages
+from dpx.claim.combined_ledgers import read, together
 from dpx.claim.own_loop import ON_THE_USERS_WORD, Ledger
-from dpx.declaration import ConfigError
-from dpx.sampler import Batches
+from dpx.declaration import ConfigError, declaration
+from dpx.privacy.declared_privacy import Privacy
+from dpx.sampler import Batches, Poisson
 from dpx.statement import received
 
 BATCHES = {
@@ -23,6 +25,11 @@ BATCHES = {
     "random_allocation": lambda **more: dpx.sampler.random_allocation(1000, 64, 3, **more),
     "balls_in_bins": lambda **more: dpx.sampler.balls_in_bins(1000, 64, 3, **more),
 }
+
+
+@declaration
+class Mine(Poisson):
+    """A sampler that draws as it likes and is charged as the one that it inherits."""
 
 
 def loop(folder: Path, **changes) -> Ledger:
@@ -84,6 +91,38 @@ def test_epochs_of_two_lengths_are_refused_in_one_loop(tmp_path):
         own.record(dpx.sampler.shuffled(1000, 32, 3, first_step=8))
 
 
+def test_only_one_ledger_of_a_folder_is_open_and_a_closed_one_gives_no_batch(tmp_path):
+    own = loop(tmp_path)
+    with pytest.raises(ConfigError, match="a loop is open in this folder"):
+        loop(tmp_path)
+    given = own.record(dpx.sampler.poisson(1000, 64, 3))
+    next(given)
+    own.close()
+    own.close()
+    with loop(tmp_path) as again, pytest.raises(ConfigError, match="this ledger is closed"):
+        next(given)
+    assert again.statement().spent.charged_steps == 1
+
+
+def test_a_later_start_states_what_was_charged_before(tmp_path):
+    with loop(tmp_path) as own:
+        list(own.record(dpx.sampler.poisson(1000, 64, 2)))
+    with pytest.raises(ConfigError, match="^delta=0.01: not below 1/N"):
+        loop(tmp_path, delta=1e-2)
+    with loop(tmp_path, noise_multiplier=9.0, clipping_norm=5.0) as again:
+        list(again.record(dpx.sampler.cyclic_poisson(1000, 64, 2, cycle=4)))
+    stated = again.statement()
+    assert (stated.mechanism.noise_multiplier, stated.mechanism.clipping_norm) == (1.0, 1.0)
+    assert stated.sampler["name"] == "poisson and cyclic_poisson"
+
+
+def test_a_loop_is_accounted_for_at_its_own_delta_and_stays_on_the_users_word(tmp_path):
+    with loop(tmp_path, delta=1e-6) as own:
+        list(own.record(dpx.sampler.poisson(1000, 64, 2)))
+    joint = together([read(tmp_path)], otherwise=Privacy(delta=1e-4))
+    assert (joint.delta, joint.adjacency, joint.by) == (1e-6, "zero_out", ("user_loop",))
+
+
 def test_weights_of_unknown_provenance_have_no_guarantee_whatever_a_later_start_says(tmp_path):
     loop(tmp_path, begins_from="unknown").close()
     stated = loop(tmp_path).statement()
@@ -104,6 +143,7 @@ def test_a_loop_has_one_neighbouring_relation(tmp_path):
     [
         ({"delta": 1e-2}, BATCHES["poisson"], "not below 1/N"),
         ({"adjacency": "add_remove"}, BATCHES["shuffled"], "shuffled"),
+        ({}, lambda: Batches(Mine(), 1000, 64, 3, 64), "is not a sampler of dpx"),
         ({"noise_multiplier": 0.0}, BATCHES["poisson"], "noise_multiplier=0.0"),
         ({}, lambda: dpx.sampler.poisson(10, 64, 3), "batch_size=64"),
         ({}, lambda: dpx.sampler.poisson(1000, 64, 0), "steps=0"),

@@ -175,7 +175,7 @@ def _of_ledger(entered: Ledger, checked_by: CheckedBy, run: Path | None, path: P
         segments=entered.segments(),
         checked_by=checked_by,
         before=join(*origins.charged(entered.origins)),
-        delta=privacy.get("delta"),
+        delta=privacy.get("delta", min((one.delta for one in stated if isinstance(one, RunStatement)), default=None)),
         adjacency=privacy.get("adjacency"),
         units=tuple(entered.units),
         reasons=tuple(dict.fromkeys(known)),

@@ -5,21 +5,22 @@ by the expected batch size and releases nothing else is the user's word: the gua
 `unsupported`.
 """
 
+import contextlib
 import dataclasses
 import secrets
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from dpx.claim.spent import RunFacts, Spent, ledger_facts
 from dpx.declaration import require
 from dpx.files.run_folder import RunFolder
-from dpx.packages import USER_LOOP, version_of
+from dpx.packages import OWN, USER_LOOP, version_of
 from dpx.privacy import events, ledger
 from dpx.privacy.declared_privacy import Accountant, Adjacency, Pld, Privacy, Rdp, UnitFacts
 from dpx.privacy.lines import NoiseEpoch
 from dpx.privacy.origins import Origin, VocabularyFacts
-from dpx.privacy.segments import LedgerEntry, Segment, of_entry
+from dpx.privacy.segments import LedgerEntry, Segment, Segments, of_entry
 from dpx.randomness import RootSecret
 from dpx.sampler.batches import Batch, Batches
 from dpx.statement import outside_code, seals
@@ -39,7 +40,7 @@ ON_THE_USERS_WORD = (
     "the noisy sum is divided by the expected batch size, and not by the number of rows drawn",
     "nothing that depends on the rows leaves the loop but the parameters: no loss, norm, choice of a step or end of the loop",
     "which rows a step drew, and how many, stays secret: no indices, padded lengths or times of steps leave the loop",
-    "one index is one whole unit of protection, the number of indices is the stated one, and it is public",
+    "one index is one whole unit of protection, and the number of indices is a public constant: the index of a missing unit adds zero",
     "preprocessing, vocabulary, labels and settings do not depend on protected rows",
 )
 _BEGINNINGS = {"random": (), "public": ("no protected row was used for the weights that the loop begins from",)}
@@ -49,13 +50,13 @@ class Ledger:
     """Records the loop of the user in a folder, as a run's: `release/privacy.json` and `private/ledger`.
 
     Every `record` charges each step durably before its batch is given. Opened again, the folder goes on with a fresh secret, and all steps
-    are charged. Use it as a context manager, or call `close`.
+    are charged. Only one ledger of a folder is open at a time. Use it as a context manager, or call `close`.
 
     Args:
         folder: The folder; it is made if it is missing.
         noise_multiplier: Standard deviation of the noise on the sum, relative to the clipping norm.
         clipping_norm: The longest contribution of one row.
-        delta: Delta of the statement, below one over the number of rows.
+        delta: Delta of the statement, below one over the largest number of rows.
         begins_from: "random" for parameters drawn at random, "public" for weights that no protected row was used for, "unknown" for others,
             which have no guarantee.
         adjacency: The neighbouring relation.
@@ -63,7 +64,8 @@ class Ledger:
         name: Name of the loop in its statement.
 
     Raises:
-        ConfigError: For numbers out of range, and for a folder that is not of such a loop.
+        ConfigError: For numbers out of range, for a folder that is not of such a loop or is open, and for another neighbouring relation
+            than its steps were charged under.
 
     Example:
         >>> import tempfile, dpx
@@ -88,42 +90,57 @@ class Ledger:
     ):
         for key, value in (("noise_multiplier", noise_multiplier), ("clipping_norm", clipping_norm)):
             require(0 < value < float("inf"), f"{key}={value}", "is not a finite number above 0", "Give a finite number above 0")
+        require(accountant in ("pld", "rdp"), f"accountant={accountant}", "is not an accountant of a loop", "Use pld or rdp")
         self._noise_multiplier, self._clipping_norm, self._name = float(noise_multiplier), float(clipping_norm), name
         self._privacy = Privacy(delta=delta, adjacency=adjacency)
         self._accountant: Accountant = Pld() if accountant == "pld" else Rdp()
         self._begins_from = begins_from
         self._folder = RunFolder(Path(folder))
         require(not self._folder.has_begun, folder, "holds a run of dpx", "Give another folder")
-        self._folder.made_release()
-        self._ledger = ledger.Ledger(self._folder.made_private() / "ledger")
-        is_own = all(USER_LOOP in (segment.by or "").split(outside_code.AND) for segment in self._ledger.own_segments())
-        require(is_own, folder, "holds a run of dpx", "Give another folder")
-        units = _units(self._privacy)
-        before = next((one for one in self._ledger.units if one is not None and one != units), units)
-        require(
-            before == units,
-            f"adjacency={adjacency}",
-            f"the loop of this folder began under {before.adjacency}",
-            f"Use {before.adjacency}, or another folder",
-        )
-        provenance = "public" if begins_from == "public" else None
-        if begins_from != "random":
-            weights = Origin(kind="file", name="the weights that the loop begins from", identity=USER_LOOP, provenance=provenance)
-            self._ledger.note_origins([weights])
-        self._ledger.note_units(units)
-        self._epoch, self._secret = self._open_epoch()
+        with contextlib.ExitStack() as stack:
+            # Two writers of one ledger would overwrite each other's charges.
+            stack.enter_context(self._folder.claimed("a loop is open in this folder", "Close its dpx.Ledger first, or give another folder"))
+            self._ledger = ledger.Ledger(self._folder.private / "ledger")
+            stack.callback(self._ledger.close)
+            self._require_fits()
+            provenance = "public" if begins_from == "public" else None
+            if begins_from != "random":
+                weights = Origin(kind="file", name="the weights that the loop begins from", identity=USER_LOOP, provenance=provenance)
+                self._ledger.note_origins([weights])
+            self._ledger.note_units(_units(self._privacy))
+            self._epoch, self._secret = self._open_epoch()
+            self._open = stack.pop_all()
+        self._is_open = True
         self._batches: Batches | None = None
         # Of a sampler whose draws in one epoch depend on each other: a loop has one of it.
         self._in_epochs: tuple[object, ...] = ()
+
+    def _require_fits(self) -> None:
+        """Raises `ConfigError` for a folder whose steps are not of such a loop, or were charged under other declarations."""
+        place, own = self._folder.path, self._ledger.own_segments()
+        is_own = all(USER_LOOP in (segment.by or "").split(outside_code.AND) for segment in own)
+        require(is_own, place, "holds a run of dpx", "Give another folder")
+        ours, before = self._privacy.adjacency, {one.adjacency for one in self._ledger.units if one is not None} - {self._privacy.adjacency}
+        require(
+            not before, f"adjacency={ours}", f"the loop of this folder began under {', '.join(before)}", "Use that one, or another folder"
+        )
+        self._require_small_delta(max((segment.size or 0 for segment in own), default=0))
+
+    def _require_small_delta(self, size: int) -> None:
+        delta = self._privacy.delta
+        require(delta * size < 1, f"delta={delta}", f"not below 1/N = {1 / max(size, 1):.3g}", "Use a smaller delta")
 
     def record(self, batches: Batches) -> Iterator[Batch]:
         """Yields the batches, each once its step is charged.
 
         Raises `ConfigError` before the first one for a sampler that has no event under the neighbouring relation, and for a delta that is
-        not below one over the number of rows.
+        not below one over the number of rows; and at any of them once the ledger is closed.
         """
-        delta, size = self._privacy.delta, batches.size
-        require(delta < 1 / size, f"delta={delta}", f"not below 1/N = {1 / size:.3g}", "Use a smaller delta")
+        size = batches.size
+        self._require_small_delta(size)
+        is_of_dpx = outside_code.package_of(type(batches.sampler)) == OWN
+        reason = "is not a sampler of dpx, which draws and charges the rows of this loop"
+        require(is_of_dpx, f"sampler={batches.sampler.name}", reason, "Use a function of dpx.sampler")
         batches.sampler.check(self._privacy, self._accountant)
         if batches.has_epochs:
             own = (batches.sampler, size, batches.batch_size)
@@ -155,6 +172,7 @@ class Ledger:
 
     def _charged(self, batches: Batches) -> Iterator[Batch]:
         for step in range(batches.first_step, batches.first_step + batches.steps):
+            require(self._is_open, self._folder.path, "this ledger is closed", "Open it again, which draws a fresh secret")
             # Its key may have had another sum.
             fix = "Give first_step the number of steps done, or open the folder again, which draws a fresh secret"
             require(step not in self._ledger.steps(self._epoch.number), f"step {step}", "was drawn before with this secret", fix)
@@ -172,7 +190,10 @@ class Ledger:
         why = "; ".join(against or [f"dpx drew and charged {spent.steps} steps, and the rest is on the user's word: see the assumptions"])
         numbers = tuple(NotABound(name=f"epsilon/{name}", value=spent.epsilon(name), reason=why) for name in spent.accountants)
         sizes = [segment.expected_batch_size for segment in facts.own] or [0]
-        sampler = {} if self._batches is None else dataclasses.asdict(self._batches.sampler)  # pyright: ignore[reportArgumentType]
+        drawn_by = list(dict.fromkeys(segment.sampler for segment in facts.own))
+        sampler: dict[str, Any] = {"name": " and ".join(drawn_by)} if drawn_by else {}
+        if self._batches is not None and drawn_by == [self._batches.sampler.name]:
+            sampler = dataclasses.asdict(self._batches.sampler)  # pyright: ignore[reportArgumentType]
         return RunStatement(
             format=seals.FORMAT,
             name=self._name,
@@ -194,7 +215,7 @@ class Ledger:
             delta=self._privacy.delta,
             declared_size=max((segment.size or 0 for segment in facts.own), default=0),
             sampler=sampler | {"expected_batch_size": {"smallest": min(sizes), "largest": max(sizes)}},
-            mechanism=self._mechanism(max(sizes)),
+            mechanism=self._mechanism(facts.own, max(sizes)),
             assumptions=(*ON_THE_USERS_WORD, *_BEGINNINGS.get(self._begins_from, ()), *facts.premises),
             audit=None,
             units=tuple(self._ledger.units),
@@ -212,13 +233,15 @@ class Ledger:
             ledger=ledger_facts(self._ledger, facts.segments, spent),
         )
 
-    def _mechanism(self, largest: int) -> MechanismFacts:
+    def _mechanism(self, own: Segments, largest: int) -> MechanismFacts:
+        # The folder may have been opened with other numbers before.
+        noise_multiplier = min((segment.noise_multiplier for segment in own), default=self._noise_multiplier)
         return MechanismFacts(
             name=USER_LOOP,
             clip=USER_LOOP,
-            clipping_norm=self._clipping_norm,
-            noise_multiplier=self._noise_multiplier,
-            noise_batch_ratio=self._noise_multiplier / largest if largest else None,
+            clipping_norm=own[0].clipping_norm if own else self._clipping_norm,
+            noise_multiplier=noise_multiplier,
+            noise_batch_ratio=noise_multiplier / largest if largest else None,
             rounding_margin=0.0,
             releases=("the parameters of every step",),
             grid_margin=0.0,
@@ -228,9 +251,11 @@ class Ledger:
         )
 
     def close(self) -> None:
-        """Writes `release/privacy.json`."""
-        seals.write_statement(self._folder, self._ledger, self.statement())
-        self._ledger.close()
+        """Writes `release/privacy.json` once. No batch is given after it."""
+        if self._is_open:
+            self._is_open = False
+            with self._open:
+                seals.write_statement(self._folder, self._ledger, self.statement())
 
     def __enter__(self) -> "Ledger":
         return self

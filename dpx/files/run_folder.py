@@ -114,17 +114,17 @@ class RunFolder:
                 raise ConfigError(found, f"is {kind}, which is not allowed in a run's folder", "Put the file or the folder itself there")
 
     @contextlib.contextmanager
-    def claimed(self) -> Iterator[None]:
-        """Makes the trees and locks the folder for this process; raises `ConfigError` if another process holds it."""
+    def claimed(
+        self, reason: str = "another process is running in this folder", fix: str = "Wait for it, or give replicate=1 for a second run"
+    ) -> Iterator[None]:
+        """Makes the trees and locks the folder; raises `ConfigError`, with this `reason` and `fix`, if it is locked already."""
         self.made_release()
         self.made_private()
         with contextlib.ExitStack() as stack:
             try:
                 stack.enter_context(locked(self.private / LOCK, fcntl.LOCK_EX | fcntl.LOCK_NB))
             except BlockingIOError:
-                raise ConfigError(
-                    self.path, "another process is running in this folder", "Wait for it, or give replicate=1 for a second run"
-                ) from None
+                raise ConfigError(self.path, reason, fix) from None
             yield
 
     @contextlib.contextmanager
