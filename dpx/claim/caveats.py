@@ -12,9 +12,8 @@ from dpx.data.protected_units import vocabulary_source
 from dpx.mechanism.mechanism_protocol import ForwardNoise, Mechanism
 from dpx.models.trained import Trained
 from dpx.privacy.declared_privacy import Privacy, UnitFacts, unlike
-from dpx.privacy.ledger import Ledger, releases
+from dpx.privacy.ledger import Ledger
 from dpx.privacy.lines import Verdict
-from dpx.privacy.segments import Segments
 from dpx.sampler import Sampler
 
 NOT_COVERED = (
@@ -48,13 +47,6 @@ def not_covered(mechanism: Mechanism, clipping_method: ClippingMethod, data: Dat
             f"a true number of {privacy.drawn}s above the declared {data.declared_size}: delta is checked against the declared number only"
         )
     return uncovered
-
-
-def protected_sent(declared: Iterable[str], entered: Ledger | None) -> list[str]:
-    """Returns one sentence, or none: who is given values without noise, as `declared` now or as the ledger has it of earlier steps."""
-    names = dict.fromkeys([*(entered.sent_to if entered is not None else ()), *declared])
-    given = "losses, norms, drawn batch sizes and held-out metrics without noise"
-    return [f"{given}, which this run gives to {' and '.join(names)}"] if names else []
 
 
 def real_draws(data: Data, privacy: Privacy, counted: int) -> list[str]:
@@ -109,20 +101,6 @@ def of_table(data: Data) -> list[str]:
         "test": "rows of the test set, which are held out: a choice made by them uses the test set (data.source.select=test)",
     }
     return [*uncovered, f"{test_rows[source.select]}, including its rows of units that also have protected rows"]
-
-
-# Charged steps for each planned one from which a hint is given.
-_LOOSE = 2
-
-
-def begun_epochs(planned: Segments) -> list[str]:
-    """Returns a hint, one sentence or none, if the epochs of random allocation that are charged are far longer than the steps planned."""
-    allocated = [segment for segment in planned if segment.sampler == "random_allocation"]
-    steps = sum(segment.count for segment in allocated)
-    charged = sum(round(1 / release.sampling_probability) * count for release, count in releases(allocated))
-    why = "an epoch that has begun is charged whole, and each new batch size begins one"
-    said = f"sampler=random_allocation: whole epochs of {charged:,} steps in all are charged for {steps:,} steps, because {why}"
-    return [f"{said}. Use stages of whole epochs, or sampler=poisson."] if charged > _LOOSE * steps else []
 
 
 def assumptions(data: Data, privacy: Privacy, train: Trained, audit: Audit, manifest: Any, size: int, facts: RunFacts) -> list[str]:

@@ -64,12 +64,14 @@ def build(search: Search, record: Record, winner: Trial | None) -> StudyStatemen
     begun = trial_charges.charges(*(cost.segments for _, cost in costs))
 
     reasons, by, epsilon, spent, budget = ["mechanism=none"], (), {}, None, trial_charges.filter_of(search)
+    given = dict.fromkeys(search.given_protected)
     if search.is_private:
         reasons = _reasons(search, record, costs, units)
         epsilon = _epsilon(search, record, costs, begun)
         stated = [_stated(record.outputs / trial.folder) for trial, _ in costs]
         said = [outside_code.packages_of_guarantee(one.guarantee) or () for one in stated if one is not None]
         by = outside_code.joined(search.by, *(outside_code.packages_of_segments(cost.segments) for _, cost in costs), *said)
+        given = dict.fromkeys([*given, *(name for one in stated if one for name in origins.given_by_statement(one.not_covered))])
     if search.is_private and tune.charge == "composition" and budget is None:
         # Composing takes seconds for a ramp: if every declared trial has begun, the result is the headline.
         so_far = _composed(search, begun) if declared > len(record.trials) else epsilon
@@ -113,7 +115,10 @@ def build(search: Search, record: Record, winner: Trial | None) -> StudyStatemen
         # The folders of the other trials would reveal their number.
         winner=None if winner is None else "winner" if secret else winner.folder,
         assumptions=tuple([_ASSUMED[tune.charge], *([_DECLARED] if tune.charge == "composition" else [])]),
-        not_covered=tuple([_NOT_COVERED[tune.charge], _SCORE_READS, *search.uncovered, *caveats.NOT_COVERED[2:]]),
+        not_covered=(
+            *(_NOT_COVERED[tune.charge], _SCORE_READS, *search.uncovered, *caveats.NOT_COVERED[2:]),
+            *origins.given_protected(given, by="trials"),
+        ),
         # Fixed before the first trial, so it depends on none.
         draws_from=DrawsFrom(sampler=known.sampler, space=known.space) if secret and known is not None else None,
         ledger=charges,

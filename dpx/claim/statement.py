@@ -14,7 +14,6 @@ from dpx.claim.caveats import (
     assumptions,
     chosen_late,
     not_covered,
-    protected_sent,
     reasons_against,
     refuted,
     seeded,
@@ -35,7 +34,7 @@ from dpx.privacy import accounting
 from dpx.privacy.closed_form import joint
 from dpx.privacy.ledger import Ledger
 from dpx.privacy.lines import Verdict
-from dpx.privacy.origins import Origin, VocabularyFacts
+from dpx.privacy.origins import Origin, VocabularyFacts, given_protected
 from dpx.statement import outside_code
 from dpx.statement.seals import FORMAT
 from dpx.statement.statement_records import (
@@ -70,7 +69,9 @@ def build(
     trusts = Trusted.by_run(outside_code.facts(claim.outside, job), end)
     common = fields_of_any(claim, manifest, calibrated, entered, facts)
     uncovered = not_covered(claim.mechanism, claim.clipping_method, claim.data, privacy)
-    uncovered += protected_sent(claim.given_protected, entered)
+    # Also whom an earlier command gave them, by the ledger.
+    given = dict.fromkeys([*(entered.sent_to if entered is not None else ()), *claim.given_protected])
+    uncovered += given_protected(given, facts.begins_from)
     common["outside_code"] = trusts.packages
     common["not_covered"] = tuple([*([] if common["tuning"] is None else [common["tuning"].meaning]), *uncovered])
     if not claim.is_private:

@@ -32,7 +32,7 @@ class Search:
     `by` are the external packages that a trial trusts. `score` names what is compared, and `uncovered` the rows that it may read in
     addition to the protected ones. `declared` is the whole experiment as plain data, with its external classes by config key, if any: two
     classes may hold the same values. `planned` returns everything that a trial will be charged for, `None` without privacy; it raises
-    `ConfigError` for a trial that cannot run."""
+    `ConfigError` for a trial that cannot run. `given_protected` names who is given metrics of a trial without noise."""
 
     tune: Tune
     privacy: Privacy
@@ -43,6 +43,7 @@ class Search:
     uncovered: tuple[str, ...]
     declared: dict[str, Any]
     planned: Callable[[], Segments | None]
+    given_protected: tuple[str, ...] = ()
 
 
 @dataclasses.dataclass(frozen=True)

@@ -15,7 +15,7 @@ from dpx.init.relation import are_same
 from dpx.init.start import Held, related
 from dpx.interop.card import among
 from dpx.privacy.declared_privacy import Accountant, UnitFacts
-from dpx.privacy.origins import Origin, charged, merged, reasons_of
+from dpx.privacy.origins import Origin, charged, given_protected, merged, reasons_of
 from dpx.privacy.segments import Segments, join
 from dpx.statement import outside_code
 from dpx.statement.chain_seal import ChainClaim, Protected
@@ -69,6 +69,7 @@ def claim(chain: Chain, releases: Sequence[StageRelease], missing: Sequence[str]
         assumptions.append(
             "the assumptions in the statement of each private stage hold, and no stage was changed after results of another were seen"
         )
+    not_covered += dict.fromkeys(sentence for one in releases for sentence in given_protected((), one.origins))
     not_covered.append("other chains and runs on the same text, repeats of this chain included")
     return ChainClaim(
         guarantee=outside_code.guarantee(bool(protects), list(reasons), by),

@@ -28,7 +28,7 @@ from dpx.models.trained import Adapters, Trained
 from dpx.optimizer import Optimizer
 from dpx.privacy.declared_privacy import Privacy
 from dpx.privacy.lines import Plan
-from dpx.privacy.origins import Origin, ParentClaim, VocabularyFacts, of_released
+from dpx.privacy.origins import Origin, ParentClaim, VocabularyFacts, given_by_statement, of_released
 from dpx.privacy.segments import without
 from dpx.statement import agreement, outside_code
 from dpx.statement.seals import STATEMENT, read_run_statement, read_statement
@@ -111,7 +111,7 @@ def open_parent(init: FromRun, asked: str) -> Parent:
             identity=entered.identity,
             segments=tuple(entered.own_segments()),
             reasons=tuple(dict.fromkeys(reasons)),
-            claim=_claim(experiment.data, experiment.privacy, stated, audit),
+            claim=_claim(experiment.data, experiment.privacy, stated, audit, entered.sent_to),
             vocabulary=VocabularyFacts(source=vocabulary_source(experiment.data.vocabulary, None), sha256=sha256),
             data=tuple(entered.data),
             files=tuple(dict.fromkeys(file for one in known for file in one.read_from)),
@@ -175,7 +175,7 @@ def _copied(asked: str, init: FromRun, release: Path) -> Parent:
         identity=named or f"unnamed {seal(to_json(statement))}",
         segments=tuple(own),
         reasons=tuple(reasons),
-        claim=_claim(experiment.data, experiment.privacy, statement, audit),
+        claim=_claim(experiment.data, experiment.privacy, statement, audit, given_by_statement(statement.not_covered)),
         vocabulary=VocabularyFacts() if of_run is None else of_run.vocabulary,
     )
     trained = (experiment.model, experiment.task, experiment.trained, experiment.vocabulary_size, experiment.optimizer)
@@ -201,8 +201,9 @@ def _checkpoint(asked: str, folder: RunFolder, step: int) -> Path:
     return folder.private / agreement.CHECKPOINTS / str(step)
 
 
-def _claim(data: Data, privacy: Privacy, stated: Statement | None, audit: str | None) -> ParentClaim:
-    """Returns what the parent states and declares about its units; `audit` is the state of its audit, `None` without an audit."""
+def _claim(data: Data, privacy: Privacy, stated: Statement | None, audit: str | None, given: tuple[str, ...]) -> ParentClaim:
+    """Returns what the parent states and declares about its units; `audit` is the state of its audit, `None` without an audit, and `given`
+    are those who were given its metrics without noise."""
     return ParentClaim(
         guarantee=None if stated is None else stated.guarantee,
         epsilon=None if stated is None else stated.epsilon,
@@ -212,6 +213,7 @@ def _claim(data: Data, privacy: Privacy, stated: Statement | None, audit: str | 
         delta=privacy.delta,
         audit=audit,
         units=unit_facts(data, privacy),
+        given_protected=given,
     )
 
 

@@ -99,7 +99,13 @@ def _planned(
         identity=run.folder.name,
         segments=tuple(segments),
         reasons=planned.reasons if alone.is_private else without,
-        claim=ParentClaim(unit=alone.privacy.unit, adjacency=alone.privacy.adjacency, delta=alone.privacy.delta, units=units),
+        claim=ParentClaim(
+            unit=alone.privacy.unit,
+            adjacency=alone.privacy.adjacency,
+            delta=alone.privacy.delta,
+            units=units,
+            given_protected=alone.given_protected,
+        ),
         vocabulary=VocabularyFacts(source=source),
     )
 

@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 from dpx.claim import statement
 from dpx.claim.calibration import Entries, calibrate, differing, plan_of
-from dpx.claim.caveats import assumptions, begun_epochs, late_choices, little_data, not_covered, reasons_against
+from dpx.claim.caveats import assumptions, late_choices, little_data, not_covered, reasons_against
 from dpx.claim.spent import RunFacts, Spent, as_if_hidden, of_one_copy, planned_end, under_assumed_sampler
 from dpx.clipping import ClippingMethod
 from dpx.config.declared_audit import Audit, Canaries
@@ -27,7 +27,7 @@ from dpx.models.model_protocol import count
 from dpx.models.trained import Trained
 from dpx.optimizer import Optimizer
 from dpx.privacy.declared_privacy import Accountant, Privacy
-from dpx.privacy.origins import Beginning
+from dpx.privacy.origins import Beginning, given_protected
 from dpx.privacy.segments import Segments
 from dpx.processes.mesh import Mesh
 from dpx.sampler import Sampler
@@ -310,7 +310,7 @@ def plan_of_run(experiment: Experiment, fork: str | None = None) -> RunPlan:
     microbatch = given if isinstance(given, int) else program.largest_microbatch(trains, state)
     peak = program.peak_bytes(trains, microbatch, state)
 
-    hints = [*little_data(size, privacy.drawn, largest, privacy.delta), *begun_epochs(planned)] if is_private else []
+    hints = little_data(size, privacy.drawn, largest, privacy.delta) if is_private else []
     if mesh.platform in ("gpu", "tpu") and model.dtype == "float32":
         hours = f"the hours are those of bfloat16 products, whose speed mesh={mesh.name} states"
         hints.append(f"{hours}; float32 products take several times as long on this device. Set ++model.dtype=bfloat16")
@@ -348,7 +348,10 @@ def plan_of_run(experiment: Experiment, fork: str | None = None) -> RunPlan:
         **_claim(experiment.sampler, experiment.accountant, data, privacy, planned, calibrated.epsilon, facts, reasons, by),
         init=facts.beginning,
         assumptions=tuple(assumptions(data, privacy, experiment.train, experiment.audit, manifest, size, facts)) if is_private else (),
-        not_covered=tuple(not_covered(mechanism, experiment.clipping_method, data, privacy)),
+        not_covered=(
+            *not_covered(mechanism, experiment.clipping_method, data, privacy),
+            *given_protected(experiment.given_protected, facts.begins_from),
+        ),
         hints=tuple(hints),
     )
 

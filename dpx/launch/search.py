@@ -19,7 +19,7 @@ from hydra.core.override_parser.types import IntervalSweep, Override, RangeSweep
 from hydra.experimental.callback import Callback
 from omegaconf import DictConfig, OmegaConf
 
-from dpx import config
+from dpx import config, packages
 from dpx.claim.calibration import Entries, calibrate
 from dpx.claim.caveats import of_table
 from dpx.claim.claim_checks import check_charge, check_start
@@ -59,7 +59,7 @@ def trial(point: Point, experiment: Experiment, job: Any) -> Iterator[Experiment
     path, tune = point.path, experiment.tune
     is_point = tune is not None and point.is_sweep and point.job == "train"
     # An external job may also train; dpx's own plan does not, whatever other points of the command have imported.
-    is_plan = type(job).__module__ == "dpx.job.plan"
+    is_plan = type(job).__module__ == "dpx.job.plan" and outside_code.package_of(type(job)) == packages.OWN
     trains = point.job in TRAINING or (not is_plan and bool(outside_code.packages_of(job)))
     study = Study(path.parent, experiment.name) if is_point else Study.of_run(path) if trains else None
     if study is None:
@@ -113,6 +113,7 @@ def search_of(experiment: Experiment) -> Search:
         by=outside_code.packages_of(claim.outside),
         score=claim.task.metric,
         uncovered=tuple(of_table(claim.data)),
+        given_protected=claim.given_protected,
         declared=dataclasses.asdict(experiment) | ({"outside_code": classes} if classes else {}),
         planned=planned,
     )

@@ -63,6 +63,7 @@ class ParentClaim:
     adjacency: str | None = described("Its neighbouring relation.", default=None)
     delta: float | None = described("Its delta.", default=None)
     audit: str | None = described("State of its audit: pending, passes or fails; null without one.", default=None)
+    given_protected: tuple[str, ...] = described("Who was given its metrics without noise.", default=())
     units: UnitFacts | None = described("The record of its units.", default=None)
 
 
@@ -204,6 +205,7 @@ def merged(known: Iterable[Origin], further: Iterable[Origin]) -> list[Origin]:
                 files=_all_of(other.files, origin.files),
                 is_checked=other.is_checked and origin.is_checked,
                 provenance=other.provenance if other.provenance == origin.provenance else None,
+                claim=dataclasses.replace(other.claim, given_protected=_all_of(other.claim.given_protected, origin.claim.given_protected)),
             )
         by_identity[origin.identity] = origin
     return list(by_identity.values())
@@ -259,6 +261,24 @@ def assumptions(origins: Iterable[Origin]) -> list[str]:
         if not origin.is_checked:
             premises.append(f"init: the statement of {origin.label} is trusted without a check: its folder private/ is missing")
     return premises
+
+
+WITHOUT_NOISE = "metrics without noise (losses, norms, held-out metrics, times, and how many rows each step drew), which "
+_GIVES = {"run": "this run gives to ", "trials": "each trial of this search may give to "}
+
+
+def given_protected(names: Iterable[str], before: Iterable[ReleasedOrigin] = (), by: Literal["run", "trials"] = "run") -> list[str]:
+    """Returns, as sentences, who is given metrics without noise: by the holder of a statement, and by the runs `before` it whose data may
+    be its own."""
+    told = [(_GIVES[by], tuple(names))]
+    told += [(f"{origin.label} gave to ", origin.claim.given_protected) for origin in before if origin.may_share]
+    return [f"{WITHOUT_NOISE}{who}{' and '.join(to)}" for who, to in told if to]
+
+
+def given_by_statement(not_covered: Iterable[str]) -> tuple[str, ...]:
+    """Returns whom the run or the search of a statement gives metrics without noise, by what its statement does not cover."""
+    starts = [WITHOUT_NOISE + gives for gives in _GIVES.values()]
+    return tuple(sentence.removeprefix(start) for sentence in not_covered for start in starts if sentence.startswith(start))
 
 
 def have_public_words(origins: Iterable[Origin]) -> bool:

@@ -98,6 +98,13 @@ def test_a_stage_without_privacy_leaves_a_guarantee_only_by_the_users_word(word:
     assert any("bare" in line for line in found.assumptions) == bool(word)
 
 
+def test_a_chain_tells_who_was_given_metrics_of_a_stage_without_noise():
+    one = _release("one")
+    first = dataclasses.replace(one.origins[0], claim=dataclasses.replace(one.origins[0].claim, given_protected=("wandb",)))
+    found = _claim({"one": {}, "other": {}}, dataclasses.replace(one, origins=(first,)), _release("other"))
+    assert sum("which one (one) gave to wandb" in line for line in found.not_covered) == 1
+
+
 def test_other_units_do_not_add_up():
     found = _claim({"one": {}, "other": {}}, _release("one"), _release("other", "data.sequence_length=16"))
     assert found.guarantee == "none" and "protects another unit" in found.reasons[0] and "sequence_length" in found.reasons[0]

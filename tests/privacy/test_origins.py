@@ -86,6 +86,20 @@ def test_what_is_released_tells_nothing_of_the_data_and_says_least_to_the_next()
     assert again.segments == released.segments and again.is_composed
 
 
+def test_who_was_given_metrics_without_noise_is_told_by_every_run_that_comes_from_there():
+    one, other = (origin("one", claim=ParentClaim(given_protected=(name,))) for name in ("wandb", "callbacks.one (heron)"))
+    (both,) = merged([one], [other])
+    assert both.claim.given_protected == ("wandb", "callbacks.one (heron)") == of_released(both.as_released()).claim.given_protected
+    told = origins.given_protected(["mlflow"], [both, origin("two"), dataclasses.replace(one, name="apart", relation="disjoint")])
+    assert told == [
+        f"{origins.WITHOUT_NOISE}this run gives to mlflow",
+        f"{origins.WITHOUT_NOISE}{both.label} gave to wandb and callbacks.one (heron)",
+    ]
+    # Of a copied release, only its own words are there.
+    assert origins.given_by_statement(["another", *told]) == ("mlflow",)
+    assert origins.given_by_statement(origins.given_protected(["wandb"], by="trials")) == ("wandb",)
+
+
 def test_another_neighbouring_relation_is_refused_where_it_would_be_composed(small):
     privacy, claim = small().privacy, ParentClaim(adjacency="add_remove")
     for harmless in (origin("one", relation="disjoint", claim=claim), origin("one", claim=claim, reasons=("none anyway",))):
