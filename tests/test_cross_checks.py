@@ -20,6 +20,7 @@ ORDER = {
         "profile.require_fits",
     ],
     ("config/experiment.py", "require_new"): ["lr_schedule.require_fits", "optimizer.require_usable", "logger.require_usable"],
+    ("launch/point.py", "built"): ["logger.require_usable"],
     ("claim/claim_checks.py", "check_claim"): ["sampler.check", "mechanism.check"],
     ("claim/own_loop.py", "record"): ["sampler.check"],
 }

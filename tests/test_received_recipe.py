@@ -141,6 +141,7 @@ def test_what_is_listed_is_composed(received: Received) -> None:
     [
         {"defaults": [{"override /logger": "mlflow"}, "_self_"], "logger": {"mlflow": {"tracking_uri": "http://theirs"}}},
         {"logger": {"wandb": {"_target_": "dpx.config.declared_loggers.Wandb", "entity": "theirs"}}},
+        {"logger": {"_target_": "heron.Loggers"}},
     ],
 )
 def test_a_recipe_does_not_choose_what_leaves_the_machine(received: Received, node: Any) -> None:

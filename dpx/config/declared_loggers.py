@@ -5,6 +5,8 @@ telemetry. Metrics without noise leave this machine only with `send_protected`, 
 """
 
 import os
+import re
+from pathlib import Path
 from typing import Literal
 from urllib.parse import urlsplit
 
@@ -72,7 +74,8 @@ class Loggers:
         csv: A table of all metrics; null writes none.
         wandb: Weights & Biases; null sends nothing there.
         mlflow: An MLflow tracking server; null sends nothing there.
-        send_protected: Whether services also get losses, norms, drawn batch sizes and held-out metrics, which are computed without noise.
+        send_protected: Whether services also get all metrics without noise: losses, norms, held-out metrics, times, and how many rows each
+            step drew.
     """
 
     tensorboard: TensorBoard | None = None
@@ -95,11 +98,23 @@ class Loggers:
         return tuple(name for name in ("wandb", "mlflow") if getattr(self, name) is not None)
 
     def require_usable(self) -> None:
-        """Raises `ConfigError` for a service whose library is not installed, or that has no address."""
+        """Raises `ConfigError` for a service whose library is not installed, that has no address, or whose server a file chooses."""
         for name in self.services:
             packages.require_extra(f"logger={name}", name)
+        if self.wandb is not None:
+            _require_own_server()
         is_named = self.mlflow is None or self.mlflow.tracking_uri is not None or "MLFLOW_TRACKING_URI" in os.environ
         require(is_named, "logger.mlflow.tracking_uri=null", "names no server", "Give its address, or export MLFLOW_TRACKING_URI")
+
+
+def _require_own_server() -> None:
+    """Raises `ConfigError` for settings of W&B in the working folder, which may be somebody else's, that choose more than a project."""
+    for place in (Path("wandb/settings"), Path(".wandb/settings")):
+        lines = place.read_text(errors="replace").splitlines() if place.is_file() else []
+        for key in (re.split(r"[=:]", line)[0].strip() for line in lines):
+            is_known = key in ("", "[default]", "entity", "project") or key.startswith(("#", ";"))
+            reason = f"sets {key} of W&B, and a file of the working folder does not say where values go"
+            require(is_known, place, reason, "Remove it; your own settings are in ~/.config/wandb/settings and in WANDB_BASE_URL")
 
 
 DEFAULT = Loggers(tensorboard=TensorBoard())

@@ -185,6 +185,7 @@ class Experiment:
         self._require_batches_fit()
         self._require_telemetry_fits()
         self._require_end_fits()
+        self._require_secret_trials_fit()
         for key in self.privacy.assumed:
             require(_has(self, key), f"privacy.assumed={key}", "no such key", "Name keys of the config, such as data.declared_size")
 
@@ -331,6 +332,15 @@ class Experiment:
         measured = self.task.metrics(totals)
         name = self.gain_in
         require(name in measured, f"schedule.gain_in={name}", "is not measured by this task", f"Use one of {', '.join(measured)}")
+
+    def _require_secret_trials_fit(self) -> None:
+        services, charge = self.logger.services, None if self.tune is None else self.tune.charge
+        require(
+            charge != "repeat_and_select" or not services,
+            f"logger={','.join(services)} with tune.charge={charge}",
+            "only the winner of this search is released, and a service would be told of every trial, and so of their secret number",
+            "Use logger=tensorboard, or tune.charge=composition",
+        )
 
     @property
     def gain_in(self) -> str:

@@ -54,6 +54,8 @@ KEYS = {
 GROUPS = ("hydra/launcher", "hydra/sweeper", "hydra/sweeper/sampler", "hydra/callbacks")
 # What leaves the machine, and to whom, is chosen on the user's own command line or in conf/local/default.yaml.
 OF_THE_USER = ("logger", "callbacks")
+# The class of the node `logger`; another one could send as it likes.
+LOGGERS = "dpx.config.declared_loggers.Loggers"
 # The functions of `dpx.config.identity` that YAML calls.
 FOLLOWERS = (
     *("of_checkpoint", "without_checkpoint", "at_most_positions", "none_if_causal", "number_of_labels", "no_labels_of_completions"),
@@ -313,8 +315,11 @@ def _presets_last(overrides: Sequence[str]) -> list[str]:
 def _of_the_user(cfg: DictConfig) -> dict[str, Any]:
     """Returns the nodes that send to another machine or run callbacks, as they are written; empty if none does."""
     nodes: Any = {key: OmegaConf.to_container(cfg[key], resolve=False) for key in OF_THE_USER if OmegaConf.is_config(cfg.get(key))}
-    local = ("_target_", "tensorboard", "csv")
-    return {key: one for key, one in nodes.items() if any(value for name, value in one.items() if key != "logger" or name not in local)}
+
+    def stays(key: str, name: str, value: Any) -> bool:
+        return not value or (key == "logger" and (name in ("tensorboard", "csv") or (name, value) == ("_target_", LOGGERS)))
+
+    return {key: one for key, one in nodes.items() if not all(stays(key, str(name), value) for name, value in one.items())}
 
 
 def require_none_of_the_user(keys: Iterable[str], place: str) -> None:

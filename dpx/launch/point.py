@@ -157,6 +157,9 @@ class Point:
         if is_new:
             # Only now: it may import jax.
             experiment.require_new()
+        elif self.job in TRAINING:
+            # The loggers of a run that goes on are those of this command.
+            experiment.logger.require_usable()
         return experiment, job
 
     def run(self, work: Callable[[RunFolder], None]) -> None:

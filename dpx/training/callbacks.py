@@ -17,6 +17,8 @@ class Callbacks:
 
     def __init__(self, declared: Mapping[str, Callback], name: str, steps: int):
         self._declared, self._name, self._steps = dict(declared), name, steps
+        # As the ledger has it: a callback does not change this while the run goes on.
+        self._given = {name for name, one in declared.items() if one.protected}
         self._stated: AnyRun | None = None
         self._lines: list[Mapping[str, Any]] = []
         self._measured: Mapping[str, float] = {}
@@ -35,7 +37,7 @@ class Callbacks:
         lines, self._lines = tuple(self._lines), []
         for name, one in list(self._declared.items()):
             assert self._stated is not None
-            protected = MappingProxyType(dict(self._measured)) if one.protected else None
+            protected = MappingProxyType(dict(self._measured)) if name in self._given else None
             moment = Moment(self._name, step, self._steps, copy.deepcopy(self._stated), lines, protected)
             try:
                 getattr(one, event)(moment)

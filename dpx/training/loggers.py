@@ -185,7 +185,7 @@ class MlflowRun:
             self._id = found[0].info.run_id
             self._client.update_run(self._id, status="RUNNING")
             return
-        tags = {"dpx.ledger": begun.identity, "mlflow.note.content": begun.notes} | dict.fromkeys(begun.tags, "")
+        tags = dict.fromkeys(begun.tags, "") | {"dpx.ledger": begun.identity, "mlflow.note.content": begun.notes}
         self._id = self._client.create_run(at, tags=tags, run_name=begun.name).info.run_id
         params = [Param(key, str(value)[: self._LONGEST]) for key, value in begun.settings.items()]
         for first in range(0, len(params), self._MOST_PARAMS):
@@ -196,7 +196,9 @@ class MlflowRun:
         self._client.log_batch(self._id, metrics=[self._metric(name, value, now, step) for name, value in values.items()])
 
     def state(self, facts: Mapping[str, Any]) -> None:
-        self._client.log_batch(self._id, tags=[self._tag(f"dpx.{name}", str(value)) for name, value in facts.items()])
+        self._client.log_batch(
+            self._id, tags=[self._tag(f"dpx.{name}", "none" if value is None else str(value)) for name, value in facts.items()]
+        )
 
     def end(self, is_finished: bool) -> None:
         self._client.set_terminated(self._id, "FINISHED" if is_finished else "KILLED")
@@ -252,7 +254,8 @@ class Services:
 
     def publish(self, lines: Iterable[Mapping[str, Any]], stated: AnyRun) -> None:
         """Sends the lines of released telemetry that `stated`, which is on disk, charges for, and what it claims."""
-        facts: dict[str, Any] = {"guarantee": stated.guarantee, "reasons": "; ".join(stated.reasons)}
+        # Without a proof they replace those of an earlier statement.
+        facts: dict[str, Any] = {"guarantee": stated.guarantee, "reasons": "; ".join(stated.reasons), "epsilon": None, "delta": None}
         of_steps = [
             (line["step"], {f"released/{name}": value for name, value in line.items() if name not in ("epoch", "step")}) for line in lines
         ]

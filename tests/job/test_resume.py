@@ -5,12 +5,13 @@ from pathlib import Path
 import pytest
 from omegaconf import OmegaConf
 
-from dpx import config
+from dpx import config, packages
 from dpx.config import recipes
 from dpx.declaration import ConfigError
 from dpx.files.run_folder import RunFolder
 from dpx.job.train import Resume, Train
 from dpx.launch.point import _of_finished_run
+from tests.composed import point_at
 
 
 def _run(folder: Path, *overrides: str) -> Path:
@@ -71,6 +72,15 @@ def test_a_config_that_is_a_list_is_none(tmp_path: Path) -> None:
     (tmp_path / "release" / "config.yaml").write_text("- 1\n")
     with pytest.raises(ConfigError, match="config.yaml: is not a config of a run"):
         config.load(str(tmp_path))
+
+
+def test_a_service_of_the_command_that_resumes_is_checked_as_that_of_a_new_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = (f"run={_run(tmp_path / 'a')}", "job=resume", "logger=mlflow")
+    monkeypatch.setattr(packages, "require_extra", lambda value, extra: None)
+    monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
+    made = point_at(tmp_path, "resume", *asked, cfg=_of_finished_run(recipes.compose(list(asked)), list(asked))[0])
+    with pytest.raises(ConfigError, match="^logger.mlflow.tracking_uri=null: names no server"):
+        made.built()
 
 
 @pytest.mark.parametrize("job", ["plan", "benchmark", "design", "report", "list"])

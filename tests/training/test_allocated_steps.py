@@ -5,7 +5,6 @@ from typing import Any
 import pytest
 
 from dpx.claim.calibration import Entries, calibrate
-from dpx.claim.caveats import begun_epochs
 from dpx.declaration import ConfigError
 from dpx.mechanism.banded import Banded
 from dpx.mechanism.declared_mechanism import Multiplier
@@ -92,14 +91,3 @@ def test_replaced_units_are_charged_without_amplification() -> None:
     # Four steps of one epoch are one release; those of Poisson, without amplification, are four.
     found = charged(sampler=RandomAllocation())
     assert list(found) == ["deterministic"] and found["deterministic"] < charged()["deterministic"]
-
-
-def test_a_plan_says_where_charged_epochs_are_far_longer_than_its_steps() -> None:
-    def hints(schedule: Any, steps: int) -> list[str]:
-        experiment = allocated(batch_schedule=schedule, steps=steps)
-        return begun_epochs(Entries.of(experiment.claim).planned(calibrate(experiment.claim, SIZE).batch_stages, SIZE, 1.0))
-
-    # Sizes 10, 20 and 30: epochs of 10, 5 and 4 steps for one step each.
-    (hint,) = hints(Linear(start=5, end=35, ramp_steps=3), 3)
-    assert "whole epochs of 19 steps in all are charged for 3 steps" in hint
-    assert hints(Staged(sizes=[10, 20], stage_steps=10), 20) == []

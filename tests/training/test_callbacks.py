@@ -55,6 +55,16 @@ def test_a_callback_is_told_what_was_published_since_and_more_only_by_declaratio
     assert stated.epsilon == {"rdp": 8.0}, "it has a copy"
 
 
+def test_a_callback_does_not_give_itself_more_while_the_run_goes_on(tmp_path):
+    listens = Listens()
+    callbacks = Callbacks({"one": listens}, "main-1", 4)
+    callbacks.publish([], made_statement(Ledger(tmp_path / "ledger")))
+    object.__setattr__(listens, "protected", True)
+    callbacks.measure({"train/loss": 0.125})
+    callbacks.tell("on_save", 1)
+    assert listens.told[0][1].protected is None
+
+
 def test_a_callback_that_fails_is_dropped_with_one_line(tmp_path, capsys):
     listens = Listens()
     callbacks = Callbacks({"goes": Leaves(), "stays": listens}, "main-1", 4)

@@ -14,17 +14,21 @@ from typing import Any
 import pytest
 
 from dpx import packages
-from dpx.claim.caveats import protected_sent
+from dpx.claim import statement
+from dpx.claim.calibration import calibrate
 from dpx.config.declared_loggers import Csv, Loggers, Mlflow, TensorBoard, Wandb
+from dpx.config.declared_tuning import Tune
 from dpx.declaration import ConfigError
 from dpx.files.run_folder import RunFolder
 from dpx.privacy.ledger import Ledger
+from dpx.privacy.origins import WITHOUT_NOISE
 from dpx.statement.statement_records import RunStatement
 from dpx.training import loggers
 from dpx.training.loggers import Begun, Services
 from dpx.training.metrics import MetricsWriter
 
 from ..made_statement import made_statement
+from .conftest import declare
 
 TELEMETRY = [{"epoch": 0, "step": 1, "loss": 2.5}, {"epoch": 0, "step": 2, "loss": 2.25}]
 SECRET = {"train/loss": 0.12345, "grad/norm": 7.0}
@@ -97,7 +101,9 @@ def test_no_epsilon_is_sent_without_a_proof(tmp_path):
     services = Services(Loggers(mlflow=Mlflow()), begun(tmp_path), {"mlflow": Heard})
     services.publish([], dataclasses.replace(stated(tmp_path), guarantee="none", reasons=("fixed_seed",), epsilon={}))
     services.close()
-    assert HEARD[0].logged == [] and HEARD[0].facts == {"guarantee": "none", "reasons": "fixed_seed"} and HEARD[0].ended is False
+    assert HEARD[0].logged == [] and HEARD[0].ended is False
+    # A service keeps what is not replaced, such as the epsilon of an earlier statement of the same run.
+    assert HEARD[0].facts == {"guarantee": "none", "reasons": "fixed_seed", "epsilon": None, "delta": None}
 
 
 def test_a_service_that_fails_or_hangs_is_dropped_with_one_line(tmp_path, monkeypatch, capsys):
@@ -154,9 +160,30 @@ def test_who_was_given_metrics_without_noise_stays_in_the_statement(tmp_path):
     ledger.note_sent(["wandb"])
     ledger.note_sent(["wandb", "mlflow"])
     ledger.close()
-    again = Ledger(tmp_path / "ledger")
-    said = "losses, norms, drawn batch sizes and held-out metrics without noise, which this run gives to wandb and mlflow"
-    assert protected_sent([], again) == [said] and protected_sent(["wandb"], None) and protected_sent([], None) == []
+    again, declared = Ledger(tmp_path / "ledger"), declare()
+    stated = statement.build(declared.claim, None, calibrate(declared.claim, 1000), again)
+    assert WITHOUT_NOISE + "this run gives to wandb and mlflow" in stated.not_covered
+
+
+def test_no_service_is_told_of_the_trials_of_a_search_whose_number_is_secret():
+    with pytest.raises(ConfigError, match="^logger=wandb with tune.charge=repeat_and_select: only the winner"):
+        declare(tune=Tune(charge="repeat_and_select"), logger=Loggers(wandb=Wandb()))
+    assert declare(tune=Tune(charge="repeat_and_select")) and declare(tune=Tune(charge="composition"), logger=Loggers(wandb=Wandb()))
+
+
+@pytest.mark.parametrize(
+    ("line", "is_refused"), [("project = letters", False), ("base_url = https://theirs", True), ("http_proxy: x", True)]
+)
+def test_a_file_of_the_working_folder_does_not_choose_a_server(tmp_path, monkeypatch, line, is_refused):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(packages, "require_extra", lambda value, extra: None)
+    (tmp_path / "wandb").mkdir()
+    (tmp_path / "wandb" / "settings").write_text(f"# mine\n[default]\nentity = me\n{line}\n")
+    if is_refused:
+        with pytest.raises(ConfigError, match="^wandb/settings: sets (base_url|http_proxy) of W&B"):
+            Loggers(wandb=Wandb()).require_usable()
+    else:
+        Loggers(wandb=Wandb()).require_usable()
 
 
 @pytest.mark.parametrize(
