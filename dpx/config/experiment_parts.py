@@ -46,7 +46,7 @@ class Receiver:
 
 @dataclasses.dataclass(frozen=True)
 class Fitted:
-    """What released weights are of: a network, the text that it was fitted to, and what it began from.
+    """What released weights are of: a network, the text that it was fitted to, and the weights that it began from.
 
     `vocabulary_size` is the number of rows of its embedding table.
     """

@@ -92,7 +92,7 @@ class Batches:
 
 
 def poisson(size: int, batch_size: int, steps: int, *, pad_to: int | None = None, first_step: int = 0) -> Batches:
-    """Draws each row of each step by a coin of its own.
+    """Draws each row of each step independently of all others.
 
     Args:
         size: Number N of rows, which is public.

@@ -26,7 +26,7 @@ from dpx.statement.statement_records import AnyRun, RunStatement, headline
 TABLE = "metrics.csv"
 # What may wait for a slow service, in records, and how long the end of a run waits for it.
 _MOST_WAITING, _LAST_WAIT_S = 100_000, 60.0
-# Keys of a config that are no settings of a run, or that its noise could be drawn again from.
+# Keys of a config that are not settings of a run, or that its noise could be drawn again from.
 _NOT_SETTINGS = ("job", "seed", "logger", "tags", "notes")
 
 

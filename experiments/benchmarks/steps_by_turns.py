@@ -64,7 +64,7 @@ def serve(model: str, examples: int, length: int) -> None:
 
 
 def compare(trees: dict[str, Path], model: str, examples: int, length: int, rounds: int) -> None:
-    """Prints what the two trees take, one after the other in each round, the order turned round each time."""
+    """Prints what the two trees take, one after the other in each round, in the reverse order each time."""
     command = [sys.executable, str(Path(__file__).resolve()), "--serve", model, str(examples), str(length)]
     made = {
         name: subprocess.Popen(
