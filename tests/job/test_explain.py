@@ -140,12 +140,12 @@ def test_what_became_of_a_runs_audit_is_said_wherever_its_claim_is(experiment, v
     shown = Model("a", "b", audited.task, "all", None, Published())
     (on_card,) = [line for line in card(stated, shown, None, "c").splitlines() if "audit:" in line]
     assert words in said and words in on_card and verdict in on_card
-    parent = Origin(kind="run", name="parent", identity="0" * 16, claim=_claim(audited.data, audited.privacy, stated, verdict))
+    parent = Origin(kind="run", name="parent", identity="0" * 16, claim=_claim(audited.data, audited.privacy, stated, verdict, ()))
     assert words in in_words(parent.as_released()) and "its audit" in in_words(parent.as_released())
     unaudited = statement.build(experiment.claim, None, calibrate(experiment.claim, 10_000))
     assert "- audit:" not in card(unaudited, shown, None, "c")
     assert "its audit" not in in_words(
-        Origin(kind="run", name="a", identity="0", claim=_claim(audited.data, audited.privacy, unaudited, None)).as_released()
+        Origin(kind="run", name="a", identity="0", claim=_claim(audited.data, audited.privacy, unaudited, None, ())).as_released()
     )
 
 

@@ -43,8 +43,8 @@ def watched(tmp_path_factory):
         seen["keys"].append((self.tag, purpose, parts, bytes(found)))
         return found
 
-    def watched_draw(sampler, size, q, generator_for, step, part):
-        found = one_draw(sampler, size, q, generator_for, step, part)
+    def watched_draw(sampler, size, q, generator_for, step, *rest):
+        found = one_draw(sampler, size, q, generator_for, step, *rest)
         seen["draws"].append((seen["now"][-1], step, size, q, found))
         return found
 
