@@ -49,7 +49,7 @@ _BEGINNINGS = {"random": (), "public": ("no protected row was used for the weigh
 class Ledger:
     """Records the loop of the user in a folder, as a run's: `release/privacy.json` and `private/ledger`.
 
-    Every `record` charges each step durably before its batch is given. Opened again, the folder goes on with a fresh secret, and all steps
+    Every `record` charges each step durably before its batch is given. Opened again, it continues with a fresh secret, and all steps
     are charged. Only one ledger of a folder is open at a time. Use it as a context manager, or call `close`.
 
     Args:

@@ -1,7 +1,7 @@
 """Writes the measurements of a run where its config says (`dpx.config.declared_loggers`): a table on this machine, and services.
 
 A service gets what a statement on disk covers, just after that is written, so the times of sending tell no more than those of the
-released files. Metrics without noise are sent only by declaration, once the ledger has noted it. Each service has a thread of its own:
+released files. Metrics without noise are sent only by declaration, once the ledger has noted it. Each service has its own thread:
 one that fails or hangs is dropped with one line, and the run goes on.
 """
 

@@ -274,7 +274,7 @@ def _claims(item: Item, judged: Verdict, at: Mapping[str, Verdict], marks: Mappi
 
 
 def _marked(number: str, marks: str) -> str:
-    """Returns a number with the signs of its choices, which lead to what they mean; what is no number stays."""
+    """Returns a number with the signs of its choices, which lead to what they mean; any other text is returned as it is."""
     return f"{number} [{marks}](#choices)" if marks and any(one.isdigit() for one in number) else number
 
 
